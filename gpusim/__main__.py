@@ -1,0 +1,5 @@
+"""`python -m gpusim`."""
+
+from gpusim.cli import main
+
+main()

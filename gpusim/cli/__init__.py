@@ -1,0 +1,54 @@
+"""The command line. Commands are thin: they read, call the library, and print."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from gpusim import __version__
+from gpusim.cli.catalogue import hardware, traces
+from gpusim.cli.gpu import calibrate, capture, replay, validate
+from gpusim.cli.simulation import explore, simulate
+from gpusim.errors import EXIT_USER_ERROR, GpusimError
+
+EXIT_INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="gpusim")
+def cli() -> None:
+    """Predict, search and prove concurrent schedules of a PyTorch step on a GPU.
+
+    \b
+    No GPU needed:   gpusim explore googlenet-train-b8
+    On a GPU:        gpusim capture torchvision:googlenet --mode train --batch 8 -o t.json.gz
+                     gpusim explore t.json.gz -o best.json
+                     gpusim replay --trace t.json.gz --schedule best.json
+    """
+
+
+for command in (explore, simulate, capture, replay, calibrate, validate, traces, hardware):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line on standard error and exit code 2, our own bug a traceback."""
+    try:
+        cli(standalone_mode=False)
+    except GpusimError as error:
+        click.echo(f"gpusim: {error}", err=True)
+        sys.exit(EXIT_USER_ERROR)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_USER_ERROR)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("gpusim: interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+__all__ = ["cli", "main"]

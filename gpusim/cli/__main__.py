@@ -1,0 +1,5 @@
+"""`python -m gpusim.cli`."""
+
+from gpusim.cli import main
+
+main()

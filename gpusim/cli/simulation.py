@@ -1,0 +1,154 @@
+"""`gpusim explore` and `gpusim simulate`: everything that needs no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpusim.cli.common import (
+    check_output,
+    choose_hardware,
+    hardware_option,
+    json_option,
+    one_of,
+    print_json,
+    progress_bar,
+    seed_option,
+)
+from gpusim.errors import OptionError
+
+if TYPE_CHECKING:
+    from gpusim.plan.graph import OpGraph
+    from gpusim.search.bounds import Bounds
+
+DEFAULT_STREAMS = 4
+LAUNCH_MODES = ("graph", "stream")
+
+
+@click.command()
+@click.argument("trace")
+@hardware_option
+@click.option("--streams", type=int, default=8, show_default=True, help="Most streams to use.")
+@click.option("--budget", type=float, default=12.0, show_default=True, metavar="SECONDS", help="Time for the search.")
+@seed_option
+@click.option("-o", "output", metavar="SCHEDULE", help="Write the best schedule here (.json).")
+@json_option
+def explore(
+    trace: str, hardware: str | None, streams: int, budget: float, seed: int, output: str | None, as_json: bool
+) -> None:
+    """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
+    from gpusim.plan.schedule import check_streams, write_schedule
+    from gpusim.report.tables import explored_document, print_explored
+    from gpusim.search.explore import explore as run
+    from gpusim.trace.store import load_trace
+
+    check_streams(streams)
+    if not budget > 0:
+        raise OptionError(f"--budget {budget}: the search needs more than 0 seconds")
+    target = check_output(output)
+    step = load_trace(trace)
+    model = choose_hardware(hardware, step)
+    with progress_bar(not as_json) as report:
+        explored = run(step, model, streams=streams, budget_s=budget, seed=seed, report=report)
+    if target is not None:
+        write_schedule(explored.schedule, target)
+    if as_json:
+        print_json(explored_document(explored))
+        return
+    print_explored(explored)
+    if target is not None:
+        click.echo(f"schedule written to {target}")
+
+
+@click.command()
+@click.argument("trace")
+@hardware_option
+@click.option("--policy", default=None, metavar="P", help="Policy [default: critical_path].")
+@click.option("--streams", type=int, default=None, help=f"Streams for the policy [default: {DEFAULT_STREAMS}].")
+@click.option("--schedule", "schedule_file", metavar="FILE", help="Simulate this schedule instead of a policy's.")
+@click.option("--engine", "engine_name", default="reference", show_default=True, metavar="NAME")
+@click.option(
+    "--launch",
+    default="graph",
+    show_default=True,
+    metavar="graph|stream",
+    callback=one_of("launch mode", LAUNCH_MODES),
+    help="In one CUDA graph, or kernel by kernel from the host.",
+)
+@click.option("--perfetto", "perfetto_file", metavar="OUT", help="Write the timeline for ui.perfetto.dev (.json[.gz]).")
+@json_option
+def simulate(
+    trace: str,
+    hardware: str | None,
+    policy: str | None,
+    streams: int | None,
+    schedule_file: str | None,
+    engine_name: str,
+    launch: str,
+    perfetto_file: str | None,
+    as_json: bool,
+) -> None:
+    """Predict one schedule of TRACE: a policy's or one from a file."""
+    from gpusim.engine.base import engine_by_name
+    from gpusim.plan.graph import OpGraph
+    from gpusim.plan.lower import lower
+    from gpusim.plan.schedule import check_schedule, check_streams, read_schedule
+    from gpusim.policies.registry import POLICIES, policy_by_name
+    from gpusim.report.tables import print_simulated
+    from gpusim.search.bounds import bounds
+    from gpusim.trace.store import load_trace
+
+    if schedule_file is not None and (policy is not None or streams is not None):
+        raise OptionError("--schedule goes without --policy and --streams: the file has both")
+    engine = engine_by_name(engine_name)
+    make = policy_by_name(policy or "critical_path")
+    check_streams(DEFAULT_STREAMS if streams is None else streams)
+    target = check_output(perfetto_file)
+    step = load_trace(trace)
+    model = choose_hardware(hardware, step)
+    graph = OpGraph.build(step, model)
+    if schedule_file is not None:
+        schedule = read_schedule(Path(schedule_file))
+        order, placed = check_schedule(schedule, step, graph.preds, schedule_file)
+        name, used = schedule.policy, schedule.streams
+    else:
+        assignment = make(graph, streams or DEFAULT_STREAMS)
+        order, placed = list(assignment.order), list(assignment.streams)
+        name, used = policy or "critical_path", max(placed) + 1
+    timeline = engine.run(lower(graph, order, placed, "stream" if launch == "stream" else "graph"), graph.hardware)
+    alone = POLICIES["sequential"](graph, 1)
+    sequential = engine.run(lower(graph, alone.order, alone.streams), graph.hardware)
+    if target is not None:
+        from gpusim.report.perfetto import run_from_timeline, write_perfetto
+
+        write_perfetto(target, [run_from_timeline(timeline, step, f"simulated: {name}, {used} streams", model)])
+    document = _document(graph, name, used, timeline.makespan_ns, sequential.makespan_ns, bounds(graph))
+    document |= {"peak_bytes": timeline.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
+    if as_json:
+        print_json(document)
+        return
+    print_simulated(document)
+    if target is not None:
+        click.echo(f"timeline written to {target}; open it at ui.perfetto.dev")
+
+
+def _document(
+    graph: OpGraph, policy: str, streams: int, makespan_ns: int, sequential_ns: int, bound: Bounds
+) -> dict[str, Any]:
+    return {
+        "trace": graph.trace.name,
+        "policy": policy,
+        "streams": streams,
+        "makespan_ns": makespan_ns,
+        "sequential_ns": sequential_ns,
+        "speedup": sequential_ns / makespan_ns,
+        "calibrated": graph.hardware.calibrated,
+        "bounds": {
+            "critical_path_ns": bound.critical_path_ns,
+            "area_ns": bound.area_ns,
+            "bandwidth_ns": bound.bandwidth_ns,
+            "front_end_ns": bound.front_end_ns,
+        },
+    }

@@ -1,0 +1,1 @@
+"""Engines: plan and hardware model in, timeline out."""

@@ -1,0 +1,89 @@
+"""What every engine takes and gives: Plan + HardwareModel -> Timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from gpusim.errors import UnknownNameError
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.tasks import Plan
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Start and end of each task of a plan, in ns from the start of the step, and what the GPU was doing between."""
+
+    plan: Plan
+    start_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+    ready_ns: tuple[int, ...]
+    """When each task's predecessors had ended and it had been launched."""
+    occupied: tuple[tuple[int, float], ...] = ()
+    """Share of the GPU's residency in use from each time on, where the engine records it."""
+    bandwidth: tuple[tuple[int, float], ...] = ()
+    """DRAM traffic in bytes a ns from each time on, where the engine records it."""
+
+    @property
+    def makespan_ns(self) -> int:
+        """From the start of the step to the end of its last task."""
+        return max(self.end_ns, default=0)
+
+    @cached_property
+    def memory(self) -> tuple[tuple[int, int], ...]:
+        """Bytes allocated from each time on: a buffer lives from its first task's start to its last task's end."""
+        changes: dict[int, int] = {0: self.plan.kept_bytes}
+        for buffer in self.plan.buffers:
+            begin = min(self.start_ns[task] for task in buffer.tasks)
+            end = max(self.end_ns[task] for task in buffer.tasks)
+            changes[begin] = changes.get(begin, 0) + buffer.bytes
+            changes[end] = changes.get(end, 0) - buffer.bytes
+        level, result = 0, []
+        for time in sorted(changes):
+            level += changes[time]
+            result.append((time, level))
+        return tuple(result)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes allocated at any time."""
+        return max((level for _, level in self.memory), default=0)
+
+
+class Engine(Protocol):
+    """An engine: same plan, same hardware, same timeline, on every machine."""
+
+    name: str
+
+    def run(self, plan: Plan, hardware: HardwareModel) -> Timeline:
+        """Simulate `plan`. Raises `PlanError` for a plan that cannot run."""
+        ...
+
+
+def engine_by_name(name: str) -> Engine:
+    """An engine by its name on the command line. Raises `UnknownNameError`."""
+    from gpusim.engine.reference import ReferenceEngine
+
+    engines: dict[str, Engine] = {"reference": ReferenceEngine()}
+    if name not in engines:
+        raise UnknownNameError("engine", name, engines)
+    return engines[name]
+
+
+def concurrency(timeline: Timeline) -> float:
+    """Average number of tasks that run at once while any runs."""
+    busy = busy_ns(timeline.start_ns, timeline.end_ns)
+    total = sum(e - s for s, e in zip(timeline.start_ns, timeline.end_ns, strict=True))
+    return total / busy if busy else 0.0
+
+
+def busy_ns(starts: Sequence[int], ends: Sequence[int]) -> int:
+    """Length of the union of the intervals."""
+    total, reach = 0, 0
+    for start, end in sorted(zip(starts, ends, strict=True)):
+        if end > reach:
+            total += end - max(start, reach)
+            reach = end
+    return total

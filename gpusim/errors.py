@@ -1,0 +1,114 @@
+"""Every error that gpusim raises on purpose.
+
+    GpusimError                 a user can act on it: one line, exit code 2
+    ├── FileError               a file: which one, where in it, which value
+    │   ├── TraceError
+    │   ├── ScheduleError
+    │   ├── HardwareError
+    │   ├── MeasurementError
+    │   ├── RecipeError
+    │   └── OutputError         a file could not be written
+    ├── UnknownNameError        a policy, trace, GPU ... that does not exist; says the nearest
+    ├── OptionError             an option out of its range
+    ├── OperatorError           an operator that replay does not run
+    ├── PlanError               a plan no engine can run (a cycle, a block over the GPU's limits)
+    ├── CaptureError            a step that cannot be captured, or whose copy does not check out
+    ├── ReplayError             a replay whose outputs differ
+    └── GpuError                no GPU, or out of its memory
+
+Anything else that escapes is our own bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+EXIT_USER_ERROR = 2
+
+
+class GpusimError(Exception):
+    """A problem the user can act on; its text is one line that names place and value."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by text and fields: subclasses take other arguments, and errors cross process borders."""
+        return _restore, (type(self), str(self), self.__dict__)
+
+
+def _restore(kind: type[GpusimError], message: str, fields: dict[str, Any]) -> GpusimError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(fields)
+    return error
+
+
+class FileError(GpusimError):
+    """A problem with a file: `file`, where in it (`place`, a JSON path such as `$.ops[3]`), and what is wrong."""
+
+    def __init__(self, file: str, problem: str, *, place: str = "") -> None:
+        self.file = file
+        self.place = place
+        self.problem = problem
+        super().__init__(f"{file}: {place}: {problem}" if place else f"{file}: {problem}")
+
+
+class TraceError(FileError):
+    """A trace that cannot be read or does not make sense."""
+
+
+class ScheduleError(FileError):
+    """A schedule that cannot be read, is illegal, or belongs to another trace."""
+
+
+class HardwareError(FileError):
+    """A hardware model that cannot be read or does not make sense."""
+
+
+class MeasurementError(FileError):
+    """A measurement or results file that cannot be read."""
+
+
+class RecipeError(FileError):
+    """A validation recipe that cannot be read."""
+
+
+class OutputError(FileError):
+    """An output file that could not be written (disk full, no such folder, no permission)."""
+
+
+class UnknownNameError(GpusimError):
+    """A name that is not in a registry; the message suggests the nearest and lists what there is."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        choices = sorted(known)
+        near = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.4)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        super().__init__(f"unknown {what} '{name}'{hint} (there are: {', '.join(choices) or 'none'})")
+
+
+class OptionError(GpusimError):
+    """An option or argument out of its range."""
+
+
+class OperatorError(GpusimError):
+    """An operator outside the allow-list, which replay refuses to run."""
+
+
+class PlanError(GpusimError):
+    """A plan that no engine can run: a cycle, a dangling reference, a block over the GPU's limits."""
+
+
+class CaptureError(GpusimError):
+    """A step that cannot be captured, or whose rebuilt copy failed a check."""
+
+
+class ReplayError(GpusimError):
+    """A replay whose outputs are not those of the sequential run."""
+
+
+class GpuError(GpusimError):
+    """No usable GPU, no torch, or not enough GPU memory."""

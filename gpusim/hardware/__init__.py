@@ -1,0 +1,1 @@
+"""Hardware models and the occupancy arithmetic."""

@@ -1,0 +1,185 @@
+"""The hardware model document: limits, calibrated constants and links of one GPU, each number with its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from gpusim.errors import HardwareError, UnknownNameError
+from gpusim.files import Count, Document, Positive, read_document
+from gpusim.resources import resource_dir
+from gpusim.trace.schema import Dtype
+
+SCHEMA: Final = "gpusim-hardware/1"
+
+NonNegative = Annotated[float, Meta(ge=0)]
+Above0 = Annotated[float, Meta(gt=0)]
+
+
+class Limits(Document, frozen=True, kw_only=True):
+    """What one SM and one block may hold, and in which steps it is handed out."""
+
+    compute_capability: str
+    sms: Positive
+    warp_threads: Positive
+    threads_per_sm: Positive
+    blocks_per_sm: Positive
+    threads_per_block: Positive
+    regs_per_sm: Positive
+    regs_per_block: Positive
+    regs_per_thread: Positive
+    reg_granularity: Positive
+    """Registers are handed out to a warp in multiples of this."""
+    sub_partitions: Positive
+    """Warp schedulers of an SM, each with its own part of the register file."""
+    smem_per_sm_bytes: Positive
+    smem_per_block_bytes: Positive
+    """Most shared memory of one block, opt-in included."""
+    smem_granularity_bytes: Positive
+    smem_reserved_bytes: Count
+    """Shared memory that the driver takes of every block."""
+    resident_grids: Positive
+    """Kernels that may run on the GPU at once."""
+
+
+class Memory(Document, frozen=True, kw_only=True):
+    """Device memory, its cache, and what they deliver."""
+
+    dram_bytes: Positive
+    dram_bytes_per_ns: Above0
+    l2_bytes: Positive
+
+
+class Rates(Document, frozen=True, kw_only=True):
+    """Dense arithmetic peaks in FLOP per ns (= GFLOP/s); where a format has no unit of its own, the rate it runs at."""
+
+    fp32: Above0
+    tf32: Above0
+    bf16: Above0
+
+    def of(self, dtype: Dtype) -> float:
+        """The peak of a trace's dtype."""
+        return {"fp32": self.fp32, "tf32": self.tf32, "bf16": self.bf16}[dtype]
+
+
+class Copies(Document, frozen=True, kw_only=True):
+    """Copies between host and device: one engine for each direction."""
+
+    h2d_bytes_per_ns: Above0
+    d2h_bytes_per_ns: Above0
+    both_bytes_per_ns: Above0
+    """Both directions at once, in total."""
+    latency_ns: NonNegative
+    """Fixed part of one copy."""
+
+
+class GraphCosts(Document, frozen=True, kw_only=True):
+    """Costs of a CUDA graph's replay."""
+
+    chain_ns: NonNegative
+    """End of a kernel to the start of its only successor."""
+    fork_ns: NonNegative
+    """Extra delay of a kernel that is one of several successors."""
+    join_ns: NonNegative
+    """Extra delay of a kernel for each predecessor beyond the first."""
+    front_end_ns: NonNegative
+    """Least time between two kernel starts."""
+    memory_node_ns: NonNegative
+    """Extra delay around a memset or memcpy node."""
+
+
+class StreamCosts(Document, frozen=True, kw_only=True):
+    """Costs of launches from the host into streams."""
+
+    launch_ns: NonNegative
+    """Host time of one kernel launch."""
+    start_ns: NonNegative
+    """Launch call to the kernel's start on an idle GPU."""
+    chain_ns: NonNegative
+    """End of a kernel to the start of the next one in its stream, already launched."""
+    event_ns: NonNegative
+    """End of a kernel to the start of a kernel of another stream that waits for its event."""
+    event_host_ns: NonNegative
+    """Host time of recording an event and of waiting for it, together."""
+    queues: Positive
+    """Hardware queues in use (CUDA_DEVICE_MAX_CONNECTIONS)."""
+    max_queues: Positive
+
+
+class Contention(Document, frozen=True, kw_only=True):
+    """What kernels that run together do to each other; docs/engine.md says how these were chosen."""
+
+    younger_slowdown: NonNegative
+    """a: beside older kernels a kernel runs at 1 / (1 + a) of what its share of the SMs would give."""
+
+
+class Uncertainty(Document, frozen=True, kw_only=True):
+    """How far predictions have been from measurements, as a share of the time (90 % of cases lie within)."""
+
+    sequential_frac: NonNegative
+    schedule_frac: NonNegative
+
+
+class HardwareModel(Document, frozen=True, kw_only=True):
+    """One GPU. `sources` has an entry for every number, keyed by section or `section.field`."""
+
+    schema: Literal["gpusim-hardware/1"]
+    name: str
+    gpu: str
+    """Name as the driver reports it: `NVIDIA H200`."""
+    calibrated: bool
+    """Whether the costs and contention were measured on this GPU, by `gpusim calibrate`."""
+    limits: Limits
+    memory: Memory
+    rates: Rates
+    copies: Copies
+    graph: GraphCosts
+    stream: StreamCosts
+    contention: Contention
+    uncertainty: Uncertainty
+    sources: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        """The name as outputs show it: an uncalibrated model always says so."""
+        return self.name if self.calibrated else f"{self.name} (uncalibrated)"
+
+
+def read_hardware(path: Path) -> HardwareModel:
+    """Read and check a hardware model. Raises `HardwareError`, also for a number without a source."""
+    model = read_document(path, HardwareModel, SCHEMA, HardwareError)
+    for section in ("limits", "memory", "rates", "copies", "graph", "stream", "contention", "uncertainty"):
+        for field in getattr(model, section).__struct_fields__:
+            source = model.sources.get(f"{section}.{field}", model.sources.get(section, ""))
+            if not source.strip():
+                raise HardwareError(str(path), "has no source", place=f"$.{section}.{field}")
+    if model.stream.queues > model.stream.max_queues:
+        problem = f"{model.stream.queues} queues, of at most {model.stream.max_queues}"
+        raise HardwareError(str(path), problem, place="$.stream.queues")
+    return model
+
+
+def bundled_hardware() -> dict[str, Path]:
+    """Name -> file of every hardware model that ships with gpusim, sorted by name."""
+    return {path.stem: path for path in sorted(resource_dir("hwmodels").glob("*.json"))}
+
+
+def load_hardware(name_or_file: str) -> HardwareModel:
+    """A hardware model by file name (`.json`) or bundled name. Raises `HardwareError`, `UnknownNameError`."""
+    if name_or_file.endswith(".json"):
+        return read_hardware(Path(name_or_file))
+    bundled = bundled_hardware()
+    if name_or_file not in bundled:
+        raise UnknownNameError("hardware", name_or_file, bundled)
+    return read_hardware(bundled[name_or_file])
+
+
+def hardware_for_gpu(gpu: str) -> HardwareModel | None:
+    """The bundled model of the GPU that a trace was captured on, or None where there is none."""
+    for path in bundled_hardware().values():
+        model = read_hardware(path)
+        if model.gpu == gpu:
+            return model
+    return None

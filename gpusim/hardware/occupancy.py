@@ -1,0 +1,126 @@
+"""Occupancy arithmetic: how many blocks of a kernel an SM holds, and what limits them.
+
+Rules: CUDA C++ Programming Guide, "Compute Capabilities", and NVIDIA's occupancy calculator: a block takes whole warps,
+registers in steps of `reg_granularity` for each warp within one of `sub_partitions` register files, and shared memory in
+steps of `smem_granularity_bytes` after the driver's own `smem_reserved_bytes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from gpusim.errors import PlanError
+from gpusim.hardware.model import Limits
+from gpusim.trace.schema import Kernel
+
+#: Blocks allowed by a resource that the kernel does not use.
+UNLIMITED = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Blocks of one kernel that one SM can hold, by limit; `blocks` is the least of them."""
+
+    by_threads: int
+    by_regs: int
+    by_smem: int
+    by_slots: int
+
+    @property
+    def blocks(self) -> int:
+        return min(self.by_threads, self.by_regs, self.by_smem, self.by_slots)
+
+    @property
+    def limiter(self) -> str:
+        """The first limit that binds: `threads`, `registers`, `shared memory` or `block slots`."""
+        named = {
+            "threads": self.by_threads,
+            "registers": self.by_regs,
+            "shared memory": self.by_smem,
+            "block slots": self.by_slots,
+        }
+        return next(name for name, blocks in named.items() if blocks == self.blocks)
+
+
+def occupancy(
+    limits: Limits, block_threads: int, regs_per_thread: int, smem_bytes: int, smem_config_bytes: int | None = None
+) -> Occupancy:
+    """Blocks an SM holds of a kernel with this block; `smem_config_bytes` is the carve-out (default: the largest)."""
+    warps = _warps(limits, block_threads)
+    max_warps = limits.threads_per_sm // limits.warp_threads
+    by_regs = by_smem = UNLIMITED
+    if regs_per_thread:
+        regs_per_warp = _round_up(regs_per_thread * limits.warp_threads, limits.reg_granularity)
+        warps_per_partition = (limits.regs_per_sm // limits.sub_partitions) // regs_per_warp
+        by_regs = warps_per_partition * limits.sub_partitions // warps
+    smem_per_block = smem_footprint(limits, smem_bytes)
+    if smem_per_block:
+        by_smem = (smem_config_bytes or limits.smem_per_sm_bytes) // smem_per_block
+    return Occupancy(by_threads=max_warps // warps, by_regs=by_regs, by_smem=by_smem, by_slots=limits.blocks_per_sm)
+
+
+def smem_footprint(limits: Limits, smem_bytes: int) -> int:
+    """Bytes of an SM's shared memory that one block takes, the driver's share and rounding included."""
+    return _round_up(smem_bytes + limits.smem_reserved_bytes, limits.smem_granularity_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a kernel asks of the GPU at once, each as a share of the whole GPU, in [0, 1]."""
+
+    threads: float
+    regs: float
+    smem: float
+    slots: float
+    residency: float
+    """Share of the blocks it could have resident at most: min(1, blocks / (SMs x blocks an SM holds))."""
+    cover: float
+    """Warps for each SM, at most 1: a kernel of a few warps is alone on its SMs and disturbed by nobody."""
+
+
+NO_DEMAND = Demand(threads=0.0, regs=0.0, smem=0.0, slots=0.0, residency=0.0, cover=0.0)
+
+
+def kernel_occupancy(limits: Limits, kernel: Kernel) -> Occupancy:
+    """Occupancy of a traced kernel. Raises `PlanError` where a block breaks a limit of the GPU."""
+    threads = prod(kernel.block)
+    checks = (
+        ("threads a block", threads, limits.threads_per_block),
+        ("registers a thread", kernel.regs_per_thread, limits.regs_per_thread),
+        ("bytes of shared memory a block", kernel.smem_bytes, limits.smem_per_block_bytes),
+    )
+    for what, value, limit in checks:
+        if value > limit:
+            raise PlanError(f"kernel '{kernel.name[:60]}' has {value} {what}; the GPU's limit is {limit}")
+    found = occupancy(limits, threads, kernel.regs_per_thread, kernel.smem_bytes)
+    if found.blocks < 1:
+        raise PlanError(f"kernel '{kernel.name[:60]}' does not fit an SM: its {found.limiter} are over the limit")
+    return found
+
+
+def kernel_demand(limits: Limits, kernel: Kernel) -> Demand:
+    """What a traced kernel asks of the GPU at once, at most as much as it can have resident."""
+    if kernel.kind != "kernel":
+        return NO_DEMAND
+    resident = kernel_occupancy(limits, kernel).blocks
+    blocks = min(prod(kernel.grid), resident * limits.sms)
+    warps = _warps(limits, prod(kernel.block))
+    regs = _round_up(kernel.regs_per_thread * limits.warp_threads, limits.reg_granularity) * warps
+    per_sm = blocks / limits.sms
+    return Demand(
+        threads=per_sm * warps * limits.warp_threads / limits.threads_per_sm,
+        regs=per_sm * regs / limits.regs_per_sm,
+        smem=per_sm * smem_footprint(limits, kernel.smem_bytes) / limits.smem_per_sm_bytes,
+        slots=per_sm / limits.blocks_per_sm,
+        residency=per_sm / resident,
+        cover=min(1.0, per_sm * warps),
+    )
+
+
+def _warps(limits: Limits, threads: int) -> int:
+    return -(-threads // limits.warp_threads)
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

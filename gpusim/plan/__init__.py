@@ -1,0 +1,1 @@
+"""Schedules, op graphs, plans, and how one becomes the other."""

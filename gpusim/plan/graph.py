@@ -1,0 +1,80 @@
+"""The op graph: what policies and bounds look at. A trace's dependencies with times and demands of one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.anchor import anchor, anchored
+from gpusim.plan.kernels import kernel_tasks
+from gpusim.plan.tasks import Task
+from gpusim.trace.dependencies import dependencies
+from gpusim.trace.schema import Trace
+
+
+@dataclass(frozen=True)
+class OpGraph:
+    """Ops by index, in recorded (legal) order. `tasks[i]` are the GPU tasks of op i, in launch order.
+
+    `hardware` has the gap between kernels that the trace is anchored to (`gpusim.plan.anchor`); simulate with it.
+    """
+
+    trace: Trace
+    hardware: HardwareModel
+    preds: tuple[tuple[int, ...], ...]
+    tasks: tuple[tuple[Task, ...], ...]
+
+    @classmethod
+    def build(cls, trace: Trace, hardware: HardwareModel) -> OpGraph:
+        """The op graph of a trace on a GPU. Raises `PlanError` where a kernel breaks a limit of that GPU."""
+        found = anchor(trace, hardware)
+        tasks = kernel_tasks(trace, hardware, found.scale)
+        return cls(trace, anchored(hardware, found.chain_ns), dependencies(trace), tasks)
+
+    def __len__(self) -> int:
+        return len(self.preds)
+
+    @property
+    def chain_ns(self) -> float:
+        """Gap between the end of a kernel and the start of the next one in a chain."""
+        return self.hardware.graph.chain_ns
+
+    @cached_property
+    def succs(self) -> tuple[tuple[int, ...], ...]:
+        """For each op, the ops that depend on it."""
+        found: list[list[int]] = [[] for _ in self.preds]
+        for op, preds in enumerate(self.preds):
+            for before in preds:
+                found[before].append(op)
+        return tuple(tuple(ops) for ops in found)
+
+    @cached_property
+    def solo_ns(self) -> tuple[float, ...]:
+        """Time of each op alone on the GPU: its kernels and the gap before each."""
+        return tuple(sum(task.dur_ns + self.chain_ns + task.extra_ns for task in tasks) for tasks in self.tasks)
+
+    @cached_property
+    def bottom_ns(self) -> tuple[float, ...]:
+        """Bottom level: the longest chain of solo times from the start of each op to the end of the step."""
+        level = [0.0] * len(self)
+        for op in reversed(range(len(self))):
+            level[op] = self.solo_ns[op] + max((level[after] for after in self.succs[op]), default=0.0)
+        return tuple(level)
+
+    @cached_property
+    def level(self) -> tuple[int, ...]:
+        """Wavefront number: for ops with GPU work, how many such ops the longest chain before it has."""
+        found = [0] * len(self)
+        for op, preds in enumerate(self.preds):
+            found[op] = max((found[p] + (1 if self.tasks[p] else 0) for p in preds), default=0)
+        return tuple(found)
+
+
+def is_legal_order(order: Sequence[int], preds: Sequence[Sequence[int]]) -> bool:
+    """Whether `order` has every op once and after what it depends on."""
+    position = {op: place for place, op in enumerate(order)}
+    return len(position) == len(order) == len(preds) and all(
+        position[before] < position[op] for op in range(len(preds)) for before in preds[op]
+    )

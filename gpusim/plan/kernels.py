@@ -1,0 +1,131 @@
+"""From traced kernels to GPU tasks of one hardware model: demand, memory traffic, and time on another GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import msgspec
+
+from gpusim.errors import PlanError
+from gpusim.hardware.model import HardwareModel, hardware_for_gpu
+from gpusim.hardware.occupancy import kernel_demand, kernel_occupancy
+from gpusim.plan.tasks import Task
+from gpusim.trace.check import DTYPE_BYTES
+from gpusim.trace.schema import Dtype, Kernel, Op, Trace
+
+
+def kernel_tasks(trace: Trace, hardware: HardwareModel, scale: float = 1.0) -> tuple[tuple[Task, ...], ...]:
+    """For each op its tasks, not yet placed (no queue, no dependencies); `scale` multiplies their durations.
+
+    Raises `PlanError`, naming op and kernel, where a kernel breaks a limit of the GPU.
+    """
+    source = hardware_for_gpu(trace.provenance.gpu.name)
+    scaling = None if source is None or source.gpu == hardware.gpu else Scaling(source, hardware, trace.model.dtype)
+    return tuple(_op_tasks(trace, index, op, hardware, scaling, scale) for index, op in enumerate(trace.ops))
+
+
+def _op_tasks(
+    trace: Trace, index: int, op: Op, hardware: HardwareModel, scaling: Scaling | None, scale: float
+) -> tuple[Task, ...]:
+    total_ns = sum(kernel.dur_ns for kernel in op.kernels) or 1
+    source_l2_bytes = hardware.memory.l2_bytes if scaling is None else scaling.source.memory.l2_bytes
+    op_bytes = op_dram_bytes(trace, op, source_l2_bytes)
+    tasks = []
+    for number, kernel in enumerate(op.kernels):
+        place = f"$.ops[{index}].kernels[{number}]"
+        dram_bytes = kernel.counters.dram_bytes if kernel.counters else op_bytes * kernel.dur_ns / total_ns
+        dur_ns = kernel.dur_ns * scale
+        if scaling is not None:
+            kernel = fit_to(kernel, hardware)
+            dur_ns = scaling.dur_ns(kernel, dram_bytes)
+        try:
+            demand = kernel_demand(hardware.limits, kernel)
+        except PlanError as cause:
+            raise PlanError(f"trace '{trace.name}': {place}: {cause} of '{hardware.name}'") from cause
+        memory_node = kernel.kind != "kernel"
+        tasks.append(
+            Task(
+                name=kernel.name,
+                kind=kernel.kind,
+                dur_ns=dur_ns,
+                extra_ns=hardware.graph.memory_node_ns if memory_node else 0.0,
+                demand=demand,
+                dram_bytes=dram_bytes,
+                copy_bytes=kernel.bytes,
+                host_ns=op.host_ns if number == 0 else 0.0,
+                op=index,
+                kernel=number,
+            )
+        )
+    return tuple(tasks)
+
+
+def op_dram_bytes(trace: Trace, op: Op, l2_bytes: int) -> int:
+    """Estimated DRAM traffic of an op: the bytes of the tensors it reads and writes, beyond what the L2 cache holds.
+
+    What fits the cache is taken to be there, written just before and read again soon. Counters, where a trace has them, replace
+    this estimate.
+    """
+    moved = sum(
+        prod(trace.tensors[t].shape) * DTYPE_BYTES[trace.tensors[t].dtype]
+        for t in (*dict.fromkeys(op.reads), *dict.fromkeys(op.writes))
+    )
+    return max(0, moved - l2_bytes)
+
+
+def fit_to(kernel: Kernel, hardware: HardwareModel) -> Kernel:
+    """The kernel as another GPU would run it: a library would pick tiles that fit, so what is over a limit is cut to it.
+
+    Only for what-if questions about a GPU that the kernel was not captured on.
+    """
+    limits = hardware.limits
+    kernel = msgspec.structs.replace(
+        kernel,
+        regs_per_thread=min(kernel.regs_per_thread, limits.regs_per_thread),
+        smem_bytes=min(kernel.smem_bytes, limits.smem_per_block_bytes),
+        cluster=None,
+    )
+    threads = prod(kernel.block)
+    while kernel.regs_per_thread and kernel_regs(kernel, threads, hardware) > limits.regs_per_sm:
+        kernel = msgspec.structs.replace(kernel, regs_per_thread=kernel.regs_per_thread // 2)
+    return kernel
+
+
+def kernel_regs(kernel: Kernel, threads: int, hardware: HardwareModel) -> int:
+    """Registers of one block, without rounding."""
+    return -(-threads // hardware.limits.warp_threads) * hardware.limits.warp_threads * kernel.regs_per_thread
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Time of a kernel on a GPU it was not captured on: a roofline over the measured time, with wave scaling.
+
+    The share of the time that DRAM traffic explains scales with bandwidth, the rest with the arithmetic rate of an SM and
+    with the number of waves (the idea of Habitat, Yu et al., ATC 2021). Uncalibrated: a guess with the right trend.
+    """
+
+    source: HardwareModel
+    target: HardwareModel
+    dtype: Dtype
+
+    def dur_ns(self, kernel: Kernel, dram_bytes: float) -> float:
+        """Scaled duration of a traced kernel that moves `dram_bytes`."""
+        measured = float(kernel.dur_ns)
+        if not measured:
+            return 0.0
+        memory = min(1.0, dram_bytes / self.source.memory.dram_bytes_per_ns / measured)
+        bandwidth = self.source.memory.dram_bytes_per_ns / self.target.memory.dram_bytes_per_ns
+        sm_rate = (self.source.rates.of(self.dtype) / self.source.limits.sms) / (
+            self.target.rates.of(self.dtype) / self.target.limits.sms
+        )
+        return measured * (memory * bandwidth + (1 - memory) * sm_rate * self._waves(kernel))
+
+    def _waves(self, kernel: Kernel) -> float:
+        if kernel.kind != "kernel":
+            return 1.0
+        counts = []
+        for hardware in (self.source, self.target):
+            resident = kernel_occupancy(hardware.limits, fit_to(kernel, hardware)).blocks * hardware.limits.sms
+            counts.append(max(1.0, prod(kernel.grid) / resident))
+        return counts[1] / counts[0]

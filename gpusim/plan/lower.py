@@ -1,0 +1,67 @@
+"""Lowering: trace + schedule -> plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.tasks import Buffer, LaunchMode, Plan, Task
+from gpusim.trace.schema import Op, Tensor
+
+
+def lower(graph: OpGraph, order: Sequence[int], streams: Sequence[int], mode: LaunchMode = "graph") -> Plan:
+    """The plan that runs the ops in launch order `order`, op i in stream `streams[i]`.
+
+    Ops without kernels (views) take no GPU time: they hand their dependencies on. Kernels of one op follow each other.
+    Both arguments must be legal (`check_schedule`).
+    """
+    tasks: list[Task] = []
+    ends: dict[int, tuple[int, ...]] = {}  # op -> last tasks to wait for
+    tasks_of: dict[int, list[int]] = {}
+    host_ns = 0.0
+    for op in order:
+        waits = tuple(sorted({task for before in graph.preds[op] for task in ends[before]}))
+        host_ns += graph.trace.ops[op].host_ns
+        if not graph.tasks[op]:
+            ends[op] = waits
+            continue
+        share = host_ns / len(graph.tasks[op])
+        for number, task in enumerate(graph.tasks[op]):
+            deps = waits if number == 0 else (len(tasks) - 1,)
+            tasks.append(replace(task, queue=streams[op], deps=deps, host_ns=share))
+            tasks_of.setdefault(op, []).append(len(tasks) - 1)
+        host_ns = 0.0
+        ends[op] = (len(tasks) - 1,)
+    buffers, kept = _buffers(graph, tasks_of)
+    return Plan(tasks=tuple(_without_implied(tasks)), mode=mode, buffers=buffers, kept_bytes=kept)
+
+
+def _without_implied(tasks: list[Task]) -> list[Task]:
+    """Drop dependencies on tasks of the same queue: the queue's order implies them."""
+    return [
+        replace(
+            task, deps=tuple(d for d in task.deps if (tasks[d].device, tasks[d].queue) != (task.device, task.queue))
+        )
+        for task in tasks
+    ]
+
+
+def _buffers(graph: OpGraph, tasks_of: dict[int, list[int]]) -> tuple[tuple[Buffer, ...], int]:
+    """Storages as buffers of the plan, and the bytes of those that live throughout."""
+    trace = graph.trace
+    users: dict[int, list[int]] = {}
+    for index, op in enumerate(trace.ops):
+        for storage in _storages(trace.tensors, op):
+            users.setdefault(storage, []).extend(tasks_of.get(index, ()))
+    kept = {t.storage for t in trace.tensors if t.init is not None or t.role in ("output", "gradient")}
+    buffers = tuple(
+        Buffer(bytes=trace.storages[storage].bytes, tasks=tuple(sorted(set(tasks))))
+        for storage, tasks in sorted(users.items())
+        if storage not in kept and tasks
+    )
+    return buffers, sum(trace.storages[storage].bytes for storage in kept)
+
+
+def _storages(tensors: Sequence[Tensor], op: Op) -> set[int]:
+    return {tensors[t].storage for t in (*op.reads, *op.writes)}

@@ -1,0 +1,80 @@
+"""The measurement document: what a replayed schedule took on a GPU, beside what was predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from gpusim.errors import MeasurementError
+from gpusim.files import Count, Document, Nanoseconds, Positive, read_document, write_document
+from gpusim.trace.schema import Gpu, Timing
+
+SCHEMA: Final = "gpusim-measurement/1"
+
+
+class OutputCheck(Document, frozen=True, kw_only=True):
+    """Outputs, gradients and changed states of the schedule, compared with the sequential run on the same data."""
+
+    equal: bool
+    """Within the tolerance."""
+    bit_equal: bool
+    sequential_repeats: bool
+    """Whether two sequential runs agree bit for bit: where they do not, no schedule can be held to it."""
+    worst_error: Annotated[float, Meta(ge=0)]
+    """Largest ||schedule - sequential|| / ||sequential|| over all compared tensors."""
+    sequential_error: Annotated[float, Meta(ge=0)]
+    """The same between two sequential runs."""
+    tolerance: float
+    compared: Count
+    """Number of tensors compared."""
+
+
+class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):
+    """One replay: schedule and sequential graph, timed in turns."""
+
+    schema: Literal["gpusim-measurement/1"]
+    trace: str
+    trace_hash: str
+    policy: str
+    streams: Positive
+    schedule: Timing
+    sequential: Timing
+    predicted_ns: Nanoseconds
+    predicted_sequential_ns: Nanoseconds
+    hardware: str
+    outputs: OutputCheck
+    peak_bytes: Count
+    """Most memory allocated while the schedule was recorded; the sequential graph's is below."""
+    sequential_peak_bytes: Count
+    events: Count
+    """Events that the schedule needs."""
+    gpu: Gpu
+    date: str
+    command: str
+
+    @property
+    def speedup(self) -> float:
+        """Sequential graph over schedule, measured."""
+        return self.sequential.median_ns / self.schedule.median_ns
+
+    @property
+    def prediction_error(self) -> float:
+        """(predicted - measured) / measured, of the schedule."""
+        return self.predicted_ns / self.schedule.median_ns - 1.0
+
+    @property
+    def sequential_error(self) -> float:
+        """(predicted - measured) / measured, of the sequential graph."""
+        return self.predicted_sequential_ns / self.sequential.median_ns - 1.0
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Read a measurement file. Raises `MeasurementError`."""
+    return read_document(path, Measurement, SCHEMA, MeasurementError)
+
+
+def write_measurement(measurement: Measurement, path: Path) -> None:
+    """Write a measurement as JSON; all or nothing. Raises `OutputError`."""
+    write_document(path, measurement, indent=1)

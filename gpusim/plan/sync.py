@@ -1,0 +1,173 @@
+"""Which events a schedule needs, and when memory may be given back: vector clocks over streams.
+
+Op b knows that op a has ended if b's stream comes after a, directly or through waits. A wait is needed only where that
+knowledge is missing, and one wait brings all that the waited-for op knew: so the events are the fewest for this launch order.
+The same clocks tell when a storage that was allocated on one stream is no longer read by any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpusim.trace.dependencies import reads_writes_storages
+from gpusim.trace.schema import Op, Trace
+
+
+@dataclass(frozen=True)
+class SyncPlan:
+    """For each place in the launch order: ops whose event to wait for, and storages to let go of before running."""
+
+    waits: tuple[tuple[int, ...], ...]
+    releases: tuple[tuple[int, ...], ...]
+    records: frozenset[int]
+    """Ops after which an event is recorded."""
+    ends: tuple[int, ...]
+    """Ops whose event the first stream waits for at the end."""
+    roots: frozenset[int]
+    """Streams that must first wait for the start of the step: they begin with an op that waits for nothing."""
+
+    @property
+    def events(self) -> int:
+        """Number of events recorded for dependencies."""
+        return len(self.records)
+
+
+@dataclass
+class _Clocks:
+    """For each stream, how many ops of every other stream are known to have ended."""
+
+    known: list[dict[int, int]]
+    at_end: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def knows(self, stream: int, other: int, place: int) -> bool:
+        return self.known[stream].get(other, 0) >= place
+
+    def learn(self, stream: int, clock: dict[int, int]) -> None:
+        mine = self.known[stream]
+        for other, place in clock.items():
+            if mine.get(other, 0) < place:
+                mine[other] = place
+
+
+def plan_sync(trace: Trace, preds: Sequence[Sequence[int]], order: Sequence[int], streams: Sequence[int]) -> SyncPlan:
+    """Waits and releases for a legal schedule: `order` of op indices, `streams` by op index."""
+    preds = through_views(trace, preds)
+    n_streams = max(streams, default=0) + 1
+    clocks = _Clocks([{} for _ in range(n_streams)])
+    place_in: dict[int, int] = {}
+    launched: dict[int, int] = {}
+    count = [0] * n_streams
+    last_op: dict[int, int] = {}
+    records: set[int] = set()
+    roots: set[int] = set()
+    waits: list[tuple[int, ...]] = []
+    releases: list[tuple[int, ...]] = []
+    memory = _Memory.of(trace, order)
+    for position, op in enumerate(order):
+        stream = streams[op]
+        if not works(trace.ops[op]):
+            waits.append(())
+            releases.append(())
+            memory.use(op, None)
+            continue
+        needed: list[int] = []
+        for before in sorted(preds[op], key=launched.__getitem__, reverse=True):
+            other = streams[before]
+            if not clocks.knows(stream, other, place_in[before]):
+                needed.append(before)
+                records.add(before)
+                clocks.learn(stream, clocks.at_end[before])
+        if not needed and not count[stream] and stream != 0:
+            roots.add(stream)
+        waits.append(tuple(needed))
+        releases.append(memory.release(stream, clocks, streams, place_in))
+        count[stream] += 1
+        place_in[op] = count[stream]
+        launched[op] = position
+        clocks.known[stream][stream] = count[stream]
+        clocks.at_end[op] = dict(clocks.known[stream])
+        last_op[stream] = op
+        memory.use(op, stream)
+    ends = []
+    for op in sorted((op for stream, op in last_op.items() if stream != 0), key=launched.__getitem__, reverse=True):
+        if not clocks.knows(0, streams[op], place_in[op]):
+            ends.append(op)
+            records.add(op)
+            clocks.learn(0, clocks.at_end[op])
+    return SyncPlan(tuple(waits), tuple(releases), frozenset(records), tuple(ends), frozenset(roots))
+
+
+def through_views(trace: Trace, preds: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Dependencies between ops that do GPU work: a view does none, so whoever needs it needs what it looks at."""
+    real: list[tuple[int, ...]] = []
+    for op, before in enumerate(preds):
+        found: set[int] = set()
+        for p in before:
+            found.update((p,) if works(trace.ops[p]) else real[p])
+        real.append(tuple(sorted(found)))
+    return [deps if works(trace.ops[op]) else () for op, deps in enumerate(real)]
+
+
+def works(op: Op) -> bool:
+    """Whether an op does anything on the GPU; one that writes is taken to, even where no kernel was seen."""
+    return bool(op.kernels or op.writes)
+
+
+@dataclass
+class _Memory:
+    """Storages in use: who allocated each, who uses it still, which are ready to go once their users are known ended."""
+
+    remaining: dict[int, int]
+    touched: list[frozenset[int]]
+    kept: frozenset[int]
+    owner: dict[int, int] = field(default_factory=dict)
+    users: dict[int, list[int]] = field(default_factory=dict)
+    dead: dict[int, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trace: Trace, order: Sequence[int]) -> _Memory:
+        touched = storages_touched(trace)
+        remaining: dict[int, int] = {}
+        for op in order:
+            for storage in touched[op]:
+                remaining[storage] = remaining.get(storage, 0) + 1
+        return cls(remaining, touched, kept_storages(trace))
+
+    def use(self, op: int, stream: int | None) -> None:
+        """Op `op` has been launched on `stream`; a view (None) needs the storage to be there, but not for long."""
+        for storage in self.touched[op]:
+            if storage in self.kept:
+                continue
+            if stream is not None:
+                self.owner.setdefault(storage, stream)
+                self.users.setdefault(storage, []).append(op)
+            self.remaining[storage] -= 1
+            if not self.remaining[storage] and storage in self.owner:
+                self.dead.setdefault(self.owner[storage], []).append(storage)
+
+    def release(
+        self, stream: int, clocks: _Clocks, streams: Sequence[int], place_in: dict[int, int]
+    ) -> tuple[int, ...]:
+        """Storages that the next op of `stream` may let go of: allocated there, all users known to have ended."""
+        free, wait = [], []
+        for storage in self.dead.get(stream, ()):
+            known = all(clocks.knows(stream, streams[user], place_in[user]) for user in self.users[storage])
+            (free if known else wait).append(storage)
+        self.dead[stream] = wait
+        return tuple(free)
+
+
+def storages_touched(trace: Trace) -> list[frozenset[int]]:
+    """For each op, the storages it needs to be there: read, written, or seen through a view."""
+    elements = reads_writes_storages(trace)
+    result = []
+    for op, (read, written) in zip(trace.ops, elements, strict=True):
+        seen = {trace.tensors[t].storage for t in op.outputs if t is not None}
+        result.append(frozenset(read | written | seen))
+    return result
+
+
+def kept_storages(trace: Trace) -> frozenset[int]:
+    """Storages that live throughout: what exists before the step, and its results."""
+    return frozenset(t.storage for t in trace.tensors if t.init is not None or t.role in ("output", "gradient"))

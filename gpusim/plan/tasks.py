@@ -1,0 +1,104 @@
+"""Plans: what an engine runs. One GPU, memory migration and several GPUs are all just plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpusim.errors import PlanError
+from gpusim.hardware.occupancy import NO_DEMAND, Demand
+
+Kind = Literal["kernel", "memset", "memcpy", "h2d", "d2h"]
+LaunchMode = Literal["graph", "stream"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One piece of GPU work.
+
+    `deps` are indices of tasks of the plan that must end first, besides the one before it in its queue.
+    `dur_ns` is the time alone on the device; `bytes` is what a copy moves and what a kernel asks of DRAM.
+    """
+
+    name: str
+    kind: Kind = "kernel"
+    device: int = 0
+    queue: int = 0
+    deps: tuple[int, ...] = ()
+    dur_ns: float = 0.0
+    extra_ns: float = 0.0
+    """Fixed delay before it, over the usual gap (memory operations in graphs)."""
+    demand: Demand = NO_DEMAND
+    dram_bytes: float = 0.0
+    copy_bytes: int = 0
+    host_ns: float = 0.0
+    """Host time spent before the launch call, since the launch before (stream mode)."""
+    priority: int = 0
+    """Larger starts first where several wait."""
+    op: int = -1
+    """Index of the trace's op, -1 for none."""
+    kernel: int = -1
+    """Which kernel of the op."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory of the plan: allocated when the first of `tasks` starts, freed when the last of them ends."""
+
+    bytes: int
+    tasks: tuple[int, ...]
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Tasks in launch order; `queue` of a task is its stream."""
+
+    tasks: tuple[Task, ...]
+    mode: LaunchMode = "graph"
+    buffers: tuple[Buffer, ...] = field(default=())
+    kept_bytes: int = 0
+    """Memory in use throughout: parameters, inputs, optimizer state."""
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def queues(self) -> Iterator[tuple[int, int]]:
+        """Each (device, queue) in use, in order of first launch."""
+        return iter(dict.fromkeys((task.device, task.queue) for task in self.tasks))
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise `PlanError` for a dangling reference, a time that is not a number or negative, or a cycle.
+
+    A cycle may go through queues: a task depends on a later one of its own queue.
+    """
+    n = len(plan)
+    preds: list[list[int]] = []
+    last: dict[tuple[int, int], int] = {}
+    for index, task in enumerate(plan.tasks):
+        if not (task.dur_ns >= 0 and task.extra_ns >= 0 and task.host_ns >= 0):
+            raise PlanError(f"task {index} '{task.name[:60]}' has a duration of {task.dur_ns} ns")
+        for before in task.deps:
+            if not 0 <= before < n:
+                raise PlanError(f"task {index} '{task.name[:60]}' depends on task {before}, of {n} tasks")
+        lane = (task.device, task.queue)
+        preds.append([*task.deps, *([last[lane]] if lane in last else [])])
+        last[lane] = index
+    waiting = [len(p) for p in preds]
+    succs: list[list[int]] = [[] for _ in preds]
+    for index, needed in enumerate(preds):
+        for p in needed:
+            succs[p].append(index)
+    ready = [index for index in range(n) if not waiting[index]]
+    done = 0
+    while ready:
+        done += 1
+        for after in succs[ready.pop()]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                ready.append(after)
+    if done < n:
+        stuck = next(index for index in range(n) if waiting[index])
+        raise PlanError(f"cycle: task {stuck} '{plan.tasks[stuck].name[:60]}' waits for itself through others")

@@ -1,0 +1,16 @@
+"""Where the data folders are: inside the installed package, or beside it in a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpusim.errors import GpusimError
+
+
+def resource_dir(name: str) -> Path:
+    """The folder `name` (`traces`, `hwmodels`, `app`) of this installation."""
+    package = Path(__file__).resolve().parent
+    for candidate in (package / "_data" / name, package.parent / name):
+        if candidate.is_dir():
+            return candidate
+    raise GpusimError(f"this installation of gpusim lacks its folder '{name}'; install it again")

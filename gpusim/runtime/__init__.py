@@ -1,0 +1,1 @@
+"""Everything that needs torch and a GPU: capture, calibrate, replay. Nothing else in gpusim imports torch."""

@@ -1,0 +1,271 @@
+"""`gpusim capture`: from a model to a trace, with the checks that make it worth believing."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+import msgspec
+import torch
+
+import gpusim
+from gpusim.errors import CaptureError
+from gpusim.plan.sync import plan_sync
+from gpusim.runtime.allowlist import check_operators
+from gpusim.runtime.cudagraph import GraphRecorder
+from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
+from gpusim.runtime.execute import InitialState, Runner, results_of
+from gpusim.runtime.joint import LEARNING_RATE, MOMENTUM, JointGraph, joint_graph
+from gpusim.runtime.models import Step, load_step
+from gpusim.runtime.profiling import Profile, host_times, profile_ops
+from gpusim.runtime.record import Recorded, record
+from gpusim.runtime.timing import median_interval, time_instances
+from gpusim.trace.check import check_trace
+from gpusim.trace.dependencies import dependencies
+from gpusim.trace.schema import (
+    SCHEMA,
+    Dtype,
+    Frontend,
+    Gpu,
+    GroundTruth,
+    MemoryFormat,
+    Mode,
+    Model,
+    Provenance,
+    Timing,
+    Trace,
+)
+
+EAGER_ROUNDS = 25
+#: Largest ||rebuilt - model's own|| / ||model's own|| of loss and gradients. The rebuilt step calls the same operators on the
+#: same data; what differs is the order of atomic additions, and the rounding that grows from it through the layers.
+CHECK_TOLERANCE: dict[Dtype, float] = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What `gpusim capture` is asked for."""
+
+    spec: str
+    mode: Mode
+    batch: int
+    dtype: Dtype = "tf32"
+    memory_format: MemoryFormat = "contiguous"
+    frontend: Frontend = "aten"
+    seed: int = 0
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A trace, what checking it gave, and the profiler's view of one iteration."""
+
+    trace: Trace
+    loss_error: float
+    gradient_error: float
+    profile: Profile
+
+
+@explain_out_of_memory
+def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None) -> Captured:
+    """Capture one step on the current GPU. Raises `CaptureError` where a check fails, `GpuError` without a GPU."""
+    device = require_gpu()
+    if options.frontend != "aten":
+        raise CaptureError(f"front end '{options.frontend}' is not available in this version; use --frontend aten")
+    set_precision(options.dtype)
+    say("building the model")
+    step = build_step(options, device)
+    say("recording its operators")
+    graph = joint_graph(step)
+    torch.cuda.manual_seed(options.seed)
+    recorded = record(graph)
+    trace = bare_trace(options, step, recorded)
+    say("checking the rebuilt step against the model")
+    loss_error, gradient_error = check_against_model(trace, step, graph, recorded, options, device)
+    say("timing the eager step")
+    eager = time_eager(step)
+    runner = Runner(trace, device)
+    state = InitialState.of({index: tensor.clone() for index, tensor in recorded.initial.items()})
+    runner.bind(state.tensors)
+    releases = program_order_releases(trace)
+    say("timing the host's calls")
+    host_ns = host_times(runner, state, releases)
+    say("timing the sequential CUDA graph")
+    recorder = GraphRecorder(runner, dependencies(trace))
+    n = len(trace.ops)
+    state.restore()
+    graph_time = time_instances({"graph": lambda: recorder.record(range(n), [0] * n).replay})["graph"]
+    gpu = gpu_facts()
+    say("profiling its kernels")
+    profile = profile_ops(runner, state, releases, sum(host_ns))
+    truth = GroundTruth(
+        eager=eager, graph=graph_time, attributed_frac=profile.attributed_frac, unattributed=profile.unattributed
+    )
+    ops = tuple(
+        msgspec.structs.replace(op, host_ns=host, kernels=kernels)
+        for op, host, kernels in zip(trace.ops, host_ns, profile.kernels, strict=True)
+    )
+    provenance = msgspec.structs.replace(trace.provenance, gpu=gpu)
+    trace = msgspec.structs.replace(trace, provenance=provenance, ops=ops, ground_truth=truth)
+    check_trace(trace, options.spec)
+    return Captured(trace, loss_error, gradient_error, profile)
+
+
+def build_step(options: CaptureOptions, device: torch.device) -> Step:
+    """The model of the options, on the device."""
+    return load_step(
+        options.spec,
+        mode=options.mode,
+        batch=options.batch,
+        dtype=options.dtype,
+        memory_format=options.memory_format,
+        device=device,
+        seed=options.seed,
+    )
+
+
+def bare_trace(options: CaptureOptions, step: Step, recorded: Recorded) -> Trace:
+    """The trace before anything has been timed; its operators are all on the allow-list."""
+    trace = Trace(
+        schema=SCHEMA,
+        provenance=Provenance(
+            gpu=Gpu(
+                name="", driver="", cuda="", torch=str(torch.__version__), cudnn="", sm_clock_mhz=0, mem_clock_mhz=0
+            ),
+            date=datetime.date.today().isoformat(),
+            command=options.command,
+            gpusim=gpusim.__version__,
+        ),
+        model=Model(
+            spec=options.spec,
+            network=step.network,
+            mode=options.mode,
+            batch=options.batch,
+            dtype=options.dtype,
+            memory_format=options.memory_format,
+            frontend=options.frontend,
+            optimizer="sgd_momentum" if options.mode == "train" else None,
+        ),
+        storages=tuple(recorded.storages),
+        tensors=tuple(recorded.tensors),
+        ops=tuple(recorded.ops),
+    )
+    check_operators(trace, options.spec)
+    return trace
+
+
+def program_order_releases(trace: Trace) -> tuple[tuple[int, ...], ...]:
+    """Storages to let go of before each op when everything runs on one stream."""
+    n = len(trace.ops)
+    return plan_sync(trace, dependencies(trace), range(n), [0] * n).releases
+
+
+def check_against_model(
+    trace: Trace, step: Step, graph: JointGraph, recorded: Recorded, options: CaptureOptions, device: torch.device
+) -> tuple[float, float]:
+    """Run the trace's ops on the model's own tensors and compare with the model's own step.
+
+    Returns the relative errors of the outputs (the loss, in training) and of the gradients. Raises `CaptureError` over
+    `CHECK_TOLERANCE`, and where the trace does not end in the state that recording ended in.
+    """
+    runner = Runner(trace, device)
+    state = InitialState.of({index: tensor.clone() for index, tensor in recorded.initial.items()})
+    runner.bind(state.tensors)
+    _seed(options.seed)
+    runner.run_in_order(program_order_releases(trace))
+    rebuilt = results_of(trace, runner.tensors)
+    _seed(options.seed)
+    outputs, gradients = _own_step(step)
+    tolerance = CHECK_TOLERANCE[options.dtype]
+    loss_error = _worst(recorded.outputs, outputs, rebuilt, tolerance, "output")
+    gradient_error = _worst(recorded.gradients, gradients, rebuilt, tolerance, "gradient")
+    for index, tensor in recorded.final.items():
+        error = relative_error(rebuilt[index], tensor)
+        if not error <= tolerance:
+            name = trace.tensors[index].name or f"tensor {index}"
+            raise CaptureError(f"the rebuilt step leaves '{name}' {error:.2g} away from the recorded step")
+    return loss_error, gradient_error
+
+
+def _own_step(step: Step) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Outputs (the loss, in training) and gradients of a copy of the model, computed by the model itself."""
+    module = copy.deepcopy(step.module)
+    if step.loss is None:
+        with torch.no_grad():
+            output = module(*step.inputs)
+        leaves = torch.utils._pytree.tree_leaves(output)
+        return [t for t in leaves if isinstance(t, torch.Tensor)], []
+    loss = step.loss(module(*step.inputs), step.target)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return [loss.detach()], [p.grad for p in module.parameters() if p.grad is not None]
+
+
+def _worst(
+    indices: Sequence[int], wanted: Sequence[torch.Tensor], found: dict[int, torch.Tensor], limit: float, what: str
+) -> float:
+    if len(indices) != len(wanted):
+        raise CaptureError(f"the rebuilt step has {len(indices)} {what}s, the model's own {len(wanted)}")
+    if not indices:
+        return 0.0
+    # All of a kind together: single gradients may be zero but for rounding.
+    ours = torch.cat([found[i].double().flatten() for i in indices])
+    own = torch.cat([t.double().flatten() for t in wanted])
+    error = relative_error(ours, own)
+    if not error <= limit:
+        raise CaptureError(f"the rebuilt step's {what}s differ from the model's own by {error:.2g} (limit {limit:g})")
+    return error
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """||found - wanted|| / ||wanted||; NaN never compares as small."""
+    difference = torch.linalg.vector_norm(found.double() - wanted.double()).item()
+    norm = torch.linalg.vector_norm(wanted.double()).item()
+    return difference / norm if norm else difference
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+def time_eager(step: Step, rounds: int = EAGER_ROUNDS) -> Timing:
+    """Wall time of the model's own eager step, from a quiet GPU to a quiet GPU, as a user's loop would run it."""
+    module = copy.deepcopy(step.module)
+    run = _eager_step(step, module)
+    samples = []
+    for _ in range(5):
+        run()
+    torch.cuda.synchronize()
+    for _ in range(rounds):
+        begin = perf_counter_ns()
+        repeats = 4
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+        samples.append((perf_counter_ns() - begin) // repeats)
+    return median_interval(samples)
+
+
+def _eager_step(step: Step, module: torch.nn.Module) -> Callable[[], Any]:
+    if step.loss is None:
+
+        def infer() -> Any:
+            with torch.no_grad():
+                return module(*step.inputs)
+
+        return infer
+
+    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    loss_function = step.loss
+
+    def train() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_function(module(*step.inputs), step.target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss
+
+    return train

@@ -1,0 +1,82 @@
+"""The GPU and the software around it: is it there, what is it, how fast does it run just now."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from gpusim.errors import GpuError
+from gpusim.trace.schema import Dtype, Gpu
+from gpusim.units import format_bytes
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
+
+def require_gpu() -> torch.device:
+    """The current CUDA device. Raises `GpuError` where there is none."""
+    if not torch.cuda.is_available():
+        raise GpuError(
+            "no GPU: this command runs kernels on a CUDA GPU, and torch "
+            f"{torch.__version__} sees none here (explore and simulate need no GPU)"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def gpu_facts() -> Gpu:
+    """Name, driver, versions and the clocks at this moment. Clocks that cannot be read are 0."""
+    driver, sm_clock, mem_clock = _nvidia_smi()
+    return Gpu(
+        name=torch.cuda.get_device_name(),
+        driver=driver,
+        cuda=torch.version.cuda or "",
+        torch=str(torch.__version__),
+        cudnn=str(torch.backends.cudnn.version() or ""),
+        sm_clock_mhz=sm_clock,
+        mem_clock_mhz=mem_clock,
+    )
+
+
+def _nvidia_smi() -> tuple[str, int, int]:
+    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+        driver, sm_clock, mem_clock = (part.strip() for part in lines[torch.cuda.current_device()].split(","))
+        return driver, int(sm_clock), int(mem_clock)
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return "", 0, 0
+
+
+def set_precision(dtype: Dtype) -> None:
+    """Switch TF32 on or off, as a trace's dtype says, and keep cuDNN to its heuristics (no autotuning)."""
+    allow = dtype == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allow
+    torch.backends.cudnn.allow_tf32 = allow
+    torch.backends.cudnn.benchmark = False
+
+
+def torch_dtype(dtype: Dtype) -> torch.dtype:
+    """Element type of parameters and activations."""
+    return torch.bfloat16 if dtype == "bf16" else torch.float32
+
+
+def explain_out_of_memory(function: Callable[Params, Result]) -> Callable[Params, Result]:
+    """Turn torch's out-of-memory error into a one-line `GpuError` with what was asked and what there is."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except torch.cuda.OutOfMemoryError as cause:
+            free, total = torch.cuda.mem_get_info()
+            used = torch.cuda.max_memory_allocated()
+            raise GpuError(
+                f"GPU out of memory: at most {format_bytes(used)} were in use by this step, {format_bytes(free)} of "
+                f"{format_bytes(total)} are free; try a smaller batch or fewer streams ({str(cause).split('.')[0]})"
+            ) from cause
+
+    return wrapped

@@ -1,0 +1,136 @@
+"""Running a trace's ops: the tensors by id, the calls resolved once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpusim.errors import ReplayError
+from gpusim.plan.sync import kept_storages
+from gpusim.runtime.encode import decode
+from gpusim.runtime.operators import describe, resolve
+from gpusim.runtime.record import flat_results
+from gpusim.trace.schema import Tensor, Trace
+
+
+class Runner:
+    """Runs ops of a trace on `device`, holding every live tensor by its id.
+
+    `bind` gives the tensors that exist before the step. Raises `OperatorError` for an operator not allowed here.
+    """
+
+    def __init__(self, trace: Trace, device: torch.device) -> None:
+        self.trace = trace
+        self.device = device
+        self.functions = [resolve(op.target) for op in trace.ops]
+        self.tensors: list[torch.Tensor | None] = [None] * len(trace.tensors)
+        self._kept = kept_storages(trace)
+        self._of_storage: dict[int, list[int]] = {}
+        for index, tensor in enumerate(trace.tensors):
+            self._of_storage.setdefault(tensor.storage, []).append(index)
+
+    def bind(self, tensors: dict[int, torch.Tensor]) -> None:
+        """Set tensors by id; they are used in place, and stay."""
+        for index, tensor in tensors.items():
+            self.tensors[index] = tensor
+
+    def run(self, op: int) -> None:
+        """Run one op on the current stream."""
+        node = self.trace.ops[op]
+        args = decode(list(node.args), self.tensors, self.device)
+        kwargs = {key: decode(value, self.tensors, self.device) for key, value in node.kwargs.items()}
+        with torch.no_grad():
+            results = flat_results(self.functions[op](*args, **kwargs))
+        if len(results) != len(node.outputs):
+            problem = f"op {describe(node)} returned {len(results)} results, its trace has {len(node.outputs)}"
+            raise ReplayError(f"{problem} (torch {torch.__version__})")
+        for index, result in zip(node.outputs, results, strict=True):
+            if index is not None:
+                self.tensors[index] = result
+
+    def run_in_order(self, releases: Sequence[Iterable[int]] | None = None) -> None:
+        """Run all ops in recorded order on the current stream, letting go of storages where `releases` says so."""
+        for op in range(len(self.trace.ops)):
+            if releases is not None:
+                self.release(releases[op])
+            self.run(op)
+
+    def release(self, storages: Iterable[int]) -> None:
+        """Drop every tensor of these storages."""
+        for storage in storages:
+            for index in self._of_storage[storage]:
+                self.tensors[index] = None
+
+    def drop_temporaries(self) -> None:
+        """Drop all tensors but those that exist before the step."""
+        for index, tensor in enumerate(self.trace.tensors):
+            if tensor.init is None:
+                self.tensors[index] = None
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The tensors that exist before the step, with a copy to go back to."""
+
+    tensors: dict[int, torch.Tensor]
+    pristine: dict[int, torch.Tensor]
+
+    @classmethod
+    def of(cls, tensors: dict[int, torch.Tensor]) -> InitialState:
+        return cls(tensors, {index: tensor.clone() for index, tensor in tensors.items()})
+
+    def restore(self) -> None:
+        """Undo all in-place changes."""
+        for index, tensor in self.tensors.items():
+            tensor.copy_(self.pristine[index])
+
+
+def make_initial(trace: Trace, device: torch.device, seed: int) -> InitialState:
+    """Fill the tensors that exist before the step from their `init`; aliases share memory as in the trace."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    memory: dict[int, torch.Tensor] = {}
+    result: dict[int, torch.Tensor] = {}
+    for index, tensor in enumerate(trace.tensors):
+        if tensor.init is None:
+            continue
+        dtype = getattr(torch, tensor.dtype)
+        if tensor.storage not in memory:
+            size = trace.storages[tensor.storage].bytes
+            memory[tensor.storage] = torch.empty(size, dtype=torch.uint8, device=device)
+        view = memory[tensor.storage].view(dtype) if memory[tensor.storage].numel() else memory[tensor.storage]
+        view = torch.empty(0, dtype=dtype, device=device).set_(
+            view.untyped_storage(), tensor.offset, tensor.shape, tensor.stride
+        )
+        _fill(view, tensor, generator)
+        result[index] = view
+    return InitialState.of(result)
+
+
+def _fill(view: torch.Tensor, tensor: Tensor, generator: torch.Generator) -> None:
+    init = tensor.init
+    assert init is not None
+    if init.kind == "constant":
+        view.fill_(init.a)
+    elif init.kind == "values":
+        view.copy_(torch.tensor(init.values, dtype=torch.float64).reshape(tensor.shape))
+    elif init.kind == "integers":
+        view.copy_(torch.randint(int(init.a), int(init.b) + 1, tensor.shape, generator=generator, device=view.device))
+    elif init.kind == "uniform":
+        view.copy_(torch.empty(tensor.shape, device=view.device).uniform_(init.a, init.b, generator=generator))
+    else:
+        view.copy_(torch.empty(tensor.shape, device=view.device).normal_(init.a, init.b, generator=generator))
+
+
+def results_of(trace: Trace, tensors: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+    """Copies of what the step produces, by tensor id: outputs, gradients, and the states it changes in place."""
+    written = {trace.tensors[t].storage for op in trace.ops for t in op.writes}
+    wanted: dict[int, torch.Tensor] = {}
+    for index, tensor in enumerate(trace.tensors):
+        changed = tensor.init is not None and tensor.storage in written
+        value: Any = tensors[index]
+        if (changed or tensor.role in ("output", "gradient")) and value is not None:
+            wanted[index] = value.detach().clone()
+    return wanted

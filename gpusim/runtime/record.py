@@ -1,0 +1,221 @@
+"""From a joint graph to the trace's ops, tensors and storages, by running it once on real tensors.
+
+Which tensors share memory, and which an op changes in place, is seen on the tensors themselves: storages are told apart by
+weak references, so nothing has to be kept alive for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+
+from gpusim.errors import CaptureError
+from gpusim.runtime.encode import encode
+from gpusim.runtime.joint import Call, JointGraph, State, Value
+from gpusim.runtime.operators import is_random, written_arguments
+from gpusim.trace.schema import Op, Role, Storage, Tensor, TensorInit
+
+#: Constants and integer tensors up to this size are kept element by element.
+MAX_KEPT_VALUES = 4096
+
+
+@dataclass
+class Recorded:
+    """Ops, tensors and storages of a step, the ids of its results, and the tensors that existed before it."""
+
+    ops: list[Op]
+    tensors: list[Tensor]
+    storages: list[Storage]
+    outputs: list[int]
+    gradients: list[int]
+    initial: dict[int, torch.Tensor]
+    """Tensor id -> the tensor before the step (a copy)."""
+    final: dict[int, torch.Tensor]
+    """Tensor id -> its elements after the step: outputs, gradients and what the step changed in place."""
+
+
+@dataclass
+class _Recorder:
+    tensors: list[Tensor] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+    ids: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    storage_ids: dict[int, int] = field(default_factory=dict)
+    keep: list[StorageWeakRef] = field(default_factory=list)
+
+    def storage(self, tensor: torch.Tensor) -> tuple[int, bool]:
+        """Index of the tensor's storage, and whether it is new."""
+        weak = StorageWeakRef(tensor.untyped_storage())
+        if weak.cdata in self.storage_ids:
+            return self.storage_ids[weak.cdata], False
+        # The weak reference keeps the storage's address from being used again, not its memory.
+        self.keep.append(weak)
+        self.storage_ids[weak.cdata] = len(self.storages)
+        self.storages.append(Storage(bytes=tensor.untyped_storage().nbytes()))
+        return len(self.storages) - 1, True
+
+    def tensor(self, tensor: torch.Tensor, role: Role = "activation", **fields: Any) -> int:
+        """Index of the tensor, entered where this view of this storage is new."""
+        storage, _ = self.storage(tensor)
+        shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
+        key = (storage, shape, stride, offset, tensor.dtype)
+        if key not in self.ids:
+            self.ids[key] = len(self.tensors)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self.tensors.append(
+                Tensor(shape=shape, stride=stride, offset=offset, dtype=dtype, storage=storage, role=role, **fields)
+            )
+        return self.ids[key]
+
+
+def record(graph: JointGraph) -> Recorded:
+    """Run the calls in order and record them. Raises `CaptureError` for an undeclared in-place change."""
+    calls = live_calls(graph)
+    recorder = _Recorder()
+    env: dict[str, Any] = {}
+    initial: dict[int, torch.Tensor] = {}
+    used = _used_names(calls, graph)
+    for name, state in graph.inputs.items():
+        if name not in used:
+            continue
+        tensor = state.tensor
+        env[name] = tensor
+        index = recorder.tensor(tensor, state.role, name=state.name, init=initial_values(tensor, state))
+        initial[index] = tensor.detach().clone(memory_format=torch.preserve_format)
+    last_use = _last_uses(calls, graph)
+    ops: list[Op] = []
+    for position, call in enumerate(calls):
+        ops.append(_run(call, env, recorder))
+        for name in last_use.get(position, ()):
+            env.pop(name, None)
+    outputs = [recorder.tensor(_get(value, env)) for value in graph.outputs]
+    gradients = [recorder.tensor(_get(value, env)) for value in graph.gradients]
+    final = {recorder.tensor(_get(v, env)): _get(v, env).detach().clone() for v in (*graph.outputs, *graph.gradients)}
+    written = {recorder.tensors[t].storage for op in ops for t in op.writes}
+    for name, state in graph.inputs.items():
+        if name in used:
+            index = recorder.tensor(state.tensor)
+            changed = not torch.equal(state.tensor, initial[index])
+            if changed and recorder.tensors[index].storage not in written:
+                raise CaptureError(f"an operator changes '{state.name}' in place without declaring it")
+            if recorder.tensors[index].storage in written:
+                final[index] = state.tensor.detach().clone()
+    _set_roles(recorder.tensors, outputs, "output")
+    _set_roles(recorder.tensors, gradients, "gradient")
+    return Recorded(ops, recorder.tensors, recorder.storages, outputs, gradients, initial, final)
+
+
+def live_calls(graph: JointGraph) -> list[Call]:
+    """The calls that matter: those whose results are used, that change a state, or change what is used later."""
+    needed = {value.node for value in (*graph.outputs, *graph.gradients)} | set(graph.inputs)
+    kept: list[Call] = []
+    for call in reversed(graph.calls):
+        arguments = {v.node for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)}
+        changes = any(a.alias_info is not None and a.alias_info.is_write for a in call.function._schema.arguments)
+        if call.name in needed or (changes and arguments & needed):
+            kept.append(call)
+            needed |= arguments
+    return kept[::-1]
+
+
+def _used_names(calls: list[Call], graph: JointGraph) -> set[str]:
+    used = {v.node for call in calls for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)}
+    return used | {value.node for value in (*graph.outputs, *graph.gradients)}
+
+
+def _last_uses(calls: list[Call], graph: JointGraph) -> dict[int, list[str]]:
+    """For each call, the names that nothing uses after it."""
+    last: dict[str, int] = {}
+    for position, call in enumerate(calls):
+        last[call.name] = position
+        for value in pytree.tree_leaves((call.args, call.kwargs)):
+            if isinstance(value, Value):
+                last[value.node] = position
+    for value in (*graph.outputs, *graph.gradients):
+        last.pop(value.node, None)
+    result: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if name not in graph.inputs:
+            result.setdefault(position, []).append(name)
+    return result
+
+
+def _get(value: Value, env: dict[str, Any]) -> Any:
+    result = env[value.node]
+    return result if value.index is None else result[value.index]
+
+
+def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
+    """Run one call and describe it."""
+    args, kwargs = pytree.tree_map_only(Value, lambda v: _get(v, env), (call.args, call.kwargs))
+    if not isinstance(call.function, torch._ops.OpOverload):
+        raise CaptureError(f"the step calls {call.function}, which is no ATen operator")
+    read = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    written = written_arguments(call.function, args, kwargs)
+    encoded_args = tuple(encode(arg, recorder.tensor) for arg in args)
+    encoded_kwargs = {key: encode(arg, recorder.tensor) for key, arg in kwargs.items()}
+    reads = list(dict.fromkeys(recorder.tensor(t) for t in read))
+    writes = list(dict.fromkeys(recorder.tensor(t) for t in written))
+    known = len(recorder.storages)
+    with torch.no_grad():
+        result = call.function(*args, **kwargs)
+    env[call.name] = result
+    outputs: list[int | None] = []
+    for part in flat_results(result):
+        if not isinstance(part, torch.Tensor):
+            outputs.append(None)
+            continue
+        index = recorder.tensor(part)
+        outputs.append(index)
+        if recorder.tensors[index].storage >= known and index not in writes:
+            writes.append(index)
+    if not writes:
+        reads = []  # a view: it looks at no element
+    return Op(
+        name=call.name,
+        target=str(call.function),
+        args=encoded_args,
+        kwargs=encoded_kwargs,
+        outputs=tuple(outputs),
+        reads=tuple(reads),
+        writes=tuple(writes),
+        random=is_random(call.function),
+        phase=call.phase,
+        layer=call.layer,
+    )
+
+
+def flat_results(result: Any) -> list[Any]:
+    """What a call returned, as a flat list: one entry for each tensor (or None or number) in order."""
+    if isinstance(result, list | tuple):
+        return [part for item in result for part in flat_results(item)]
+    return [] if result is None and not isinstance(result, torch.Tensor) else [result]
+
+
+def initial_values(tensor: torch.Tensor, state: State) -> TensorInit:
+    """How replay makes a tensor like this one: exact where small and integral or constant, else its distribution."""
+    if tensor.numel() == 0:
+        return TensorInit(kind="constant")
+    values = tensor.detach().double().flatten()
+    low, high = values.min().item(), values.max().item()
+    if low == high:
+        return TensorInit(kind="constant", a=low)
+    exact = state.role == "constant" or not tensor.is_floating_point()
+    if exact and state.role != "target" and tensor.numel() <= MAX_KEPT_VALUES:
+        return TensorInit(kind="values", values=tuple(values.tolist()))
+    if not tensor.is_floating_point():
+        return TensorInit(kind="integers", a=low, b=high)
+    if low >= 0:
+        return TensorInit(kind="uniform", a=low, b=high)
+    return TensorInit(kind="normal", a=values.mean().item(), b=values.std().item())
+
+
+def _set_roles(tensors: list[Tensor], indices: list[int], role: Role) -> None:
+    import msgspec
+
+    for index in indices:
+        if tensors[index].role == "activation":
+            tensors[index] = msgspec.structs.replace(tensors[index], role=role)

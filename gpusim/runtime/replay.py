@@ -1,0 +1,175 @@
+"""`gpusim replay`: run a schedule on the GPU from its trace alone, check its outputs, time it against the sequential graph."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from gpusim.engine.reference import ReferenceEngine
+from gpusim.errors import ReplayError
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck
+from gpusim.plan.schedule import Schedule, check_schedule
+from gpusim.runtime.allowlist import check_operators
+from gpusim.runtime.cudagraph import GraphRecorder, RecordedGraph
+from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
+from gpusim.runtime.execute import InitialState, Runner, make_initial, results_of
+from gpusim.runtime.timing import INSTANCES, time_instances
+from gpusim.trace.schema import Dtype, Trace
+from gpusim.trace.store import structure_hash
+
+#: Largest relative difference of an output from the sequential run, by dtype: what the order of atomic additions in a kernel
+#: can do to a gradient. Schedules whose kernels are deterministic agree bit for bit.
+TOLERANCE: dict[Dtype, float] = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 2e-2}
+
+
+@explain_out_of_memory
+def replay(
+    trace: Trace,
+    schedules: Sequence[Schedule],
+    hardware: HardwareModel,
+    *,
+    command: str = "",
+    seed: int = 0,
+    instances: int = INSTANCES,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Measurement]:
+    """Replay schedules of one trace, all timed in turns with the sequential graph.
+
+    Raises `ScheduleError` for an illegal schedule, `OperatorError` for a forbidden operator, `GpuError` without a GPU or
+    memory. Outputs that differ are reported in the measurement, not raised; `require_equal` raises.
+    """
+    device = require_gpu()
+    check_operators(trace, trace.name)
+    graph = OpGraph.build(trace, hardware)
+    legal = [check_schedule(schedule, trace, graph.preds) for schedule in schedules]
+    set_precision(trace.model.dtype)
+    say("rebuilding the step")
+    runner = Runner(trace, device)
+    state = make_initial(trace, device, seed)
+    runner.bind(state.tensors)
+    recorder = GraphRecorder(runner, graph.preds)
+    n = len(trace.ops)
+    sequential_order = (list(range(n)), [0] * n)
+    recorded = [_record(recorder, state, *assignment) for assignment in (sequential_order, *legal)]
+    say("comparing outputs")
+    wanted = _results(trace, recorded[0], state, seed)
+    repeated = compare(trace, _results(trace, recorded[0], state, seed), wanted)
+    checks = [_check(trace, _results(trace, r, state, seed), wanted, repeated) for r in recorded[1:]]
+    say("timing")
+    peaks = [r.peak_bytes for r in recorded]
+    events = [r.sync.events for r in recorded]
+    recorded.clear()
+    state.restore()
+    times = time_instances(
+        {str(i): partial(_again, recorder, *a) for i, a in enumerate((sequential_order, *legal))}, instances
+    )
+    gpu = gpu_facts()
+    engine = ReferenceEngine()
+    predicted = [
+        engine.run(lower(graph, *assignment), graph.hardware, record=False).makespan_ns
+        for assignment in (sequential_order, *legal)
+    ]
+    return [
+        Measurement(
+            schema=SCHEMA,
+            trace=trace.name,
+            trace_hash=structure_hash(trace),
+            policy=schedule.policy,
+            streams=schedule.streams,
+            schedule=times[str(index)],
+            sequential=times["0"],
+            predicted_ns=predicted[index],
+            predicted_sequential_ns=predicted[0],
+            hardware=hardware.label,
+            outputs=checks[index - 1],
+            peak_bytes=peaks[index],
+            sequential_peak_bytes=peaks[0],
+            events=events[index],
+            gpu=gpu,
+            date=datetime.date.today().isoformat(),
+            command=command,
+        )
+        for index, schedule in enumerate(schedules, start=1)
+    ]
+
+
+def require_equal(measurement: Measurement) -> None:
+    """Raise `ReplayError` where the schedule's outputs were not those of the sequential run."""
+    outputs = measurement.outputs
+    if not outputs.equal:
+        raise ReplayError(
+            f"replay of '{measurement.trace}', policy {measurement.policy}: outputs differ from the sequential run by "
+            f"{outputs.worst_error:.2g} (tolerance {outputs.tolerance:g}); the times mean nothing"
+        )
+
+
+def _record(
+    recorder: GraphRecorder, state: InitialState, order: Sequence[int], streams: Sequence[int]
+) -> RecordedGraph:
+    state.restore()
+    return recorder.record(order, streams)
+
+
+def _again(recorder: GraphRecorder, order: Sequence[int], streams: Sequence[int]) -> Callable[[], None]:
+    """One more instance of a schedule's graph."""
+    return recorder.record(order, streams, warm=False).replay
+
+
+def _results(trace: Trace, recorded: RecordedGraph, state: InitialState, seed: int) -> dict[int, torch.Tensor]:
+    """Results of one run from the initial state, with the generator set back."""
+    state.restore()
+    torch.cuda.manual_seed(seed)
+    recorded.replay()
+    torch.cuda.synchronize()
+    return results_of(trace, recorded.tensors)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far two sets of results are apart."""
+
+    bit_equal: bool
+    worst_error: float
+    compared: int
+
+
+def compare(trace: Trace, found: dict[int, torch.Tensor], wanted: dict[int, torch.Tensor]) -> Comparison:
+    """Compare results tensor by tensor. Raises `ReplayError` for NaN in the reference or a missing result."""
+    worst, equal = 0.0, True
+    for index, reference in wanted.items():
+        if index not in found:
+            raise ReplayError(f"the schedule did not produce tensor {index}")
+        if reference.is_floating_point() and not torch.isfinite(reference).all():
+            name = trace.tensors[index].name or f"tensor {index} ({trace.tensors[index].role})"
+            raise ReplayError(f"the sequential run gives values that are not finite in {name}; nothing to compare with")
+        if torch.equal(found[index], reference):
+            continue
+        equal = False
+        difference = torch.linalg.vector_norm(found[index].double() - reference.double()).item()
+        norm = torch.linalg.vector_norm(reference.double()).item()
+        error = difference / norm if norm else difference
+        worst = max(worst, error if error == error else float("inf"))
+    return Comparison(equal, worst, len(wanted))
+
+
+def _check(
+    trace: Trace, found: dict[int, torch.Tensor], wanted: dict[int, torch.Tensor], repeated: Comparison
+) -> OutputCheck:
+    comparison = compare(trace, found, wanted)
+    tolerance = TOLERANCE[trace.model.dtype]
+    return OutputCheck(
+        equal=comparison.worst_error <= max(tolerance, 3 * repeated.worst_error),
+        bit_equal=comparison.bit_equal,
+        sequential_repeats=repeated.bit_equal,
+        worst_error=comparison.worst_error,
+        sequential_error=repeated.worst_error,
+        tolerance=max(tolerance, 3 * repeated.worst_error),
+        compared=comparison.compared,
+    )

@@ -1,0 +1,1 @@
+"""Search: bounds, the anytime search, and what it found put into words."""

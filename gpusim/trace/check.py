@@ -1,0 +1,112 @@
+"""What a trace must satisfy beyond its types: references, order, sizes. Each problem names its JSON path."""
+
+from __future__ import annotations
+
+from gpusim.errors import TraceError
+from gpusim.trace.dependencies import handles
+from gpusim.trace.schema import Op, Trace
+from gpusim.trace.values import problem_with
+
+DTYPE_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2, "uint32": 4, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+def check_trace(trace: Trace, file: str) -> None:
+    """Raise `TraceError` at the first reference that dangles, tensor outside its storage, or op out of order."""
+    if not trace.ops:
+        raise TraceError(file, "has no ops", place="$.ops")
+    if not any(op.kernels for op in trace.ops):
+        raise TraceError(file, "has no kernels in any op", place="$.ops")
+    _check_tensors(trace, file)
+    seen: dict[str, int] = {}
+    for index, op in enumerate(trace.ops):
+        place = f"$.ops[{index}]"
+        if op.name in seen:
+            raise TraceError(file, f"op name '{op.name}' is taken by $.ops[{seen[op.name]}]", place=f"{place}.name")
+        seen[op.name] = index
+        _check_arguments(op, len(trace.tensors), file, place)
+    _check_order(trace, file)
+
+
+def _check_tensors(trace: Trace, file: str) -> None:
+    for index, tensor in enumerate(trace.tensors):
+        place = f"$.tensors[{index}]"
+        if tensor.dtype not in DTYPE_BYTES:
+            raise TraceError(file, f"unknown dtype '{tensor.dtype}'", place=f"{place}.dtype")
+        if tensor.storage >= len(trace.storages):
+            problem = f"storage {tensor.storage} does not exist (there are {len(trace.storages)})"
+            raise TraceError(file, problem, place=f"{place}.storage")
+        if len(tensor.stride) != len(tensor.shape):
+            raise TraceError(file, f"{len(tensor.stride)} strides for {len(tensor.shape)} dimensions", place=place)
+        if 0 not in tensor.shape:
+            last = tensor.offset + sum((s - 1) * d for s, d in zip(tensor.shape, tensor.stride, strict=True))
+            needed = (last + 1) * DTYPE_BYTES[tensor.dtype]
+            if needed > trace.storages[tensor.storage].bytes:
+                problem = f"needs {needed} bytes of a storage of {trace.storages[tensor.storage].bytes}"
+                raise TraceError(file, problem, place=place)
+
+
+def _check_arguments(op: Op, n_tensors: int, file: str, place: str) -> None:
+    for key, value in [(f"args[{i}]", arg) for i, arg in enumerate(op.args)] + [
+        (f"kwargs.{name}", arg) for name, arg in op.kwargs.items()
+    ]:
+        problem = problem_with(value)
+        if problem:
+            raise TraceError(file, problem, place=f"{place}.{key}")
+    groups = {
+        "args": handles(op),
+        "reads": op.reads,
+        "writes": op.writes,
+        "outputs": [tensor for tensor in op.outputs if tensor is not None],
+    }
+    for key, tensors in groups.items():
+        for tensor in tensors:
+            if not 0 <= tensor < n_tensors:
+                problem = f"dangling reference: tensor {tensor} does not exist (there are {n_tensors})"
+                raise TraceError(file, problem, place=f"{place}.{key}")
+
+
+def _check_order(trace: Trace, file: str) -> None:
+    """Every tensor exists, by its `init` or an earlier op, before an op uses it."""
+    makers: dict[int, int] = {}
+    for index, op in enumerate(trace.ops):
+        for tensor in (*op.outputs, *op.writes):
+            if tensor is not None:
+                makers.setdefault(tensor, index)
+    for index, op in enumerate(trace.ops):
+        for tensor in sorted(handles(op) | set(op.reads)):
+            if trace.tensors[tensor].init is not None:
+                continue
+            maker = makers.get(tensor)
+            if maker is None:
+                problem = f"tensor {tensor} is read, but no op writes it and it has no 'init'"
+                raise TraceError(file, problem, place=f"$.ops[{index}]")
+            if maker > index or (maker == index and tensor in op.reads and tensor in op.outputs):
+                other = trace.ops[maker].name
+                kind = "cycle" if _reaches(trace, index, maker) else "order against the dependencies"
+                problem = f"{kind}: op '{op.name}' uses tensor {tensor}, which op '{other}' writes at $.ops[{maker}]"
+                raise TraceError(file, problem, place=f"$.ops[{index}]")
+
+
+def _reaches(trace: Trace, source: int, goal: int) -> bool:
+    """Whether op `goal` uses, directly or not, what op `source` writes."""
+    if source == goal:
+        return True
+    users: dict[int, list[int]] = {}
+    for index, op in enumerate(trace.ops):
+        for tensor in handles(op) | set(op.reads):
+            users.setdefault(tensor, []).append(index)
+    todo, seen = [source], {source}
+    while todo:
+        op = trace.ops[todo.pop()]
+        for tensor in (*op.outputs, *op.writes):
+            for user in users.get(tensor, ()) if tensor is not None else ():
+                if user == goal:
+                    return True
+                if user not in seen:
+                    seen.add(user)
+                    todo.append(user)
+    return False

@@ -1,0 +1,65 @@
+"""Dependencies between ops, from data alone.
+
+An op depends on (1) the ops that made the tensors in its arguments, (2) the last writers of every storage it reads,
+(3) the last readers and writers of every storage it changes in place, (4) the random op before it, if it is one too:
+both draw from one generator, and another order would draw other numbers. Program order adds nothing else.
+Storage is the unit: two tensors that alias are the same memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from gpusim.trace.schema import Op, Trace
+from gpusim.trace.values import tensor_refs
+
+
+def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
+    """For each op, the sorted indices of the ops that must have ended before it starts.
+
+    Every index is smaller than the op's own: the recorded order is one legal order, which reading a trace checks.
+    """
+    storage_of = [tensor.storage for tensor in trace.tensors]
+    maker: dict[int, int] = {}
+    writers: dict[int, int] = {}
+    readers: defaultdict[int, list[int]] = defaultdict(list)
+    last_random: int | None = None
+    result: list[tuple[int, ...]] = []
+    for index, op in enumerate(trace.ops):
+        found: set[int] = set()
+        for tensor in handles(op):
+            if tensor in maker:
+                found.add(maker[tensor])
+        for storage in {storage_of[tensor] for tensor in op.reads}:
+            if storage in writers:
+                found.add(writers[storage])
+            readers[storage].append(index)
+        for storage in {storage_of[tensor] for tensor in op.writes}:
+            if storage in writers:
+                found.add(writers[storage])
+            found.update(readers[storage])
+            writers[storage] = index
+            readers[storage] = []
+        if op.random:
+            if last_random is not None:
+                found.add(last_random)
+            last_random = index
+        for tensor in op.outputs:
+            if tensor is not None:
+                maker.setdefault(tensor, index)
+        found.discard(index)
+        result.append(tuple(sorted(found)))
+    return tuple(result)
+
+
+def handles(op: Op) -> set[int]:
+    """Tensors that the op's arguments mention."""
+    return set(tensor_refs([list(op.args), op.kwargs]))
+
+
+def reads_writes_storages(trace: Trace) -> list[tuple[frozenset[int], frozenset[int]]]:
+    """For each op, the storages whose elements it reads and those it writes."""
+    storage_of = [tensor.storage for tensor in trace.tensors]
+    return [
+        (frozenset(storage_of[t] for t in op.reads), frozenset(storage_of[t] for t in op.writes)) for op in trace.ops
+    ]

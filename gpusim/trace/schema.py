@@ -1,0 +1,212 @@
+"""The trace document: one captured step, as frozen values.
+
+Times are integer nanoseconds, sizes bytes. Tensors, storages and ops are referred to by their index.
+`docs/trace_format.md` describes every field; the JSON Schema is generated from these classes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+from gpusim.files import Count, Document, Nanoseconds, Positive
+
+SCHEMA: Final = "gpusim-trace/1"
+
+Dim3 = tuple[Positive, Positive, Positive]
+
+Role = Literal[
+    "input", "target", "parameter", "buffer", "constant", "activation", "gradient", "optimizer_state", "output"
+]
+Phase = Literal["forward", "backward", "optimizer"]
+Mode = Literal["infer", "train"]
+Dtype = Literal["fp32", "tf32", "bf16"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+Frontend = Literal["aten", "inductor"]
+TaskKind = Literal["kernel", "memset", "memcpy"]
+
+
+class Gpu(Document, frozen=True, kw_only=True):
+    """The GPU and software that a trace or measurement was taken with."""
+
+    name: str
+    driver: str
+    cuda: str
+    torch: str
+    cudnn: str
+    sm_clock_mhz: Count
+    """SM clock seen while the GPU was busy with this step; 0 where it could not be read."""
+    mem_clock_mhz: Count
+
+
+class Provenance(Document, frozen=True, kw_only=True):
+    """Where a trace comes from."""
+
+    gpu: Gpu
+    date: str
+    """Day of the capture, `yyyy-mm-dd`."""
+    command: str
+    gpusim: str
+    """Version of gpusim that wrote it."""
+
+
+class Model(Document, frozen=True, kw_only=True):
+    """What was captured."""
+
+    spec: str
+    """As given to `gpusim capture`: `torchvision:NAME`, `timm:NAME` or `file.py:function`."""
+    network: str
+    mode: Mode
+    batch: Positive
+    dtype: Dtype
+    memory_format: MemoryFormat
+    frontend: Frontend
+    optimizer: str | None = None
+    """`sgd_momentum` for a training step."""
+
+
+class TensorInit(Document, frozen=True, kw_only=True):
+    """How replay fills a tensor that exists before the step, so that values stay in the model's range."""
+
+    kind: Literal["normal", "uniform", "integers", "constant", "values"]
+    """`normal`: a = mean, b = standard deviation; `uniform`, `integers`: a = smallest, b = largest; `constant`: a;
+    `values`: the elements themselves, in `values`."""
+    a: float = 0.0
+    b: float = 0.0
+    values: tuple[float, ...] = ()
+
+
+class Storage(Document, frozen=True, kw_only=True):
+    """A piece of memory; tensors that alias share one."""
+
+    bytes: Count
+
+
+class Tensor(Document, frozen=True, kw_only=True):
+    """A tensor: a shape and strides over a storage."""
+
+    shape: tuple[Count, ...]
+    stride: tuple[Count, ...]
+    dtype: str
+    """torch's name without the prefix: `float32`, `int64` ..."""
+    storage: Count
+    offset: Count = 0
+    """First element, in elements from the storage's start."""
+    role: Role
+    name: str = ""
+    """Parameter or buffer name where there is one."""
+    init: TensorInit | None = None
+    """Set for every tensor that the step reads without having written it."""
+
+
+class Counters(Document, frozen=True, kw_only=True):
+    """Hardware counters of one launch, gathered with Nsight Compute."""
+
+    dram_bytes: Count
+    l2_bytes: Count
+    instructions: Count
+    tensor_instructions: Count
+
+
+class Kernel(Document, frozen=True, kw_only=True):
+    """One GPU launch (or memory operation) of an op."""
+
+    name: str
+    dur_ns: Nanoseconds
+    """Median over `samples` runs, alone on the GPU."""
+    kind: TaskKind = "kernel"
+    grid: Dim3 = (1, 1, 1)
+    """Blocks in x, y, z."""
+    block: Dim3 = (1, 1, 1)
+    """Threads of a block in x, y, z."""
+    cluster: Dim3 | None = None
+    regs_per_thread: Count = 0
+    smem_bytes: Count = 0
+    """Shared memory of a block, static and dynamic together."""
+    smem_static_bytes: Count | None = None
+    smem_dynamic_bytes: Count | None = None
+    """The two parts where the profiler tells them apart."""
+    lo_ns: Nanoseconds = 0
+    """10th percentile of the samples."""
+    hi_ns: Nanoseconds = 0
+    """90th percentile of the samples."""
+    samples: Count = 0
+    bytes: Count = 0
+    """Bytes moved or set, for `memcpy` and `memset`."""
+    counters: Counters | None = None
+
+
+class Op(Document, frozen=True, kw_only=True):
+    """A node of the data-flow graph: one ATen call."""
+
+    name: str
+    target: str
+    """Operator and overload: `aten.convolution.default`."""
+    args: tuple[Any, ...] = ()
+    """Encoded positional arguments; docs/trace_format.md gives the encoding."""
+    kwargs: dict[str, Any] = {}
+    outputs: tuple[int | None, ...] = ()
+    """Tensors returned, flattened; null where the op returns no tensor in that place."""
+    reads: tuple[Count, ...] = ()
+    """Tensors whose elements it reads."""
+    writes: tuple[Count, ...] = ()
+    """Tensors whose elements it writes, new ones and those changed in place."""
+    random: bool = False
+    """It draws random numbers; such ops keep their order, since they share the generator."""
+    phase: Phase = "forward"
+    layer: str = ""
+    """Path of the module it belongs to, such as `inception3a.branch1.conv`."""
+    host_ns: Nanoseconds = 0
+    """Time of the call on the host, eager, median."""
+    kernels: tuple[Kernel, ...] = ()
+
+
+class Timing(Document, frozen=True, kw_only=True):
+    """A wall time measured without a profiler, over several rounds."""
+
+    median_ns: Nanoseconds
+    lo_ns: Nanoseconds
+    """Lower end of the 95 % interval of the median."""
+    hi_ns: Nanoseconds
+    rounds: Count
+
+
+class GroundTruth(Document, frozen=True, kw_only=True):
+    """What the captured step takes, unprofiled."""
+
+    eager: Timing
+    """The model's own eager step (with torch.optim's SGD in training), host time included."""
+    graph: Timing
+    """The ops of this trace, in order, on one stream, in a CUDA graph."""
+    attributed_frac: Annotated[float, Meta(ge=0, le=1)]
+    """Share of the profiled GPU time that was tied to an op."""
+    unattributed: tuple[str, ...] = ()
+    """Names of what was not tied to one."""
+
+
+class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
+    """One captured step."""
+
+    schema: Literal["gpusim-trace/1"]
+    provenance: Provenance
+    model: Model
+    storages: tuple[Storage, ...]
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    ground_truth: GroundTruth | None = None
+
+    @property
+    def name(self) -> str:
+        """`<network>-<train|infer>-b<batch>[-<dtype>][-<frontend>]`; TF32 and ATen are not spelled out."""
+        return trace_name(self.model)
+
+
+def trace_name(model: Model) -> str:
+    """The name under which a capture of `model` is bundled."""
+    parts = [model.network, model.mode, f"b{model.batch}"]
+    if model.dtype != "tf32":
+        parts.append(model.dtype)
+    if model.frontend != "aten":
+        parts.append(model.frontend)
+    return "-".join(parts)

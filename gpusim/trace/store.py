@@ -1,0 +1,77 @@
+"""Traces in files and the bundled ones: read, write, find by name, hash."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpusim.errors import TraceError, UnknownNameError
+from gpusim.files import decode_document, decompress, encode_json, read_document, write_document
+from gpusim.resources import resource_dir
+from gpusim.trace.check import check_trace
+from gpusim.trace.schema import SCHEMA, Trace
+
+TRACE_SUFFIXES = (".json", ".json.gz")
+
+
+def read_trace(path: Path) -> Trace:
+    """Read and check a trace file. Raises `TraceError` with file, JSON path and value."""
+    trace = read_document(path, Trace, SCHEMA, TraceError)
+    check_trace(trace, str(path))
+    return trace
+
+
+def parse_trace(data: bytes, name: str) -> Trace:
+    """A trace from bytes in memory (an upload), checked like a file; `name` is for messages."""
+    trace = decode_document(decompress(data, name, TraceError), Trace, SCHEMA, name, TraceError)
+    check_trace(trace, name)
+    return trace
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Write a trace as JSON, gzipped where the name ends in `.gz`; all or nothing. Raises `OutputError`."""
+    write_document(path, trace)
+
+
+def load_trace(name_or_file: str) -> Trace:
+    """A trace by file name (`.json`, `.json.gz`) or by bundled name.
+
+    Raises `TraceError` for a bad file and `UnknownNameError`, with the nearest name, for an unknown bundled one.
+    """
+    path = Path(name_or_file)
+    if name_or_file.endswith(TRACE_SUFFIXES) or path.is_file():
+        return read_trace(path)
+    bundled = bundled_traces()
+    if name_or_file not in bundled:
+        raise UnknownNameError("trace", name_or_file, bundled)
+    return read_trace(bundled[name_or_file])
+
+
+def bundled_traces() -> dict[str, Path]:
+    """Name -> file of every trace that ships with gpusim, sorted by name."""
+    folder = resource_dir("traces")
+    return {path.name.removesuffix(".json.gz"): path for path in sorted(folder.glob("*.json.gz"))}
+
+
+def read_manifest() -> list[dict[str, Any]]:
+    """The manifest of the bundled traces: for each its file, GPU, torch, command, date, sha256, ops and kernels."""
+    path = resource_dir("traces") / "manifest.json"
+    if not path.is_file():
+        return []
+    document: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    return list(document["traces"])
+
+
+def structure_hash(trace: Trace) -> str:
+    """Hash of the step's structure (ops, arguments, tensors), not of its timings.
+
+    A schedule is tied to this: it stays valid when the same step is captured again, on this GPU or another.
+    """
+    structure = {
+        "ops": [[o.name, o.target, o.args, o.kwargs, o.outputs, o.reads, o.writes, o.random] for o in trace.ops],
+        "tensors": [[t.shape, t.stride, t.offset, t.dtype, t.storage] for t in trace.tensors],
+    }
+    return hashlib.sha256(encode_json(structure)).hexdigest()[:32]

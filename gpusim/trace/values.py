@@ -1,0 +1,43 @@
+"""The encoding of operator arguments in a trace: walk it without knowing torch.
+
+Plain JSON stands for itself (null, true, 3, 0.5, "mean", lists). Everything else is an object with one key:
+`{"tensor": 12}`, `{"float": "inf"}`, `{"dtype": "float32"}`, `{"device": "cuda"}`, `{"layout": "strided"}`,
+`{"memory_format": "channels_last"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+TENSOR = "tensor"
+TAGS = frozenset({TENSOR, "float", "dtype", "device", "layout", "memory_format"})
+
+
+def tensor_refs(value: Any) -> Iterator[int]:
+    """Indices of the tensors that an encoded argument (or list, or dict of arguments) mentions, in order."""
+    if isinstance(value, dict):
+        if len(value) == 1 and isinstance(value.get(TENSOR), int):
+            yield value[TENSOR]
+        else:
+            for part in value.values():
+                yield from tensor_refs(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensor_refs(part)
+
+
+def problem_with(value: Any) -> str | None:
+    """What is wrong with an encoded argument, or None."""
+    if isinstance(value, dict):
+        if len(value) != 1 or next(iter(value)) not in TAGS:
+            return f"an encoded argument has one key of {', '.join(sorted(TAGS))}, found {sorted(map(str, value))}"
+        tag, inner = next(iter(value.items()))
+        if tag == TENSOR and (not isinstance(inner, int) or isinstance(inner, bool) or inner < 0):
+            return f"a tensor reference is an index, found {inner!r}"
+        if tag != TENSOR and not isinstance(inner, str):
+            return f"a {tag} is a text, found {inner!r}"
+        return None
+    if isinstance(value, list | tuple):
+        return next((found for part in value if (found := problem_with(part))), None)
+    return None

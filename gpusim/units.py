@@ -1,0 +1,37 @@
+"""Units: integer nanoseconds and bytes inside, text for people at the edge."""
+
+from __future__ import annotations
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+def us_to_ns(time_us: float) -> int:
+    """Microseconds (float, as profilers give them) to whole nanoseconds, rounded to the nearest."""
+    return round(time_us * NS_PER_US)
+
+
+def ms_to_ns(time_ms: float) -> int:
+    """Milliseconds (float, as CUDA events give them) to whole nanoseconds, rounded to the nearest."""
+    return round(time_ms * NS_PER_MS)
+
+
+def format_ns(time_ns: float) -> str:
+    """A time for people, in ns, us, ms or s with four significant digits: `869.1 us`."""
+    for limit, divisor, unit in ((1e3, 1, "ns"), (1e6, 1e3, "us"), (1e9, 1e6, "ms")):
+        if abs(time_ns) < limit:
+            return f"{time_ns / divisor:.4g} {unit}" if divisor > 1 else f"{time_ns:.0f} ns"
+    return f"{time_ns / 1e9:.4g} s"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """A size for people, in B, KiB, MiB or GiB: `26.3 MiB`."""
+    for limit, divisor, unit in ((KIB, 1, "B"), (MIB, KIB, "KiB"), (GIB, MIB, "MiB")):
+        if abs(size_bytes) < limit:
+            return f"{size_bytes / divisor:.3g} {unit}"
+    return f"{size_bytes / GIB:.3g} GiB"

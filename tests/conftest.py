@@ -1,0 +1,96 @@
+"""What tests share: which ones a machine without a GPU leaves out, and that nothing else is left out silently."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import settings
+
+# No deadline: shared CI machines stall. Derandomized: a run fails because of the change, never because of the draw.
+# `--hypothesis-profile=default` searches at random.
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci")
+
+NO_GPU = "needs a CUDA GPU: "
+
+_UNEXPECTED_SKIPS = pytest.StashKey[list[str]]()
+
+
+@functools.cache
+def gpus() -> tuple[int, str]:
+    """How many GPUs torch can use, and where it is none, why. Imports torch: only called for a test that needs it."""
+    try:
+        import torch
+    except ImportError as cause:
+        return 0, f"torch cannot be imported ({cause})"
+    with warnings.catch_warnings(action="ignore"):  # a CUDA build of torch warns where there is no driver
+        available = torch.cuda.is_available()
+    if not available:
+        return 0, f"torch {torch.__version__} finds none"
+    # `is_available` can be true with every device hidden.
+    count = torch.cuda.device_count()
+    return count, "" if count else "every device is hidden (CUDA_VISIBLE_DEVICES)"
+
+
+def gpus_wanted(marker: pytest.Mark) -> int:
+    """The `count` of a `gpu(count=1)` marker."""
+    return int(marker.kwargs.get("count", marker.args[0] if marker.args else 1))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_UNEXPECTED_SKIPS] = []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("gpu")
+    if marker is None:
+        return
+    wanted = gpus_wanted(marker)
+    found, problem = gpus()
+    if found < wanted:
+        pytest.skip(NO_GPU + (problem or f"{wanted} of them, and this machine has {found}"))
+
+
+# --- In CI a skipped test is a failed run: the only reason accepted is the missing GPU. ---
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterable[None]:
+    report = yield
+    _note_skip(collector.config, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterable[None]:
+    report = yield
+    _note_skip(item.config, report)
+    return report
+
+
+def _note_skip(config: pytest.Config, report: pytest.CollectReport | pytest.TestReport) -> None:
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    reason = reason.removeprefix("Skipped: ")
+    if not reason.startswith(NO_GPU):
+        config.stash[_UNEXPECTED_SKIPS].append(f"{report.nodeid}: {reason}")
+
+
+def _skips_that_fail(config: pytest.Config) -> list[str]:
+    return config.stash[_UNEXPECTED_SKIPS] if os.environ.get("CI") == "true" else []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.OK and _skips_that_fail(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for skip in _skips_that_fail(config):
+        terminalreporter.write_line(f"FAILED: skipped in CI, and not for want of a GPU: {skip}", red=True)
