@@ -8,6 +8,7 @@ queues are below. Equal times are settled by what happened: ends before arrivals
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -224,7 +225,10 @@ class _Device:
         event._ok = True
         event._value = None
         event.callbacks.append(lambda _: action())
-        self.env.schedule(event, priority=priority, delay=max(0.0, time - self.env.now))
+        delay = max(0.0, time - self.env.now)
+        while self.env.now + delay < time:  # rounded down: the front end would find itself still busy, for good
+            delay = math.nextafter(delay, math.inf)
+        self.env.schedule(event, priority=priority, delay=delay)
 
 
 class _Host:

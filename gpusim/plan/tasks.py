@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from gpusim.errors import PlanError
@@ -78,7 +79,7 @@ def check_plan(plan: Plan) -> None:
     preds: list[list[int]] = []
     last: dict[tuple[int, int], int] = {}
     for index, task in enumerate(plan.tasks):
-        if not (task.dur_ns >= 0 and task.extra_ns >= 0 and task.host_ns >= 0):
+        if not all(0 <= time_ns < inf for time_ns in (task.dur_ns, task.extra_ns, task.host_ns)):
             raise PlanError(f"task {index} '{task.name[:60]}' has a duration of {task.dur_ns} ns")
         for before in task.deps:
             if not 0 <= before < n:

@@ -6,6 +6,7 @@ weak references, so nothing has to be kept alive for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,8 @@ from gpusim.runtime.joint import Call, JointGraph, State, Value
 from gpusim.runtime.operators import is_random, written_arguments
 from gpusim.trace.schema import Op, Role, Storage, Tensor, TensorInit
 
+#: Operators that return a view although their schema does not say so.
+UNDECLARED_VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias")
 #: Constants and integer tensors up to this size are kept element by element.
 MAX_KEPT_VALUES = 4096
 
@@ -109,16 +112,45 @@ def record(graph: JointGraph) -> Recorded:
 
 
 def live_calls(graph: JointGraph) -> list[Call]:
-    """The calls that matter: those whose results are used, that change a state, or change what is used later."""
+    """The calls that matter: those whose results are used, or that change memory which is used later or outlives the step.
+
+    Memory is followed through views: writing to a slice of a tensor counts as writing to the tensor.
+    """
+    group = _alias_groups(graph)
     needed = {value.node for value in (*graph.outputs, *graph.gradients)} | set(graph.inputs)
+    needed_groups = {group(name) for name in needed}
     kept: list[Call] = []
     for call in reversed(graph.calls):
-        arguments = {v.node for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)}
-        changes = any(a.alias_info is not None and a.alias_info.is_write for a in call.function._schema.arguments)
-        if call.name in needed or (changes and arguments & needed):
+        changed = any(
+            a.alias_info is not None and a.alias_info.is_write for a in call.function._schema.arguments
+        ) and any(group(name) in needed_groups for name in _arguments(call))
+        if call.name in needed or changed:
             kept.append(call)
-            needed |= arguments
+            needed |= _arguments(call)
+            needed_groups |= {group(name) for name in _arguments(call)}
     return kept[::-1]
+
+
+def _arguments(call: Call) -> set[str]:
+    """Names of the calls and inputs that a call's arguments mention."""
+    return {v.node for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)}
+
+
+def _alias_groups(graph: JointGraph) -> Callable[[str], str]:
+    """A function from a name to one name that stands for all that may share its memory."""
+    parent: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while parent.get(name, name) != name:
+            name = parent[name]
+        return name
+
+    for call in graph.calls:
+        schema = call.function._schema
+        if any(result.alias_info is not None for result in schema.returns) or schema.name in UNDECLARED_VIEWS:
+            for name in _arguments(call):
+                parent[find(name)] = find(call.name)
+    return find
 
 
 def _used_names(calls: list[Call], graph: JointGraph) -> set[str]:

@@ -1,7 +1,7 @@
 """JSON Schemas of the documents, generated from the classes that read them, with their docstrings as descriptions.
 
 The generated files lie beside this module and ship with the package; `scripts/make_schemas.py` writes them. A schema
-knows types, ranges and names. What a document must satisfy beyond that (references, order, sizes) is checked on reading.
+knows types, ranges and names. What documents must satisfy beyond that (references, order, sizes) is checked on reading.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def schema_of(kind: str) -> dict[str, Any]:
         arguments = definitions["Op"]["properties"]
         arguments["args"]["items"] = arguments["kwargs"]["additionalProperties"] = {"$ref": "#/$defs/Argument"}
         definitions["Argument"] = ARGUMENT
+    _null_last(definitions)
     (version,) = definitions[document.__name__]["properties"]["schema"]["enum"]
     return {
         "$schema": DIALECT,
@@ -113,6 +114,14 @@ def _document(kind: str) -> type[Document]:
     if kind not in KINDS:
         raise UnknownNameError("kind of document", kind, KINDS)
     return KINDS[kind]
+
+
+def _null_last(schema: Any) -> None:
+    """Bring alternatives into one order: msgspec's differs between its versions."""
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _null_last(part)
+    if isinstance(schema, dict) and "anyOf" in schema:
+        schema["anyOf"] = sorted(schema["anyOf"], key=lambda choice: choice.get("type") == "null")
 
 
 def _structs(info: Any) -> Iterator[type[msgspec.Struct]]:

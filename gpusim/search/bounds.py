@@ -55,5 +55,5 @@ def bounds(graph: OpGraph) -> Bounds:
 
 def critical_path_ns(graph: OpGraph) -> float:
     """Longest chain from start to end; its first kernel has no gap before it."""
-    first_gap = graph.chain_ns
-    return max((level - first_gap for level in graph.bottom_ns), default=0.0)
+    chains = [(level, tasks[0]) for level, tasks in zip(graph.bottom_ns, graph.tasks, strict=True) if tasks]
+    return max((level - graph.chain_ns - first.extra_ns for level, first in chains), default=0.0)

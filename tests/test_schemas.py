@@ -1,0 +1,175 @@
+"""The shipped JSON Schemas, the classes and the documentation of the file formats agree."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from gpusim.errors import FileError
+from gpusim.files import decode_document
+from gpusim.hardware.model import bundled_hardware
+from gpusim.plan.schedule import check_schedule
+from gpusim.schemas import KINDS, schema_file, schema_of, schema_text, structs_of
+from gpusim.trace.dependencies import dependencies
+from gpusim.trace.store import parse_trace
+
+DOCS = Path(__file__).parent.parent / "docs"
+DOC_OF = {"trace": "trace_format.md", "schedule": "schedule_format.md", "measurement": "schedule_format.md"}
+HEADING = re.compile(r"^#{2,3} ", re.MULTILINE)
+FIELD_ROW = re.compile(r"^\| `(\w+)` \|(.*)\|$", re.MULTILINE)
+
+
+def doc(kind: str) -> str:
+    return (DOCS / DOC_OF[kind]).read_text(encoding="utf-8")
+
+
+def example(kind: str) -> dict[str, Any]:
+    """The complete example in the documentation."""
+    blocks = [json.loads(block) for block in re.findall(r"^```json\n(.*?)^```", doc(kind), re.MULTILINE | re.DOTALL)]
+    (found,) = [block for block in blocks if block["schema"].startswith(f"gpusim-{kind}/")]
+    return found
+
+
+def validator(kind: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads(schema_file(kind).read_bytes()))
+
+
+def sections(text: str) -> dict[str, str]:
+    """Heading -> text below it."""
+    parts = HEADING.split(text)[1:]
+    return {heading.strip("` "): body for heading, _, body in (part.partition("\n") for part in parts)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shipped_file_is_what_the_classes_give(kind: str) -> None:
+    assert schema_file(kind).read_bytes() == schema_text(kind), "run python scripts/make_schemas.py"
+
+
+def test_no_other_schema_is_shipped() -> None:
+    shipped = {path.name for path in schema_file("trace").parent.glob("*.json")}
+    assert shipped == {schema_file(kind).name for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schema_is_valid(kind: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema_of(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_docstrings_become_descriptions(kind: str) -> None:
+    definitions = schema_of(kind)["$defs"]
+    assert [name for name, definition in definitions.items() if not definition["description"]] == []
+    assert any("description" in field for d in definitions.values() for field in d.get("properties", {}).values())
+
+
+@pytest.mark.parametrize("kind", DOC_OF)
+def test_example_in_the_documentation_is_valid(kind: str) -> None:
+    validator(kind).validate(example(kind))
+
+
+def test_bundled_hardware_is_valid() -> None:
+    for path in bundled_hardware().values():
+        validator("hardware").validate(json.loads(path.read_bytes()))
+
+
+def read(kind: str, data: bytes) -> Any:
+    """Read as the library does; the file is called 'example' in messages."""
+    if kind == "trace":
+        return parse_trace(data, "example")
+    return decode_document(data, KINDS[kind], f"gpusim-{kind}/1", "example", FileError)
+
+
+def test_examples_can_be_read_and_belong_together() -> None:
+    trace, schedule, measurement = (read(kind, msgspec.json.encode(example(kind))) for kind in DOC_OF)
+    assert check_schedule(schedule, trace, dependencies(trace)) == ([0, 1, 2], [0, 1, 0])
+    assert measurement.trace_hash == schedule.trace_hash
+    assert measurement.trace == schedule.trace == trace.name
+
+
+def _set(*path: str | int, value: Any) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for step in path[:-1]:
+            document = document[step]
+        document[path[-1]] = value
+
+    return change
+
+
+def _drop(*path: str | int) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for step in path[:-1]:
+            document = document[step]
+        del document[path[-1]]
+
+    return change
+
+
+BROKEN: list[tuple[str, str, Callable[[Any], None]]] = [
+    ("trace", "another version", _set("schema", value="gpusim-trace/0")),
+    ("trace", "missing field", _drop("tensors")),
+    ("trace", "unknown field", _set("ops", 0, "colour", value="red")),
+    ("trace", "negative time", _set("ops", 0, "kernels", 0, "dur_ns", value=-1)),
+    ("trace", "time with a fraction", _set("ops", 0, "kernels", 0, "dur_ns", value=1.5)),
+    ("trace", "empty grid", _set("ops", 0, "kernels", 0, "grid", value=[0, 1, 1])),
+    ("trace", "grid of two dimensions", _set("ops", 0, "kernels", 0, "grid", value=[1, 1])),
+    ("trace", "unknown role", _set("tensors", 0, "role", value="passenger")),
+    ("trace", "share over 1", _set("ground_truth", "attributed_frac", value=1.5)),
+    ("trace", "argument with an unknown key", _set("ops", 0, "args", 0, value={"code": "print()"})),
+    ("trace", "argument with two keys", _set("ops", 0, "args", 0, value={"tensor": 0, "float": "inf"})),
+    ("trace", "text for a tensor", _set("ops", 0, "args", 0, value=[[{"tensor": "0"}]])),
+    ("schedule", "negative stream", _set("placements", 0, "stream", value=-1)),
+    ("schedule", "missing op", _drop("placements", 0, "op")),
+    ("schedule", "no stream at all", _set("streams", value=0)),
+    ("measurement", "text for a number", _set("outputs", "worst_error", value="small")),
+]
+
+
+@pytest.mark.parametrize(("kind", "change"), [b[::2] for b in BROKEN], ids=[f"{b[0]}: {b[1]}" for b in BROKEN])
+def test_broken_document_is_not_valid_and_not_read(kind: str, change: Callable[[Any], None]) -> None:
+    document = copy.deepcopy(example(kind))
+    change(document)
+    assert not validator(kind).is_valid(document)
+    with pytest.raises(FileError, match=r"^example: "):
+        read(kind, msgspec.json.encode(document))
+
+
+def field_rows(kind: str) -> dict[str, list[tuple[str, str]]]:
+    """For each class of a document, the fields that its section describes, each with its default."""
+    described = {**sections(doc("trace")), **sections(doc(kind))}
+    found: dict[str, list[tuple[str, str]]] = {}
+    for struct in structs_of(KINDS[kind]):
+        assert struct.__name__ in described, f"no section for {struct.__name__}"
+        rows = [(name, cells.split("|")) for name, cells in FIELD_ROW.findall(described[struct.__name__])]
+        found[struct.__name__] = [(name, cells[1].strip()) for name, cells in rows if len(cells) == 3]
+    return found
+
+
+@pytest.mark.parametrize("kind", DOC_OF)
+def test_documentation_has_every_field_and_no_other(kind: str) -> None:
+    rows = field_rows(kind)
+    for struct in structs_of(KINDS[kind]):
+        assert [name for name, _ in rows[struct.__name__]] == list(struct.__struct_fields__), struct.__name__
+
+
+@pytest.mark.parametrize("kind", DOC_OF)
+def test_documentation_gives_a_default_for_what_may_be_left_out(kind: str) -> None:
+    for struct, rows in field_rows(kind).items():
+        required = schema_of(kind)["$defs"][struct].get("required", [])
+        assert [name for name, default in rows if not default] == required, struct
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    for page in ("trace_format.md", "schedule_format.md", "engine.md", "capture_and_replay.md"):
+        for target in re.findall(r"\]\(([^)]+)\)", (DOCS / page).read_text(encoding="utf-8")):
+            file, _, anchor = target.partition("#")
+            text = (DOCS / (file or page)).read_text(encoding="utf-8")
+            headings = {h.strip("` ").lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+            assert not anchor or anchor in headings, f"{page}: {target}"
