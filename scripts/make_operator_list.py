@@ -1,6 +1,7 @@
 """Write gpusim/runtime/aten_operators.txt: the operators that replay may call.
 
-Run with a new torch to see what its registry adds: python scripts/make_operator_list.py > gpusim/runtime/aten_operators.txt
+Run with a new torch to see what its registry adds: python scripts/make_operator_list.py >
+gpusim/runtime/aten_operators.txt
 """
 
 from __future__ import annotations

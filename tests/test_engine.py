@@ -265,7 +265,8 @@ def test_view_takes_no_time_and_hands_its_dependency_on() -> None:
 
 def test_memory_is_held_from_the_first_users_start_to_the_last_users_end() -> None:
     tested = plan(
-        task(100), task(100), task(100), buffers=(Buffer(bytes=8, tasks=(0, 1)), Buffer(bytes=4, tasks=(1, 2))), kept_bytes=1
+        task(100), task(100), task(100), buffers=(Buffer(bytes=8, tasks=(0, 1)), Buffer(bytes=4, tasks=(1, 2))),
+        kept_bytes=1
     )
     timeline = run(tested, make_hardware(chain_ns=10))
     assert timeline.memory == ((0, 9), (110, 13), (210, 5), (320, 1))

@@ -19,7 +19,7 @@ EXIT_INTERRUPTED = 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="gpusim")
 def cli() -> None:
-    """Predict, search and prove concurrent schedules of a PyTorch step on a GPU.
+    r"""Predict, search and prove concurrent schedules of a PyTorch step on a GPU.
 
     \b
     No GPU needed:   gpusim explore googlenet-train-b8

@@ -4,10 +4,11 @@ The rules, in one place (docs/engine.md has the evidence for each):
 
 1. *Leftover.* Kernels take SM resources in the order in which they started. A kernel's demand is a share of the GPU's
    threads, registers, shared memory and block slots; it gets the largest part of it that fits into what is left.
-2. *Head of line.* Behind a kernel that did not get all its blocks placed, nobody gets any: the dispatcher serves one kernel at a
-   time (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).
-3. *Elder first.* The oldest running kernel is undisturbed. The others run at 1 / (1 + a) of what their blocks would give: they
-   wait for issue slots, caches and memory behind it. Kernels of a few warps are alone on their SMs and lose less.
+2. *Head of line.* Behind a kernel that did not get all its blocks placed, nobody gets any: the dispatcher serves one
+   kernel at a time (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).
+3. *Elder first.* The oldest running kernel is undisturbed. The others run at 1 / (1 + a) of what their blocks would
+   give: they wait for issue slots, caches and memory behind it. Kernels of a few warps are alone on their SMs and
+   lose less.
 4. *DRAM.* Where the traffic of all would exceed the bandwidth, those who use it slow down alike.
 
 Nothing here knows about SimPy, streams or events: both the engines and the list scheduler drive it.
@@ -82,7 +83,8 @@ class SmPool:
         left = [1.0, 1.0, 1.0, 1.0]
         blocked = False
         traffic = 0.0
-        for place, kernel in enumerate(self.running):
+        elder = True
+        for kernel in self.running:
             share = 0.0 if blocked else 1.0
             if not blocked:
                 for room, need in zip(left, kernel.demand, strict=True):
@@ -96,7 +98,8 @@ class SmPool:
             else:
                 share = 1.0  # memory operations need no SM
             kernel.share = share
-            kernel.rate = share if place == 0 else share / (1.0 + self._slowdown * kernel.cover)
+            kernel.rate = share if elder else share / (1.0 + self._slowdown * kernel.cover)
+            elder = elder and not any(kernel.demand)
             traffic += kernel.rate * kernel.dram_bytes_per_ns
         if traffic > self._bandwidth:
             slow = self._bandwidth / traffic

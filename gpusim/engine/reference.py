@@ -1,8 +1,9 @@
 """The reference engine, on SimPy: readable, each rule in its own place, able to record everything.
 
-SimPy gives time, events and processes. Its Resource and Container are not used: they are FIFO with head-of-line blocking and
-would decide the dispatcher's policy for us. The block dispatcher is `gpusim.engine.pool`, the front end and the hardware
-queues are below. Equal times are settled by what happened: ends before arrivals before starts, then launch order.
+SimPy gives time, events and processes. Its Resource and Container are not used: they are FIFO with head-of-line
+blocking and would decide the dispatcher's policy for us. The block dispatcher is `gpusim.engine.pool`, the front end
+and the hardware queues are below. Equal times are settled by what happened: ends before arrivals before starts, then
+launch order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import simpy
-from simpy.events import NORMAL, URGENT
+from simpy.events import NORMAL, URGENT, EventPriority
 
 from gpusim.engine.base import Timeline
 from gpusim.engine.pool import SmPool
@@ -24,7 +25,7 @@ from gpusim.hardware.model import HardwareModel
 from gpusim.plan.tasks import Plan, Task, check_plan
 
 #: After all arrivals of the same instant.
-LATE = NORMAL + 1
+LATE = EventPriority(NORMAL + 1)
 
 COPY_DIRECTIONS = ("h2d", "d2h")
 
@@ -70,6 +71,7 @@ class _Simulation:
             if task.device not in self.devices:
                 self.devices[task.device] = _Device(self, record)
         before = _queue_predecessors(plan)
+        self.successors = _successor_counts(plan, before)
         if plan.mode == "graph":
             for index, task in enumerate(plan.tasks):
                 self.env.process(self._graph_node(index, task, before[index]))
@@ -79,11 +81,11 @@ class _Simulation:
     def _graph_node(self, index: int, task: Task, previous: int | None) -> Generator[simpy.Event, Any, None]:
         """A node starts once its predecessors have ended and the front end gets to it."""
         costs = self.hardware.graph
-        preds = list(task.deps) if previous is None else [*task.deps, previous]
+        preds = {*task.deps, *([] if previous is None else [previous])}
         if preds:
-            yield self.env.all_of([self.ended[p] for p in preds])
-            delay = costs.chain_ns + costs.join_ns * (len(preds) - 1) + task.extra_ns
-            yield self.env.timeout(delay)
+            yield self.env.all_of([self.ended[p] for p in sorted(preds)])
+            fork_ns = costs.fork_ns if any(self.successors[p] > 1 for p in preds) else 0.0
+            yield self.env.timeout(costs.chain_ns + fork_ns + costs.join_ns * (len(preds) - 1) + task.extra_ns)
         self.ready[index] = self.env.now
         self.devices[task.device].arrive(index, task)
 
@@ -100,6 +102,15 @@ def _queue_predecessors(plan: Plan) -> list[int | None]:
         before.append(last.get((task.device, task.queue)))
         last[(task.device, task.queue)] = index
     return before
+
+
+def _successor_counts(plan: Plan, before: list[int | None]) -> list[int]:
+    """For each task, how many others wait for it."""
+    counts = [0] * len(plan)
+    for task, previous in zip(plan.tasks, before, strict=True):
+        for p in {*task.deps, *([] if previous is None else [previous])}:
+            counts[p] += 1
+    return counts
 
 
 @dataclass
@@ -122,7 +133,7 @@ class _Device:
         self.pool = SmPool(simulation.hardware)
         self.front_end_ns = self.hardware.graph.front_end_ns if simulation.plan.mode == "graph" else 0.0
         self.front_end_free = 0.0
-        self.waiting: list[tuple[float, int]] = []
+        self.waiting: list[tuple[float, int, int]] = []
         self.copies = {direction: _CopyEngine() for direction in COPY_DIRECTIONS}
         self.record = record
         self.occupied: list[tuple[int, float]] = []
@@ -137,7 +148,7 @@ class _Device:
             self.copies[task.kind].waiting.append(index)
             self._update()
         else:
-            heapq.heappush(self.waiting, (self.env.now, index))
+            heapq.heappush(self.waiting, (self.env.now, -task.priority, index))
             self._serve(max(self.env.now, self.front_end_free))
 
     def _serve(self, at: float) -> None:
@@ -147,7 +158,7 @@ class _Device:
         """Start the task that has been ready longest, if the front end and a grid slot are free."""
         if not self.waiting or self.env.now < self.front_end_free or self.pool.full:
             return
-        _, index = heapq.heappop(self.waiting)
+        index = heapq.heappop(self.waiting)[-1]
         self._advance()
         self.simulation.start[index] = self.env.now
         self.pool.start(index, self.simulation.plan.tasks[index])
@@ -219,7 +230,7 @@ class _Device:
         ]
         return min(ends, default=None)
 
-    def _at(self, time: float, priority: int, action: Any) -> None:
+    def _at(self, time: float, priority: EventPriority, action: Any) -> None:
         """Call `action` at `time`; smaller priorities first."""
         event = simpy.Event(self.env)
         event._ok = True

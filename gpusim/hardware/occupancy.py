@@ -1,8 +1,8 @@
 """Occupancy arithmetic: how many blocks of a kernel an SM holds, and what limits them.
 
 Rules: CUDA C++ Programming Guide, "Compute Capabilities", and NVIDIA's occupancy calculator: a block takes whole warps,
-registers in steps of `reg_granularity` for each warp within one of `sub_partitions` register files, and shared memory in
-steps of `smem_granularity_bytes` after the driver's own `smem_reserved_bytes`.
+registers in steps of `reg_granularity` for each warp within one of `sub_partitions` register files, and shared memory
+in steps of `smem_granularity_bytes` after the driver's own `smem_reserved_bytes`.
 """
 
 from __future__ import annotations

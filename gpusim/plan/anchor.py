@@ -1,9 +1,10 @@
 """Anchoring: a trace's own sequential run sets the gap between its kernels.
 
-Profiled durations overlap with the launch of the next kernel by an amount that differs between steps (0.15 to 0.45 us a kernel
-on an H200), so one gap for all steps misses a short one by up to 8 %. The capture therefore times the sequential CUDA graph
-without a profiler, and what that takes over the sum of its kernels is the gap of this trace. Everything concurrent is still
-predicted. On a GPU that the trace was not captured on there is nothing to anchor to: the hardware model's gap holds.
+Profiled durations overlap with the launch of the next kernel by an amount that differs between steps (0.15 to 0.45 us
+a kernel on an H200), so one gap for all steps misses a short one by up to 8 %. The capture therefore times the
+sequential CUDA graph without a profiler, and what that takes over the sum of its kernels is the gap of this trace.
+Everything concurrent is still predicted. On a GPU that the trace was not captured on there is nothing to anchor to:
+the hardware model's gap holds.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import msgspec
 from gpusim.hardware.model import HardwareModel
 from gpusim.trace.schema import Trace
 
-#: Gaps outside this range are not believed; what is left over then scales the durations. Spin kernels on an H200 follow each
-#: other within 0.5 us (validate/results, calibration).
+#: Gaps outside this range are not believed; what is left over then scales the durations. Spin kernels on an H200
+#: follow each other within 0.5 us (validate/results, calibration).
 MIN_GAP_NS, MAX_GAP_NS = 100.0, 600.0
 
 

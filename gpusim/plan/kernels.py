@@ -64,8 +64,8 @@ def _op_tasks(
 def op_dram_bytes(trace: Trace, op: Op, l2_bytes: int) -> int:
     """Estimated DRAM traffic of an op: the bytes of the tensors it reads and writes, beyond what the L2 cache holds.
 
-    What fits the cache is taken to be there, written just before and read again soon. Counters, where a trace has them, replace
-    this estimate.
+    What fits the cache is taken to be there, written just before and read again soon. Counters, where a trace has
+    them, replace this estimate.
     """
     moved = sum(
         prod(trace.tensors[t].shape) * DTYPE_BYTES[trace.tensors[t].dtype]
@@ -75,7 +75,7 @@ def op_dram_bytes(trace: Trace, op: Op, l2_bytes: int) -> int:
 
 
 def fit_to(kernel: Kernel, hardware: HardwareModel) -> Kernel:
-    """The kernel as another GPU would run it: a library would pick tiles that fit, so what is over a limit is cut to it.
+    """The kernel as another GPU would run it: a library would pick tiles that fit, so what is over a limit is cut.
 
     Only for what-if questions about a GPU that the kernel was not captured on.
     """
@@ -101,8 +101,9 @@ def kernel_regs(kernel: Kernel, threads: int, hardware: HardwareModel) -> int:
 class Scaling:
     """Time of a kernel on a GPU it was not captured on: a roofline over the measured time, with wave scaling.
 
-    The share of the time that DRAM traffic explains scales with bandwidth, the rest with the arithmetic rate of an SM and
-    with the number of waves (the idea of Habitat, Yu et al., ATC 2021). Uncalibrated: a guess with the right trend.
+    The share of the time that DRAM traffic explains scales with bandwidth, the rest with the arithmetic rate of an SM
+    and with the number of waves (the idea of Habitat, Yu et al., ATC 2021). Uncalibrated: a guess with the right
+    trend.
     """
 
     source: HardwareModel

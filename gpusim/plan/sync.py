@@ -1,8 +1,8 @@
 """Which events a schedule needs, and when memory may be given back: vector clocks over streams.
 
 Op b knows that op a has ended if b's stream comes after a, directly or through waits. A wait is needed only where that
-knowledge is missing, and one wait brings all that the waited-for op knew: so the events are the fewest for this launch order.
-The same clocks tell when a storage that was allocated on one stream is no longer read by any other.
+knowledge is missing, and one wait brings all that the waited-for op knew: so the events are the fewest for this
+launch order. The same clocks tell when a storage that was allocated on one stream is no longer read by any other.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def plan_sync(trace: Trace, preds: Sequence[Sequence[int]], order: Sequence[int]
 def through_views(trace: Trace, preds: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Dependencies between ops that do GPU work: a view does none, so whoever needs it needs what it looks at."""
     real: list[tuple[int, ...]] = []
-    for op, before in enumerate(preds):
+    for before in preds:
         found: set[int] = set()
         for p in before:
             found.update((p,) if works(trace.ops[p]) else real[p])
@@ -116,7 +116,7 @@ def works(op: Op) -> bool:
 
 @dataclass
 class _Memory:
-    """Storages in use: who allocated each, who uses it still, which are ready to go once their users are known ended."""
+    """Storages in use: who allocated each, who uses it still, which may go once their users are known to have ended."""
 
     remaining: dict[int, int]
     touched: list[frozenset[int]]
@@ -150,7 +150,8 @@ class _Memory:
         self, stream: int, clocks: _Clocks, streams: Sequence[int], place_in: dict[int, int]
     ) -> tuple[int, ...]:
         """Storages that the next op of `stream` may let go of: allocated there, all users known to have ended."""
-        free, wait = [], []
+        free: list[int] = []
+        wait: list[int] = []
         for storage in self.dead.get(stream, ()):
             known = all(clocks.knows(stream, streams[user], place_in[user]) for user in self.users[storage])
             (free if known else wait).append(storage)

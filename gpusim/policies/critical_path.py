@@ -1,8 +1,8 @@
 """Critical path: list scheduling by bottom level that asks the resource model, not durations alone.
 
-Whenever a stream is free, the ready op with the longest chain behind it starts there, and runs at the pace that the GPU's
-block dispatcher and contention rules (`gpusim.engine.pool`) give it beside what runs already. An op that would find little room
-is held back while others run, unless it is the most urgent one.
+Whenever a stream is free, the ready op with the longest chain behind it starts there, and runs at the pace that the
+GPU's block dispatcher and contention rules (`gpusim.engine.pool`) give it beside what runs already. An op that would
+find little room is held back while others run, unless it is the most urgent one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gpusim.engine.pool import SmPool
 from gpusim.plan.graph import OpGraph
 from gpusim.policies.base import Assignment, spread_views, work_order
 
-#: An op other than the most urgent starts only if it gets at least this share of the blocks it could have resident: less
-#: would put it at the tail of the block dispatcher, in front of ops that become urgent meanwhile.
+#: An op other than the most urgent starts only if it gets at least this share of the blocks it could have resident:
+#: less would put it at the tail of the block dispatcher, in front of ops that become urgent meanwhile.
 MIN_SHARE = 0.05
 
 
@@ -47,6 +47,7 @@ class _State:
     ready: list[tuple[float, int]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     stream_of: dict[int, int] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
 
 
 def list_schedule(
@@ -64,10 +65,17 @@ def list_schedule(
     now, front_end_free = 0.0, 0.0
     idle = set(range(streams))
     lane_of: dict[int, int] = {}
+    launched: dict[int, int] = {}
     while len(state.order) < len(work) or len(idle) < streams:
-        _fill(state, lanes, idle, lane_of, graph, pool, now, min_share)
-        starts = [(max(lane.start_at, front_end_free), n) for n, lane in enumerate(lanes) if lane.start_at >= 0]
-        next_start = min(starts, default=None)
+        _fill(state, lanes, idle, lane_of, graph, pool, now, min_share, preds)
+        for place in range(len(launched), len(state.order)):
+            launched[state.order[place]] = place
+        starts = [
+            (max(lane.start_at, front_end_free), launched[lane.op], n)
+            for n, lane in enumerate(lanes)
+            if lane.start_at >= 0
+        ]
+        next_start = min(starts, default=None) if not pool.full else None
         next_end = pool.next_end()
         if next_end is not None and (next_start is None or now + next_end[0] <= next_start[0]):
             pool.advance(next_end[0])
@@ -88,7 +96,7 @@ def list_schedule(
                 idle.add(lane_number)
         else:
             assert next_start is not None, "ops left, but nothing runs"
-            start, number = next_start
+            start, _, number = next_start
             pool.advance(start - now)
             now = start
             front_end_free = now + costs.front_end_ns
@@ -108,10 +116,11 @@ def _fill(
     pool: SmPool,
     now: float,
     min_share: float,
+    preds: dict[int, set[int]],
 ) -> None:
     """Give idle streams their next ops: the most urgent, or a less urgent one that still finds room."""
     held: list[tuple[float, int]] = []
-    chain = graph.hardware.graph.chain_ns
+    costs = graph.hardware.graph
     first = True
     while idle and state.ready:
         entry = heapq.heappop(state.ready)
@@ -124,9 +133,13 @@ def _fill(
         idle.discard(number)
         lane_of[op] = number
         lanes[number].op, lanes[number].kernel = op, 0
-        lanes[number].start_at = now + chain if graph.preds[op] or state.order else now
+        # Waits on other streams, and the stream's own last op where no wait implies it.
+        edges = len({state.stream_of[p] for p in preds[op]} | ({number} if number in state.used else set()))
+        delay = costs.chain_ns + costs.join_ns * (edges - 1) + graph.tasks[op][0].extra_ns if edges else 0.0
+        lanes[number].start_at = now + delay
         state.order.append(op)
         state.stream_of[op] = number
+        state.used.add(number)
     for entry in held:
         heapq.heappush(state.ready, entry)
 

@@ -1,7 +1,8 @@
 """Wavefront: level by level, all ops of a level side by side (Rammer's wavefronts, Ma et al., OSDI 2020).
 
-Rammer fuses a wave into one kernel; here its ops go to streams, the longest ones first, each to the stream with the least work
-so far in the wave. Waves follow each other in the launch order; dependencies alone hold them apart, not a barrier.
+Rammer fuses a wave into one kernel; here its ops go to streams, the longest ones first, each to the stream with the
+least work so far in the wave. Waves follow each other in the launch order; dependencies alone hold them apart, not a
+barrier.
 """
 
 from __future__ import annotations

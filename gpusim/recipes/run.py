@@ -1,7 +1,7 @@
 """Running a recipe: capture, explore, replay, compare; each on the GPU in a process of its own.
 
-A capture holds the profiler, and torch allows one session a process; and a case that fails must not take the others along.
-Exploring needs no GPU and goes on beside the captures.
+A capture holds the profiler, and torch allows one session a process; and a case that fails must not take the others
+along. Exploring needs no GPU and goes on beside the captures.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpusim.errors import GpuError, GpusimError, OutputError
+from gpusim.errors import GpusimError, OutputError
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware
 from gpusim.plan.measurement import Measurement
 from gpusim.plan.schedule import Schedule, make_schedule
 from gpusim.recipes.recipe import Case, Recipe
 from gpusim.report.results import SCHEMA, ResultCase, Results, write_results
+from gpusim.runtime.isolate import alone
 from gpusim.search.explore import SEARCH, explore
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace, write_trace
@@ -71,7 +71,7 @@ class _Run:
         with ProcessPoolExecutor(EXPLORE_WORKERS, mp_context=spawn) as explorers:
             waiting: list[tuple[Case, Path, Future[_Explored]]] = []
             for case in self.recipe.case:
-                path = self._step(lambda case=case: _alone(_capture, case, self.traces, self.recipe.seed, self.command))
+                path = self._step(alone, _capture, case, self.traces, self.recipe.seed, self.command)
                 if path is not None:
                     self.say(f"captured {path.name}")
                     waiting.append((case, path, explorers.submit(_explore, path, self.recipe)))
@@ -79,20 +79,16 @@ class _Run:
                 found = self._step(exploring.result)
                 if found is None:
                     continue
-                measured = self._step(
-                    lambda path=path, found=found: _alone(
-                        _replay, path, found.schedules, self.recipe.seed, self.command
-                    )
-                )
+                measured = self._step(alone, _replay, path, found.schedules, self.recipe.seed, self.command)
                 if measured is not None:
                     self._add(case, read_trace(path), found, measured)
         if self.results is None:
             raise self.errors[0]
         return self.results
 
-    def _step(self, work: Callable[[], Result]) -> Result | None:
+    def _step(self, work: Callable[..., Result], *args: object) -> Result | None:
         try:
-            return work()
+            return work(*args)
         except GpusimError as error:
             self.errors.append(error)
             self.say(f"failed: {error}")
@@ -116,15 +112,6 @@ class _Run:
             cases=tuple(self.rows),
         )
         write_results(self.results, self.folder)
-
-
-def _alone(work: Callable[..., Result], *args: object) -> Result:
-    """Run a function in a fresh process, which gives the GPU back at its end."""
-    try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(work, *args).result()
-    except BrokenProcessPool as cause:
-        raise GpuError(f"the process of this step died (out of memory, or a crash in a library): {cause}") from cause
 
 
 def _capture(case: Case, folder: Path, seed: int, command: str) -> Path:

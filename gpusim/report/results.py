@@ -127,8 +127,8 @@ def results_markdown(results: Results, source: str) -> str:
 def case_table(cases: Iterable[ResultCase]) -> list[str]:
     """Markdown rows: one for each replayed schedule, times in us."""
     rows = [
-        "| step | policy | streams | eager | sequential graph | schedule | 95 % interval | speed-up | predicted | error "
-        "| sequential error | outputs |",
+        "| step | policy | streams | eager | sequential graph | schedule | 95 % interval | speed-up | predicted "
+        "| error | sequential error | outputs |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for case in cases:

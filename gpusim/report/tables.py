@@ -182,18 +182,19 @@ def print_measurement(measurement: Measurement, trace: Trace) -> None:
     if not outputs.sequential_repeats:
         same += f" (two sequential runs are {outputs.sequential_error:.2g} apart: some kernels add in any order)"
     eager = f"\n  eager step        {_timing(truth.eager)}  (with the capture)" if truth else ""
-    memory = f"{format_bytes(measurement.peak_bytes)} at the peak, sequential {format_bytes(measurement.sequential_peak_bytes)}"
+    peak, sequential_peak = format_bytes(measurement.peak_bytes), format_bytes(measurement.sequential_peak_bytes)
+    predicted, predicted_alone = format_ns(measurement.predicted_ns), format_ns(measurement.predicted_sequential_ns)
     out.print(
         f"[bold]{measurement.trace}[/bold]: {measurement.policy}, {measurement.streams} streams, "
         f"{measurement.events} events{eager}\n"
-        f"  sequential graph  {_timing(measurement.sequential)}  predicted {format_ns(measurement.predicted_sequential_ns)} "
+        f"  sequential graph  {_timing(measurement.sequential)}  predicted {predicted_alone} "
         f"({measurement.sequential_error:+.1%})\n"
-        f"  schedule          {_timing(measurement.schedule)}  predicted {format_ns(measurement.predicted_ns)} "
+        f"  schedule          {_timing(measurement.schedule)}  predicted {predicted} "
         f"({measurement.prediction_error:+.1%}, {measurement.hardware})\n"
         f"  [bold]speed-up          {measurement.speedup:.2f}x[/bold]\n"
         f"  outputs           {same}, {outputs.compared} tensors, tolerance {outputs.tolerance:g}: "
         f"{'[green]equal[/green]' if outputs.equal else '[red]DIFFERENT[/red]'}\n"
-        f"  memory            {memory}\n"
+        f"  memory            {peak} at the peak, sequential {sequential_peak}\n"
         f"  {gpu.name}, driver {gpu.driver}, torch {gpu.torch}, SM clock {gpu.sm_clock_mhz} MHz"
     )
 

@@ -1,8 +1,9 @@
 """The allow-list: which operators a trace may call. Reading it needs no torch.
 
 A trace is a file from anywhere; replaying it must not run anything but arithmetic. So only the operators named in
-`aten_operators.txt` are called: ATen and torchvision operators that compute tensors from tensors. Left out on purpose are
-those that read or write files, sparse, quantised and nested tensors, and those whose output shape depends on values.
+`aten_operators.txt` are called: ATen and torchvision operators that compute tensors from tensors. Left out on purpose
+are those that read or write files, sparse, quantised and nested tensors, and those whose output shape depends on
+values.
 """
 
 from __future__ import annotations

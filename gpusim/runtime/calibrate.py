@@ -6,24 +6,18 @@ What cannot be measured from outside (granularities, limits of a block) stays as
 from __future__ import annotations
 
 import datetime
-import math
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import torch
 
-from gpusim.engine.reference import ReferenceEngine
 from gpusim.errors import GpuError
-from gpusim.hardware.model import Contention, Copies, GraphCosts, HardwareModel, StreamCosts
-from gpusim.hardware.occupancy import kernel_demand
-from gpusim.plan.tasks import Plan, Task
+from gpusim.hardware.model import Copies, GraphCosts, HardwareModel, StreamCosts, Uncertainty
 from gpusim.runtime import microbench as bench
+from gpusim.runtime.contention import fit, measure_points, with_contention
 from gpusim.runtime.device import gpu_facts, require_gpu
-from gpusim.trace.schema import Kernel
 
-#: Widths at which the slow-down of kernels beside others is fitted.
-CONTENTION_WIDTHS = (2, 3, 4, 6, 8)
+REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
 LIMITS_FROM_DRIVER = {
     "sms": "multi_processor_count",
     "threads_per_sm": "max_threads_per_multi_processor",
@@ -45,7 +39,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
             raise GpuError(f"the driver says {name} = {found}, the base model {getattr(base.limits, field)}")
     when = f"measured {datetime.date.today().isoformat()} by `{command}`, torch {facts.torch}, driver {facts.driver}"
     when += f", SM clock {facts.sm_clock_mhz} MHz"
-    sources = {k: v for k, v in base.sources.items() if not k.startswith(("graph", "stream", "copies", "contention"))}
+    sources = {k: v for k, v in base.sources.items() if not k.startswith(REMEASURED)}
     say("CUDA graphs: chains, forks, joins, front end")
     graph, notes = graph_costs()
     sources |= {f"graph.{field}": f"{when}; {note}" for field, note in notes.items()}
@@ -66,12 +60,27 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     model = msgspec.structs.replace(
         base, calibrated=True, memory=memory, copies=copies, graph=graph, stream=stream, sources=sources
     )
-    say("kernels beside kernels")
-    slowdown, residual, points = fit_slowdown(model)
-    sources["contention"] = (
-        f"{when}; fitted to {points} widths of parallel chains of small kernels, median residual {residual:.1%}"
+    points, gaps = measure_points(model, say)
+    say("fitting contention")
+    found = fit(points, gaps)
+    note = (
+        f"{when}; fitted to {len(points)} schedules of the calibration network (gpusim/runtime/calibration_net.py), "
+        f"residual median {found.median:.1%}, 90 % within {found.p90:.1%}"
     )
-    return msgspec.structs.replace(model, contention=Contention(younger_slowdown=slowdown), sources=sources)
+    sources |= {"contention": note, "graph.join_ns": note}
+    sources["graph.chain_ns"] = f"{when}; median over the calibration network's steps: {_listed(gaps)} ns"
+    sources["uncertainty"] = f"{when}; the residuals of that fit, until validation replaces them"
+    model = with_contention(model, found.younger_slowdown, found.join_ns)
+    return msgspec.structs.replace(
+        model,
+        graph=msgspec.structs.replace(model.graph, chain_ns=found.chain_ns),
+        uncertainty=Uncertainty(sequential_frac=found.p90, schedule_frac=found.p90),
+        sources=sources,
+    )
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.0f}" for value in values)
 
 
 def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
@@ -81,18 +90,15 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
     def spin() -> None:
         torch.cuda._sleep(cycles)
 
-    gaps = {}
-    for name, call in bench.small_kernels().items():
-        gaps[name] = bench.parallel_chains_ns(1, call) - bench.profiled_ns(call)
-    chain_ns = statistics.median(gaps.values())
     wide, wider = (bench.parallel_chains_ns(width, spin, length=20) for width in (64, 96))
     front_end_ns = (wider - wide) / 32
     one, four = (bench.fork_join_ns(width, spin) for width in (1, 4))
     join_ns = max(0.0, (four - one) / 3 - front_end_ns)
+    small = bench.small_kernel()
+    chain_ns = bench.parallel_chains_ns(1, small) - bench.profiled_ns(small)
     memory_node_ns = max(0.0, bench.memset_gap_ns() - chain_ns)
-    listed = ", ".join(f"{name} {gap:.0f}" for name, gap in gaps.items())
     notes = {
-        "chain_ns": f"gap in chains of small kernels over their profiled time, median of: {listed} ns",
+        "chain_ns": "gap in a chain of small elementwise kernels over their profiled time",
         "fork_ns": "not told apart from the front end's rate",
         "join_ns": "stage of 4 parallel spin kernels over a stage of 1, for each branch, less the front end's time",
         "front_end_ns": "64 against 96 parallel chains of spin kernels",
@@ -132,48 +138,3 @@ def stream_costs() -> tuple[StreamCosts, dict[str, str]]:
         max_queues=32,
     )
     return costs, notes
-
-
-def fit_slowdown(model: HardwareModel) -> tuple[float, float, int]:
-    """The slow-down of younger kernels that best explains parallel chains of small kernels.
-
-    Returns it with the median residual and the number of points. One-dimensional search over a grid: the sum of squared log
-    errors is smooth and has one minimum.
-    """
-    points = []
-    for call in bench.small_kernels().values():
-        kernel = bench.profiled_kernel(call)
-        alone = bench.parallel_chains_ns(1, call)
-        for width in CONTENTION_WIDTHS:
-            points.append((kernel, alone, width, bench.parallel_chains_ns(width, call)))
-    best = min(
-        (step / 50 for step in range(101)),
-        key=lambda a: sum(_log_error(model, a, *point) ** 2 for point in points),
-    )
-    residuals = [abs(_log_error(model, best, *point)) for point in points]
-    return best, statistics.median(residuals), len(points)
-
-
-def _log_error(
-    model: HardwareModel, slowdown: float, kernel: Kernel, alone: float, width: int, measured: float
-) -> float:
-    """Log of predicted over measured time of a step of `width` parallel chains."""
-    return math.log(predict_chains_ns(model, slowdown, kernel, alone, width) / measured)
-
-
-def predict_chains_ns(model: HardwareModel, slowdown: float, kernel: Kernel, alone: float, width: int) -> float:
-    """What the engine says of a step of parallel chains, with the gap that makes one chain alone exact."""
-    length = 12
-    gap = max(0.0, alone - kernel.dur_ns)
-    model = msgspec.structs.replace(
-        model,
-        contention=Contention(younger_slowdown=slowdown),
-        graph=msgspec.structs.replace(model.graph, chain_ns=gap),
-    )
-    demand = kernel_demand(model.limits, kernel)
-    tasks = tuple(
-        Task(name=kernel.name, dur_ns=float(kernel.dur_ns), demand=demand, queue=chain)
-        for _ in range(length)
-        for chain in range(width)
-    )
-    return ReferenceEngine().run(Plan(tasks), model, record=False).makespan_ns / length

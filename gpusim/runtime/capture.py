@@ -41,8 +41,9 @@ from gpusim.trace.schema import (
 )
 
 EAGER_ROUNDS = 25
-#: Largest ||rebuilt - model's own|| / ||model's own|| of loss and gradients. The rebuilt step calls the same operators on the
-#: same data; what differs is the order of atomic additions, and the rounding that grows from it through the layers.
+#: Largest ||rebuilt - model's own|| / ||model's own|| of loss and gradients. The rebuilt step calls the same
+#: operators on the same data; what differs is the order of atomic additions, and the rounding that grows from it
+#: through the layers.
 CHECK_TOLERANCE: dict[Dtype, float] = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}
 
 
@@ -89,7 +90,7 @@ def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None
     say("timing the eager step")
     eager = time_eager(step)
     runner = Runner(trace, device)
-    state = InitialState.of({index: tensor.clone() for index, tensor in recorded.initial.items()})
+    state = InitialState.copy_of(recorded.initial)
     runner.bind(state.tensors)
     releases = program_order_releases(trace)
     say("timing the host's calls")
@@ -98,8 +99,8 @@ def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None
     recorder = GraphRecorder(runner, dependencies(trace))
     n = len(trace.ops)
     state.restore()
-    graph_time = time_instances({"graph": lambda: recorder.record(range(n), [0] * n).replay})["graph"]
-    gpu = gpu_facts()
+    graph_time = time_instances({"graph": lambda: recorder.record(range(n), [0] * n, warm=False).replay})["graph"]
+    gpu = gpu_facts(recorder.record(range(n), [0] * n).replay)
     say("profiling its kernels")
     profile = profile_ops(runner, state, releases, sum(host_ns))
     truth = GroundTruth(
@@ -173,7 +174,7 @@ def check_against_model(
     `CHECK_TOLERANCE`, and where the trace does not end in the state that recording ended in.
     """
     runner = Runner(trace, device)
-    state = InitialState.of({index: tensor.clone() for index, tensor in recorded.initial.items()})
+    state = InitialState.copy_of(recorded.initial)
     runner.bind(state.tensors)
     _seed(options.seed)
     runner.run_in_order(program_order_releases(trace))
@@ -200,7 +201,7 @@ def _own_step(step: Step) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         leaves = torch.utils._pytree.tree_leaves(output)
         return [t for t in leaves if isinstance(t, torch.Tensor)], []
     loss = step.loss(module(*step.inputs), step.target)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return [loss.detach()], [p.grad for p in module.parameters() if p.grad is not None]
 
 
@@ -264,7 +265,7 @@ def _eager_step(step: Step, module: torch.nn.Module) -> Callable[[], Any]:
     def train() -> Any:
         optimizer.zero_grad(set_to_none=True)
         loss = loss_function(module(*step.inputs), step.target)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss
 

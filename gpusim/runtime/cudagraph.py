@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ class RecordedGraph:
     sync: SyncPlan
     tensors: list[torch.Tensor | None]
     peak_bytes: int
-    """Most memory allocated while it was recorded, initial state included."""
+    """Most memory that the step needs at once: its initial state and what recording it allocated at most."""
 
     def replay(self) -> None:
         self.graph.replay()
@@ -34,7 +35,7 @@ class GraphRecorder:
         self._streams: list[torch.cuda.Stream] = []
 
     def record(self, order: Sequence[int], streams: Sequence[int], warm: bool = True) -> RecordedGraph:
-        """Record a legal schedule. `warm` runs it once before, eagerly on the same streams: libraries set up on first use."""
+        """Record a legal schedule. `warm` runs it once before, eagerly: libraries set up on first use of a stream."""
         sync = plan_sync(self.runner.trace, self.preds, order, streams)
         while len(self._streams) < max(streams) + 1:
             self._streams.append(torch.cuda.Stream())
@@ -43,12 +44,15 @@ class GraphRecorder:
             self._run(order, streams, sync)
             torch.cuda.synchronize()
             self.runner.drop_temporaries()
-            torch.cuda.empty_cache()
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._streams[0], capture_error_mode="thread_local"):
             self._run(order, streams, sync)
-        recorded = RecordedGraph(graph, sync, list(self.runner.tensors), torch.cuda.max_memory_allocated())
+        peak = torch.cuda.max_memory_allocated() - before + self.runner.initial_bytes
+        recorded = RecordedGraph(graph, sync, list(self.runner.tensors), peak)
         self.runner.drop_temporaries()
         return recorded
 

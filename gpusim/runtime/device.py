@@ -27,9 +27,16 @@ def require_gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def gpu_facts() -> Gpu:
-    """Name, driver, versions and the clocks at this moment. Clocks that cannot be read are 0."""
+#: GPU work to have queued while the clocks are read, in ns: longer than reading them takes.
+BUSY_NS = 400e6
+
+
+def gpu_facts(busy: Callable[[], object] | None = None) -> Gpu:
+    """Name, driver, versions, and the clocks while the GPU runs `busy` over and over (0 where they cannot be read)."""
+    if busy is not None:
+        _queue_work(busy)
     driver, sm_clock, mem_clock = _nvidia_smi()
+    torch.cuda.synchronize()
     return Gpu(
         name=torch.cuda.get_device_name(),
         driver=driver,
@@ -39,6 +46,19 @@ def gpu_facts() -> Gpu:
         sm_clock_mhz=sm_clock,
         mem_clock_mhz=mem_clock,
     )
+
+
+def _queue_work(work: Callable[[], object]) -> None:
+    """Queue about `BUSY_NS` of GPU work."""
+    work()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    one_ns = max(begin.elapsed_time(end) * 1e6, 1e3)
+    for _ in range(min(2000, round(BUSY_NS / one_ns))):
+        work()
 
 
 def _nvidia_smi() -> tuple[str, int, int]:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from gpusim.errors import ReplayError
-from gpusim.plan.sync import kept_storages
 from gpusim.runtime.encode import decode
 from gpusim.runtime.operators import describe, resolve
-from gpusim.runtime.record import flat_results
+from gpusim.runtime.tensors import copy_sharing, flat_results
 from gpusim.trace.schema import Tensor, Trace
 
 
@@ -27,7 +26,9 @@ class Runner:
         self.device = device
         self.functions = [resolve(op.target) for op in trace.ops]
         self.tensors: list[torch.Tensor | None] = [None] * len(trace.tensors)
-        self._kept = kept_storages(trace)
+        self.initial_bytes = sum(
+            trace.storages[storage].bytes for storage in {t.storage for t in trace.tensors if t.init is not None}
+        )
         self._of_storage: dict[int, list[int]] = {}
         for index, tensor in enumerate(trace.tensors):
             self._of_storage.setdefault(tensor.storage, []).append(index)
@@ -42,8 +43,13 @@ class Runner:
         node = self.trace.ops[op]
         args = decode(list(node.args), self.tensors, self.device)
         kwargs = {key: decode(value, self.tensors, self.device) for key, value in node.kwargs.items()}
-        with torch.no_grad():
-            results = flat_results(self.functions[op](*args, **kwargs))
+        try:
+            with torch.no_grad():
+                results = flat_results(self.functions[op](*args, **kwargs))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as cause:
+            raise ReplayError(f"op {describe(node)} failed: {str(cause).splitlines()[0]}") from cause
         if len(results) != len(node.outputs):
             problem = f"op {describe(node)} returned {len(results)} results, its trace has {len(node.outputs)}"
             raise ReplayError(f"{problem} (torch {torch.__version__})")
@@ -80,7 +86,13 @@ class InitialState:
 
     @classmethod
     def of(cls, tensors: dict[int, torch.Tensor]) -> InitialState:
+        """These tensors themselves, to be changed in place by the step."""
         return cls(tensors, {index: tensor.clone() for index, tensor in tensors.items()})
+
+    @classmethod
+    def copy_of(cls, tensors: dict[int, torch.Tensor]) -> InitialState:
+        """Copies of these tensors that share memory among each other as these do."""
+        return cls.of(copy_sharing(tensors))
 
     def restore(self) -> None:
         """Undo all in-place changes."""

@@ -1,8 +1,8 @@
 """One step of a model as a flat list of ATen calls: forward, loss, backward and optimizer in one graph.
 
-`make_fx` records what the dispatcher sees, so the calls are the ones eager PyTorch makes. Hooks on modules and on autograd
-nodes tell which layer and phase each call belongs to. `aten.convolution_backward` becomes two ops, one for the gradient of
-the input and one for that of the weight: they do not need each other.
+`make_fx` records what the dispatcher sees, so the calls are the ones eager PyTorch makes. Hooks on modules and on
+autograd nodes tell which layer and phase each call belongs to. `aten.convolution_backward` becomes two ops, one for
+the gradient of the input and one for that of the weight: they do not need each other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from gpusim.errors import CaptureError
 from gpusim.runtime.models import Step
 from gpusim.trace.schema import Phase, Role
 
-#: SGD with momentum, as torch.optim.SGD(lr, momentum) does it from the second step on. The rate is small so that thousands
-#: of steps on one batch of random data stay finite.
+#: SGD with momentum, as torch.optim.SGD(lr, momentum) does it from the second step on. The rate is small so that
+#: thousands of steps on one batch of random data stay finite.
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
 #: Parameters that one fused update takes. A launch of torch's multi-tensor kernels takes at most this many pairs

@@ -42,7 +42,8 @@ def load_step(
 ) -> Step:
     """Build the model of `spec` with random weights and one batch of random inputs on `device`.
 
-    bf16 means parameters and inputs in bfloat16. Raises `CaptureError`, `UnknownNameError`, `GpuError` (no torchvision).
+    bf16 means parameters and inputs in bfloat16. Raises `CaptureError`, `UnknownNameError`, `GpuError` (no
+    torchvision).
     """
     torch.manual_seed(seed)
     kind, _, name = spec.partition(":")
@@ -58,7 +59,7 @@ def load_step(
     module = module.to(device=device, dtype=torch_dtype(dtype)).train(mode == "train")
     inputs = pytree.tree_map_only(torch.Tensor, lambda t: _cast(t, dtype).to(device), inputs)
     if memory_format == "channels_last":
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        module = module.to(memory_format=torch.channels_last)
         inputs = pytree.tree_map_only(torch.Tensor, _channels_last, inputs)
     if mode == "infer":
         return Step(network, module.requires_grad_(False), inputs, None, None)
@@ -125,7 +126,7 @@ def _timm(name: str, batch: int) -> tuple[nn.Module, tuple[Any, ...]]:
     if not timm.is_model(name):
         raise UnknownNameError("timm model", name, timm.list_models())
     model: nn.Module = timm.create_model(name, pretrained=False)
-    channels, height, width = model.default_cfg["input_size"]  # type: ignore[index]
+    channels, height, width = model.default_cfg["input_size"]
     return model, (torch.randn(batch, channels, height, width),)
 
 
@@ -141,7 +142,8 @@ def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[
     if not path.is_file():
         raise CaptureError(f"{path}: no such file")
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert module_spec is not None and module_spec.loader is not None
+    assert module_spec is not None
+    assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[path.stem] = module
     module_spec.loader.exec_module(module)

@@ -30,7 +30,7 @@ def resolve(target: str) -> Any:
         raise OperatorError(f"operator '{target}' is not on the allow-list of replay")
     namespace, name, overload = target.split(".", 2)
     if namespace == "torchvision":
-        import torchvision  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401  (registers its operators)
+        import torchvision  # noqa: F401  (registers its operators)
     try:
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except AttributeError as cause:

@@ -1,8 +1,9 @@
 """Durations and launch shapes of each op's kernels, from one session of torch's profiler.
 
-Kernels are tied to ops by data that never failed in practice: kernel -> launch call by `correlation`, launch call -> op by the
-annotated range around it on the same thread. The GPU is held back by a spin kernel at the start of every iteration, so that
-the kernels then run back to back, as they do in a CUDA graph, and not one by one at the pace of the host.
+Kernels are tied to ops by data that never failed in practice: kernel -> launch call by `correlation`, launch call ->
+op by the annotated range around it on the same thread. The GPU is held back by a spin kernel at the start of every
+iteration, so that the kernels then run back to back, as they do in a CUDA graph, and not one by one at the pace of
+the host.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def exported_events(session: Any) -> list[dict[str, Any]]:
 
 
 def attribute(events: list[dict[str, Any]], n_ops: int) -> Profile:
-    """Kernels of each op from the profiler's events. Iteration 0 is left out: the session's first kernels can be lost."""
+    """Kernels of each op from the profiler's events. Iteration 0 is left out: a session can lose its first."""
     ranges = _Ranges(events)
     launches = {
         event["args"]["correlation"]: event

@@ -1,7 +1,7 @@
 """From a joint graph to the trace's ops, tensors and storages, by running it once on real tensors.
 
-Which tensors share memory, and which an op changes in place, is seen on the tensors themselves: storages are told apart by
-weak references, so nothing has to be kept alive for it.
+Which tensors share memory, and which an op changes in place, is seen on the tensors themselves: storages are told
+apart by weak references, so nothing has to be kept alive for it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gpusim.errors import CaptureError
 from gpusim.runtime.encode import encode
 from gpusim.runtime.joint import Call, JointGraph, State, Value
 from gpusim.runtime.operators import is_random, written_arguments
+from gpusim.runtime.tensors import copy_sharing, flat_results
 from gpusim.trace.schema import Op, Role, Storage, Tensor, TensorInit
 
 #: Operators that return a view although their schema does not say so.
@@ -79,7 +80,7 @@ def record(graph: JointGraph) -> Recorded:
     calls = live_calls(graph)
     recorder = _Recorder()
     env: dict[str, Any] = {}
-    initial: dict[int, torch.Tensor] = {}
+    states: dict[int, torch.Tensor] = {}
     used = _used_names(calls, graph)
     for name, state in graph.inputs.items():
         if name not in used:
@@ -87,7 +88,8 @@ def record(graph: JointGraph) -> Recorded:
         tensor = state.tensor
         env[name] = tensor
         index = recorder.tensor(tensor, state.role, name=state.name, init=initial_values(tensor, state))
-        initial[index] = tensor.detach().clone(memory_format=torch.preserve_format)
+        states[index] = tensor.detach()
+    initial = copy_sharing(states)
     last_use = _last_uses(calls, graph)
     ops: list[Op] = []
     for position, call in enumerate(calls):
@@ -112,7 +114,7 @@ def record(graph: JointGraph) -> Recorded:
 
 
 def live_calls(graph: JointGraph) -> list[Call]:
-    """The calls that matter: those whose results are used, or that change memory which is used later or outlives the step.
+    """The calls that matter: whose results are used, or that change memory which is used later or outlives the step.
 
     Memory is followed through views: writing to a slice of a tensor counts as writing to the tensor.
     """
@@ -218,13 +220,6 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
         phase=call.phase,
         layer=call.layer,
     )
-
-
-def flat_results(result: Any) -> list[Any]:
-    """What a call returned, as a flat list: one entry for each tensor (or None or number) in order."""
-    if isinstance(result, list | tuple):
-        return [part for item in result for part in flat_results(item)]
-    return [] if result is None and not isinstance(result, torch.Tensor) else [result]
 
 
 def initial_values(tensor: torch.Tensor, state: State) -> TensorInit:

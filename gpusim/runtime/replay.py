@@ -1,8 +1,9 @@
-"""`gpusim replay`: run a schedule on the GPU from its trace alone, check its outputs, time it against the sequential graph."""
+"""`gpusim replay`: run a schedule on the GPU from its trace alone, check its outputs, time it."""
 
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +25,12 @@ from gpusim.runtime.timing import INSTANCES, time_instances
 from gpusim.trace.schema import Dtype, Trace
 from gpusim.trace.store import structure_hash
 
-#: Largest relative difference of an output from the sequential run, by dtype: what the order of atomic additions in a kernel
-#: can do to a gradient. Schedules whose kernels are deterministic agree bit for bit.
+#: Largest relative difference of an output from the sequential run, by dtype: what the order of atomic additions in a
+#: kernel can do to a gradient. Schedules whose kernels are deterministic agree bit for bit.
 TOLERANCE: dict[Dtype, float] = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 2e-2}
+
+#: Stands for the error of a result that is not finite: JSON has no infinity.
+NOT_FINITE = 1e300
 
 
 @explain_out_of_memory
@@ -42,8 +46,8 @@ def replay(
 ) -> list[Measurement]:
     """Replay schedules of one trace, all timed in turns with the sequential graph.
 
-    Raises `ScheduleError` for an illegal schedule, `OperatorError` for a forbidden operator, `GpuError` without a GPU or
-    memory. Outputs that differ are reported in the measurement, not raised; `require_equal` raises.
+    Raises `ScheduleError` for an illegal schedule, `OperatorError` for a forbidden operator, `GpuError` without a GPU
+    or memory. Outputs that differ are reported in the measurement, not raised; `require_equal` raises.
     """
     device = require_gpu()
     check_operators(trace, trace.name)
@@ -65,12 +69,12 @@ def replay(
     say("timing")
     peaks = [r.peak_bytes for r in recorded]
     events = [r.sync.events for r in recorded]
+    gpu = gpu_facts(recorded[0].replay)
     recorded.clear()
     state.restore()
     times = time_instances(
         {str(i): partial(_again, recorder, *a) for i, a in enumerate((sequential_order, *legal))}, instances
     )
-    gpu = gpu_facts()
     engine = ReferenceEngine()
     predicted = [
         engine.run(lower(graph, *assignment), graph.hardware, record=False).makespan_ns
@@ -155,7 +159,7 @@ def compare(trace: Trace, found: dict[int, torch.Tensor], wanted: dict[int, torc
         difference = torch.linalg.vector_norm(found[index].double() - reference.double()).item()
         norm = torch.linalg.vector_norm(reference.double()).item()
         error = difference / norm if norm else difference
-        worst = max(worst, error if error == error else float("inf"))
+        worst = max(worst, error if math.isfinite(error) else NOT_FINITE)
     return Comparison(equal, worst, len(wanted))
 
 

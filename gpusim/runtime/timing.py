@@ -12,8 +12,9 @@ from gpusim.trace.schema import Timing
 from gpusim.units import ms_to_ns
 
 ROUNDS = 25
-#: Graphs recorded of each contender. Two recordings of one schedule differ by up to 6 % on an H200 (each is steady to 0.2 %),
-#: so a time is the median over several. With six, the range of their medians holds the true median in 97 % of cases.
+#: Graphs recorded of each contender. Two recordings of one schedule differ by up to 6 % on an H200 (each is steady to
+#: 0.2 %), so a time is the median over several. With six, the range of their medians holds the true median in 97 % of
+#: cases.
 INSTANCES = 6
 ROUNDS_PER_INSTANCE = 4
 #: GPU time of one round of one contender, in ms: long against an event's resolution (about 1 us) and a launch.
@@ -22,7 +23,7 @@ WARMUP_MS = 40.0
 
 
 def median_interval(samples_ns: Sequence[int]) -> Timing:
-    """Median with its 95 % interval by order statistics (binomial, normal approximation): no assumption on the noise."""
+    """Median with its 95 % interval by order statistics (binomial, normal approximation)."""
     ordered = sorted(samples_ns)
     n = len(ordered)
     half = 0.98 * math.sqrt(n)
@@ -54,12 +55,15 @@ Recorder = Callable[[], Callable[[], object]]
 def time_instances(
     recorders: Mapping[str, Recorder], instances: int = INSTANCES, rounds: int = ROUNDS_PER_INSTANCE
 ) -> dict[str, Timing]:
-    """Time of each contender over several recordings: median of the instances' medians, and their range as interval."""
+    """Time of each contender over several recordings: median of the instances' medians, and their range as interval.
+
+    The contenders take turns, one recording alive at a time: graphs that share the GPU's memory with others run
+    otherwise than alone.
+    """
     samples: dict[str, list[int]] = {name: [] for name in recorders}
-    for _ in range(instances):
-        replays = {name: make() for name, make in recorders.items()}
-        for name, timing in time_interleaved(replays, rounds).items():
-            samples[name].append(timing.median_ns)
+    for turn in range(instances):
+        for name, make in list(recorders.items())[:: 1 if turn % 2 == 0 else -1]:
+            samples[name].append(time_interleaved({name: make()}, rounds)[name].median_ns)
     return {
         name: Timing(
             median_ns=round(statistics.median(times)), lo_ns=min(times), hi_ns=max(times), rounds=instances * rounds

@@ -14,7 +14,7 @@ class Bounds:
     critical_path_ns: int
     """The longest chain of dependent kernels with the gaps between them, each at its time alone."""
     area_ns: int
-    """SM-time: for the scarcest of threads, registers, shared memory and block slots, the kernels' needs over the GPU's."""
+    """SM-time: for the scarcest of threads, registers, shared memory and block slots, what the kernels need."""
     bandwidth_ns: int
     """DRAM traffic over bandwidth."""
     front_end_ns: int

@@ -1,8 +1,8 @@
 """Anytime local search over list schedules: priorities, stream count and how much room an op waits for.
 
-A candidate is a vector of priorities; the list scheduler (`gpusim.policies.critical_path`) turns it into a legal schedule and
-sees its makespan while it does. The search starts from bottom levels for every stream count, then perturbs the priorities of
-the best, a few ops at a time. The same seed gives the same candidates in the same order.
+A candidate is a vector of priorities; the list scheduler (`gpusim.policies.critical_path`) turns it into a legal
+schedule and sees its makespan while it does. The search starts from bottom levels for every stream count, then
+perturbs the priorities of the best, a few ops at a time. The same seed gives the same candidates in the same order.
 """
 
 from __future__ import annotations

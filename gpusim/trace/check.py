@@ -102,11 +102,11 @@ def _reaches(trace: Trace, source: int, goal: int) -> bool:
     todo, seen = [source], {source}
     while todo:
         op = trace.ops[todo.pop()]
-        for tensor in (*op.outputs, *op.writes):
-            for user in users.get(tensor, ()) if tensor is not None else ():
-                if user == goal:
-                    return True
-                if user not in seen:
-                    seen.add(user)
-                    todo.append(user)
+        made = [tensor for tensor in (*op.outputs, *op.writes) if tensor is not None]
+        for user in (user for tensor in made for user in users.get(tensor, ())):
+            if user == goal:
+                return True
+            if user not in seen:
+                seen.add(user)
+                todo.append(user)
     return False

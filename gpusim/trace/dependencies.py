@@ -44,9 +44,9 @@ def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
             if last_random is not None:
                 found.add(last_random)
             last_random = index
-        for tensor in op.outputs:
-            if tensor is not None:
-                maker.setdefault(tensor, index)
+        for result_tensor in op.outputs:
+            if result_tensor is not None:
+                maker.setdefault(result_tensor, index)
         found.discard(index)
         result.append(tuple(sorted(found)))
     return tuple(result)
@@ -54,7 +54,7 @@ def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
 
 def handles(op: Op) -> set[int]:
     """Tensors that the op's arguments mention."""
-    return set(tensor_refs([list(op.args), op.kwargs]))
+    return set(tensor_refs([*op.args, *op.kwargs.values()]))
 
 
 def reads_writes_storages(trace: Trace) -> list[tuple[frozenset[int], frozenset[int]]]:

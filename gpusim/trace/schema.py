@@ -167,7 +167,7 @@ class Timing(Document, frozen=True, kw_only=True):
 
     median_ns: Nanoseconds
     lo_ns: Nanoseconds
-    """Lower end of the 95 % interval of the median."""
+    """Lower end of the interval that holds the median in at least 95 % of cases."""
     hi_ns: Nanoseconds
     rounds: Count
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def load_trace(name_or_file: str) -> Trace:
     Raises `TraceError` for a bad file and `UnknownNameError`, with the nearest name, for an unknown bundled one.
     """
     path = Path(name_or_file)
-    if name_or_file.endswith(TRACE_SUFFIXES) or path.is_file():
+    # os.path, unlike Path.is_file, says no to a name that is too long for a file.
+    if name_or_file.endswith(TRACE_SUFFIXES) or os.path.isfile(name_or_file):
         return read_trace(path)
     bundled = bundled_traces()
     if name_or_file not in bundled:

@@ -11,6 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 TENSOR = "tensor"
+CHOICES = {
+    "float": ("inf", "-inf", "nan"),
+    "device": ("cuda", "cpu"),
+    "layout": ("strided",),
+    "memory_format": ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format"),
+}
+#: No operator's arguments nest deeper than a list of lists; far deeper ones would exhaust Python's stack.
+MAX_DEPTH = 32
 TAGS = frozenset({TENSOR, "float", "dtype", "device", "layout", "memory_format"})
 
 
@@ -27,7 +35,7 @@ def tensor_refs(value: Any) -> Iterator[int]:
             yield from tensor_refs(part)
 
 
-def problem_with(value: Any) -> str | None:
+def problem_with(value: Any, depth: int = MAX_DEPTH) -> str | None:
     """What is wrong with an encoded argument, or None."""
     if isinstance(value, dict):
         if len(value) != 1 or next(iter(value)) not in TAGS:
@@ -37,7 +45,11 @@ def problem_with(value: Any) -> str | None:
             return f"a tensor reference is an index, found {inner!r}"
         if tag != TENSOR and not isinstance(inner, str):
             return f"a {tag} is a text, found {inner!r}"
+        if tag in CHOICES and inner not in CHOICES[tag]:
+            return f"a {tag} is one of {', '.join(CHOICES[tag])}, found {inner!r}"
         return None
     if isinstance(value, list | tuple):
-        return next((found for part in value if (found := problem_with(part))), None)
+        if not depth:
+            return f"lists are nested more than {MAX_DEPTH} deep"
+        return next((found for part in value if (found := problem_with(part, depth - 1))), None)
     return None

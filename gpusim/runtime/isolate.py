@@ -1,0 +1,25 @@
+"""Running a function in a process of its own: torch allows one profiler session a process, and a crash stays there."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from gpusim.errors import GpuError
+
+Result = TypeVar("Result")
+
+
+def alone(work: Callable[..., Result], *args: object) -> Result:
+    """Run a module-level function in a fresh process, which gives the GPU back at its end. Raises what it raises.
+
+    Raises `GpuError` where the process died without a word (killed for memory, a crash in a library).
+    """
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(work, *args).result()
+    except BrokenProcessPool as cause:
+        raise GpuError(f"the process of this step died (out of memory, or a crash in a library): {cause}") from cause

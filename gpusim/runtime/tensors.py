@@ -1,0 +1,28 @@
+"""Small things about tensors that recording and replay share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def flat_results(result: Any) -> list[Any]:
+    """What a call returned, as a flat list: one entry for each tensor (or None or number) in order."""
+    if isinstance(result, list | tuple):
+        return [part for item in result for part in flat_results(item)]
+    return [] if result is None and not isinstance(result, torch.Tensor) else [result]
+
+
+def copy_sharing(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Copies with the same strides; tensors of one storage are again of one storage."""
+    memory: dict[int, torch.UntypedStorage] = {}
+    result = {}
+    for index, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        if storage._cdata not in memory:
+            memory[storage._cdata] = storage.clone()
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(memory[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
+        result[index] = copy
+    return result

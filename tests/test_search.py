@@ -1,0 +1,243 @@
+"""Explore: the best is the best, bounds and verdict agree with it, seeds repeat, and Ctrl-C keeps what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusim.errors import OptionError
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import check_schedule
+from gpusim.policies.critical_path import ListSchedule, list_schedule
+from gpusim.policies.registry import POLICIES
+from gpusim.search import local
+from gpusim.search.bounds import Bounds, bounds
+from gpusim.search.explore import Explored, choose, explore, stream_counts
+from gpusim.search.local import local_search
+from gpusim.search.verdict import verdict
+from gpusim.trace.schema import Trace
+from tests.helpers import WHOLE, build_graph, chain_trace, make_hardware, make_trace, op, traces, wide_trace
+
+#: Never reached: these searches end by their own patience.
+NO_TIME_PRESSURE_S = 1e6
+
+
+@pytest.fixture(autouse=True)
+def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "PATIENCE", 10)
+
+
+def run(trace: Trace, **options: Any) -> Explored:
+    hardware = options.pop("hardware", None) or make_hardware(chain_ns=100, slowdown=0.5)
+    return explore(trace, hardware, **({"streams": 4, "budget_s": NO_TIME_PRESSURE_S} | options))
+
+
+def raise_after(calls: int) -> Callable[..., ListSchedule]:
+    """A list scheduler that is interrupted at its call number `calls`, counted from 0."""
+    left = [calls]
+
+    def scheduler(graph: OpGraph, streams: int, priority: Sequence[float], min_share: float) -> ListSchedule:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return list_schedule(graph, streams, priority, min_share)
+
+    return scheduler
+
+
+@settings(max_examples=15)
+@given(traces(max_ops=8), st.integers(1, 4))
+def test_best_is_never_slower_than_any_row_nor_faster_than_any_bound(trace: Trace, streams: int) -> None:
+    if not any(found.dur_ns for each in trace.ops for found in each.kernels):
+        return
+    found = run(trace, streams=streams)
+    assert {row.policy for row in found.rows} == {*POLICIES, "search"}
+    assert found.best.makespan_ns == min(row.makespan_ns for row in found.rows)
+    assert found.best.makespan_ns <= found.sequential_ns
+    assert found.best.makespan_ns == found.timeline.makespan_ns == found.schedule.predicted_ns
+    assert found.best.makespan_ns >= found.bounds.largest[0] - 1
+    assert all(max(row.assignment.streams) < streams for row in found.rows)
+
+
+def test_best_within_the_models_uncertainty_of_sequential_is_sequential() -> None:
+    # 6 branches side by side save far less than 30 %
+    trace = make_trace([op("big", "x", dur_ns=100_000, blocks=WHOLE), op("a", "x"), op("b", "x")])
+    hardware = make_hardware(uncertainty=0.3)
+    found = run(trace, hardware=hardware)
+    assert found.best.policy == "sequential"
+    assert found.schedule.streams == 1
+    assert min(row.makespan_ns for row in found.rows) * 1.3 > found.sequential_ns
+    assert not found.verdict.worth_it
+    assert choose(list(found.rows), make_hardware(), found.sequential_ns).makespan_ns < found.sequential_ns
+
+
+def test_speedups_of_rows_are_over_the_sequential_graph() -> None:
+    found = run(wide_trace())
+    assert all(row.speedup == found.sequential_ns / row.makespan_ns for row in found.rows)
+    assert next(row for row in found.rows if row.policy == "sequential").speedup == 1.0
+    assert found.best_of("wavefront").makespan_ns == min(r.makespan_ns for r in found.rows if r.policy == "wavefront")
+
+
+def test_attribution_adds_up_to_the_whole_gain() -> None:
+    found = run(wide_trace(graph_ns=130_000, eager_ns=500_000))
+    parts = found.attribution
+    assert parts.eager_ns == 500_000
+    assert parts.launch_ns == 500_000 - found.sequential_ns
+    assert parts.concurrency_ns + parts.order_ns == found.sequential_ns - found.best.makespan_ns
+    assert parts.concurrency_ns >= 0
+
+
+def test_attribution_without_a_measured_eager_time_claims_nothing_about_launches() -> None:
+    found = run(wide_trace())
+    assert found.attribution.eager_ns is found.attribution.launch_ns is None
+
+
+def test_schedule_of_explore_is_legal_for_its_trace() -> None:
+    trace = wide_trace()
+    found = run(trace)
+    order, streams = check_schedule(found.schedule, trace, build_graph(trace).preds)
+    assert (tuple(order), tuple(streams)) == (found.best.assignment.order, found.best.assignment.streams)
+    assert found.hardware.label in found.schedule.made_by
+
+
+def test_same_seed_gives_the_same_result_without_time_pressure() -> None:
+    first, second = run(wide_trace(5, 7000, 3), seed=3), run(wide_trace(5, 7000, 3), seed=3)
+    assert first == second
+    assert first.evaluations == second.evaluations > 0
+
+
+def test_seed_is_part_of_who_made_the_schedule() -> None:
+    assert run(wide_trace(3), seed=7).schedule.made_by.endswith("seed 7")
+
+
+# --- Verdict ---
+
+
+def test_chain_is_not_worth_it_and_the_verdict_says_that_nothing_is_left_to_win() -> None:
+    found = run(chain_trace(6), hardware=make_hardware(chain_ns=100, uncertainty=0.05))
+    assert not found.verdict.worth_it
+    assert found.verdict.text.startswith("Not worth it")
+    assert "even the bound leaves nothing to win" in found.verdict.text
+    assert found.best.policy == "sequential"
+    assert found.bounds.critical_path_ns == found.sequential_ns == 6500
+
+
+def test_wide_graph_is_worth_it_and_the_verdict_says_how_much() -> None:
+    hardware = make_hardware(chain_ns=100, uncertainty=0.1)
+    found = run(wide_trace(6, 10_000, 2), hardware=hardware, streams=8)
+    # stem, two ops of a branch, join: the critical path is reached, as all six branches fit side by side
+    assert found.bounds.critical_path_ns == 1000 + 2 * 10_000 + 1000 + 3 * 100
+    assert found.best.makespan_ns == found.bounds.critical_path_ns
+    assert found.verdict.worth_it
+    assert found.verdict.text.startswith(f"Worth it: {found.best.speedup:.2f}x")
+    assert found.verdict.low == pytest.approx(found.best.speedup / 1.1)
+    assert found.verdict.low < found.verdict.speedup < found.verdict.high
+
+
+def test_kernels_that_fill_the_gpu_are_not_worth_it_and_the_area_is_named() -> None:
+    trace = make_trace([op(f"a{i}", "x", dur_ns=10_000, blocks=WHOLE) for i in range(4)])
+    found = run(trace, hardware=make_hardware(uncertainty=0.1))
+    assert not found.verdict.worth_it
+    assert found.bounds.largest == (40_000, "SM area")
+
+
+def test_uncalibrated_model_is_named_in_every_verdict() -> None:
+    for trace in (chain_trace(3), wide_trace(6)):
+        assert "uncalibrated" in run(trace, hardware=make_hardware(calibrated=False)).verdict.text
+        assert "uncalibrated" not in run(trace, hardware=make_hardware(calibrated=True)).verdict.text
+
+
+def test_gain_that_the_uncertainty_swallows_is_not_worth_it() -> None:
+    bound = Bounds(critical_path_ns=500, area_ns=100, bandwidth_ns=0, front_end_ns=0)
+    hardware = make_hardware(uncertainty=0.1)
+    assert not verdict(hardware, 1090, 1000, "search", 4, bound).worth_it
+    assert verdict(hardware, 1110, 1000, "search", 4, bound).worth_it
+
+
+# --- Bounds ---
+
+
+def test_largest_bound_is_the_one_that_binds_and_is_named() -> None:
+    cases = {
+        "critical path": Bounds(critical_path_ns=9, area_ns=1, bandwidth_ns=1, front_end_ns=1),
+        "SM area": Bounds(critical_path_ns=1, area_ns=9, bandwidth_ns=1, front_end_ns=1),
+        "DRAM bandwidth": Bounds(critical_path_ns=1, area_ns=1, bandwidth_ns=9, front_end_ns=1),
+        "front end": Bounds(critical_path_ns=1, area_ns=1, bandwidth_ns=1, front_end_ns=9),
+    }
+    assert {name: found.largest for name, found in cases.items()} == {name: (9, name) for name in cases}
+
+
+def test_area_and_front_end_bounds_by_hand() -> None:
+    # four kernels of 1000 that each take half the GPU: 2000 of its time; five starts, four intervals of 250
+    steps = [op(f"a{i}", "x", dur_ns=1000, blocks=132) for i in range(4)] + [op("b", "x", dur_ns=0)]
+    found = bounds(build_graph(make_trace(steps), make_hardware(front_end_ns=250)))
+    assert (found.area_ns, found.front_end_ns, found.critical_path_ns) == (2000, 1000, 1000)
+
+
+# --- The local search ---
+
+
+@pytest.mark.parametrize("calls", [1, 3, 20])
+def test_interrupt_inside_the_search_keeps_the_best_so_far(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "list_schedule", raise_after(calls))
+    found = run(wide_trace(5, 7000, 3))
+    assert found.interrupted
+    assert found.evaluations == calls
+    assert found.best.makespan_ns == min(row.makespan_ns for row in found.rows)
+    assert any(row.policy == "search" for row in found.rows)
+
+
+def test_interrupt_before_anything_was_found_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "list_schedule", raise_after(0))
+    with pytest.raises(KeyboardInterrupt):
+        run(wide_trace(3))
+
+
+def test_undisturbed_search_is_not_marked_as_interrupted() -> None:
+    assert not run(wide_trace(3)).interrupted
+
+
+def test_candidates_come_best_first_and_differ() -> None:
+    graph = build_graph(wide_trace(6, 9000, 3), make_hardware(chain_ns=100, slowdown=0.8))
+    found = local_search(graph, 6, budget_s=NO_TIME_PRESSURE_S, seed=0, keep=3)
+    times = [candidate.makespan_ns for candidate in found.candidates]
+    assert 0 < len(times) <= 3
+    assert times == sorted(times)
+
+
+def test_search_stops_once_the_bound_is_met() -> None:
+    graph = build_graph(wide_trace(4))
+    best = local_search(graph, 4, budget_s=NO_TIME_PRESSURE_S, seed=0)
+    stopped = local_search(
+        graph, 4, budget_s=NO_TIME_PRESSURE_S, seed=0, lower_bound_ns=best.candidates[0].makespan_ns
+    )
+    assert stopped.candidates[0] == best.candidates[0]
+    assert stopped.evaluations < best.evaluations
+
+
+def test_no_budget_still_gives_a_candidate() -> None:
+    found = local_search(build_graph(wide_trace(4)), 4, budget_s=0.0, seed=0)
+    assert found.candidates
+
+
+def test_progress_reports_a_share_and_a_best_that_never_gets_worse() -> None:
+    seen: list[tuple[str, float, int]] = []
+    run(wide_trace(6, 9000, 3), report=lambda what, share, best_ns: seen.append((what, share, best_ns)))
+    assert all(0.0 <= share <= 1.0 and best_ns > 0 for _, share, best_ns in seen)
+    searching = [best_ns for what, _, best_ns in seen if what == "search"]
+    assert searching == sorted(searching, reverse=True)
+
+
+@pytest.mark.parametrize("streams", [0, -1, 129])
+def test_stream_count_out_of_range_is_refused(streams: int) -> None:
+    with pytest.raises(OptionError, match=str(streams)):
+        run(chain_trace(2), streams=streams)
+
+
+@pytest.mark.parametrize(("limit", "counts"), [(1, (1,)), (2, (2,)), (5, (2, 3, 4, 5)), (8, (2, 3, 4, 6, 8))])
+def test_stream_counts_tried_end_with_the_limit(limit: int, counts: tuple[int, ...]) -> None:
+    assert stream_counts(limit) == counts
