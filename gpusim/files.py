@@ -24,9 +24,11 @@ from gpusim.units import GIB
 
 DocumentT = TypeVar("DocumentT")
 
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
-Nanoseconds = Annotated[int, Meta(ge=0)]
+#: Largest integer in a document: a century in ns, and more bytes than any machine has.
+MAX_INTEGER = 2**62
+Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
+Nanoseconds = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 
 #: Largest document read, after decompression. Stops gzip bombs; a trace of a million kernels has about 400 MB.
 MAX_DOCUMENT_BYTES = 2 * GIB

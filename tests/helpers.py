@@ -1,4 +1,4 @@
-"""Builders that tests share: hand-made traces, a hardware model of round numbers, random traces, schedules and plans."""
+"""Builders that tests share: hand-made traces, round hardware, random traces, schedules and plans."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gpusim.trace.schema import (
     Model,
     Op,
     Provenance,
+    Role,
     Storage,
     Tensor,
     TensorInit,
@@ -96,7 +97,7 @@ def make_trace(
     gpu: str = GPU,
     elements: int = 256,
 ) -> Trace:
-    """A trace of `steps`; tensors are float32 vectors of `elements` elements, those in `outputs` results of the step."""
+    """A trace of `steps`; tensors are float32 vectors of `elements` elements, `outputs` results of the step."""
     tensors: list[Tensor] = []
     storages: list[Storage] = []
     index_of: dict[str, int] = {}
@@ -106,11 +107,9 @@ def make_trace(
         if storage is None:
             storages.append(Storage(bytes=4 * elements))
             storage = len(storages) - 1
-        role = "input" if init else "output" if name in results else "activation"
+        role: Role = "input" if init else "output" if name in results else "activation"
         tensors.append(
-            Tensor(
-                shape=(elements,), stride=(1,), dtype="float32", storage=storage, role=role, name=name, init=init
-            )
+            Tensor(shape=(elements,), stride=(1,), dtype="float32", storage=storage, role=role, name=name, init=init)
         )
         index_of[name] = len(tensors) - 1
         return index_of[name]
@@ -131,9 +130,9 @@ def make_trace(
                 name=step.name,
                 target="aten.test.default",
                 args=tuple({"tensor": tensor} for tensor in mentioned),
-                outputs=tuple([*made, *views, *changes]),
+                outputs=(*made, *views, *changes),
                 reads=tuple(dict.fromkeys(reads)),
-                writes=tuple([*changes, *made]),
+                writes=(*changes, *made),
                 random=step.random,
                 host_ns=step.host_ns,
                 kernels=step.kernels,
@@ -191,6 +190,7 @@ def wide_trace(width: int = 6, dur_ns: int = 10_000, depth: int = 2, **options: 
 def make_hardware(
     *,
     chain_ns: float = 0.0,
+    fork_ns: float = 0.0,
     join_ns: float = 0.0,
     front_end_ns: float = 0.0,
     memory_node_ns: float = 0.0,
@@ -225,7 +225,7 @@ def make_hardware(
         graph=replace(
             model.graph,
             chain_ns=chain_ns,
-            fork_ns=0.0,
+            fork_ns=fork_ns,
             join_ns=join_ns,
             front_end_ns=front_end_ns,
             memory_node_ns=memory_node_ns,
@@ -297,12 +297,12 @@ def works(op: Op) -> bool:
 def kernels(draw: st.DrawFn) -> Kernel:
     """A kernel that an H200 can run, now and then a memset."""
     if draw(st.integers(0, 9)) == 0:
-        return memset(draw(st.integers(0, 3000)))
+        return memset(draw(st.integers(1, 3000)))
     threads = draw(st.sampled_from((32, 100, 128, 256, 512, 1024)))
     regs = min(draw(st.sampled_from((0, 16, 32, 64, 128, 255))), 65536 // threads // 8 * 8)
     return Kernel(
         name=draw(st.sampled_from(("gemm", "conv", "add", "softmax"))),
-        dur_ns=draw(st.integers(0, 20_000)),
+        dur_ns=draw(st.integers(1, 20_000)),
         grid=(draw(st.sampled_from((1, 7, 66, 132, 200, 264, 1000, 5000))), draw(st.integers(1, 3)), 1),
         block=(threads, 1, 1),
         regs_per_thread=min(regs, 255),
@@ -380,11 +380,13 @@ def plans(draw: st.DrawFn, mode: LaunchMode = "graph", max_tasks: int = 16, max_
         kind = draw(st.sampled_from(("kernel", "kernel", "kernel", "kernel", "memset", "h2d", "d2h")))
         common: dict[str, Any] = {"name": f"t{index}", "queue": queue, "deps": tuple(sorted(deps)), "op": index}
         if kind in ("h2d", "d2h"):
-            tasks.append(Task(kind=kind, copy_bytes=draw(st.integers(0, 100_000)), **common))
+            tasks.append(
+                Task(kind="h2d" if kind == "h2d" else "d2h", copy_bytes=draw(st.integers(0, 100_000)), **common)
+            )
         elif kind == "memset":
             tasks.append(Task(kind="memset", dur_ns=draw(time), extra_ns=draw(st.sampled_from((0.0, 50.0))), **common))
         else:
-            demand = Demand(*(draw(part) for _ in range(5)), cover=draw(part))
+            demand = Demand(*(draw(part) for _ in range(6)))
             if not any((demand.threads, demand.slots)):
                 demand = share(0.01)
             dram_bytes = draw(st.sampled_from((0.0, 1e3, 1e6)))
@@ -408,6 +410,7 @@ def hardware_models(draw: st.DrawFn) -> HardwareModel:
     """Costs and contention over their usual range; zero is common."""
     return make_hardware(
         chain_ns=draw(st.sampled_from((0.0, 100.0, 405.3))),
+        fork_ns=draw(st.sampled_from((0.0, 30.0))),
         join_ns=draw(st.sampled_from((0.0, 40.0))),
         front_end_ns=draw(st.sampled_from((0.0, 250.0, 333.3))),
         memory_node_ns=draw(st.sampled_from((0.0, 700.0))),

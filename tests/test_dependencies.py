@@ -1,4 +1,4 @@
-"""Dependencies come from data alone: reads after writes, changes in place, the random generator; never program order."""
+"""Dependencies come from data alone: reads, writes, changes in place, the random generator; never program order."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_dependency_is_an_earlier_op(trace: Trace) -> None:
 
 @given(traces())
 def test_ops_that_dependencies_do_not_order_never_conflict_on_a_storage(trace: Trace) -> None:
-    """Brute force: of each two unordered ops neither writes what the other reads or writes, and one at most is random."""
+    """Brute force: of two unordered ops neither writes what the other reads or writes, and one at most is random."""
     before = ancestors(dependencies(trace))
     for second in range(len(trace.ops)):
         for first in set(range(second)) - before[second]:

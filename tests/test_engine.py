@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from gpusim.engine.base import Timeline, busy_ns, concurrency, engine_by_name
 from gpusim.errors import PlanError, UnknownNameError
 from gpusim.hardware.model import HardwareModel
-from gpusim.plan.anchor import MAX_GAP_NS, MIN_GAP_NS, anchor
+from gpusim.plan.anchor import MAX_GAP_NS, MAX_SCALE, MIN_GAP_NS, MIN_SCALE, anchor
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.tasks import Buffer, Plan, Task
@@ -87,6 +88,18 @@ def test_predecessor_in_its_own_queue_counts_in_a_join() -> None:
     assert run(tested, make_hardware(chain_ns=100, join_ns=30)).start_ns[2] == 1130
 
 
+def test_fork_costs_its_delay_for_each_of_several_successors() -> None:
+    hardware = make_hardware(chain_ns=100, fork_ns=30)
+    forked = plan(task(1000, queue=0), task(10, queue=0), task(10, queue=1, deps=[0]))
+    assert run(forked, hardware).start_ns == (0, 1130, 1130)
+    assert run(plan(task(1000), task(10)), hardware).start_ns == (0, 1100)
+
+
+def test_larger_priority_starts_first_where_several_wait() -> None:
+    tested = plan(task(1000, part=0.1, queue=0), task(1000, part=0.1, queue=1, priority=5))
+    assert run(tested, make_hardware(front_end_ns=250)).start_ns == (250, 0)
+
+
 def test_front_end_starts_kernels_at_a_finite_rate() -> None:
     tested = plan(*(task(1000, part=0.1, queue=queue) for queue in range(4)))
     timeline = run(tested, make_hardware(front_end_ns=250))
@@ -154,9 +167,7 @@ def test_head_of_line_nobody_passes_a_kernel_that_waits_for_room() -> None:
     a = replace(share(0.1), regs=0.9)
     b = replace(share(0.1), regs=0.4)
     c = share(0.1)
-    timeline = run(
-        plan(task(1000, queue=0, demand=a), task(1000, queue=1, demand=b), task(100, queue=2, demand=c))
-    )
+    timeline = run(plan(task(1000, queue=0, demand=a), task(1000, queue=1, demand=b), task(100, queue=2, demand=c)))
     # B holds 0.1 / 0.4 = 1/4 until 1000: 250 done, 750 to go. C runs from 1000 on only.
     assert spans(timeline) == [(0, 1000), (0, 1750), (0, 1100)]
 
@@ -165,6 +176,11 @@ def test_elder_is_undisturbed_and_the_younger_runs_slower() -> None:
     # slowdown 1: B runs at 1/2 beside A. At 1000 B has done 500; now it is the elder: 500 more.
     timeline = run(plan(task(1000, queue=0), task(1000, queue=1)), make_hardware(slowdown=1.0))
     assert spans(timeline) == [(0, 1000), (0, 1500)]
+
+
+def test_memory_operation_is_no_elder_and_disturbs_no_kernel() -> None:
+    fill = Task(name="fill", kind="memset", dur_ns=5000, queue=0)
+    assert run(plan(fill, task(1000, queue=1)), make_hardware(slowdown=1.0)).end_ns == (5000, 1000)
 
 
 def test_kernel_of_a_few_warps_loses_less() -> None:
@@ -228,13 +244,20 @@ def test_trace_with_its_own_graph_time_sets_the_gap() -> None:
     assert sequential(trace, make_hardware(chain_ns=50)).makespan_ns == 6600
 
 
-@pytest.mark.parametrize(("measured_ns", "gap_ns"), [(5000, MIN_GAP_NS), (4000, MIN_GAP_NS), (9000, MAX_GAP_NS)])
+@pytest.mark.parametrize(("measured_ns", "gap_ns"), [(5000, MIN_GAP_NS), (4500, MIN_GAP_NS), (8500, MAX_GAP_NS)])
 def test_gap_that_is_not_believed_is_cut_and_the_durations_scaled(measured_ns: int, gap_ns: float) -> None:
     trace = chain_trace(5, 1000, graph_ns=measured_ns)
     found = anchor(trace, make_hardware())
     assert found.chain_ns == gap_ns
     assert found.scale == (measured_ns - 4 * gap_ns) / 5000
     assert sequential(trace, make_hardware()).makespan_ns == pytest.approx(measured_ns, abs=ROUNDING_NS)
+
+
+@pytest.mark.parametrize(("measured_ns", "scale"), [(1000, MIN_SCALE), (90_000, MAX_SCALE)])
+def test_sequential_run_far_from_its_kernels_scales_them_no_further_than_the_limit(
+    measured_ns: int, scale: float
+) -> None:
+    assert anchor(chain_trace(5, 1000, graph_ns=measured_ns), make_hardware()).scale == scale
 
 
 def test_memory_operations_are_not_counted_as_gaps_when_anchoring() -> None:
@@ -265,8 +288,11 @@ def test_view_takes_no_time_and_hands_its_dependency_on() -> None:
 
 def test_memory_is_held_from_the_first_users_start_to_the_last_users_end() -> None:
     tested = plan(
-        task(100), task(100), task(100), buffers=(Buffer(bytes=8, tasks=(0, 1)), Buffer(bytes=4, tasks=(1, 2))),
-        kept_bytes=1
+        task(100),
+        task(100),
+        task(100),
+        buffers=(Buffer(bytes=8, tasks=(0, 1)), Buffer(bytes=4, tasks=(1, 2))),
+        kept_bytes=1,
     )
     timeline = run(tested, make_hardware(chain_ns=10))
     assert timeline.memory == ((0, 9), (110, 13), (210, 5), (320, 1))
@@ -394,7 +420,9 @@ def test_hyper_q_as_measured(queues: int, k: int, d: int, depth_first: bool, mea
         queues=queues, launch_ns=HYPER_Q_LAUNCH_NS, start_ns=4000, stream_chain_ns=400, slowdown=0.8
     )
     spin_ns = 760_000
-    assert run(spin_plan(k, d, depth_first, spin_ns), hardware).makespan_ns / spin_ns == pytest.approx(measured, rel=0.1)
+    assert run(spin_plan(k, d, depth_first, spin_ns), hardware).makespan_ns / spin_ns == pytest.approx(
+        measured, rel=0.1
+    )
 
 
 # --- Plans that cannot run ---
@@ -463,7 +491,7 @@ def upper_bound_ns(tested: Plan, hardware: HardwareModel) -> float:
     costs, copies = hardware.graph, hardware.copies
     total = 0.0
     for found in tested.tasks:
-        total += found.dur_ns + found.extra_ns + costs.chain_ns + costs.front_end_ns
+        total += found.dur_ns + found.extra_ns + costs.chain_ns + costs.fork_ns + costs.front_end_ns
         total += costs.join_ns * (len(found.deps) + 1)
         total += found.dram_bytes / hardware.memory.dram_bytes_per_ns
         if found.kind in ("h2d", "d2h"):
@@ -520,7 +548,7 @@ def test_front_end_never_starts_two_kernels_too_close(tested: Plan, hardware: Ha
     timeline = run(tested, hardware)
     kernels = [i for i, found in enumerate(tested.tasks) if found.kind not in ("h2d", "d2h")]
     starts = sorted(timeline.start_ns[i] for i in kernels)
-    pairs = zip(starts, starts[1:], strict=False)
+    pairs = pairwise(starts)
     assert all(later - earlier >= hardware.graph.front_end_ns - ROUNDING_NS for earlier, later in pairs)
 
 
@@ -566,9 +594,7 @@ def test_no_schedule_is_faster_than_any_bound(
     found = bounds(graph)
     for bound_ns in (found.critical_path_ns, found.area_ns, found.bandwidth_ns, found.front_end_ns):
         assert makespan_ns >= bound_ns - ROUNDING_NS
-    assert found.largest[0] == max(
-        found.critical_path_ns, found.area_ns, found.bandwidth_ns, found.front_end_ns
-    )
+    assert found.largest[0] == max(found.critical_path_ns, found.area_ns, found.bandwidth_ns, found.front_end_ns)
 
 
 def test_critical_path_bound_has_no_delay_before_its_first_task() -> None:

@@ -1,4 +1,4 @@
-"""Trace files: what is written comes back, and each broken or hostile file gives one line with file, place and value."""
+"""Trace files: what is written comes back; each broken or hostile file gives one line with file, place and value."""
 
 from __future__ import annotations
 
@@ -106,7 +106,12 @@ def test_any_legal_trace_survives_its_file(tmp_path: Path, trace: Trace) -> None
 
 def test_all_fields_survive(tmp_path: Path, good: bytes) -> None:
     document = json.loads(good)
-    document["ops"][0]["kwargs"] = {"a": None, "b": [1, 2.5, "mean", True], "c": {"float": "inf"}, "d": {"dtype": "float32"}}
+    document["ops"][0]["kwargs"] = {
+        "a": None,
+        "b": [1, 2.5, "mean", True],
+        "c": {"float": "inf"},
+        "d": {"dtype": "float32"},
+    }
     document["ops"][0]["kernels"][0] |= {
         "cluster": [2, 1, 1],
         "counters": {"dram_bytes": 1, "l2_bytes": 2, "instructions": 3, "tensor_instructions": 4},
@@ -303,7 +308,6 @@ def test_list_of_lists_is_a_legal_argument(tmp_path: Path, good: bytes) -> None:
     assert read_trace(path).ops[0].args == ([[{"tensor": 0}, None], [1]],)
 
 
-@pytest.mark.xfail(reason="counts have no upper limit, and arithmetic on them overflows", raises=OverflowError)
 @pytest.mark.parametrize("field", ["ops.0.kernels.0.dur_ns", "ops.0.host_ns", "ground_truth.graph.median_ns"])
 def test_number_beyond_a_float_is_refused(field: str, tmp_path: Path, good: bytes) -> None:
     path = tmp_path / "t.json"
@@ -312,7 +316,6 @@ def test_number_beyond_a_float_is_refused(field: str, tmp_path: Path, good: byte
         simulate(read_trace(path))
 
 
-@pytest.mark.xfail(reason="the speed-up divides by the makespan", raises=ZeroDivisionError)
 def test_step_that_takes_no_time_never_ends_in_a_traceback(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     write_trace(make_trace([op("a", "x", dur_ns=0)]), path)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpusim.search.bounds import Bounds
 
 DEFAULT_STREAMS = 4
+MAX_BUDGET_S = 86_400
 LAUNCH_MODES = ("graph", "stream")
 
 
@@ -45,8 +46,8 @@ def explore(
     from gpusim.trace.store import load_trace
 
     check_streams(streams)
-    if not budget > 0:
-        raise OptionError(f"--budget {budget}: the search needs more than 0 seconds")
+    if not 0 < budget <= MAX_BUDGET_S:
+        raise OptionError(f"--budget {budget}: the search takes between 0 and {MAX_BUDGET_S} seconds")
     target = check_output(output)
     step = load_trace(trace)
     model = choose_hardware(hardware, step)

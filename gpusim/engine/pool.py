@@ -61,7 +61,7 @@ class SmPool:
         self.running.append(
             Running(
                 index=index,
-                demand=(demand.threads, demand.regs, demand.smem, demand.slots),
+                demand=demand.resources,
                 cover=demand.cover,
                 dram_bytes_per_ns=min(rate, self._bandwidth),
                 residency=demand.residency,

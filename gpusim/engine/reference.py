@@ -251,10 +251,15 @@ class _Host:
         self.before = before
         self.costs = simulation.hardware.stream
         tasks = simulation.plan.tasks
-        lanes = {lane: number for number, lane in enumerate(simulation.plan.queues())}
-        self.queue_of = [lanes[(task.device, task.queue)] % self.costs.queues for task in tasks]
-        self.queues: dict[int, deque[tuple[int, float]]] = {queue: deque() for queue in set(self.queue_of)}
-        self.busy: set[int] = set()
+        # Streams are dealt over the queues of their device in turn, in order of first launch.
+        dealt: dict[int, int] = {}
+        lanes: dict[tuple[int, int], tuple[int, int]] = {}
+        for device, stream in simulation.plan.queues():
+            lanes[(device, stream)] = (device, dealt.get(device, 0) % self.costs.queues)
+            dealt[device] = dealt.get(device, 0) + 1
+        self.queue_of = [lanes[(task.device, task.queue)] for task in tasks]
+        self.queues: dict[tuple[int, int], deque[tuple[int, float]]] = {queue: deque() for queue in self.queue_of}
+        self.busy: set[tuple[int, int]] = set()
         self.env.process(self._launch())
 
     def _launch(self) -> Generator[simpy.Event, Any, None]:
@@ -267,7 +272,7 @@ class _Host:
                 self.busy.add(queue)
                 self.env.process(self._issue(queue))
 
-    def _issue(self, queue: int) -> Generator[simpy.Event, Any, None]:
+    def _issue(self, queue: tuple[int, int]) -> Generator[simpy.Event, Any, None]:
         """Issue the queue's entries in order; each waits at the head until it may start."""
         waiting = self.queues[queue]
         ended, end = self.simulation.ended, self.simulation.end

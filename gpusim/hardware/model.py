@@ -16,6 +16,7 @@ SCHEMA: Final = "gpusim-hardware/1"
 
 NonNegative = Annotated[float, Meta(ge=0)]
 Above0 = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class Limits(Document, frozen=True, kw_only=True):
@@ -118,8 +119,8 @@ class Contention(Document, frozen=True, kw_only=True):
 class Uncertainty(Document, frozen=True, kw_only=True):
     """How far predictions have been from measurements, as a share of the time (90 % of cases lie within)."""
 
-    sequential_frac: NonNegative
-    schedule_frac: NonNegative
+    sequential_frac: Fraction
+    schedule_frac: Fraction
 
 
 class HardwareModel(Document, frozen=True, kw_only=True):

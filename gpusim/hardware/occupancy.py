@@ -78,6 +78,11 @@ class Demand:
     cover: float
     """Warps for each SM, at most 1: a kernel of a few warps is alone on its SMs and disturbed by nobody."""
 
+    @property
+    def resources(self) -> tuple[float, float, float, float]:
+        """Threads, registers, shared memory, block slots."""
+        return self.threads, self.regs, self.smem, self.slots
+
 
 NO_DEMAND = Demand(threads=0.0, regs=0.0, smem=0.0, slots=0.0, residency=0.0, cover=0.0)
 

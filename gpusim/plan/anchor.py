@@ -19,6 +19,8 @@ from gpusim.trace.schema import Trace
 #: Gaps outside this range are not believed; what is left over then scales the durations. Spin kernels on an H200
 #: follow each other within 0.5 us (validate/results, calibration).
 MIN_GAP_NS, MAX_GAP_NS = 100.0, 600.0
+#: A sequential run that asks for more scaling than this does not belong to these kernels.
+MIN_SCALE, MAX_SCALE = 0.8, 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ def anchor(trace: Trace, hardware: HardwareModel) -> Anchor:
     extra_ns = hardware.graph.memory_node_ns * sum(kernel.kind != "kernel" for kernel in kernels[1:])
     gaps = max(1, len(kernels) - 1)
     gap_ns = min(MAX_GAP_NS, max(MIN_GAP_NS, (truth.graph.median_ns - extra_ns - total_ns) / gaps))
-    return Anchor(gap_ns, max(0.0, truth.graph.median_ns - extra_ns - gap_ns * (len(kernels) - 1)) / total_ns)
+    busy_ns = truth.graph.median_ns - extra_ns - gap_ns * (len(kernels) - 1)
+    return Anchor(gap_ns, min(MAX_SCALE, max(MIN_SCALE, busy_ns / total_ns)))
 
 
 def anchored(hardware: HardwareModel, chain_ns: float) -> HardwareModel:

@@ -51,6 +51,23 @@ class OpGraph:
         return tuple(tuple(ops) for ops in found)
 
     @cached_property
+    def work_dependencies(self) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
+        """Predecessors and successors among the ops that have kernels; views hand theirs on."""
+        reach: list[set[int]] = []
+        preds: dict[int, set[int]] = {}
+        succs: dict[int, list[int]] = {op: [] for op in range(len(self)) if self.tasks[op]}
+        for op, before in enumerate(self.preds):
+            found: set[int] = set()
+            for p in before:
+                found |= {p} if self.tasks[p] else reach[p]
+            reach.append(found)
+            if self.tasks[op]:
+                preds[op] = found
+                for p in found:
+                    succs[p].append(op)
+        return preds, succs
+
+    @cached_property
     def solo_ns(self) -> tuple[float, ...]:
         """Time of each op alone on the GPU: its kernels and the gap before each."""
         return tuple(sum(task.dur_ns + self.chain_ns + task.extra_ns for task in tasks) for tasks in self.tasks)

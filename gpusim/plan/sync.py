@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpusim.trace.dependencies import reads_writes_storages
+from gpusim.trace.dependencies import handles, reads_writes_storages
 from gpusim.trace.schema import Op, Trace
 
 
@@ -164,7 +164,8 @@ def storages_touched(trace: Trace) -> list[frozenset[int]]:
     elements = reads_writes_storages(trace)
     result = []
     for op, (read, written) in zip(trace.ops, elements, strict=True):
-        seen = {trace.tensors[t].storage for t in op.outputs if t is not None}
+        mentioned = (*handles(op), *(t for t in op.outputs if t is not None))
+        seen = {trace.tensors[t].storage for t in mentioned}
         result.append(frozenset(read | written | seen))
     return result
 

@@ -29,7 +29,7 @@ LIMITS_FROM_DRIVER = {
 def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = lambda _: None) -> HardwareModel:
     """Measure everything that `gpusim` can measure. Raises `GpuError` where the GPU is not the base model's."""
     require_gpu()
-    facts = gpu_facts()
+    facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
     if facts.name != base.gpu:
         raise GpuError(f"this GPU is '{facts.name}', the base model '{base.name}' is of '{base.gpu}'; choose --base")
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())

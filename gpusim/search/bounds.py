@@ -39,7 +39,7 @@ def bounds(graph: OpGraph) -> Bounds:
     """
     hardware = graph.hardware
     tasks = [task for op in graph.tasks for task in op]
-    demands = [(t.demand.threads, t.demand.regs, t.demand.smem, t.demand.slots) for t in tasks]
+    demands = [task.demand.resources for task in tasks]
     area = max(
         (sum(d[resource] * t.dur_ns for d, t in zip(demands, tasks, strict=True)) for resource in range(4)), default=0.0
     )

@@ -7,6 +7,7 @@ perturbs the priorities of the best, a few ops at a time. The same seed gives th
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from gpusim.plan.graph import OpGraph
 from gpusim.policies.base import Assignment, work_order
-from gpusim.policies.critical_path import MIN_SHARE, list_schedule
+from gpusim.policies.list_scheduling import MIN_SHARE, list_schedule
 
 #: Shares of its blocks that an op waits for, tried for every stream count.
 SHARES = (0.0, MIN_SHARE, 0.25, 0.5)
@@ -117,7 +118,7 @@ def _improve(
         left = deadline - time.monotonic()
         if left <= 0:
             return
-        progress(1.0 - left / budget_s, search.best[0].makespan_ns)
+        progress(1.0 - left / budget_s if math.isfinite(budget_s) else 0.0, search.best[0].makespan_ns)
         streams, share, priority = search.settings
         priority = list(priority)
         for op in draw.sample(work, max(1, round(draw.choice(MOVE_SHARES) * len(work)))):

@@ -20,6 +20,8 @@ def check_trace(trace: Trace, file: str) -> None:
         raise TraceError(file, "has no ops", place="$.ops")
     if not any(op.kernels for op in trace.ops):
         raise TraceError(file, "has no kernels in any op", place="$.ops")
+    if not any(kernel.dur_ns for op in trace.ops for kernel in op.kernels):
+        raise TraceError(file, "has no kernel that takes any time", place="$.ops")
     _check_tensors(trace, file)
     seen: dict[str, int] = {}
     for index, op in enumerate(trace.ops):

@@ -1,0 +1,183 @@
+"""List scheduling against a running simulation: which op starts next is decided while the GPU's state is known.
+
+Whenever a stream is free, the ready op of highest priority starts there, at the pace that the GPU's block dispatcher
+and contention rules (`gpusim.engine.pool`) give it beside what runs already. The simulation follows the engine's rules,
+so the makespan it ends with is the engine's, but for ops that were held back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpusim.engine.pool import SmPool
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.base import Assignment, spread_views
+
+#: An op less urgent than one that runs starts only if it gets at least this share of the blocks it could have resident:
+#: less would put it at the tail of the block dispatcher, in front of ops that become urgent meanwhile.
+MIN_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ListSchedule:
+    """A list schedule and the makespan its own simulation saw, in ns."""
+
+    assignment: Assignment
+    makespan_ns: float
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A stream: its op, which kernel of it is next, and when that may start (-1: it runs, or there is none)."""
+
+    op: int = -1
+    kernel: int = 0
+    start_at: float = -1.0
+    ended_at: float = 0.0
+    used: bool = False
+
+
+def list_schedule(
+    graph: OpGraph, streams: int, priority: Sequence[float], min_share: float = MIN_SHARE
+) -> ListSchedule:
+    """Schedule ready ops by descending `priority` (by op index) on `streams` streams."""
+    return _Scheduler(graph, streams, priority, min_share).run()
+
+
+class _Scheduler:
+    """State of one run: what is ready, what runs where, what time it is."""
+
+    def __init__(self, graph: OpGraph, streams: int, priority: Sequence[float], min_share: float) -> None:
+        self.graph = graph
+        self.costs = graph.hardware.graph
+        self.priority = priority
+        self.min_share = min_share
+        self.preds, self.succs = graph.work_dependencies
+        self.waiting = {op: len(before) for op, before in self.preds.items()}
+        self.ready = [(-priority[op], op) for op, count in self.waiting.items() if not count]
+        heapq.heapify(self.ready)
+        self.ready_at: dict[int, float] = {}
+        self.lanes = [_Lane() for _ in range(streams)]
+        self.idle = set(range(streams))
+        self.stream_of: dict[int, int] = {}
+        self.order: list[int] = []
+        self.place: dict[int, int] = {}
+        self.pool = SmPool(graph.hardware)
+        self.now = 0.0
+        self.front_end_free = 0.0
+
+    def run(self) -> ListSchedule:
+        """Alternate between giving idle streams work and going on to the next start or end."""
+        while len(self.order) < len(self.preds) or len(self.idle) < len(self.lanes):
+            self._fill()
+            start = self._next_start()
+            end = self.pool.next_end()
+            if end is not None and (start is None or self.now + end[0] <= start[0]):
+                self._advance(end[0])
+                self._end(end[1])
+            else:
+                assert start is not None, "ops left, but nothing runs"
+                self._advance(start[0] - self.now)
+                self._start(start[1])
+        return ListSchedule(spread_views(self.graph, self.order, self.stream_of), self.now)
+
+    def _next_start(self) -> tuple[float, int] | None:
+        """When the front end starts the next kernel, and on which lane: the one that has been ready longest."""
+        if self.pool.full:
+            return None
+        waiting = [
+            (max(lane.start_at, self.front_end_free), lane.start_at, self.place[lane.op], number)
+            for number, lane in enumerate(self.lanes)
+            if lane.start_at >= 0
+        ]
+        if not waiting:
+            return None
+        first = min(waiting)
+        return first[0], first[3]
+
+    def _advance(self, elapsed_ns: float) -> None:
+        self.pool.advance(elapsed_ns)
+        self.now += elapsed_ns
+
+    def _start(self, number: int) -> None:
+        lane = self.lanes[number]
+        self.front_end_free = self.now + self.costs.front_end_ns
+        self.pool.start(lane.op, self.graph.tasks[lane.op][lane.kernel])
+        self.pool.update()
+        lane.start_at = -1.0
+
+    def _end(self, op: int) -> None:
+        """A kernel has ended: its op goes on to the next one, or its stream is free and its successors may be ready."""
+        self.pool.finish(op)
+        self.pool.update()
+        number = self.stream_of[op]
+        lane = self.lanes[number]
+        lane.kernel += 1
+        tasks = self.graph.tasks[op]
+        if lane.kernel < len(tasks):
+            lane.start_at = self.now + self.costs.chain_ns + tasks[lane.kernel].extra_ns
+            return
+        lane.ended_at = self.now
+        self.idle.add(number)
+        for after in self.succs[op]:
+            self.waiting[after] -= 1
+            if not self.waiting[after]:
+                self.ready_at[after] = self.now
+                heapq.heappush(self.ready, (-self.priority[after], after))
+
+    def _fill(self) -> None:
+        """Give idle streams their next ops: the most urgent, or a less urgent one that still finds room."""
+        held: list[tuple[float, int]] = []
+        while self.idle and self.ready:
+            entry = heapq.heappop(self.ready)
+            if self.min_share > 0 and not self._urgent(entry[1]) and self._room(entry[1]) < self.min_share:
+                held.append(entry)
+            else:
+                self._launch(entry[1])
+        for entry in held:
+            heapq.heappush(self.ready, entry)
+
+    def _urgent(self, op: int) -> bool:
+        """Whether nothing on the GPU is more urgent than `op`."""
+        return all(
+            self.priority[lane.op] <= self.priority[op]
+            for number, lane in enumerate(self.lanes)
+            if number not in self.idle
+        )
+
+    def _launch(self, op: int) -> None:
+        """Put an op on an idle stream; its first kernel may start once the gap and the joins have passed."""
+        number = self._stream_for(op)
+        lane = self.lanes[number]
+        edges = sum(self.stream_of[p] != number for p in self.preds[op]) + lane.used
+        start = self.now
+        if edges:
+            begin = max(lane.ended_at, self.ready_at.get(op, 0.0))
+            gap = self.costs.chain_ns + self.costs.join_ns * (edges - 1) + self.graph.tasks[op][0].extra_ns
+            start = max(self.now, begin + gap)
+        self.idle.discard(number)
+        lane.op, lane.kernel, lane.start_at, lane.used = op, 0, start, True
+        self.place[op] = len(self.order)
+        self.order.append(op)
+        self.stream_of[op] = number
+
+    def _stream_for(self, op: int) -> int:
+        """An idle stream that one of its predecessors ran on, if there is one: that saves an event."""
+        near = [self.stream_of[p] for p in sorted(self.preds[op]) if self.stream_of[p] in self.idle]
+        return near[-1] if near else min(self.idle)
+
+    def _room(self, op: int) -> float:
+        """Share of its blocks that the first kernel of `op` would get beside what runs or is about to."""
+        left = [1.0, 1.0, 1.0, 1.0]
+        for kernel in self.pool.running:
+            for resource, need in enumerate(kernel.demand):
+                left[resource] -= need * kernel.share
+        for lane in self.lanes:
+            if lane.start_at >= 0:
+                for resource, need in enumerate(self.graph.tasks[lane.op][lane.kernel].demand.resources):
+                    left[resource] -= need
+        demand = self.graph.tasks[op][0].demand.resources
+        shares = [max(0.0, room) / need for room, need in zip(left, demand, strict=True) if need > 0.0]
+        return min(1.0, *shares) if shares else 1.0

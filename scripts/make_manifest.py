@@ -1,0 +1,77 @@
+"""Write traces/manifest.json from the traces beside it: python scripts/make_manifest.py [--traces DIR].
+
+Run it whenever a bundled trace is captured anew; tests/test_readme.py holds the manifest to the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from gpusim.files import write_bytes
+from gpusim.trace.store import read_trace
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def entry(path: Path) -> dict[str, Any]:
+    """What the manifest says about one trace: where it comes from, what is in it, and which bytes it is."""
+    trace = read_trace(path)
+    gpu, model, truth = trace.provenance.gpu, trace.model, trace.ground_truth
+    if path.name != f"{trace.name}.json.gz":
+        raise SystemExit(f"{path}: holds the trace '{trace.name}', so its name is {trace.name}.json.gz")
+    if truth is None:
+        raise SystemExit(f"{path}: a bundled trace has $.ground_truth, this one does not")
+    data = path.read_bytes()
+    return {
+        "name": trace.name,
+        "file": path.name,
+        "gpu": gpu.name,
+        "driver": gpu.driver,
+        "cuda": gpu.cuda,
+        "torch": gpu.torch,
+        "cudnn": gpu.cudnn,
+        "sm_clock_mhz": gpu.sm_clock_mhz,
+        "date": trace.provenance.date,
+        "command": trace.provenance.command,
+        "gpusim": trace.provenance.gpusim,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "bytes": len(data),
+        "ops": len(trace.ops),
+        "kernels": sum(len(op.kernels) for op in trace.ops),
+        "eager_ns": truth.eager.median_ns,
+        "graph_ns": truth.graph.median_ns,
+        "spec": model.spec,
+        "network": model.network,
+        "mode": model.mode,
+        "batch": model.batch,
+        "dtype": model.dtype,
+        "memory_format": model.memory_format,
+        "frontend": model.frontend,
+    }
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of all traces in `folder`, by name."""
+    return {"traces": [entry(path) for path in sorted(folder.glob("*.json.gz"))]}
+
+
+def main() -> None:
+    """Write the manifest and say what it holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, default=ROOT / "traces", help="folder of the traces")
+    folder: Path = parser.parse_args().traces
+    document = manifest(folder)
+    traces = document["traces"]
+    if not traces:
+        raise SystemExit(f"{folder}: no traces (*.json.gz)")
+    target = folder / "manifest.json"
+    write_bytes(target, (json.dumps(document, indent=1) + "\n").encode())
+    print(f"{target}: {len(traces)} traces, {sum(trace['bytes'] for trace in traces)} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Fill README.md's table of predicted against measured from validate/results: python scripts/make_readme_table.py.
+
+With --check nothing is written, and the exit status is 1 where README.md is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gpusim.files import write_bytes
+from gpusim.report.results import ResultCase, Results, read_results, summary_lines
+from gpusim.search.explore import SEARCH
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+RESULTS_NAME = re.compile(r"^(?P<recipe>\w+)_(?P<gpu>[\w-]+)_(?P<date>\d{8})\.json$")
+
+
+def newest(folder: Path, recipe: str) -> Path:
+    """The newest results file of a recipe. Exits where there is none."""
+    found = [(match["date"], path) for path in folder.glob("*.json") if (match := RESULTS_NAME.match(path.name))]
+    mine = [(date, path) for date, path in found if path.name.startswith(f"{recipe}_")]
+    if not mine:
+        raise SystemExit(f"{folder}: no results of the recipe '{recipe}' ({recipe}_<gpu>_<yyyymmdd>.json)")
+    return max(mine)[1]
+
+
+def recommended(cases: Iterable[ResultCase]) -> list[ResultCase]:
+    """For each step the schedule that `gpusim explore` recommends; its fastest policy where a recipe has no search."""
+    by_trace: dict[str, list[ResultCase]] = {}
+    for case in cases:
+        by_trace.setdefault(case.trace, []).append(case)
+    return [
+        next((c for c in group if c.policy == SEARCH), None) or min(group, key=lambda c: c.predicted_ns)
+        for group in by_trace.values()
+    ]
+
+
+def section(results: Results, source: str) -> str:
+    """The text between the markers: the table, and how it was measured."""
+    lines = [
+        "Times in us. *Speed-up* is sequential graph over concurrent schedule, both measured; *error* is that of the "
+        "predicted time of the schedule.",
+        "",
+        "| step | eager | sequential graph | concurrent schedule (streams) | speed-up | predicted | error | outputs |",
+        "|---|--:|--:|--:|--:|--:|--:|---|",
+        *(_row(case) for case in recommended(results.cases)),
+        "",
+        _provenance(results, source),
+        "",
+        "All schedules replayed by that command, not only the recommended ones:",
+        "",
+        *summary_lines(results.cases),
+    ]
+    return "\n".join(lines)
+
+
+def _row(case: ResultCase) -> str:
+    outputs = "bit-equal" if case.bit_equal else ("equal" if case.outputs_equal else "DIFFERENT")
+    cells = (
+        f"`{case.trace}`",
+        f"{case.eager_ns / 1e3:.0f}",
+        f"{case.sequential_ns / 1e3:.0f}",
+        f"{case.measured_ns / 1e3:.0f} ({case.streams})",
+        f"**{case.speedup:.2f}x**",
+        f"{case.predicted_ns / 1e3:.0f}",
+        f"{case.error:+.1%}",
+        outputs,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _provenance(results: Results, source: str) -> str:
+    clocks = sorted({case.sm_clock_mhz for case in results.cases if case.sm_clock_mhz})
+    clock = "-".join(str(mhz) for mhz in dict.fromkeys((clocks[0], clocks[-1]))) if clocks else "unknown"
+    versions = results.versions
+    names = (("driver", "driver"), ("CUDA", "cuda"), ("torch", "torch"), ("cuDNN", "cudnn"))
+    software = ", ".join(f"{name} {versions[key]}" for name, key in names if key in versions)
+    return (
+        f"[`validate/results/{source}`](validate/results/{source}): one {results.gpu}, {results.date}, {software}, "
+        f"SM clock {clock} MHz; `gpusim validate validate/{results.recipe}.toml -o validate/results` reproduces it."
+    )
+
+
+def filled(readme: str, text: str) -> str:
+    """README with `text` between the markers. Exits where the markers are missing."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"README.md: no section between {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check README.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether README.md is up to date")
+    parser.add_argument("--results", type=Path, help="results file [default: the newest of the recipe 'loop']")
+    options = parser.parse_args(arguments)
+    path = options.results or newest(ROOT / "validate" / "results", "loop")
+    readme = ROOT / "README.md"
+    old = readme.read_text(encoding="utf-8")
+    new = filled(old, section(read_results(path), path.name))
+    if options.check:
+        if new != old:
+            print(f"README.md does not show {path.name}: run python scripts/make_readme_table.py")
+        return int(new != old)
+    write_bytes(readme, new.encode())
+    print(f"README.md shows {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,48 @@
+"""Set a hardware model's uncertainty from validation results.
+
+    python scripts/set_uncertainty.py hwmodels/h200.json validate/results/loop_h200_20261120.json ...
+
+90 % of the held-out cases (networks that nothing was fitted on) lie within the numbers written.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from gpusim.files import write_document
+from gpusim.hardware.model import Uncertainty, read_hardware
+from gpusim.report.results import read_results
+
+
+def quantile_90(errors: list[float]) -> float:
+    """The smallest error that at least 90 % of the errors do not exceed, rounded up to 0.1 %."""
+    ordered = sorted(errors)
+    return -(-ordered[-(-9 * len(ordered) // 10) - 1] * 1000 // 1) / 1000
+
+
+def main(model_file: str, *results_files: str) -> None:
+    """Rewrite the model's `uncertainty` section and its source."""
+    results = [read_results(Path(file)) for file in results_files]
+    cases = [case for result in results for case in result.cases if not case.fitted]
+    concurrent = [abs(case.error) for case in cases if case.streams > 1]
+    sequential = {case.trace: abs(case.sequential_prediction_error) for case in cases}
+    found = Uncertainty(
+        sequential_frac=quantile_90(list(sequential.values())), schedule_frac=quantile_90(concurrent)
+    )
+    model = read_hardware(Path(model_file))
+    names = ", ".join(Path(file).name for file in results_files)
+    source = (
+        f"90 % of {len(concurrent)} replayed schedules and of {len(sequential)} sequential graphs lie within: {names}; "
+        "no constant was fitted on their networks"
+    )
+    sources = {key: value for key, value in model.sources.items() if not key.startswith("uncertainty")}
+    model = msgspec.structs.replace(model, uncertainty=found, sources={**sources, "uncertainty": source})
+    write_document(Path(model_file), model, indent=1)
+    print(f"{model_file}: sequential {found.sequential_frac:.1%}, schedules {found.schedule_frac:.1%}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
