@@ -29,9 +29,7 @@ def main(model_file: str, *results_files: str) -> None:
     cases = [case for result in results for case in result.cases if not case.fitted]
     concurrent = [abs(case.error) for case in cases if case.streams > 1]
     sequential = {case.trace: abs(case.sequential_prediction_error) for case in cases}
-    found = Uncertainty(
-        sequential_frac=quantile_90(list(sequential.values())), schedule_frac=quantile_90(concurrent)
-    )
+    found = Uncertainty(sequential_frac=quantile_90(list(sequential.values())), schedule_frac=quantile_90(concurrent))
     model = read_hardware(Path(model_file))
     names = ", ".join(Path(file).name for file in results_files)
     source = (

@@ -298,7 +298,8 @@ def test_two_runs_side_by_side_share_no_ids() -> None:
     document = chrome_trace([small_run(), small_run()])
     events = document["traceEvents"]
     pids = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
-    assert set(pids.values()) == {2} and {event["pid"] for event in events} == {1, 2}
+    assert set(pids.values()) == {2}
+    assert {event["pid"] for event in events} == {1, 2}
     tracks = list(slices_by_track(document))
     assert len({tid for _, tid in tracks}) == len(tracks)
     assert {tid for _, tid in tracks}.isdisjoint({1, 2})

@@ -93,6 +93,11 @@ def kernel_occupancy(limits: Limits, kernel: Kernel) -> Occupancy:
     checks = (
         ("threads a block", threads, limits.threads_per_block),
         ("registers a thread", kernel.regs_per_thread, limits.regs_per_thread),
+        (
+            "registers a block",
+            kernel.regs_per_thread * _warps(limits, threads) * limits.warp_threads,
+            limits.regs_per_block,
+        ),
         ("bytes of shared memory a block", kernel.smem_bytes, limits.smem_per_block_bytes),
     )
     for what, value, limit in checks:

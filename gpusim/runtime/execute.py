@@ -40,22 +40,35 @@ class Runner:
 
     def run(self, op: int) -> None:
         """Run one op on the current stream."""
+        self.store(op, self.call(op, *self.arguments(op)))
+
+    def arguments(self, op: int) -> tuple[list[Any], dict[str, Any]]:
+        """An op's arguments, decoded."""
         node = self.trace.ops[op]
-        args = decode(list(node.args), self.tensors, self.device)
         kwargs = {key: decode(value, self.tensors, self.device) for key, value in node.kwargs.items()}
+        return decode(list(node.args), self.tensors, self.device), kwargs
+
+    def call(self, op: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an op's operator. Raises `ReplayError` with the op and the reason where it refuses."""
         try:
             with torch.no_grad():
-                results = flat_results(self.functions[op](*args, **kwargs))
+                return self.functions[op](*args, **kwargs)
         except torch.cuda.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as cause:
-            raise ReplayError(f"op {describe(node)} failed: {str(cause).splitlines()[0]}") from cause
+            problem = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+            raise ReplayError(f"op {describe(self.trace.ops[op])} failed: {problem}") from cause
+
+    def store(self, op: int, result: Any) -> None:
+        """Keep what an op returned, by tensor id."""
+        node = self.trace.ops[op]
+        results = flat_results(result)
         if len(results) != len(node.outputs):
             problem = f"op {describe(node)} returned {len(results)} results, its trace has {len(node.outputs)}"
             raise ReplayError(f"{problem} (torch {torch.__version__})")
-        for index, result in zip(node.outputs, results, strict=True):
+        for index, part in zip(node.outputs, results, strict=True):
             if index is not None:
-                self.tensors[index] = result
+                self.tensors[index] = part
 
     def run_in_order(self, releases: Sequence[Iterable[int]] | None = None) -> None:
         """Run all ops in recorded order on the current stream, letting go of storages where `releases` says so."""

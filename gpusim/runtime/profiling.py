@@ -195,11 +195,13 @@ def host_times(
         state.restore()
         torch.cuda.synchronize()
         for op in range(len(runner.trace.ops)):
-            begin = perf_counter_ns()
             runner.release(releases[op])
-            runner.run(op)
+            args, kwargs = runner.arguments(op)
+            begin = perf_counter_ns()
+            result = runner.call(op, args, kwargs)
             if iteration >= 2:
                 samples[op].append(perf_counter_ns() - begin)
+            runner.store(op, result)
         torch.cuda.synchronize()
         runner.drop_temporaries()
     return [round(statistics.median(times)) for times in samples]
