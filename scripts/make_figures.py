@@ -228,7 +228,7 @@ def draw_errors(axes: Axes, cases: Sequence[ResultCase]) -> None:
     axes.set_ylim(-reach, reach)
     axes.set_xlabel("measured time of the step, ms")
     axes.set_ylabel("(predicted - measured) / measured, %")
-    axes.set_title(f"Prediction error, {len(cases)} concurrent schedules", loc="left", fontsize=10.5, fontweight="bold")
+    axes.set_title(f"Error, {len(cases)} concurrent schedules", loc="left", fontsize=10.5, fontweight="bold")
     handles, _ = axes.get_legend_handles_labels()
     handles.append(Patch(color="#EBEBEB", label="within 5 %"))
     axes.legend(handles=handles, loc="upper right", frameon=False, handlelength=1.4)

@@ -42,8 +42,10 @@ def recommended(cases: Iterable[ResultCase]) -> list[ResultCase]:
 def section(results: Results, source: str) -> str:
     """The text between the markers: the table, and how it was measured."""
     lines = [
-        "Times in us. *Speed-up* is sequential graph over concurrent schedule, both measured; *error* is that of the "
-        "predicted time of the schedule.",
+        "The schedule of each step that `gpusim explore` recommends, replayed. Times in us; *speed-up* is sequential "
+        "graph over concurrent schedule, both measured; *error* is that of the schedule's predicted time; *outputs* "
+        "are compared with the sequential run's: bit for bit, or "
+        "[within a tolerance](docs/capture_and_replay.md#comparing-results).",
         "",
         "| step | eager | sequential graph | concurrent schedule (streams) | speed-up | predicted | error | outputs |",
         "|---|--:|--:|--:|--:|--:|--:|---|",

@@ -42,7 +42,7 @@ class Recipe(Document, frozen=True, kw_only=True):
     budget_s: float = 12.0
     seed: int = 0
     traces: str | None = None
-    """Folder that keeps the captured traces, relative to the recipe; none are kept where it is not given."""
+    """Folder that keeps the captured traces, from the working directory; none are kept where it is not given."""
 
 
 def read_recipe(path: Path) -> Recipe:

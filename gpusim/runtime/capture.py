@@ -195,7 +195,8 @@ def check_against_model(
     runner.bind(state.tensors)
     _seed(options.seed)
     runner.run_in_order(program_order_releases(trace))
-    rebuilt = results_of(trace, runner.tensors)
+    # An output may be an input handed on, which `results_of` leaves out.
+    rebuilt: dict[int, Any] = {i: runner.tensors[i] for i in recorded.final} | results_of(trace, runner.tensors)
     _seed(options.seed)
     outputs, gradients = _own_step(step)
     tolerance = CHECK_TOLERANCE[options.dtype]

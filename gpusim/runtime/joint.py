@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
 from gpusim.runtime.models import Step
+from gpusim.runtime.tensors import copy_sharing
 from gpusim.trace.schema import Phase, Role
 
 #: SGD with momentum, as torch.optim.SGD(lr, momentum) does it from the second step on. The rate is small so that
@@ -98,10 +99,14 @@ def joint_graph(step: Step) -> JointGraph:
     buffers = dict(module.named_buffers())
     trained = [name for name, p in parameters.items() if p.requires_grad] if step.loss else []
     flat_inputs, input_spec = pytree.tree_flatten(step.inputs)
-    states = [State(name, "parameter", p.detach().clone()) for name, p in parameters.items()]
-    states += [State(name, "buffer", b.detach().clone()) for name, b in buffers.items()]
+    held = [*parameters.values(), *buffers.values(), *(t for t in flat_inputs if isinstance(t, torch.Tensor))]
+    copies = iter(copy_sharing(dict(enumerate(tensor.detach() for tensor in held))).values())
+    states = [State(name, "parameter", next(copies)) for name in parameters]
+    states += [State(name, "buffer", next(copies)) for name in buffers]
     states += [State(f"momentum.{n}", "optimizer_state", torch.zeros_like(parameters[n])) for n in trained]
-    states += [State(f"input.{i}", "input", t) for i, t in enumerate(flat_inputs) if isinstance(t, torch.Tensor)]
+    states += [
+        State(f"input.{i}", "input", next(copies)) for i, t in enumerate(flat_inputs) if isinstance(t, torch.Tensor)
+    ]
     if step.target is not None:
         states.append(State("target", "target", step.target))
     marks = _Marks()

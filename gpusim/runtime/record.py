@@ -194,8 +194,15 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
     reads = list(dict.fromkeys(recorder.tensor(t) for t in read))
     writes = list(dict.fromkeys(recorder.tensor(t) for t in written))
     known = len(recorder.storages)
-    with torch.no_grad():
-        result = call.function(*args, **kwargs)
+    _refuse_shapes_from_data(call.function, args)
+    try:
+        with torch.no_grad():
+            result = call.function(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError) as cause:
+        if isinstance(cause, torch.cuda.OutOfMemoryError):
+            raise
+        problem = str(cause).partition("\n")[0]
+        raise CaptureError(f"op '{call.name}' ({call.function}) cannot be called on its own: {problem}") from cause
     env[call.name] = result
     outputs: list[int | None] = []
     for part in flat_results(result):
@@ -220,6 +227,13 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
         phase=call.phase,
         layer=call.layer,
     )
+
+
+def _refuse_shapes_from_data(function: Any, args: tuple[Any, ...]) -> None:
+    """Raise `CaptureError` for a result whose shape depends on values; an index of integers has the index's shape."""
+    masks = any(getattr(part, "dtype", None) in (torch.bool, torch.uint8) for part in pytree.tree_leaves(args[1:]))
+    if torch.Tag.dynamic_output_shape in function.tags and (function._schema.name != "aten::index" or masks):
+        raise CaptureError(f"the result shape of {function} depends on data; gpusim captures steps of fixed shape")
 
 
 def initial_values(tensor: torch.Tensor, state: State) -> TensorInit:

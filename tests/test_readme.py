@@ -1,0 +1,119 @@
+"""README and docs agree with the files they speak of."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpusim.engine.reference import ReferenceEngine
+from gpusim.hardware.model import load_hardware
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.policies.registry import POLICIES
+from gpusim.trace.store import bundled_traces, load_trace, read_manifest
+from gpusim.units import format_ns
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = {
+    "main": "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/gpusim explore googlenet-train-b8",
+    "tests": (
+        'python3 -m venv .venv-test && .venv-test/bin/pip install torch==2.13.0 ".[test]"'
+        " && .venv-test/bin/python -m pytest"
+    ),
+}
+
+SAMPLE = "googlenet-train-b8"
+#: A row of the table that `gpusim explore` prints: policy, streams, predicted time.
+ROW = re.compile(r"^ (\w+) +│ +(\d+) │ +([\d.]+ [mun]?s) │", re.MULTILINE)
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\s]+)`")
+HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+#: A path of this repository; one with a capitalised word, such as hwmodels/NAME.json, stands for any.
+OWN_PATH = re.compile(r"^(?:gpusim|hwmodels|traces|validate|scripts|docs|tests|\.ci)/[^A-Z<]*$")
+
+
+def script(name: str) -> ModuleType:
+    """A module of scripts/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def prose(page: Path) -> str:
+    """The page without its code blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    titles = (re.sub(r"[^\w\- ]", "", title.lower()) for title in HEADING.findall(prose(page)))
+    return {title.strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_readme_has_the_commands_that_ci_runs(name: str) -> None:
+    assert f"<!-- command: {name} -->\n```sh\n{COMMANDS[name]}\n```\n" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_readme_shows_the_newest_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("make_readme_table").main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_readme_shows_what_explore_prints() -> None:
+    """The rows of the policies; those of the search depend on how far it came in its time."""
+    if SAMPLE not in bundled_traces():
+        return
+    graph = OpGraph.build(load_trace(SAMPLE), load_hardware("h200"))
+    shown = {row[1]: (int(row[2]), row[3]) for row in ROW.finditer((ROOT / "README.md").read_text("utf-8"))}
+    assert set(POLICIES) <= set(shown)
+    for policy, make in POLICIES.items():
+        streams, time = shown[policy]
+        assignment = make(graph, streams)
+        timeline = ReferenceEngine().run(lower(graph, assignment.order, assignment.streams), graph.hardware, False)
+        assert (policy, format_ns(timeline.makespan_ns)) == (policy, time)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_paths_in_the_text_exist(page: Path) -> None:
+    paths = [path for path in CODE.findall(prose(page)) if OWN_PATH.match(path)]
+    assert [path for path in paths if not any(ROOT.glob(path.rstrip("/")))] == []
+
+
+def test_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages <= set(LINK.findall(index))
+
+
+def test_manifest_is_of_these_traces() -> None:
+    manifest = {entry["name"]: entry["sha256"] for entry in read_manifest()}
+    files = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in bundled_traces().items()}
+    assert manifest == files
+
+
+def test_manifest_says_what_the_traces_say() -> None:
+    made = script("make_manifest").manifest(next(iter(bundled_traces().values())).parent) if bundled_traces() else None
+    assert made is None or made["traces"] == read_manifest()
