@@ -179,7 +179,7 @@ class Attention(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens) + self.positions
         q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
-        mask = torch.ones(6, 6, device=x.device).tril().log()
+        mask = torch.ones(6, 6, device=x.device, dtype=x.dtype).tril().log()
         scores = (q @ k.transpose(-1, -2)) * 0.5 + mask
         x = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
         x = x + self.mlp(self.norm(x))

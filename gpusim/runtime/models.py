@@ -95,7 +95,12 @@ def _float_tensors(output: Any) -> list[torch.Tensor]:
 def _target_for(module: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor | None:
     with torch.no_grad():
         state = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        scores = _float_tensors(module(*inputs))[0]
+        try:
+            scores = _float_tensors(module(*inputs))[0]
+        except (RuntimeError, TypeError, ValueError) as cause:
+            if isinstance(cause, torch.cuda.OutOfMemoryError):
+                raise
+            raise CaptureError(f"the model's forward failed: {str(cause).partition(chr(10))[0]}") from cause
         for name, buffer in module.named_buffers():
             buffer.copy_(state[name])
     if scores.dim() != 2:

@@ -1,0 +1,180 @@
+"""Fair timing and what surrounds the GPU: intervals, turns, a process of its own, messages without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from gpusim.errors import GpuError, OptionError
+from gpusim.plan.schedule import check_streams
+from gpusim.runtime import device, timing
+from gpusim.runtime.device import explain_out_of_memory, require_gpu, set_precision, torch_dtype
+from gpusim.runtime.isolate import alone
+from gpusim.runtime.timing import median_interval, time_instances, time_interleaved
+from gpusim.units import format_bytes
+
+
+@pytest.mark.parametrize(
+    ("samples", "wanted"),
+    [
+        ([5], (5, 5, 5)),
+        ([3, 1, 2], (2, 1, 3)),
+        ([1, 2], (2, 1, 2)),
+        (list(range(25)), (12, 7, 18)),  # 0.98 sqrt(25) = 4.9 ranks on either side of 12.5
+        (list(range(100, 0, -1)), (50, 41, 61)),
+    ],
+)
+def test_median_and_interval_by_order_statistics(samples: list[int], wanted: tuple[int, int, int]) -> None:
+    found = median_interval(samples)
+    assert (found.median_ns, found.lo_ns, found.hi_ns) == wanted
+    assert found.rounds == len(samples)
+    assert found.lo_ns <= found.median_ns <= found.hi_ns
+
+
+def test_one_wild_round_does_not_move_the_median() -> None:
+    assert median_interval([100] * 24 + [10**9]).median_ns == 100
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which contender ran each round; a contender's call returns its name and takes as many ns as that is long."""
+    seen: list[str] = []
+
+    def one_round(run: Callable[[], str], repeats: int) -> int:
+        seen.append(run())
+        return len(seen[-1])
+
+    monkeypatch.setattr(timing, "_round", one_round)
+    monkeypatch.setattr(timing, "_repeats", lambda run, round_ms: 3)
+    return seen
+
+
+def test_contenders_take_turns_and_the_first_of_a_round_alternates(rounds: list[str]) -> None:
+    found = time_interleaved({"a": lambda: "a", "bb": lambda: "bb"}, rounds=3)
+    assert rounds == ["a", "bb", "bb", "a", "a", "bb"]
+    assert {name: time.median_ns for name, time in found.items()} == {"a": 1, "bb": 2}
+    assert found["a"].rounds == 3
+
+
+def test_one_recording_is_alive_at_a_time(rounds: list[str]) -> None:
+    """Graphs that share the GPU's memory with others run otherwise than alone."""
+    alive: list[str] = []
+
+    class Graph:
+        def __init__(self, name: str) -> None:
+            assert not alive
+            alive.append(name)
+            self.name = name
+
+        def __call__(self) -> str:
+            return self.name
+
+        def __del__(self) -> None:
+            alive.remove(self.name)
+
+    found = time_instances({"a": lambda: Graph("a"), "bb": lambda: Graph("bb")}, instances=4, rounds=2)
+    assert rounds == ["a", "a", "bb", "bb", "bb", "bb", "a", "a"] * 2
+    assert (found["bb"].median_ns, found["bb"].lo_ns, found["bb"].hi_ns, found["bb"].rounds) == (2, 2, 2, 8)
+
+
+def test_interval_of_instances_is_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((10, 14, 11, 12, 30, 13))
+    monkeypatch.setattr(timing, "time_interleaved", lambda runs, rounds: {"g": median_interval([next(times)])})
+    found = time_instances({"g": lambda: lambda: None})["g"]
+    assert (found.median_ns, found.lo_ns, found.hi_ns) == (12, 10, 30)
+
+
+# --- A process of its own ---
+
+
+def test_work_alone_gives_its_result_and_its_errors() -> None:
+    """Our errors keep type and text on their way back."""
+    assert alone(int, "12") == 12
+    with pytest.raises(OptionError, match="--streams 0"):
+        alone(check_streams, 0)
+
+
+def test_process_that_dies_is_a_gpu_error() -> None:
+    with pytest.raises(GpuError, match="the process of this step died"):
+        alone(os._exit, 3)
+
+
+# --- The GPU: there or not, out of memory ---
+
+
+def test_no_gpu_is_one_line_that_says_what_works_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(GpuError, match=r"^no GPU: .* \(explore and simulate need no GPU\)$") as caught:
+        require_gpu()
+    assert "\n" not in str(caught.value)
+
+
+def test_out_of_memory_is_one_line_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 * 2**30, 140 * 2**30))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 120 * 2**30)
+
+    @explain_out_of_memory
+    def step(size: int) -> None:
+        raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} GiB.\nGPU 0 has ...")
+
+    with pytest.raises(GpuError) as caught:
+        step(20)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith("GPU out of memory: at most 120")
+    assert f"{format_bytes(3 * 2**30)} of {format_bytes(140 * 2**30)} are free" in text
+    assert "try a smaller batch or fewer streams (CUDA out of memory)" in text
+    assert step.__name__ == "step"
+
+
+def test_other_errors_pass_the_explanation() -> None:
+    @explain_out_of_memory
+    def step() -> int:
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        step()
+    assert explain_out_of_memory(lambda: 3)() == 3
+
+
+@pytest.mark.parametrize("answer", ["", "garbage", "555.1, [N/A], [N/A]", OSError("no nvidia-smi")])
+def test_clocks_that_cannot_be_read_are_zero(answer: str | OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        if isinstance(answer, OSError):
+            raise answer
+        return subprocess.CompletedProcess([], 0, stdout=answer)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert device._nvidia_smi() == ("", 0, 0)
+
+
+def test_clocks_are_those_of_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = subprocess.CompletedProcess([], 0, stdout="580.1, 1980, 3201\n580.1, 345, 3201\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert device._nvidia_smi() == ("580.1", 345, 3201)
+
+
+@pytest.fixture
+def _precision() -> Iterator[None]:
+    """Puts torch's switches back; their modules are no ordinary ones, which monkeypatch cannot undo."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+
+
+@pytest.mark.usefixtures("_precision")
+def test_dtype_of_a_trace_decides_precision() -> None:
+    """TF32 only where the trace says so; no autotuning, which would pick other kernels from run to run."""
+    torch.backends.cudnn.benchmark = True
+    for dtype, allowed in (("tf32", True), ("fp32", False), ("bf16", False)):
+        set_precision(dtype)  # type: ignore[arg-type]
+        assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is allowed
+        assert torch.backends.cudnn.benchmark is False
+    assert (torch_dtype("bf16"), torch_dtype("tf32")) == (torch.bfloat16, torch.float32)
