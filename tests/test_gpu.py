@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from pathlib import Path
@@ -16,7 +17,7 @@ from gpusim.cli.common import choose_hardware
 from gpusim.errors import GpuError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule, make_schedule, read_schedule, write_schedule
-from gpusim.runtime.capture import CaptureOptions, Captured, capture
+from gpusim.runtime.capture import Captured, CaptureOptions, capture
 from gpusim.runtime.isolate import alone
 from gpusim.runtime.replay import replay
 from gpusim.search.explore import explore
@@ -27,10 +28,16 @@ from tests.networks import spec
 pytestmark = pytest.mark.gpu
 
 
-def captured(name: str, mode: Mode) -> tuple[Trace, float, float]:
-    """Trace and check errors; to be called in a process of its own, since torch allows one profiler session a process."""
+def capture_here(name: str, mode: Mode) -> tuple[Trace, float, float]:
+    """Trace and check errors, captured in this process."""
     found: Captured = capture(CaptureOptions(spec=spec(name), mode=mode, batch=4))
     return found.trace, found.loss_error, found.gradient_error
+
+
+@functools.cache
+def captured(name: str, mode: Mode) -> tuple[Trace, float, float]:
+    """Trace and check errors, captured in a process of its own: torch allows one profiler session a process."""
+    return alone(capture_here, name, mode)
 
 
 def random_schedule(trace: Trace, graph: OpGraph, streams: int, seed: int) -> Schedule:
@@ -50,11 +57,10 @@ def random_schedule(trace: Trace, graph: OpGraph, streams: int, seed: int) -> Sc
     return make_schedule(trace, order, placed, policy="random", made_by="test")
 
 
-@pytest.mark.parametrize("mode", ["infer", "train"])
-@pytest.mark.parametrize("name", ["branches", "dropouts"])
+@pytest.mark.parametrize(("name", "mode"), [("branches", "train"), ("dropouts", "train"), ("attention", "infer")])
 def test_loop_gives_the_sequential_results(name: str, mode: Mode, tmp_path: Path) -> None:
     """Capture, explore, write, read, replay: every schedule, random ones too, ends in the sequential run's results."""
-    trace, loss_error, gradient_error = alone(captured, name, mode)
+    trace, loss_error, gradient_error = captured(name, mode)
     assert loss_error < 1e-2
     assert gradient_error < 2e-2
     truth = trace.ground_truth
@@ -83,7 +89,7 @@ def test_measured_timeline_goes_beside_the_simulated_one(tmp_path: Path) -> None
     from gpusim.report.perfetto import run_from_kineto, run_from_timeline, write_perfetto
     from gpusim.runtime.timeline import measured_events
 
-    trace, _, _ = alone(captured, "branches", "infer")
+    trace, _, _ = captured("branches", "train")
     hardware = choose_hardware(None, trace)
     graph = OpGraph.build(trace, hardware)
     order, streams = list(range(len(trace.ops))), [0] * len(trace.ops)
@@ -109,7 +115,7 @@ def replay_in_little_memory(trace: Trace) -> str:
 
 
 def test_gpu_out_of_memory_is_one_line() -> None:
-    trace, _, _ = alone(captured, "branches", "train")
+    trace, _, _ = captured("branches", "train")
     said = alone(replay_in_little_memory, trace)
     assert "GPU out of memory" in said
     assert "\n" not in said
