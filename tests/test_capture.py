@@ -6,8 +6,10 @@ On the CPU the operators used here are deterministic, so every comparison is exa
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusim.errors import CaptureError, GpuError, UnknownNameError
+from gpusim.errors import CaptureError, GpuError, ReplayError, UnknownNameError
 from gpusim.plan.sync import kept_storages, plan_sync
 from gpusim.runtime import capture as capture_module
 from gpusim.runtime import operators
@@ -409,6 +411,15 @@ def test_step_that_depends_on_data_is_one_line(name: str, mode: Mode) -> None:
     assert "data" in one_line(caught)
 
 
+def test_op_that_cannot_be_called_on_its_own_is_one_line() -> None:
+    """Some operators are recorded with arguments that only their own caller may give (mkldnn's LSTM on the CPU)."""
+    graph = joint_graph(on_cpu("outputs").step)
+    broken = dataclasses.replace(graph.calls[0], args=(*graph.calls[0].args, "one too many"))
+    with pytest.raises(CaptureError) as caught:
+        record(dataclasses.replace(graph, calls=(broken, *graph.calls[1:])))
+    assert f"op '{broken.name}' ({broken.function}) cannot be called on its own: " in one_line(caught)
+
+
 def tampered(found: OnCpu, change: Callable[[Op], Op | None]) -> Trace:
     """The trace with the first op that `change` answers replaced."""
     ops = list(found.trace.ops)
@@ -493,6 +504,13 @@ def test_wrong_spec_is_one_line(text: str, complaint: str) -> None:
     assert complaint in one_line(caught)
 
 
+def test_file_named_like_a_module_does_not_take_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "json.py"
+    path.write_text("import torch\ndef make(batch):\n    return torch.nn.Linear(4, 3), torch.randn(batch, 4)\n")
+    load(f"{path}:make")
+    assert sys.modules["json"].__file__ != str(path)
+
+
 def test_missing_function_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'branches'") as caught:
         load(spec("brunches"))
@@ -508,7 +526,7 @@ def test_training_of_a_model_without_parameters_is_refused() -> None:
 @pytest.mark.parametrize("package", ["torchvision", "timm"])
 def test_missing_model_library_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (package, "torchvision.models"):
-        monkeypatch.setitem(__import__("sys").modules, module, None)
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(GpuError, match=f"{package} is not installed") as caught:
         load(f"{package}:resnet18")
     one_line(caught)
@@ -581,6 +599,40 @@ def test_infinite_constant_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     write_trace(with_kernels(found.trace), path)
     check_trace(read_trace(path), "again")
+
+
+def broken_initial_states(trace: Trace) -> dict[str, Trace]:
+    """Traces that can be read and whose initial state cannot be made."""
+    replace = msgspec.structs.replace
+    first = next(i for i, t in enumerate(trace.tensors) if t.init is not None and t.shape == (8, 6))
+
+    def tensor(init: TensorInit) -> Trace:
+        tensors = list(trace.tensors)
+        tensors[first] = replace(tensors[first], init=init)
+        return replace(trace, tensors=tuple(tensors))
+
+    return {
+        "odd size": replace(trace, storages=tuple(replace(s, bytes=s.bytes + 1) for s in trace.storages)),
+        "huge": replace(trace, storages=tuple(replace(s, bytes=2**60) for s in trace.storages)),
+        "too few values": tensor(TensorInit(kind="values", values=(1.0,))),
+        "no integers": tensor(TensorInit(kind="integers", a=5, b=1)),
+        "large integers": tensor(TensorInit(kind="integers", a=1e300, b=1e301)),
+        "negative spread": tensor(TensorInit(kind="normal", b=-1.0)),
+        "empty range": tensor(TensorInit(kind="uniform", a=3, b=1)),
+    }
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["odd size", "huge", "too few values", "no integers", "large integers", "negative spread", "empty range"],
+)
+def test_initial_state_that_cannot_be_made_is_one_line(case: str) -> None:
+    trace = broken_initial_states(with_kernels(on_cpu("outputs").trace))[case]
+    check_trace(trace, case)  # the file itself is in order
+    with pytest.raises(
+        ReplayError, match=r"tensor \d+ of 'outputs-train-b2-fp32' cannot be filled as its trace says: "
+    ):
+        make_initial(trace, CPU, seed=0)
 
 
 @every_network

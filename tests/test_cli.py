@@ -92,7 +92,7 @@ def times(value: Any, key: str = "") -> list[tuple[str, Any]]:
 def test_every_command_has_help(command: str, run: Run) -> None:
     done = run(command, "--help")
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith(f"Usage: gpusim {command}")
+    assert f"gpusim {command} [OPTIONS]" in done.out.splitlines()[0]
     assert run(command, "-h").out == done.out
 
 
@@ -407,6 +407,14 @@ def test_without_torch_the_commands_that_need_it_say_how_to_get_it(command: str,
     text_of_error = refused(gpusim(command, *arguments[command], code=code))
     assert text_of_error.startswith("gpusim: no GPU: torch is not installed")
     assert "pip install 'gpusim[gpu]'" in text_of_error
+
+
+def test_without_a_gpu_validate_is_one_line_before_anything_is_captured(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('name = "r"\n[[case]]\nspec = "m.py:f"\nmode = "infer"\nbatch = 1\n')
+    code = "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''; from gpusim.cli import main; main()"
+    assert refused(gpusim("validate", recipe, "-o", tmp_path, code=code)).startswith("gpusim: no GPU: ")
+    assert "no GPU" not in refused(gpusim("validate", tmp_path / "missing.toml", code=code))
 
 
 def test_reader_that_goes_away_is_no_error_of_ours() -> None:

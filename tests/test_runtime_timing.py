@@ -14,7 +14,7 @@ from gpusim.plan.schedule import check_streams
 from gpusim.runtime import device, timing
 from gpusim.runtime.device import explain_out_of_memory, require_gpu, set_precision, torch_dtype
 from gpusim.runtime.isolate import alone
-from gpusim.runtime.timing import median_interval, time_instances, time_interleaved
+from gpusim.runtime.timing import median_interval, pick_fastest, time_fastest, time_interleaved
 from gpusim.units import format_bytes
 
 
@@ -60,32 +60,51 @@ def test_contenders_take_turns_and_the_first_of_a_round_alternates(rounds: list[
     assert found["a"].rounds == 3
 
 
-def test_one_recording_is_alive_at_a_time(rounds: list[str]) -> None:
-    """Graphs that share the GPU's memory with others run otherwise than alone."""
+class Graph:
+    """A recording that takes as many ns as its name is long."""
+
+    def __init__(self, name: str, alive: list[str], peak_bytes: int = 100) -> None:
+        alive.append(name)
+        self.name, self.alive, self.peak_bytes = name, alive, peak_bytes
+
+    def replay(self) -> str:
+        return self.name
+
+    def __del__(self) -> None:
+        self.alive.remove(self.name)
+
+
+def test_fastest_recording_is_kept_and_the_others_let_go(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "free_bytes", lambda: 10**9)
     alive: list[str] = []
-
-    class Graph:
-        def __init__(self, name: str) -> None:
-            assert not alive
-            alive.append(name)
-            self.name = name
-
-        def __call__(self) -> str:
-            return self.name
-
-        def __del__(self) -> None:
-            alive.remove(self.name)
-
-    found = time_instances({"a": lambda: Graph("a"), "bb": lambda: Graph("bb")}, instances=4, rounds=2)
-    assert rounds == ["a", "a", "bb", "bb", "bb", "bb", "a", "a"] * 2
-    assert (found["bb"].median_ns, found["bb"].lo_ns, found["bb"].hi_ns, found["bb"].rounds) == (2, 2, 2, 8)
+    names = iter(("aaa", "a", "aaaa", "aa"))
+    best, times = pick_fastest(lambda: Graph(next(names), alive), 4)
+    assert (best.peak_bytes, times) == (100, [3, 1, 4, 2])
+    assert alive == ["a"]
 
 
-def test_interval_of_instances_is_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter((10, 14, 11, 12, 30, 13))
-    monkeypatch.setattr(timing, "time_interleaved", lambda runs, rounds: {"g": median_interval([next(times)])})
-    found = time_instances({"g": lambda: lambda: None})["g"]
-    assert (found.median_ns, found.lo_ns, found.hi_ns) == (12, 10, 30)
+def test_recordings_are_let_go_where_memory_is_short(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "free_bytes", lambda: 150)  # less than twice a recording's
+    alive: list[str] = []
+    seen: list[int] = []
+
+    def make() -> Graph:
+        seen.append(len(alive))
+        return Graph("a" * (9 - len(seen)), alive)
+
+    pick_fastest(make, 5)
+    assert max(seen) <= 2  # the best so far, and the one being let go
+
+
+def test_fastest_recordings_are_timed_in_turns(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "free_bytes", lambda: 10**9)
+    alive: list[str] = []
+    names = {"one": iter(("xxxx", "xx")), "other": iter(("yyy", "yyyyy"))}
+    recorders = {name: lambda each=each: Graph(next(each), alive) for name, each in names.items()}
+    found = time_fastest(recorders, recordings=2, rounds=2)
+    assert rounds[-4:] == ["xx", "yyy", "yyy", "xx"]
+    assert (found["one"].median_ns, found["one"].slowest_ns) == (2, 4)
+    assert (found["other"].median_ns, found["other"].slowest_ns) == (3, 5)
 
 
 # --- A process of its own ---

@@ -212,8 +212,11 @@ def validate(recipe: str, output: str, as_json: bool) -> None:
     plan = read_recipe(Path(recipe))
     with needs_torch():
         from gpusim.recipes.run import run_recipe
+        from gpusim.runtime.device import require_gpu
     from gpusim.report.results import print_results
+    from gpusim.runtime.isolate import alone
 
+    alone(require_gpu)  # in a process of its own, like all that touches the GPU here
     results = run_recipe(plan, Path(output), command_line(), say)
     if as_json:
         print_json(results)

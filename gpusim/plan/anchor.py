@@ -20,7 +20,7 @@ from gpusim.trace.schema import Trace
 #: follow each other within 0.5 us (validate/results, calibration).
 MIN_GAP_NS, MAX_GAP_NS = 100.0, 600.0
 #: A sequential run that asks for more scaling than this does not belong to these kernels.
-MIN_SCALE, MAX_SCALE = 0.8, 1.25
+MIN_SCALE, MAX_SCALE = 0.2, 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gpusim.runtime.joint import LEARNING_RATE, MOMENTUM, JointGraph, joint_grap
 from gpusim.runtime.models import Step, load_step
 from gpusim.runtime.profiling import Profile, host_times, profile_ops
 from gpusim.runtime.record import Recorded, record
-from gpusim.runtime.timing import median_interval, time_instances
+from gpusim.runtime.timing import median_interval, time_fastest
 from gpusim.trace.check import check_trace
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import (
@@ -120,7 +120,7 @@ def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None
 def time_sequential(trace: Trace, seed: int) -> Timing:
     """Time of the sequential CUDA graph of a trace, rebuilt from the trace alone, as replay will do it.
 
-    Call it in a process of its own: where in memory a graph's tensors lie changes its time by up to 10 % at batch 1,
+    Call it in a process of its own: where in memory a graph's tensors lie changes its time by several percent at batch 1,
     and the model's own tensors would move them.
     """
     device = require_gpu()
@@ -130,7 +130,7 @@ def time_sequential(trace: Trace, seed: int) -> Timing:
     recorder = GraphRecorder(runner, dependencies(trace))
     n = len(trace.ops)
     recorder.record(range(n), [0] * n)
-    return time_instances({"graph": lambda: recorder.record(range(n), [0] * n, warm=False).replay})["graph"]
+    return time_fastest({"graph": lambda: recorder.record(range(n), [0] * n, warm=False)})["graph"]
 
 
 def build_step(options: CaptureOptions, device: torch.device) -> Step:

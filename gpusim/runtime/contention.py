@@ -30,10 +30,10 @@ SCHEDULES = (
     *((policy, streams) for policy in ("wavefront", "round_robin") for streams in (2, 4, 8)),
     *(("critical_path", streams) for streams in (2, 3, 4, 8)),
 )
-INSTANCES = 4
+RECORDINGS = 4
 #: First grid of the fit; the second has a quarter of its steps around the best.
 SLOWDOWNS = [step / 5 for step in range(11)]
-JOINS_NS = [0.0, 150.0, 300.0]
+JOINS_NS = [0.0, 150.0, 300.0, 450.0]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _replay(trace: Trace, schedules: tuple[Schedule, ...], model: HardwareModel)
     """Measured time of the sequential graph and of each schedule."""
     from gpusim.runtime.replay import replay, require_equal
 
-    measured = replay(trace, schedules, model, instances=INSTANCES)
+    measured = replay(trace, schedules, model, recordings=RECORDINGS)
     for measurement in measured:
         require_equal(measurement)
     return measured[0].sequential.median_ns, [m.schedule.median_ns for m in measured]

@@ -121,17 +121,32 @@ def make_initial(trace: Trace, device: torch.device, seed: int) -> InitialState:
     for index, tensor in enumerate(trace.tensors):
         if tensor.init is None:
             continue
-        dtype = getattr(torch, tensor.dtype)
-        if tensor.storage not in memory:
-            size = trace.storages[tensor.storage].bytes
-            memory[tensor.storage] = torch.empty(size, dtype=torch.uint8, device=device)
-        view = memory[tensor.storage].view(dtype) if memory[tensor.storage].numel() else memory[tensor.storage]
-        view = torch.empty(0, dtype=dtype, device=device).set_(
-            view.untyped_storage(), tensor.offset, tensor.shape, tensor.stride
-        )
-        _fill(view, tensor, generator)
-        result[index] = view
+        try:
+            result[index] = _made(trace, tensor, memory, generator, device)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as cause:
+            problem = str(cause).partition("\n")[0]
+            raise ReplayError(
+                f"tensor {index} of '{trace.name}' cannot be filled as its trace says: {problem}"
+            ) from cause
     return InitialState.of(result)
+
+
+def _made(
+    trace: Trace, tensor: Tensor, memory: dict[int, torch.Tensor], generator: torch.Generator, device: torch.device
+) -> torch.Tensor:
+    """A tensor that exists before the step, filled; `memory` holds the storages made so far."""
+    dtype = getattr(torch, tensor.dtype)
+    if tensor.storage not in memory:
+        size = trace.storages[tensor.storage].bytes
+        memory[tensor.storage] = torch.empty(size, dtype=torch.uint8, device=device)
+    view = memory[tensor.storage].view(dtype) if memory[tensor.storage].numel() else memory[tensor.storage]
+    view = torch.empty(0, dtype=dtype, device=device).set_(
+        view.untyped_storage(), tensor.offset, tensor.shape, tensor.stride
+    )
+    _fill(view, tensor, generator)
+    return view
 
 
 def _fill(view: torch.Tensor, tensor: Tensor, generator: torch.Generator) -> None:

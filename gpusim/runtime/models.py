@@ -146,11 +146,12 @@ def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[
     """Run the user's own file, as its command line says in words: `file.py:function`."""
     if not path.is_file():
         raise CaptureError(f"{path}: no such file")
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"gpusim_spec_{path.stem}"  # `json.py` must not take the place of Python's json
+    module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     module_spec.loader.exec_module(module)
     make = getattr(module, function, None)
     if not callable(make):

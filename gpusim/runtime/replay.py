@@ -21,7 +21,7 @@ from gpusim.runtime.allowlist import check_operators
 from gpusim.runtime.cudagraph import GraphRecorder, RecordedGraph
 from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.runtime.execute import InitialState, Runner, make_initial, results_of
-from gpusim.runtime.timing import INSTANCES, time_instances
+from gpusim.runtime.timing import RECORDINGS, time_fastest
 from gpusim.trace.schema import Dtype, Trace
 from gpusim.trace.store import structure_hash
 
@@ -41,7 +41,7 @@ def replay(
     *,
     command: str = "",
     seed: int = 0,
-    instances: int = INSTANCES,
+    recordings: int = RECORDINGS,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Measurement]:
     """Replay schedules of one trace, all timed in turns with the sequential graph.
@@ -72,8 +72,8 @@ def replay(
     gpu = gpu_facts(recorded[0].replay)
     recorded.clear()
     state.restore()
-    times = time_instances(
-        {str(i): partial(_again, recorder, *a) for i, a in enumerate((sequential_order, *legal))}, instances
+    times = time_fastest(
+        {str(i): partial(_again, recorder, *a) for i, a in enumerate((sequential_order, *legal))}, recordings
     )
     engine = ReferenceEngine()
     predicted = [
@@ -121,9 +121,9 @@ def _record(
     return recorder.record(order, streams)
 
 
-def _again(recorder: GraphRecorder, order: Sequence[int], streams: Sequence[int]) -> Callable[[], None]:
-    """One more instance of a schedule's graph."""
-    return recorder.record(order, streams, warm=False).replay
+def _again(recorder: GraphRecorder, order: Sequence[int], streams: Sequence[int]) -> RecordedGraph:
+    """One more recording of a schedule."""
+    return recorder.record(order, streams, warm=False)
 
 
 def _results(trace: Trace, recorded: RecordedGraph, state: InitialState, seed: int) -> dict[int, torch.Tensor]:

@@ -170,6 +170,8 @@ class Timing(Document, frozen=True, kw_only=True):
     """Lower end of the interval that holds the median in at least 95 % of cases."""
     hi_ns: Nanoseconds
     rounds: Count
+    slowest_ns: Nanoseconds = 0
+    """Median of the slowest recording, where the fastest of several recordings of a CUDA graph was timed."""
 
 
 class GroundTruth(Document, frozen=True, kw_only=True):
