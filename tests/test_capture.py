@@ -24,7 +24,14 @@ from gpusim.errors import CaptureError, GpuError, ReplayError, UnknownNameError
 from gpusim.plan.sync import kept_storages, plan_sync
 from gpusim.runtime import capture as capture_module
 from gpusim.runtime import operators
-from gpusim.runtime.capture import CaptureOptions, capture, check_against_model, program_order_releases, relative_error
+from gpusim.runtime.capture import (
+    CaptureOptions,
+    build_step,
+    capture,
+    check_against_model,
+    program_order_releases,
+    relative_error,
+)
 from gpusim.runtime.execute import Runner, make_initial
 from gpusim.runtime.joint import LEARNING_RATE, MOMENTUM, OPTIMIZER_BUCKET, joint_graph, split_convolution_backward
 from gpusim.runtime.models import AUXILIARY_WEIGHT, Step, default_loss, load_step
@@ -645,3 +652,22 @@ def test_initial_state_has_the_shapes_of_the_trace_and_is_the_same_for_the_same_
         assert (tuple(tensor.shape), tuple(tensor.stride())) == (wanted.shape, wanted.stride)
         assert str(tensor.dtype) == f"torch.{wanted.dtype}"
         assert torch.equal(tensor, second[index])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def net(batch:\n", "SyntaxError"),
+        ("import no_such_module_at_all\n", "ModuleNotFoundError"),
+        ("def net(batch):\n    return 1 / 0\n", "2: ZeroDivisionError"),
+        ("def net():\n    pass\n", "TypeError"),
+    ],
+)
+def test_mistake_in_the_users_own_file_is_one_line_with_its_place(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(CaptureError) as caught:
+        build_step(CaptureOptions(spec=f"{path}:net", mode="infer", batch=1), torch.device("cpu"))
+    assert str(caught.value).startswith(str(path))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gpusim.search.bounds import Bounds
 
 DEFAULT_STREAMS = 4
-MAX_BUDGET_S = 86_400
 LAUNCH_MODES = ("graph", "stream")
 
 
@@ -42,12 +41,13 @@ def explore(
     """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
     from gpusim.plan.schedule import check_streams, write_schedule
     from gpusim.report.tables import explored_document, print_explored
+    from gpusim.search.explore import MAX_BUDGET_S
     from gpusim.search.explore import explore as run
     from gpusim.trace.store import load_trace
 
     check_streams(streams)
     if not 0 < budget <= MAX_BUDGET_S:
-        raise OptionError(f"--budget {budget}: the search takes between 0 and {MAX_BUDGET_S} seconds")
+        raise OptionError(f"--budget {budget}: the search takes between 0 and {MAX_BUDGET_S:.0f} seconds")
     target = check_output(output)
     step = load_trace(trace)
     model = choose_hardware(hardware, step)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gpusim.errors import RecipeError
-from gpusim.files import Document, Positive
+from gpusim.files import Count, Document, Positive
+from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
-from gpusim.search.explore import SEARCH
+from gpusim.search.explore import MAX_BUDGET_S, SEARCH
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode
 
 _MESSAGE = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
@@ -34,13 +37,14 @@ class Case(Document, frozen=True, kw_only=True):
 class Recipe(Document, frozen=True, kw_only=True):
     """Cases, and what is done with each."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+    """Begins the names of the results files: letters, digits, `_` and `-`."""
     case: tuple[Case, ...]
     policies: tuple[str, ...] = (SEARCH,)
     """Policies replayed besides the sequential one; each at the stream count that is predicted best."""
-    streams: Positive = 8
-    budget_s: float = 12.0
-    seed: int = 0
+    streams: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 8
+    budget_s: Annotated[float, Meta(gt=0, le=MAX_BUDGET_S)] = 12.0
+    seed: Count = 0
     traces: str | None = None
     """Folder that keeps the captured traces, from the working directory; none are kept where it is not given."""
 

@@ -11,11 +11,12 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpusim.errors import GpusimError, OutputError
+from gpusim.errors import GpuError, GpusimError, OutputError
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware
 from gpusim.plan.measurement import Measurement
 from gpusim.plan.schedule import Schedule, make_schedule
@@ -51,9 +52,11 @@ def run_recipe(recipe: Recipe, folder: Path, command: str, say: Callable[[str], 
     if not folder.is_dir():
         raise OutputError(str(folder), "there is no such folder for the results")
     with tempfile.TemporaryDirectory() as scratch:
-        keep = folder if recipe.traces is None else Path(recipe.traces)
-        place = Path(scratch) if recipe.traces is None else keep
-        place.mkdir(parents=True, exist_ok=True)
+        place = Path(scratch if recipe.traces is None else recipe.traces)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            raise OutputError(str(place), f"no folder for the traces: {cause.strerror or cause}") from cause
         return _Run(recipe, folder, command, say, place).all()
 
 
@@ -89,10 +92,13 @@ class _Run:
     def _step(self, work: Callable[..., Result], *args: object) -> Result | None:
         try:
             return work(*args)
-        except GpusimError as error:
-            self.errors.append(error)
-            self.say(f"failed: {error}")
-            return None
+        except BrokenProcessPool as cause:
+            error: GpusimError = GpuError(f"a process that explored died: {cause}")
+        except GpusimError as cause:
+            error = cause
+        self.errors.append(error)
+        self.say(f"failed: {error}")
+        return None
 
     def _add(self, case: Case, trace: Trace, found: _Explored, measured: list[Measurement]) -> None:
         for measurement, peak in zip(measured, found.peaks, strict=True):

@@ -120,8 +120,8 @@ def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None
 def time_sequential(trace: Trace, seed: int) -> Timing:
     """Time of the sequential CUDA graph of a trace, rebuilt from the trace alone, as replay will do it.
 
-    Call it in a process of its own: where in memory a graph's tensors lie changes its time by several percent at batch 1,
-    and the model's own tensors would move them.
+    Call it in a process of its own: where in memory a graph's tensors lie changes its time by several percent at
+    batch 1, and the model's own tensors would move them.
     """
     device = require_gpu()
     set_precision(trace.model.dtype)

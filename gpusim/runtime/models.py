@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,20 @@ def _library(module: str, package: str) -> Any:
         raise GpuError(f"{package} is not installed; it is needed for {package}:NAME models") from cause
 
 
+@contextmanager
+def _user_code(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong in the user's own file into one line with the place in it."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as cause:
+        lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == str(path)]
+        line = cause.lineno if isinstance(cause, SyntaxError) else (lines[-1] if lines else None)
+        place = f"{path}:{line}" if line else str(path)
+        raise CaptureError(f"{place}: {type(cause).__name__}: {cause}") from cause
+
+
 def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[Any, ...], LossFunction | None]:
     """Run the user's own file, as its command line says in words: `file.py:function`."""
     if not path.is_file():
@@ -152,11 +168,13 @@ def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
-    module_spec.loader.exec_module(module)
+    with _user_code(path):
+        module_spec.loader.exec_module(module)
     make = getattr(module, function, None)
     if not callable(make):
         raise UnknownNameError(f"function in {path}", function, [n for n in vars(module) if callable(vars(module)[n])])
-    made = make(batch)
+    with _user_code(path):
+        made = make(batch)
     problem = f"{path}:{function}(batch) must return (module, inputs) or (module, inputs, loss function)"
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
         raise CaptureError(problem)
