@@ -62,3 +62,9 @@ def test_dram_traffic_is_what_the_cache_does_not_hold() -> None:
     assert op_dram_bytes(trace, trace.ops[1], 0) == 2048
     assert op_dram_bytes(trace, trace.ops[1], 2000) == 48
     assert op_dram_bytes(trace, trace.ops[1], 4096) == 0
+
+
+def test_time_measured_on_another_gpu_is_no_part_of_the_attribution() -> None:
+    trace = chain_trace(3, 1000, graph_ns=4000)
+    assert explore(trace, H200, streams=2, budget_s=0.2).attribution.eager_ns is not None
+    assert explore(trace, K40, streams=2, budget_s=0.2).attribution.eager_ns is None

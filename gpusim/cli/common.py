@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusim.errors import GpuError, UnknownNameError
+from gpusim.errors import GpuError, PlanError, TraceError, UnknownNameError
 
 if TYPE_CHECKING:
     from gpusim.hardware.model import HardwareModel
@@ -89,6 +89,15 @@ def progress_bar(enabled: bool) -> Iterator[Callable[[str, float, int], None]]:
             bar.update(task, description=what, completed=share, best=f"best {format_ns(best_ns)}")
 
         yield report
+
+
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Put the file's name before a plan's error: the kernel at fault came out of that file."""
+    try:
+        yield
+    except PlanError as cause:
+        raise TraceError(file, str(cause)) from cause
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from gpusim.cli.common import (
     command_line,
     hardware_option,
     json_option,
+    naming,
     needs_torch,
     one_of,
     print_json,
@@ -132,7 +133,8 @@ def replay(
     step = load_trace(trace)
     check_operators(step, trace)
     model = choose_hardware(hardware, step)
-    graph = OpGraph.build(step, model)
+    with naming(trace):
+        graph = OpGraph.build(step, model)
     if make is not None and policy is not None:
         assignment = make(graph, streams or DEFAULT_STREAMS)
         schedule = make_schedule(step, assignment.order, assignment.streams, policy=policy, made_by=command_line())

@@ -12,6 +12,7 @@ from gpusim.cli.common import (
     choose_hardware,
     hardware_option,
     json_option,
+    naming,
     one_of,
     print_json,
     progress_bar,
@@ -51,7 +52,7 @@ def explore(
     target = check_output(output)
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
-    with progress_bar(not as_json) as report:
+    with naming(trace), progress_bar(not as_json) as report:
         explored = run(step, model, streams=streams, budget_s=budget, seed=seed, report=report)
     if target is not None:
         write_schedule(explored.schedule, target)
@@ -109,7 +110,8 @@ def simulate(
     target = check_output(perfetto_file)
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
-    graph = OpGraph.build(step, model)
+    with naming(trace):
+        graph = OpGraph.build(step, model)
     if schedule_file is not None:
         schedule = read_schedule(Path(schedule_file))
         order, placed = check_schedule(schedule, step, graph.preds, schedule_file)

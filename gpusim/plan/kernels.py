@@ -42,7 +42,7 @@ def _op_tasks(
         try:
             demand = kernel_demand(hardware.limits, kernel)
         except PlanError as cause:
-            raise PlanError(f"trace '{trace.name}': {place}: {cause} of '{hardware.name}'") from cause
+            raise PlanError(f"{place}: {cause} on '{hardware.name}'") from cause
         memory_node = kernel.kind != "kernel"
         tasks.append(
             Task(

@@ -113,12 +113,17 @@ def _print_attribution(out: Console, explored: Explored) -> None:
     steps = []
     if gain.eager_ns is not None and gain.launch_ns is not None:
         steps.append(f"eager step {format_ns(gain.eager_ns)} (measured)")
-        steps.append(f"launch overhead removed -{format_ns(gain.launch_ns)}")
+        steps.append(f"launch overhead removed {_saved(gain.launch_ns)}")
     steps.append(f"sequential graph {format_ns(explored.sequential_ns)}")
-    steps.append(f"streams -{format_ns(gain.concurrency_ns)}")
-    steps.append(f"order -{format_ns(gain.order_ns)}")
+    steps.append(f"streams {_saved(gain.concurrency_ns)}")
+    steps.append(f"order {_saved(gain.order_ns)}")
     steps.append(f"best {format_ns(explored.best.makespan_ns)}")
     out.print("Where the gain comes from: " + " > ".join(steps))
+
+
+def _saved(time_ns: int) -> str:
+    """Time saved, as a change: a gain is negative."""
+    return f"-{format_ns(time_ns)}" if time_ns >= 0 else f"+{format_ns(-time_ns)}"
 
 
 def print_simulated(document: Mapping[str, Any]) -> None:

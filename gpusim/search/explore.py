@@ -51,7 +51,7 @@ class Attribution:
     """Where the gain from eager to the best schedule comes from, in ns saved."""
 
     eager_ns: int | None
-    """Measured with the trace; None where it was not."""
+    """Measured with the trace; None where it was not, or on another GPU."""
     launch_ns: int | None
     """Saved by launching the same kernels from a CUDA graph."""
     concurrency_ns: int
@@ -130,7 +130,7 @@ def explore(
     best = choose(rows, hardware, sequential_ns)
     program = list_schedule(graph, best.streams, [-float(op) for op in range(len(graph))], 0.0).assignment
     program_ns = min(simulate(program).makespan_ns, sequential_ns)
-    truth = trace.ground_truth
+    truth = trace.ground_truth if trace.provenance.gpu.name == hardware.gpu else None
     attribution = Attribution(
         eager_ns=truth.eager.median_ns if truth else None,
         launch_ns=truth.eager.median_ns - sequential_ns if truth else None,
