@@ -32,7 +32,8 @@ from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace, write_trace
 from tests.networks import spec
 
-pytestmark = pytest.mark.gpu
+# Libraries warn about themselves on a GPU; that is not what these tests are about.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 ROOT = Path(__file__).parent.parent
 STREAMS = 4
