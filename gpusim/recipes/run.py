@@ -201,6 +201,8 @@ def _row(case: Case, trace: Trace, found: _Explored, measurement: Measurement, p
         sequential_ns=sequential.median_ns,
         sequential_interval_ns=(sequential.lo_ns, sequential.hi_ns),
         predicted_sequential_ns=measurement.predicted_sequential_ns,
+        slowest_ns=schedule.slowest_ns,
+        sequential_slowest_ns=sequential.slowest_ns,
         eager_ns=trace.ground_truth.eager.median_ns,
         outputs_equal=outputs.equal,
         bit_equal=outputs.bit_equal,

@@ -36,6 +36,9 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     sequential_ns: Nanoseconds
     sequential_interval_ns: tuple[Nanoseconds, Nanoseconds]
     predicted_sequential_ns: Nanoseconds
+    slowest_ns: Nanoseconds = 0
+    sequential_slowest_ns: Nanoseconds = 0
+    """Slowest recordings of the two, beside the fastest that were timed; 0 in results from before they were kept."""
     eager_ns: Nanoseconds
     outputs_equal: bool
     bit_equal: bool

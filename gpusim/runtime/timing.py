@@ -15,7 +15,7 @@ from gpusim.units import ms_to_ns
 
 ROUNDS = 25
 #: Recordings made of each contender. Where a graph's tensors come to lie in memory changes its time: recordings of one
-#: schedule differ by up to 7 % on an H200, and each is steady to 0.2 %. The fastest of several is reproducible.
+#: schedule differ by several percent at batch 1 (docs/capture_and_replay.md). The fastest of several is reproducible.
 RECORDINGS = 6
 #: Rounds and their length, in ms, for telling recordings apart.
 TRIAL_ROUNDS, TRIAL_MS = 3, 6.0
