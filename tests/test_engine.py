@@ -1,20 +1,15 @@
-"""The engines' rules: small plans worked out by hand, Hyper-Q as measured, and what holds for any plan."""
+"""The engines' rules in graph mode: small plans worked out by hand, and what holds for any plan."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusim.engine.base import Timeline, busy_ns, concurrency, engine_by_name
-from gpusim.errors import PlanError, UnknownNameError
+from gpusim.engine.base import Timeline, busy_ns, concurrency
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.anchor import MAX_GAP_NS, MAX_SCALE, MIN_GAP_NS, MIN_SCALE, anchor
 from gpusim.plan.graph import OpGraph
@@ -30,7 +25,6 @@ from tests.helpers import (
     chain_trace,
     copy,
     hardware_models,
-    kernel,
     make_hardware,
     make_trace,
     memset,
@@ -42,23 +36,13 @@ from tests.helpers import (
     traces_with_schedules,
     view,
 )
-
-#: Start and end times are rounded to whole ns, each by at most half of one.
-ROUNDING_NS = 1
-
-
-def run(tested: Plan, hardware: HardwareModel | None = None) -> Timeline:
-    return engine_by_name("reference").run(tested, hardware or make_hardware())
+from tests.timelines import ROUNDING_NS, assert_legal, longest_chain_ns, run, spans
 
 
 def sequential(trace: Trace, hardware: HardwareModel) -> Timeline:
     """Everything on one stream in recorded order."""
     graph = OpGraph.build(trace, hardware)
     return run(lower(graph, range(len(graph)), [0] * len(graph)), graph.hardware)
-
-
-def spans(timeline: Timeline) -> list[tuple[int, int]]:
-    return list(zip(timeline.start_ns, timeline.end_ns, strict=True))
 
 
 # --- Graph mode: gaps and the front end ---
@@ -340,146 +324,6 @@ def test_kernel_waits_for_the_copy_it_needs() -> None:
     assert spans(timeline)[1] == (110, 1110)
 
 
-# --- Stream mode ---
-
-
-def spin_plan(streams: int, depth: int, depth_first: bool, dur_ns: float) -> Plan:
-    """`streams` streams of `depth` kernels on one SM each."""
-    if depth_first:
-        order = [stream for stream in range(streams) for _ in range(depth)]
-    else:
-        order = [stream for _ in range(depth) for stream in range(streams)]
-    one_sm = share(1 / 4224, cover=1 / 132)
-    return plan(*(Task(name="spin", dur_ns=dur_ns, demand=one_sm, queue=stream) for stream in order), mode="stream")
-
-
-def test_host_launches_one_kernel_after_the_other() -> None:
-    hardware = make_hardware(launch_ns=100, start_ns=40)
-    timeline = run(plan(*(task(1000, part=0.1, queue=q) for q in range(3)), mode="stream"), hardware)
-    # launched at 100, 200, 300; each starts 40 later
-    assert timeline.start_ns == (140, 240, 340)
-
-
-def test_slow_host_keeps_the_gpu_waiting() -> None:
-    hardware = make_hardware(launch_ns=100, start_ns=40, stream_chain_ns=10)
-    timeline = run(plan(task(50), task(50, host_ns=700), mode="stream"), hardware)
-    # the host needs 700 for the second call: launched at 800
-    assert spans(timeline) == [(140, 190), (840, 890)]
-
-
-def test_launched_kernel_follows_its_predecessor_after_the_stream_gap_or_an_event() -> None:
-    hardware = make_hardware(launch_ns=10, start_ns=40, stream_chain_ns=5, event_ns=60, event_host_ns=20)
-    tested = plan(task(1000, queue=0), task(100, queue=0), task(100, queue=1, deps=[0]), mode="stream")
-    # first: 10 + 40 = 50..1050. Same stream: 1055. Other stream by event: 1110.
-    assert run(tested, hardware).start_ns == (50, 1055, 1110)
-
-
-def test_events_cost_host_time() -> None:
-    hardware = make_hardware(launch_ns=10, event_host_ns=20)
-    tested = plan(task(1, queue=0), task(1, queue=1, deps=[0]), task(1, queue=2), mode="stream")
-    # launches at 10, 10 + 10 + 20 = 40, 50
-    assert run(tested, hardware).start_ns == (10, 40, 50)
-
-
-@pytest.mark.parametrize("queues", [1, 2, 4, 8, 32])
-@pytest.mark.parametrize(("k", "d"), [(1, 4), (4, 4), (8, 3), (16, 4), (32, 2), (32, 4), (64, 1)])
-def test_false_dependencies_of_depth_first_launches(queues: int, k: int, d: int) -> None:
-    """k/q streams of d kernels in one queue, whose head waits for its stream, take (k/q)(d-1)+1 kernel times."""
-    hardware = make_hardware(queues=queues)
-    expected = -(-k // queues) * (d - 1) + 1
-    assert run(spin_plan(k, d, True, 1000), hardware).makespan_ns == expected * 1000
-
-
-@pytest.mark.parametrize("queues", [1, 8])
-def test_breadth_first_launches_have_no_false_dependencies(queues: int) -> None:
-    assert run(spin_plan(16, 4, False, 1000), make_hardware(queues=queues)).makespan_ns == 4000
-
-
-#: Measured on an H200: time over one kernel's time of k streams with d kernels each, launched from the host breadth or
-#: depth first, for a number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). A kernel spins 0.76 ms on one SM.
-HYPER_Q_CASES = (
-    (4, 1, False), (4, 4, False), (4, 4, True), (8, 4, False), (8, 4, True), (16, 1, False), (16, 4, False),
-    (16, 4, True), (32, 1, False), (32, 4, False), (32, 4, True),
-)  # fmt: skip
-HYPER_Q = {
-    1: (1.04, 3.97, 12.69, 4.01, 24.39, 1.21, 4.42, 47.77, 1.44, 4.35, 94.54),
-    2: (1.04, 3.97, 6.90, 4.01, 12.76, 1.21, 4.15, 24.46, 1.42, 4.35, 47.87),
-    8: (1.04, 3.97, 4.09, 4.02, 4.31, 1.19, 4.13, 7.23, 1.42, 4.35, 13.11),
-    32: (1.04, 3.96, 4.08, 4.01, 4.28, 1.20, 4.13, 4.70, 1.44, 4.35, 5.53),
-}
-#: What the growth of the d=1 column with k shows of that host: about 10 us a launch, from Python.
-HYPER_Q_LAUNCH_NS = 10_000
-
-
-@pytest.mark.parametrize(
-    ("queues", "k", "d", "depth_first", "measured"),
-    [(queues, *case, time) for queues, row in HYPER_Q.items() for case, time in zip(HYPER_Q_CASES, row, strict=True)],
-)
-def test_hyper_q_as_measured(queues: int, k: int, d: int, depth_first: bool, measured: float) -> None:
-    hardware = make_hardware(
-        queues=queues, launch_ns=HYPER_Q_LAUNCH_NS, start_ns=4000, stream_chain_ns=400, slowdown=0.8
-    )
-    spin_ns = 760_000
-    assert run(spin_plan(k, d, depth_first, spin_ns), hardware).makespan_ns / spin_ns == pytest.approx(
-        measured, rel=0.1
-    )
-
-
-# --- Plans that cannot run ---
-
-
-def test_cycle_is_refused() -> None:
-    with pytest.raises(PlanError, match="cycle"):
-        run(plan(task(1, queue=0, deps=[1]), task(1, queue=1, deps=[0])))
-
-
-def test_cycle_through_a_queue_is_refused() -> None:
-    with pytest.raises(PlanError, match="cycle"):
-        run(plan(task(1, queue=0, deps=[1]), task(1, queue=0)))
-
-
-def test_task_that_waits_for_itself_is_refused() -> None:
-    with pytest.raises(PlanError, match="cycle"):
-        run(plan(task(1, deps=[0])))
-
-
-@pytest.mark.parametrize("dangling", [-1, 2, 10**9])
-def test_dangling_dependency_is_refused_with_its_number(dangling: int) -> None:
-    with pytest.raises(PlanError, match=f"depends on task {dangling}, of 2 tasks"):
-        run(plan(task(1), task(1, deps=[dangling])))
-
-
-@pytest.mark.parametrize("field", ["dur_ns", "extra_ns", "host_ns"])
-@pytest.mark.parametrize("value", [float("nan"), -1.0])
-def test_time_that_is_negative_or_not_a_number_is_refused(field: str, value: float) -> None:
-    with pytest.raises(PlanError, match="task 1"):
-        run(plan(task(1), replace(task(1), **{field: value})))  # type: ignore[arg-type]
-
-
-def test_infinite_time_is_refused() -> None:
-    with pytest.raises(PlanError, match="task 0"):
-        run(plan(task(float("inf"))))
-
-
-def test_queues_that_wait_for_each_other_are_reported() -> None:
-    # One hardware queue: the head waits for the task right behind it. The plan itself has no cycle.
-    tested = plan(task(1, queue=0, deps=[1]), task(1, queue=1), mode="stream")
-    with pytest.raises(PlanError, match="wait for each other"):
-        run(tested, make_hardware(queues=1))
-    assert run(tested, make_hardware(queues=2)).makespan_ns == 2
-
-
-def test_unknown_engine_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'reference'"):
-        engine_by_name("referense")
-
-
-def test_kernel_over_a_limit_of_the_gpu_is_refused_with_its_place() -> None:
-    big = replace(op("b", "a"), kernels=(kernel(5), kernel(5, threads=2048)))
-    with pytest.raises(PlanError, match=r"\$\.ops\[1\]\.kernels\[1\].*2048 threads a block.*1024"):
-        build_graph(make_trace([op("a", "x"), big]))
-
-
 # --- Properties ---
 
 
@@ -501,31 +345,6 @@ def upper_bound_ns(tested: Plan, hardware: HardwareModel) -> float:
     return total
 
 
-def longest_chain_ns(tested: Plan) -> float:
-    """Longest chain of durations through dependencies and queues."""
-    level: list[float] = []
-    last: dict[tuple[int, int], int] = {}
-    for index, found in enumerate(tested.tasks):
-        lane = (found.device, found.queue)
-        before = [*found.deps, *([last[lane]] if lane in last else [])]
-        last[lane] = index
-        level.append(found.dur_ns + max((level[p] for p in before), default=0.0))
-    return max(level)
-
-
-def assert_legal(timeline: Timeline) -> None:
-    """Dependencies and queue order hold, everything runs, nothing takes less than its time alone."""
-    last: dict[tuple[int, int], int] = {}
-    for index, found in enumerate(timeline.plan.tasks):
-        lane = (found.device, found.queue)
-        before = [*found.deps, *([last[lane]] if lane in last else [])]
-        last[lane] = index
-        start, end = timeline.start_ns[index], timeline.end_ns[index]
-        assert 0 <= timeline.ready_ns[index] <= start <= end
-        assert end - start >= found.dur_ns - ROUNDING_NS
-        assert all(timeline.end_ns[p] <= start for p in before)
-
-
 @given(plans(), hardware_models())
 def test_any_graph_plan_is_run_legally_between_its_longest_chain_and_everything_in_a_row(
     tested: Plan, hardware: HardwareModel
@@ -534,13 +353,6 @@ def test_any_graph_plan_is_run_legally_between_its_longest_chain_and_everything_
     assert_legal(timeline)
     assert timeline.makespan_ns >= longest_chain_ns(tested) - ROUNDING_NS
     assert timeline.makespan_ns <= upper_bound_ns(tested, hardware) + ROUNDING_NS
-
-
-@given(plans(mode="stream"), hardware_models())
-def test_any_stream_plan_is_run_legally(tested: Plan, hardware: HardwareModel) -> None:
-    timeline = run(tested, hardware)
-    assert_legal(timeline)
-    assert timeline.makespan_ns >= longest_chain_ns(tested) - ROUNDING_NS
 
 
 @given(plans(), hardware_models())
@@ -626,44 +438,3 @@ def test_lowered_schedule_keeps_the_dependencies_between_ops(
     assert sorted((found.op, found.kernel) for found in timeline.plan.tasks) == [
         (index, number) for index, tasks in enumerate(graph.tasks) for number in range(len(tasks))
     ]
-
-
-# --- Determinism ---
-
-
-@settings(max_examples=30)
-@given(plans() | plans(mode="stream"), hardware_models())
-def test_same_plan_twice_gives_the_same_timeline(tested: Plan, hardware: HardwareModel) -> None:
-    assert run(tested, hardware) == run(tested, hardware)
-
-
-DIGEST = """
-import hashlib
-from tests.helpers import *
-from gpusim.engine.base import engine_by_name
-from gpusim.plan.lower import lower
-from gpusim.plan.sync import plan_sync
-from gpusim.policies.registry import POLICIES
-hardware = make_hardware(chain_ns=405.3, front_end_ns=250, slowdown=0.8, launch_ns=100, event_ns=7)
-graph = OpGraph.build(wide_trace(9, 7777, 3), hardware)
-seen = []
-for name, policy in POLICIES.items():
-    made = policy(graph, 4)
-    for mode in ("graph", "stream"):
-        timeline = engine_by_name("reference").run(lower(graph, made.order, made.streams, mode), graph.hardware)
-        seen.append((name, mode, made, timeline.start_ns, timeline.end_ns, timeline.memory))
-    seen.append(plan_sync(graph.trace, graph.preds, made.order, made.streams).waits)
-print(hashlib.sha256(repr(seen).encode()).hexdigest())
-"""
-
-
-def test_hash_seed_does_not_change_policies_timelines_or_events() -> None:
-    root = Path(__file__).parent.parent
-
-    def digest(seed: str) -> str:
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(root)}
-        command = [sys.executable, "-c", DIGEST]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-    assert digest("1") == digest("2") == digest("3")
-    assert len(digest("1").strip()) == 64

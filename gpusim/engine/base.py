@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Final, Protocol
 
 from gpusim.errors import UnknownNameError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.tasks import Plan
+
+DEFAULT_ENGINE: Final = "fast"
+ENGINES: Final = ("fast", "reference")
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,16 @@ class Engine(Protocol):
 
 def engine_by_name(name: str) -> Engine:
     """An engine by its name on the command line. Raises `UnknownNameError`."""
-    from gpusim.engine.reference import ReferenceEngine
+    # Each import only where it is asked for: one brings numba, the other SimPy.
+    if name == "fast":
+        from gpusim.engine.fast import FastEngine
 
-    engines: dict[str, Engine] = {"reference": ReferenceEngine()}
-    if name not in engines:
-        raise UnknownNameError("engine", name, engines)
-    return engines[name]
+        return FastEngine()
+    if name == "reference":
+        from gpusim.engine.reference import ReferenceEngine
+
+        return ReferenceEngine()
+    raise UnknownNameError("engine", name, ENGINES)
 
 
 def concurrency(timeline: Timeline) -> float:

@@ -1,30 +1,38 @@
 """Anytime local search over list schedules: priorities, stream count and how much room an op waits for.
 
-A candidate is a vector of priorities; the list scheduler (`gpusim.policies.critical_path`) turns it into a legal
-schedule and sees its makespan while it does. The search starts from bottom levels for every stream count, then
-perturbs the priorities of the best, a few ops at a time. The same seed gives the same candidates in the same order.
+A candidate is a vector of priorities; the list scheduler (`gpusim.policies.fast_lists`) turns it into a legal schedule
+and sees its makespan while it does. The search starts from bottom levels for every stream count, then perturbs the
+priorities of the best, a few ops at a time, in batches that all cores share. The same seed gives the same candidates in
+the same order, on any number of cores: a search that ends by its number of evaluations is the same everywhere.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from gpusim.plan.graph import OpGraph
 from gpusim.policies.base import Assignment, work_order
-from gpusim.policies.list_scheduling import MIN_SHARE, list_schedule
+from gpusim.policies.fast_lists import FastLists
+from gpusim.policies.list_scheduling import MIN_SHARE
 
 #: Shares of its blocks that an op waits for, tried for every stream count.
 SHARES = (0.0, MIN_SHARE, 0.25, 0.5)
+#: Candidates made from one best. Not the number of cores: that must not change what is found.
+BATCH = 64
 #: The search stops after this many candidates in a row that improve nothing.
-PATIENCE = 150
+PATIENCE = 32 * BATCH
 #: Share of ops whose priorities a move changes: few or many, drawn anew for each.
 MOVE_SHARES = (0.005, 0.02, 0.1, 0.3)
-#: How far a move shifts a priority, as a share of the longest chain.
+#: How far a move shifts a priority (standard deviation), as a share of the longest chain.
 MOVE_SCALE = 0.15
+#: How often a move changes the stream count, and how often the share.
+SWITCH_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,80 +59,144 @@ def local_search(
     *,
     budget_s: float,
     seed: int,
+    evaluations: int | None = None,
     lower_bound_ns: float = 0.0,
     keep: int = 8,
+    threads: int | None = None,
     progress: Callable[[float, float], None] = lambda share, best_ns: None,
 ) -> Found:
-    """Search until the budget is spent, patience is out, or the lower bound is met; Ctrl-C keeps the best found.
+    """Search until time or evaluations are spent, patience is out, or the bound is met; Ctrl-C keeps the best found.
 
-    `progress` gets the share of the budget used and the best makespan so far.
+    The first batch is evaluated in any case, and time counts from its end on: compiling is not searching. `progress`
+    gets the share of the budget used and the best makespan so far. `threads` is one for each core by default.
     """
-    search = _Search(graph, keep)
-    deadline = time.monotonic() + budget_s
+    search = _Search(FastLists(graph), keep, threads, evaluations)
+    deadline = math.inf
     interrupted = False
     try:
-        for streams in range(1, max_streams + 1):
-            for share in SHARES:
-                if time.monotonic() > deadline and search.best:
-                    break
-                search.evaluate(streams, share, list(graph.bottom_ns))
+        for batch in _starts(graph, max_streams):
+            search.evaluate(batch)
+            deadline = min(deadline, time.monotonic() + budget_s)
             progress(0.0, search.best[0].makespan_ns)
-        _improve(search, max_streams, deadline, budget_s, seed, lower_bound_ns, progress)
+            if search.spent or time.monotonic() > deadline:
+                break
+        moves = _Moves(graph, max_streams, seed)
+        while search.stale < PATIENCE and not search.spent and search.best[0].makespan_ns > lower_bound_ns + 0.5:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            used = max(search.share_spent, 1.0 - left_s / budget_s if math.isfinite(budget_s) else 0.0)
+            progress(used, search.best[0].makespan_ns)
+            search.evaluate(moves.draw(search.best[0].settings))
     except KeyboardInterrupt:
         interrupted = True
         if not search.best:
             raise
-    return Found(tuple(search.best), search.evaluations, interrupted)
+    return Found(search.candidates(), search.evaluations, interrupted)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the list scheduler needs for one candidate."""
+
+    streams: int
+    share: float
+    priority: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Scored:
+    makespan_ns: float
+    settings: _Settings
 
 
 class _Search:
-    """The best candidates so far, with the settings that made the very best."""
+    """The best candidates so far, best first, and how many there were."""
 
-    def __init__(self, graph: OpGraph, keep: int) -> None:
-        self.graph = graph
+    def __init__(self, lists: FastLists, keep: int, threads: int | None, limit: int | None) -> None:
+        self.lists = lists
         self.keep = keep
-        self.best: list[Candidate] = []
+        self.threads = threads
+        self.limit = limit
+        self.best: list[_Scored] = []
         self.evaluations = 0
-        self.settings: tuple[int, float, list[float]] = (1, 0.0, [])
+        self.stale = 0
+        """Candidates since the last one that was better than all before."""
 
-    def evaluate(self, streams: int, share: float, priority: list[float]) -> bool:
-        """Schedule and keep; True where this is the new best."""
-        made = list_schedule(self.graph, streams, priority, share)
-        self.evaluations += 1
-        candidate = Candidate(made.assignment, streams, made.makespan_ns)
-        better = not self.best or candidate.makespan_ns < self.best[0].makespan_ns - 0.5
-        if all(abs(candidate.makespan_ns - other.makespan_ns) > 0.5 for other in self.best):
-            self.best = sorted([*self.best, candidate], key=lambda c: c.makespan_ns)[: self.keep]
-        if better:
-            self.settings = (streams, share, priority)
-        return better
+    @property
+    def spent(self) -> bool:
+        """Whether there were as many evaluations as were asked for."""
+        return self.limit is not None and self.evaluations >= self.limit
+
+    @property
+    def share_spent(self) -> float:
+        """How much of the evaluations asked for there were."""
+        return self.evaluations / self.limit if self.limit else 0.0
+
+    def evaluate(self, batch: Sequence[_Settings]) -> None:
+        """Schedule all, or as many as are left; keep the best of those that differ."""
+        if self.limit is not None:
+            batch = batch[: max(1, self.limit - self.evaluations)]
+        makespans = self.lists.makespans(
+            np.array([settings.priority for settings in batch]),
+            [settings.streams for settings in batch],
+            [settings.share for settings in batch],
+            threads=self.threads,
+        )
+        for settings, makespan_ns in zip(batch, makespans.tolist(), strict=True):
+            self.evaluations += 1
+            self.stale += 1
+            if not self.best or makespan_ns < self.best[0].makespan_ns - 0.5:
+                self.stale = 0
+            if all(abs(makespan_ns - other.makespan_ns) > 0.5 for other in self.best):
+                self.best = sorted([*self.best, _Scored(makespan_ns, settings)], key=_makespan)[: self.keep]
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The best candidates as schedules."""
+        found = []
+        for each in self.best:
+            settings = each.settings
+            made = self.lists.schedule(settings.streams, settings.priority, settings.share)
+            found.append(Candidate(made.assignment, settings.streams, made.makespan_ns))
+        return tuple(found)
 
 
-def _improve(
-    search: _Search,
-    max_streams: int,
-    deadline: float,
-    budget_s: float,
-    seed: int,
-    lower_bound_ns: float,
-    progress: Callable[[float, float], None],
-) -> None:
-    """Perturb the best until nothing helps."""
-    draw = random.Random(seed)
-    work = work_order(search.graph)
-    scale = MOVE_SCALE * max(search.graph.bottom_ns, default=0.0)
-    stale = 0
-    while stale < PATIENCE and search.best[0].makespan_ns > lower_bound_ns + 0.5:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
-        progress(1.0 - left / budget_s if math.isfinite(budget_s) else 0.0, search.best[0].makespan_ns)
-        streams, share, priority = search.settings
-        priority = list(priority)
-        for op in draw.sample(work, max(1, round(draw.choice(MOVE_SHARES) * len(work)))):
-            priority[op] += draw.gauss(0.0, scale)
-        if draw.random() < 0.1:
-            streams = min(max_streams, max(1, streams + draw.choice((-1, 1))))
-        if draw.random() < 0.1:
-            share = draw.choice(SHARES)
-        stale = 0 if search.evaluate(streams, share, priority) else stale + 1
+def _makespan(scored: _Scored) -> float:
+    return scored.makespan_ns
+
+
+def _starts(graph: OpGraph, max_streams: int) -> Iterator[list[_Settings]]:
+    """Bottom levels for every stream count and share, in batches."""
+    bottom = np.array(graph.bottom_ns)
+    settings = [_Settings(streams, share, bottom) for streams in range(1, max_streams + 1) for share in SHARES]
+    for first in range(0, len(settings), BATCH):
+        yield settings[first : first + BATCH]
+
+
+class _Moves:
+    """Draws batches of neighbours. Uses nothing of numpy's generators but uniform numbers, which no version changes."""
+
+    def __init__(self, graph: OpGraph, max_streams: int, seed: int) -> None:
+        self.random = np.random.Generator(np.random.PCG64(seed))
+        self.work = np.array(work_order(graph), np.int64)
+        self.max_streams = max_streams
+        self.scale = MOVE_SCALE * max(graph.bottom_ns, default=0.0)
+
+    def draw(self, near: _Settings) -> list[_Settings]:
+        """A batch of neighbours; the same however many of them are evaluated."""
+        shape = (BATCH, len(self.work))
+        how_many = np.array(MOVE_SHARES)[self._integers(BATCH, len(MOVE_SHARES))]
+        chosen = self.random.random(shape) < how_many[:, None]
+        chosen[np.arange(BATCH), self._integers(BATCH, len(self.work))] = True
+        # The difference of two uniform numbers has a bell's shape and a variance of 1/6.
+        shift = (self.random.random(shape) - self.random.random(shape)) * (math.sqrt(6.0) * self.scale)
+        priorities = np.repeat(near.priority[None, :], BATCH, axis=0)
+        priorities[:, self.work] += np.where(chosen, shift, 0.0)
+        steps = np.where(self.random.random(BATCH) < SWITCH_SHARE, 2 * self._integers(BATCH, 2) - 1, 0)
+        streams = np.clip(near.streams + steps, 1, self.max_streams)
+        switches = self.random.random(BATCH) < SWITCH_SHARE
+        shares = np.where(switches, np.array(SHARES)[self._integers(BATCH, len(SHARES))], near.share)
+        return [_Settings(int(streams[index]), float(shares[index]), priorities[index]) for index in range(BATCH)]
+
+    def _integers(self, count: int, below: int) -> npt.NDArray[np.int64]:
+        return (self.random.random(count) * below).astype(np.int64)

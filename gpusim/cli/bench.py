@@ -1,0 +1,36 @@
+"""`gpusim bench`: how fast the engines are on this machine."""
+
+from __future__ import annotations
+
+import click
+
+from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, print_json, say
+
+DEFAULT_TRACE = "googlenet-train-b8"
+
+
+@click.command()
+@click.option("--trace", default=DEFAULT_TRACE, show_default=True, metavar="TRACE", help="Trace to simulate.")
+@hardware_option
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.001, max=60.0),
+    default=0.2,
+    show_default=True,
+    help="Time for each measurement of a round.",
+)
+@json_option
+def bench(trace: str, hardware: str | None, seconds: float, as_json: bool) -> None:
+    """Measure how many schedules and kernels each engine simulates a second, and whether they agree."""
+    from gpusim.report.bench_table import bench_document, print_bench
+    from gpusim.search.bench import bench as run
+    from gpusim.trace.store import load_trace
+
+    step = load_trace(trace)
+    model = choose_hardware(hardware, step)
+    with naming(trace):
+        found = run(step, model, round_s=seconds, report=say)
+    if as_json:
+        print_json(bench_document(found))
+    else:
+        print_bench(found)

@@ -1,0 +1,187 @@
+"""What compiled functions work on: hardware, tasks, and the nodes of plans, as arrays of records.
+
+The records of hardware and tasks take their fields from the classes themselves: a number added to a section of the
+hardware model or to `Demand` is a field here without further work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.engine.compiled.copies import COPY_ENGINE
+from gpusim.engine.compiled.heap import ENTRY
+from gpusim.engine.compiled.pool import RUNNING
+from gpusim.hardware.model import Contention, Copies, GraphCosts, HardwareModel, Memory, StreamCosts
+from gpusim.hardware.occupancy import Demand
+from gpusim.plan.tasks import Task
+
+Records = npt.NDArray[Any]
+Indices = npt.NDArray[np.int32]
+
+#: Sections of the hardware model whose numbers engines read, each as `<section>_<field>`.
+SECTIONS: dict[str, Any] = {
+    "memory": Memory,
+    "copies": Copies,
+    "graph": GraphCosts,
+    "stream": StreamCosts,
+    "contention": Contention,
+}
+LIMITS = ("sms", "resident_grids")
+
+#: Values of `kind`: the direction of a copy between host and device, or anything else.
+ON_DEVICE, H2D, D2H = -1, 0, 1
+KINDS = {"h2d": H2D, "d2h": D2H}
+
+NUMBERS = ("dur_ns", "extra_ns", "dram_bytes", "copy_bytes")
+#: A task as far as it does not depend on the schedule.
+TASK = np.dtype([*((name, "f8") for name in (*NUMBERS, *(field.name for field in fields(Demand)))), ("kind", "i8")])
+
+#: A task of one plan, and what becomes of it. -1 stands for none.
+NODE = np.dtype(
+    [
+        ("row", "i4"),  # its record of `TASK`
+        ("device", "i4"),
+        ("previous", "i4"),  # the one before it in its stream
+        ("first_dep", "i4"),  # in `deps`, which has neither `previous` nor anything twice
+        ("n_deps", "i4"),
+        ("first_succ", "i4"),  # in `succs`, which has the next one of its stream, too
+        ("n_succs", "i4"),
+        ("next_copy", "i4"),  # the one after it in its copy engine's line
+        ("waiting", "i4"),  # how many predecessors have not ended
+        ("priority", "i8"),
+        ("gap_ns", "f8"),  # from the end of its last predecessor until it is ready (graph mode)
+        ("ready_ns", "f8"),
+        ("start_ns", "f8"),
+        ("end_ns", "f8"),
+    ],
+    align=True,
+)
+
+#: What stream mode needs to know of a task besides.
+LAUNCH = np.dtype(
+    [
+        ("queue", "i4"),  # hardware queue
+        ("behind", "i4"),  # the one after it in that queue
+        ("events", "i4"),  # how many waits for events the host issues before it
+        ("first_waiter", "i4"),  # those that wait for it: a list in `waiters`
+        ("last_waiter", "i4"),
+        ("host_ns", "f8"),
+        ("launched_ns", "f8"),
+    ],
+    align=True,
+)
+WAITER = np.dtype([("node", "i4"), ("next", "i4")], align=True)
+QUEUE = np.dtype([("head", "i4"), ("tail", "i4"), ("busy", "i4")], align=True)
+
+#: A GPU: its front end, its next end, and how much of `running`, `ready` and the copy engines is in use.
+DEVICE = np.dtype(
+    [
+        ("front_end_free", "f8"),
+        ("updated", "f8"),
+        ("end_at", "f8"),
+        ("end_seq", "i8"),
+        ("end_index", "i8"),
+        ("serve_at", "f8"),
+        ("serve_seq", "i8"),
+        ("running", "i8"),
+        ("first_running", "i8"),
+        ("ready", "i8"),
+        ("first_ready", "i8"),
+        ("copying", "i8"),
+    ],
+    align=True,
+)
+
+
+@cache
+def hardware_dtype() -> np.dtype[np.void]:
+    """The record of a hardware model."""
+    names = [f"{section}_{name}" for section, kind in SECTIONS.items() for name in kind.__struct_fields__]
+    names += [f"limits_{name}" for name in LIMITS]
+    return np.dtype([(name, "f8") for name in names])
+
+
+def encode_hardware(hardware: HardwareModel) -> Records:
+    """The hardware model as an array of one record."""
+    record = np.zeros(1, hardware_dtype())
+    for section, kind in SECTIONS.items():
+        for name in kind.__struct_fields__:
+            record[f"{section}_{name}"] = getattr(getattr(hardware, section), name)
+    for name in LIMITS:
+        record[f"limits_{name}"] = getattr(hardware.limits, name)
+    return record
+
+
+def encode_tasks(tasks: Sequence[Task]) -> Records:
+    """What tasks are, whatever the schedule: one record of `TASK` each."""
+    rows = np.empty(len(tasks), TASK)
+    for name in NUMBERS:
+        rows[name] = np.fromiter((getattr(task, name) for task in tasks), np.float64, len(tasks))
+    for field in fields(Demand):
+        rows[field.name] = np.fromiter((getattr(task.demand, field.name) for task in tasks), np.float64, len(tasks))
+    rows["kind"] = np.fromiter((KINDS.get(task.kind, ON_DEVICE) for task in tasks), np.int64, len(tasks))
+    return rows
+
+
+class Plans(NamedTuple):
+    """Plans of equally many tasks, one in each row, and what became of them.
+
+    `launches` has no columns in graph mode, `succs` none in stream mode. `log` gets each start (the task's index) and
+    each end (its complement) in the order in which they happen. `ended` counts the tasks that ended.
+    """
+
+    nodes: Records
+    launches: Records
+    deps: Indices
+    succs: Indices
+    log: Indices
+    ended: npt.NDArray[np.int64]
+    makespan_ns: npt.NDArray[np.int64]
+
+    @classmethod
+    def of_size(cls, plans: int, tasks: int, deps: int, stream_mode: bool) -> Plans:
+        """Room for `plans` plans of `tasks` tasks with at most `deps` dependencies in all."""
+        return cls(
+            nodes=np.zeros((plans, tasks), NODE),
+            launches=np.zeros((plans, tasks if stream_mode else 0), LAUNCH),
+            deps=np.zeros((plans, deps), np.int32),
+            succs=np.zeros((plans, 0 if stream_mode else deps + tasks), np.int32),
+            log=np.zeros((plans, 2 * tasks), np.int32),
+            ended=np.zeros(plans, np.int64),
+            makespan_ns=np.zeros(plans, np.int64),
+        )
+
+
+class Room(NamedTuple):
+    """Where one simulation at a time keeps its state: one for each thread.
+
+    `heaps` has one of ready tasks for each device, and behind them that of what happens at a known time besides ends
+    and starts.
+    """
+
+    devices: Records
+    engines: Records
+    running: Records
+    heaps: Records
+    queues: Records
+    waiters: Records
+
+    @classmethod
+    def for_plans(cls, plans: Plans, devices: int, queues: int, resident_grids: int) -> Room:
+        """Room to simulate any of `plans`."""
+        tasks = plans.nodes.shape[1]
+        stream_mode = plans.launches.shape[1] > 0
+        return cls(
+            devices=np.zeros(devices, DEVICE),
+            engines=np.zeros(2 * devices, COPY_ENGINE),
+            running=np.zeros(devices * min(tasks, resident_grids), RUNNING),
+            heaps=np.zeros(2 * tasks + 1, ENTRY),
+            queues=np.zeros(queues, QUEUE),
+            waiters=np.zeros(plans.deps.shape[1] + tasks if stream_mode else 0, WAITER),
+        )

@@ -1,0 +1,73 @@
+"""A plan as arrays."""
+
+from __future__ import annotations
+
+from array import array
+from math import inf
+
+import numpy as np
+
+from gpusim.engine.compiled.arrays import Plans, Records, encode_tasks
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.tasks import Plan, Task
+
+
+def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, int, int] | None:
+    """Its tasks, its nodes, and how many devices and hardware queues it uses.
+
+    None for a plan that `check_plan` refuses, but for a cycle, which is not looked for here.
+    """
+    tasks = plan.tasks
+    for task in tasks:
+        if not (0 <= task.dur_ns < inf and 0 <= task.extra_ns < inf and 0 <= task.host_ns < inf):
+            return None
+    deps, first, previous = _dependencies(tasks)
+    if deps is None:
+        return None
+    plans = Plans.of_size(1, len(tasks), len(deps), plan.mode == "stream")
+    plans.deps[0] = deps
+    devices: dict[int, int] = {}
+    nodes = plans.nodes[0]
+    nodes["row"] = np.arange(len(tasks))
+    nodes["device"] = [devices.setdefault(task.device, len(devices)) for task in tasks]
+    nodes["priority"] = [task.priority for task in tasks]
+    nodes["previous"] = previous
+    nodes["first_dep"] = first[:-1]
+    nodes["n_deps"] = np.diff(first)
+    queues = 0
+    if plan.mode == "stream":
+        queue_of, queues = _hardware_queues(plan, hardware.stream.queues)
+        launches = plans.launches[0]
+        launches["queue"] = queue_of
+        launches["events"] = [len(task.deps) for task in tasks]
+        launches["host_ns"] = [task.host_ns for task in tasks]
+    return encode_tasks(tasks), plans, len(devices), queues
+
+
+def _dependencies(tasks: tuple[Task, ...]) -> tuple[array[int] | None, array[int], array[int]]:
+    """Of all tasks in turn: what each waits for besides the one before it, where that begins, and the one before it."""
+    last: dict[tuple[int, int], int] = {}
+    flat, first, before = array("i"), array("q", [0]), array("i")
+    for index, task in enumerate(tasks):
+        stream = (task.device, task.queue)
+        previous = last.get(stream, -1)
+        last[stream] = index
+        before.append(previous)
+        if task.deps:
+            if not all(0 <= dep < len(tasks) for dep in task.deps):
+                return None, first, before
+            flat.extend(dep for dep in dict.fromkeys(task.deps) if dep != previous)
+        first.append(len(flat))
+    return flat, first, before
+
+
+def _hardware_queues(plan: Plan, queues: int) -> tuple[list[int], int]:
+    """The hardware queue of each task, and how many there are: streams are dealt over those of their device in turn."""
+    dealt: dict[int, int] = {}
+    numbers: dict[tuple[int, int], int] = {}
+    number_of: dict[tuple[int, int], int] = {}
+    for device, stream in plan.queues():
+        turn = dealt.get(device, 0)
+        dealt[device] = turn + 1
+        number_of[(device, stream)] = numbers.setdefault((device, turn % queues), len(numbers))
+    return [number_of[(task.device, task.queue)] for task in plan.tasks], len(numbers)

@@ -1,0 +1,79 @@
+"""How functions here are compiled, and how what was compiled is kept from one start to the next.
+
+`jit` marks a function that only compiled functions call; `entry` one that Python calls. Entries are compiled at their
+first call, not at import, and kept on disk by numba: in the package's `__pycache__` where that is writable, else in the
+user's cache directory (`NUMBA_CACHE_DIR` goes before both), else not at all.
+
+numba looks at the entry's own file when it decides whether what it kept is still good, not at those of the functions
+that the entry calls. So what is kept here has a digest of all of the engine's sources in its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: Dividing by zero gives infinity instead of raising: no rule divides by zero, and the checks cost time.
+OPTIONS = {"error_model": "numpy"}
+
+#: A 64-bit integer. Where a constant or a narrower field is passed on, this keeps functions from being compiled twice.
+int64 = cast(Callable[[int], int], np.int64)
+
+
+def jit(function: Function) -> Function:
+    """Compile `function` as part of whatever entry calls it."""
+    return cast(
+        Function, numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+    )
+
+
+def entry(function: Function) -> Function:
+    """Compile `function` at its first call and keep the result on disk; it runs without Python's lock.
+
+    Arrays have to be writable and contiguous: numba compiles again for each other kind of array.
+    """
+    lock = threading.Lock()  # threads of a batch would each compile
+
+    @functools.cache
+    def compiled() -> Any:
+        function.__qualname__ += f"-{sources_digest()}"  # numba makes file names of it
+        dispatcher: Any = numba.njit(nogil=True, **OPTIONS)(function)
+        with contextlib.suppress(RuntimeError):  # no directory to write to: compile at every start
+            dispatcher.enable_caching()
+            _forget_others(Path(dispatcher.stats.cache_path), function.__name__)
+        return dispatcher
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        with lock:
+            ready = compiled()
+        return ready(*arguments)
+
+    return cast(Function, call)
+
+
+def _forget_others(folder: Path, name: str) -> None:
+    """Remove what other versions of the sources left behind; who still runs one of them compiles again."""
+    for path in folder.glob(f"*.{name}-*.nb[ci]"):
+        if sources_digest() not in path.name:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+@functools.cache
+def sources_digest() -> str:
+    """A digest of the sources of `gpusim.engine`: it changes when any compiled function may have changed."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

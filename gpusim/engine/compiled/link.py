@@ -1,0 +1,45 @@
+"""From what each task waits for to what waits for it, and the gap before each (graph mode), compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusim.engine.compiled.arrays import Plans, Records
+from gpusim.engine.compiled.jit import entry, jit
+
+
+@entry
+def link_plans(hardware: Records, tasks: Records, plans: Plans, first: int, last: int) -> None:
+    """Link plans `first` to `last` - 1: sets `succs`, and `first_succ`, `n_succs` and `gap_ns` of nodes."""
+    for plan in range(first, last):
+        link(hardware[0], tasks, plans.nodes[plan], plans.deps[plan], plans.succs[plan])
+
+
+@jit
+def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
+    """Link one plan. The successors of a task are in launch order."""
+    for index in range(len(nodes)):
+        nodes[index].n_succs = 0
+    for index in range(len(nodes)):
+        node = nodes[index]
+        for place in range(node.first_dep, node.first_dep + node.n_deps):
+            nodes[deps[place]].n_succs += 1
+        if node.previous >= 0:
+            nodes[node.previous].n_succs += 1
+    first = 0
+    for index in range(len(nodes)):
+        node = nodes[index]
+        node.first_succ = first
+        node.waiting = 0  # here: how many of its successors are in place
+        first += node.n_succs
+    for index in range(len(nodes)):
+        node = nodes[index]
+        forked = False
+        preds = node.n_deps + (1 if node.previous >= 0 else 0)
+        for number in range(preds):
+            before = nodes[deps[node.first_dep + number] if number < node.n_deps else node.previous]
+            succs[before.first_succ + before.waiting] = index
+            before.waiting += 1
+            forked = forked or before.n_succs > 1
+        fork_ns = hw.graph_fork_ns if forked else 0.0
+        node.gap_ns = hw.graph_chain_ns + fork_ns + hw.graph_join_ns * (preds - 1) + tasks[node.row].extra_ns

@@ -1,0 +1,281 @@
+"""List scheduling against a running simulation, compiled: `gpusim.policies.list_scheduling`, line by line.
+
+It is here and not beside the policies because compiled functions are kept by the sources of this package (see `jit`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.engine.compiled import heap, pool
+from gpusim.engine.compiled.arrays import Indices, Records
+from gpusim.engine.compiled.heap import ENTRY
+from gpusim.engine.compiled.jit import entry, int64, jit
+from gpusim.engine.compiled.op_graph import OpArrays
+from gpusim.engine.compiled.pool import RUNNING
+
+#: A stream: its op, which kernel of it is next, when that may start (-1: it runs, or there is none).
+LANE = np.dtype(
+    [("op", "i8"), ("kernel", "i8"), ("start_at", "f8"), ("ended_at", "f8"), ("used", "i8"), ("idle", "i8")], align=True
+)
+#: What is known of an op: how many predecessors have not ended, when the last of them did, its stream, its place.
+STATE = np.dtype([("waiting", "i8"), ("ready_at", "f8"), ("stream", "i8"), ("place", "i8")], align=True)
+
+
+class ListRoom(NamedTuple):
+    """Where one list scheduling at a time keeps its state: one for each thread."""
+
+    lanes: Records
+    states: Records
+    running: Records
+    ready: Records
+    held: Records
+
+    @classmethod
+    def of_size(cls, ops: int, streams: int) -> ListRoom:
+        """Room for `ops` ops on up to `streams` streams; each stream runs one kernel at a time."""
+        return cls(
+            lanes=np.zeros(streams, LANE),
+            states=np.zeros(ops, STATE),
+            running=np.zeros(streams, RUNNING),
+            ready=np.zeros(ops, ENTRY),
+            held=np.zeros(ops, ENTRY),
+        )
+
+
+@entry
+def schedule_lists(
+    hardware: Records,
+    graph: OpArrays,
+    priorities: npt.NDArray[np.float64],
+    streams: npt.NDArray[np.int64],
+    min_shares: npt.NDArray[np.float64],
+    room: ListRoom,
+    makespan_ns: npt.NDArray[np.float64],
+    orders: Indices,
+    placed: Indices,
+    first: int,
+    last: int,
+) -> None:
+    """List schedules `first` to `last` - 1: their makespans, the order of ops with kernels, and each op's stream.
+
+    Where `orders` and `placed` have one row only, each schedule overwrites it. A makespan of -1 stands for a schedule
+    in which nothing goes on, though ops are left.
+    """
+    for number in range(first, last):
+        row = number if len(orders) > 1 else 0
+        makespan_ns[number] = schedule_one(
+            hardware[0],
+            graph.tasks,
+            graph.ops,
+            graph.preds,
+            graph.succs,
+            priorities[number],
+            min_shares[number],
+            room.lanes[: streams[number]],
+            room.states,
+            room.running,
+            room.ready,
+            room.held,
+            orders[row],
+        )
+        for op in range(len(graph.ops)):
+            placed[row, op] = room.states[op].stream
+
+
+@jit
+def schedule_one(
+    hw: Any,
+    tasks: Any,
+    ops: Any,
+    preds: Any,
+    succs: Any,
+    priority: Any,
+    min_share: float,
+    lanes: Any,
+    states: Any,
+    running: Any,
+    ready: Any,
+    held: Any,
+    order: Any,
+) -> float:
+    """`_Scheduler.run`."""
+    base = n_ready = n_running = n_order = int64(0)
+    rank = int64(0)  # entries of one priority: by op
+    for number in range(len(lanes)):
+        lane = lanes[number]
+        lane.op = -1
+        lane.start_at = -1.0
+        lane.ended_at = 0.0
+        lane.used = 0
+        lane.idle = 1
+    n_idle = len(lanes)
+    n_work = 0
+    for op in range(len(ops)):
+        state = states[op]
+        state.waiting = ops[op].n_preds
+        state.ready_at = 0.0
+        state.stream = 0
+        if ops[op].rows > 0:
+            n_work += 1
+            if state.waiting == 0:
+                heap.push(ready, base, n_ready, -priority[op], rank, op)
+                n_ready += 1
+    now = front_end_free = 0.0
+    grids = int64(hw.limits_resident_grids)
+    delay_ns, ending = np.inf, int64(-1)  # until the next end
+    while n_order < n_work or n_idle < len(lanes):
+        # `_fill`: give idle streams their next ops
+        n_held = 0
+        urgent_from, known = 0.0, False
+        threads = regs = smem = slots = 0.0
+        while n_idle > 0 and n_ready > 0:
+            op = ready[0].index
+            if min_share > 0.0:
+                if not known:  # what is true until the next op is put on a stream
+                    known = True
+                    urgent_from, threads, regs, smem, slots = room_left(tasks, ops, priority, lanes, running, n_running)
+                task = tasks[ops[op].first_row]
+                if priority[op] < urgent_from and share_of(task, threads, regs, smem, slots) < min_share:
+                    held[n_held].time = ready[0].time
+                    held[n_held].index = op
+                    n_held += 1
+                    heap.pop(ready, base, n_ready)
+                    n_ready -= 1
+                    continue
+            heap.pop(ready, base, n_ready)
+            n_ready -= 1
+            # `_launch`: on the idle stream that one of its predecessors ran on, or the first one
+            number = -1
+            for place in range(ops[op].first_pred, ops[op].first_pred + ops[op].n_preds):
+                if lanes[states[preds[place]].stream].idle:
+                    number = states[preds[place]].stream
+            if number < 0:
+                number = 0
+                while not lanes[number].idle:
+                    number += 1
+            lane = lanes[number]
+            edges = lane.used
+            for place in range(ops[op].first_pred, ops[op].first_pred + ops[op].n_preds):
+                if states[preds[place]].stream != number:
+                    edges += 1
+            start_at = now
+            if edges > 0:
+                begin = max(lane.ended_at, states[op].ready_at)
+                gap = hw.graph_chain_ns + hw.graph_join_ns * (edges - 1) + tasks[ops[op].first_row].extra_ns
+                start_at = max(now, begin + gap)
+            lane.op = op
+            lane.kernel = 0
+            lane.start_at = start_at
+            lane.used = 1
+            lane.idle = 0
+            n_idle -= 1
+            states[op].stream = number
+            states[op].place = n_order
+            order[n_order] = op
+            n_order += 1
+            known = False
+        for place in range(n_held):
+            heap.push(ready, base, n_ready, held[place].time, rank, held[place].index)
+            n_ready += 1
+        # `_next_start`: the lane that has been ready longest
+        starting = -1
+        at = ready_at = np.inf
+        if n_running < grids:
+            for number in range(len(lanes)):
+                lane = lanes[number]
+                if lane.start_at >= 0.0:
+                    begin = max(lane.start_at, front_end_free)
+                    if (
+                        starting < 0
+                        or begin < at
+                        or (
+                            begin == at
+                            and (
+                                lane.start_at < ready_at
+                                or (
+                                    lane.start_at == ready_at
+                                    and states[lane.op].place < states[lanes[starting].op].place
+                                )
+                            )
+                        )
+                    ):
+                        starting, at, ready_at = number, begin, lane.start_at
+        if ending >= 0 and (starting < 0 or now + delay_ns <= at):
+            elapsed_ns = delay_ns
+            now += elapsed_ns
+            # `_end`
+            pool.finish(running, base, n_running, ending)
+            n_running -= 1
+            lane = lanes[states[ending].stream]
+            lane.kernel += 1
+            if lane.kernel < ops[ending].rows:
+                lane.start_at = now + hw.graph_chain_ns + tasks[ops[ending].first_row + lane.kernel].extra_ns
+            else:
+                lane.ended_at = now
+                lane.idle = 1
+                n_idle += 1
+                for place in range(ops[ending].first_succ, ops[ending].first_succ + ops[ending].n_succs):
+                    after = int64(succs[place])
+                    states[after].waiting -= 1
+                    if states[after].waiting == 0:
+                        states[after].ready_at = now
+                        heap.push(ready, base, n_ready, -priority[after], rank, after)
+                        n_ready += 1
+        elif starting >= 0:
+            elapsed_ns = at - now
+            now += elapsed_ns
+            # `_start`
+            lane = lanes[starting]
+            front_end_free = now + hw.graph_front_end_ns
+            pool.start(hw, running, n_running, lane.op, tasks[ops[lane.op].first_row + lane.kernel])
+            n_running += 1
+            lane.start_at = -1.0
+        else:
+            return -1.0
+        delay_ns, ending = pool.update(hw, running, base, n_running, elapsed_ns)
+    return now
+
+
+@jit
+def room_left(
+    tasks: Any, ops: Any, priority: Any, lanes: Any, running: Any, n_running: int
+) -> tuple[float, float, float, float, float]:
+    """The highest priority of ops on streams (`_urgent`), and what their kernels leave of each resource (`_room`)."""
+    urgent_from = -np.inf
+    threads = regs = smem = slots = 1.0
+    for number in range(n_running):
+        kernel = running[number]
+        threads -= kernel.threads * kernel.share
+        regs -= kernel.regs * kernel.share
+        smem -= kernel.smem * kernel.share
+        slots -= kernel.slots * kernel.share
+    for number in range(len(lanes)):
+        lane = lanes[number]
+        if not lane.idle:
+            urgent_from = max(urgent_from, priority[lane.op])
+            if lane.start_at >= 0.0:
+                task = tasks[ops[lane.op].first_row + lane.kernel]
+                threads -= task.threads
+                regs -= task.regs
+                smem -= task.smem
+                slots -= task.slots
+    return urgent_from, threads, regs, smem, slots
+
+
+@jit
+def share_of(task: Any, threads: float, regs: float, smem: float, slots: float) -> float:
+    """Share of its blocks that a kernel would get of what is left."""
+    share = 1.0
+    if task.threads > 0.0:
+        share = min(share, max(0.0, threads) / task.threads)
+    if task.regs > 0.0:
+        share = min(share, max(0.0, regs) / task.regs)
+    if task.smem > 0.0:
+        share = min(share, max(0.0, smem) / task.smem)
+    if task.slots > 0.0:
+        share = min(share, max(0.0, slots) / task.slots)
+    return share

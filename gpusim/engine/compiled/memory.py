@@ -1,0 +1,38 @@
+"""The most memory that plans of an op graph have allocated at any time, compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.engine.compiled.arrays import Indices, Plans
+from gpusim.engine.compiled.jit import entry
+from gpusim.engine.compiled.op_graph import OpArrays
+
+
+@entry
+def find_peaks(graph: OpArrays, plans: Plans, left: Indices, peaks: npt.NDArray[np.int64]) -> None:
+    """`Timeline.peak_bytes` of as many simulated plans as `peaks` has places; `left` has one for each buffer."""
+    for plan in range(len(peaks)):
+        for buffer in range(len(left)):
+            left[buffer] = graph.buffer_rows[buffer]
+        level = peak = graph.kept_bytes
+        time_ns = 0.0
+        for event in plans.log[plan]:
+            # Starts and ends as they happened. Only the level after all of one (rounded) time counts.
+            node = plans.nodes[plan, event if event >= 0 else ~event]
+            at = np.rint(node.start_ns if event >= 0 else node.end_ns)
+            if at != time_ns:
+                peak = max(peak, level)
+                time_ns = at
+            for place in range(graph.first_buffer[node.row], graph.first_buffer[node.row + 1]):
+                buffer = graph.buffer_of[place]
+                if event >= 0:
+                    if left[buffer] == graph.buffer_rows[buffer]:
+                        level += graph.buffer_bytes[buffer]
+                        left[buffer] = -left[buffer]  # allocated
+                else:
+                    left[buffer] += 1
+                    if left[buffer] == 0:
+                        level -= graph.buffer_bytes[buffer]
+        peaks[plan] = max(peak, level)

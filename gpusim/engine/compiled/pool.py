@@ -1,0 +1,138 @@
+"""`gpusim.engine.pool` compiled, rule by rule and line by line. A change there is the same change here.
+
+The running kernels of one GPU are the records `running[base : base + count]`, in start order; the caller keeps the
+count. What only recordings need (residency in use) is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpusim.engine.compiled.jit import jit
+from gpusim.engine.pool import EPSILON
+
+#: `gpusim.engine.pool.Running`; `needs_sm` is `any(demand)`.
+RUNNING = np.dtype(
+    [
+        ("index", "i8"),
+        ("threads", "f8"),
+        ("regs", "f8"),
+        ("smem", "f8"),
+        ("slots", "f8"),
+        ("cover", "f8"),
+        ("dram_bytes_per_ns", "f8"),
+        ("remaining_ns", "f8"),
+        ("rate", "f8"),
+        ("share", "f8"),
+        ("needs_sm", "?"),
+    ],
+    align=True,
+)
+
+
+@jit
+def start(hw: Any, running: Any, place: int, index: int, task: Any) -> None:
+    """`SmPool.start`: put a task on the GPU, at the end of the line."""
+    kernel = running[place]
+    kernel.index = index
+    kernel.threads = task.threads
+    kernel.regs = task.regs
+    kernel.smem = task.smem
+    kernel.slots = task.slots
+    kernel.cover = task.cover
+    needs_sm = task.threads != 0.0 or task.regs != 0.0 or task.smem != 0.0 or task.slots != 0.0
+    kernel.needs_sm = needs_sm
+    rate = task.dram_bytes / task.dur_ns if task.dur_ns != 0.0 else 0.0
+    kernel.dram_bytes_per_ns = min(rate, hw.memory_dram_bytes_per_ns)
+    kernel.remaining_ns = task.dur_ns
+    kernel.rate = 0.0
+    kernel.share = 0.0
+
+
+@jit
+def finish(running: Any, base: int, count: int, index: int) -> None:
+    """`SmPool.finish`: take a finished task off the GPU; those behind it move up."""
+    last = base + count - 1
+    place = base
+    while place < last and running[place].index != index:
+        place += 1
+    while place < last:
+        # field by field: as a whole, a record is copied byte by byte
+        kernel, following = running[place], running[place + 1]
+        kernel.index = following.index
+        kernel.threads = following.threads
+        kernel.regs = following.regs
+        kernel.smem = following.smem
+        kernel.slots = following.slots
+        kernel.cover = following.cover
+        kernel.needs_sm = following.needs_sm
+        kernel.dram_bytes_per_ns = following.dram_bytes_per_ns
+        kernel.remaining_ns = following.remaining_ns
+        kernel.rate = following.rate
+        kernel.share = following.share
+        place += 1
+
+
+@jit
+def update(hw: Any, running: Any, base: int, count: int, elapsed_ns: float) -> tuple[float, int]:
+    """`SmPool.advance`, `update` and `next_end`, in one pass: each loop more would be mispredicted once more.
+
+    Time until the next task ends at the new rates, and which; where none does, the time is infinite and the index -1.
+    """
+    threads = regs = smem = slots = 1.0  # left of each
+    blocked = False
+    traffic = 0.0
+    elder = True
+    end_ns, ending = np.inf, -1
+    for number in range(count):
+        kernel = running[base + number]
+        # advance
+        kernel.remaining_ns -= elapsed_ns * kernel.rate
+        # update
+        if blocked and kernel.needs_sm:
+            kernel.share = kernel.rate = 0.0
+            continue
+        share = 1.0
+        if kernel.needs_sm:
+            fits = kernel.threads <= threads and kernel.regs <= regs and kernel.smem <= smem and kernel.slots <= slots
+            if not fits:  # asked once: four divisions for each kernel that fits would be most of the time
+                if kernel.threads > threads:
+                    share = min(share, threads / kernel.threads)
+                if kernel.regs > regs:
+                    share = min(share, regs / kernel.regs)
+                if kernel.smem > smem:
+                    share = min(share, smem / kernel.smem)
+                if kernel.slots > slots:
+                    share = min(share, slots / kernel.slots)
+            threads -= share * kernel.threads
+            regs -= share * kernel.regs
+            smem -= share * kernel.smem
+            slots -= share * kernel.slots
+            threads = threads if threads > EPSILON else 0.0
+            regs = regs if regs > EPSILON else 0.0
+            smem = smem if smem > EPSILON else 0.0
+            slots = slots if slots > EPSILON else 0.0
+            blocked = share < 1.0
+        kernel.share = share
+        kernel.rate = share if elder else share / (1.0 + hw.contention_younger_slowdown * kernel.cover)
+        elder = elder and not kernel.needs_sm
+        traffic += kernel.rate * kernel.dram_bytes_per_ns
+        # next_end
+        if kernel.rate > 0.0:
+            time_ns = max(0.0, kernel.remaining_ns / kernel.rate)
+            if ending < 0 or time_ns < end_ns:
+                end_ns, ending = time_ns, kernel.index
+    if traffic > hw.memory_dram_bytes_per_ns:
+        slow = hw.memory_dram_bytes_per_ns / traffic
+        end_ns, ending = np.inf, -1
+        for number in range(count):
+            kernel = running[base + number]
+            if kernel.dram_bytes_per_ns > 0.0:
+                kernel.rate *= slow
+            if kernel.rate > 0.0:
+                time_ns = max(0.0, kernel.remaining_ns / kernel.rate)
+                if ending < 0 or time_ns < end_ns:
+                    end_ns, ending = time_ns, kernel.index
+    return end_ns, ending

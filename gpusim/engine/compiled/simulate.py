@@ -1,0 +1,243 @@
+"""The event loop, compiled: `gpusim.engine.reference` without recordings.
+
+What happens at one time happens in the reference's order: first ends, then what becomes ready, then starts; among
+equals in the order in which they were scheduled. So each device has the time of its next end and the time to look at
+its front end next, each with the number of the event; everything else is in a heap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpusim.engine.compiled import copies, heap, pool, stream_mode
+from gpusim.engine.compiled.arrays import ON_DEVICE, Plans, Records, Room
+from gpusim.engine.compiled.jit import entry, int64, jit
+from gpusim.engine.compiled.stream_mode import READY
+
+#: What happens to a device: a task on it ends, a copy joins a line, the front end starts a task.
+ENDS, COPIES, STARTS = 0, 1, 2
+
+
+@entry
+def simulate_plans(
+    hardware: Records, tasks: Records, plans: Plans, launches: Records | None, room: Room, first: int, last: int
+) -> None:
+    """Simulate plans `first` to `last` - 1: sets `ready_ns`, `start_ns`, `end_ns`, `ended`, `makespan_ns` and `log`.
+
+    `launches` is that of the plans in stream mode, else None: graph mode is compiled without what it does not need.
+    """
+    for plan in range(first, last):
+        nodes = plans.nodes[plan]
+        plans.ended[plan] = simulate(
+            hardware[0],
+            tasks,
+            nodes,
+            None if launches is None else launches[plan],
+            plans.deps[plan],
+            plans.succs[plan],
+            plans.log[plan],
+            room.devices,
+            room.engines,
+            room.running,
+            room.heaps,
+            room.queues,
+            room.waiters,
+        )
+        end_ns = 0.0
+        for index in range(len(nodes)):
+            end_ns = max(end_ns, nodes[index].end_ns)
+        plans.makespan_ns[plan] = int64(np.rint(end_ns))
+
+
+@jit
+def simulate(
+    hw: Any,
+    tasks: Any,
+    nodes: Any,
+    launches: Any,
+    deps: Any,
+    succs: Any,
+    log: Any,
+    devices: Any,
+    engines: Any,
+    running: Any,
+    heaps: Any,
+    queues: Any,
+    waiters: Any,
+) -> int:
+    """Run one plan; returns how many of its tasks ended, fewer than it has where they wait for each other."""
+    front_end_ns = hw.graph_front_end_ns if launches is None else 0.0
+    set_up(nodes, devices, engines, len(running))
+    grids = int64(hw.limits_resident_grids)
+    events = len(nodes)  # where their heap begins, behind those of ready tasks
+    pending = seq = ended = logged = int64(0)
+    if launches is None:
+        for index in range(len(nodes)):
+            if nodes[index].waiting == 0:
+                heap.push(heaps, events, pending, -1.0, seq, index << 2 | READY)  # -1: before all that happens at 0
+                pending += 1
+                seq += 1
+    else:
+        pending, seq = stream_mode.set_up(hw, nodes, launches, queues, heaps, events)
+    while True:
+        ending, serving = first_devices(devices)
+        device = devices[ending]
+        now = heaps[events].time if pending > 0 else np.inf
+        start_at = devices[serving].serve_at
+        seq += 1
+        if device.end_at <= now and device.end_at <= start_at:
+            now, index, what = device.end_at, device.end_index, ENDS
+            if index < 0:
+                return ended
+        elif now <= start_at:
+            event = heaps[events].index
+            heap.pop(heaps, events, pending)
+            pending -= 1
+            index, what = event >> 2, COPIES
+            if launches is not None:
+                pending, seq = stream_mode.happen(
+                    hw, nodes, launches, deps, queues, waiters, heaps, events, pending, seq, event, now
+                )
+                if event & 3 != READY:
+                    continue
+            now = max(0.0, now)
+            node = nodes[index]
+            node.ready_ns = now
+            device = devices[node.device]
+            if tasks[node.row].kind == ON_DEVICE:
+                if (
+                    device.ready == 0
+                    and now >= device.front_end_free
+                    and device.running < grids
+                    and len(devices) == 1
+                    and min(start_at, device.end_at) > now
+                    and (pending == 0 or heaps[events].time > now)
+                ):
+                    what = STARTS  # at once: nothing else happens before the front end would be looked at
+                else:
+                    heap.push(heaps, device.first_ready, device.ready, now, -node.priority, index)
+                    device.ready += 1
+                    look_again(device, now, seq)
+                    continue
+        else:
+            now, what = start_at, STARTS
+            device = devices[serving]
+            device.serve_at = np.inf
+            if device.ready == 0 or now < device.front_end_free or device.running >= grids:
+                continue
+            index = heaps[device.first_ready].index
+            heap.pop(heaps, device.first_ready, device.ready)
+            device.ready -= 1
+        # The device goes from one set of running tasks to the next.
+        elapsed_ns = now - device.updated
+        device.updated = now
+        if device.copying > 0:
+            copies.advance(engines, nodes[index].device, elapsed_ns)
+        node = nodes[index]
+        if what == STARTS:
+            node.start_ns = now
+            log[logged] = index
+            logged += 1
+            pool.start(hw, running, device.first_running + device.running, index, tasks[node.row])
+            device.running += 1
+            device.front_end_free = now + front_end_ns
+        elif what == COPIES:
+            copies.enqueue(nodes, engines[2 * node.device + tasks[node.row].kind], index)
+            device.copying += 1
+        else:
+            kind = tasks[node.row].kind
+            if kind == ON_DEVICE:
+                pool.finish(running, device.first_running, device.running, index)
+                device.running -= 1
+            else:
+                engines[2 * node.device + kind].active = -1
+                device.copying -= 1
+            node.end_ns = now
+            log[logged] = ~index
+            logged += 1
+            ended += 1
+            if launches is None:
+                for place in range(node.first_succ, node.first_succ + node.n_succs):
+                    after = int64(succs[place])
+                    nodes[after].waiting -= 1
+                    if nodes[after].waiting == 0:
+                        heap.push(heaps, events, pending, now + nodes[after].gap_ns, seq, after << 2 | READY)
+                        pending += 1
+                        seq += 1
+            else:
+                heap.push(heaps, events, pending, now, seq, index << 2 | stream_mode.ENDED)
+                pending += 1
+        delay_ns, index = pool.update(hw, running, device.first_running, device.running, elapsed_ns)
+        if device.copying > 0:
+            copy_ns, copy, logged = copies.update(hw, tasks, nodes, engines, node.device, now, log, logged)
+            if index < 0 or copy_ns < delay_ns or (copy_ns == delay_ns and copy < index):
+                delay_ns, index = copy_ns, copy
+        device.end_index = index
+        device.end_at = not_before(now, now + delay_ns) if index >= 0 else np.inf
+        device.end_seq = seq
+        if device.ready > 0:
+            look_again(device, now, seq)
+
+
+@jit
+def look_again(device: Any, now: float, seq: int) -> None:
+    """Have the front end looked at as soon as it is free; of several such times the first one counts."""
+    at = not_before(now, max(now, device.front_end_free))
+    if at < device.serve_at:
+        device.serve_at = at
+        device.serve_seq = seq
+
+
+@jit
+def set_up(nodes: Any, devices: Any, engines: Any, running: int) -> None:
+    """Bring nodes, devices and copy engines to the start of a run; `running` is the room for running kernels."""
+    for number in range(len(devices)):
+        device = devices[number]
+        device.front_end_free = device.updated = 0.0
+        device.end_at = device.serve_at = np.inf
+        device.end_seq = device.serve_seq = 0
+        device.end_index = -1
+        device.running = device.ready = device.copying = 0
+        device.first_running = number * (running // len(devices))
+        device.first_ready = 0
+    for number in range(len(engines)):
+        engine = engines[number]
+        engine.active = engine.head = engine.tail = -1
+        engine.remaining_bytes = engine.rate = 0.0
+    for index in range(len(nodes)):
+        node = nodes[index]
+        node.ready_ns = node.start_ns = node.end_ns = -1.0
+        node.waiting = node.n_deps + (1 if node.previous >= 0 else 0)
+        devices[node.device].first_ready += 1  # here: how many tasks it has
+    first = 0
+    for number in range(len(devices)):
+        device = devices[number]
+        first += device.first_ready
+        device.first_ready = first - device.first_ready
+
+
+@jit
+def first_devices(devices: Any) -> tuple[int, int]:
+    """The device whose next end comes first, and the one whose front end is to be looked at first."""
+    ending = serving = 0
+    for number in range(1, len(devices)):
+        device, other = devices[number], devices[ending]
+        if device.end_at < other.end_at or (device.end_at == other.end_at and device.end_seq < other.end_seq):
+            ending = number
+        other = devices[serving]
+        if device.serve_at < other.serve_at or (
+            device.serve_at == other.serve_at and device.serve_seq < other.serve_seq
+        ):
+            serving = number
+    return ending, serving
+
+
+@jit
+def not_before(now: float, at: float) -> float:
+    """When an event that is scheduled now for `at` happens: a clock adds a delay, and rounding must not lose it."""
+    delay = max(0.0, at - now)
+    while now + delay < at:
+        delay = np.nextafter(delay, np.inf)
+    return now + delay

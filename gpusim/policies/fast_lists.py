@@ -1,0 +1,80 @@
+"""The list scheduler compiled: what `gpusim.policies.list_scheduling` gives, many at a time and on all cores."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.engine.compiled.arrays import encode_hardware
+from gpusim.engine.compiled.lists import ListRoom, schedule_lists
+from gpusim.engine.compiled.op_graph import OpArrays
+from gpusim.engine.threads import in_ranges
+from gpusim.errors import PlanError
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.base import spread_views
+from gpusim.policies.list_scheduling import MIN_SHARE, ListSchedule
+
+
+class FastLists:
+    """List schedules of one op graph, which is encoded once; the same for any number of threads."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self._arrays = OpArrays.of(graph)
+        self._record = encode_hardware(graph.hardware)
+
+    def makespans(
+        self,
+        priorities: npt.ArrayLike,
+        streams: npt.ArrayLike,
+        min_shares: npt.ArrayLike = MIN_SHARE,
+        *,
+        threads: int | None = None,
+    ) -> npt.NDArray[np.float64]:
+        """The makespan of each list schedule in ns: priorities are schedules x ops, the others one for each or for all.
+
+        `threads` is one for each core by default. Raises `PlanError` for a stream count below 1.
+        """
+        priorities = np.require(priorities, np.float64, ("C", "W"))
+        return self._run(priorities, streams, min_shares, threads, keep=False)[0]
+
+    def schedule(self, streams: int, priority: npt.ArrayLike, min_share: float = MIN_SHARE) -> ListSchedule:
+        """`list_schedule`. Raises `PlanError` for a stream count below 1."""
+        priorities = np.require(np.atleast_2d(priority), np.float64, ("C", "W"))
+        makespan_ns, orders, placed = self._run(priorities, streams, min_share, 1, keep=True)
+        order = [int(op) for op in orders[0]]
+        stream_of = {op: int(placed[0, op]) for op in order}
+        return ListSchedule(spread_views(self.graph, order, stream_of), float(makespan_ns[0]))
+
+    def _run(
+        self,
+        priorities: npt.NDArray[np.float64],
+        streams: npt.ArrayLike,
+        min_shares: npt.ArrayLike,
+        threads: int | None,
+        keep: bool,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Makespans, and of the last schedule of each thread, or of all, the order and the streams."""
+        count, ops = priorities.shape
+        if ops != len(self._arrays.ops):
+            raise PlanError(f"{ops} priorities for {len(self._arrays.ops)} ops")
+        lanes, shares = np.empty(count, np.int64), np.empty(count)
+        lanes[:], shares[:] = streams, min_shares
+        if count and lanes.min() < 1:
+            raise PlanError(f"{lanes.min()} streams")
+        work = int(np.count_nonzero(self._arrays.ops["rows"]))
+        makespan_ns = np.zeros(count)
+        orders = np.zeros((count if keep else 1, work), np.int32)
+        placed = np.zeros((len(orders), ops), np.int32)
+
+        def one_range(first: int, last: int) -> None:
+            room = ListRoom.of_size(ops, int(lanes.max(initial=1)))
+            order, place = (orders, placed) if keep else (orders.copy(), placed.copy())
+            schedule_lists(
+                self._record, self._arrays, priorities, lanes, shares, room, makespan_ns, order, place, first, last
+            )
+
+        in_ranges(count, threads, one_range)
+        if count and makespan_ns.min() < 0:
+            raise AssertionError("ops left, but nothing runs")
+        return makespan_ns, orders, placed

@@ -1,0 +1,49 @@
+"""What `gpusim bench` prints: a table for people, a document for `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from gpusim.report.tables import console
+from gpusim.search.bench import Bench
+
+ROWS = (
+    ("reference", "reference engine"),
+    ("fast", "fast engine"),
+    ("fast_run", "fast engine, from a plan's Python objects"),
+    ("fast_with_lowering", "fast engine, from launch orders and streams"),
+    ("fast_all_cores", "the same on all cores, wall time"),
+    ("list_reference", "list scheduler"),
+    ("list_fast", "list scheduler, compiled"),
+)
+
+
+def bench_document(bench: Bench) -> dict[str, Any]:
+    """`bench --json`."""
+    return asdict(bench) | {"ratio": bench.ratio, "list_ratio": bench.list_ratio}
+
+
+def print_bench(bench: Bench) -> None:
+    """The rates, each beside the one it is to be compared with."""
+    out = console()
+    out.print(
+        f"{bench.trace}: {bench.kernels} kernels a schedule. Seconds of CPU time on one of {bench.cores} cores.\n"
+    )
+    table = Table("", "schedules/s", "kernels/s", "against the reference", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, title in ROWS:
+        rate = getattr(bench, name)
+        base = bench.list_reference if name.startswith("list") else bench.reference
+        table.add_row(
+            title,
+            f"{rate.schedules_per_s:,.0f}",
+            f"{rate.kernels_per_s:,.0f}",
+            f"{rate.schedules_per_s / base.schedules_per_s:,.0f}x",
+        )
+    out.print(table)
+    agree = "agree" if bench.makespans_equal else "DISAGREE"
+    out.print(f"\nThe engines {agree} on every makespan. Compiled functions were ready after {bench.ready_s:.1f} s.")

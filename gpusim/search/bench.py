@@ -1,0 +1,141 @@
+"""How many schedules a second the engines simulate, measured in turn within one run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpusim.engine.batch import BatchEngine
+from gpusim.engine.fast import FastEngine
+from gpusim.engine.reference import ReferenceEngine
+from gpusim.engine.threads import cores
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.policies.fast_lists import FastLists
+from gpusim.policies.list_scheduling import MIN_SHARE, list_schedule
+from gpusim.search.local import SHARES
+from gpusim.trace.schema import Trace
+
+SCHEDULES = 16
+"""Different schedules that every engine simulates."""
+MOST_STREAMS = 8
+ROUNDS = 5
+"""All measurements take turns this many times; the median counts."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Schedules and kernels a second."""
+
+    schedules_per_s: float
+    kernels_per_s: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What each engine does in a second of CPU time on one core, or of wall time where it says all cores."""
+
+    trace: str
+    kernels: int
+    cores: int
+    reference: Rate
+    """The reference engine's `run` on plans that are ready."""
+    fast: Rate
+    """The fast engine on encoded plans that are ready."""
+    fast_run: Rate
+    """The fast engine's `run` on plans that are ready: most of it goes into encoding them."""
+    fast_with_lowering: Rate
+    """Batches from launch orders and streams to makespans."""
+    fast_all_cores: Rate
+    """The same on all cores."""
+    list_reference: Rate
+    """The list scheduler, from priorities to a schedule."""
+    list_fast: Rate
+    """The compiled one, from priorities to makespans."""
+    ready_s: float
+    """Until everything compiled was there: compiled anew or, as a rule, loaded from the last time."""
+    makespans_equal: bool
+    """Whether the engines agree on every schedule."""
+
+    @property
+    def ratio(self) -> float:
+        """Fast engine over reference engine, both on plans that are ready."""
+        return self.fast.schedules_per_s / self.reference.schedules_per_s
+
+    @property
+    def list_ratio(self) -> float:
+        """Compiled list scheduler over the other."""
+        return self.list_fast.schedules_per_s / self.list_reference.schedules_per_s
+
+
+def bench(
+    trace: Trace, hardware: HardwareModel, *, round_s: float = 0.2, report: Callable[[str], None] = lambda what: None
+) -> Bench:
+    """Measure each engine for `round_s` seconds in each of `ROUNDS` rounds."""
+    graph = OpGraph.build(trace, hardware)
+    begin = time.perf_counter()
+    report("compile")
+    lists, engine = FastLists(graph), BatchEngine(graph)
+    made = [
+        lists.schedule(_streams(number), graph.bottom_ns, SHARES[number // MOST_STREAMS % len(SHARES)]).assignment
+        for number in range(SCHEDULES)
+    ]
+    orders = np.array([each.order for each in made], np.int32)
+    streams = np.array([each.streams for each in made], np.int32)
+    makespans = engine.evaluate(orders, streams, threads=1).makespan_ns
+    ready = engine.encode(orders, streams)
+    ready_s = time.perf_counter() - begin
+    plans = [lower(graph, each.order, each.streams) for each in made]
+    reference, fast = ReferenceEngine(), FastEngine()
+    expected = [reference.run(plan, graph.hardware, record=False).makespan_ns for plan in plans]
+    priorities = np.tile(np.array(graph.bottom_ns), (SCHEDULES, 1))
+    counts = [_streams(number) for number in range(SCHEDULES)]
+    copies = 4 * cores()
+    many_orders, many_streams = np.tile(orders, (copies, 1)), np.tile(streams, (copies, 1))
+    one, all_of_them = 1, SCHEDULES
+    works: dict[str, tuple[int, Callable[[int], object]]] = {
+        "reference": (one, lambda number: reference.run(plans[number], graph.hardware, record=False)),
+        "fast": (all_of_them, lambda number: ready.simulate()),
+        "fast_run": (one, lambda number: fast.run(plans[number], graph.hardware)),
+        "fast_with_lowering": (all_of_them, lambda number: engine.evaluate(orders, streams, threads=1)),
+        "fast_all_cores": (copies * all_of_them, lambda number: engine.evaluate(many_orders, many_streams)),
+        "list_reference": (one, lambda number: list_schedule(graph, counts[number], graph.bottom_ns, MIN_SHARE)),
+        "list_fast": (all_of_them, lambda number: lists.makespans(priorities, counts, MIN_SHARE, threads=1)),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(ROUNDS):
+        report(f"round {turn + 1} of {ROUNDS}")
+        for name, (schedules, work) in works.items():
+            clock = time.perf_counter if name == "fast_all_cores" else time.thread_time
+            rates[name].append(schedules * _calls_per_s(work, round_s, clock))
+    kernels = len(plans[0])
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    return Bench(
+        trace=trace.name,
+        kernels=kernels,
+        cores=cores(),
+        ready_s=ready_s,
+        makespans_equal=expected == makespans.tolist() == ready.simulate().tolist(),
+        **{name: Rate(rate, rate * kernels) for name, rate in medians.items()},
+    )
+
+
+def _streams(number: int) -> int:
+    """Streams of schedule `number`: every count from 1 to `MOST_STREAMS` in turn."""
+    return 1 + number % MOST_STREAMS
+
+
+def _calls_per_s(work: Callable[[int], object], seconds: float, clock: Callable[[], float]) -> float:
+    """Call `work` with 0, 1, ... (and again from 0) for about `seconds` of a clock."""
+    calls, begin = 0, clock()
+    while True:
+        work(calls % SCHEDULES)
+        calls += 1
+        spent = clock() - begin
+        if spent >= seconds:
+            return calls / spent

@@ -1,0 +1,456 @@
+"""The fast engine is the reference engine compiled: same times on every plan, same errors; batches, threads, bench."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numba
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpusim.cli import cli
+from gpusim.engine.base import DEFAULT_ENGINE, ENGINES, Engine, Timeline, engine_by_name
+from gpusim.engine.batch import BatchEngine
+from gpusim.engine.compiled import arrays, jit
+from gpusim.engine.fast import FastEngine
+from gpusim.engine.reference import ReferenceEngine
+from gpusim.engine.threads import in_ranges
+from gpusim.errors import PlanError
+from gpusim.hardware.model import HardwareModel, load_hardware
+from gpusim.hardware.occupancy import NO_DEMAND, Demand
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.tasks import LaunchMode, Plan, Task
+from gpusim.policies.fast_lists import FastLists
+from gpusim.policies.list_scheduling import list_schedule
+from gpusim.policies.registry import POLICIES
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import bundled_traces, load_trace
+from tests.helpers import (
+    build_graph,
+    chain_trace,
+    copy,
+    hardware_models,
+    make_hardware,
+    make_trace,
+    plan,
+    task,
+    traces,
+    traces_with_schedules,
+    view,
+    wide_trace,
+)
+
+MODES: tuple[LaunchMode, ...] = ("graph", "stream")
+
+
+def times(timeline: Timeline) -> tuple[tuple[int, ...], ...]:
+    return timeline.ready_ns, timeline.start_ns, timeline.end_ns
+
+
+def outcome(engine: Engine, tested: Plan, hardware: HardwareModel) -> tuple[tuple[int, ...], ...] | str:
+    """When each task was ready, started and ended, or what is wrong with the plan."""
+    try:
+        return times(engine.run(tested, hardware))
+    except PlanError as error:
+        return str(error)
+
+
+def assert_equal(tested: Plan, hardware: HardwareModel) -> None:
+    """Both engines give the same times, or the same error."""
+    assert outcome(FastEngine(), tested, hardware) == outcome(ReferenceEngine(), tested, hardware)
+
+
+# --- Equality ---
+
+
+@pytest.mark.parametrize("name", bundled_traces())
+def test_bundled_trace_takes_the_same_time_on_both_engines_under_every_policy(name: str) -> None:
+    graph = OpGraph.build(load_trace(name), load_hardware("h200"))
+    fast, reference = FastEngine(), ReferenceEngine()
+    counts = (4, 2, 8, 3)
+    made = [
+        policy(graph, counts[number % len(counts)])
+        for number, policy in enumerate(POLICIES.values())
+        if not policy.slow
+    ]
+    batch = BatchEngine(graph).evaluate([m.order for m in made], [m.streams for m in made], peak=True)
+    assert batch.peak_bytes is not None
+    for number, each in enumerate(made):
+        expected = reference.run(lower(graph, each.order, each.streams), graph.hardware, record=False)
+        assert (batch.makespan_ns[number], batch.peak_bytes[number]) == (expected.makespan_ns, expected.peak_bytes)
+    for mode in MODES:
+        lowered = lower(graph, made[-1].order, made[-1].streams, mode)
+        expected = reference.run(lowered, graph.hardware, record=False)
+        assert times(fast.run(lowered, graph.hardware)) == times(expected)
+
+
+def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, HardwareModel]:
+    """A plan and hardware with what makes ties: few different times, zeros, several devices, priorities, empty copies.
+
+    Now and then a dependency comes twice or points to a later task. The plan of fewer tasks begins that of more, so
+    that hypothesis can shrink it; a strategy that draws each field would take most of the test's time.
+    """
+    dice = random.Random(seed)
+    pick = dice.choice
+    times_ns = pick(
+        ((0.0, 1.0, 100.0), (0.0, 0.3, 7.7, 100.0, 405.3, 1234.5), tuple(dice.uniform(0, 9e3) for _ in "1234"))
+    )
+    parts = (0.0, 0.01, 0.1, 0.25, 0.3, 0.5, 0.75, 1.0)
+    devices, queues, backward = pick((1, 1, 2, 3)), dice.randint(1, 6), pick((0.0, 0.0, 0.03))
+    hardware = make_hardware(
+        chain_ns=pick((0.0, 100.0, 405.3)),
+        fork_ns=pick((0.0, 30.0)),
+        join_ns=pick((0.0, 40.0)),
+        front_end_ns=pick((0.0, 100.0, 250.0, 333.3)),
+        slowdown=pick((0.0, 0.8)),
+        launch_ns=pick((0.0, 100.0, 5000.0)),
+        start_ns=pick((0.0, 2000.0)),
+        stream_chain_ns=pick((0.0, 405.3)),
+        event_ns=pick((0.0, 3000.0)),
+        event_host_ns=pick((0.0, 2000.0)),
+        queues=pick((1, 2, 3, 8, 32)),
+        copy_latency_ns=pick((0.0, 100.0, 2000.0)),
+        both=pick((60.0, 100.0)),
+    )
+    limits = msgspec.structs.replace(hardware.limits, resident_grids=pick((128, 128, 1, 2, 3)))
+    made: list[Task] = []
+    for index in range(tasks):
+        deps = dice.sample(range(index), min(index, pick((0, 0, 1, 2, 3))))
+        if deps and dice.random() < 0.05:
+            deps.append(deps[0])
+        if dice.random() < backward:
+            deps.append(index + dice.randrange(4))  # itself, a later task, or one too many
+        kind = pick(("kernel", "kernel", "kernel", "kernel", "memset", "h2d", "d2h", "h2d"))
+        made.append(
+            Task(
+                name=f"t{index}",
+                kind=kind,  # type: ignore[arg-type]
+                device=dice.randrange(devices),
+                queue=dice.randrange(queues),
+                deps=tuple(deps),
+                dur_ns=pick(times_ns),
+                extra_ns=pick((0.0, 0.0, 50.0)),
+                demand=Demand(*(pick(parts) for _ in fields(Demand))) if kind == "kernel" else NO_DEMAND,
+                dram_bytes=pick((0.0, 1e3, 1e6)),
+                copy_bytes=pick((0, 0, 100, 5000, 100_000)),
+                host_ns=pick((0.0, 0.0, 10.0, 700.0)),
+                priority=pick((0, 0, 0, 1, -3)),
+            )
+        )
+    return Plan(tuple(made), mode), msgspec.structs.replace(hardware, limits=limits)
+
+
+@settings(max_examples=2400)
+@given(st.builds(random_plan, st.integers(0, 2**32), st.integers(1, 24), st.sampled_from(MODES)))
+def test_any_plan_has_the_same_times_or_the_same_error_on_both_engines(case: tuple[Plan, HardwareModel]) -> None:
+    assert_equal(*case)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_more_ready_kernels_than_grid_slots_start_in_the_same_order(mode: LaunchMode) -> None:
+    dice = random.Random(0)
+    tasks = [
+        task(dice.choice((100.0, 250.5)), part=0.01, queue=number % 300, priority=dice.choice((0, 1)))
+        for number in range(600)
+    ]
+    assert_equal(plan(*tasks, mode=mode), make_hardware(front_end_ns=1.5, launch_ns=1.0, queues=32))
+
+
+def test_empty_copy_at_the_start_frees_its_successors_before_the_front_end_starts_a_kernel() -> None:
+    # The copy ends at 0. Task 2 is ready at 0, too, and of higher priority than task 1: it goes first.
+    tested = plan(copy("d2h", 0, queue=1), task(10, queue=2), task(10, queue=1, priority=5))
+    hardware = make_hardware(front_end_ns=100)
+    assert FastEngine().run(tested, hardware).start_ns == (0, 100, 0)
+    assert_equal(tested, hardware)
+
+
+def test_engines_have_names_and_the_fast_one_is_the_default() -> None:
+    assert {engine_by_name(name).name for name in ENGINES} == {"fast", "reference"}
+    assert engine_by_name(DEFAULT_ENGINE).name == "fast"
+
+
+# --- Plans that cannot run ---
+
+
+@pytest.mark.parametrize(
+    "tested",
+    [
+        plan(task(1, deps=[1], queue=0), task(1, deps=[0], queue=1)),
+        plan(task(1, deps=[1]), task(1)),
+        plan(task(1, deps=[0])),
+        plan(task(1, deps=[1]), task(1), mode="stream"),
+        plan(task(1), task(1, deps=[2])),
+        plan(task(1), task(1, deps=[-1])),
+        plan(task(1), task(1, deps=[10**30])),
+        plan(task(1), task(-1.0)),
+        plan(task(1), task(float("nan"))),
+        plan(task(1), task(float("inf"))),
+        plan(task(1), task(1, host_ns=-1.0), mode="stream"),
+        plan(task(1, queue=0, deps=[1]), task(1, queue=1), mode="stream"),
+    ],
+    ids=lambda tested: f"{tested.mode} {[(found.queue, found.deps, found.dur_ns) for found in tested.tasks]}",
+)
+def test_plan_that_cannot_run_is_refused_in_the_same_words(tested: Plan) -> None:
+    hardware = make_hardware(queues=1)
+    with pytest.raises(PlanError):
+        FastEngine().run(tested, hardware)
+    assert_equal(tested, hardware)
+
+
+# --- Batches of schedules ---
+
+
+@settings(max_examples=80)
+@given(traces_with_schedules(), hardware_models(), st.sampled_from(MODES))
+def test_batch_gives_what_lowering_and_the_reference_engine_give(
+    case: tuple[Trace, list[int], list[int]], hardware: HardwareModel, mode: LaunchMode
+) -> None:
+    trace, order, streams = case
+    graph = OpGraph.build(trace, hardware)
+    recorded, alone = list(range(len(graph))), [0] * len(graph)
+    found = BatchEngine(graph).evaluate([order, recorded, order], [streams, alone, streams], mode=mode, peak=True)
+    assert found.peak_bytes is not None
+    for number, (launched, placed) in enumerate(((order, streams), (recorded, alone), (order, streams))):
+        expected = ReferenceEngine().run(lower(graph, launched, placed, mode), graph.hardware)
+        assert found.makespan_ns[number] == expected.makespan_ns
+        assert found.peak_bytes[number] == expected.peak_bytes
+
+
+def legal_schedules(graph: OpGraph, count: int, seed: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Random legal launch orders and streams."""
+    dice = random.Random(seed)
+    orders, streams = [], []
+    for _ in range(count):
+        waiting = [len(before) for before in graph.preds]
+        ready = [number for number, left in enumerate(waiting) if not left]
+        order = []
+        while ready:
+            order.append(ready.pop(dice.randrange(len(ready))))
+            for after in graph.succs[order[-1]]:
+                waiting[after] -= 1
+                if not waiting[after]:
+                    ready.append(after)
+        orders.append(order)
+        streams.append([dice.randrange(5) for _ in order])
+    return orders, streams
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_number_of_threads_and_company_in_a_batch_change_no_result(mode: LaunchMode) -> None:
+    graph = OpGraph.build(load_trace("squeezenet1_1-infer-b1"), load_hardware("h200"))
+    engine = BatchEngine(graph)
+    orders, streams = legal_schedules(graph, 101, seed=1)
+    found = [engine.evaluate(orders, streams, mode=mode, peak=True, threads=threads) for threads in (1, 2, 3, 7, None)]
+    assert len(set(found[0].makespan_ns.tolist())) > 10  # else equal results would say little
+    for other in found[1:]:
+        assert np.array_equal(other.makespan_ns, found[0].makespan_ns)
+        assert other.peak_bytes is not None
+        assert np.array_equal(other.peak_bytes, found[0].peak_bytes)
+    alone = engine.evaluate([orders[77]], [streams[77]], mode=mode)
+    assert alone.makespan_ns[0] == found[0].makespan_ns[77]
+    assert alone.peak_bytes is None
+
+
+def test_encoded_plans_can_be_simulated_again() -> None:
+    graph = build_graph(wide_trace(5, 7000, 2), make_hardware(chain_ns=100, slowdown=0.8))
+    encoded = BatchEngine(graph).encode(*legal_schedules(graph, 5, seed=2))
+    first = encoded.simulate().tolist()
+    assert encoded.simulate().tolist() == first
+
+
+def test_streams_of_a_batch_may_have_any_numbers() -> None:
+    graph = build_graph(wide_trace(4), make_hardware(chain_ns=100, slowdown=0.8))
+    orders, streams = legal_schedules(graph, 20, seed=3)
+    renamed = [[1_000_000 * stream + 7 for stream in each] for each in streams]
+    engine = BatchEngine(graph)
+    assert np.array_equal(engine.evaluate(orders, streams).makespan_ns, engine.evaluate(orders, renamed).makespan_ns)
+
+
+@pytest.mark.parametrize(
+    ("order", "streams"),
+    [([1, 0, 2], [0, 0, 0]), ([0, 0, 2], [0, 0, 0]), ([0, 1, 3], [0, 0, 0]), ([0, 1, -1], [0, 0, 0]),
+     ([0, 1, 2], [0, -1, 0])],
+)  # fmt: skip
+def test_schedule_that_is_not_legal_is_refused_with_its_number(order: list[int], streams: list[int]) -> None:
+    engine = BatchEngine(build_graph(chain_trace(3)))
+    with pytest.raises(PlanError, match="schedule 2"):
+        engine.evaluate([[0, 1, 2], [0, 1, 2], order], [[0, 0, 0], [0, 1, 2], streams], threads=2)
+
+
+def test_batch_of_another_shape_is_refused() -> None:
+    engine = BatchEngine(build_graph(chain_trace(3)))
+    for orders, streams in (([[0, 1]], [[0, 0]]), ([[0, 1, 2]], [[0, 0, 0], [0, 0, 0]]), ([0, 1, 2], [0, 0, 0])):
+        with pytest.raises(PlanError, match="of 3 ops"):
+            engine.evaluate(orders, streams)
+    assert len(engine.evaluate(np.zeros((0, 3)), np.zeros((0, 3))).makespan_ns) == 0
+
+
+def test_views_alone_take_no_time_in_a_batch() -> None:
+    engine = BatchEngine(build_graph(make_trace([view("v", "x"), view("w", "v")])))
+    for mode in MODES:
+        assert engine.evaluate([[0, 1]], [[0, 1]], mode=mode, peak=True).makespan_ns.tolist() == [0]
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_ranges_of_threads_cover_everything_once(count: int, threads: int) -> None:
+    seen: list[int] = []
+    in_ranges(count, threads, lambda first, last: seen.extend(range(first, last)))
+    assert sorted(seen) == list(range(count))
+
+
+# --- The list scheduler ---
+
+
+@settings(max_examples=100)
+@given(traces(), hardware_models(), st.integers(1, 5), st.sampled_from((0.0, 0.05, 0.5, 1.0)), st.data())
+def test_compiled_list_scheduler_makes_the_same_schedule(
+    trace: Trace, hardware: HardwareModel, streams: int, min_share: float, data: st.DataObject
+) -> None:
+    graph = OpGraph.build(trace, hardware)
+    numbers = st.sampled_from((0.0, 1.0, 2.5)) | st.floats(-1e6, 1e6)
+    priority = data.draw(st.lists(numbers, min_size=len(graph), max_size=len(graph)))
+    lists = FastLists(graph)
+    expected = list_schedule(graph, streams, priority, min_share)
+    assert lists.schedule(streams, priority, min_share) == expected
+    assert lists.makespans([priority] * 3, streams, min_share, threads=2).tolist() == [expected.makespan_ns] * 3
+
+
+@pytest.mark.parametrize("name", ["googlenet-train-b8", "squeezenet1_1-infer-b1"])
+def test_list_schedules_of_a_bundled_trace_are_the_same_one_by_one_and_in_batches(name: str) -> None:
+    graph = OpGraph.build(load_trace(name), load_hardware("h200"))
+    lists = FastLists(graph)
+    dice = np.random.default_rng(1)
+    longest = max(graph.bottom_ns)
+    priorities = np.array(graph.bottom_ns) + dice.normal(0, 0.1 * longest, (6, len(graph)))
+    streams, shares = [1, 2, 3, 4, 6, 8], [0.0, 0.05, 0.25, 0.5, 0.05, 0.0]
+    expected = [
+        list_schedule(graph, count, list(priority), share)
+        for priority, count, share in zip(priorities, streams, shares, strict=True)
+    ]
+    for threads in (1, 2, 4):
+        found = lists.makespans(priorities, streams, shares, threads=threads)
+        assert found.tolist() == [made.makespan_ns for made in expected]
+    for number in (0, 5):
+        assert lists.schedule(streams[number], priorities[number], shares[number]) == expected[number]
+
+
+def test_list_scheduler_without_streams_or_with_too_few_priorities_is_refused() -> None:
+    lists = FastLists(build_graph(chain_trace(3)))
+    with pytest.raises(PlanError, match="0 streams"):
+        lists.makespans([[1.0, 2.0, 3.0]], 0)
+    with pytest.raises(PlanError, match="2 priorities for 3 ops"):
+        lists.schedule(1, [1.0, 2.0])
+
+
+# --- What is compiled, and where it is kept ---
+
+
+def test_digest_of_the_sources_changes_with_each_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path(jit.__file__).parent.parent
+    folder = tmp_path / "engine" / "compiled"
+    folder.mkdir(parents=True)
+    for path in package.rglob("*.py"):
+        (tmp_path / "engine" / path.relative_to(package)).write_bytes(path.read_bytes())
+    monkeypatch.setattr(jit, "__file__", str(folder / "jit.py"))
+    digests = {jit.sources_digest.__wrapped__()}
+    assert digests == {jit.sources_digest()}
+    changed = ("pool.py", "compiled/pool.py", "compiled/heap.py", "compiled/simulate.py")
+    for name in changed:
+        with (tmp_path / "engine" / name).open("a") as file:
+            file.write("#\n")
+        digests.add(jit.sources_digest.__wrapped__())
+    assert len(digests) == 1 + len(changed)
+
+
+def test_what_is_kept_has_the_digest_in_its_name_and_replaces_that_of_other_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    def use(digest: str) -> set[str]:
+        def add_one(number: int) -> int:
+            return number + 1
+
+        monkeypatch.setattr(jit, "sources_digest", lambda: digest)
+        assert jit.entry(add_one)(41) == 42
+        return {path.name for path in tmp_path.rglob("*.nb[ci]")}
+
+    first, second = use("aaaa"), use("bbbb")
+    assert len(first) == len(second) == 2  # an index and a function
+    assert all("add_one-aaaa" in name for name in first)
+    assert all("add_one-bbbb" in name for name in second)
+
+
+def test_hardware_record_has_every_number_of_its_sections() -> None:
+    hardware = load_hardware("h200")
+    record = arrays.encode_hardware(hardware)[0]
+    for section in arrays.SECTIONS:
+        values = msgspec.to_builtins(getattr(hardware, section))
+        assert {name: float(record[f"{section}_{name}"]) for name in values} == values
+
+
+def test_where_nothing_can_be_kept_functions_are_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(dispatcher: Any) -> None:
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(type(numba.njit(lambda: None)), "enable_caching", refuse)
+
+    @jit.entry
+    def twice(number: int) -> int:
+        return 2 * number
+
+    assert twice(21) == 42
+
+
+# --- The command line ---
+
+
+def invoke(*arguments: str) -> Any:
+    result = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_bench_says_what_each_engine_does_in_a_second_and_that_they_agree() -> None:
+    found = invoke("bench", "--trace", "squeezenet1_1-infer-b1", "--seconds", "0.001")
+    kernels = sum(len(each.kernels) for each in load_trace("squeezenet1_1-infer-b1").ops)
+    assert found["kernels"] == kernels
+    for name in (
+        "reference",
+        "fast",
+        "fast_run",
+        "fast_with_lowering",
+        "fast_all_cores",
+        "list_reference",
+        "list_fast",
+    ):
+        assert found[name]["schedules_per_s"] > 0
+        assert found[name]["kernels_per_s"] == pytest.approx(kernels * found[name]["schedules_per_s"])
+    assert found["ratio"] == found["fast"]["schedules_per_s"] / found["reference"]["schedules_per_s"] > 1
+    assert found["makespans_equal"] is True
+
+
+def test_simulate_uses_the_fast_engine_unless_told_otherwise_and_both_say_the_same() -> None:
+    command = ("simulate", "squeezenet1_1-infer-b1", "--streams", "3")
+    default = invoke(*command)
+    assert default["engine"] == DEFAULT_ENGINE
+    for name in ENGINES:
+        assert invoke(*command, "--engine", name) == default | {"engine": name}
+
+
+def test_perfetto_file_of_the_fast_engine_has_what_only_the_reference_records(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.json" for name in ENGINES]
+    for name, file in zip(ENGINES, files, strict=True):
+        invoke("simulate", "squeezenet1_1-infer-b1", "--engine", name, "--perfetto", str(file))
+    contents = [json.loads(file.read_text())["traceEvents"] for file in files]
+    assert any(event["ph"] == "C" for event in contents[0])
+    assert contents[0] == contents[1]
