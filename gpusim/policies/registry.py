@@ -1,23 +1,66 @@
-"""The policies by name."""
+"""The policies by name, with what commands and searches must know of each."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from gpusim.errors import UnknownNameError
-from gpusim.policies.base import Policy
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.base import Assignment, Policy
 from gpusim.policies.critical_path import critical_path
+from gpusim.policies.ios import ios
+from gpusim.policies.nimble import nimble
+from gpusim.policies.ooo_backprop import ooo_backprop
+from gpusim.policies.opara import opara
 from gpusim.policies.round_robin import round_robin
 from gpusim.policies.sequential import sequential
+from gpusim.policies.torchsched import torchsched
+from gpusim.policies.turbodl import turbodl
 from gpusim.policies.wavefront import wavefront
 
-POLICIES: dict[str, Policy] = {
-    "sequential": sequential,
-    "wavefront": wavefront,
-    "round_robin": round_robin,
-    "critical_path": critical_path,
+
+@dataclass(frozen=True, slots=True)
+class RegisteredPolicy:
+    """A policy by its name; calling it makes an assignment."""
+
+    name: str
+    make: Policy
+    source: str
+    """System and year, as docs/policies.md cites it."""
+    max_streams: int | None = None
+    """Streams it can make use of; None: as many as it is given."""
+    slow: bool = False
+    """It may take seconds a call: an exploration runs it only where it is asked to."""
+
+    def __call__(self, graph: OpGraph, streams: int) -> Assignment:
+        """A legal assignment to at most `streams` streams."""
+        return self.make(graph, streams)
+
+    def stream_counts(self, counts: Iterable[int]) -> tuple[int, ...]:
+        """The stream counts out of `counts` that are worth trying: each that makes a difference, once."""
+        limit = self.max_streams
+        return tuple(sorted({count if limit is None else min(count, limit) for count in counts}))
+
+
+POLICIES: dict[str, RegisteredPolicy] = {
+    policy.name: policy
+    for policy in (
+        RegisteredPolicy("sequential", sequential, "PyTorch", max_streams=1),
+        RegisteredPolicy("wavefront", wavefront, "Rammer, 2020"),
+        RegisteredPolicy("round_robin", round_robin, "Taskflow, 2021"),
+        RegisteredPolicy("nimble", nimble, "Nimble, 2020"),
+        RegisteredPolicy("turbodl", turbodl, "TurboDL, 2021"),
+        RegisteredPolicy("ios", ios, "IOS, 2021", slow=True),
+        RegisteredPolicy("ooo_backprop", ooo_backprop, "OOO-BackProp, 2022", max_streams=2),
+        RegisteredPolicy("opara", opara, "Opara, 2025"),
+        RegisteredPolicy("torchsched", torchsched, "NVIDIA apex, 2025"),
+        RegisteredPolicy("critical_path", critical_path, "gpusim"),
+    )
 }
 
 
-def policy_by_name(name: str) -> Policy:
+def policy_by_name(name: str) -> RegisteredPolicy:
     """A policy. Raises `UnknownNameError` with the nearest name."""
     if name not in POLICIES:
         raise UnknownNameError("policy", name, POLICIES)

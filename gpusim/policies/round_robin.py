@@ -1,6 +1,13 @@
-"""Round robin by level: Taskflow's cudaFlow optimiser (Huang et al., Euro-Par 2021).
+"""Round robin by level: Taskflow's optimiser for captured GPU graphs.
 
-The graph is cut into levels, and the ops of each level are dealt to the streams in turn.
+Source: Lin and Huang, "Efficient GPU Computation Using Task Graph Parallelism" (Euro-Par 2021), and Taskflow's
+documentation of `cudaFlowRoundRobinOptimizer`. The rules:
+
+1. The graph is cut into levels: an op is one level behind the last of its inputs.
+2. Level by level, the ops of each are dealt to the streams in turn, beginning with the first stream (there 4 by
+   default).
+
+Filled in: within a level, recorded order. Dependencies across streams become events, as there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""Opara: streams by a greedy pass over the graph, launch order by resource demand.
+
+Source: Chen et al., "Opara: Exploiting Operator Parallelism for Expediting DNN Inference on GPUs" (IEEE Transactions on
+Computers, 2025), algorithms 1 and 2, and its released code. The rules:
+
+1. *Streams* (algorithm 1). In topological order, an op takes the stream of its first predecessor that has not handed
+   its stream on yet, which has then done so; where there is none, the op opens a new stream.
+2. *Launch order* (algorithm 2). Ready ops wait in two lists, memory-intensive and compute-intensive ones. The lists
+   take turns, so that unlike ops run side by side, and of a list the op with the least resource demand goes first, so
+   that many ops fit on the GPU together.
+
+Filled in: the paper names shared memory, threads and registers as the demand, and its code counts shared memory alone.
+Here it is the largest of the three as a share of the GPU, of the most demanding kernel of the op. The code tells the
+two classes apart by names of ops: here convolutions, matrix products and attention are compute-intensive and all else
+is memory-intensive. The memory-intensive list begins. Opara has as many streams as rule 1 opens; where that is more
+than the limit, stream k becomes stream k modulo the limit.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.base import Assignment, spread_views
+from gpusim.policies.dag import Dag, work_dag
+from gpusim.policies.kinds import is_compute_intensive
+
+
+def opara(graph: OpGraph, streams: int) -> Assignment:
+    """Streams by handing on, launch order by alternating between classes, smallest demand first."""
+    ops, dag = work_dag(graph)
+    order = launch_order(dag, [demand(graph, op) for op in ops], [is_compute_intensive(graph, op) for op in ops])
+    stream_of = {ops[node]: stream % streams for node, stream in enumerate(handed_on(dag))}
+    return spread_views(graph, [ops[node] for node in order], stream_of)
+
+
+def handed_on(dag: Dag) -> list[int]:
+    """The stream of each node by algorithm 1, without a limit."""
+    stream_of: list[int] = []
+    claimed: set[int] = set()
+    opened = 0
+    for before in dag.preds:
+        giver = next((p for p in before if p not in claimed), None)
+        if giver is None:
+            stream_of.append(opened)
+            opened += 1
+        else:
+            claimed.add(giver)
+            stream_of.append(stream_of[giver])
+    return stream_of
+
+
+def launch_order(dag: Dag, demands: list[float], compute: list[bool]) -> list[int]:
+    """Nodes in launch order by algorithm 2."""
+    waiting = [len(before) for before in dag.preds]
+    ready: tuple[list[tuple[float, int]], list[tuple[float, int]]] = ([], [])  # memory-intensive, compute-intensive
+    for node, count in enumerate(waiting):
+        if not count:
+            heapq.heappush(ready[compute[node]], (demands[node], node))
+    order: list[int] = []
+    turn = 0
+    while ready[0] or ready[1]:
+        node = heapq.heappop(ready[turn] or ready[1 - turn])[1]
+        turn = 1 - compute[node]
+        order.append(node)
+        for after in dag.succs[node]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                heapq.heappush(ready[compute[after]], (demands[after], after))
+    return order
+
+
+def demand(graph: OpGraph, op: int) -> float:
+    """Resource demand of an op: its largest share of the GPU's threads, registers or shared memory."""
+    demands = [task.demand for task in graph.tasks[op]]
+    return max(max(found.threads, found.regs, found.smem) for found in demands)

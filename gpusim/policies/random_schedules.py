@@ -1,0 +1,34 @@
+"""Legal schedules by lot: what predictions are tested on that no policy would choose."""
+
+from __future__ import annotations
+
+import random
+
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.base import Assignment
+
+RANDOM = "random"
+STREAMS = (2, 3, 4, 6, 8)
+#: How likely an op stays on the stream of one of its predecessors: from no sense at all to long chains.
+STICKINESS = (0.0, 0.6, 0.9)
+
+
+def random_assignment(graph: OpGraph, number: int, seed: int) -> Assignment:
+    """The `number`-th random schedule of a seed: any legal order, 2 to 8 streams, dealt out by lot."""
+    lot = random.Random(f"{seed}:{number}")
+    streams, sticky = STREAMS[number % len(STREAMS)], STICKINESS[number % len(STICKINESS)]
+    waiting = [len(before) for before in graph.preds]
+    ready = [op for op, count in enumerate(waiting) if not count]
+    order: list[int] = []
+    stream_of = [0] * len(graph)
+    while ready:
+        op = ready.pop(lot.randrange(len(ready)))
+        order.append(op)
+        near = graph.preds[op]
+        stays = bool(near) and lot.random() < sticky
+        stream_of[op] = stream_of[near[-1]] if stays else lot.randrange(streams)
+        for after in graph.succs[op]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                ready.append(after)
+    return Assignment(tuple(order), tuple(stream_of))

@@ -1,0 +1,50 @@
+"""torchsched: the longest path on the first stream, everything else dealt to side streams.
+
+Source: NVIDIA apex, `apex.contrib.torchsched` (2025; NVIDIA/apex pull request 1886 and its code), a backend of
+torch.compile. The rules:
+
+1. The critical path is the longest path by the number of ops: every op counts one, whatever it takes.
+2. Its ops go to the default stream.
+3. Ops that only take a result apart (`getitem`) go to the stream of the op that made it.
+4. All others are dealt in turn over the side streams (there 7 of 8), in the order in which the compiler has them.
+
+An op waits only for the last event that it needs of each other stream; `gpusim.plan.sync` does this for every policy.
+
+Filled in: of several longest paths, the one whose ops come first in recorded order. Rule 3 is that for views. On one
+stream everything is on the default stream.
+"""
+
+from __future__ import annotations
+
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.base import Assignment, spread_views
+from gpusim.policies.dag import Dag, work_dag
+
+
+def torchsched(graph: OpGraph, streams: int) -> Assignment:
+    """Recorded order; the deepest path on stream 0, the rest in turn on the others."""
+    ops, dag = work_dag(graph)
+    critical = deepest_path(dag)
+    stream_of: dict[int, int] = {}
+    turn = 0
+    for node, op in enumerate(ops):
+        if node in critical or streams == 1:
+            stream_of[op] = 0
+        else:
+            stream_of[op] = 1 + turn % (streams - 1)
+            turn += 1
+    return spread_views(graph, ops, stream_of)
+
+
+def deepest_path(dag: Dag) -> set[int]:
+    """Nodes of the longest path by number of nodes; of several, the earliest in the numbering."""
+    depth = [1] * len(dag)
+    for node in reversed(range(len(dag))):
+        depth[node] += max((depth[after] for after in dag.succs[node]), default=0)
+    path: set[int] = set()
+    choices: range | tuple[int, ...] = range(len(dag))
+    while choices:
+        node = min(choices, key=lambda node: (-depth[node], node))
+        path.add(node)
+        choices = dag.succs[node]
+    return path

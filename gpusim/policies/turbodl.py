@@ -1,0 +1,141 @@
+"""TurboDL: the critical path on a stream of its own, other paths beside it as far as the GPU has room.
+
+Source: Jin, Wu, Shi, He, Zhou, "TurboDL: Improving the CNN Training on GPU With Fine-Grained Multi-Streaming
+Scheduling" (IEEE Transactions on Computers 70(4), 2021), of which only the abstract was at hand: a critical-path based,
+asynchronous parallelisation for training that takes the whole network's architecture and the use of GPU resources
+together, on concurrent kernels and Hyper-Q, and overlaps synchronisation with computation in other streams.
+The rules, as read from it:
+
+1. The priority of an op is its bottom level: the longest chain of measured times from its start to the end of the step.
+2. The longest chain of all, the critical path, has the first stream to itself, and its ops never wait for room.
+3. The other ops are cut into paths the same way, longest first. A path stays on one side stream, so that it needs no
+   synchronisation within. There are no more streams than Hyper-Q has hardware queues in use: beyond that, streams
+   would share a queue and wait for each other for no reason.
+4. Ops of the side streams are launched by descending bottom level as soon as they are ready and threads, registers,
+   shared memory and block slots beside the running ops suffice.
+
+Filled in, since the body of the paper was not at hand: all of rule 4 happens on a planned clock, on which each op takes
+its time alone; what it decides is the launch order and the side stream of each path (the free one that has been given
+the least work, when the path's first op starts). An op that does not fit is overtaken by ones that do, but not while
+the critical path waits: then only the most urgent op may go. An op that needs more room than it can ever find beside
+others starts once nothing else runs. Waits by events in place of waits by the host, the paper's asynchrony, is how
+every schedule here runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.base import Assignment, spread_views
+
+#: Room below this is rounding.
+EPSILON = 1e-9
+
+
+def turbodl(graph: OpGraph, streams: int) -> Assignment:
+    """Critical path on stream 0; other paths on side streams, in the order of a planned clock."""
+    return _Clock(graph, min(streams, graph.hardware.stream.queues)).run()
+
+
+def paths(graph: OpGraph) -> list[list[int]]:
+    """The ops with kernels cut into paths: from the op of greatest bottom level on, then from what is left.
+
+    The first is the critical path. Paths come by descending bottom level of their first ops.
+    """
+    preds, succs = graph.work_dependencies
+    bottom = graph.bottom_ns
+    left = set(preds)
+    found = []
+    for head in sorted(preds, key=lambda op: (-bottom[op], op)):
+        path: list[int] = []
+        op: int | None = head if head in left else None
+        while op is not None:
+            path.append(op)
+            left.discard(op)
+            after = [s for s in succs[op] if s in left]
+            op = min(after, key=lambda s: (-bottom[s], s), default=None)
+        if path:
+            found.append(path)
+    return found
+
+
+class _Clock:
+    """The planned run: which op starts when, if each takes its time alone."""
+
+    def __init__(self, graph: OpGraph, streams: int) -> None:
+        self.graph = graph
+        self.preds, self.succs = graph.work_dependencies
+        self.path_of = {op: number for number, path in enumerate(paths(graph)) for op in path}
+        self.side = range(1, streams) if streams > 1 else range(1)
+        self.stream_of_path: dict[int, int] = {0: 0}
+        self.given_ns = [0.0] * streams
+        self.path_ns = [sum(graph.solo_ns[op] for op in path) for path in paths(graph)]
+        self.idle = set(range(streams))
+        self.room = [1.0, 1.0, 1.0, 1.0]
+        self.running: list[tuple[float, int]] = []
+        self.order: list[int] = []
+
+    def run(self) -> Assignment:
+        """Start what may start, go on to the next end, until all ops have run."""
+        bottom = self.graph.bottom_ns
+        waiting = {op: len(before) for op, before in self.preds.items()}
+        ready = sorted((-bottom[op], op) for op, count in waiting.items() if not count)
+        now = 0.0
+        while ready or self.running:
+            ready = self._start(ready, now)
+            now = self.running[0][0]
+            while self.running and self.running[0][0] <= now:
+                op = heapq.heappop(self.running)[1]
+                self.idle.add(self.stream_of_path[self.path_of[op]])
+                self._occupy(op, -1.0)
+                for after in self.succs[op]:
+                    waiting[after] -= 1
+                    if not waiting[after]:
+                        heapq.heappush(ready, (-bottom[after], after))
+        streams = {op: self.stream_of_path[path] for op, path in self.path_of.items()}
+        return spread_views(self.graph, self.order, streams)
+
+    def _start(self, ready: list[tuple[float, int]], now: float) -> list[tuple[float, int]]:
+        """Start ready ops by priority where stream and room allow; returns those that still wait, as a heap."""
+        held: list[tuple[float, int]] = []
+        while ready and self.idle:
+            entry = heapq.heappop(ready)
+            op = entry[1]
+            stream = self._stream(self.path_of[op])
+            if stream in self.idle and (self.path_of[op] == 0 or self._fits(op)):
+                self._launch(op, stream, now)
+                continue
+            held.append(entry)
+            if 0 in self.idle and stream in self.idle:
+                break  # the critical path waits for this: nothing less urgent may keep the room from it
+        for entry in held:
+            heapq.heappush(ready, entry)
+        return ready
+
+    def _stream(self, path: int) -> int:
+        """The stream of a path, or the idle side stream it would get; -1 where none is idle."""
+        if path in self.stream_of_path:
+            return self.stream_of_path[path]
+        free = [stream for stream in self.side if stream in self.idle]
+        return min(free, key=lambda stream: (self.given_ns[stream], stream), default=-1)
+
+    def _launch(self, op: int, stream: int, now: float) -> None:
+        path = self.path_of[op]
+        if path not in self.stream_of_path:
+            self.stream_of_path[path] = stream
+            self.given_ns[stream] += self.path_ns[path]
+        self.idle.discard(stream)
+        self.order.append(op)
+        self._occupy(op, 1.0)
+        heapq.heappush(self.running, (now + self.graph.solo_ns[op], op))
+
+    def _demand(self, op: int) -> list[float]:
+        """What an op needs of each resource: the most that one of its kernels does."""
+        return [max(need) for need in zip(*(task.demand.resources for task in self.graph.tasks[op]), strict=True)]
+
+    def _occupy(self, op: int, sign: float) -> None:
+        self.room = [left - sign * need for left, need in zip(self.room, self._demand(op), strict=True)]
+
+    def _fits(self, op: int) -> bool:
+        return all(need <= left + EPSILON for left, need in zip(self.room, self._demand(op), strict=True))
