@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gpusim.files import write_bytes
-from gpusim.report.results import ResultCase, Results, read_results, summary_lines
+from gpusim.report.results import ResultCase, Results, read_results
+from gpusim.report.results_table import summary_lines
 from gpusim.search.explore import SEARCH
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,18 +43,19 @@ def recommended(cases: Iterable[ResultCase]) -> list[ResultCase]:
 def section(results: Results, source: str) -> str:
     """The text between the markers: the table, and how it was measured."""
     lines = [
-        "The schedule of each step that `gpusim explore` recommends, replayed. Times in us; *speed-up* is sequential "
-        "graph over concurrent schedule, both measured; *error* is that of the schedule's predicted time; *outputs* "
+        "The best schedule found of each step, replayed: the fastest, in a trial on the GPU, of the eight that were "
+        "predicted best. Times in us; *speed-up* is sequential graph over concurrent schedule, both measured (after "
+        "the trial); *error* is that of the schedule's predicted time; *outputs* "
         "are compared with the sequential run's: bit for bit, or "
         "[within a tolerance](docs/capture_and_replay.md#comparing-results).",
         "",
-        "| step | eager | sequential graph | concurrent schedule (streams) | speed-up | predicted | error | outputs |",
-        "|---|--:|--:|--:|--:|--:|--:|---|",
+        "| step | sequential graph | concurrent schedule (streams) | speed-up | predicted | error | outputs |",
+        "|---|--:|--:|--:|--:|--:|---|",
         *(_row(case) for case in recommended(results.cases)),
         "",
         _provenance(results, source),
         "",
-        "All schedules replayed by that command, not only the recommended ones:",
+        "All schedules replayed by that command, not only the best ones:",
         "",
         *summary_lines(results.cases),
     ]
@@ -64,7 +66,6 @@ def _row(case: ResultCase) -> str:
     outputs = "bit-equal" if case.bit_equal else ("equal" if case.outputs_equal else "DIFFERENT")
     cells = (
         f"`{case.trace}`",
-        f"{case.eager_ns / 1e3:.0f}",
         f"{case.sequential_ns / 1e3:.0f}",
         f"{case.measured_ns / 1e3:.0f} ({case.streams})",
         f"**{case.speedup:.2f}x**",
@@ -100,9 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check README.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether README.md is up to date")
-    parser.add_argument("--results", type=Path, help="results file [default: the newest of the recipe 'loop']")
+    parser.add_argument("--results", type=Path, help="results file [default: the newest of the recipe 'search']")
     options = parser.parse_args(arguments)
-    path = options.results or newest(ROOT / "validate" / "results", "loop")
+    path = options.results or newest(ROOT / "validate" / "results", "search")
     readme = ROOT / "README.md"
     old = readme.read_text(encoding="utf-8")
     new = filled(old, section(read_results(path), path.name))

@@ -35,7 +35,7 @@ def main(model_file: str, *results_files: str) -> None:
     names = ", ".join(Path(file).name for file in results_files)
     source = (
         f"90 % of {len(concurrent)} replayed schedules and of {len(sequential)} sequential graphs lie within: {names}; "
-        "no constant was fitted on their networks, but the model's form was chosen on four of them (docs/fidelity.md)"
+        "no constant was fitted on their networks, but the model's form was chosen on some of them (docs/fidelity.md)"
     )
     sources = {key: value for key, value in model.sources.items() if not key.startswith("uncertainty")}
     model = msgspec.structs.replace(model, uncertainty=found, sources={**sources, "uncertainty": source})

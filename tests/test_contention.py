@@ -1,6 +1,11 @@
-"""Fitting the contention constants: what goes in must come out."""
+"""Fitting what kernels do to each other: what goes in must come out."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,29 +14,58 @@ pytest.importorskip("torch")
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.random_schedules import random_assignment
 from gpusim.policies.registry import POLICIES
-from gpusim.runtime.contention import Point, errors, fit, with_contention
-from tests.helpers import make_hardware, wide_trace
+from gpusim.recipes.recipe import read_recipe
+from gpusim.runtime import contention
+from gpusim.runtime.contention import Constants, Point, errors, fit, measure_points, with_contention
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import load_trace
+from tests.helpers import chain_trace, make_hardware, wide_trace
+
+ROOT = Path(__file__).parent.parent
 
 
-def points(slowdown: float, join_ns: float) -> list[Point]:
-    """Schedules of a wide step 'measured' by the engine itself with known constants."""
-    graph = OpGraph.build(wide_trace(6, 9000, 3), make_hardware(chain_ns=300, front_end_ns=200))
+def points(*constants: float) -> list[Point]:
+    """Schedules of wide steps 'measured' by the reference engine with known slow-down and join cost."""
     found = []
-    for policy in ("wavefront", "round_robin", "critical_path"):
-        for streams in (2, 4):
-            made = POLICIES[policy](graph, streams)
-            plan = lower(graph, made.order, made.streams)
-            truth = with_contention(graph.hardware, slowdown, join_ns)
+    for dur_ns in (9000, 900):  # long kernels show the slow-down, short ones the join
+        graph = OpGraph.build(wide_trace(6, dur_ns, 3), make_hardware(chain_ns=300, front_end_ns=200))
+        truth = with_contention(graph.hardware, *constants)
+        made = [
+            POLICIES[policy](graph, n) for policy in ("wavefront", "round_robin", "critical_path") for n in (2, 4, 8)
+        ]
+        made += [random_assignment(graph, number, seed=0) for number in range(6)]
+        for assignment in made:
+            plan = lower(graph, assignment.order, assignment.streams)
             found.append(Point(plan, graph.hardware, ReferenceEngine().run(plan, truth).makespan_ns))
     return found
 
 
-@pytest.mark.parametrize(("slowdown", "join_ns"), [(0.0, 0.0), (0.6, 150.0), (1.0, 300.0)])
-def test_fit_finds_the_constants_that_made_the_measurements(slowdown: float, join_ns: float) -> None:
-    found = fit(points(slowdown, join_ns), [300.0])
-    assert found.younger_slowdown == pytest.approx(slowdown, abs=0.05)
+@pytest.mark.parametrize("constants", [(0.0, 0.0), (0.6, 150.0), (1.0, 300.0), (0.37, 433.0), (1.7, 20.0)])
+def test_fit_finds_the_constants_that_made_the_measurements(constants: Constants) -> None:
+    """Both, as closely as the last steps of the search."""
+    found = fit(points(*constants), [300.0])
+    fitted = (found.younger_slowdown, found.join_ns)
+    for value, wanted, step in zip(fitted, constants, contention.LAST_STEPS, strict=True):
+        assert value == pytest.approx(wanted, abs=step)
     assert found.p90 < 0.005
+
+
+def test_no_constant_is_fitted_below_zero() -> None:
+    """Schedules that take less than any costs explain: the nearest thing is no cost at all."""
+    faster = [replace(point, measured_ns=round(point.measured_ns * 0.9)) for point in points(0.0, 0.0)]
+    found = fit(faster, [300.0])
+    assert (found.younger_slowdown, found.join_ns) == pytest.approx((0.0, 0.0))
+
+
+def test_every_step_counts_alike_however_many_schedules_it_has() -> None:
+    """Thrice the schedules at a third of the weight pull as hard, and at full weight harder."""
+    few, many = points(0.2, 100.0)[::3], points(1.0, 100.0)[::3]
+    alike = fit([*few, *(replace(point, weight=1 / 3) for point in many * 3)], [300.0])
+    assert alike.younger_slowdown == fit([*few, *many], [300.0]).younger_slowdown
+    assert fit([*few, *many * 3], [300.0]).younger_slowdown > alike.younger_slowdown
 
 
 def test_gap_is_the_median_of_the_traces() -> None:
@@ -41,5 +75,54 @@ def test_gap_is_the_median_of_the_traces() -> None:
 def test_errors_are_logs_of_predicted_over_measured() -> None:
     measured = points(0.5, 0.0)
     assert errors(measured, 0.5, 0.0) == pytest.approx([0.0] * len(measured), abs=1e-9)
-    doubled = [Point(p.plan, p.hardware, p.measured_ns * 2) for p in measured]
+    doubled = [replace(point, measured_ns=point.measured_ns * 2) for point in measured]
     assert errors(doubled, 0.5, 0.0) == pytest.approx([-0.6931] * len(measured), abs=1e-3)
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Schedule, ...]]:
+    """In place of the GPU: captures of a chain of five kernels of 1000 ns, and replays that take 7000 ns."""
+    asked: list[tuple[Schedule, ...]] = []
+
+    def capture(*_: object) -> Trace:
+        return chain_trace(5, 1000, graph_ns=6600)
+
+    def replay(trace: Trace, schedules: tuple[Schedule, ...], model: object) -> tuple[int, list[int]]:
+        asked.append(schedules)
+        return 7000, [7000 + number for number in range(len(schedules))]
+
+    def here(work: Callable[..., Any], *arguments: object) -> Any:
+        return work(*arguments)
+
+    monkeypatch.setattr(contention, "alone", here)
+    monkeypatch.setattr(contention, "_capture", capture)
+    monkeypatch.setattr(contention, "_replay", replay)
+    return asked
+
+
+def test_every_step_is_replayed_with_policies_and_schedules_by_lot(replayed: list[tuple[Schedule, ...]]) -> None:
+    found, gaps = measure_points(make_hardware(), lambda _: None)
+    assert len(replayed) == len(gaps) == len(contention.STEPS)
+    for schedules in replayed:
+        policies = [schedule.policy for schedule in schedules]
+        assert policies.count("random") == contention.RANDOM_SCHEDULES
+        assert len(policies) == contention.RANDOM_SCHEDULES + len(contention.SCHEDULES)
+    each = [7000 + number for number in range(len(replayed[0]))]
+    assert [point.measured_ns for point in found] == each * len(contention.STEPS)
+    assert sum(point.weight for point in found) == pytest.approx(len(contention.STEPS))
+
+
+def test_points_are_anchored_to_the_sequential_run_of_their_own_replay(replayed: list[tuple[Schedule, ...]]) -> None:
+    """Two processes' recordings differ; what that does must not end up in the constants."""
+    found, gaps = measure_points(make_hardware(), lambda _: None)
+    assert set(gaps) == {400.0}  # (6600 - 5 x 1000) / 4, of the capture
+    assert {point.hardware.graph.chain_ns for point in found} == {500.0}  # (7000 - 5 x 1000) / 4
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "validate").glob("*.toml")), ids=lambda path: path.stem)
+def test_recipes_mark_the_networks_that_constants_are_fitted_on(path: Path) -> None:
+    """And no others: what is predicted of a marked network is no evidence."""
+    fitted = {options.spec.rpartition(":")[2] for options in contention.STEPS}
+    for case in read_recipe(path).case:
+        network = load_trace(case.trace).model.network if case.trace else (case.spec or "").rpartition(":")[2]
+        assert case.fitted is (network in fitted), network

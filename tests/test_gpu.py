@@ -120,7 +120,8 @@ def gpusim(*arguments: str | Path, first: str = "") -> subprocess.CompletedProce
     """The command line in a process of its own, which executes `first` before."""
     code = f"{first}\nfrom gpusim.cli import main\nmain()"
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))  # torch itself may have come by that path
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 

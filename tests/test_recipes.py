@@ -1,24 +1,35 @@
-"""Recipes and their results: reading, running with the GPU's edge replaced, the documents that come out."""
+"""Recipes: reading, running with the GPU's edge replaced, the documents that come out."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
 
-from gpusim.errors import CaptureError, GpuError, MeasurementError, OutputError, RecipeError, ReplayError
+from gpusim.engine.reference import ReferenceEngine
+from gpusim.errors import CaptureError, GpuError, OutputError, RecipeError, ReplayError, TraceError
+from gpusim.plan.graph import OpGraph, is_legal_order
+from gpusim.plan.lower import lower
 from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck
+from gpusim.plan.pairs import PairCase
 from gpusim.plan.schedule import Schedule
 from gpusim.recipes import run as run_module
+from gpusim.recipes.chosen import Chosen, choose_schedules, hardware_of
 from gpusim.recipes.recipe import Case, Recipe, read_recipe
 from gpusim.recipes.run import run_recipe
-from gpusim.report.results import case_table, read_results, results_markdown, results_name, summary_lines
-from gpusim.trace.schema import Gpu, Timing
-from gpusim.trace.store import read_trace, write_trace
+from gpusim.report.pairs import read_pairs
+from gpusim.report.replayed import SUFFIX, read_replayed
+from gpusim.report.results import read_results, results_name
+from gpusim.trace.dependencies import dependencies
+from gpusim.trace.schema import Gpu, Timing, Trace
+from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
 from tests.helpers import wide_trace
 
 GOOD = """
@@ -57,6 +68,7 @@ def test_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
     first, second = recipe.case
     assert first == Case(spec="m.py:a", mode="infer", batch=1)
     assert (first.dtype, first.memory_format, first.frontend, first.fitted) == ("tf32", "contiguous", "aten", False)
+    assert (recipe.counts, recipe.random, recipe.pairs, recipe.recordings) == ((), 0, 0, 7)
     assert (second.dtype, second.memory_format, second.fitted) == ("bf16", "channels_last", True)
 
 
@@ -84,6 +96,10 @@ def test_bundled_recipes_can_be_read(path: Path) -> None:
         ),
         (GOOD.replace('"infer"', '"inference"').encode(), "$.case[0].mode: Invalid enum value 'inference'"),
         (GOOD.replace("wavefront", "wavefrnt").encode(), "$.policies[0]: unknown policy 'wavefrnt' (there are: "),
+        (f"counts = [2, 129]{GOOD}".encode(), "$.counts[1]: Expected `int` <= 128"),
+        (f"counts = [0]{GOOD}".encode(), "$.counts[0]: Expected `int` >= 1"),
+        (f"random = -1{GOOD}".encode(), "$.random: Expected `int` >= 0"),
+        (f"recordings = 0{GOOD}".encode(), "$.recordings: Expected `int` >= 1"),
     ],
 )
 def test_broken_recipe_is_one_line_with_file_and_place(text: bytes, complaint: str, tmp_path: Path) -> None:
@@ -92,6 +108,40 @@ def test_broken_recipe_is_one_line_with_file_and_place(text: bytes, complaint: s
         read_recipe(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: {complaint}")
+    assert "\n" not in message
+
+
+OF_THE_TRACE = "mode, batch, dtype, memory format and front end are those of the trace; leave them out"
+
+
+@pytest.mark.parametrize(
+    ("case", "complaint"),
+    [
+        ("", "needs either 'spec' (with 'mode' and 'batch') or 'trace'"),
+        ("fitted = true", "needs either 'spec' (with 'mode' and 'batch') or 'trace'"),
+        (
+            'spec = "m.py:a"\nmode = "infer"\nbatch = 1\ntrace = "vgg16-infer-b1"',
+            "needs either 'spec' (with 'mode' and 'batch') or 'trace'",
+        ),
+        ('spec = "m.py:a"\nbatch = 1', "'m.py:a' needs 'mode' and 'batch'"),
+        ('spec = "m.py:a"\nmode = "infer"', "'m.py:a' needs 'mode' and 'batch'"),
+        ('trace = "vgg16-infer-b1"\nmode = "infer"', OF_THE_TRACE),
+        ('trace = "vgg16-infer-b1"\nbatch = 1', OF_THE_TRACE),
+        ('trace = "vgg16-infer-b1"\ndtype = "bf16"', OF_THE_TRACE),
+        (
+            'trace = "vgg16-infer-b2"',
+            "no trace 'vgg16-infer-b2': neither a file nor bundled (there are: densenet121-train-b8, ",
+        ),
+    ],
+)
+def test_case_is_either_a_spec_with_its_mode_and_batch_or_a_trace(case: str, complaint: str, tmp_path: Path) -> None:
+    """The place is that of the case: here the second."""
+    good = '[[case]]\ntrace = "vgg16-infer-b1"\nfitted = true\n'
+    path = write(tmp_path, f'name = "x"\n{good}[[case]]\n{case}')
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: $.case[1]: {complaint}")
     assert "\n" not in message
 
 
@@ -111,6 +161,9 @@ GPU = Gpu(
 
 def capture(case: Case, folder: Path, seed: int, command: str) -> Path:
     """A trace as if captured; a spec that says so fails."""
+    assert case.spec is not None
+    assert case.mode is not None
+    assert case.batch is not None
     if "fails to capture" in case.spec:
         raise CaptureError(f"cannot capture {case.spec}")
     made = wide_trace(eager_ns=400_000, graph_ns=130_000)
@@ -122,7 +175,7 @@ def capture(case: Case, folder: Path, seed: int, command: str) -> Path:
     return path
 
 
-def replay(path: Path, schedules: tuple[Schedule, ...], seed: int, command: str) -> list[Measurement]:
+def replay(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
     """Measurements as if replayed: each 10 % slower than predicted."""
     trace = read_trace(path)
     if "replay" in trace.model.network:
@@ -136,7 +189,7 @@ def replay(path: Path, schedules: tuple[Schedule, ...], seed: int, command: str)
         tolerance=1e-3,
         compared=9,
     )
-    return [
+    return chosen, [
         Measurement(
             schema=SCHEMA,
             trace=trace.name,
@@ -146,6 +199,7 @@ def replay(path: Path, schedules: tuple[Schedule, ...], seed: int, command: str)
             schedule=timing(round(schedule.predicted_ns * 1.1)),
             sequential=timing(130_000),
             predicted_ns=schedule.predicted_ns,
+            predicted_interval_ns=(schedule.predicted_ns - 7, schedule.predicted_ns + 7),
             predicted_sequential_ns=130_000,
             hardware="h200",
             outputs=outputs,
@@ -156,17 +210,32 @@ def replay(path: Path, schedules: tuple[Schedule, ...], seed: int, command: str)
             date="2025-01-01",
             command=command,
         )
-        for schedule in schedules
+        for schedule in chosen.schedules
     ]
 
 
 def timing(median_ns: int) -> Timing:
-    return Timing(median_ns=median_ns, lo_ns=median_ns - 10, hi_ns=median_ns + 10, rounds=24)
+    spread = {"fastest_ns": median_ns - 20, "slowest_ns": median_ns + 20}
+    return Timing(median_ns=median_ns, lo_ns=median_ns - 10, hi_ns=median_ns + 10, rounds=24, **spread)
+
+
+def pairs(path: Path, recipe: Recipe) -> list[PairCase]:
+    """As many pairs as asked for, as if measured: each predicted 10 % too long."""
+    name = read_trace(path).name
+    pair = PairCase(
+        trace=name,
+        ops=("one", "other"),
+        kernels=("k", "k"),
+        alone_ns=(900, 1000),
+        together_ns=1500,
+        predicted_ns=1650,
+    )
+    return [pair] * recipe.pairs
 
 
 @pytest.fixture
 def edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process of its own, no GPU; exploring stays as it is."""
+    """No process of its own, no GPU; what is explored stays as it is."""
 
     def here(work: Callable[..., Any], *args: object) -> Any:
         return work(*args)
@@ -174,7 +243,8 @@ def edge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "alone", here)
     monkeypatch.setattr(run_module, "_capture", capture)
     monkeypatch.setattr(run_module, "_replay", replay)
-    monkeypatch.setattr(run_module, "EXPLORE_WORKERS", 1)
+    monkeypatch.setattr(run_module, "_pairs", pairs)
+    monkeypatch.setattr(run_module, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
 
 
 def recipe(*networks: str, **fields: Any) -> Recipe:
@@ -183,7 +253,12 @@ def recipe(*networks: str, **fields: Any) -> Recipe:
 
 
 @pytest.mark.usefixtures("edge")
-def test_run_writes_results_after_each_case_and_a_failing_case_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_run_writes_results_after_each_case_and_a_failing_case_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exploring in processes, as on a GPU: what goes in and comes out must travel."""
+    monkeypatch.setattr(run_module, "ProcessPoolExecutor", ProcessPoolExecutor)
+    monkeypatch.setattr(run_module, "EXPLORE_WORKERS", 1)
     said: list[str] = []
     on_disk: list[int] = []
 
@@ -229,6 +304,9 @@ def check_document(found: dict[str, Any]) -> None:
         assert case["outputs_equal"] is True
         assert case["fitted"] is (case["network"] == "a")
         assert case["measured_ns"] == round(case["predicted_ns"] * 1.1)
+        assert case["predicted_interval_ns"] == [case["predicted_ns"] - 7, case["predicted_ns"] + 7]
+        assert (case["fastest_ns"], case["slowest_ns"]) == (case["measured_ns"] - 20, case["measured_ns"] + 20)
+        assert (case["sequential_fastest_ns"], case["sequential_slowest_ns"]) == (129_980, 130_020)
 
 
 def check_markdown(text: str, source: str) -> None:
@@ -257,7 +335,115 @@ def test_captures_are_kept_where_the_recipe_says(tmp_path: Path) -> None:
     results.mkdir()
     run_recipe(recipe("a", traces=str(traces)), results, "c", lambda _: None)
     assert [path.name for path in traces.iterdir()] == ["a.json"]
-    assert {path.suffix for path in results.iterdir()} == {".json", ".md"}
+    (stem,) = {path.name.partition(".")[0] for path in results.iterdir()}
+    assert {path.name.removeprefix(stem) for path in results.iterdir()} == {".json", ".md", ".schedules.json.gz"}
+
+
+@pytest.mark.usefixtures("edge")
+def test_every_replayed_schedule_is_kept_as_it_was_run(tmp_path: Path) -> None:
+    """Enough to predict it again: beside the results, one schedule for each of their cases, in their order."""
+    kept = tmp_path / "traces"
+    wanted = recipe("a", "b", policies=("wavefront",), counts=(2, 3), random=2, traces=str(kept))
+    results = run_recipe(wanted, tmp_path, "c", lambda _: None)
+    assert [case.policy for case in results.cases] == ["wavefront", "wavefront", "random", "random"] * 2
+    (path,) = tmp_path.glob(f"*{SUFFIX}")
+    assert path.name == f"{results_name(results)}{SUFFIX}"
+    replayed = read_replayed(path)
+    assert [(r.trace, r.policy, r.measured_ns, r.sequential_ns) for r in replayed] == [
+        (case.trace, case.policy, case.measured_ns, case.sequential_ns) for case in results.cases
+    ]
+    for case, schedule in zip(results.cases, replayed, strict=True):
+        trace = read_trace(kept / f"{case.network}.json")
+        assert schedule.trace_hash == structure_hash(trace)
+        assert is_legal_order(schedule.order, dependencies(trace))
+        assert max(schedule.stream_of) + 1 == case.streams
+        graph = OpGraph.build(trace, hardware_of(trace))
+        plan = lower(graph, schedule.order, schedule.stream_of)
+        assert ReferenceEngine().run(plan, graph.hardware).makespan_ns == case.predicted_ns
+
+
+@pytest.mark.usefixtures("edge")
+def test_pairs_are_kept_beside_the_results_and_marked_as_fitted_where_their_case_is(tmp_path: Path) -> None:
+    said: list[str] = []
+    results = run_recipe(recipe("a", "b", policies=("wavefront",), pairs=3), tmp_path, "c", said.append)
+    path = tmp_path / f"{results_name(results)}.pairs.json"
+    found = read_pairs(path)
+    assert (found.recipe, found.gpu, found.hardware, found.versions) == ("small", GPU.name, "h200", results.versions)
+    assert [(case.trace, case.fitted) for case in found.cases] == [
+        *[("a-infer-b1", True)] * 3,
+        *[("b-infer-b1", False)] * 3,
+    ]
+    assert "| all | 6 | 1.50 | 10.0% | 10.0% | +10.0% |" in path.with_suffix(".md").read_text(encoding="utf-8")
+    assert "b-infer-b1: 3 pairs and triples of kernels" in said
+
+
+@pytest.mark.usefixtures("edge")
+def test_pairs_that_cannot_be_measured_leave_the_schedules_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> list[PairCase]:
+        raise GpuError("GPU out of memory")
+
+    monkeypatch.setattr(run_module, "_pairs", no_memory)
+    said: list[str] = []
+    results = run_recipe(recipe("a", policies=("wavefront",), pairs=3), tmp_path, "c", said.append)
+    assert len(results.cases) == 1
+    assert "failed: GPU out of memory" in said
+    assert not list(tmp_path.glob("*.pairs.*"))
+
+
+@pytest.mark.usefixtures("edge")
+def test_trace_of_a_case_is_replayed_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file and a bundled one; nothing is captured, and no copy of them is made."""
+    asked: list[tuple[Path, int]] = []
+
+    def noting(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
+        asked.append((path, recipe.recordings))
+        return replay(path, chosen, recipe, command)
+
+    monkeypatch.setattr(run_module, "_replay", noting)
+    monkeypatch.delattr(run_module, "_capture")
+    mine = tmp_path / "mine.json"
+    write_trace(wide_trace(eager_ns=400_000, graph_ns=130_000), mine)
+    cases = (Case(trace=str(mine)), Case(trace="squeezenet1_1-infer-b1", fitted=True))
+    kept = tmp_path / "traces"
+    wanted = recipe(case=cases, policies=("wavefront",), recordings=3, counts=(2,), traces=str(kept))
+    results = run_recipe(wanted, tmp_path, "c", lambda _: None)
+    assert asked == [(mine, 3), (bundled_traces()["squeezenet1_1-infer-b1"], 3)]
+    assert [(case.network, case.fitted) for case in results.cases] == [("tiny", False), ("squeezenet1_1", True)]
+    assert not list(kept.iterdir())
+
+
+@pytest.mark.parametrize(("measure", "wanted"), [(0, 0), (3, 2)])
+def test_searched_schedule_is_the_contender_that_is_fastest_in_a_trial(
+    measure: int, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is then measured anew, with the other schedules. Without a trial the prediction decides."""
+    edge = ModuleType("gpusim.runtime.replay")
+    asked: list[tuple[Schedule, ...]] = []
+
+    def measured(trace: Trace, schedules: tuple[Schedule, ...], *_: object, **__: object) -> list[Measurement]:
+        asked.append(schedules)
+        return []
+
+    edge.trial_ns = lambda trace, schedules, hardware, seed: [300, 200, 100][: len(schedules)]  # type: ignore[attr-defined]
+    edge.replay = measured  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "gpusim.runtime.replay", edge)
+    path = tmp_path / "t.json"
+    write_trace(wide_trace(eager_ns=400_000, graph_ns=130_000), path)
+    chosen = choose_schedules(path, recipe(policies=("wavefront", "search"), measure=measure))
+    found, _ = run_module._replay(path, chosen, recipe(), "c")
+    assert asked == [found.schedules]
+    assert found.schedules[0] == chosen.schedules[0]
+    assert found.schedules[1] == (chosen.contenders[wanted] if measure else chosen.schedules[1])
+
+
+@pytest.mark.usefixtures("edge")
+def test_trace_without_measured_times_fails_before_it_is_replayed(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    write_trace(wide_trace(), mine)
+    with pytest.raises(TraceError, match=r"mine\.json: \$\.ground_truth: has no measured times$"):
+        run_recipe(recipe(case=(Case(trace=str(mine)),)), tmp_path, "c", lambda _: None)
 
 
 def test_missing_folder_for_results_is_found_before_anything_is_captured(tmp_path: Path) -> None:
@@ -281,61 +467,3 @@ def test_error_that_is_not_ours_is_not_swallowed(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(run_module, "alone", no_gpu)
     with pytest.raises(GpuError, match="no GPU"):
         run_recipe(recipe("a"), tmp_path, "c", lambda _: None)
-
-
-# --- Results ---
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Any:
-    """Results of two cases without running anything."""
-    path = tmp_path / "r.json"
-    case = {
-        "trace": "a-infer-b1", "network": "a", "mode": "infer", "batch": 1, "dtype": "tf32",
-        "memory_format": "contiguous", "frontend": "aten", "policy": "search", "streams": 4, "predicted_ns": 90,
-        "measured_ns": 100, "interval_ns": [99, 101], "sequential_ns": 150, "sequential_interval_ns": [149, 151],
-        "predicted_sequential_ns": 153, "eager_ns": 400, "outputs_equal": True, "bit_equal": True, "worst_error": 0.0,
-        "sequential_error": 0.0, "fitted": False, "worth_it": True, "bounds_ns": {"area": 50},
-        "predicted_peak_bytes": 1, "measured_peak_bytes": 1, "sequential_peak_bytes": 1, "events": 2,
-        "sm_clock_mhz": 1980, "baselines": {},
-    }  # fmt: skip
-    other = case | {"policy": "wavefront", "predicted_ns": 104, "bit_equal": False, "outputs_equal": False}
-    other |= {"sm_clock_mhz": 1965}
-    document = {
-        "schema": "gpusim-results/1", "recipe": "r", "gpu": "NVIDIA A100 80GB", "date": "2025-03-04", "command": "c",
-        "hardware": "h200", "versions": {"torch": "2"}, "cases": [case, other],
-    }  # fmt: skip
-    path.write_text(json.dumps(document))
-    return read_results(path)
-
-
-def test_ratios_of_a_case(results: Any) -> None:
-    case = results.cases[0]
-    assert (case.speedup, case.predicted_speedup) == (1.5, 1.7)
-    assert (case.error, case.sequential_prediction_error) == pytest.approx((-0.1, 0.02))
-
-
-def test_name_of_a_results_file(results: Any) -> None:
-    assert results_name(results) == "r_a100-80gb_20250304"
-
-
-def test_table_says_when_outputs_differ(results: Any) -> None:
-    rows = case_table(results.cases)[2:]
-    assert [row.rsplit("|", 2)[1].strip() for row in rows] == ["bit-equal", "DIFFERENT"]
-    assert "1965-1980 MHz" in results_markdown(results, "r.json")
-
-
-def test_summary_counts_each_sequential_graph_once(results: Any) -> None:
-    first, second = summary_lines(results.cases)
-    assert first.startswith("- 2 multi-stream schedules: prediction error median 7.0%, ")
-    assert second.startswith("- 1 sequential graphs: prediction error median 2.0%, ")
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": "gpusim-results/2"}', '{"schema": "gpusim-results/1"}'])
-def test_broken_results_file_is_one_line(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    path.write_text(text)
-    with pytest.raises(MeasurementError) as caught:
-        read_results(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)

@@ -14,7 +14,7 @@ from gpusim.plan.schedule import check_streams
 from gpusim.runtime import device, timing
 from gpusim.runtime.device import explain_out_of_memory, require_gpu, set_precision, torch_dtype
 from gpusim.runtime.isolate import alone
-from gpusim.runtime.timing import median_interval, pick_fastest, time_fastest, time_interleaved
+from gpusim.runtime.timing import median_interval, pick_typical, time_interleaved, time_typical
 from gpusim.units import format_bytes
 
 
@@ -74,37 +74,76 @@ class Graph:
         self.alive.remove(self.name)
 
 
-def test_fastest_recording_is_kept_and_the_others_let_go(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_of_median_time_is_kept_and_the_others_let_go(
+    rounds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timing, "free_bytes", lambda: 10**9)
     alive: list[str] = []
-    names = iter(("aaa", "a", "aaaa", "aa"))
-    best, times = pick_fastest(lambda: Graph(next(names), alive), 4)
-    assert (best.peak_bytes, times) == (100, [3, 1, 4, 2])
-    assert alive == ["a"]
+    names = iter(("aaa", "a", "aaaaa", "aa", "aaaa"))
+    found, times = pick_typical(lambda: Graph(next(names), alive), 5)
+    assert (found.peak_bytes, times) == (100, [3, 1, 5, 2, 4])
+    assert alive == ["aaa"]
 
 
-def test_recordings_are_let_go_where_memory_is_short(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "free_bytes", lambda: 150)  # less than twice a recording's
+def test_of_an_even_number_of_recordings_the_faster_middle_one_is_kept(
+    rounds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a recording is timed that was made, and not a mean of two."""
+    monkeypatch.setattr(timing, "free_bytes", lambda: 10**9)
+    alive: list[str] = []
+    names = iter(("aaaa", "aa", "a", "aaa"))
+    found, _ = pick_typical(lambda: Graph(next(names), alive), 4)
+    assert (found.peak_bytes, alive) == (100, ["aa"])
+
+
+def test_recordings_are_alive_together_so_that_each_lies_elsewhere(
+    rounds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "free_bytes", lambda: 10**9)
     alive: list[str] = []
     seen: list[int] = []
 
     def make() -> Graph:
         seen.append(len(alive))
-        return Graph("a" * (9 - len(seen)), alive)
+        return Graph("a" * len(seen), alive)
 
-    pick_fastest(make, 5)
-    assert max(seen) <= 2  # the best so far, and the one being let go
+    pick_typical(make, 4)
+    assert seen == [0, 1, 2, 3]
 
 
-def test_fastest_recordings_are_timed_in_turns(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("free_bytes", "made"), [(0, 1), (199, 1), (200, 1), (201, 5)])
+def test_no_further_recording_is_made_where_twice_its_memory_is_not_free(
+    free_bytes: int, made: int, rounds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is made in any case: without it there is nothing to time."""
+    monkeypatch.setattr(timing, "free_bytes", lambda: free_bytes)  # a recording takes 100
+    alive: list[str] = []
+    _, times = pick_typical(lambda: Graph(f"a{len(alive)}", alive), 5)
+    assert len(times) == made
+
+
+def test_typical_recordings_are_timed_in_turns_and_the_spread_is_kept(
+    rounds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timing, "free_bytes", lambda: 10**9)
     alive: list[str] = []
-    names = {"one": iter(("xxxx", "xx")), "other": iter(("yyy", "yyyyy"))}
+    names = {"one": iter(("xxxx", "x", "xx")), "other": iter(("yyyyyyy", "yyyyy", "yyy"))}
     recorders = {name: lambda each=each: Graph(next(each), alive) for name, each in names.items()}
-    found = time_fastest(recorders, recordings=2, rounds=2)
-    assert rounds[-4:] == ["xx", "yyy", "yyy", "xx"]
-    assert (found["one"].median_ns, found["one"].slowest_ns) == (2, 4)
-    assert (found["other"].median_ns, found["other"].slowest_ns) == (3, 5)
+    found = time_typical(recorders, recordings=3, rounds=2)
+    assert rounds[-4:] == ["xx", "yyyyy", "yyyyy", "xx"]
+    times = {name: (each.fastest_ns, each.median_ns, each.slowest_ns) for name, each in found.items()}
+    assert times == {"one": (1, 2, 4), "other": (3, 5, 7)}
+
+
+def test_spread_holds_the_time_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long timing may come out beyond the short trials; fastest <= median <= slowest all the same."""
+    monkeypatch.setattr(timing, "free_bytes", lambda: 10**9)
+    monkeypatch.setattr(timing, "_repeats", lambda run, round_ms: 3)
+    for trial, last in ((10, 12), (10, 8)):
+        answers = iter([trial] * timing.TRIAL_ROUNDS + [last] * 5)
+        monkeypatch.setattr(timing, "_round", lambda run, repeats, answers=answers: next(answers))
+        found = time_typical({"": lambda: Graph("a", [])}, recordings=1, rounds=5)[""]
+        assert (found.fastest_ns, found.median_ns, found.slowest_ns) == (min(trial, last), last, max(trial, last))
 
 
 # --- A process of its own ---

@@ -142,6 +142,11 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     uncertainty: Uncertainty
     sources: dict[str, str]
 
+    def interval_ns(self, predicted_ns: int, streams: int) -> tuple[int, int]:
+        """The interval around a prediction that 90 % of measurements of past schedules lay in."""
+        spread = self.uncertainty.schedule_frac if streams > 1 else self.uncertainty.sequential_frac
+        return round(predicted_ns / (1 + spread)), round(predicted_ns / (1 - spread))
+
     @property
     def label(self) -> str:
         """The name as outputs show it: an uncalibrated model always says so."""

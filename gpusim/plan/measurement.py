@@ -42,6 +42,8 @@ class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):
     schedule: Timing
     sequential: Timing
     predicted_ns: Nanoseconds
+    predicted_interval_ns: tuple[Nanoseconds, Nanoseconds] = (0, 0)
+    """What 90 % of measurements of past schedules lay in, around such a prediction."""
     predicted_sequential_ns: Nanoseconds
     hardware: str
     outputs: OutputCheck

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from gpusim.errors import RecipeError
-from gpusim.files import Count, Document, Positive
+from gpusim.files import Count, Document, Positive, read_toml
 from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
 from gpusim.search.explore import MAX_BUDGET_S, SEARCH
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode
+from gpusim.trace.store import bundled_traces
 
-_MESSAGE = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
+StreamCount = Annotated[int, Meta(ge=1, le=MAX_STREAMS)]
 
 
 class Case(Document, frozen=True, kw_only=True):
-    """One step."""
+    """One step: either `spec` with `mode` and `batch`, to be captured, or `trace`, to be used as it is."""
 
-    spec: str
+    spec: str | None = None
     """As for `gpusim capture`."""
-    mode: Mode
-    batch: Positive
+    mode: Mode | None = None
+    batch: Positive | None = None
     dtype: Dtype = "tf32"
     memory_format: MemoryFormat = "contiguous"
     frontend: Frontend = "aten"
+    trace: str | None = None
+    """A trace file or a bundled trace's name."""
     fitted: bool = False
     """Whether a constant of the hardware model was fitted on this network."""
 
@@ -42,7 +42,17 @@ class Recipe(Document, frozen=True, kw_only=True):
     case: tuple[Case, ...]
     policies: tuple[str, ...] = (SEARCH,)
     """Policies replayed besides the sequential one; each at the stream count that is predicted best."""
-    streams: Annotated[int, Meta(ge=1, le=MAX_STREAMS)] = 8
+    counts: tuple[StreamCount, ...] = ()
+    """Stream counts to replay each policy at, instead of the one predicted best."""
+    random: Count = 0
+    """Number of random legal schedules replayed for each case, on 2 to 8 streams."""
+    pairs: Count = 0
+    """Number of random pairs and triples of kernels run together for each case."""
+    measure: Count = 0
+    """Number of the schedules predicted best that are tried on the GPU; the fastest of them is the searched one."""
+    recordings: Positive = 7
+    """Recordings of each schedule, of which the one of median time is timed."""
+    streams: StreamCount = 8
     budget_s: Annotated[float, Meta(gt=0, le=MAX_BUDGET_S)] = 12.0
     seed: Count = 0
     traces: str | None = None
@@ -51,18 +61,7 @@ class Recipe(Document, frozen=True, kw_only=True):
 
 def read_recipe(path: Path) -> Recipe:
     """Read a recipe. Raises `RecipeError` with file, place and what is wrong."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as cause:
-        raise RecipeError(str(path), f"cannot be read: {cause.strerror}") from cause
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
-        raise RecipeError(str(path), f"is not valid TOML: {cause}") from cause
-    try:
-        recipe = msgspec.convert(document, Recipe)
-    except msgspec.ValidationError as cause:
-        match = _MESSAGE.match(str(cause))
-        assert match is not None
-        raise RecipeError(str(path), match["problem"], place=match["path"] or "$") from cause
+    recipe = read_toml(path, Recipe, RecipeError)
     if not recipe.case:
         raise RecipeError(str(path), "has no cases", place="$.case")
     known = {*POLICIES, SEARCH}
@@ -70,4 +69,21 @@ def read_recipe(path: Path) -> Recipe:
         if policy not in known:
             problem = f"unknown policy '{policy}' (there are: {', '.join(sorted(known))})"
             raise RecipeError(str(path), problem, place=f"$.policies[{index}]")
+    for index, case in enumerate(recipe.case):
+        problem = _wrong_with(case)
+        if problem:
+            raise RecipeError(str(path), problem, place=f"$.case[{index}]")
     return recipe
+
+
+def _wrong_with(case: Case) -> str:
+    """What makes a case impossible, or nothing."""
+    if (case.spec is None) == (case.trace is None):
+        return "needs either 'spec' (with 'mode' and 'batch') or 'trace'"
+    if case.spec is not None and (case.mode is None or case.batch is None):
+        return f"'{case.spec}' needs 'mode' and 'batch'"
+    if case.trace is not None and Case(trace=case.trace, fitted=case.fitted) != case:
+        return "mode, batch, dtype, memory format and front end are those of the trace; leave them out"
+    if case.trace is not None and case.trace not in bundled_traces() and not Path(case.trace).is_file():
+        return f"no trace '{case.trace}': neither a file nor bundled (there are: {', '.join(bundled_traces())})"
+    return ""

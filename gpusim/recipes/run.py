@@ -1,7 +1,7 @@
 """Running a recipe: capture, explore, replay, compare; each on the GPU in a process of its own.
 
 A capture holds the profiler, and torch allows one session a process; and a case that fails must not take the others
-along. Exploring needs no GPU and goes on beside the captures.
+along. Exploring needs no GPU: the next steps are explored while one is replayed.
 """
 
 from __future__ import annotations
@@ -10,38 +10,31 @@ import datetime
 import multiprocessing
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpusim.errors import GpuError, GpusimError, OutputError
-from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware
+import msgspec
+
+from gpusim.errors import GpuError, GpusimError, OutputError, TraceError
 from gpusim.plan.measurement import Measurement
-from gpusim.plan.schedule import Schedule, make_schedule
+from gpusim.plan.pairs import PairCase
+from gpusim.plan.schedule import Schedule, check_schedule
+from gpusim.recipes.chosen import Chosen, choose_schedules, hardware_of
 from gpusim.recipes.recipe import Case, Recipe
-from gpusim.report.results import SCHEMA, ResultCase, Results, write_results
+from gpusim.report.pairs import write_pairs
+from gpusim.report.replayed import ReplayedSchedule, write_replayed
+from gpusim.report.results import SCHEMA, ResultCase, Results
+from gpusim.report.results_table import write_results
 from gpusim.runtime.isolate import alone
-from gpusim.search.explore import SEARCH, explore
+from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
-from gpusim.trace.store import read_trace, write_trace
+from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
 
 Result = TypeVar("Result")
 
-EXPLORE_WORKERS = 4
-DEFAULT_HARDWARE = "h200"
-
-
-@dataclass(frozen=True)
-class _Explored:
-    """What is needed of an exploration to replay it."""
-
-    schedules: tuple[Schedule, ...]
-    peaks: tuple[int, ...]
-    worth_it: bool
-    bounds_ns: dict[str, int]
-    hardware: str
+EXPLORE_WORKERS = 2
 
 
 def run_recipe(recipe: Recipe, folder: Path, command: str, say: Callable[[str], None]) -> Results:
@@ -66,28 +59,48 @@ class _Run:
     def __init__(self, recipe: Recipe, folder: Path, command: str, say: Callable[[str], None], traces: Path) -> None:
         self.recipe, self.folder, self.command, self.say, self.traces = recipe, folder, command, say, traces
         self.rows: list[ResultCase] = []
+        self.replayed: list[ReplayedSchedule] = []
+        self.pairs: list[PairCase] = []
         self.errors: list[GpusimError] = []
         self.results: Results | None = None
 
     def all(self) -> Results:
+        captured = [(case, self._step(self._trace_of, case)) for case in self.recipe.case]
         spawn = multiprocessing.get_context("spawn")
+        # Not beside the captures: those measure the host's pace.
         with ProcessPoolExecutor(EXPLORE_WORKERS, mp_context=spawn) as explorers:
-            waiting: list[tuple[Case, Path, Future[_Explored]]] = []
-            for case in self.recipe.case:
-                path = self._step(alone, _capture, case, self.traces, self.recipe.seed, self.command)
-                if path is not None:
-                    self.say(f"captured {path.name}")
-                    waiting.append((case, path, explorers.submit(_explore, path, self.recipe)))
-            for case, path, exploring in waiting:
-                found = self._step(exploring.result)
-                if found is None:
+            waiting = [
+                (case, path, explorers.submit(choose_schedules, path, self.recipe))
+                for case, path in captured
+                if path is not None
+            ]
+            for case, path, choosing in waiting:
+                chosen = self._step(choosing.result)
+                if chosen is None:
                     continue
-                measured = self._step(alone, _replay, path, found.schedules, self.recipe.seed, self.command)
+                replayed = self._step(alone, _replay, path, chosen, self.recipe, self.command)
+                measured = None
+                if replayed is not None:
+                    chosen, measured = replayed
                 if measured is not None:
-                    self._add(case, read_trace(path), found, measured)
+                    self._add(case, read_trace(path), chosen, measured)
+                if measured is not None and self.recipe.pairs:
+                    found = self._step(alone, _pairs, path, self.recipe)
+                    self._add_pairs(found or [], case)
         if self.results is None:
             raise self.errors[0]
         return self.results
+
+    def _trace_of(self, case: Case) -> Path:
+        """The case's trace file, captured now where the recipe says so."""
+        if case.trace is not None:
+            given = bundled_traces().get(case.trace, Path(case.trace))
+            if read_trace(given).ground_truth is None:
+                raise TraceError(str(given), "has no measured times", place="$.ground_truth")
+            return given
+        path: Path = alone(_capture, case, self.traces, self.recipe.seed, self.command)
+        self.say(f"captured {path.name}")
+        return path
 
     def _step(self, work: Callable[..., Result], *args: object) -> Result | None:
         try:
@@ -100,29 +113,40 @@ class _Run:
         self.say(f"failed: {error}")
         return None
 
-    def _add(self, case: Case, trace: Trace, found: _Explored, measured: list[Measurement]) -> None:
-        for measurement, peak in zip(measured, found.peaks, strict=True):
-            row = _row(case, trace, found, measurement, peak)
+    def _add(self, case: Case, trace: Trace, chosen: Chosen, measured: list[Measurement]) -> None:
+        for measurement, schedule, peak in zip(measured, chosen.schedules, chosen.peaks, strict=True):
+            row = _row(case, trace, chosen, measurement, peak)
             self.rows.append(row)
-            self.say(f"{row.trace} {row.policy}: {row.speedup:.2f}x, prediction error {row.error:+.1%}")
+            self.replayed.append(_replayed(trace, schedule, measurement))
+            self.say(f"{row.trace} {row.policy} {row.streams}: {row.speedup:.2f}x, prediction error {row.error:+.1%}")
         gpu = measured[0].gpu
-        versions = {"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn}
         self.results = Results(
             schema=SCHEMA,
             recipe=self.recipe.name,
             gpu=gpu.name,
             date=datetime.date.today().isoformat(),
             command=self.command,
-            hardware=found.hardware,
-            versions=versions,
+            hardware=chosen.hardware,
+            versions={"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn},
             cases=tuple(self.rows),
         )
-        write_results(self.results, self.folder)
+        path = write_results(self.results, self.folder)
+        write_replayed(self.replayed, path)
+
+    def _add_pairs(self, found: list[PairCase], case: Case) -> None:
+        assert self.results is not None
+        self.pairs += [msgspec.structs.replace(pair, fitted=case.fitted) for pair in found]
+        if found:
+            write_pairs(self.results, self.pairs, self.folder)
+            self.say(f"{found[0].trace}: {len(found)} pairs and triples of kernels")
 
 
 def _capture(case: Case, folder: Path, seed: int, command: str) -> Path:
     from gpusim.runtime.capture import CaptureOptions, capture
 
+    assert case.spec is not None
+    assert case.mode is not None
+    assert case.batch is not None
     options = CaptureOptions(
         spec=case.spec,
         mode=case.mode,
@@ -139,49 +163,42 @@ def _capture(case: Case, folder: Path, seed: int, command: str) -> Path:
     return path
 
 
-def _hardware(trace: Trace) -> HardwareModel:
-    return hardware_for_gpu(trace.provenance.gpu.name) or load_hardware(DEFAULT_HARDWARE)
-
-
-def _explore(path: Path, recipe: Recipe) -> _Explored:
-    trace = read_trace(path)
-    hardware = _hardware(trace)
-    explored = explore(trace, hardware, streams=recipe.streams, budget_s=recipe.budget_s, seed=recipe.seed)
-    chosen = [explored.best if policy == SEARCH else explored.best_of(policy) for policy in recipe.policies]
-    schedules = tuple(
-        make_schedule(
-            trace,
-            row.assignment.order,
-            row.assignment.streams,
-            policy=policy,
-            made_by=explored.schedule.made_by,
-            predicted_ns=row.makespan_ns,
-        )
-        for policy, row in zip(recipe.policies, chosen, strict=True)
-    )
-    bound = explored.bounds
-    return _Explored(
-        schedules,
-        tuple(row.peak_bytes for row in chosen),
-        explored.verdict.worth_it,
-        {
-            "critical_path": bound.critical_path_ns,
-            "area": bound.area_ns,
-            "bandwidth": bound.bandwidth_ns,
-            "front_end": bound.front_end_ns,
-        },
-        hardware.label,
-    )
-
-
-def _replay(path: Path, schedules: tuple[Schedule, ...], seed: int, command: str) -> list[Measurement]:
-    from gpusim.runtime.replay import replay
+def _replay(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
+    """Measure the chosen schedules; what was searched becomes the contender that is fastest in a trial."""
+    from gpusim.runtime.replay import replay, trial_ns
 
     trace = read_trace(path)
-    return replay(trace, schedules, _hardware(trace), command=command, seed=seed)
+    hardware = hardware_of(trace)
+    if chosen.contenders:
+        times = trial_ns(trace, chosen.contenders, hardware, seed=recipe.seed)
+        chosen = chosen.with_searched(times.index(min(times)))
+    measured = replay(
+        trace, chosen.schedules, hardware, command=command, seed=recipe.seed, recordings=recipe.recordings
+    )
+    return chosen, measured
 
 
-def _row(case: Case, trace: Trace, found: _Explored, measurement: Measurement, peak_bytes: int) -> ResultCase:
+def _pairs(path: Path, recipe: Recipe) -> list[PairCase]:
+    from gpusim.runtime.pairs import measure_pairs
+
+    trace = read_trace(path)
+    return measure_pairs(trace, hardware_of(trace), recipe.pairs, recipe.seed)
+
+
+def _replayed(trace: Trace, schedule: Schedule, measurement: Measurement) -> ReplayedSchedule:
+    order, stream_of = check_schedule(schedule, trace, dependencies(trace))
+    return ReplayedSchedule(
+        trace=trace.name,
+        trace_hash=structure_hash(trace),
+        policy=measurement.policy,
+        order=tuple(order),
+        stream_of=tuple(stream_of),
+        measured_ns=measurement.schedule.median_ns,
+        sequential_ns=measurement.sequential.median_ns,
+    )
+
+
+def _row(case: Case, trace: Trace, chosen: Chosen, measurement: Measurement, peak_bytes: int) -> ResultCase:
     assert trace.ground_truth is not None
     schedule, sequential, outputs = measurement.schedule, measurement.sequential, measurement.outputs
     model = trace.model
@@ -196,12 +213,15 @@ def _row(case: Case, trace: Trace, found: _Explored, measurement: Measurement, p
         policy=measurement.policy,
         streams=measurement.streams,
         predicted_ns=measurement.predicted_ns,
+        predicted_interval_ns=measurement.predicted_interval_ns,
         measured_ns=schedule.median_ns,
         interval_ns=(schedule.lo_ns, schedule.hi_ns),
         sequential_ns=sequential.median_ns,
         sequential_interval_ns=(sequential.lo_ns, sequential.hi_ns),
         predicted_sequential_ns=measurement.predicted_sequential_ns,
+        fastest_ns=schedule.fastest_ns,
         slowest_ns=schedule.slowest_ns,
+        sequential_fastest_ns=sequential.fastest_ns,
         sequential_slowest_ns=sequential.slowest_ns,
         eager_ns=trace.ground_truth.eager.median_ns,
         outputs_equal=outputs.equal,
@@ -209,8 +229,8 @@ def _row(case: Case, trace: Trace, found: _Explored, measurement: Measurement, p
         worst_error=outputs.worst_error,
         sequential_error=outputs.sequential_error,
         fitted=case.fitted,
-        worth_it=found.worth_it,
-        bounds_ns=found.bounds_ns,
+        worth_it=chosen.worth_it,
+        bounds_ns=chosen.bounds_ns,
         predicted_peak_bytes=peak_bytes,
         measured_peak_bytes=measurement.peak_bytes,
         sequential_peak_bytes=measurement.sequential_peak_bytes,

@@ -65,10 +65,11 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     found = fit(points, gaps)
     note = (
         f"{when}; fitted to {len(points)} schedules of the calibration network (gpusim/runtime/calibration_net.py), "
+        f"GoogLeNet and DenseNet-121 (gpusim/runtime/contention.py has the list), "
         f"residual median {found.median:.1%}, 90 % within {found.p90:.1%}"
     )
     sources |= {"contention": note, "graph.join_ns": note}
-    sources["graph.chain_ns"] = f"{when}; median over the calibration network's steps: {_listed(gaps)} ns"
+    sources["graph.chain_ns"] = f"{when}; median over the calibration steps: {_listed(gaps)} ns"
     sources["uncertainty"] = f"{when}; the residuals of that fit, until validation replaces them"
     model = with_contention(model, found.younger_slowdown, found.join_ns)
     return msgspec.structs.replace(

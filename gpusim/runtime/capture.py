@@ -6,7 +6,6 @@ import copy
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter_ns
 from typing import Any
 
 import msgspec
@@ -18,13 +17,14 @@ from gpusim.plan.sync import plan_sync
 from gpusim.runtime.allowlist import check_operators
 from gpusim.runtime.cudagraph import GraphRecorder
 from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
+from gpusim.runtime.eager import host_pace, paced, time_eager
 from gpusim.runtime.execute import InitialState, Runner, make_initial, results_of
 from gpusim.runtime.isolate import alone
-from gpusim.runtime.joint import LEARNING_RATE, MOMENTUM, JointGraph, joint_graph
+from gpusim.runtime.joint import JointGraph, joint_graph
 from gpusim.runtime.models import Step, load_step
 from gpusim.runtime.profiling import Profile, host_times, profile_ops
 from gpusim.runtime.record import Recorded, record
-from gpusim.runtime.timing import median_interval, time_fastest
+from gpusim.runtime.timing import time_typical
 from gpusim.trace.check import check_trace
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import (
@@ -41,7 +41,6 @@ from gpusim.trace.schema import (
     Trace,
 )
 
-EAGER_ROUNDS = 25
 #: Largest ||rebuilt - model's own|| / ||model's own|| of loss and gradients. The rebuilt step calls the same
 #: operators on the same data; what differs is the order of atomic additions, and the rounding that grows from it
 #: through the layers.
@@ -90,17 +89,19 @@ def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None
     loss_error, gradient_error = check_against_model(trace, step, graph, recorded, options, device)
     say("timing the eager step")
     eager = time_eager(step)
+    pace = host_pace(step)
     runner = Runner(trace, device)
     state = InitialState.copy_of(recorded.initial)
     runner.bind(state.tensors)
     releases = program_order_releases(trace)
     say("timing the host's calls")
-    host_ns = host_times(runner, state, releases)
+    issue_ns = host_times(runner, state, releases)
+    host_ns = paced(trace, issue_ns, pace)
     n = len(trace.ops)
     gpu = gpu_facts(GraphRecorder(runner, dependencies(trace)).record(range(n), [0] * n).replay)
     state.restore()
     say("profiling its kernels")
-    profile = profile_ops(runner, state, releases, sum(host_ns))
+    profile = profile_ops(runner, state, releases, sum(issue_ns))  # issued one by one again, not at the eager pace
     del runner, state, recorded, graph
     say("timing the sequential CUDA graph, rebuilt from the trace")
     graph_time = alone(time_sequential, trace, options.seed)
@@ -130,7 +131,7 @@ def time_sequential(trace: Trace, seed: int) -> Timing:
     recorder = GraphRecorder(runner, dependencies(trace))
     n = len(trace.ops)
     recorder.record(range(n), [0] * n)
-    return time_fastest({"graph": lambda: recorder.record(range(n), [0] * n, warm=False)})["graph"]
+    return time_typical({"graph": lambda: recorder.record(range(n), [0] * n, warm=False)})["graph"]
 
 
 def build_step(options: CaptureOptions, device: torch.device) -> Step:
@@ -248,43 +249,3 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def _seed(seed: int) -> None:
     torch.manual_seed(seed)
-
-
-def time_eager(step: Step, rounds: int = EAGER_ROUNDS) -> Timing:
-    """Wall time of the model's own eager step, from a quiet GPU to a quiet GPU, as a user's loop would run it."""
-    module = copy.deepcopy(step.module)
-    run = _eager_step(step, module)
-    samples = []
-    for _ in range(5):
-        run()
-    torch.cuda.synchronize()
-    for _ in range(rounds):
-        begin = perf_counter_ns()
-        repeats = 4
-        for _ in range(repeats):
-            run()
-        torch.cuda.synchronize()
-        samples.append((perf_counter_ns() - begin) // repeats)
-    return median_interval(samples)
-
-
-def _eager_step(step: Step, module: torch.nn.Module) -> Callable[[], Any]:
-    if step.loss is None:
-
-        def infer() -> Any:
-            with torch.no_grad():
-                return module(*step.inputs)
-
-        return infer
-
-    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
-    loss_function = step.loss
-
-    def train() -> Any:
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_function(module(*step.inputs), step.target)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return train

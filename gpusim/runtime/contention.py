@@ -1,39 +1,50 @@
-"""Fitting the contention constants: schedules of the calibration network, replayed and simulated."""
+"""Fitting the contention constants: schedules of the calibration steps, replayed and simulated."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from gpusim.engine.reference import ReferenceEngine
+from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import Contention, HardwareModel
 from gpusim.plan.anchor import anchor
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.plan.schedule import Schedule, check_schedule, make_schedule
+from gpusim.plan.schedule import Schedule, make_schedule
 from gpusim.plan.tasks import Plan
+from gpusim.policies.random_schedules import RANDOM, random_assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.runtime import calibration_net
+from gpusim.runtime.capture import CaptureOptions
 from gpusim.runtime.isolate import alone
-from gpusim.trace.schema import Mode, Trace
+from gpusim.trace.schema import Trace
 
-#: Steps of the calibration network that are captured and replayed.
-STEPS: tuple[tuple[Mode, int], ...] = (("infer", 1), ("train", 4), ("train", 24))
-#: Schedules replayed of each: policy and streams.
-SCHEDULES = (
-    *((policy, streams) for policy in ("wavefront", "round_robin") for streams in (2, 4, 8)),
-    *(("critical_path", streams) for streams in (2, 3, 4, 8)),
+CALIBRATION_NET = f"{Path(calibration_net.__file__)}:{calibration_net.branching.__name__}"
+#: Steps that are captured and replayed: three of a network made for it, and two of real ones, which leave more
+#: kernels of a few microseconds and of batch norm beside each other. These networks count as fitted ever after.
+STEPS: tuple[CaptureOptions, ...] = (
+    CaptureOptions(spec=CALIBRATION_NET, mode="infer", batch=1),
+    CaptureOptions(spec=CALIBRATION_NET, mode="train", batch=4),
+    CaptureOptions(spec=CALIBRATION_NET, mode="train", batch=24, dtype="bf16", memory_format="channels_last"),
+    CaptureOptions(spec="torchvision:googlenet", mode="train", batch=8),
+    CaptureOptions(spec="torchvision:densenet121", mode="train", batch=8),
 )
-RECORDINGS = 4
-#: First grid of the fit; the second has a quarter of its steps around the best.
-SLOWDOWNS = [step / 5 for step in range(11)]
-JOINS_NS = [0.0, 150.0, 300.0, 450.0]
+#: Schedules replayed of each: policy and streams, and random ones.
+SCHEDULES = tuple((policy, n) for policy in ("wavefront", "round_robin", "critical_path") for n in (2, 4, 8))
+RANDOM_SCHEDULES = 8
+RECORDINGS = 2
+Constants = tuple[float, ...]
+"""Slow-down, join_ns."""
+#: The search for the least squares: start, first steps, and the steps at which it ends.
+START: Constants = (0.8, 200.0)
+FIRST_STEPS: Constants = (0.2, 100.0)
+LAST_STEPS = (0.01, 5.0)
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,8 @@ class Point:
     plan: Plan
     hardware: HardwareModel
     measured_ns: int
+    weight: float = 1.0
+    """One over the number of schedules of its step: each step counts alike."""
 
 
 @dataclass(frozen=True)
@@ -66,58 +79,72 @@ class Fit:
 
 
 def measure_points(model: HardwareModel, say: Callable[[str], None]) -> tuple[list[Point], list[float]]:
-    """Capture and replay the calibration network. Returns the points and the gap of each trace."""
+    """Capture and replay the calibration steps. Returns the points and the gap of each trace."""
     points, gaps = [], []
-    for mode, batch in STEPS:
-        say(f"calibration network, {mode} {batch}")
-        trace = alone(_capture, mode, batch)
+    for options in STEPS:
+        trace = alone(_capture, options)
+        say(f"replaying {trace.name}")
         graph = OpGraph.build(trace, model)
         gaps.append(anchor(trace, model).chain_ns)
-        schedules = []
-        for policy, streams in SCHEDULES:
-            made = POLICIES[policy](graph, streams)
-            schedules.append(make_schedule(trace, made.order, made.streams, policy=policy, made_by="calibrate"))
-        sequential_ns, times = alone(_replay, trace, tuple(schedules), model)
+        made = [(policy, POLICIES[policy](graph, streams)) for policy, streams in SCHEDULES]
+        made += [(RANDOM, random_assignment(graph, number, seed=0)) for number in range(RANDOM_SCHEDULES)]
+        schedules = tuple(
+            make_schedule(trace, assignment.order, assignment.streams, policy=policy, made_by="calibrate")
+            for policy, assignment in made
+        )
+        sequential_ns, times = alone(_replay, trace, schedules, model)
         # The gap of this very process's recordings: they differ from the capture's by what two recordings differ.
         truth = trace.ground_truth
         assert truth is not None
         graph_time = msgspec.structs.replace(truth.graph, median_ns=sequential_ns)
         truth = msgspec.structs.replace(truth, graph=graph_time)
         here = OpGraph.build(msgspec.structs.replace(trace, ground_truth=truth), model)
-        for schedule, measured_ns in zip(schedules, times, strict=True):
-            order, streams_of = check_schedule(schedule, trace, here.preds)
-            points.append(Point(lower(here, order, streams_of), here.hardware, measured_ns))
+        for (_, assignment), measured_ns in zip(made, times, strict=True):
+            plan = lower(here, assignment.order, assignment.streams)
+            points.append(Point(plan, here.hardware, measured_ns, 1 / len(made)))
     return points, gaps
 
 
 def fit(points: Sequence[Point], gaps: Sequence[float]) -> Fit:
-    """Least squares of log(predicted / measured) over slow-down and join cost, on a grid and then a finer one."""
-    best = _best(points, itertools.product(SLOWDOWNS, JOINS_NS))
-    step_a, step_j = (SLOWDOWNS[1] - SLOWDOWNS[0]) / 4, (JOINS_NS[1] - JOINS_NS[0]) / 3
-    fine = itertools.product(
-        (max(0.0, best[0] + step_a * k) for k in range(-3, 4)), [max(0.0, best[1] + step_j * k) for k in (-1, 0, 1)]
-    )
-    best = _best(points, fine)
+    """Least squares of log(predicted / measured) over slow-down and join cost.
+
+    A pattern search: along each constant in turn, by steps that halve where nothing helps.
+    """
+    best, steps = START, FIRST_STEPS
+    least = _squares(points, best)
+    while any(step > last for step, last in zip(steps, LAST_STEPS, strict=True)):
+        tried = [_moved(best, axis, sign * steps[axis]) for axis in range(len(best)) for sign in (1, -1)]
+        squares, found = min((_squares(points, candidate), candidate) for candidate in tried)
+        if squares < least:
+            least, best = squares, found
+        else:
+            steps = tuple(step / 2 for step in steps)
     residuals = tuple(abs(error) for error in errors(points, *best))
-    return Fit(best[0], best[1], statistics.median(gaps), residuals)
+    slowdown, join_ns = best
+    return Fit(slowdown, join_ns, chain_ns=statistics.median(gaps), residuals=residuals)
 
 
-def _best(points: Sequence[Point], grid: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    return min(grid, key=lambda pair: sum(error**2 for error in errors(points, *pair)))
+def _moved(constants: Constants, axis: int, by: float) -> Constants:
+    return tuple(max(0.0, value + by) if index == axis else value for index, value in enumerate(constants))
+
+
+def _squares(points: Sequence[Point], constants: Constants) -> float:
+    found = errors(points, *constants)
+    return sum(point.weight * error**2 for point, error in zip(points, found, strict=True))
 
 
 def errors(points: Sequence[Point], slowdown: float, join_ns: float) -> list[float]:
     """log(predicted / measured) of each point with these constants."""
-    engine = ReferenceEngine()
+    engine = FastEngine()
     found = []
     for point in points:
         hardware = with_contention(point.hardware, slowdown, join_ns)
-        found.append(math.log(engine.run(point.plan, hardware, record=False).makespan_ns / point.measured_ns))
+        found.append(math.log(engine.run(point.plan, hardware).makespan_ns / point.measured_ns))
     return found
 
 
 def with_contention(model: HardwareModel, slowdown: float, join_ns: float) -> HardwareModel:
-    """The model with other contention constants."""
+    """The model with other constants of what kernels do to each other."""
     return msgspec.structs.replace(
         model,
         contention=Contention(younger_slowdown=slowdown),
@@ -125,11 +152,10 @@ def with_contention(model: HardwareModel, slowdown: float, join_ns: float) -> Ha
     )
 
 
-def _capture(mode: Mode, batch: int) -> Trace:
-    from gpusim.runtime.capture import CaptureOptions, capture
+def _capture(options: CaptureOptions) -> Trace:
+    from gpusim.runtime.capture import capture
 
-    spec = f"{Path(calibration_net.__file__)}:{calibration_net.branching.__name__}"
-    return capture(CaptureOptions(spec=spec, mode=mode, batch=batch, command="gpusim calibrate")).trace
+    return capture(dataclasses.replace(options, command="gpusim calibrate")).trace
 
 
 def _replay(trace: Trace, schedules: tuple[Schedule, ...], model: HardwareModel) -> tuple[int, list[int]]:

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from gpusim.engine.reference import ReferenceEngine
+from gpusim.engine.fast import FastEngine
 from gpusim.errors import ReplayError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
@@ -21,7 +21,7 @@ from gpusim.runtime.allowlist import check_operators
 from gpusim.runtime.cudagraph import GraphRecorder, RecordedGraph
 from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.runtime.execute import InitialState, Runner, make_initial, results_of
-from gpusim.runtime.timing import RECORDINGS, time_fastest
+from gpusim.runtime.timing import RECORDINGS, time_typical
 from gpusim.trace.schema import Dtype, Trace
 from gpusim.trace.store import structure_hash
 
@@ -72,13 +72,12 @@ def replay(
     gpu = gpu_facts(recorded[0].replay)
     recorded.clear()
     state.restore()
-    times = time_fastest(
+    times = time_typical(
         {str(i): partial(_again, recorder, *a) for i, a in enumerate((sequential_order, *legal))}, recordings
     )
-    engine = ReferenceEngine()
+    engine = FastEngine()
     predicted = [
-        engine.run(lower(graph, *assignment), graph.hardware, record=False).makespan_ns
-        for assignment in (sequential_order, *legal)
+        engine.run(lower(graph, *assignment), graph.hardware).makespan_ns for assignment in (sequential_order, *legal)
     ]
     return [
         Measurement(
@@ -90,6 +89,7 @@ def replay(
             schedule=times[str(index)],
             sequential=times["0"],
             predicted_ns=predicted[index],
+            predicted_interval_ns=hardware.interval_ns(predicted[index], schedule.streams),
             predicted_sequential_ns=predicted[0],
             hardware=hardware.label,
             outputs=checks[index - 1],
@@ -102,6 +102,32 @@ def replay(
         )
         for index, schedule in enumerate(schedules, start=1)
     ]
+
+
+#: Recordings and rounds of a trial: enough to tell schedules apart by a percent or two, and no more.
+TRIAL_RECORDINGS, TRIAL_ROUNDS = 3, 7
+
+
+@explain_out_of_memory
+def trial_ns(trace: Trace, schedules: Sequence[Schedule], hardware: HardwareModel, *, seed: int = 0) -> list[int]:
+    """A quick measurement of schedules against each other, to choose one that `replay` then measures by itself.
+
+    Raises as `replay` does. Outputs are not compared here.
+    """
+    device = require_gpu()
+    check_operators(trace, trace.name)
+    graph = OpGraph.build(trace, hardware)
+    legal = [check_schedule(schedule, trace, graph.preds) for schedule in schedules]
+    set_precision(trace.model.dtype)
+    runner = Runner(trace, device)
+    state = make_initial(trace, device, seed)
+    runner.bind(state.tensors)
+    recorder = GraphRecorder(runner, graph.preds)
+    for assignment in legal:
+        _record(recorder, state, *assignment)  # libraries set up on first use of a stream
+    contenders = {str(number): partial(_again, recorder, *each) for number, each in enumerate(legal)}
+    times = time_typical(contenders, TRIAL_RECORDINGS, TRIAL_ROUNDS)
+    return [times[str(number)].median_ns for number in range(len(legal))]
 
 
 def require_equal(measurement: Measurement) -> None:

@@ -170,8 +170,10 @@ class Timing(Document, frozen=True, kw_only=True):
     """Lower end of the interval that holds the median in at least 95 % of cases."""
     hi_ns: Nanoseconds
     rounds: Count
+    fastest_ns: Nanoseconds = 0
+    """Time of the fastest recording, where the one of median time out of several of a CUDA graph was timed."""
     slowest_ns: Nanoseconds = 0
-    """Median of the slowest recording, where the fastest of several recordings of a CUDA graph was timed."""
+    """Time of the slowest of them."""
 
 
 class GroundTruth(Document, frozen=True, kw_only=True):

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gpusim.errors import TraceError, UnknownNameError
-from gpusim.files import decode_document, decompress, encode_json, read_document, write_document
+from gpusim.files import (
+    decode_document,
+    decompress,
+    encode_json,
+    read_document,
+    write_document,
+)
 from gpusim.resources import resource_dir
 from gpusim.trace.check import check_trace
 from gpusim.trace.schema import SCHEMA, Trace
+from gpusim.units import MIB, format_bytes
 
 TRACE_SUFFIXES = (".json", ".json.gz")
+
+#: Largest upload, and what it may be when decompressed: a trace of 100,000 kernels has about 40 MB. A file of one's own
+#: may be larger.
+MAX_UPLOAD_BYTES = 64 * MIB
+MAX_UPLOAD_DOCUMENT_BYTES = 256 * MIB
 
 
 def read_trace(path: Path) -> Trace:
@@ -25,11 +38,21 @@ def read_trace(path: Path) -> Trace:
     return trace
 
 
-def parse_trace(data: bytes, name: str) -> Trace:
-    """A trace from bytes in memory (an upload), checked like a file; `name` is for messages."""
-    trace = decode_document(decompress(data, name, TraceError), Trace, SCHEMA, name, TraceError)
+def parse_trace(data: bytes, name: str, max_bytes: int | None = None) -> Trace:
+    """A trace from bytes in memory, checked like a file; `name` is for messages, `max_bytes` holds decompressed."""
+    trace = decode_document(decompress(data, name, TraceError, max_bytes), Trace, SCHEMA, name, TraceError)
     check_trace(trace, name)
     return trace
+
+
+def parse_upload(data: bytes, name: str) -> Trace:
+    """A trace that somebody else sent, within the limits on size.
+
+    Raises `TraceError`. Like all reading, it runs nothing from the file.
+    """
+    if len(data) > MAX_UPLOAD_BYTES:
+        raise TraceError(name, f"is {format_bytes(len(data))}; the limit is {format_bytes(MAX_UPLOAD_BYTES)}")
+    return parse_trace(data, name, MAX_UPLOAD_DOCUMENT_BYTES)
 
 
 def write_trace(trace: Trace, path: Path) -> None:
@@ -56,6 +79,18 @@ def bundled_traces() -> dict[str, Path]:
     """Name -> file of every trace that ships with gpusim, sorted by name."""
     folder = resource_dir("traces")
     return {path.name.removesuffix(".json.gz"): path for path in sorted(folder.glob("*.json.gz"))}
+
+
+def other_batches(trace: Trace, others: Mapping[str, Trace]) -> dict[int, str]:
+    """Batch -> name of those of `others`, taken on the same GPU, that differ from `trace` in nothing but the batch."""
+    model = msgspec.structs.replace(trace.model, batch=1)
+    return {
+        other.model.batch: name
+        for name, other in sorted(others.items())
+        if other.model.batch != trace.model.batch
+        and msgspec.structs.replace(other.model, batch=1) == model
+        and other.provenance.gpu.name == trace.provenance.gpu.name
+    }
 
 
 def read_manifest() -> list[dict[str, Any]]:

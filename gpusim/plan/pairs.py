@@ -1,0 +1,28 @@
+"""Measurement of a few kernels run together."""
+
+from __future__ import annotations
+
+from gpusim.files import Document, Nanoseconds
+
+
+class PairCase(Document, frozen=True, kw_only=True):
+    """Two or three ops of one kernel each, forked, run side by side and joined."""
+
+    trace: str
+    ops: tuple[str, ...]
+    kernels: tuple[str, ...]
+    alone_ns: tuple[Nanoseconds, ...]
+    """Each by itself in the same place; launch costs included."""
+    together_ns: Nanoseconds
+    predicted_ns: Nanoseconds
+    fitted: bool = False
+
+    @property
+    def slowdown(self) -> float:
+        """Together, over the longest alone."""
+        return self.together_ns / max(self.alone_ns)
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured slow-down."""
+        return self.predicted_ns / self.together_ns - 1.0

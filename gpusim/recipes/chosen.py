@@ -1,0 +1,132 @@
+"""Which schedules of a step a recipe replays, and what is predicted of them. Needs no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpusim.engine.base import Timeline
+from gpusim.engine.fast import FastEngine
+from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule, make_schedule
+from gpusim.policies.base import Assignment
+from gpusim.policies.random_schedules import RANDOM, random_assignment
+from gpusim.policies.registry import POLICIES
+from gpusim.recipes.recipe import Recipe
+from gpusim.search.bounds import bounds
+from gpusim.search.explore import SEARCH, Explored, Row, explore
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import read_trace
+
+DEFAULT_HARDWARE = "h200"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Schedules of one step, in the order in which they are replayed."""
+
+    schedules: tuple[Schedule, ...]
+    peaks: tuple[int, ...]
+    """Predicted peak memory of each, in bytes."""
+    contenders: tuple[Schedule, ...]
+    """What is tried on the GPU for the searched schedule, where the recipe says so; best prediction first."""
+    contender_peaks: tuple[int, ...]
+    """Predicted peak memory of each of these."""
+    worth_it: bool
+    """Whether any of them is predicted to win beyond the model's uncertainty."""
+    bounds_ns: dict[str, int]
+    hardware: str
+
+    def with_searched(self, number: int) -> Chosen:
+        """The same with the `number`-th contender for the searched schedule."""
+        pairs = zip(self.schedules, self.peaks, strict=True)
+        winner = (self.contenders[number], self.contender_peaks[number])
+        schedules, peaks = zip(*(winner if pair[0].policy == SEARCH else pair for pair in pairs), strict=True)
+        return dataclasses.replace(self, schedules=schedules, peaks=peaks)
+
+
+def hardware_of(trace: Trace) -> HardwareModel:
+    """The model of the GPU that a trace was captured on, or the default one."""
+    return hardware_for_gpu(trace.provenance.gpu.name) or load_hardware(DEFAULT_HARDWARE)
+
+
+def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
+    """The schedules that `recipe` asks for, of the trace in `path`."""
+    trace = read_trace(path)
+    hardware = hardware_of(trace)
+    graph = OpGraph.build(trace, hardware)
+    explored = _explore(graph, hardware, recipe) if SEARCH in recipe.policies or not recipe.counts else None
+    found = [*_asked_for(graph, explored, recipe), *_by_lot(graph, recipe)]
+    sequential_ns = _simulate(graph, POLICIES["sequential"](graph, 1)).makespan_ns
+    timelines = [_simulate(graph, assignment) for _, assignment in found]
+    made_by = f"gpusim validate, {hardware.label}, seed {recipe.seed}"
+
+    def schedule(policy: str, assignment: Assignment, predicted_ns: int) -> Schedule:
+        order, streams = assignment.order, assignment.streams
+        return make_schedule(trace, order, streams, policy=policy, made_by=made_by, predicted_ns=predicted_ns)
+
+    schedules = tuple(
+        schedule(policy, assignment, timeline.makespan_ns)
+        for (policy, assignment), timeline in zip(found, timelines, strict=True)
+    )
+    contenders = [] if explored is None else _contenders(explored)[: recipe.measure]
+    spread = 1 + hardware.uncertainty.schedule_frac
+    bound = bounds(graph)
+    return Chosen(
+        schedules,
+        tuple(timeline.peak_bytes for timeline in timelines),
+        tuple(schedule(SEARCH, row.assignment, row.makespan_ns) for row in contenders),
+        tuple(row.peak_bytes for row in contenders),
+        any(timeline.makespan_ns * spread < sequential_ns for timeline in timelines),
+        {
+            "critical_path": bound.critical_path_ns,
+            "area": bound.area_ns,
+            "bandwidth": bound.bandwidth_ns,
+            "front_end": bound.front_end_ns,
+        },
+        hardware.label,
+    )
+
+
+def _explore(graph: OpGraph, hardware: HardwareModel, recipe: Recipe) -> Explored:
+    return explore(
+        graph.trace,
+        hardware,
+        streams=recipe.streams,
+        budget_s=recipe.budget_s,
+        seed=recipe.seed,
+        also=recipe.policies,
+    )
+
+
+def _contenders(explored: Explored) -> list[Row]:
+    """Searched schedules and the best of each policy, best prediction first, each makespan once."""
+    searched = [row for row in explored.rows if row.policy == SEARCH]
+    policies = {row.policy for row in explored.rows} - {SEARCH}
+    rows = sorted([*searched[:2], *map(explored.best_of, policies)], key=lambda row: (row.makespan_ns, row.streams))
+    return list({row.makespan_ns: row for row in reversed(rows)}.values())[::-1]
+
+
+def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Iterator[tuple[str, Assignment]]:
+    """The recipe's policies: each at all of its stream counts, or at the one that is predicted best."""
+    for policy in recipe.policies:
+        if explored is not None and policy == SEARCH:
+            yield policy, explored.best.assignment
+        elif explored is not None and not recipe.counts:
+            yield policy, explored.best_of(policy).assignment
+        else:
+            for count in POLICIES[policy].stream_counts(recipe.counts):
+                yield policy, POLICIES[policy](graph, count)
+
+
+def _by_lot(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Assignment]]:
+    for number in range(recipe.random):
+        yield RANDOM, random_assignment(graph, number, recipe.seed)
+
+
+def _simulate(graph: OpGraph, assignment: Assignment) -> Timeline:
+    return FastEngine().run(lower(graph, assignment.order, assignment.streams), graph.hardware)

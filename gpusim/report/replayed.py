@@ -1,0 +1,47 @@
+"""The schedules that a recipe replayed, with what they took: enough to predict them again without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from gpusim.errors import MeasurementError
+from gpusim.files import Count, Document, Nanoseconds, read_document, write_document
+
+SCHEMA: Final = "gpusim-replayed/1"
+SUFFIX: Final = ".schedules.json.gz"
+
+
+class ReplayedSchedule(Document, frozen=True, kw_only=True):
+    """One schedule and its measured time."""
+
+    trace: str
+    trace_hash: str
+    policy: str
+    order: tuple[Count, ...]
+    """Op indices in launch order."""
+    stream_of: tuple[Count, ...]
+    """Stream of each op, by op index."""
+    measured_ns: Nanoseconds
+    sequential_ns: Nanoseconds
+    """Measured beside it."""
+
+
+class Replayed(Document, frozen=True, kw_only=True):
+    """All schedules of one results file."""
+
+    schema: Literal["gpusim-replayed/1"]
+    schedules: tuple[ReplayedSchedule, ...]
+
+
+def write_replayed(schedules: Sequence[ReplayedSchedule], results: Path) -> Path:
+    """Write them beside a results file. Raises `OutputError`."""
+    path = results.with_name(results.stem + SUFFIX)
+    write_document(path, Replayed(schema=SCHEMA, schedules=tuple(schedules)))
+    return path
+
+
+def read_replayed(path: Path) -> tuple[ReplayedSchedule, ...]:
+    """Read such a file. Raises `MeasurementError`."""
+    return read_document(path, Replayed, SCHEMA, MeasurementError).schedules

@@ -1,0 +1,98 @@
+"""Results of a validation recipe as tables: Markdown beside the document, and for people."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from gpusim.files import write_bytes, write_document
+from gpusim.report.fidelity import fidelity_table, quantile
+from gpusim.report.results import ResultCase, Results, results_name
+from gpusim.report.tables import console
+from gpusim.units import format_ns
+
+
+def write_results(results: Results, folder: Path) -> Path:
+    """Write the JSON document and its Markdown table. Raises `OutputError`."""
+    path = folder / f"{results_name(results)}.json"
+    write_document(path, results, indent=1)
+    write_bytes(path.with_suffix(".md"), results_markdown(results, path.name).encode())
+    return path
+
+
+def results_markdown(results: Results, source: str) -> str:
+    """The table of a results file with its provenance and summary."""
+    versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
+    clocks = sorted({case.sm_clock_mhz for case in results.cases})
+    clock_text = "-".join(str(c) for c in dict.fromkeys((clocks[0], clocks[-1]))) if clocks else "?"
+    lines = [
+        f"# {results.recipe} on {results.gpu}",
+        "",
+        f"Generated from `{source}`. {results.date}, {versions}, SM clock {clock_text} MHz, hardware model "
+        f"{results.hardware}. Command: `{results.command}`",
+        "",
+        *summary_lines(results.cases),
+        "",
+        *(line for table in (fidelity_table(results.cases),) if table for line in (*table, "")),
+        *case_table(results.cases),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def case_table(cases: Iterable[ResultCase]) -> list[str]:
+    """Markdown rows: one for each replayed schedule, times in us."""
+    rows = [
+        "| step | policy | streams | eager | sequential graph | schedule | 95 % interval | speed-up | predicted "
+        "| error | sequential error | outputs |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for case in cases:
+        outputs = "bit-equal" if case.bit_equal else ("equal" if case.outputs_equal else "DIFFERENT")
+        interval = f"{case.interval_ns[0] / 1e3:.0f}-{case.interval_ns[1] / 1e3:.0f}"
+        rows.append(
+            f"| {case.trace} | {case.policy} | {case.streams} | {case.eager_ns / 1e3:.0f} | "
+            f"{case.sequential_ns / 1e3:.0f} | {case.measured_ns / 1e3:.0f} | {interval} | **{case.speedup:.2f}x** | "
+            f"{case.predicted_ns / 1e3:.0f} | {case.error:+.1%} | {case.sequential_prediction_error:+.1%} | {outputs} |"
+        )
+    return rows
+
+
+def summary_lines(cases: Sequence[ResultCase]) -> list[str]:
+    """Prediction errors in words: median, 90th percentile and largest, of schedules and of sequential graphs."""
+    concurrent = [abs(case.error) for case in cases if case.streams > 1]
+    sequential = [abs(error) for error in {c.trace: c.sequential_prediction_error for c in cases}.values()]
+    lines = []
+    for what, errors in (("multi-stream schedules", concurrent), ("sequential graphs", sequential)):
+        if errors:
+            ordered = sorted(errors)
+            lines.append(
+                f"- {len(errors)} {what}: prediction error median {statistics.median(errors):.1%}, "
+                f"90 % of cases within {quantile(ordered, 0.9):.1%}, largest {ordered[-1]:.1%}"
+            )
+    return lines
+
+
+def print_results(results: Results) -> None:
+    """The results as a table for people."""
+    table = Table(show_edge=False, header_style="bold")
+    for column in ("step", "policy", "streams", "sequential", "schedule", "speed-up", "predicted", "error", "outputs"):
+        table.add_column(column, justify="left" if column in ("step", "policy", "outputs") else "right")
+    for case in results.cases:
+        table.add_row(
+            case.trace,
+            case.policy,
+            str(case.streams),
+            format_ns(case.sequential_ns),
+            format_ns(case.measured_ns),
+            f"{case.speedup:.2f}x",
+            format_ns(case.predicted_ns),
+            f"{case.error:+.1%}",
+            "equal" if case.outputs_equal else "DIFFERENT",
+        )
+    out = console()
+    out.print(table)
+    for line in summary_lines(results.cases):
+        out.print(line)

@@ -1,0 +1,189 @@
+"""Random pairs and triples of a trace's kernels run together on the GPU, beside what the model predicts of them.
+
+One CUDA graph holds all of them in shuffled order, each between two kernels that note the time: each op alone, and
+each pair or triple forked, side by side, and joined. Before each, its ops run once by themselves, so that they find
+caches as warm as every other time.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from gpusim.engine.fast import FastEngine
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.kernels import kernel_tasks
+from gpusim.plan.pairs import PairCase
+from gpusim.plan.tasks import Plan, Task
+from gpusim.runtime.allowlist import check_operators
+from gpusim.runtime.device import explain_out_of_memory, require_gpu, set_precision
+from gpusim.runtime.execute import Runner, make_initial
+from gpusim.trace.schema import Trace
+
+#: Kernels shorter than this are lost in the clock's steps, longer ones make the graph slow.
+MIN_NS, MAX_NS = 2_500, 80_000
+#: Longest over shortest of a pair or triple: beside one much longer, a kernel's slow-down would not show.
+MAX_RATIO = 2.5
+#: Every fourth is a triple.
+TRIPLE_EVERY = 4
+REPLAYS = 40
+EMPTY_STAGES = 10
+
+STAMP_SOURCE = """
+extern "C" __global__ void stamp(long long* out, int slot) {
+    long long now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    out[slot] = now;
+}
+"""
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """What runs between each two stamps, in order: ops side by side, one op, or nothing."""
+
+    stages: tuple[tuple[int, ...], ...]
+
+    def times(self, samples_ns: torch.Tensor) -> dict[tuple[int, ...], float]:
+        """Mean time of each distinct stage in ns."""
+        means = samples_ns.double().mean(0).tolist()
+        found: dict[tuple[int, ...], list[float]] = {}
+        for stage, time_ns in zip(self.stages, means, strict=True):
+            found.setdefault(stage, []).append(time_ns)
+        return {stage: statistics.fmean(times) for stage, times in found.items()}
+
+
+@explain_out_of_memory
+def measure_pairs(trace: Trace, hardware: HardwareModel, count: int, seed: int) -> list[PairCase]:
+    """Measure and predict `count` pairs and triples. Raises `GpuError` without a GPU."""
+    device = require_gpu()
+    check_operators(trace, trace.name)
+    set_precision(trace.model.dtype)
+    runner = Runner(trace, device)
+    runner.bind(make_initial(trace, device, seed).tensors)
+    lot = random.Random(seed)
+    chosen = draw(trace, count, lot)
+    solos = [(op,) for op in sorted({op for ops in chosen for op in ops})]
+    stages = [*chosen, *solos, *[()] * EMPTY_STAGES]
+    lot.shuffle(stages)
+    times = _measure(runner, _Stages(tuple(stages)))
+    tasks = kernel_tasks(trace, hardware)
+    alone_ns = {op: times[(op,)] for (op,) in solos}
+    return [
+        PairCase(
+            trace=trace.name,
+            ops=tuple(trace.ops[op].name for op in ops),
+            kernels=tuple(trace.ops[op].kernels[0].name for op in ops),
+            alone_ns=tuple(round(alone_ns[op]) for op in ops),
+            together_ns=round(times[ops]),
+            predicted_ns=round(
+                predict([tasks[op][0] for op in ops], [alone_ns[op] for op in ops], times[()], hardware)
+            ),
+        )
+        for ops in chosen
+    ]
+
+
+def draw(trace: Trace, count: int, lot: random.Random) -> list[tuple[int, ...]]:
+    """Distinct pairs and triples of ops that have one kernel of a suitable length and change no parameter or state.
+
+    Order counts, since the elder of two kernels is served first. None reads what another of them writes.
+    """
+    lasting = {tensor.storage for tensor in trace.tensors if tensor.init is not None}
+    usable = [op for op in range(len(trace.ops)) if _usable(trace, op, lasting)]
+    found: dict[tuple[int, ...], None] = {}
+    for _ in range(200 * count):
+        size = 3 if len(found) % TRIPLE_EVERY == TRIPLE_EVERY - 1 else 2
+        if len(found) == count or len(usable) < size:
+            break
+        ops = tuple(lot.sample(usable, size))
+        durations = [trace.ops[op].kernels[0].dur_ns for op in ops]
+        if max(durations) <= MAX_RATIO * min(durations) and _apart(trace, ops):
+            found[ops] = None
+    return list(found)
+
+
+def _usable(trace: Trace, op: int, lasting: Collection[int]) -> bool:
+    """Whether it can be measured; `lasting` are the storages that live beyond the step, which views may write to."""
+    kernels = trace.ops[op].kernels
+    changes = any(trace.tensors[t].storage in lasting for t in trace.ops[op].writes)
+    return len(kernels) == 1 and kernels[0].kind == "kernel" and MIN_NS <= kernels[0].dur_ns <= MAX_NS and not changes
+
+
+def _apart(trace: Trace, ops: Sequence[int]) -> bool:
+    """Whether no op touches a storage that another one writes: side by side they would race."""
+    touched = [{trace.tensors[t].storage for t in (*trace.ops[op].reads, *trace.ops[op].writes)} for op in ops]
+    written = [{trace.tensors[t].storage for t in trace.ops[op].writes} for op in ops]
+    return all(not (mine & theirs) for i, mine in enumerate(written) for j, theirs in enumerate(touched) if i != j)
+
+
+def predict(tasks: Sequence[Task], alone_ns: Sequence[float], empty_ns: float, hardware: HardwareModel) -> float:
+    """Time between two stamps with these kernels side by side, from their times between stamps alone.
+
+    `empty_ns` is the time between two stamps with nothing between them. A stamp takes that, less one gap; a kernel
+    what it takes alone, less the two gaps and the stamp.
+    """
+    gap_ns = hardware.graph.chain_ns
+    stamp_ns = max(0.0, empty_ns - gap_ns)
+    stamp = Task(name="stamp", dur_ns=stamp_ns)
+    kernels = [
+        replace(task, queue=queue, deps=(0,) if queue else (), dur_ns=max(0.0, time_ns - empty_ns - gap_ns))
+        for queue, (task, time_ns) in enumerate(zip(tasks, alone_ns, strict=True))
+    ]
+    last = replace(stamp, deps=tuple(range(2, len(kernels) + 1)))
+    timeline = FastEngine().run(Plan(tasks=(stamp, *kernels, last)), hardware)
+    return timeline.makespan_ns - stamp_ns
+
+
+def _measure(runner: Runner, stages: _Stages) -> dict[tuple[int, ...], float]:
+    """Record all stages in one graph, replay it, and read the stamps."""
+    stamps = torch.zeros(len(stages.stages) * 2, dtype=torch.int64, device=runner.device)
+    kernel = torch.cuda._compile_kernel(STAMP_SOURCE, "stamp")
+
+    def stamp(slot: int) -> None:
+        kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, slot])
+
+    runner.run_in_order()
+    tensors = list(runner.tensors)
+    lanes = [torch.cuda.Stream() for _ in range(max(map(len, stages.stages)))]
+    for lane in lanes:  # libraries set up on first use of a stream
+        with torch.cuda.stream(lane):
+            _run_each(runner, sorted({op for stage in stages.stages for op in stage}))
+    stamp(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
+        for number, ops in enumerate(stages.stages):
+            _run_each(runner, ops)
+            stamp(2 * number)
+            _side_by_side(lanes, [partial(runner.run, op) for op in ops])
+            stamp(2 * number + 1)
+            runner.tensors[:] = tensors
+    samples = []
+    for _ in range(REPLAYS):
+        graph.replay()
+        torch.cuda.synchronize()
+        noted = stamps.cpu().view(-1, 2)
+        samples.append(noted[:, 1] - noted[:, 0])
+    return stages.times(torch.stack(samples[REPLAYS // 8 :]))
+
+
+def _run_each(runner: Runner, ops: Sequence[int]) -> None:
+    for op in ops:
+        runner.run(op)
+
+
+def _side_by_side(lanes: Sequence[torch.cuda.Stream], calls: Sequence[Callable[[], None]]) -> None:
+    """Fork from the first lane, one call in each, and join."""
+    for lane in lanes[1 : len(calls)]:
+        lane.wait_stream(lanes[0])
+    for lane, call in zip(lanes, calls, strict=False):
+        with torch.cuda.stream(lane):
+            call()
+    for lane in lanes[1 : len(calls)]:
+        lanes[0].wait_stream(lane)

@@ -1,0 +1,178 @@
+"""Every schedule that was replayed for validate/results is predicted again: a change of the model shows here.
+
+Needs no GPU. A file of schedules lies beside the results file of its run, with one schedule for each of its cases; the
+traces of the same runs lie in validate/traces, or are bundled.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusim.engine.batch import BatchEngine
+from gpusim.errors import MeasurementError
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import check_schedule
+from gpusim.recipes.chosen import choose_schedules, hardware_of
+from gpusim.recipes.recipe import Case, Recipe
+from gpusim.report.fidelity import Fidelity, fidelity
+from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed, write_replayed
+from gpusim.report.results import ResultCase, read_results
+from gpusim.report.results_table import write_results
+from gpusim.trace.store import bundled_traces, load_trace, read_trace, structure_hash
+from tests.made_results import case as make_case
+from tests.made_results import make_results
+
+ROOT = Path(__file__).parent.parent
+RESULTS, TRACES = ROOT / "validate" / "results", ROOT / "validate" / "traces"
+#: How much the median and the 95th percentile of the error may grow, as shares of the measured time.
+MAY_GROW = 0.003
+
+
+def golden_files(folder: Path) -> list[Path]:
+    """The files of replayed schedules in a folder."""
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def predict_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
+    """The cases of the results file beside `path`, and the same with what is predicted of their schedules now."""
+    then = read_results(path.with_name(path.name.removesuffix(SUFFIX) + ".json")).cases
+    schedules = read_replayed(path)
+    traces = TRACES if path.parent == RESULTS else path.parent
+    files = {**bundled_traces(), **{file.name.removesuffix(".json.gz"): file for file in traces.glob("*.json.gz")}}
+    places: dict[str, list[int]] = {}
+    for place, (case, schedule) in enumerate(zip(then, schedules, strict=True)):
+        assert (schedule.trace, schedule.policy, schedule.measured_ns) == (case.trace, case.policy, case.measured_ns)
+        places.setdefault(case.trace, []).append(place)
+    now = list(then)
+    for name, mine in places.items():
+        assert name in files, f"{name} is neither bundled nor in {traces}"
+        trace = read_trace(files[name])
+        assert {schedules[place].trace_hash for place in mine} == {structure_hash(trace)}, (
+            f"{name} is another trace now"
+        )
+        engine = BatchEngine(OpGraph.build(trace, hardware_of(trace)))
+        found = engine.evaluate(
+            [schedules[place].order for place in mine], [schedules[place].stream_of for place in mine]
+        )
+        for place, predicted_ns in zip(mine, found.makespan_ns.tolist(), strict=True):
+            now[place] = msgspec.structs.replace(then[place], predicted_ns=predicted_ns)
+    return list(then), now
+
+
+def check_no_worse(then: Fidelity | None, now: Fidelity | None) -> None:
+    """Fails where errors have grown by more than `MAY_GROW`."""
+    assert then is not None, "no schedule on several streams"
+    assert now is not None
+    for name in ("median", "p95"):
+        before, after = getattr(then, name), getattr(now, name)
+        assert after <= before + MAY_GROW, f"{name} error is {after:.2%}, was {before:.2%} when it was measured"
+
+
+# --- A small file made here, so that the test above has something to say before anything has been measured ---
+
+
+def make_golden(folder: Path, wrong: float = 0.0) -> Path:
+    """Results of random schedules that took exactly what is predicted; `wrong` makes what was measured differ."""
+    name = "squeezenet1_1-infer-b1"
+    trace = load_trace(name)
+    recipe = Recipe(name="made", case=(Case(trace=name),), policies=("wavefront",), counts=(2,), random=9)
+    graph = OpGraph.build(trace, hardware_of(trace))
+    cases, schedules = [], []
+    for schedule in choose_schedules(bundled_traces()[name], recipe).schedules:
+        order, stream_of = check_schedule(schedule, trace, graph.preds)
+        measured_ns = round(schedule.predicted_ns * (1 + wrong))
+        made = make_case(schedule.predicted_ns, measured_ns, trace=name, streams=schedule.streams)
+        cases.append(msgspec.structs.replace(made, policy=schedule.policy))
+        schedules.append(
+            ReplayedSchedule(
+                trace=name,
+                trace_hash=schedule.trace_hash,
+                policy=schedule.policy,
+                order=tuple(order),
+                stream_of=tuple(stream_of),
+                measured_ns=measured_ns,
+                sequential_ns=1,
+            )
+        )
+    results = make_results(cases, recipe="made")
+    return write_replayed(schedules, write_results(results, folder))
+
+
+MADE = "made here"
+GOLDEN = {path.name: path for path in golden_files(RESULTS)}
+
+
+@pytest.mark.parametrize("name", [MADE, *GOLDEN])
+def test_schedules_replayed_on_a_gpu_are_predicted_as_well_as_when_they_were_measured(
+    name: str, tmp_path: Path
+) -> None:
+    then, now = predict_again(GOLDEN[name] if name in GOLDEN else make_golden(tmp_path))
+    check_no_worse(fidelity(then), fidelity(now))
+
+
+def test_folder_of_results_is_read(tmp_path: Path) -> None:
+    """The test above has a case for each file there is; the names that `gpusim validate` writes are found."""
+    assert RESULTS.is_dir()
+    assert sorted(GOLDEN) == sorted(path.name for path in RESULTS.iterdir() if "schedules" in path.name)
+    made = make_golden(tmp_path)
+    assert golden_files(tmp_path) == [made]
+    assert made.name == "made_h200_20250304.schedules.json.gz"
+
+
+def test_prediction_that_has_become_worse_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    then, now = predict_again(make_golden(tmp_path))
+    assert then == now
+    hardware = hardware_of(load_trace("squeezenet1_1-infer-b1"))
+    slower = msgspec.structs.replace(hardware.contention, younger_slowdown=hardware.contention.younger_slowdown + 0.5)
+    changed = msgspec.structs.replace(hardware, contention=slower)
+    monkeypatch.setattr("tests.test_golden.hardware_of", lambda trace: changed)
+    (path,) = golden_files(tmp_path)
+    _, worse = predict_again(path)
+    with pytest.raises(AssertionError, match=r"median error is \d+\.\d+%, was 0\.00% when it was measured"):
+        check_no_worse(fidelity(then), fidelity(worse))
+
+
+def test_prediction_that_has_become_better_is_no_failure(tmp_path: Path) -> None:
+    then, now = predict_again(make_golden(tmp_path, wrong=0.05))
+    better = [msgspec.structs.replace(found, predicted_ns=found.measured_ns) for found in now]
+    check_no_worse(fidelity(then), fidelity(better))
+
+
+@pytest.mark.parametrize(("grown", "fails"), [(0.002, False), (0.004, True)])
+def test_errors_may_grow_by_a_few_tenths_of_a_percent(grown: float, fails: bool) -> None:
+    then = [make_case(10_100, 10_000)] * 20
+    now = [make_case(round(10_000 * (1.01 + grown)), 10_000)] * 20
+    if fails:
+        with pytest.raises(AssertionError, match="error is"):
+            check_no_worse(fidelity(then), fidelity(now))
+    else:
+        check_no_worse(fidelity(then), fidelity(now))
+
+
+# --- The file of schedules ---
+
+
+def test_replayed_schedules_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
+    path = make_golden(tmp_path)
+    found = read_replayed(path)
+    assert len(found) == 10
+    assert {len(schedule.order) for schedule in found} == {len(load_trace(found[0].trace).ops)}
+    again = write_replayed(found, tmp_path / "again.json")
+    assert again.name == "again.schedules.json.gz"
+    assert read_replayed(again) == found
+    assert again.read_bytes() == path.read_bytes(), "same schedules, same bytes"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"schema": "gpusim-replayed/2", "schedules": []}', '{"schema": "gpusim-replayed/1"}']
+)
+def test_broken_file_of_schedules_is_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.schedules.json"
+    path.write_text(text)
+    with pytest.raises(MeasurementError) as caught:
+        read_replayed(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
