@@ -1,0 +1,331 @@
+"""Workers of a Dask cluster (the extra `sweep`); the only module that imports dask.
+
+Traces and hardware models travel as content: workers on other machines need not see this machine's files, and a
+bundled name could mean another file there. Each content is a task of its own, so that it goes to the scheduler once and
+to each worker once, and comes back by itself when the worker that holds it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import socket
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import astuple
+from types import TracebackType
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from gpusim.errors import GpusimError, OptionError, WorkerError
+from gpusim.sweep.grid import Grid, Group, Point, code_version
+from gpusim.sweep.point import Result
+from gpusim.sweep.todo import Todo
+
+MISSING_DASK: Final = "a cluster needs dask, which is not installed (pip install 'gpusim[sweep]')"
+CONNECT_S: Final = 5.0
+#: How long to wait for the first worker, and for another where all have gone.
+NO_WORKERS_S: Final = 30.0
+#: Tasks out at once for each thread of a worker: it never waits for this process, and little is lost with it.
+WINDOW: Final = 2
+#: A task is one point, or several that together take about so long: a task costs this process, the scheduler and the
+#: worker some milliseconds each. What a worker that dies has computed of its task is lost.
+TASK_S: Final = 0.1
+MAX_TASK_POINTS: Final = 32
+TICK_S: Final = 0.2
+#: How often workers that came or went are looked for.
+LOOK_S: Final = 2.0
+
+
+def check_scheduler(address: str) -> None:
+    """Raise where no Dask scheduler answers: `OptionError` for a wrong address, `WorkerError` within seconds.
+
+    `Client` alone would try a refused connection again and again, and wait for ever for a server of another kind.
+    """
+    from distributed import rpc
+
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port or parts.scheme != "tcp" or parts.path:
+        raise OptionError(f"--scheduler '{address}': the address of a scheduler looks like tcp://HOST:PORT")
+
+    async def ask() -> str:
+        async with rpc(address) as remote:
+            return str((await remote.identity())["type"])
+
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+        # In a thread of its own: this one may have an event loop that runs (a notebook).
+        with ThreadPoolExecutor(1) as thread:
+            kind = thread.submit(asyncio.run, asyncio.wait_for(ask(), CONNECT_S)).result()
+    except TimeoutError as cause:
+        raise WorkerError(f"no Dask scheduler at '{address}': no answer in {CONNECT_S:.0f} s") from cause
+    except (OSError, ValueError, MemoryError) as cause:
+        raise WorkerError(f"no Dask scheduler at '{address}': {getattr(cause, 'strerror', None) or cause}") from cause
+    if kind != "Scheduler":
+        raise WorkerError(f"no Dask scheduler at '{address}': it is a {kind.lower()}")
+
+
+class ClusterWorkers:
+    """The workers behind a Dask scheduler; a context manager. See `gpusim.sweep.run.Workers`.
+
+    Raises `WorkerError` where there is no scheduler or no worker, or where workers run another gpusim.
+    """
+
+    def __init__(self, address: str, *, no_workers_s: float = NO_WORKERS_S) -> None:
+        try:
+            import distributed
+        except ImportError as cause:
+            raise WorkerError(MISSING_DASK) from cause
+
+        self.address = address
+        self.no_workers_s = no_workers_s
+        # What goes wrong with the connection is raised here as one line; the library logs it a second time.
+        for name in ("distributed", "distributed.client"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        check_scheduler(address)
+        try:
+            self.client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
+        except OSError as cause:  # asyncio's timeouts are OSErrors
+            raise WorkerError(f"no Dask scheduler at '{address}': {cause}") from cause
+        try:
+            self.threads = self._wait_for_workers()
+            self._check_versions()
+        except BaseException:
+            self.client.close()
+            raise
+
+    @property
+    def description(self) -> str:
+        """For messages."""
+        count = len(self.threads)
+        return f"{count} {'worker' if count == 1 else 'workers'} of the cluster at {self.address}"
+
+    def __enter__(self) -> ClusterWorkers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.close()
+
+    def run(self, grid: Grid, points: Sequence[Point]) -> Generator[list[Result], None, None]:
+        """Results as they come, and an empty list now and then; closing the generator cancels what is out.
+
+        Raises `WorkerError` where the scheduler is lost, all workers are, or one runs another gpusim.
+        """
+        run = _Run(self, grid)
+        try:
+            yield from run.all(points)
+            # The scheduler blames a dead worker on all points it held; these are tried again, one at a time.
+            suspects, run.last_chance = list(run.suspects), True
+            for suspect in suspects:
+                yield from run.all([suspect])
+        finally:
+            run.end()
+
+    def look(self) -> int:
+        """Look who is there; how many. Raises `WorkerError` where the scheduler is gone."""
+        with self.talking():
+            self.threads = dict(self.client.nthreads())
+        return len(self.threads)
+
+    @contextlib.contextmanager
+    def talking(self) -> Iterator[None]:
+        """Turn a broken connection to the scheduler into one line. Raises `WorkerError`."""
+        try:
+            yield
+        except (OSError, CancelledError) as cause:  # futures are cancelled when the scheduler goes
+            raise self.lost() from cause
+
+    def lost(self) -> WorkerError:
+        """The scheduler is gone."""
+        return WorkerError(f"lost the Dask scheduler at '{self.address}'")
+
+    def _wait_for_workers(self) -> dict[str, int]:
+        deadline = time.monotonic() + self.no_workers_s
+        while not self.look():
+            if time.monotonic() > deadline:
+                raise WorkerError(f"the Dask scheduler at '{self.address}' has no workers: dask worker {self.address}")
+            time.sleep(TICK_S)
+        return self.threads
+
+    def _check_versions(self) -> None:
+        """Ask every worker which gpusim it has; `compute` asks again, for workers that come later."""
+
+        # Inside a function on purpose: so it travels as code, and also runs where there is no gpusim.
+        def ask() -> str:
+            try:
+                from gpusim.sweep.grid import code_version
+            except ImportError as cause:
+                return f"no gpusim ({cause})"
+            return f"gpusim {code_version()}"
+
+        wanted = f"gpusim {code_version()}"
+        found: dict[str, str] = self.client.run(ask)
+        for worker, version in found.items():
+            if version != wanted:
+                raise WorkerError(f"worker {worker} has {version}, this process {wanted}: install the same on both")
+
+
+class _Run:
+    """The points of a run that are out, and the contents they need."""
+
+    def __init__(self, cluster: ClusterWorkers, grid: Grid) -> None:
+        self.cluster = cluster
+        self.client = cluster.client
+        self.version = grid.version
+        self.name = f"gpusim-sweep-{uuid.uuid4().hex[:8]}"
+        self.contents = {
+            hash: self.client.submit(_keep, data, key=f"{self.name}-content-{hash}", pure=True)
+            for hash, data in grid.contents.items()
+        }
+        self.todo = Todo([])
+        self.out: dict[Any, tuple[list[Point], str]] = {}
+        self.seconds: dict[str, float] = {}
+        self.held: Counter[str] = Counter()
+        self.group_of: dict[str, Group] = {}
+        self.done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.tries = 0
+        self.suspects: list[Point] = []
+        self.last_chance = False
+        self.looked_at = self.seen_at = time.monotonic()
+
+    def all(self, points: Sequence[Point]) -> Iterator[list[Result]]:
+        """Submit points as others come back, to each worker as many as it should hold."""
+        self.todo.put_back(points)
+        while self.todo or self.out:
+            for worker, threads in self.cluster.threads.items():
+                while self.todo and self.held[worker] < WINDOW * threads:
+                    others = {group for other, group in self.group_of.items() if other != worker}
+                    first = self.todo.take(self.group_of.get(worker), others)
+                    self._submit([first, *self.todo.take_more(first, self._size(first) - 1)], worker)
+            yield self._collect()
+            self._look()
+
+    def _size(self, first: Point) -> int:
+        """How many points to put into a task: by what others of the policy took, and so that all workers get some."""
+        seconds = self.seconds.get(first.policy, TASK_S)
+        share = len(self.todo) // (WINDOW * sum(self.cluster.threads.values()))
+        return max(1, min(MAX_TASK_POINTS, share, int(TASK_S / max(seconds, 1e-9))))
+
+    def end(self) -> None:
+        """Take back what is out; a scheduler that is gone has nothing of ours any more."""
+        if self.client.status == "running":
+            self.client.cancel([*self.out, *self.contents.values()], force=True)
+
+    def _submit(self, points: list[Point], worker: str) -> None:
+        """Send points of one group to a worker, or to another where that one has died."""
+        self.tries += 1
+        group = points[0].group
+        trace, hardware = (self.contents[hash] for hash in group)
+        future = self.client.submit(
+            _compute,
+            [astuple(point) for point in points],
+            trace,
+            hardware,
+            self.version,
+            TASK_S,
+            key=f"{self.name}-task-{self.tries}",
+            workers=[worker],
+            allow_other_workers=True,
+            pure=False,
+        )
+        self.out[future] = points, worker
+        self.held[worker] += 1
+        self.group_of[worker] = group
+        future.add_done_callback(self.done.put)
+
+    def _collect(self) -> list[Result]:
+        """What has come back since, or after a short wait nothing."""
+        futures = []
+        with contextlib.suppress(queue.Empty):
+            futures.append(self.done.get(timeout=TICK_S))
+        if self.client.status != "running":  # it may come back, but forgets the tasks of who was away
+            raise self.cluster.lost()
+        while not self.done.empty():
+            futures.append(self.done.get())
+        good = [future for future in futures if future.status == "finished"]
+        # Where a worker has died since, the task is computed again, and left out where that fails.
+        with self.cluster.talking():
+            gathered: list[list[Result]] = self.client.gather(good, errors="skip")
+        results = {result.key: result for task in gathered for result in task}
+        for future in futures:
+            points, worker = self.out.pop(future)
+            self.held[worker] -= 1
+            if points[0].key not in results:
+                results |= {result.key: result for result in self._failed(future, points)}
+            self._note(points, results)
+        return list(results.values())
+
+    def _note(self, points: list[Point], results: dict[str, Result]) -> None:
+        """Learn what points of a policy take, and take back those that a worker had no time for."""
+        for point in points:
+            if point.key in results:
+                before = self.seconds.get(point.policy, results[point.key].seconds)
+                self.seconds[point.policy] = (before + results[point.key].seconds) / 2
+        if points[0].key in results:
+            self.todo.put_back([point for point in points if point.key not in results])
+
+    def _failed(self, future: Any, points: list[Point]) -> list[Result]:
+        """What to do about a task without results."""
+        from distributed import KilledWorker
+
+        with self.cluster.talking():
+            cause = future.exception()
+            if cause is None:
+                found: list[Result] = future.result()
+                return found
+        if isinstance(cause, GpusimError):
+            raise cause
+        if isinstance(cause, ImportError):
+            raise WorkerError(f"a worker of '{self.cluster.address}' lacks something that gpusim needs: {cause}")
+        if not isinstance(cause, KilledWorker):
+            raise cause
+        if not self.last_chance:
+            self.suspects += points
+            return []
+        text = f"its worker died {cause.allowed_failures + 1} times"
+        return [Result(point.key, None, 0.0, "", error=text) for point in points]
+
+    def _look(self) -> None:
+        """Now and then look who is there. Raises `WorkerError` where nobody has been for a while."""
+        now = time.monotonic()
+        if now < self.looked_at + LOOK_S:
+            return
+        self.looked_at = now
+        if self.cluster.look():
+            self.seen_at = now
+        elif now > self.seen_at + self.cluster.no_workers_s:
+            raise WorkerError(f"the Dask scheduler at '{self.cluster.address}' has no workers left")
+
+
+def _travelling() -> tuple[Callable[..., bytes], Callable[..., list[Result]]]:
+    """What runs on workers. Functions made in a function travel as code, and their arguments are plain values.
+
+    So the scheduler, which unpacks every task to look into it, needs no gpusim.
+    """
+
+    def keep(data: bytes) -> bytes:
+        return data
+
+    def compute(
+        points: list[tuple[Any, ...]], trace: bytes, hardware: bytes, version: str, limit_s: float
+    ) -> list[Result]:
+        from gpusim.sweep import point as module
+        from gpusim.sweep.grid import Point
+
+        return module.compute_some([Point(*fields) for fields in points], trace, hardware, version, limit_s)
+
+    return keep, compute
+
+
+_keep, _compute = _travelling()

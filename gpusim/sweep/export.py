@@ -1,0 +1,51 @@
+"""The store as one table for other programs: Parquet or CSV."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gpusim.errors import OptionError, OutputError
+from gpusim.files import check_writable, write_bytes
+from gpusim.sweep.store import COLUMNS, Row, column_types
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES: Final = (".parquet", ".csv")
+MISSING_PYARROW: Final = "Parquet needs pyarrow, which is not installed (pip install 'gpusim[sweep]'); CSV does not"
+
+_PANDAS_TYPES: Final = {"str": "string", "int": "Int64", "bool": "bool", "float": "Float64"}
+
+
+def check_export(path: Path) -> None:
+    """Fail before the work where the export could not be written after it. Raises `OptionError`, `OutputError`."""
+    if path.suffix not in SUFFIXES:
+        raise OptionError(f"--export {path}: the name ends in {' or '.join(SUFFIXES)}")
+    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise OutputError(str(path), MISSING_PYARROW)
+    check_writable(path)
+
+
+def rows_frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """One row for each point, with the store's columns; numbers of a failed point are missing values."""
+    import pandas as pd
+
+    frame = pd.DataFrame([asdict(row) for row in rows], columns=list(COLUMNS))
+    return frame.astype({name: _PANDAS_TYPES[kind] for name, (kind, _) in column_types().items()})
+
+
+def export_rows(rows: Sequence[Row], path: Path) -> None:
+    """Write rows as Parquet or CSV, by the name's end; all or nothing. Raises `OptionError`, `OutputError`."""
+    check_export(path)
+    frame = rows_frame(rows)
+    buffer = io.BytesIO()
+    if path.suffix == ".parquet":
+        frame.to_parquet(buffer, engine="pyarrow", index=False)
+    else:
+        frame.to_csv(buffer, index=False)
+    write_bytes(path, buffer.getvalue())

@@ -1,0 +1,189 @@
+"""The points of a sweep, and what identifies each: everything its result follows from, hashed."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec.structs import asdict
+
+import gpusim
+from gpusim.engine.base import engine_by_name
+from gpusim.errors import TraceError
+from gpusim.files import encode_json
+from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware, read_hardware
+from gpusim.policies.registry import policy_by_name
+from gpusim.sweep.spec import Sweep, hardware_files, policy_names, trace_files
+from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, Trace
+from gpusim.trace.store import parse_trace
+
+DEFAULT_HARDWARE: Final = "h200"
+
+#: What a result follows from, besides trace and hardware model: these parts of the package.
+_SIMULATION = ("trace", "hardware", "plan", "engine", "policies", "search/bounds.py", "sweep/point.py", "units.py")
+
+
+Group = tuple[str, str]
+"""Hashes of a trace and a hardware model. Points of a group share an op graph, which takes as long as a few points."""
+
+
+@dataclass(frozen=True)
+class TraceContent:
+    """A trace as it travels to workers: its file's bytes, with what is said about it in every row."""
+
+    hash: str
+    data: bytes
+    name: str
+    network: str
+    mode: Mode
+    batch: int
+    dtype: Dtype
+    memory_format: MemoryFormat
+    frontend: Frontend
+
+
+@dataclass(frozen=True)
+class HardwareContent:
+    """A hardware model as it travels to workers: JSON bytes, with what is said about it in every row."""
+
+    hash: str
+    data: bytes
+    name: str
+    calibrated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One simulation to do; `key` is its identity in the store."""
+
+    key: str
+    trace_hash: str
+    hardware_hash: str
+    policy: str
+    streams: int
+    engine: str
+    seed: int
+
+    @property
+    def group(self) -> Group:
+        """Its trace and hardware model, by hash."""
+        return self.trace_hash, self.hardware_hash
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All points of a sweep, those of one group together, with the contents they refer to by hash."""
+
+    points: tuple[Point, ...]
+    traces: dict[str, TraceContent]
+    hardware: dict[str, HardwareContent]
+    version: str
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """Everything that travels to workers, by hash."""
+        return {item.hash: item.data for kind in (self.traces, self.hardware) for item in kind.values()}
+
+
+def build_grid(sweep: Sweep) -> Grid:
+    """Read everything that a sweep names and multiply it.
+
+    Raises `UnknownNameError`, `TraceError` and `HardwareError` before anything is simulated.
+    """
+    engine_by_name(sweep.engine)
+    policies = policy_names(sweep.policies)
+    version = code_version()
+    given = {content.hash: content for content in map(read_content, hardware_files(sweep.hardware))}
+    traces: dict[str, TraceContent] = {}
+    hardware = dict(given)
+    points: dict[str, Point] = {}
+    for path in trace_files(sweep.traces):
+        trace, gpu = _read_trace(path)
+        traces[trace.hash] = trace
+        models = given
+        if not models:
+            own = _content(hardware_for_gpu(gpu) or load_hardware(DEFAULT_HARDWARE))
+            models = {own.hash: own}
+            hardware |= models
+        for model in models:
+            for policy in policies:
+                for streams in policy_by_name(policy).stream_counts(sweep.streams):
+                    point = make_point(trace.hash, model, policy, streams, sweep.engine, sweep.seed, version)
+                    points[point.key] = point
+    return Grid(tuple(points.values()), traces, hardware, version)
+
+
+def make_point(
+    trace_hash: str, hardware_hash: str, policy: str, streams: int, engine: str, seed: int, version: str
+) -> Point:
+    """A point and its key."""
+    key = _hash([trace_hash, hardware_hash, policy, streams, engine, seed, version])
+    return Point(key, trace_hash, hardware_hash, policy, streams, engine, seed)
+
+
+def trace_hash(trace: Trace) -> str:
+    """Hash of all that a simulation reads of a trace: structure, kernels, durations, measured times, the GPU's name.
+
+    Unlike `gpusim.trace.store.structure_hash`, which holds for every capture of the same step.
+    """
+    fields = asdict(trace) | {"provenance": trace.provenance.gpu.name}
+    return _hash(fields)
+
+
+def hardware_hash(model: HardwareModel) -> str:
+    """Hash of a hardware model's numbers; the texts on their sources do not count."""
+    return _hash(asdict(model) | {"sources": None})
+
+
+def read_content(path: Path) -> HardwareContent:
+    """A hardware model from its file. Raises `HardwareError`."""
+    return _content(read_hardware(path))
+
+
+@functools.cache
+def code_version() -> str:
+    """Version of gpusim with a hash of the code that simulates: `0.1.0+1f2e3d4c`.
+
+    A release number alone would call results comparable between two states of a checkout.
+    """
+    package = Path(gpusim.__file__).parent
+    found = hashlib.sha256()
+    for part in _SIMULATION:
+        top = package / part
+        for file in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
+            found.update(f"{file.relative_to(package).as_posix()}\0".encode())
+            found.update(file.read_bytes().replace(b"\r\n", b"\n"))
+    return f"{gpusim.__version__}+{found.hexdigest()[:8]}"
+
+
+def _read_trace(path: Path) -> tuple[TraceContent, str]:
+    """A trace's content and the GPU it was captured on."""
+    try:
+        data = path.read_bytes()
+    except OSError as cause:
+        raise TraceError(str(path), f"cannot be read: {cause.strerror or cause}") from cause
+    trace = parse_trace(data, str(path))
+    model = trace.model
+    content = TraceContent(
+        hash=trace_hash(trace),
+        data=data,
+        name=trace.name,
+        network=model.network,
+        mode=model.mode,
+        batch=model.batch,
+        dtype=model.dtype,
+        memory_format=model.memory_format,
+        frontend=model.frontend,
+    )
+    return content, trace.provenance.gpu.name
+
+
+def _content(model: HardwareModel) -> HardwareContent:
+    return HardwareContent(hardware_hash(model), encode_json(model), model.name, model.calibrated)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(encode_json(value)).hexdigest()[:32]

@@ -1,0 +1,143 @@
+"""What a worker does: one point to one result. Runs in local worker processes and on Dask workers alike."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpusim.engine.base import engine_by_name
+from gpusim.errors import GpusimError, HardwareError, WorkerError
+from gpusim.files import decode_document
+from gpusim.hardware.model import SCHEMA, HardwareModel
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.policies.base import Assignment
+from gpusim.policies.registry import policy_by_name
+from gpusim.search.bounds import Bounds, bounds
+from gpusim.sweep.grid import Point, code_version
+from gpusim.trace.store import parse_trace
+
+#: The policy that speed-ups are over.
+BASELINE = "sequential"
+FAST = "fast"
+#: Op graphs that a worker keeps. Points come group by group, so that it needs one or two at a time.
+KEPT_GRAPHS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The numbers of a point."""
+
+    makespan_ns: int
+    sequential_ns: int
+    bounds: Bounds
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a point: an outcome, an error of the user's, or the traceback of our own bug."""
+
+    key: str
+    outcome: Outcome | None
+    seconds: float
+    worker: str
+    error: str | None = None
+    bug: str | None = None
+
+
+Evaluate = Callable[[Assignment], tuple[int, int]]
+"""Makespan in ns and peak memory in bytes of an assignment."""
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What the points of a group share."""
+
+    graph: OpGraph
+    evaluate: Evaluate
+    sequential_ns: int
+    bounds: Bounds
+
+
+def compute(point: Point, trace: bytes, hardware: bytes, version: str) -> Result:
+    """Simulate a point from the contents of its trace and hardware model; never raises for the point itself.
+
+    Raises `WorkerError` where this process runs other code than the one that asks (`version`).
+    """
+    if version != code_version():
+        raise WorkerError(
+            f"worker {_worker()} runs gpusim {code_version()}, this sweep {version}; the two must be the same"
+        )
+    begin = time.perf_counter()
+    outcome, error, bug = None, None, None
+    try:
+        outcome = _simulate(point, trace, hardware)
+    except GpusimError as cause:
+        error = str(cause)
+    except Exception:
+        bug = traceback.format_exc()
+    return Result(point.key, outcome, time.perf_counter() - begin, _worker(), error, bug)
+
+
+def compute_some(points: Sequence[Point], trace: bytes, hardware: bytes, version: str, limit_s: float) -> list[Result]:
+    """The first point of a group and as many more as begin within `limit_s`; see `compute`."""
+    deadline = time.monotonic() + limit_s
+    results: list[Result] = []
+    for point in points:
+        if results and time.monotonic() > deadline:
+            break
+        results.append(compute(point, trace, hardware, version))
+    return results
+
+
+def _simulate(point: Point, trace: bytes, hardware: bytes) -> Outcome:
+    prepared = _prepare(trace, hardware, point.engine)
+    if isinstance(prepared, GpusimError):
+        raise prepared
+    makespan_ns, peak_bytes = prepared.evaluate(policy_by_name(point.policy)(prepared.graph, point.streams))
+    return Outcome(makespan_ns, prepared.sequential_ns, prepared.bounds, peak_bytes)
+
+
+@functools.lru_cache(maxsize=KEPT_GRAPHS)
+def _prepare(trace: bytes, hardware: bytes, engine: str) -> _Prepared | GpusimError:
+    """What the points of a group share; an error is kept like a value, since it is the same for all of them."""
+    try:
+        model = decode_document(hardware, HardwareModel, SCHEMA, "hardware", HardwareError)
+        graph = OpGraph.build(parse_trace(trace, "trace"), model)
+        evaluate = _evaluator(graph, engine)
+        sequential_ns, _ = evaluate(policy_by_name(BASELINE)(graph, 1))
+        return _Prepared(graph, evaluate, sequential_ns, bounds(graph))
+    except GpusimError as cause:
+        return cause
+
+
+def _evaluator(graph: OpGraph, engine: str) -> Evaluate:
+    """The shortest way to an engine's numbers: the fast one has its own lowering, compiled, to the same times."""
+    if engine == FAST:
+        from gpusim.engine.batch import BatchEngine
+
+        batch = BatchEngine(graph)
+
+        def evaluate_compiled(assignment: Assignment) -> tuple[int, int]:
+            found = batch.evaluate([assignment.order], [assignment.streams], peak=True, threads=1)
+            assert found.peak_bytes is not None
+            return int(found.makespan_ns[0]), int(found.peak_bytes[0])
+
+        return evaluate_compiled
+    runs = engine_by_name(engine)
+
+    def evaluate(assignment: Assignment) -> tuple[int, int]:
+        timeline = runs.run(lower(graph, assignment.order, assignment.streams), graph.hardware)
+        return timeline.makespan_ns, timeline.peak_bytes
+
+    return evaluate
+
+
+def _worker() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"

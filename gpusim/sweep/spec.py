@@ -1,0 +1,115 @@
+"""What a sweep covers: the sweep file (TOML), and names, globs and files made into lists."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from gpusim.engine.base import DEFAULT_ENGINE, engine_by_name
+from gpusim.errors import SweepError, TraceError, UnknownNameError
+from gpusim.files import Count, Document, read_toml
+from gpusim.hardware.model import bundled_hardware
+from gpusim.plan.schedule import MAX_STREAMS
+from gpusim.policies.registry import POLICIES
+from gpusim.trace.store import TRACE_SUFFIXES, bundled_traces
+
+ALL = "all"
+DEFAULT_STREAMS = (2, 4, 8)
+HARDWARE_SUFFIX = ".json"
+
+StreamCount = Annotated[int, Meta(ge=1, le=MAX_STREAMS)]
+
+
+class Sweep(Document, frozen=True, kw_only=True):
+    """The lists that are multiplied. Names may be globs over what is bundled, and `all` is everything."""
+
+    traces: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """Bundled names, or trace files from the working directory; model and batch come with the trace."""
+    hardware: tuple[str, ...] = ()
+    """Bundled names or `.json` files; none: the model of the GPU that each trace was captured on."""
+    policies: Annotated[tuple[str, ...], Meta(min_length=1)] = (ALL,)
+    """Names of the registry; `all` leaves out those that may take seconds a call, which have to be named."""
+    streams: Annotated[tuple[StreamCount, ...], Meta(min_length=1)] = DEFAULT_STREAMS
+    """Stream counts for every policy; one that cannot use so many is run once, with what it can."""
+    engine: str = DEFAULT_ENGINE
+    seed: Count = 0
+    """Part of every point's identity. No policy of the registry draws random numbers today."""
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read a sweep file and check its names. Raises `SweepError` with file, place and what is wrong."""
+    sweep = read_toml(path, Sweep, SweepError)
+    checks: tuple[tuple[str, Sequence[str], Callable[[Sequence[str]], object]], ...] = (
+        ("traces", sweep.traces, trace_files),
+        ("hardware", sweep.hardware, hardware_files),
+        ("policies", sweep.policies, policy_names),
+    )
+    for field, names, expand in checks:
+        for index, name in enumerate(names):
+            try:
+                expand((name,))
+            except (UnknownNameError, TraceError) as cause:
+                raise SweepError(str(path), str(cause), place=f"$.{field}[{index}]") from cause
+    try:
+        engine_by_name(sweep.engine)
+    except UnknownNameError as cause:
+        raise SweepError(str(path), str(cause), place="$.engine") from cause
+    return sweep
+
+
+def trace_files(names: Sequence[str]) -> list[Path]:
+    """The files that names, globs and paths stand for, each once. Raises `UnknownNameError`, `TraceError`."""
+    bundled = bundled_traces()
+    found: list[Path] = []
+    for name in names:
+        if name.endswith(TRACE_SUFFIXES):
+            found += _matching_files(name)
+        elif os.path.isfile(name):
+            found.append(Path(name))
+        else:
+            found += [bundled[known] for known in _matching_names("trace", name, bundled)]
+    return list(dict.fromkeys(found))
+
+
+def hardware_files(names: Sequence[str]) -> list[Path]:
+    """The hardware models that names, globs and paths stand for, each once. Raises `UnknownNameError`."""
+    bundled = bundled_hardware()
+    found: list[Path] = []
+    for name in names:
+        if name.endswith(HARDWARE_SUFFIX):
+            found.append(Path(name))
+        else:
+            found += [bundled[known] for known in _matching_names("hardware", name, bundled)]
+    return list(dict.fromkeys(found))
+
+
+def policy_names(names: Sequence[str]) -> list[str]:
+    """The policies that names and globs stand for, each once; slow ones by name only. Raises `UnknownNameError`."""
+    quick = [name for name, policy in POLICIES.items() if not policy.slow]
+    return list(dict.fromkeys(known for name in names for known in _matching_names("policy", name, POLICIES, quick)))
+
+
+def _matching_names(what: str, name: str, known: Collection[str], by_glob: Collection[str] | None = None) -> list[str]:
+    """The names that `name` stands for; a glob finds only those in `by_glob`, where that is given."""
+    if name in known:
+        return [name]
+    choices = known if by_glob is None else by_glob
+    found = [choice for choice in choices if name == ALL or fnmatch.fnmatchcase(choice, name)]
+    if not found:
+        raise UnknownNameError(what, name, known)
+    return found
+
+
+def _matching_files(pattern: str) -> list[Path]:
+    if glob.escape(pattern) == pattern or os.path.exists(pattern):
+        return [Path(pattern)]  # reading it says what is wrong with it
+    found = sorted(glob.glob(pattern))
+    if not found:
+        raise TraceError(pattern, "no file matches")
+    return [Path(file) for file in found]

@@ -1,0 +1,235 @@
+"""The store of a sweep: one SQLite file, one row a point, safe against being killed at any moment.
+
+A rollback journal with `synchronous=FULL`, not a write-ahead log: between two commits everything is in one file, and
+it also works where `mmap` is not shared (network file systems). The writer holds SQLite's own write lock from start to
+end, so that two sweeps cannot share a store; readers are let in all the time, and the system frees the lock of a
+process that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from gpusim.errors import OutputError, SweepError
+from gpusim.files import check_writable
+from gpusim.sweep.grid import Grid, Point
+from gpusim.sweep.point import Outcome, Result
+
+#: SQLite's field for "whose file is this" (`PRAGMA application_id`): "gpsw".
+APPLICATION_ID: Final = 0x67707377
+#: Version of the table, in `PRAGMA user_version`; docs/sweeps.md describes it.
+STORE_VERSION: Final = 1
+
+#: How long to wait for another process's lock: briefly for the writer's at the start, longer for a reader's later on.
+LOCK_WAIT_MS, READER_WAIT_MS = 1_000, 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One point in the store; times in ns, sizes in bytes. A point that failed has an error and no numbers."""
+
+    key: str
+    """Hash of all that the result follows from."""
+    trace: str
+    network: str
+    mode: str
+    batch: int
+    dtype: str
+    memory_format: str
+    frontend: str
+    hardware: str
+    calibrated: bool
+    """Whether the hardware model's costs were measured on that GPU."""
+    policy: str
+    streams: int
+    engine: str
+    seed: int
+    makespan_ns: int | None
+    sequential_ns: int | None
+    speedup: float | None
+    """Sequential graph over this schedule."""
+    critical_path_ns: int | None
+    area_ns: int | None
+    bandwidth_ns: int | None
+    front_end_ns: int | None
+    peak_bytes: int | None
+    error: str | None
+    seconds: float
+    """What the worker took; of the first point of a trace and GPU, with what its other points share."""
+    worker: str
+    """Host and process."""
+    trace_hash: str
+    hardware_hash: str
+    version: str
+    """gpusim's, with a hash of the code that simulates."""
+
+
+COLUMNS: Final = tuple(field.name for field in fields(Row))
+_SQL_TYPES: Final = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "float": "REAL"}
+
+
+def column_types() -> dict[str, tuple[str, bool]]:
+    """Of every column the type's name (`str`, `int`, `bool`, `float`), and whether it may be empty."""
+    return {
+        field.name: (str(field.type).removesuffix(" | None"), str(field.type).endswith(" | None"))
+        for field in fields(Row)
+    }
+
+
+def make_row(grid: Grid, point: Point, result: Result) -> Row:
+    """The row of a finished point."""
+    trace, hardware, found = grid.traces[point.trace_hash], grid.hardware[point.hardware_hash], result.outcome
+    return Row(
+        key=point.key,
+        trace=trace.name,
+        network=trace.network,
+        mode=trace.mode,
+        batch=trace.batch,
+        dtype=trace.dtype,
+        memory_format=trace.memory_format,
+        frontend=trace.frontend,
+        hardware=hardware.name,
+        calibrated=hardware.calibrated,
+        policy=point.policy,
+        streams=point.streams,
+        engine=point.engine,
+        seed=point.seed,
+        makespan_ns=found.makespan_ns if found else None,
+        sequential_ns=found.sequential_ns if found else None,
+        speedup=_speedup(found) if found else None,
+        critical_path_ns=found.bounds.critical_path_ns if found else None,
+        area_ns=found.bounds.area_ns if found else None,
+        bandwidth_ns=found.bounds.bandwidth_ns if found else None,
+        front_end_ns=found.bounds.front_end_ns if found else None,
+        peak_bytes=found.peak_bytes if found else None,
+        error=result.error,
+        seconds=result.seconds,
+        worker=result.worker,
+        trace_hash=trace.hash,
+        hardware_hash=hardware.hash,
+        version=grid.version,
+    )
+
+
+def _speedup(found: Outcome) -> float:
+    """Sequential over makespan; 1 for a step without kernels, where both are 0."""
+    return found.sequential_ns / found.makespan_ns if found.makespan_ns else 1.0
+
+
+class Store:
+    """An open store; a context manager. `write=False` reads one, also while a sweep writes into it.
+
+    Raises `SweepError` for a file that is no store, a newer one, or one in use, `OutputError` where it cannot be
+    written.
+    """
+
+    def __init__(self, path: Path, *, write: bool = True) -> None:
+        self.path = path
+        self.write = write
+        if write:
+            check_writable(path)
+        elif not path.is_file():
+            raise SweepError(str(path), "cannot be read: there is no such store")
+        with self._explaining():
+            mode = "rwc" if write else "rw"  # reading, too, may have to undo what a killed writer left half done
+            self.connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+        try:
+            with self._explaining():
+                self._open()
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.connection.close()
+
+    def finished(self) -> dict[str, bool]:
+        """Key of every point in the store, and whether it has numbers (else an error)."""
+        with self._explaining():
+            return {key: bool(good) for key, good in self.connection.execute("SELECT key, error IS NULL FROM points")}
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add rows, on the disk when this returns; a row of the same key is replaced."""
+        marks = ", ".join("?" for _ in COLUMNS)
+        with self._explaining():
+            self.connection.executemany(f"INSERT OR REPLACE INTO points VALUES ({marks})", map(astuple, rows))
+            self.connection.execute("COMMIT")
+            self.connection.execute("BEGIN IMMEDIATE")
+
+    def rows(self, keys: Iterable[str] | None = None) -> list[Row]:
+        """Rows in the order of the names: all, or those with these keys."""
+        order = "trace, hardware, policy, streams, engine, seed, version, key"
+        wanted = None if keys is None else set(keys)
+        with self._explaining():
+            found = self.connection.execute(f"SELECT {', '.join(COLUMNS)} FROM points ORDER BY {order}")
+            return [_row(values) for values in found if wanted is None or values[0] in wanted]
+
+    def _open(self) -> None:
+        """Take the write lock, and make the table or check whose it is."""
+        run = self.connection.execute
+        run(f"PRAGMA busy_timeout = {LOCK_WAIT_MS}")
+        run("PRAGMA synchronous = FULL")
+        if self.write:
+            run("BEGIN IMMEDIATE")
+        ours = run("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
+        version = run("PRAGMA user_version").fetchone()[0]
+        empty = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if ours and version > STORE_VERSION:
+            problem = f"was written by a newer gpusim: store version {version}, this one knows {STORE_VERSION}"
+            raise SweepError(str(self.path), problem)
+        if not ours and not (empty and self.write):
+            raise SweepError(str(self.path), "is not a store of gpusim sweep")
+        if not ours:
+            columns = ", ".join(_column(name, *kind) for name, kind in column_types().items())
+            run(f"CREATE TABLE points ({columns})")
+            run(f"PRAGMA application_id = {APPLICATION_ID}")
+            run(f"PRAGMA user_version = {STORE_VERSION}")
+            run("COMMIT")
+            run("BEGIN IMMEDIATE")
+        run(f"PRAGMA busy_timeout = {READER_WAIT_MS}")
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Turn what SQLite says about the file or the disk into one line; a wrong statement stays our bug."""
+        try:
+            yield
+        except sqlite3.DatabaseError as cause:
+            code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise SweepError(str(self.path), "is in use by another sweep") from cause
+            if code == sqlite3.SQLITE_NOTADB:
+                raise SweepError(str(self.path), "is not a store of gpusim sweep") from cause
+            if code == sqlite3.SQLITE_CORRUPT:
+                raise SweepError(str(self.path), f"is damaged: {cause}") from cause
+            if code in (
+                sqlite3.SQLITE_FULL,
+                sqlite3.SQLITE_IOERR,
+                sqlite3.SQLITE_READONLY,
+                sqlite3.SQLITE_CANTOPEN,
+                sqlite3.SQLITE_PERM,
+            ):
+                what = "written" if self.write else "read"
+                raise OutputError(str(self.path), f"cannot be {what}: {cause}") from cause
+            raise
+
+
+def _column(name: str, kind: str, optional: bool) -> str:
+    constraint = " PRIMARY KEY NOT NULL" if name == "key" else "" if optional else " NOT NULL"
+    return f"{name} {_SQL_TYPES[kind]}{constraint}"
+
+
+def _row(values: tuple[object, ...]) -> Row:
+    found = dict(zip(COLUMNS, values, strict=True))
+    found["calibrated"] = bool(found["calibrated"])
+    return Row(**found)  # type: ignore[arg-type]

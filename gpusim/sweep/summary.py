@@ -1,0 +1,118 @@
+"""What a sweep says at its end: the fastest schedule of each trace on each GPU, and what failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from gpusim.report.tables import console
+from gpusim.sweep.store import Row
+from gpusim.units import format_ns
+
+#: Different failures that are printed; the store has all.
+SHOWN_FAILURES = 5
+
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest point of a trace on a GPU."""
+
+    row: Row
+    points: int
+    """How many it was chosen from."""
+
+    @property
+    def limit(self) -> float:
+        """No schedule has a larger speed-up, by the largest lower bound."""
+        row = self.row
+        bounds = (row.critical_path_ns, row.area_ns, row.bandwidth_ns, row.front_end_ns)
+        return (row.sequential_ns or 0) / max(1, *(bound or 0 for bound in bounds))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error, and how many points of a trace on a GPU have it."""
+
+    trace: str
+    hardware: str
+    error: str
+    points: int
+
+
+def hardware_label(row: Row) -> str:
+    """The hardware model's name; one that was never measured says so."""
+    return row.hardware if row.calibrated else f"{row.hardware} (uncalibrated)"
+
+
+def best_points(rows: Sequence[Row]) -> list[Best]:
+    """The fastest point of each trace, hardware model, engine and version; of equals the one with fewest streams."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row.makespan_ns is not None:
+            key = (row.trace_hash, row.hardware_hash, row.engine, row.version)
+            groups.setdefault(key, []).append(row)
+    return [
+        Best(min(group, key=lambda row: (row.makespan_ns, row.streams, row.policy)), len(group))
+        for group in groups.values()
+    ]
+
+
+def failures(rows: Sequence[Row]) -> list[Failure]:
+    """The errors of points that failed, the most frequent first."""
+    counts = Counter((row.trace, hardware_label(row), row.error) for row in rows if row.error is not None)
+    return [Failure(trace, hardware, error, count) for (trace, hardware, error), count in counts.most_common()]
+
+
+def summary_document(rows: Sequence[Row]) -> dict[str, Any]:
+    """The part of `sweep --json` that says what came out."""
+    return {
+        "best": [
+            {
+                "trace": best.row.trace,
+                "hardware": hardware_label(best.row),
+                "calibrated": best.row.calibrated,
+                "policy": best.row.policy,
+                "streams": best.row.streams,
+                "makespan_ns": best.row.makespan_ns,
+                "sequential_ns": best.row.sequential_ns,
+                "speedup": best.row.speedup,
+                "speedup_limit": best.limit,
+                "peak_bytes": best.row.peak_bytes,
+                "points": best.points,
+            }
+            for best in best_points(rows)
+        ],
+        "failures": [asdict(failure) for failure in failures(rows)],
+    }
+
+
+def print_summary(rows: Sequence[Row]) -> None:
+    """The best policy of each trace and hardware model."""
+    out = console()
+    table = Table(show_edge=False, header_style="bold")
+    left = ("trace", "hardware", "best policy")
+    for column in ("trace", "hardware", "best policy", "streams", "predicted", "speed-up", "at most", "points"):
+        table.add_column(column, justify="left" if column in left else "right")
+    for best in best_points(rows):
+        row = best.row
+        table.add_row(
+            row.trace,
+            hardware_label(best.row),
+            row.policy,
+            str(row.streams),
+            format_ns(row.makespan_ns or 0),
+            f"{row.speedup:.2f}x",
+            f"{best.limit:.2f}x",
+            str(best.points),
+        )
+    out.print(table)
+    failed = failures(rows)
+    for failure in failed[:SHOWN_FAILURES]:
+        text = f"{failure.points} points of {failure.trace} on {failure.hardware} failed: {failure.error}"
+        out.print(text, style="yellow", markup=False)
+    if len(failed) > SHOWN_FAILURES:
+        out.print(f"... and {sum(failure.points for failure in failed[SHOWN_FAILURES:])} more; the store has them all")
