@@ -7,6 +7,7 @@
     │   ├── HardwareError
     │   ├── MeasurementError
     │   ├── RecipeError
+    │   ├── SweepError
     │   └── OutputError         a file could not be written
     ├── UnknownNameError        a policy, trace, GPU ... that does not exist; says the nearest
     ├── OptionError             an option out of its range
@@ -14,6 +15,8 @@
     ├── PlanError               a plan no engine can run (a cycle, a block over the GPU's limits)
     ├── CaptureError            a step that cannot be captured, or whose copy does not check out
     ├── ReplayError             a replay whose outputs differ
+    ├── WorkerError             a sweep without workers: none reachable, of another version, or dying
+    ├── FigureError             a figure that cannot be drawn: a package or a browser is missing
     └── GpuError                no GPU, or out of its memory
 
 Anything else that escapes is our own bug and keeps its traceback.
@@ -76,6 +79,10 @@ class RecipeError(FileError):
     """A validation recipe that cannot be read."""
 
 
+class SweepError(FileError):
+    """A sweep file or a store of results that cannot be read, or a store in use."""
+
+
 class OutputError(FileError):
     """An output file that could not be written (disk full, no such folder, no permission)."""
 
@@ -108,6 +115,14 @@ class CaptureError(GpusimError):
 
 class ReplayError(GpusimError):
     """A replay whose outputs are not those of the sequential run."""
+
+
+class WorkerError(GpusimError):
+    """A sweep that cannot go on: no scheduler or no workers, workers of another version, workers that keep dying."""
+
+
+class FigureError(GpusimError):
+    """A figure that cannot be drawn, for want of a package or a browser."""
 
 
 class GpuError(GpusimError):

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import tempfile
+import tomllib
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,22 @@ def read_document(path: Path, kind: type[DocumentT], schema: str, error: type[Fi
     return decode_document(read_bytes(path, error), kind, schema, str(path), error)
 
 
+def read_toml(path: Path, kind: type[DocumentT], error: type[FileError]) -> DocumentT:
+    """Read a TOML file of type `kind`. Raises `error` with file, place and what is wrong."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as cause:
+        raise error(str(path), f"cannot be read: {cause.strerror or cause}") from cause
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as cause:
+        raise error(str(path), f"is not valid TOML: {cause}") from cause
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as cause:
+        match = _MSGSPEC_PATH.match(str(cause))
+        assert match is not None
+        raise error(str(path), match["problem"], place=match["path"] or "$") from cause
+
+
 def read_bytes(path: Path, error: type[FileError]) -> bytes:
     """The file's content, decompressed where it is gzip."""
     try:
@@ -63,8 +80,11 @@ def read_bytes(path: Path, error: type[FileError]) -> bytes:
     return decompress(data, str(path), error)
 
 
-def decompress(data: bytes, name: str, error: type[FileError]) -> bytes:
-    """`data`, gunzipped where it starts with gzip's magic number; `name` is for messages and for the `.gz` check."""
+def decompress(data: bytes, name: str, error: type[FileError], max_bytes: int | None = None) -> bytes:
+    """`data`, gunzipped where it starts with gzip's magic number; `name` is for messages and for the `.gz` check.
+
+    More than `max_bytes` (`MAX_DOCUMENT_BYTES` by default) of it is an error.
+    """
     if not data:
         raise error(name, "is empty")
     if not data.startswith(_GZIP_MAGIC):
@@ -72,13 +92,14 @@ def decompress(data: bytes, name: str, error: type[FileError]) -> bytes:
             raise error(name, f"is named .gz but is not gzip (it starts with {data[:4]!r})")
         return data
     stream = zlib.decompressobj(wbits=31)
+    limit = MAX_DOCUMENT_BYTES if max_bytes is None else max_bytes
     try:
-        text = stream.decompress(data, MAX_DOCUMENT_BYTES)
+        text = stream.decompress(data, limit)
     except zlib.error as cause:
         raise error(name, f"is damaged gzip: {cause}") from cause
     if not stream.eof:
         if stream.unconsumed_tail:
-            raise error(name, f"is larger than {MAX_DOCUMENT_BYTES} bytes when decompressed")
+            raise error(name, f"is larger than {limit} bytes when decompressed")
         raise error(name, "is truncated gzip: the data ends before the gzip trailer")
     return text
 

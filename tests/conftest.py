@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import warnings
 from collections.abc import Iterable
@@ -46,6 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cluster") is not None:
+        missing = [name for name in ("distributed", "pyarrow") if importlib.util.find_spec(name) is None]
+        if missing:
+            pytest.skip(f"needs {' and '.join(missing)}: pip install '.[sweep]'")
     marker = item.get_closest_marker("gpu")
     if marker is None:
         return

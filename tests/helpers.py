@@ -20,6 +20,7 @@ from gpusim.trace.schema import (
     Kernel,
     Model,
     Op,
+    Phase,
     Provenance,
     Role,
     Storage,
@@ -54,6 +55,10 @@ class Step:
     kernels: tuple[Kernel, ...] = ()
     random: bool = False
     host_ns: int = 0
+    phase: Phase = "forward"
+    target: str = "aten.test.default"
+    args: tuple[Any, ...] = ()
+    """Arguments after the tensors."""
 
 
 def kernel(dur_ns: int, blocks: int = ONE_SM, threads: int = 1024, regs: int = 0, smem: int = 0) -> Kernel:
@@ -128,12 +133,13 @@ def make_trace(
         ops.append(
             Op(
                 name=step.name,
-                target="aten.test.default",
-                args=tuple({"tensor": tensor} for tensor in mentioned),
+                target=step.target,
+                args=(*({"tensor": tensor} for tensor in mentioned), *step.args),
                 outputs=(*made, *views, *changes),
                 reads=tuple(dict.fromkeys(reads)),
                 writes=(*changes, *made),
                 random=step.random,
+                phase=step.phase,
                 host_ns=step.host_ns,
                 kernels=step.kernels,
             )
@@ -163,6 +169,12 @@ def make_trace(
         ops=tuple(ops),
         ground_truth=truth,
     )
+
+
+def with_kernels(trace: Trace) -> Trace:
+    """The trace with a made-up kernel in every op that writes: a file must have kernels."""
+    ops = (msgspec.structs.replace(op, kernels=(kernel(1000),)) if op.writes else op for op in trace.ops)
+    return msgspec.structs.replace(trace, ops=tuple(ops))
 
 
 def _timing(median_ns: int) -> Timing:

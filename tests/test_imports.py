@@ -27,7 +27,7 @@ MODULES = sorted(
     for file in PACKAGE.rglob("*.py")
     if file.name != "__main__.py" and "_data" not in file.relative_to(PACKAGE).parts
 )
-CORE = [name for name in MODULES if not name.startswith("gpusim.runtime")]
+CORE = [name for name in MODULES if not name.startswith(("gpusim.runtime", "gpusim.report.figures"))]
 
 # Imports the modules named by argv[1] and reports as JSON: the packages loaded, and every trace left besides.
 # The audit hook sees files opened for writing by anything, however deep (open: flags; os.mkdir, os.rename, os.remove).
@@ -92,12 +92,19 @@ def probe(modules: list[str], folder: Path) -> dict[str, list[str]]:
 
 def test_command_line_starts_without_what_help_does_not_need(tmp_path: Path) -> None:
     loaded = probe(["gpusim", "gpusim.cli"], tmp_path)["packages"]
-    assert set(loaded).isdisjoint({"torch", "torchvision", "timm", "streamlit", "plotly", "pandas", "simpy"})
+    assert set(loaded).isdisjoint({"torch", "torchvision", "timm", "streamlit", "plotly", "pandas", "simpy", "numba"})
 
 
 def test_core_imports_neither_torch_nor_the_dashboards_packages(tmp_path: Path) -> None:
     loaded = probe(CORE, tmp_path)["packages"]
     assert set(loaded).isdisjoint({"torch", "torchvision", "timm", "streamlit", "plotly"})
+
+
+def test_figures_import_plotly_and_neither_torch_nor_what_draws_pngs(tmp_path: Path) -> None:
+    figures = [name for name in MODULES if name.startswith("gpusim.report.figures.")]
+    loaded = set(probe(figures, tmp_path)["packages"])
+    assert "plotly" in loaded
+    assert loaded.isdisjoint({"torch", "streamlit", "kaleido"})
 
 
 def test_importing_changes_nothing(tmp_path: Path) -> None:
@@ -109,7 +116,7 @@ def test_importing_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_public_names_exist(name: str) -> None:
-    if name not in CORE and importlib.util.find_spec("torch") is None:
+    if name.startswith("gpusim.runtime") and importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
     module = importlib.import_module(name)
     names = getattr(module, "__all__", [])

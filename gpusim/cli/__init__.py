@@ -8,9 +8,14 @@ import sys
 import click
 
 from gpusim import __version__
+from gpusim.cli.analysis import limits
+from gpusim.cli.app import app
+from gpusim.cli.bench import bench
 from gpusim.cli.catalogue import hardware, traces
 from gpusim.cli.gpu import calibrate, capture, replay, validate
 from gpusim.cli.simulation import explore, simulate
+from gpusim.cli.sweep import sweep
+from gpusim.cli.whatif import figure, whatif
 from gpusim.errors import EXIT_USER_ERROR, GpusimError
 
 EXIT_INTERRUPTED = 130
@@ -19,17 +24,33 @@ EXIT_INTERRUPTED = 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="gpusim")
 def cli() -> None:
-    r"""Predict, search and prove concurrent schedules of a PyTorch step on a GPU.
+    """Predict, search and prove concurrent schedules of a PyTorch step on a GPU.
 
     \b
     No GPU needed:   gpusim explore googlenet-train-b8
+                     gpusim app
     On a GPU:        gpusim capture torchvision:googlenet --mode train --batch 8 -o t.json.gz
                      gpusim explore t.json.gz -o best.json
                      gpusim replay --trace t.json.gz --schedule best.json
-    """
+    """  # noqa: D301  (click's mark for "keep these lines" is the character, not the two letters)
 
 
-for command in (explore, simulate, capture, replay, calibrate, validate, traces, hardware):
+for command in (
+    explore,
+    simulate,
+    limits,
+    sweep,
+    capture,
+    replay,
+    calibrate,
+    validate,
+    traces,
+    hardware,
+    bench,
+    whatif,
+    figure,
+    app,
+):
     cli.add_command(command)
 
 

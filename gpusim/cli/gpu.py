@@ -215,7 +215,7 @@ def validate(recipe: str, output: str, as_json: bool) -> None:
     with needs_torch():
         from gpusim.recipes.run import run_recipe
         from gpusim.runtime.device import require_gpu
-    from gpusim.report.results import print_results
+    from gpusim.report.results_table import print_results
     from gpusim.runtime.isolate import alone
 
     alone(require_gpu)  # in a process of its own, like all that touches the GPU here

@@ -18,6 +18,7 @@ from gpusim.cli.common import (
     progress_bar,
     seed_option,
 )
+from gpusim.cli.figures import check_figures, figure_options
 from gpusim.errors import OptionError
 
 if TYPE_CHECKING:
@@ -33,11 +34,25 @@ LAUNCH_MODES = ("graph", "stream")
 @hardware_option
 @click.option("--streams", type=int, default=8, show_default=True, help="Most streams to use.")
 @click.option("--budget", type=float, default=12.0, show_default=True, metavar="SECONDS", help="Time for the search.")
+@click.option(
+    "--evaluations",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="End the search after N schedules at the latest: what a seed finds then depends on no clock.",
+)
 @seed_option
 @click.option("-o", "output", metavar="SCHEDULE", help="Write the best schedule here (.json).")
 @json_option
 def explore(
-    trace: str, hardware: str | None, streams: int, budget: float, seed: int, output: str | None, as_json: bool
+    trace: str,
+    hardware: str | None,
+    streams: int,
+    budget: float,
+    evaluations: int | None,
+    seed: int,
+    output: str | None,
+    as_json: bool,
 ) -> None:
     """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
     from gpusim.plan.schedule import check_streams, write_schedule
@@ -53,7 +68,7 @@ def explore(
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
     with naming(trace), progress_bar(not as_json) as report:
-        explored = run(step, model, streams=streams, budget_s=budget, seed=seed, report=report)
+        explored = run(step, model, streams=streams, budget_s=budget, seed=seed, evaluations=evaluations, report=report)
     if target is not None:
         write_schedule(explored.schedule, target)
     if as_json:
@@ -70,7 +85,7 @@ def explore(
 @click.option("--policy", default=None, metavar="P", help="Policy [default: critical_path].")
 @click.option("--streams", type=int, default=None, help=f"Streams for the policy [default: {DEFAULT_STREAMS}].")
 @click.option("--schedule", "schedule_file", metavar="FILE", help="Simulate this schedule instead of a policy's.")
-@click.option("--engine", "engine_name", default="reference", show_default=True, metavar="NAME")
+@click.option("--engine", "engine_name", default="fast", show_default=True, metavar="fast|reference")
 @click.option(
     "--launch",
     default="graph",
@@ -80,6 +95,7 @@ def explore(
     help="In one CUDA graph, or kernel by kernel from the host.",
 )
 @click.option("--perfetto", "perfetto_file", metavar="OUT", help="Write the timeline for ui.perfetto.dev (.json[.gz]).")
+@figure_options
 @json_option
 def simulate(
     trace: str,
@@ -90,6 +106,8 @@ def simulate(
     engine_name: str,
     launch: str,
     perfetto_file: str | None,
+    html_file: str | None,
+    png_file: str | None,
     as_json: bool,
 ) -> None:
     """Predict one schedule of TRACE: a policy's or one from a file."""
@@ -108,6 +126,7 @@ def simulate(
     make = policy_by_name(policy or "critical_path")
     check_streams(DEFAULT_STREAMS if streams is None else streams)
     target = check_output(perfetto_file)
+    figures = check_figures(html_file, png_file)
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
     with naming(trace):
@@ -123,10 +142,18 @@ def simulate(
     timeline = engine.run(lower(graph, order, placed, "stream" if launch == "stream" else "graph"), graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
     sequential = engine.run(lower(graph, alone.order, alone.streams), graph.hardware)
+    title = f"simulated: {name}, {used} streams"
+    if target is not None or figures:
+        # What SMs and DRAM do over time, only the reference engine records.
+        seen = timeline if timeline.occupied else engine_by_name("reference").run(timeline.plan, graph.hardware)
     if target is not None:
         from gpusim.report.perfetto import run_from_timeline, write_perfetto
 
-        write_perfetto(target, [run_from_timeline(timeline, step, f"simulated: {name}, {used} streams", model)])
+        write_perfetto(target, [run_from_timeline(seen, step, title, model)])
+    if figures:
+        from gpusim.report.figures.timeline import timeline_figure
+
+        figures.write(timeline_figure(seen, step, graph.hardware, title=title), f"{step.name}, {title}")
     document = _document(graph, name, used, timeline.makespan_ns, sequential.makespan_ns, bounds(graph))
     document |= {"peak_bytes": timeline.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
     if as_json:
@@ -135,6 +162,7 @@ def simulate(
     print_simulated(document)
     if target is not None:
         click.echo(f"timeline written to {target}; open it at ui.perfetto.dev")
+    figures.announce()
 
 
 def _document(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import gpusim
 from gpusim.engine.base import Timeline
+from gpusim.engine.batch import BatchEngine
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
@@ -17,6 +19,7 @@ from gpusim.policies.list_scheduling import list_schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.search.local import local_search
+from gpusim.search.refine import Refined, refine
 from gpusim.search.verdict import Verdict, verdict
 from gpusim.trace.schema import Trace
 
@@ -25,9 +28,12 @@ DEFAULT_BUDGET_S = 12.0
 MAX_BUDGET_S = 86_400.0
 SEARCH = "search"
 #: How much better than every policy a searched schedule must be predicted to be. A search finds what the model
-#: overrates too: on an H200, two searched schedules that were predicted 2 % ahead of the best policy came out 6 %
-#: behind it and level with it (docs/fidelity.md).
-SEARCH_MARGIN = 0.04
+#: overrates too: on an H200, nine searched schedules were predicted 3.9 % better than the best policy and came out
+#: 0.2 % better, the worst 4 % slower (docs/fidelity.md). Trying the best few on the GPU needs no such margin.
+SEARCH_MARGIN = 0.06
+
+#: Share of the budget that goes to the search over list schedules; the rest refines the best schedules found.
+LISTS_SHARE = 0.2
 
 Report = Callable[[str, float, int], None]
 """Progress of long work: what is going on, the share done in [0, 1], the best makespan so far in ns."""
@@ -90,46 +96,54 @@ def explore(
     streams: int = DEFAULT_STREAMS,
     budget_s: float = DEFAULT_BUDGET_S,
     seed: int = 0,
+    evaluations: int | None = None,
+    also: Collection[str] = (),
+    policies: Collection[str] | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
     report: Report = lambda what, share, best_ns: None,
 ) -> Explored:
     """Look for the fastest schedule on up to `streams` streams within about `budget_s` seconds of search.
 
+    The search also ends after `evaluations` schedules, where given: then the same seed finds the same on any machine.
+    Policies marked slow run only where `also` names them, and are on top of the budget. `policies` names the only ones
+    to run besides the sequential one, slow or not. `on_row` gets each row as it is found.
     Raises `OptionError` for a stream count out of range, `PlanError` for a kernel the GPU cannot run.
     """
     check_streams(streams)
     graph = OpGraph.build(trace, hardware)
-    engine = ReferenceEngine()
+    engine = BatchEngine(graph)
 
-    def simulate(assignment: Assignment) -> Timeline:
-        return engine.run(lower(graph, assignment.order, assignment.streams), graph.hardware, record=False)
+    def simulate(assignment: Assignment) -> tuple[int, int]:
+        """Makespan and peak memory."""
+        found = engine.evaluate([assignment.order], [assignment.streams], peak=True, threads=1)
+        assert found.peak_bytes is not None
+        return int(found.makespan_ns[0]), int(found.peak_bytes[0])
 
-    sequential = simulate(POLICIES["sequential"](graph, 1))
-    sequential_ns = sequential.makespan_ns
+    sequential_ns, _ = simulate(POLICIES["sequential"](graph, 1))
     rows: list[Row] = []
 
     def add(policy: str, used: int, assignment: Assignment) -> None:
-        timeline = simulate(assignment)
-        speedup = sequential_ns / timeline.makespan_ns
-        rows.append(Row(policy, used, timeline.makespan_ns, speedup, timeline.peak_bytes, assignment))
+        makespan_ns, peak_bytes = simulate(assignment)
+        rows.append(Row(policy, used, makespan_ns, sequential_ns / makespan_ns, peak_bytes, assignment))
+        on_row(rows[-1])
 
     bound = bounds(graph)
     for policy, make in POLICIES.items():
+        if policies is None:
+            wanted = not make.slow or policy in also
+        else:
+            wanted = policy == "sequential" or policy in policies
+        if not wanted:
+            continue
         report(f"policy {policy}", 0.0, min((row.makespan_ns for row in rows), default=sequential_ns))
-        for count in stream_counts(streams) if policy != "sequential" else (1,):
+        for count in make.stream_counts(stream_counts(streams)):
             add(policy, count, make(graph, count))
-    found = local_search(
-        graph,
-        streams,
-        budget_s=budget_s,
-        seed=seed,
-        lower_bound_ns=bound.largest[0],
-        progress=lambda share, best_ns: report("search", share, round(best_ns)),
-    )
-    for candidate in found.candidates:
-        add(SEARCH, max(candidate.assignment.streams) + 1, candidate.assignment)
+    found = _search(graph, [row.assignment for row in rows], streams, budget_s, seed, evaluations, bound, report)
+    for assignment in found.assignments:
+        add(SEARCH, max(assignment.streams) + 1, assignment)
     best = choose(rows, hardware, sequential_ns)
     program = list_schedule(graph, best.streams, [-float(op) for op in range(len(graph))], 0.0).assignment
-    program_ns = min(simulate(program).makespan_ns, sequential_ns)
+    program_ns = min(simulate(program)[0], sequential_ns)
     truth = trace.ground_truth if trace.provenance.gpu.name == hardware.gpu else None
     attribution = Attribution(
         eager_ns=truth.eager.median_ns if truth else None,
@@ -156,10 +170,47 @@ def explore(
         attribution=attribution,
         verdict=verdict(hardware, sequential_ns, best.makespan_ns, best.policy, best.streams, bound),
         schedule=schedule,
-        timeline=engine.run(lower(graph, best.assignment.order, best.assignment.streams), graph.hardware),
+        timeline=ReferenceEngine().run(lower(graph, best.assignment.order, best.assignment.streams), graph.hardware),
         evaluations=found.evaluations,
         interrupted=found.interrupted,
         seed=seed,
+    )
+
+
+def _search(
+    graph: OpGraph,
+    made: list[Assignment],
+    streams: int,
+    budget_s: float,
+    seed: int,
+    evaluations: int | None,
+    bound: Bounds,
+    report: Report,
+) -> Refined:
+    """Search over list schedules first, then over changes of the best of them and of what the policies `made`."""
+    lists = local_search(
+        graph,
+        streams,
+        budget_s=LISTS_SHARE * budget_s,
+        seed=seed,
+        evaluations=None if evaluations is None else max(1, round(LISTS_SHARE * evaluations)),
+        lower_bound_ns=bound.largest[0],
+        progress=lambda share, best_ns: report("search", LISTS_SHARE * share, round(best_ns)),
+    )
+    found = refine(
+        graph,
+        [*made, *(candidate.assignment for candidate in lists.candidates)],
+        streams,
+        budget_s=0.0 if lists.interrupted else (1 - LISTS_SHARE) * budget_s,
+        seed=seed,
+        evaluations=None if evaluations is None else max(1, evaluations - lists.evaluations),
+        lower_bound_ns=bound.largest[0],
+        progress=lambda share, best_ns: report("search", LISTS_SHARE + (1 - LISTS_SHARE) * share, round(best_ns)),
+    )
+    return dataclasses.replace(
+        found,
+        evaluations=found.evaluations + lists.evaluations,
+        interrupted=found.interrupted or lists.interrupted,
     )
 
 

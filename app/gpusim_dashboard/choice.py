@@ -1,0 +1,167 @@
+"""What a session looks at: trace, hardware, policy and streams, in the session's state and in the page's address."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import streamlit as st
+
+from gpusim.cli.common import choose_hardware
+from gpusim.errors import GpusimError, OptionError, TraceError, UnknownNameError
+from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
+from gpusim.plan.schedule import MAX_STREAMS, check_streams
+from gpusim.policies.registry import POLICIES
+from gpusim.search.explore import DEFAULT_STREAMS, SEARCH
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import bundled_traces, parse_upload
+
+DEFAULT_TRACE = "googlenet-train-b8"
+DEFAULT_POLICY = "critical_path"
+UPLOAD = "upload-"
+#: The most that the control offers; an address may say more, up to what a GPU can have.
+STREAMS_OFFERED = 32
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the pages show; frozen values, which every session may share."""
+
+    name: str
+    """Bundled name, or `upload-...`."""
+    content: str
+    """Hash of the trace file: what results are cached under."""
+    trace: Trace
+    hardware: HardwareModel
+    policy: str
+    streams: int
+
+    @property
+    def uploaded(self) -> bool:
+        """Whether the trace is this session's own."""
+        return self.name.startswith(UPLOAD)
+
+    @property
+    def words(self) -> str:
+        """The trace as the command line wants it."""
+        return st.session_state.uploads[self.name].file if self.uploaded else self.name
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A trace that this session uploaded. It lives in the session and nowhere else."""
+
+    file: str
+    content: str
+    trace: Trace
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def bundled_trace(name: str) -> tuple[str, Trace]:
+    """Hash and value of a bundled trace."""
+    data = bundled_traces()[name].read_bytes()
+    return hashlib.sha256(data).hexdigest(), parse_upload(data, name)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def hardware_model(name: str) -> HardwareModel:
+    """A bundled hardware model."""
+    return load_hardware(name)
+
+
+def policies() -> tuple[str, ...]:
+    """What may be chosen: the policies, and the schedule that the search found."""
+    return (*POLICIES, SEARCH)
+
+
+def take_upload(data: bytes, file: str) -> str:
+    """Check an uploaded file and keep it in this session; gives the name it is chosen by. Raises `TraceError`."""
+    trace = parse_upload(data, file)
+    content = hashlib.sha256(data).hexdigest()
+    name = f"{UPLOAD}{content[:16]}"
+    st.session_state.uploads[name] = Upload(file, content, trace)
+    return name
+
+
+def trace_of(name: str) -> tuple[str, Trace]:
+    """Hash and trace of a name. Raises `TraceError` for an upload of another session, `UnknownNameError`."""
+    if name.startswith(UPLOAD):
+        upload = st.session_state.uploads.get(name)
+        if upload is None:
+            raise TraceError(name, "an uploaded trace is only in the session that uploaded it; upload it again")
+        return upload.content, upload.trace
+    if name not in bundled_traces():
+        raise UnknownNameError("trace", name, bundled_traces())
+    return bundled_trace(name)
+
+
+def default_hardware(trace: Trace) -> str:
+    """The command line's default: the model of the GPU that the trace was captured on."""
+    model = choose_hardware(None, trace)
+    return next(name for name in bundled_hardware() if hardware_model(name) == model)
+
+
+def begin(link: Mapping[str, str]) -> list[str]:
+    """Set a new session's state from the address; gives what is wrong with that, each in one line.
+
+    What is wrong falls back to the default.
+    """
+    state = st.session_state
+    state.uploads = {}
+    state.explorations = {}
+    state.search_words = {}
+    problems = []
+
+    def valid(key: str, check: object) -> str | None:
+        if key not in link:
+            return None
+        try:
+            check(link[key])
+        except GpusimError as error:
+            problems.append(f"The address says {key}={link[key]!r}: {error}")
+            return None
+        return link[key]
+
+    state.trace = valid("trace", trace_of) or DEFAULT_TRACE
+    state.hw = valid("hw", _check_hardware) or default_hardware(trace_of(state.trace)[1])
+    state.policy = valid("policy", _check_policy) or DEFAULT_POLICY
+    state.streams = int(valid("streams", _check_streams) or DEFAULT_STREAMS)
+    return problems
+
+
+def current() -> Choice:
+    """What this session looks at now."""
+    state = st.session_state
+    content, trace = trace_of(state.trace)
+    return Choice(state.trace, content, trace, hardware_model(state.hw), state.policy, state.streams)
+
+
+def write_address(page: str) -> None:
+    """Put the state into the page's address, so that it survives a reload and can be sent to others."""
+    state = st.session_state
+    wanted = {
+        "page": page,
+        "trace": state.trace,
+        "hw": state.hw,
+        "policy": state.policy,
+        "streams": str(state.streams),
+    }
+    if st.query_params.to_dict() != wanted:
+        st.query_params.from_dict(wanted)
+
+
+def _check_hardware(name: str) -> None:
+    if name not in bundled_hardware():
+        raise UnknownNameError("hardware", name, bundled_hardware())
+
+
+def _check_policy(name: str) -> None:
+    if name not in policies():
+        raise UnknownNameError("policy", name, policies())
+
+
+def _check_streams(text: str) -> None:
+    if not text.isdecimal() or len(text) > 6:
+        raise OptionError(f"streams {text[:20]}: a number between 1 and {MAX_STREAMS}")
+    check_streams(int(text))

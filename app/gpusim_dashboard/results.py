@@ -1,0 +1,206 @@
+"""Results that pages share, each computed once: cached under the hash of the trace, the hardware and the settings.
+
+All are frozen values that nobody changes, so every session may have the same object (`cache_resource`): to unpickle
+one on every rerun (`cache_data`) would take longer than to simulate it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import streamlit as st
+
+from gpusim.engine.base import Timeline, engine_by_name
+from gpusim.errors import GpusimError
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.tasks import LaunchMode
+from gpusim.policies.base import Assignment
+from gpusim.policies.registry import POLICIES
+from gpusim.report.breakdown import Breakdown, breakdown
+from gpusim.report.results import Results, read_results
+from gpusim.resources import resource_dir
+from gpusim.search import whatif
+from gpusim.search.explore import SEARCH, Explored, explore
+from gpusim.search.limits import Limits, limits
+from gpusim.trace.schema import Trace
+from gpusim_dashboard.choice import Choice
+
+#: Schedules that a page searches when nobody has asked for a longer search. A number, not a time: the same everywhere.
+QUICK_EVALUATIONS = 512
+#: Never reached in practice: the number ends the search.
+QUICK_BUDGET_S = 60.0
+
+Sensitivities = tuple[tuple[str, float, float, float], ...]
+
+_cached = st.cache_resource(max_entries=64, show_spinner=False)
+
+
+def graph_of(choice: Choice) -> OpGraph:
+    """The op graph. Raises `PlanError` where a kernel breaks a limit of the GPU."""
+    return _graph(choice.content, choice.hardware.name, choice)
+
+
+@_cached
+def _graph(content: str, hardware: str, _choice: Choice) -> OpGraph:
+    return OpGraph.build(_choice.trace, _choice.hardware)
+
+
+def breakdown_of(choice: Choice) -> Breakdown:
+    """Where the kernel time goes."""
+    return _breakdown(choice.content, choice.hardware.name, graph_of(choice))
+
+
+@_cached
+def _breakdown(content: str, hardware: str, _graph: OpGraph) -> Breakdown:
+    return breakdown(_graph)
+
+
+def explored_of(choice: Choice) -> Explored:
+    """The newest exploration of this session for this trace, hardware and streams; else a short one."""
+    mine: Explored | None = st.session_state.explorations.get(exploration_key(choice))
+    if mine is not None:
+        return mine
+    return _explored(choice.content, choice.hardware.name, choice.streams, choice)
+
+
+def search_words(choice: Choice) -> list[str]:
+    """The options of `gpusim explore` that give what `explored_of` gives."""
+    words: list[str] = st.session_state.search_words.get(exploration_key(choice), [])
+    return words or ["--evaluations", str(QUICK_EVALUATIONS), "--budget", str(round(QUICK_BUDGET_S))]
+
+
+def exploration_key(choice: Choice) -> tuple[str, str, int]:
+    """What an exploration is kept under."""
+    return choice.content, choice.hardware.name, choice.streams
+
+
+@_cached
+def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> Explored:
+    return explore(
+        _choice.trace,
+        _choice.hardware,
+        streams=streams,
+        budget_s=QUICK_BUDGET_S,
+        evaluations=QUICK_EVALUATIONS,
+    )
+
+
+def assignment_of(choice: Choice) -> Assignment:
+    """The chosen policy's assignment, or that of the best searched schedule."""
+    if choice.policy == SEARCH:
+        return explored_of(choice).best_of(SEARCH).assignment
+    return _assignment(choice.content, choice.hardware.name, choice.policy, choice.streams, graph_of(choice))
+
+
+@_cached
+def _assignment(content: str, hardware: str, policy: str, streams: int, _graph: OpGraph) -> Assignment:
+    return POLICIES[policy](_graph, streams)
+
+
+def timeline_of(choice: Choice, assignment: Assignment, mode: LaunchMode = "graph") -> Timeline:
+    """A timeline with all that the reference engine records."""
+    return _timeline(choice.content, choice.hardware.name, assignment, mode, graph_of(choice))
+
+
+@_cached
+def _timeline(content: str, hardware: str, assignment: Assignment, mode: LaunchMode, _graph: OpGraph) -> Timeline:
+    plan = lower(_graph, assignment.order, assignment.streams, mode)
+    return engine_by_name("reference").run(plan, _graph.hardware)
+
+
+def baseline_of(choice: Choice, mode: LaunchMode) -> whatif.Simulated:
+    """The what-if page's baseline: `gpusim simulate`."""
+    searched = assignment_of(choice) if choice.policy == SEARCH else None
+    key = (choice.content, choice.hardware.name, choice.policy, choice.streams, mode)
+    return _baseline(*key, searched, graph_of(choice))
+
+
+@_cached
+def _baseline(
+    content: str,
+    hardware: str,
+    policy: str,
+    streams: int,
+    mode: LaunchMode,
+    searched: Assignment | None,
+    _graph: OpGraph,
+) -> whatif.Simulated:
+    return whatif.simulate(_graph, policy, streams, mode, assignment=searched)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the what-if page's controls say; `op` is an index of the trace's ops."""
+
+    trace: str
+    gpu: str
+    mode: LaunchMode
+    streams: int
+    sms: int
+    bandwidth: float
+    launch_cost: float
+    queues: int
+    op: int
+    speed: float
+
+    @property
+    def change(self) -> whatif.Change:
+        """As the library wants it."""
+        return whatif.Change(self.sms, self.bandwidth, self.launch_cost, 1.0, self.queues, {self.op: self.speed})
+
+
+def answer_of(choice: Choice, question: Question, graph: OpGraph) -> whatif.Simulated:
+    """The changed step; `graph` is that of the question's trace and GPU."""
+    own = choice.policy == SEARCH and question.trace == choice.name
+    # A searched schedule belongs to one step and is no rule that would give another: elsewhere a policy stands in.
+    policy = choice.policy if own or choice.policy != SEARCH else "critical_path"
+    fixed = assignment_of(choice) if own else None
+    return _answer(choice.content, policy, repr(question), fixed, question, graph)
+
+
+@_cached
+def _answer(
+    content: str, policy: str, asked: str, fixed: Assignment | None, _question: Question, _graph: OpGraph
+) -> whatif.Simulated:
+    changed = whatif.changed_graph(_graph, _question.change)
+    return whatif.simulate(changed, policy, _question.streams, _question.mode, assignment=fixed)
+
+
+def sensitivities_of(choice: Choice, question: Question, base: whatif.Simulated) -> Sensitivities:
+    """The tornado's rows for an answer."""
+    return _sensitivities(choice.content, base.policy, repr(question), base.assignment, base)
+
+
+@_cached
+def _sensitivities(
+    content: str, policy: str, asked: str, assignment: Assignment, _base: whatif.Simulated
+) -> Sensitivities:
+    return whatif.sensitivities(_base)
+
+
+@_cached
+def other_graph(trace: str, content: str, gpu: str, _trace: Trace, _hardware: HardwareModel) -> OpGraph:
+    """The op graph of another trace or GPU than the chosen one."""
+    return OpGraph.build(_trace, _hardware)
+
+
+def limits_of(choice: Choice) -> Limits:
+    """The limits report."""
+    return _limits(choice.content, choice.hardware.name, choice.streams, choice)
+
+
+@_cached
+def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> Limits:
+    return limits(_choice.trace, _choice.hardware, streams=streams)
+
+
+@_cached
+def results_files() -> dict[str, Results]:
+    """File name -> results of every replay that ships with gpusim; empty where none do."""
+    try:
+        folder = resource_dir("validate/results")
+    except GpusimError:
+        return {}
+    return {path.stem: read_results(path) for path in sorted(folder.glob("*.json"))}

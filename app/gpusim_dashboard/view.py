@@ -1,0 +1,69 @@
+"""Pieces of pages: figures in the session's theme, the mark of an uncalibrated model, the command for the same."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import streamlit as st
+
+from gpusim.hardware.model import HardwareModel
+from gpusim.report.figures.theme import DARK, LIGHT, Theme
+from gpusim_dashboard.choice import Choice
+
+#: plotly.js loads nothing and sends nothing.
+CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
+
+
+CLEAR = "rgba(0,0,0,0)"
+
+
+def theme() -> Theme:
+    """The theme of figures that goes with the page's."""
+    return DARK if st.context.theme.type == "dark" else LIGHT
+
+
+def show(figure: Any, key: str, **options: Any) -> Any:
+    """One figure, as wide as there is room, on the page's own background."""
+    # From the left edge: where the labels of an axis are long, there is no room for a title over the plot alone.
+    figure.update_layout(paper_bgcolor=CLEAR, plot_bgcolor=CLEAR, title={"x": 0.0, "xref": "container"})
+    return st.plotly_chart(figure, width="stretch", theme=None, key=key, config=CONFIG, **options)
+
+
+def heading(title: str, choice: Choice) -> None:
+    """A page's title, what it is about, and a warning where the hardware model is uncalibrated."""
+    st.title(title)
+    model = choice.trace.model
+    st.markdown(
+        f"**{choice.trace.name}**: {model.network}, {model.mode}, batch {model.batch}, {model.dtype}, on "
+        f"**{choice.hardware.label}**"
+    )
+    uncalibrated(choice.hardware)
+
+
+def metric(cell: Any, label: str, value: str, note: str = " ") -> None:
+    """A number with a note under it that is no change, up or down."""
+    cell.metric(label, value, note, delta_color="off", delta_arrow="off")
+
+
+def uncalibrated(hardware: HardwareModel) -> None:
+    """Say so where a hardware model is uncalibrated."""
+    if not hardware.calibrated:
+        st.warning(
+            f"The model of {hardware.name} is uncalibrated: it comes from data sheets, not from measurements on that "
+            "GPU. Read what it gives as a trend.",
+            icon=":material/warning:",
+        )
+
+
+def command(*words: str, then: str = "") -> None:
+    """The command line that gives what the page shows."""
+    st.caption("The same on the command line:")
+    st.code(
+        " ".join(["gpusim", *map(shlex.quote, words)]) + (f" {then}" if then else ""), language="sh", wrap_lines=True
+    )
+
+
+def hardware_words(choice: Choice) -> list[str]:
+    """`--hw NAME`."""
+    return ["--hw", choice.hardware.name]

@@ -1,0 +1,177 @@
+"""Explore: run policies and a search in the background, compare what they find, take it away."""
+
+import msgspec
+import streamlit as st
+from gpusim_dashboard import results, view
+from gpusim_dashboard.choice import current
+
+from gpusim.files import compress
+from gpusim.policies.registry import POLICIES
+from gpusim.report.explored_table import rows_csv
+from gpusim.report.figures.breakdown import front_figure
+from gpusim.report.figures.explored import bounds_figure
+from gpusim.report.perfetto import chrome_trace, run_from_timeline
+from gpusim.search.background import Exploration
+from gpusim.search.explore import DEFAULT_BUDGET_S
+from gpusim.search.schedules import row_schedule
+from gpusim.units import MIB, format_bytes, format_ns
+
+MAX_BUDGET_S = 300
+choice = current()
+state = st.session_state
+view.heading("Explore", choice)
+key = results.exploration_key(choice)
+job: Exploration | None = state.get("job") if state.get("job_key") == key else None
+running = job is not None and job.running
+
+chosen = st.multiselect(
+    "Policies",
+    [name for name in POLICIES if name != "sequential"],
+    default=[name for name, policy in POLICIES.items() if not policy.slow and name != "sequential"],
+    disabled=running,
+    help="The sequential graph is always among the results. A slow policy may take a minute.",
+)
+cells = st.columns([2, 2, 2, 1, 1], vertical_alignment="bottom")
+budget_s = cells[0].number_input("Search, seconds", 1, MAX_BUDGET_S, round(DEFAULT_BUDGET_S), disabled=running)
+evaluations = cells[1].number_input(
+    "Schedules, at most",
+    1,
+    10_000_000,
+    None,
+    placeholder="no limit",
+    disabled=running,
+    help="A search that ends by this number finds the same on every machine.",
+)
+seed = cells[2].number_input("Seed", 0, 2**31, 0, disabled=running)
+if cells[3].button("Start", type="primary", disabled=running, width="stretch"):
+    if state.get("job") is not None:
+        state.job.stop()
+    limit = ["--evaluations", str(evaluations)] if evaluations else []
+    state.job_words = ["--budget", str(budget_s), "--seed", str(seed), *limit]
+    state.job_key = key
+    state.job = Exploration(
+        choice.trace,
+        choice.hardware,
+        streams=choice.streams,
+        budget_s=float(budget_s),
+        evaluations=evaluations,
+        seed=int(seed),
+        policies=tuple(chosen),
+    ).start()
+    st.rerun()
+if cells[4].button("Stop", disabled=not running, width="stretch"):
+    job.stop()
+
+
+def table(rows: list) -> None:
+    """The schedules so far, the fastest first."""
+    st.dataframe(
+        [
+            {
+                "policy": row.policy,
+                "streams": row.streams,
+                "predicted": format_ns(row.makespan_ns),
+                "speed-up": f"{row.speedup:.2f}x",
+                "memory": format_bytes(row.peak_bytes),
+            }
+            for row in sorted(rows, key=lambda row: row.makespan_ns)
+        ],
+        hide_index=True,
+        height=300,
+    )
+
+
+@st.fragment(run_every=0.5 if running else None)
+def progress() -> None:
+    """What a running job has found so far; the whole page again once it has ended."""
+    if job is None:
+        return
+    if running and not job.running:
+        st.rerun()
+    if running:
+        best = "" if job.best_ns is None else f", best so far {format_ns(job.best_ns)}"
+        st.progress(min(1.0, job.share), f"{job.what}: {len(job.rows)} schedules kept{best}")
+        table(list(job.rows))
+
+
+progress()
+if running:
+    st.stop()
+if job is not None:
+    if job.error is not None:
+        raise job.error
+    if job.bug is not None:
+        raise job.bug
+    if job.result is None:
+        st.warning("Stopped before the search: here is a short exploration instead.", icon=":material/stop_circle:")
+    else:
+        state.explorations[key] = job.result
+        state.search_words[key] = state.job_words
+
+with st.spinner("Running every policy and a short search ..."):
+    explored = results.explored_of(choice)
+if job is None and key not in state.explorations:
+    st.caption(f"Every policy and {explored.evaluations} searched schedules; press Start to search longer.")
+elif explored.interrupted:
+    st.caption(f"Stopped after {explored.evaluations} searched schedules: the best found so far.")
+st.markdown(f"**Verdict.** {explored.verdict.text}")
+view.show(bounds_figure(explored, view.theme()), "bounds")
+view.show(front_figure(explored.rows, f"{choice.trace.name} on {choice.hardware.label}", view.theme()), "front")
+table(list(explored.rows))
+
+st.subheader("Compare two schedules")
+rows = sorted(explored.rows, key=lambda row: row.makespan_ns)
+names = [f"{n}. {row.policy}, {row.streams} streams: {format_ns(row.makespan_ns)}" for n, row in enumerate(rows, 1)]
+best_place = rows.index(explored.best)
+alone_place = next(place for place, row in enumerate(rows) if row.policy == "sequential")
+cells = st.columns(2)
+picked = [
+    cell.selectbox(
+        label, range(len(rows)), place, format_func=names.__getitem__, key=f"{label} {hash(key)} {len(rows)}"
+    )
+    for cell, label, place in zip(cells, ("one", "the other"), (alone_place, best_place), strict=True)
+]
+one, other = (rows[place] for place in picked)
+cells = st.columns(4)
+change_ns = other.makespan_ns - one.makespan_ns
+cells[0].metric("Time", format_ns(other.makespan_ns), format_ns(change_ns) if change_ns else None, "inverse")
+cells[1].metric("One over the other", f"{one.makespan_ns / other.makespan_ns:.3f}x")
+change_mib = (other.peak_bytes - one.peak_bytes) / MIB
+cells[2].metric(
+    "Peak memory", format_bytes(other.peak_bytes), f"{change_mib:+.1f} MiB" if change_mib else None, "inverse"
+)
+moved = sum(a != b for a, b in zip(one.assignment.streams, other.assignment.streams, strict=True))
+cells[3].metric("Ops on another stream", f"{moved} of {len(other.assignment.streams)}")
+
+st.subheader("Take away")
+place = st.selectbox("Schedule", range(len(rows)), best_place, format_func=names.__getitem__)
+row = rows[place]
+timeline = results.timeline_of(choice, row.assignment)
+schedule = row_schedule(explored, row)
+run = run_from_timeline(timeline, choice.trace, f"simulated: {row.policy}, {row.streams} streams", choice.hardware)
+cells = st.columns(3)
+cells[0].download_button(
+    "Schedule (JSON)",
+    msgspec.json.format(msgspec.json.encode(schedule), indent=1) + b"\n",
+    f"{choice.trace.name}-{row.policy}.json",
+    "application/json",
+    width="stretch",
+)
+cells[1].download_button(
+    "Table (CSV)",
+    rows_csv(explored.rows, choice.trace.name, choice.hardware.label, choice.hardware.calibrated),
+    f"{choice.trace.name}-schedules.csv",
+    "text/csv",
+    width="stretch",
+)
+cells[2].download_button(
+    "Timeline for Perfetto",
+    compress(msgspec.json.encode(chrome_trace([run]))),
+    f"{choice.trace.name}-{row.policy}.perfetto.json.gz",
+    "application/gzip",
+    width="stretch",
+)
+words = ["--streams", str(choice.streams), *results.search_words(choice), "-o", "best.json"]
+view.command("explore", choice.words, *view.hardware_words(choice), *words)
+if left_out := {name for name, policy in POLICIES.items() if not policy.slow} - {row.policy for row in explored.rows}:
+    st.caption(f"The command runs all policies, also those left out here: {', '.join(sorted(left_out))}.")

@@ -1,0 +1,77 @@
+"""Fidelity: predicted against measured, for every replay that was kept."""
+
+import msgspec
+import streamlit as st
+from gpusim_dashboard import results, view
+
+from gpusim.hardware.model import hardware_for_gpu
+from gpusim.report.fidelity import fidelity
+from gpusim.report.figures.comparisons import measured_figure
+
+st.title("Fidelity")
+st.markdown("Schedules replayed on real GPUs: the time predicted beforehand, and the time measured.")
+files = results.results_files()
+if not files:
+    st.info("This installation has no results: they are in `validate/results` of the repository.")
+    st.stop()
+cells = st.columns(4)
+
+
+def pick(cell: object, label: str, values: set[str]) -> list[str]:
+    """A filter; nothing picked is everything."""
+    return cell.multiselect(label, sorted(values), placeholder="all") or sorted(values)
+
+
+sources = pick(cells[0], "Results", set(files))
+chosen = [files[name] for name in sources]
+gpus = pick(cells[1], "GPU", {each.gpu for each in chosen})
+networks = pick(cells[2], "Network", {case.network for each in chosen for case in each.cases})
+policies = pick(cells[3], "Policy", {case.policy for each in chosen for case in each.cases})
+shown = [
+    msgspec.structs.replace(
+        each, cases=tuple(case for case in each.cases if case.network in networks and case.policy in policies)
+    )
+    for each in chosen
+    if each.gpu in gpus
+]
+cases = [case for each in shown for case in each.cases]
+if not cases:
+    st.info("No replay matches all of these filters.")
+    st.stop()
+for gpu in sorted({each.gpu for each in shown}):
+    model = hardware_for_gpu(gpu)
+    if model is not None:
+        view.uncalibrated(model)
+found = fidelity(cases)
+cells = st.columns(5)
+if found is None:
+    st.caption("Sequential graphs only: no errors of concurrent schedules to sum up.")
+else:
+    cells[0].metric("Concurrent", f"{found.schedules}")
+    cells[1].metric("Median error", f"{found.median:.1%}")
+    cells[2].metric("90 % within", f"{found.p90:.1%}")
+    cells[3].metric("Largest", f"{found.largest:.1%}")
+    cells[4].metric("Bias", f"{found.bias:+.1%}")
+view.show(measured_figure(shown, view.theme()), "measured")
+st.dataframe(
+    [
+        {
+            "step": case.trace,
+            "policy": case.policy,
+            "streams": case.streams,
+            "predicted, us": round(case.predicted_ns / 1e3, 1),
+            "measured, us": round(case.measured_ns / 1e3, 1),
+            "error": f"{case.error:+.1%}",
+            "predicted x": f"{case.predicted_speedup:.2f}x",
+            "measured x": f"{case.speedup:.2f}x",
+            "outputs": "equal" if case.outputs_equal else "DIFFERENT",
+            "GPU": each.gpu,
+            "date": each.date,
+        }
+        for each in shown
+        for case in each.cases
+    ],
+    hide_index=True,
+)
+for each in shown:
+    st.caption(f"{each.gpu}, {each.date}, model {each.hardware}: `{each.command}`")

@@ -1,0 +1,45 @@
+"""Limits: how much could run at once, and what keeps the GPU from it."""
+
+import streamlit as st
+from gpusim_dashboard import results, view
+from gpusim_dashboard.choice import current
+
+from gpusim.report.figures.limits import limits_figure
+from gpusim.report.limits_table import limits_csv
+from gpusim.units import format_ns
+
+choice = current()
+view.heading("Limits", choice)
+with st.spinner("Switching limits on, one after the other ..."):
+    found = results.limits_of(choice)
+step = found.scopes[-1]
+parallelism = step.parallelism
+cells = st.columns(4)
+view.metric(cells[0], "Ops at once, mean", f"{parallelism.mean:.2f}", "T1 / T-inf")
+view.metric(cells[1], "At most", f"{parallelism.maximum}", "in the ASAP schedule")
+width = f"{'' if parallelism.width_exact else 'at least '}{parallelism.width}"
+view.metric(cells[2], "Width", width, "independent ops")
+view.metric(cells[3], "Best list schedule", format_ns(step.best_ns), f"{step.speedup:.2f}x, {step.streams} streams")
+view.show(limits_figure(found, view.theme()), "limits")
+st.dataframe(
+    [
+        {
+            "scope": scope.name,
+            "ops": scope.ops,
+            "T1": format_ns(scope.parallelism.work_ns),
+            "T-inf": format_ns(scope.parallelism.span_ns),
+            "mean": f"{scope.parallelism.mean:.2f}",
+            "max": scope.parallelism.maximum,
+            "width": scope.parallelism.width,
+            "sequential": format_ns(scope.sequential_ns),
+            "best": format_ns(scope.best_ns),
+            "streams": scope.streams,
+            "speed-up": f"{scope.speedup:.2f}x",
+        }
+        for scope in found.scopes
+    ],
+    hide_index=True,
+)
+st.download_button("Losses (CSV)", limits_csv(found), f"{found.trace}-limits.csv", "text/csv")
+words = ["--streams", str(choice.streams), "--html", "limits.html"]
+view.command("limits", choice.words, *view.hardware_words(choice), *words)

@@ -1,0 +1,52 @@
+"""Memory: bytes over time, what is live at the peak, time against memory."""
+
+import streamlit as st
+from gpusim_dashboard import results, view
+from gpusim_dashboard.choice import current
+
+from gpusim.policies.registry import POLICIES
+from gpusim.report.figures.breakdown import front_figure
+from gpusim.report.figures.comparisons import memory_figure
+from gpusim.report.live import by_role, peak
+from gpusim.units import format_bytes, format_ns
+
+SHOWN = 200
+choice = current()
+view.heading("Memory", choice)
+with st.spinner("Simulating ..."):
+    assignment = results.assignment_of(choice)
+    timeline = results.timeline_of(choice, assignment)
+    alone = results.timeline_of(choice, POLICIES["sequential"](results.graph_of(choice), 1))
+label = f"{choice.policy}, {max(assignment.streams, default=0) + 1} streams"
+title = f"Memory over time: {choice.trace.name} on {choice.hardware.label}"
+runs = [(label, timeline)] if choice.policy == "sequential" else [("sequential", alone), (label, timeline)]
+view.show(memory_figure(runs, view.theme(), title), "memory")
+
+found = peak(timeline, choice.trace)
+st.subheader(f"Live at the peak of {label}: {format_bytes(found.bytes)} at {format_ns(found.time_ns)}")
+roles = by_role(found.live)
+st.markdown(", ".join(f"{role.replace('_', ' ')} **{format_bytes(size)}**" for role, size in roles.items()))
+st.dataframe(
+    [
+        {
+            "size": format_bytes(live.bytes),
+            "role": live.role.replace("_", " "),
+            "name": live.name,
+            "layer": live.layer,
+            "made in": live.phase,
+            "from": format_ns(live.from_ns),
+            "until": format_ns(live.until_ns),
+        }
+        for live in found.live[:SHOWN]
+    ],
+    hide_index=True,
+    height=320,
+)
+if len(found.live) > SHOWN:
+    rest = found.live[SHOWN:]
+    st.caption(f"The {SHOWN} largest; {len(rest)} more hold {format_bytes(sum(live.bytes for live in rest))}.")
+with st.spinner("Running every policy and a short search ..."):
+    explored = results.explored_of(choice)
+view.show(front_figure(explored.rows, f"{choice.trace.name} on {choice.hardware.label}", view.theme()), "front")
+words = ["--policy", choice.policy, "--streams", str(choice.streams)]
+view.command("simulate", choice.words, *view.hardware_words(choice), *words)

@@ -1,0 +1,65 @@
+"""Timeline: the streams of one schedule, what the GPU was doing, and why a kernel did not start sooner."""
+
+from typing import get_args
+
+import streamlit as st
+from gpusim_dashboard import results, view
+from gpusim_dashboard.choice import current
+
+from gpusim.plan.tasks import LaunchMode
+from gpusim.report.figures.theme import us_text
+from gpusim.report.figures.timeline import timeline_figure
+from gpusim.report.perfetto import run_from_timeline
+from gpusim.report.waiting import waiting_text
+from gpusim.search.critical import critical_path
+from gpusim.search.explore import SEARCH
+from gpusim.units import format_ns
+
+choice = current()
+view.heading("Timeline", choice)
+mode: LaunchMode = st.radio(
+    "Launched by", get_args(LaunchMode), horizontal=True, help="In one CUDA graph, or kernel by kernel from the host."
+)
+with st.spinner("Simulating ..."):
+    assignment = results.assignment_of(choice)
+    timeline = results.timeline_of(choice, assignment, mode)
+graph = results.graph_of(choice)
+end_us = max(1, -(-timeline.makespan_ns // 1000))
+window_us = st.slider("Window, us", 0, end_us, (0, end_us), key=f"window of {choice.content} {timeline.makespan_ns}")
+window_ns = (window_us[0] * 1000, max(window_us[1], window_us[0] + 1) * 1000)
+streams = max(assignment.streams, default=0) + 1
+title = f"simulated: {choice.policy}, {streams} streams"
+figure = timeline_figure(timeline, choice.trace, graph.hardware, title=title, window_ns=window_ns, theme=view.theme())
+event = view.show(figure, "timeline", on_select="rerun", selection_mode="points")
+
+left, right = st.columns(2)
+with left:
+    st.subheader("Why not sooner?")
+    tasks = [point.get("customdata") for point in event.selection.points]
+    tasks = [task[0] if isinstance(task, list) else task for task in tasks]
+    chosen = next((int(task) for task in tasks if task is not None and int(task) >= 0), None)
+    if chosen is None or chosen >= len(timeline.plan):
+        st.markdown(
+            "Click a bar to see why that kernel did not start sooner. Where bars stand for several kernels, narrow the "
+            "window first."
+        )
+    else:
+        run = run_from_timeline(timeline, choice.trace, title, graph.hardware)
+        st.markdown(waiting_text(timeline, choice.trace, graph.hardware, run, chosen))
+with right:
+    st.subheader("Critical path")
+    totals = critical_path(timeline, graph.hardware).totals_ns()
+    st.dataframe(
+        [
+            {"on the critical path": name, "time": us_text(time), "share": f"{time / timeline.makespan_ns:.1%}"}
+            for name, time in totals.items()
+        ],
+        hide_index=True,
+    )
+    st.caption(f"Along the critical path these add up to {format_ns(timeline.makespan_ns)}.")
+if choice.policy == SEARCH:
+    view.command("simulate", choice.words, *view.hardware_words(choice), "--schedule", "best.json", "--launch", mode)
+    st.caption("best.json is the schedule that the Explore page offers for download.")
+else:
+    words = ["--policy", choice.policy, "--streams", str(choice.streams), "--launch", mode, "--html", "timeline.html"]
+    view.command("simulate", choice.words, *view.hardware_words(choice), *words)

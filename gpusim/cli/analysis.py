@@ -1,0 +1,64 @@
+"""`gpusim limits`: how much concurrency a step has, and what keeps the GPU from using it."""
+
+from __future__ import annotations
+
+import click
+
+from gpusim.cli.common import (
+    check_output,
+    choose_hardware,
+    hardware_option,
+    json_option,
+    naming,
+    print_json,
+    progress_bar,
+)
+from gpusim.cli.figures import check_figures, figure_options
+
+
+@click.command()
+@click.argument("trace")
+@hardware_option
+@click.option("--streams", type=int, default=8, show_default=True, help="Most streams of the schedules compared.")
+@json_option
+@figure_options
+@click.option("--csv", "csv_file", metavar="FILE", help="Write the losses as CSV, one row for each scope and limit.")
+def limits(
+    trace: str,
+    hardware: str | None,
+    streams: int,
+    as_json: bool,
+    html_file: str | None,
+    png_file: str | None,
+    csv_file: str | None,
+) -> None:
+    """Say how parallel TRACE is, and how much of that each limit costs: dependencies, gaps, SMs, bandwidth ...
+
+    For the forward pass, the backward pass, the optimizer and the whole step; docs/limits.md explains each number.
+    """
+    from gpusim.files import write_bytes
+    from gpusim.plan.schedule import check_streams
+    from gpusim.report.limits_table import limits_csv, limits_document, print_limits
+    from gpusim.search.limits import limits as find
+    from gpusim.trace.store import load_trace
+
+    check_streams(streams)
+    figures = check_figures(html_file, png_file)
+    table = check_output(csv_file)
+    step = load_trace(trace)
+    model = choose_hardware(hardware, step)
+    with naming(trace), progress_bar(not as_json) as report:
+        found = find(step, model, streams=streams, report=report)
+    if table is not None:
+        write_bytes(table, limits_csv(found).encode())
+    if figures:
+        from gpusim.report.figures.limits import limits_figure
+
+        figures.write(limits_figure(found), f"limits of {found.trace}")
+    if as_json:
+        print_json(limits_document(found))
+        return
+    print_limits(found)
+    if table is not None:
+        click.echo(f"losses written to {table}")
+    figures.announce()

@@ -1,0 +1,172 @@
+"""`gpusim whatif` and `gpusim figure`: the dashboard's questions and pictures without the dashboard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json
+from gpusim.cli.figures import check_figures, figure_options
+from gpusim.errors import OptionError, UnknownNameError
+
+if TYPE_CHECKING:
+    from gpusim.search.whatif import Simulated
+    from gpusim.trace.schema import Trace
+
+DEFAULT_POLICY, DEFAULT_STREAMS = "critical_path", 8
+#: Schedules searched for a figure of an exploration; as the dashboard does.
+EVALUATIONS, BUDGET_S = 512, 60.0
+EXPLORED = ("bounds", "gain", "front")
+FIGURES = ("breakdown", *EXPLORED, "memory")
+
+policy_option = click.option("--policy", default=DEFAULT_POLICY, show_default=True, metavar="P")
+streams_option = click.option("--streams", type=int, default=DEFAULT_STREAMS, show_default=True)
+
+
+@click.command()
+@click.argument("trace")
+@hardware_option
+@policy_option
+@streams_option
+@click.option("--launch", default="graph", metavar="graph|stream", callback=one_of("launch mode", ("graph", "stream")))
+@click.option("--sms", type=int, default=None, metavar="N", help="SMs of the GPU.")
+@click.option("--bandwidth", type=float, default=1.0, metavar="X", help="Factor on DRAM bandwidth.")
+@click.option("--launch-cost", type=float, default=1.0, metavar="X", help="Factor on gaps, forks, joins, launches.")
+@click.option("--queues", type=int, default=None, metavar="N", help="Hardware queues, for --launch stream.")
+@click.option("--op", "ops", type=(str, float), multiple=True, metavar="NAME X", help="An op is X times as fast.")
+@figure_options
+@json_option
+def whatif(
+    trace: str,
+    hardware: str | None,
+    policy: str,
+    streams: int,
+    launch: str,
+    sms: int | None,
+    bandwidth: float,
+    launch_cost: float,
+    queues: int | None,
+    ops: tuple[tuple[str, float], ...],
+    html_file: str | None,
+    png_file: str | None,
+    as_json: bool,
+) -> None:
+    """Ask what TRACE would take with other SMs, bandwidth, costs or a faster op; --html draws the sensitivities."""
+    from gpusim.plan.graph import OpGraph
+    from gpusim.search.whatif import Change, changed_graph, sensitivities, simulate
+    from gpusim.trace.store import load_trace
+    from gpusim.units import format_bytes, format_ns
+
+    figures = check_figures(html_file, png_file)
+    step = load_trace(trace)
+    model = choose_hardware(hardware, step)
+    change = Change(sms, bandwidth, launch_cost, 1.0, queues, _op_speeds(step, ops))
+    with naming(trace):
+        graph = OpGraph.build(step, model)
+        changed = changed_graph(graph, change)
+    baseline = simulate(graph, policy, streams)
+    result = simulate(changed, policy, streams, "stream" if launch == "stream" else "graph")
+    rows = sensitivities(result)
+    if figures:
+        from gpusim.report.figures.comparisons import tornado_figure
+
+        figures.write(tornado_figure(rows, title=f"What {step.name} on {changed.hardware.label} is sensitive to"), "")
+    if as_json:
+        print_json(
+            {
+                "trace": step.name,
+                "policy": policy,
+                "baseline": _document(baseline),
+                "whatif": _document(result),
+                "sensitivities": [
+                    {"parameter": name, "low_ns": round(low), "high_ns": round(high)} for name, low, high, _ in rows
+                ],
+            }
+        )
+        return
+    click.echo(
+        f"{step.name}: {policy}, {result.streams} streams, launched by {launch}\n"
+        f"  baseline  {format_ns(baseline.makespan_ns)} on {model.label}\n"
+        f"  what if   {format_ns(result.makespan_ns)} on {changed.hardware.label} "
+        f"({result.makespan_ns / baseline.makespan_ns - 1:+.1%} time)\n"
+        f"  speed-up  {result.speedup:.2f}x over its own sequential graph (baseline {baseline.speedup:.2f}x)\n"
+        f"  memory    {format_bytes(result.timeline.peak_bytes)} at the peak\n"
+        f"Sensitivities: the same schedule, one parameter at a time"
+    )
+    for name, low, high, _ in rows:
+        click.echo(f"  {name}: {format_ns(low)} to {format_ns(high)}")
+    figures.announce()
+
+
+@click.command()
+@click.argument("kind", metavar="|".join(FIGURES), callback=one_of("figure", FIGURES))
+@click.argument("trace")
+@hardware_option
+@policy_option
+@streams_option
+@figure_options
+def figure(
+    kind: str, trace: str, hardware: str | None, policy: str, streams: int, html_file: str | None, png_file: str | None
+) -> None:
+    """Draw a figure of the dashboard's; `simulate`, `limits` and `whatif` draw their own."""
+    files = check_figures(html_file, png_file)
+    if not files:
+        raise OptionError("figure: give --html FILE or --png FILE")
+    from gpusim.plan.schedule import check_streams
+    from gpusim.policies.registry import policy_by_name
+    from gpusim.trace.store import load_trace
+
+    check_streams(streams)
+    policy_by_name(policy)
+    step = load_trace(trace)
+    with naming(trace):
+        files.write(_draw(kind, step, hardware, policy, streams), f"{kind} of {step.name}")
+    files.announce()
+
+
+def _draw(kind: str, step: Trace, hardware: str | None, policy: str, streams: int) -> Any:
+    from gpusim.plan.graph import OpGraph
+    from gpusim.report.breakdown import breakdown
+    from gpusim.report.figures.breakdown import breakdown_figure, front_figure
+    from gpusim.report.figures.comparisons import memory_figure
+    from gpusim.report.figures.explored import bounds_figure, gain_figure
+    from gpusim.search.explore import explore
+    from gpusim.search.whatif import simulate
+
+    model = choose_hardware(hardware, step)
+    title = f"{step.name} on {model.label}"
+    if kind in EXPLORED:
+        found = explore(step, model, streams=streams, budget_s=BUDGET_S, evaluations=EVALUATIONS)
+        if kind == "front":
+            return front_figure(found.rows, title)
+        return bounds_figure(found) if kind == "bounds" else gain_figure(found)
+    graph = OpGraph.build(step, model)
+    if kind == "breakdown":
+        return breakdown_figure(breakdown(graph), title)
+    alone, run = simulate(graph, "sequential", 1), simulate(graph, policy, streams)
+    named = [("sequential", alone.timeline), (f"{policy}, {run.streams} streams", run.timeline)]
+    return memory_figure(named if policy != "sequential" else named[:1], title=f"Memory over time: {title}")
+
+
+def _op_speeds(step: Trace, ops: tuple[tuple[str, float], ...]) -> dict[int, float]:
+    """Factors by op index. Raises `UnknownNameError`."""
+    index_of = {op.name: index for index, op in enumerate(step.ops)}
+    for name, _ in ops:
+        if name not in index_of:
+            near = [known for known in index_of if name.lower() in known.lower()][:20]
+            raise UnknownNameError("op", name, near or list(index_of)[:20])
+    return {index_of[name]: speed for name, speed in ops}
+
+
+def _document(found: Simulated) -> dict[str, Any]:
+    return {
+        "hardware": found.graph.hardware.label,
+        "calibrated": found.graph.hardware.calibrated,
+        "streams": found.streams,
+        "launch": found.mode,
+        "makespan_ns": found.makespan_ns,
+        "sequential_ns": found.sequential_ns,
+        "speedup": found.speedup,
+        "peak_bytes": found.timeline.peak_bytes,
+    }

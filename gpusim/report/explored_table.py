@@ -1,0 +1,22 @@
+"""What `gpusim explore` found as CSV: one row for each schedule."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from gpusim.search.explore import Row
+
+CSV_FIELDS = ("trace", "hardware", "calibrated", "policy", "streams", "makespan_ns", "speedup", "peak_bytes")
+
+
+def rows_csv(rows: Sequence[Row], trace: str, hardware: str, calibrated: bool) -> str:
+    """The schedules in the order they were found, with a header; times in ns, sizes in bytes."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_FIELDS)
+    head = [trace, hardware, str(calibrated).lower()]
+    for row in rows:
+        writer.writerow([*head, row.policy, row.streams, row.makespan_ns, row.speedup, row.peak_bytes])
+    return out.getvalue()

@@ -1,0 +1,166 @@
+"""Figures that compare: predictions with measurements, memory of several schedules, what a result is sensitive to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from gpusim.engine.base import Timeline
+from gpusim.report.figures.theme import LIGHT, Theme, heading, us, us_text
+from gpusim.report.lanes import samples
+from gpusim.report.results import ResultCase, Results
+from gpusim.units import MIB
+
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")
+#: The band around "predicted as measured".
+BAND = 0.05
+#: Heights in pixels: of one bar, and of all around the bars.
+BAR, AROUND = 34, 150
+
+
+def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure:
+    """Predicted against measured, of all cases of some results files: times on the left, speed-ups on the right."""
+    cases = [case for results in files for case in results.cases]
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
+    for number, policy in enumerate(sorted({case.policy for case in cases})):
+        mine = [case for case in cases if case.policy == policy]
+        marker = {
+            "symbol": SYMBOLS[number % len(SYMBOLS)],
+            "color": theme.cycle[number % len(theme.cycle)],
+            "size": 9,
+            "line": {"color": theme.paper, "width": 1},
+        }
+        hover = [_case_text(case) for case in mine]
+        common = {"mode": "markers", "marker": marker, "name": policy, "legendgroup": policy, "hovertext": hover}
+        measured, predicted = [us(c.measured_ns) for c in mine], [us(c.predicted_ns) for c in mine]
+        figure.add_trace(go.Scatter(x=measured, y=predicted, hoverinfo="text", **common), row=1, col=1)
+        gains, predicted = [c.speedup for c in mine], [c.predicted_speedup for c in mine]
+        figure.add_trace(go.Scatter(x=gains, y=predicted, hoverinfo="text", showlegend=False, **common), row=1, col=2)
+    times = [us(time) for case in cases for time in (case.measured_ns, case.predicted_ns)]
+    gains = [gain for case in cases for gain in (case.speedup, case.predicted_speedup)]
+    _add_diagonal(figure, 0.0, 1.05 * max(times, default=1.0), theme, col=1)
+    _add_diagonal(figure, min([0.95, *gains]) - 0.05, max([1.1, *gains]) + 0.05, theme, col=2)
+    figure.update_xaxes(title_text="measured time of the step, us", row=1, col=1)
+    figure.update_yaxes(title_text="predicted time of the step, us", row=1, col=1)
+    figure.update_xaxes(title_text="measured speed-up over the sequential graph, x", row=1, col=2)
+    figure.update_yaxes(title_text="predicted speed-up over the sequential graph, x", row=1, col=2)
+    figure.update_layout(
+        template=theme.template,
+        title=heading(
+            "Predicted against measured",
+            f"{len(cases)} replayed schedules on {', '.join(sorted({results.gpu for results in files})) or 'no GPU'}",
+            theme,
+        ),
+        height=560,
+        hovermode="closest",
+    )
+    return figure
+
+
+def _add_diagonal(figure: go.Figure, low: float, high: float, theme: Theme, *, col: int) -> None:
+    """The line of perfect predictions, and a band around it, behind the points."""
+    band = {"fill": "toself", "fillcolor": theme.grid, "line": {"width": 0}, "mode": "lines", "hoverinfo": "skip"}
+    ends = [low, high, high, low]
+    edges = [low * (1 - BAND), high * (1 - BAND), high * (1 + BAND), low * (1 + BAND)]
+    figure.add_trace(
+        go.Scatter(x=ends, y=edges, name=f"within {BAND:.0%}", showlegend=col == 1, zorder=-2, **band), row=1, col=col
+    )
+    line = {"color": theme.muted, "width": 1}
+    figure.add_trace(
+        go.Scatter(
+            x=[low, high], y=[low, high], mode="lines", line=line, showlegend=False, hoverinfo="skip", zorder=-1
+        ),
+        row=1,
+        col=col,
+    )
+    figure.update_xaxes(range=[low, high], row=1, col=col)
+    figure.update_yaxes(range=[low, high], row=1, col=col)
+
+
+def _case_text(case: ResultCase) -> str:
+    return (
+        f"<b>{escape(case.trace)}</b><br>{escape(case.policy)}, {case.streams} streams<br>"
+        f"measured {us_text(case.measured_ns)} ({case.speedup:.2f}x)<br>"
+        f"predicted {us_text(case.predicted_ns)} ({case.predicted_speedup:.2f}x), error {case.error:+.1%}"
+    )
+
+
+def memory_figure(
+    runs: Sequence[tuple[str, Timeline]], theme: Theme = LIGHT, title: str = "Memory over time"
+) -> go.Figure:
+    """Bytes allocated over time, one line for each labelled timeline, with its peak."""
+    figure = go.Figure()
+    peaks = []
+    for number, (label, timeline) in enumerate(runs):
+        found = samples(timeline.memory, (0, timeline.makespan_ns))
+        mean = "" if found.bin_ns is None else f", mean of {us_text(found.bin_ns)}"
+        colour = theme.cycle[number % len(theme.cycle)]
+        peaks.append(f"{escape(label)} {timeline.peak_bytes / MIB:,.0f} MiB")
+        figure.add_trace(
+            go.Scatter(
+                x=[us(time) for time in found.times_ns],
+                y=[level / MIB for level in found.values],
+                mode="lines",
+                line={"shape": "hv", "width": 2, "color": colour},
+                name=label,
+                hovertemplate=f"{escape(label)}{mean}: %{{y:,.1f}} MiB at %{{x:,.1f}} us<extra></extra>",
+            )
+        )
+        figure.add_hline(y=timeline.peak_bytes / MIB, line={"dash": "dot", "width": 1, "color": colour})
+    figure.update_xaxes(title_text="time from the start of the step, us", rangemode="tozero")
+    figure.update_yaxes(title_text="memory allocated, MiB", rangemode="tozero")
+    figure.update_layout(
+        template=theme.template,
+        title=heading(title, f"peak (dotted): {'; '.join(peaks)}", theme),
+        height=440,
+        showlegend=True,
+    )
+    return figure
+
+
+def tornado_figure(
+    rows: Sequence[tuple[str, float, float, float]],
+    theme: Theme = LIGHT,
+    title: str = "What the prediction is sensitive to",
+) -> go.Figure:
+    """Sensitivities, the largest on top.
+
+    Each is (name, low, high, base): makespans in ns at the low end and the high end of a parameter's range, and at the
+    value it has.
+    """
+    ordered = sorted(rows, key=lambda row: -abs(row[2] - row[1]))
+    figure = go.Figure()
+    for end, place, colour in (("at its low end", 1, theme.forward), ("at its high end", 2, theme.loss)):
+        changes = [(row[0], row[3], float(row[place])) for row in ordered]
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                y=[name for name, _, _ in changes],
+                base=[us(base) for _, base, _ in changes],
+                x=[us(value - base) for _, base, value in changes],
+                name=end,
+                marker={"color": colour},
+                hovertext=[
+                    f"<b>{escape(name)}</b> {end}<br>{us_text(value)}, {value / base - 1:+.1%}"
+                    if base
+                    else escape(name)
+                    for name, base, value in changes
+                ],
+                hoverinfo="text",
+            )
+        )
+    for base in dict.fromkeys(row[3] for row in ordered):
+        figure.add_vline(x=us(base), line={"width": 1, "color": theme.ink})
+    figure.update_xaxes(title_text="predicted time of the step, us")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    bases = ", ".join(us_text(base) for base in dict.fromkeys(row[3] for row in ordered))
+    figure.update_layout(
+        template=theme.template,
+        title=heading(title, f"predicted time as each parameter goes through its range; now {bases}", theme),
+        barmode="overlay",
+        height=AROUND + BAR * len(ordered),
+    )
+    return figure

@@ -1,0 +1,162 @@
+"""The figure of `gpusim limits`: parallelism over time, and a waterfall of where the potential goes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from gpusim.report.figures.theme import LIGHT, PHASES, Theme, heading, us, us_text
+from gpusim.report.figures.waterfall import Role, WaterfallRow, add_waterfall, longest_ns
+from gpusim.search.limits import STEP, Limits, Scope
+
+#: The vertical axis shows what is the case for all but this share of the time; a higher peak is named, not drawn.
+PEAK_TIME_SHARE = 0.005
+
+#: Top of the lower row in the figure, with the row heights and spacing below.
+_DOMAIN_TOP = 0.6 * (1 - 0.24)
+
+LONGEST, BEST, WON, SEQUENTIAL = "longest op", "best list schedule", "won by concurrency", "sequential graph"
+
+
+def limits_figure(limits: Limits, theme: Theme = LIGHT) -> go.Figure:
+    """Above, the ops of the whole step that could run at once; below, a waterfall for each scope."""
+    scopes = limits.scopes
+    step = next(scope for scope in scopes if scope.name == STEP)
+    columns = len(scopes)
+    figure = make_subplots(
+        rows=2,
+        cols=columns,
+        specs=[[{"colspan": columns}, *[None] * (columns - 1)], [{}] * columns],
+        row_heights=[0.4, 0.6],
+        vertical_spacing=0.24,
+        horizontal_spacing=0.02,
+        subplot_titles=["", *(f"{scope.name}: {scope.speedup:.2f}x" for scope in scopes)],
+    )
+    figure.update_annotations(font={"size": 13})
+    _add_parallelism(figure, step, theme)
+    for column, scope in enumerate(scopes, 1):
+        _add_scope(figure, scope, column, wide=columns == 1, theme=theme)
+    found = step.parallelism
+    at_least = "" if found.width_exact else "at least "
+    figure.update_layout(
+        template=theme.template,
+        title=heading(
+            f"Limits of inter-op parallelism: {limits.trace} on {limits.hardware}",
+            f"Ops that could run at once if only dependencies mattered: {found.mean:.2f} on average (T1 / T-inf), "
+            f"at most {found.maximum}, width {at_least}{found.width}",
+            theme,
+        ),
+        height=800,
+        margin={"r": 60},
+        legend={"y": 1.0, "traceorder": "normal"},
+    )
+    figure.add_annotation(
+        text="From the longest op to the sequential graph: what each limit costs when switched on after those<br>"
+        f"above, in % of what there is to win, at most {limits.streams} streams",
+        x=0,
+        xref="paper",
+        xanchor="left",
+        y=_DOMAIN_TOP,
+        yref="paper",
+        yanchor="bottom",
+        yshift=32,
+        showarrow=False,
+        align="left",
+        font={"color": theme.muted},
+    )
+    return figure
+
+
+def _add_parallelism(figure: go.Figure, scope: Scope, theme: Theme) -> None:
+    found = scope.parallelism
+    phases = dict(found.by_phase)
+    for phase in sorted(phases, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES)):
+        figure.add_trace(
+            go.Scatter(
+                x=[us(time) for time, _ in phases[phase]],
+                y=[count for _, count in phases[phase]],
+                name=phase,
+                mode="lines",
+                line={"shape": "hv", "width": 0, "color": theme.phase(phase)},
+                fillcolor=theme.phase(phase),
+                stackgroup="phases",
+                hovertemplate="%{y} of " + phase + " at %{x:,.1f} us<extra></extra>",
+            ),
+            row=1,
+            col=1,
+        )
+    top = max(2.0, usual_top(found.running), found.mean)
+    if found.maximum <= 2 * top:
+        top = float(found.maximum)
+    else:
+        peak_ns = next(time for time, count in found.running if count == found.maximum)
+        figure.add_annotation(
+            x=us(peak_ns),
+            y=1.15 * top,
+            text=f"{found.maximum} at once for a moment, cut off here",
+            showarrow=False,
+            xanchor="left" if peak_ns < found.span_ns / 2 else "right",
+            yanchor="top",
+            xshift=6 if peak_ns < found.span_ns / 2 else -6,
+            row=1,
+            col=1,
+        )
+    figure.add_hline(y=found.mean, line={"dash": "dash", "width": 1.5, "color": theme.ink}, row=1, col=1)
+    figure.add_annotation(
+        x=us(found.span_ns),
+        y=found.mean,
+        text=f"mean<br>{found.mean:.2f}",
+        showarrow=False,
+        align="left",
+        xanchor="left",
+        xshift=4,
+        row=1,
+        col=1,
+    )
+    figure.update_xaxes(title_text="time in the ASAP schedule, us", range=[0, us(found.span_ns)], row=1, col=1)
+    figure.update_yaxes(
+        title_text="ops running at once", range=[0, 1.15 * top], dtick=max(1, round(top / 6)), row=1, col=1
+    )
+
+
+def usual_top(running: tuple[tuple[int, int], ...]) -> float:
+    """The least count that is exceeded during at most `PEAK_TIME_SHARE` of the time."""
+    lengths: dict[int, int] = {}
+    for (time, count), (until, _) in pairwise(running):
+        lengths[count] = lengths.get(count, 0) + until - time
+    above, total = 0, sum(lengths.values())
+    for count in sorted(lengths, reverse=True):
+        above += lengths[count]
+        if above > PEAK_TIME_SHARE * total:
+            return float(count)
+    return 0.0
+
+
+def waterfall_rows(scope: Scope, *, wide: bool) -> list[WaterfallRow]:
+    """From the longest op up to the sequential graph; `wide` bars say their length, others only their share."""
+
+    def change(name: str, base_ns: int, length_ns: int, role: Role) -> WaterfallRow:
+        share = f"{scope.share(length_ns):.1%}"
+        text = f"{us_text(length_ns, signed=True)}, {share}" if wide else share
+        return WaterfallRow(f"+ {name}", length_ns, base_ns, role, text, f"{share} of what there is to win")
+
+    rows = [WaterfallRow(LONGEST, scope.unlimited_ns)]
+    level_ns = scope.unlimited_ns
+    for loss in scope.losses:
+        rows.append(change(loss.limit, level_ns, loss.loss_ns, "loss" if loss.loss_ns >= 0 else "gain"))
+        level_ns = loss.makespan_ns
+    rows.append(WaterfallRow(f"= {BEST}", scope.best_ns))
+    rows.append(change(WON, scope.best_ns, scope.won_ns, "gain"))
+    rows.append(WaterfallRow(f"= {SEQUENTIAL}", scope.sequential_ns))
+    return rows
+
+
+def _add_scope(figure: go.Figure, scope: Scope, column: int, *, wide: bool, theme: Theme) -> None:
+    rows = waterfall_rows(scope, wide=wide)
+    add_waterfall(figure, rows, theme, row=2, col=column)
+    end_us = (1.15 if wide else 1.4) * us(longest_ns(rows))
+    figure.update_xaxes(title_text="time, us", range=[0, end_us], nticks=4, tickangle=0, row=2, col=column)
+    if column > 1:
+        figure.update_yaxes(showticklabels=False, ticks="", row=2, col=column)

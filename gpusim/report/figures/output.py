@@ -1,0 +1,83 @@
+"""Figures as files: HTML that opens without a network, and PNG by way of Kaleido and a Chrome or Chromium."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+import plotly.graph_objects as go
+import plotly.io
+
+from gpusim.errors import FigureError
+from gpusim.files import write_bytes
+
+PNG_WIDTH = 1200
+#: Dots for each pixel of the layout: sharp on dense screens.
+PNG_SCALE = 2
+#: A browser that does not answer by then never will.
+PNG_TIMEOUT_S = 60
+DEFAULT_HEIGHT = 500
+
+NEEDS_KALEIDO = "a PNG needs the package kaleido (pip install 'gpusim[app]'); --html works without"
+NEEDS_CHROME = (
+    "a PNG needs Chrome or Chromium, and none was found: install one (apt install chromium, or plotly_get_chrome), "
+    "or name it in BROWSER_PATH; --html works without"
+)
+
+
+def figure_html(figure: go.Figure, title: str) -> str:
+    """One self-contained page: plotly.js is inside, nothing is loaded from anywhere."""
+    # By default newer plotly.js has a button that uploads the figure.
+    config = {"displaylogo": False, "responsive": True, "showSendToCloud": False}
+    body = plotly.io.to_html(
+        figure, config=config, include_plotlyjs=True, include_mathjax=False, full_html=False, div_id="figure"
+    )
+    paper = figure.layout.template.layout.paper_bgcolor or "#FFFFFF"
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title></head>\n'
+        f'<body style="margin:0;background:{paper}">\n{body}\n</body>\n</html>\n'
+    )
+
+
+def write_html(path: Path, figure: go.Figure, title: str) -> None:
+    """Write a figure as one HTML page: all of it or nothing. Raises `OutputError`."""
+    write_bytes(path, figure_html(figure, title).encode())
+
+
+def check_png() -> None:
+    """Raise `FigureError` where the package for PNGs is missing; a missing browser shows when one is drawn."""
+    try:
+        import kaleido  # noqa: F401
+    except ImportError as cause:
+        raise FigureError(NEEDS_KALEIDO) from cause
+
+
+def figure_png(figure: go.Figure, width: int = PNG_WIDTH) -> bytes:
+    """The figure as PNG, `width` pixels of layout wide. Raises `FigureError` where Kaleido or a browser is missing."""
+    check_png()
+    import kaleido
+    from kaleido.errors import ChromeNotFoundError
+
+    options = {
+        "format": "png",
+        "width": width,
+        "height": figure.layout.height or DEFAULT_HEIGHT,
+        "scale": PNG_SCALE,
+    }
+    try:
+        # Not through plotly: that has Kaleido's page load MathJax from the network.
+        image: bytes = kaleido.calc_fig_sync(
+            figure.to_dict(), opts=options, kopts={"mathjax": False, "timeout": PNG_TIMEOUT_S}
+        )
+    except ChromeNotFoundError as cause:
+        raise FigureError(NEEDS_CHROME) from cause
+    except Exception as cause:
+        # Whatever a browser and its driver may raise: the figure itself is valid, plotly has checked it.
+        words = " ".join(map(str, cause.args)) or "no further word"
+        raise FigureError(f"the browser drew no PNG ({type(cause).__name__}: {words}); --html works without") from cause
+    return image
+
+
+def write_png(path: Path, figure: go.Figure, width: int = PNG_WIDTH) -> None:
+    """Write a figure as PNG: all of it or nothing. Raises `FigureError`, `OutputError`."""
+    write_bytes(path, figure_png(figure, width))

@@ -1,0 +1,139 @@
+"""Colours and layout of all figures: one light and one dark theme.
+
+Colours are those of Okabe and Ito ("Color universal design", 2008): told apart with any colour vision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import plotly.graph_objects as go
+
+from gpusim.units import NS_PER_US
+
+ThemeName = Literal["light", "dark"]
+
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+SKY, PURPLE, YELLOW = "#56B4E9", "#CC79A7", "#F0E442"
+
+#: In this order in every legend.
+PHASES = ("forward", "backward", "optimizer")
+
+FONT = "Open Sans, Helvetica Neue, Arial, DejaVu Sans, sans-serif"
+
+
+@dataclass(frozen=True)
+class Theme:
+    """What figures take their colours from."""
+
+    name: ThemeName
+    ink: str
+    """Text, axes, totals."""
+    muted: str
+    """Secondary text; what belongs to no phase."""
+    grid: str
+    paper: str
+    forward: str
+    loss: str
+    """Time lost, time over."""
+    gain: str
+    """Time won."""
+    total: str
+    """Bars that are a total, not a part."""
+
+    def phase(self, name: str) -> str:
+        """Colour of a phase, and of what has none."""
+        return {"forward": self.forward, "backward": ORANGE, "optimizer": GREEN}.get(name, self.muted)
+
+    @property
+    def cycle(self) -> tuple[str, ...]:
+        """Colours of series that are just several."""
+        return (self.forward, ORANGE, GREEN, VERMILION, PURPLE, SKY if self.forward != SKY else YELLOW)
+
+    @property
+    def template(self) -> go.layout.Template:
+        """The layout that figures start from."""
+        axis = {
+            "automargin": True,
+            "gridcolor": self.grid,
+            "linecolor": self.muted,
+            "zerolinecolor": self.grid,
+            "ticks": "outside",
+            "separatethousands": True,
+            "exponentformat": "none",
+            "tickcolor": self.muted,
+            "title": {"standoff": 8, "font": {"size": 13}},
+        }
+        return go.layout.Template(
+            layout={
+                "font": {"family": FONT, "size": 13, "color": self.ink},
+                # Its first line stays this far above the plot: a second line and the legend fit below.
+                "title": {
+                    "x": 0.0,
+                    "xref": "paper",
+                    "xanchor": "left",
+                    "y": 1.0,
+                    "yref": "paper",
+                    "yanchor": "bottom",
+                    "pad": {"b": 62},
+                    "font": {"size": 17},
+                },
+                "paper_bgcolor": self.paper,
+                "plot_bgcolor": self.paper,
+                "colorway": self.cycle,
+                "xaxis": axis,
+                "yaxis": axis,
+                "hoverlabel": {
+                    "align": "left",
+                    "bgcolor": self.paper,
+                    "bordercolor": self.muted,
+                    "font": {"color": self.ink, "family": FONT},
+                    "namelength": -1,
+                },
+                "legend": {"orientation": "h", "x": 1.0, "xanchor": "right", "y": 1.0, "yanchor": "bottom"},
+                "margin": {"l": 70, "r": 30, "t": 100, "b": 55},
+                "bargap": 0.25,
+            }
+        )
+
+
+LIGHT = Theme(
+    name="light",
+    ink="#222222",
+    muted="#7A7A7A",
+    grid="#E6E6E6",
+    paper="#FFFFFF",
+    forward=BLUE,
+    loss=VERMILION,
+    gain=GREEN,
+    total="#5B6770",
+)
+DARK = Theme(
+    name="dark",
+    ink="#E8E8E8",
+    muted="#9AA3AB",
+    grid="#30363D",
+    paper="#14181D",
+    forward=SKY,
+    loss=VERMILION,
+    gain=GREEN,
+    total="#8794A0",
+)
+
+
+def us(time_ns: float) -> float:
+    """A time as figures show it, in us."""
+    return time_ns / NS_PER_US
+
+
+def us_text(time_ns: float, *, signed: bool = False) -> str:
+    """A time in us as text: `1,234 us`, `12.3 us`, `0.25 us`; `signed` puts a plus before a gain or loss."""
+    time_us = us(time_ns)
+    digits = 0 if abs(time_us) >= 100 or not time_us else 1 if abs(time_us) >= 10 else 2
+    return f"{time_us:{'+' if signed else ''},.{digits}f} us"
+
+
+def heading(title: str, subtitle: str, theme: Theme) -> dict[str, str]:
+    """A title with a second, smaller line under it."""
+    return {"text": f"{title}<br><span style='font-size:13px;color:{theme.muted}'>{subtitle}</span>"}

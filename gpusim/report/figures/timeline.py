@@ -1,0 +1,264 @@
+"""The timeline: a lane for each stream, a bar for each kernel; below on the same axis what the GPU was doing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from gpusim.engine.base import Timeline
+from gpusim.hardware.model import HardwareModel
+from gpusim.report.figures.theme import LIGHT, PHASES, Theme, heading, us, us_text
+from gpusim.report.lanes import MAX_BARS, MAX_SAMPLES, Bar, Bars, Lane, Samples, Window, bars, lanes, samples, whole
+from gpusim.report.perfetto import Run, run_from_timeline
+from gpusim.search.critical import CriticalPath, critical_path
+from gpusim.trace.schema import Trace
+from gpusim.units import format_bytes
+
+#: Heights in pixels.
+LANE, LANES_LEAST, COUNTER, GAP, AROUND = 30, 70, 88, 18, 155
+#: Axis title and factor of the counters that `run_from_timeline` makes; any other is shown as it is.
+COUNTERS = {
+    "SM residency": ("SMs, %", 100.0),
+    "DRAM GB/s": ("DRAM, GB/s", 1.0),
+    "memory MiB": ("memory, MiB", 1.0),
+}
+NAME_COLUMNS, NAME_LINES = 76, 3
+NO_PHASE = "phase unknown"
+
+
+def timeline_figure(
+    timeline: Timeline,
+    trace: Trace,
+    hardware: HardwareModel,
+    *,
+    title: str = "",
+    measured: Run | None = None,
+    window_ns: Window | None = None,
+    theme: Theme = LIGHT,
+) -> go.Figure:
+    """A simulated step, with its critical path, and under it a measured one where there is one.
+
+    `hardware` is the model it was simulated with (the op graph's). Raises `PlanError` where a kernel breaks a limit of
+    the GPU.
+    """
+    run = run_from_timeline(timeline, trace, title or trace.name, hardware)
+    runs = [run] if measured is None else [run, measured]
+    window = window_ns or (0, max(whole(each)[1] for each in runs))
+    rows = [lanes(each) for each in runs]
+    figure, first_counter = _frame(rows, len(run.counters))
+    notes: list[str] = []
+    averaged: list[str] = []
+    for number, (each, lanes_of) in enumerate(zip(runs, rows, strict=True), 1):
+        shown = bars(each, lanes_of, window, MAX_BARS // len(runs))
+        texts = [_bar_text(each, bar, timeline if number == 1 else None) for bar in shown.bars]
+        # Measured runs have no phases: what the first run's bars have explained is not explained again.
+        explained = {bar.phase for bar in bars(run, rows[0], window).bars} if number > 1 else set()
+        _add_bars(figure, number, shown, texts, explained, theme)
+        _label_lanes(figure, number, lanes_of, ("simulated", "measured")[number - 1] if len(runs) > 1 else None)
+        _mark_end(figure, number, whole(each)[1], window, len(lanes_of), theme)
+        if shown.bin_ns is not None:
+            which = "" if number == 1 else "measured "
+            notes.append(f"{which}bars aggregated in bins of {us_text(shown.bin_ns)}")
+    _add_path(figure, critical_path(timeline, hardware), rows[0], window, theme)
+    for row, counter in enumerate(run.counters, first_counter):
+        found = samples(counter.samples, window)
+        _add_counter(figure, row, counter.name, found, theme)
+        if found.bin_ns is not None:
+            averaged.append(_counter_title(counter.name)[0].split(",")[0])
+    if averaged:
+        notes.append(f"{' and '.join(averaged)} averaged over {us_text((window[1] - window[0]) / MAX_SAMPLES)}")
+    streams = len({(piece.device, piece.stream) for piece in run.slices})
+    if measured is not None:
+        notes.insert(0, f"below: {escape(measured.title)}, {us_text(whole(measured)[1])}")
+    about = f"{len(run.slices):,} tasks on {streams} stream{'s' * (streams != 1)}, {us_text(timeline.makespan_ns)}"
+    figure.update_layout(
+        template=theme.template,
+        title=heading(run.title, "; ".join([f"{trace.name} on {hardware.label}: {about}", *notes]), theme),
+        barmode="overlay",
+        bargap=0.2,
+        hovermode="closest",
+        height=AROUND + _pixels(rows, len(run.counters)),
+        margin={"r": 110},
+        legend={"y": 1.0, "traceorder": "normal"},
+    )
+    figure.update_xaxes(range=[us(window[0]), us(window[1])], showticklabels=False, ticks="")
+    last = {"row": first_counter + len(run.counters) - 1, "col": 1}
+    figure.update_xaxes(title_text="time from the start of the step, us", showticklabels=True, ticks="outside", **last)
+    return figure
+
+
+def _frame(rows: Sequence[Sequence[Lane]], counters: int) -> tuple[go.Figure, int]:
+    """An empty figure with a row for the lanes of each run, then one for each counter; and the first counter's row."""
+    heights = [*(_lanes_height(lanes_of) for lanes_of in rows), *[COUNTER] * counters]
+    spacing = GAP / _pixels(rows, counters)
+    figure = make_subplots(
+        rows=len(heights),
+        cols=1,
+        shared_xaxes=True,
+        row_heights=heights,
+        vertical_spacing=spacing if heights[1:] else 0.0,
+    )
+    return figure, len(rows) + 1
+
+
+def _lanes_height(lanes_of: Sequence[Lane]) -> int:
+    return max(LANES_LEAST, LANE * min(len(lanes_of), 16) + 12 * max(0, len(lanes_of) - 16))
+
+
+def _pixels(rows: Sequence[Sequence[Lane]], counters: int) -> int:
+    return sum(map(_lanes_height, rows)) + COUNTER * counters + GAP * (len(rows) + counters - 1)
+
+
+def _add_bars(figure: go.Figure, row: int, shown: Bars, texts: list[str], explained: set[str], theme: Theme) -> None:
+    """One trace for each phase; the legend has those that are not explained yet."""
+    phases = {bar.phase for bar in shown.bars}
+    for phase in [*(phase for phase in PHASES if phase in phases), *sorted(phases - set(PHASES))]:
+        mine = [(bar, text) for bar, text in zip(shown.bars, texts, strict=True) if bar.phase == phase]
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                y=[bar.lane for bar, _ in mine],
+                base=[us(bar.start_ns) for bar, _ in mine],
+                x=[us(bar.dur_ns) for bar, _ in mine],
+                name=phase or NO_PHASE,
+                legendgroup=phase or NO_PHASE,
+                showlegend=phase not in explained,
+                marker={"color": theme.phase(phase), "line": {"width": 0}},
+                hovertext=[text for _, text in mine],
+                hoverinfo="text",
+                # What a page that lets bars be clicked gets back: the task, where the bar is one.
+                customdata=[bar.slices[0] if bar.bin_ns is None else -1 for bar, _ in mine],
+            ),
+            row=row,
+            col=1,
+        )
+
+
+def _label_lanes(figure: go.Figure, row: int, lanes_of: Sequence[Lane], title: str | None) -> None:
+    figure.update_yaxes(
+        tickvals=list(range(len(lanes_of))),
+        ticktext=[lane.name for lane in lanes_of],
+        range=[len(lanes_of) - 0.4, -0.6],
+        title_text=title,
+        ticks="",
+        showgrid=False,
+        zeroline=False,
+        row=row,
+        col=1,
+    )
+
+
+def _mark_end(figure: go.Figure, row: int, end_ns: int, window: Window, count: int, theme: Theme) -> None:
+    """The end of the run, where the window holds it."""
+    if window[0] <= end_ns <= window[1]:
+        figure.add_vline(x=us(end_ns), line={"width": 1, "color": theme.ink}, row=row, col=1)
+        text = {"text": us_text(end_ns), "showarrow": False, "xanchor": "left", "xshift": 6}
+        figure.add_annotation(x=us(end_ns), y=(count - 1) / 2, row=row, col=1, **text)
+
+
+def _add_path(figure: go.Figure, path: CriticalPath, lanes_of: Sequence[Lane], window: Window, theme: Theme) -> None:
+    """The critical path as a line through the bars on it."""
+    lane_of = {index: number for number, lane in enumerate(lanes_of) for index in lane.slices}
+    # A task that only kept the front end busy while it started takes no part in the line: it would jump there and back.
+    steps = [step for step in path.steps if step.run_ns and step.leave_ns >= window[0] and step.start_ns <= window[1]]
+    points = [(us(time), lane_of[step.task]) for step in steps for time in (step.start_ns, step.leave_ns)]
+    figure.add_trace(
+        go.Scatter(
+            x=[x for x, _ in points],
+            y=[y for _, y in points],
+            mode="lines",
+            name="critical path",
+            line={"color": theme.ink, "width": 1.5},
+            hoverinfo="skip",
+        ),
+        row=1,
+        col=1,
+    )
+
+
+def _add_counter(figure: go.Figure, row: int, name: str, found: Samples, theme: Theme) -> None:
+    title, factor = _counter_title(name)
+    mean = "" if found.bin_ns is None else f" (mean of {us_text(found.bin_ns)})"
+    figure.add_trace(
+        go.Scatter(
+            x=[us(time) for time in found.times_ns],
+            y=[factor * value for value in found.values],
+            mode="lines",
+            line={"shape": "hv", "width": 1, "color": theme.total},
+            fill="tozeroy",
+            name=title,
+            showlegend=False,
+            hovertemplate=f"{escape(title)}: %{{y:,.4~g}}{mean}<br>%{{x:,.1f}} us<extra></extra>",
+        ),
+        row=row,
+        col=1,
+    )
+    figure.update_yaxes(title_text=title, rangemode="tozero", nticks=4, row=row, col=1)
+    if factor == 100.0:
+        figure.update_yaxes(range=[0, 100], row=row, col=1)
+
+
+def _counter_title(name: str) -> tuple[str, float]:
+    return COUNTERS.get(name, (name, 1.0))
+
+
+def _bar_text(run: Run, bar: Bar, timeline: Timeline | None) -> str:
+    """Hover text of a bar."""
+    if bar.bin_ns is None:
+        return slice_text(run, bar.slices[0], timeline)
+    begin, end = bar.bin_ns
+    longest = max(bar.slices, key=lambda index: run.slices[index].dur_ns)
+    return (
+        f"<b>{len(bar.slices):,} kernels, aggregated</b><br>{bar.phase or NO_PHASE}: busy {us_text(bar.dur_ns)} of "
+        f"{us_text(end - begin)} from {us(begin):,.1f} us<br>longest: {_wrapped(run.slices[longest].name)}"
+    )
+
+
+def slice_text(run: Run, index: int, timeline: Timeline | None = None) -> str:
+    """Hover text of a slice: kernel, op, layer, launch shape, what limits it, and how long it takes."""
+    piece = run.slices[index]
+    args = piece.args
+    lines = [f"<b>{_wrapped(piece.name)}</b>"]
+    if args.get("op"):
+        op = f"{args['op']} ({args.get('target', '')})"
+        lines.append(f"op {escape(op)}{', ' + escape(str(args['phase'])) if args.get('phase') else ''}")
+    if args.get("layer"):
+        lines.append(f"layer {escape(str(args['layer']))}")
+    lines += _launch_lines(args)
+    lines.append(f"start {us(piece.start_ns):,.1f} us, duration {us_text(piece.dur_ns)}")
+    if timeline is not None:
+        alone_ns = timeline.plan.tasks[index].dur_ns
+        if alone_ns:
+            lines[-1] += f", alone {us_text(alone_ns)}"
+        waited_ns = piece.start_ns - timeline.ready_ns[index]
+        if waited_ns > 0:
+            lines.append(f"waited {us_text(waited_ns)} for the front end, a grid slot or a copy engine")
+    return "<br>".join(lines)
+
+
+def _launch_lines(args: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if "grid" in args and "block" in args:
+        shape = f"grid {'x'.join(map(str, args['grid']))}, block {'x'.join(map(str, args['block']))}"
+        if "registers per thread" in args:
+            shape += f", {args['registers per thread']} registers a thread"
+        if args.get("shared memory"):
+            shape += f", {format_bytes(args['shared memory'])} shared memory"
+        lines.append(shape)
+    if "limited by" in args:
+        share = args.get("est. achieved occupancy %", "?")
+        lines.append(f"occupancy {share} % of the GPU's threads; blocks an SM holds limited by {args['limited by']}")
+    if args.get("bytes"):
+        lines.append(f"{format_bytes(int(args['bytes']))} moved")
+    return lines
+
+
+def _wrapped(name: str) -> str:
+    """A kernel's name on a few lines, escaped: template arguments look like tags to plotly."""
+    wrapped = textwrap.wrap(name, NAME_COLUMNS, max_lines=NAME_LINES, placeholder=" ...") or [name]
+    return "<br>".join(map(escape, wrapped))

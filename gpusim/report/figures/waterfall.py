@@ -1,0 +1,69 @@
+"""Horizontal waterfalls: totals, and what is added or taken away between them, from the top down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import plotly.graph_objects as go
+
+from gpusim.report.figures.theme import Theme, us, us_text
+
+Role = Literal["total", "loss", "gain"]
+
+
+@dataclass(frozen=True, slots=True)
+class WaterfallRow:
+    """One bar: a total starts at 0, a change at `base_ns`; a change below zero goes to the left."""
+
+    name: str
+    length_ns: int
+    base_ns: int = 0
+    role: Role = "total"
+    text: str = ""
+    """At the end of the bar; its length where it is empty."""
+    note: str = ""
+    """More of it, on hovering."""
+
+
+def row_text(row: WaterfallRow) -> str:
+    """What stands at the end of a bar."""
+    return row.text or us_text(row.length_ns, signed=row.role != "total")
+
+
+def add_waterfall(figure: go.Figure, rows: Sequence[WaterfallRow], theme: Theme, *, row: int, col: int) -> None:
+    """Draw a waterfall into one cell of a figure; the first row of it is on top."""
+    colours = {"total": theme.total, "loss": theme.loss, "gain": theme.gain}
+    figure.add_trace(
+        go.Bar(
+            orientation="h",
+            y=[each.name for each in rows],
+            base=[us(each.base_ns) for each in rows],
+            x=[us(each.length_ns) for each in rows],
+            marker={"color": [colours[each.role] for each in rows]},
+            hovertext=[_hover(each) for each in rows],
+            hoverinfo="text",
+            showlegend=False,
+        ),
+        row=row,
+        col=col,
+    )
+    # Not as the bars' own text: that would go inside of, or to the left of, some.
+    for each in rows:
+        right_ns = max(each.base_ns, each.base_ns + each.length_ns)
+        style = {"text": row_text(each), "showarrow": False, "xanchor": "left", "xshift": 4}
+        figure.add_annotation(x=us(right_ns), y=each.name, row=row, col=col, **style)
+    figure.update_yaxes(autorange="reversed", showgrid=False, row=row, col=col)
+
+
+def longest_ns(rows: Sequence[WaterfallRow]) -> int:
+    """Right end of a waterfall."""
+    return max((max(each.base_ns, each.base_ns + each.length_ns) for each in rows), default=0)
+
+
+def _hover(row: WaterfallRow) -> str:
+    lines = [f"<b>{row.name}</b>", us_text(row.length_ns, signed=row.role != "total")]
+    if row.role != "total":
+        lines.append(f"to {us_text(row.base_ns + row.length_ns)} in all")
+    return "<br>".join([*lines, *([row.note] if row.note else [])])

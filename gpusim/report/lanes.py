@@ -1,0 +1,164 @@
+"""What a drawing of a timeline shows: lanes, bars in them, and quantities over time, no more of each than can be seen.
+
+Where a window holds more kernels than bars may be drawn, bars stand for bins of time: one for each lane, bin and phase,
+as long as the kernels of that phase ran in it. No time is dropped, and whoever draws them can say how wide a bin is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpusim.report.perfetto import Run, pack_lanes
+
+#: Browsers stay quick up to about here, and a screen has no more columns.
+MAX_BARS = 2_000
+MAX_SAMPLES = 2_000
+
+Window = tuple[int, int]
+"""From and to, in ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A row of the drawing: slices of one stream that do not overlap."""
+
+    name: str
+    slices: tuple[int, ...]
+    """Indices of slices of the run, by start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A rectangle of a lane: one slice, or the slices of one phase in one bin."""
+
+    lane: int
+    start_ns: float
+    dur_ns: float
+    phase: str
+    slices: tuple[int, ...]
+    bin_ns: tuple[float, float] | None = None
+    """The bin it stands for; None where it is one slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """The bars of a window."""
+
+    bars: tuple[Bar, ...]
+    kernels: int
+    """Slices in the window."""
+    bin_ns: float | None
+    """Width of a bin, None where each bar is one slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """A step function, or its means over bins."""
+
+    times_ns: tuple[float, ...]
+    values: tuple[float, ...]
+    bin_ns: float | None
+    """Width of the bins that values are means of, None where they are exact."""
+
+
+def lanes(run: Run) -> tuple[Lane, ...]:
+    """The lanes of a run: one for each stream, and more where its slices overlap (in measured runs)."""
+    tracks: dict[tuple[int, int], list[int]] = {}
+    for index, piece in enumerate(run.slices):
+        tracks.setdefault((piece.device, piece.stream), []).append(index)
+    several_devices = len({device for device, _ in tracks}) > 1
+    found = []
+    for (device, stream), members in sorted(tracks.items()):
+        name = f"GPU {device} stream {stream}" if several_devices else f"stream {stream}"
+        packed = pack_lanes([(run.slices[index].start_ns, run.slices[index].end_ns) for index in members])
+        for number, lane in enumerate(packed, 1):
+            title = name if number == 1 else f"{name} ({number})"
+            found.append(Lane(title, tuple(members[place] for place in lane)))
+    return tuple(found)
+
+
+def whole(run: Run) -> Window:
+    """The window that holds all of a run."""
+    return 0, max((piece.end_ns for piece in run.slices), default=0)
+
+
+def bars(run: Run, rows: Sequence[Lane], window: Window, limit: int = MAX_BARS) -> Bars:
+    """At most about `limit` bars for what runs in a window; slices that reach out of it are cut at its edges."""
+    begin, end = window
+    inside = [
+        (number, index)
+        for number, lane in enumerate(rows)
+        for index in lane.slices
+        if run.slices[index].start_ns < end and run.slices[index].end_ns > begin
+    ]
+    if len(inside) > limit:
+        return _binned(run, rows, inside, window, limit)
+    single = []
+    for lane, index in inside:
+        start, stop = max(begin, run.slices[index].start_ns), min(end, run.slices[index].end_ns)
+        single.append(Bar(lane, start, stop - start, phase_of(run, index), (index,)))
+    return Bars(tuple(single), len(inside), None)
+
+
+def _binned(run: Run, rows: Sequence[Lane], inside: list[tuple[int, int]], window: Window, limit: int) -> Bars:
+    """As many bins as give at most `limit` bars."""
+    count = max(1, limit // len(rows))
+    while True:
+        found = _bins(run, inside, window, count)
+        if len(found) <= limit or count == 1:
+            return Bars(tuple(found), len(inside), (window[1] - window[0]) / count)
+        count = max(1, count * limit // len(found))
+
+
+def _bins(run: Run, inside: list[tuple[int, int]], window: Window, count: int) -> list[Bar]:
+    """One bar for each lane, bin and phase; those of one bin lie end to end from its start."""
+    begin, end = window
+    bin_ns = (end - begin) / count
+    phases = sorted({phase_of(run, index) for _, index in inside})
+    busy: dict[tuple[int, int, int], float] = {}
+    members: dict[tuple[int, int, int], list[int]] = {}
+    for lane, index in inside:
+        start, stop = max(begin, run.slices[index].start_ns), min(end, run.slices[index].end_ns)
+        first, last = int((start - begin) / bin_ns), min(count - 1, int((stop - begin) / bin_ns))
+        for place in range(first, last + 1):
+            overlap = min(stop, begin + (place + 1) * bin_ns) - max(start, begin + place * bin_ns)
+            key = lane, place, phases.index(phase_of(run, index))
+            if overlap > 0:
+                busy[key] = busy.get(key, 0.0) + overlap
+                members.setdefault(key, []).append(index)
+    found: list[Bar] = []
+    filled: dict[tuple[int, int], float] = {}
+    for key in sorted(busy):
+        lane, place, phase = key
+        edge, offset = begin + place * bin_ns, filled.get((lane, place), 0.0)
+        filled[lane, place] = offset + busy[key]
+        limits = (edge, edge + bin_ns)
+        found.append(Bar(lane, edge + offset, busy[key], phases[phase], tuple(members[key]), limits))
+    return found
+
+
+def phase_of(run: Run, index: int) -> str:
+    """Phase of a slice, empty where it has none (measured runs)."""
+    return str(run.slices[index].args.get("phase", ""))
+
+
+def samples(series: Sequence[tuple[int, float]], window: Window, limit: int = MAX_SAMPLES) -> Samples:
+    """A step function in a window: as it is, or as means over `limit` bins where it has more steps."""
+    begin, end = window
+    times = [time for time, _ in series]
+    place = max(0, bisect_right(times, begin) - 1)
+    inside = [(max(begin, time), value) for time, value in series[place:] if time < end]
+    if len(inside) <= limit:
+        closed = [*inside, (end, inside[-1][1])] if inside else []
+        return Samples(tuple(float(time) for time, _ in closed), tuple(value for _, value in closed), None)
+    bin_ns = (end - begin) / limit
+    sums = [0.0] * limit
+    for (start, value), (stop, _) in zip(inside, [*inside[1:], (end, 0.0)], strict=True):
+        for number in range(int((start - begin) / bin_ns), min(limit - 1, int((stop - begin) / bin_ns)) + 1):
+            low, high = begin + number * bin_ns, begin + (number + 1) * bin_ns
+            sums[number] += value * max(0.0, min(stop, high) - max(start, low))
+    edges = [begin + number * bin_ns for number in range(limit)]
+    means = [total / bin_ns for total in sums]
+    return Samples((*edges, float(end)), (*means, means[-1]), bin_ns)

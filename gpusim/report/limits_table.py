@@ -1,0 +1,158 @@
+"""What `gpusim limits` prints and writes: tables for people, a document for `--json`, rows for `--csv`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from rich.table import Table
+
+from gpusim.report.tables import console
+from gpusim.search.limits import Limits, Scope
+from gpusim.units import format_ns
+
+CSV_FIELDS = (
+    "trace",
+    "hardware",
+    "scope",
+    "ops",
+    "kernels",
+    "work_ns",
+    "span_ns",
+    "parallelism_mean",
+    "parallelism_max",
+    "width",
+    "width_exact",
+    "sequential_ns",
+    "unlimited_ns",
+    "best_ns",
+    "best_streams",
+    "limit",
+    "makespan_ns",
+    "loss_ns",
+    "share_of_potential",
+)
+
+
+def limits_document(limits: Limits) -> dict[str, Any]:
+    """`limits --json`: times in ns, shares of the potential as fractions."""
+    return {
+        "trace": limits.trace,
+        "hardware": limits.hardware,
+        "calibrated": limits.calibrated,
+        "streams": limits.streams,
+        "scopes": [_scope_document(scope) for scope in limits.scopes],
+    }
+
+
+def _scope_document(scope: Scope) -> dict[str, Any]:
+    found = scope.parallelism
+    return {
+        "scope": scope.name,
+        "ops": scope.ops,
+        "kernels": scope.kernels,
+        "work_ns": found.work_ns,
+        "span_ns": found.span_ns,
+        "parallelism": {
+            "mean": found.mean,
+            "max": found.maximum,
+            "width": found.width,
+            "width_exact": found.width_exact,
+            "running": found.running,
+            "by_phase": dict(found.by_phase),
+        },
+        "sequential_ns": scope.sequential_ns,
+        "unlimited_ns": scope.unlimited_ns,
+        "best": {"makespan_ns": scope.best_ns, "streams": scope.streams, "speedup": scope.speedup},
+        "potential_ns": scope.potential_ns,
+        "won_ns": scope.won_ns,
+        "losses": [
+            {
+                "limit": loss.limit,
+                "makespan_ns": loss.makespan_ns,
+                "loss_ns": loss.loss_ns,
+                "share": scope.share(loss.loss_ns),
+            }
+            for loss in scope.losses
+        ],
+    }
+
+
+def limits_csv(limits: Limits) -> str:
+    """One row for each scope and limit, with a header; what belongs to the scope is repeated on its rows."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_FIELDS)
+    for scope in limits.scopes:
+        found = scope.parallelism
+        head = [limits.trace, limits.hardware, scope.name, scope.ops, scope.kernels, found.work_ns, found.span_ns]
+        head += [found.mean, found.maximum, found.width, str(found.width_exact).lower(), scope.sequential_ns]
+        head += [scope.unlimited_ns, scope.best_ns, scope.streams]
+        for loss in scope.losses:
+            writer.writerow([*head, loss.limit, loss.makespan_ns, loss.loss_ns, scope.share(loss.loss_ns)])
+    return out.getvalue()
+
+
+def print_limits(limits: Limits) -> None:
+    """Parallelism of each scope, and where its potential goes."""
+    out = console()
+    out.print(
+        f"[bold]{limits.trace}[/bold] on [bold]{limits.hardware}[/bold]: inter-op parallelism, and what is lost of it "
+        f"on up to {limits.streams} streams\n"
+    )
+    out.print(_parallelism_table(limits))
+    out.print("\n[bold]Where the potential goes[/bold]: limits switched on one after the other, share of the potential")
+    out.print(_losses_table(limits))
+    out.print(
+        "[dim]T1: all kernels one after the other, without gaps; T-inf: the longest chain of dependent ones. "
+        "A negative loss is a scheduling anomaly. docs/limits.md explains each number.[/dim]"
+    )
+    if not all(scope.parallelism.width_exact for scope in limits.scopes):
+        out.print("[dim]>= width: too many ops for the exact one; at least as many as run at once[/dim]")
+
+
+def _parallelism_table(limits: Limits) -> Table:
+    table = Table(show_edge=False, header_style="bold")
+    columns = ("scope", "ops", "T1", "T-inf", "mean", "max", "width", "sequential", "best", "streams", "speed-up")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "scope" else "right")
+    for scope in limits.scopes:
+        found = scope.parallelism
+        table.add_row(
+            scope.name,
+            str(scope.ops),
+            format_ns(found.work_ns),
+            format_ns(found.span_ns),
+            f"{found.mean:.2f}",
+            str(found.maximum),
+            f"{'' if found.width_exact else '>= '}{found.width}",
+            format_ns(scope.sequential_ns),
+            format_ns(scope.best_ns),
+            str(scope.streams),
+            f"{scope.speedup:.2f}x",
+        )
+    return table
+
+
+def _losses_table(limits: Limits) -> Table:
+    table = Table(show_edge=False, header_style="bold")
+    table.add_column("")
+    for scope in limits.scopes:
+        table.add_column(scope.name, justify="right")
+    table.add_row("longest op: no limit", *(format_ns(scope.unlimited_ns) for scope in limits.scopes))
+    for place, first in enumerate(limits.scopes[0].losses if limits.scopes else ()):
+        cells = [_change(scope, scope.losses[place].loss_ns) for scope in limits.scopes]
+        table.add_row(f"+ {first.limit}", *cells)
+    table.add_row(
+        "= best list schedule", *(format_ns(s.best_ns) for s in limits.scopes), style="bold", end_section=True
+    )
+    table.add_row("+ won by concurrency", *(_change(scope, scope.won_ns) for scope in limits.scopes), style="green")
+    table.add_row("= sequential graph", *(format_ns(scope.sequential_ns) for scope in limits.scopes), style="bold")
+    return table
+
+
+def _change(scope: Scope, time_ns: int) -> str:
+    if not time_ns:
+        return "-"
+    return f"{'+' if time_ns >= 0 else '-'}{format_ns(abs(time_ns))} {scope.share(time_ns):>6.1%}"

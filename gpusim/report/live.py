@@ -1,0 +1,87 @@
+"""What is in memory at a moment of a simulated step, by the engine's own rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpusim.engine.base import Timeline
+from gpusim.trace.schema import Role, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """One storage in memory."""
+
+    bytes: int
+    role: Role
+    """Of its first tensor."""
+    name: str
+    """Of a parameter or buffer; else of the op that wrote it first."""
+    layer: str
+    phase: str
+    """Of the op that touched it first."""
+    from_ns: int
+    """When it was allocated; 0 for what is kept throughout."""
+    until_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The moment of most memory, and what is live then, the largest first."""
+
+    time_ns: int
+    bytes: int
+    live: tuple[Live, ...]
+
+
+def peak(timeline: Timeline, trace: Trace) -> Peak:
+    """What is live at the first moment of most memory; the sizes add up to `timeline.peak_bytes`."""
+    time_ns = next((time for time, level in timeline.memory if level == timeline.peak_bytes), 0)
+    return Peak(time_ns, timeline.peak_bytes, live_at(timeline, trace, time_ns))
+
+
+def live_at(timeline: Timeline, trace: Trace, time_ns: int) -> tuple[Live, ...]:
+    """The storages in memory at a time, the largest first."""
+    spans: dict[int, tuple[int, int]] = {}
+    for task, start, end in zip(timeline.plan.tasks, timeline.start_ns, timeline.end_ns, strict=True):
+        if task.op < 0:
+            continue
+        op = trace.ops[task.op]
+        for storage in {trace.tensors[t].storage for t in (*op.reads, *op.writes)}:
+            first, last = spans.get(storage, (start, end))
+            spans[storage] = min(first, start), max(last, end)
+    kept = {t.storage for t in trace.tensors if t.init is not None or t.role in ("output", "gradient")}
+    spans |= dict.fromkeys(kept, (0, timeline.makespan_ns))
+    tensor_of: dict[int, int] = {}
+    for index, tensor in enumerate(trace.tensors):
+        tensor_of.setdefault(tensor.storage, index)
+    owner: dict[int, int] = {}
+    for number, op in enumerate(trace.ops):
+        for t in (*op.writes, *op.reads):
+            owner.setdefault(trace.tensors[t].storage, number)
+    found = []
+    for storage, (begin, end) in spans.items():
+        if not (storage in kept or begin <= time_ns < end) or not trace.storages[storage].bytes:
+            continue
+        tensor = trace.tensors[tensor_of[storage]]
+        op_of = trace.ops[owner[storage]] if storage in owner else None
+        found.append(
+            Live(
+                bytes=trace.storages[storage].bytes,
+                role=tensor.role,
+                name=tensor.name or (op_of.name if op_of else ""),
+                layer=op_of.layer if op_of else "",
+                phase=op_of.phase if op_of else "",
+                from_ns=begin,
+                until_ns=end,
+            )
+        )
+    return tuple(sorted(found, key=lambda live: (-live.bytes, live.from_ns, live.name)))
+
+
+def by_role(live: tuple[Live, ...]) -> dict[str, int]:
+    """Bytes by role, the largest first."""
+    found: dict[str, int] = {}
+    for each in live:
+        found[each.role] = found.get(each.role, 0) + each.bytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

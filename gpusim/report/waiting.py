@@ -1,0 +1,68 @@
+"""Why a kernel did not start sooner, in words."""
+
+from __future__ import annotations
+
+from gpusim.engine.base import Timeline
+from gpusim.hardware.model import HardwareModel
+from gpusim.report.perfetto import Run
+from gpusim.search.critical import Cause, Wait, wait_of
+from gpusim.trace.schema import Trace
+from gpusim.units import format_ns
+
+#: How far back the chain of reasons is followed.
+CHAIN = 5
+_REASONS: dict[Cause, str] = {
+    "start": "nothing held it: it started with the step",
+    "dependency": "it needs the result of a kernel of another stream",
+    "stream": "the kernel before it in its own stream had to end",
+    "front end": "the front end was starting another kernel",
+    "grid slot": "as many kernels as the GPU holds were running: one had to end",
+    "copy engine": "the copy engine was busy",
+    "launch": "the host had not launched it yet, or the head of its hardware queue blocked it",
+}
+
+
+def waiting_chain(timeline: Timeline, hardware: HardwareModel, task: int, length: int = CHAIN) -> tuple[Wait, ...]:
+    """What decided the start of a task, then what decided that of its blocker, and so on back."""
+    found = [wait_of(timeline, hardware, task)]
+    seen = {task}
+    while len(found) < length:
+        blocker = found[-1].blocker
+        if blocker is None or blocker in seen:
+            break
+        seen.add(blocker)
+        found.append(wait_of(timeline, hardware, blocker))
+    return tuple(found)
+
+
+def waiting_text(timeline: Timeline, trace: Trace, hardware: HardwareModel, run: Run, task: int) -> str:
+    """The chain as Markdown: the kernel, then a line for each reason."""
+    piece = run.slices[task]
+    lines = [
+        f"{_name(timeline, trace, task)} started at **{format_ns(piece.start_ns)}** on stream {piece.stream} and ran "
+        f"for {format_ns(piece.dur_ns)} ({format_ns(timeline.plan.tasks[task].dur_ns)} alone).",
+        "",
+    ]
+    for number, wait in enumerate(waiting_chain(timeline, hardware, task), 1):
+        line = f"{number}. **{wait.cause}**: {_REASONS[wait.cause]}"
+        if wait.blocker is not None:
+            event = "started" if wait.cause == "front end" else "ended"
+            line += (
+                f": {_name(timeline, trace, wait.blocker)}, which {event} at {format_ns(wait.from_ns)}, "
+                f"{format_ns(wait.wait_ns)} before"
+            )
+        lines.append(f"{line}.")
+    return "\n".join(lines)
+
+
+def _name(timeline: Timeline, trace: Trace, index: int) -> str:
+    """Op and layer, as code: no name of a trace becomes markup."""
+    task = timeline.plan.tasks[index]
+    if task.op < 0:
+        return _code(task.name)
+    op = trace.ops[task.op]
+    return f"{_code(op.name)} of {_code(op.layer)}" if op.layer else _code(op.name)
+
+
+def _code(text: str) -> str:
+    return "`" + " ".join(text.replace("`", "'").split()) + "`"

@@ -1,0 +1,119 @@
+"""An exploration in a thread of its own: progress and results while it runs, and a way to stop it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+
+from gpusim.errors import GpusimError
+from gpusim.hardware.model import HardwareModel
+from gpusim.search.explore import SEARCH, Explored, Row, explore
+from gpusim.trace.schema import Trace
+
+
+class Exploration:
+    """Runs `explore` with the arguments given; every attribute may be read at any time.
+
+    A stop during the search keeps the best found so far, as Ctrl-C does on the command line; before it, there is no
+    result.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        hardware: HardwareModel,
+        *,
+        streams: int,
+        budget_s: float,
+        evaluations: int | None = None,
+        seed: int = 0,
+        policies: Collection[str] | None = None,
+    ) -> None:
+        self.what = "starting"
+        self.share = 0.0
+        """Of the search's budget, in [0, 1]."""
+        self.best_ns: int | None = None
+        self.rows: tuple[Row, ...] = ()
+        self.result: Explored | None = None
+        self.error: GpusimError | None = None
+        self.bug: BaseException | None = None
+        """Anything else that was raised: shown where the result is asked for."""
+        self.started_s = time.monotonic()
+        self._stop = threading.Event()
+        self._interrupted = False
+        # A daemon: a page that nobody looks at any more must not keep the server from ending.
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(trace, hardware, streams, budget_s, evaluations, seed, policies),
+            name=f"explore {trace.name}",
+            daemon=True,
+        )
+
+    def start(self) -> Exploration:
+        """Begin; gives itself."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ask it to end soon."""
+        self._stop.set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for the end."""
+        self._thread.join(timeout_s)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was asked to end."""
+        return self._stop.is_set()
+
+    def _run(
+        self,
+        trace: Trace,
+        hardware: HardwareModel,
+        streams: int,
+        budget_s: float,
+        evaluations: int | None,
+        seed: int,
+        policies: Collection[str] | None,
+    ) -> None:
+        try:
+            self.result = explore(
+                trace,
+                hardware,
+                streams=streams,
+                budget_s=budget_s,
+                seed=seed,
+                evaluations=evaluations,
+                policies=policies,
+                on_row=self._add,
+                report=self._report,
+            )
+        except KeyboardInterrupt:
+            self.what = "stopped"
+        except GpusimError as error:
+            self.error = error
+        except BaseException as bug:  # a thread's own would only reach standard error
+            self.bug = bug
+
+    def _add(self, row: Row) -> None:
+        self.rows = (*self.rows, row)
+        # A searched row comes after the search: what is left is short, and its result is worth having.
+        if row.policy != SEARCH:
+            self._interrupt()
+
+    def _report(self, what: str, share: float, best_ns: int) -> None:
+        self.what, self.share, self.best_ns = what, share, best_ns
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Raise what the search takes for Ctrl-C, once: what comes after it is the end, and must not be cut off."""
+        if self._stop.is_set() and not self._interrupted:
+            self._interrupted = True
+            raise KeyboardInterrupt

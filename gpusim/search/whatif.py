@@ -1,0 +1,251 @@
+"""What if: the same step with other SMs, bandwidth, launch costs, queues, or with an op that is faster.
+
+A changed op graph starts from the baseline's, anchored and scaled to its GPU, so that no change at all gives exactly
+the baseline. Kernel times follow from the baseline's by the rule for other GPUs (`gpusim.plan.kernels.Scaling`): what
+DRAM traffic explains goes with the bandwidth, the rest with the number of waves. That is a trend, not a calibrated
+prediction, and the changed hardware model says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeVar
+
+import msgspec
+
+from gpusim.engine.base import DEFAULT_ENGINE, Engine, Timeline, engine_by_name
+from gpusim.errors import OptionError
+from gpusim.hardware.model import GraphCosts, HardwareModel, StreamCosts
+from gpusim.hardware.occupancy import kernel_demand
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.kernels import Scaling, fit_to
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import check_streams
+from gpusim.plan.tasks import LaunchMode, Task
+from gpusim.policies.base import Assignment
+from gpusim.policies.registry import POLICIES, policy_by_name
+from gpusim.search.bounds import Bounds, bounds
+from gpusim.trace.schema import Op, Trace
+
+SectionT = TypeVar("SectionT", GraphCosts, StreamCosts)
+
+#: A parameter's range in a tornado: half of what it is, and twice that.
+LOW, HIGH = 0.5, 2.0
+#: How many of the longest ops a tornado asks about.
+LONGEST_OPS = 3
+
+
+@dataclass(frozen=True)
+class Change:
+    """What differs from the baseline; factors are of the baseline's value."""
+
+    sms: int | None = None
+    """SMs of the GPU."""
+    bandwidth: float = 1.0
+    """Factor on DRAM bandwidth."""
+    launch_cost: float = 1.0
+    """Factor on what launches cost: gaps, forks, joins and the front end; in stream mode the host's share too."""
+    contention: float = 1.0
+    """Factor on how much kernels slow each other down."""
+    queues: int | None = None
+    """Hardware queues (stream mode)."""
+    op_speed: Mapping[int, float] = field(default_factory=dict)
+    """For ops by index, how many times as fast as now."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("bandwidth", self.bandwidth),
+            *((f"speed of op {o}", s) for o, s in self.op_speed.items()),
+        ):
+            if not 0.0 < value < float("inf"):
+                raise OptionError(f"what-if: {name} {value}: a factor above 0")
+        for name, value in (("launch cost", self.launch_cost), ("contention", self.contention)):
+            if not 0.0 <= value < float("inf"):
+                raise OptionError(f"what-if: {name} {value}: a factor of 0 or more")
+        for name, count in (("SMs", self.sms), ("hardware queues", self.queues)):
+            if count is not None and count < 1:
+                raise OptionError(f"what-if: {count} {name}: at least 1")
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One schedule of an op graph, beside the sequential graph of the same kernels."""
+
+    graph: OpGraph
+    policy: str
+    streams: int
+    """Streams in use."""
+    mode: LaunchMode
+    assignment: Assignment
+    timeline: Timeline
+    sequential_ns: int
+
+    @property
+    def makespan_ns(self) -> int:
+        """Predicted time of the step."""
+        return self.timeline.makespan_ns
+
+    @property
+    def speedup(self) -> float:
+        """Over the sequential graph."""
+        return self.sequential_ns / self.makespan_ns if self.makespan_ns else 1.0
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Lower bounds of the step."""
+        return bounds(self.graph)
+
+
+def simulate(
+    graph: OpGraph,
+    policy: str,
+    streams: int,
+    mode: LaunchMode = "graph",
+    engine: Engine | None = None,
+    assignment: Assignment | None = None,
+) -> Simulated:
+    """One policy on an op graph, the same as `gpusim simulate`; or one `assignment`, which goes by that name.
+
+    Raises `UnknownNameError` for the policy and `OptionError` for the number of streams.
+    """
+    check_streams(streams)
+    runs = engine or engine_by_name(DEFAULT_ENGINE)
+    if assignment is None:
+        assignment = policy_by_name(policy)(graph, streams)
+    timeline = runs.run(lower(graph, assignment.order, assignment.streams, mode), graph.hardware)
+    alone = POLICIES["sequential"](graph, 1)
+    sequential = runs.run(lower(graph, alone.order, alone.streams), graph.hardware)
+    used = max(assignment.streams, default=0) + 1
+    return Simulated(graph, policy, used, mode, assignment, timeline, sequential.makespan_ns)
+
+
+def changed_graph(graph: OpGraph, change: Change) -> OpGraph:
+    """The op graph with a change; the same graph where nothing changes.
+
+    Raises `OptionError` for more hardware queues than the GPU has or an op that does not exist.
+    """
+    for op in change.op_speed:
+        if not 0 <= op < len(graph):
+            raise OptionError(f"what-if: op {op}, of {len(graph)} ops")
+    hardware = changed_hardware(graph.hardware, change)
+    speeds = {op: speed for op, speed in change.op_speed.items() if speed != 1.0}
+    scaled = hardware.limits.sms != graph.hardware.limits.sms or change.bandwidth != 1.0
+    if hardware is graph.hardware and not speeds:
+        return graph
+    tasks = list(graph.tasks)
+    if scaled:
+        scaling = Scaling(graph.hardware, hardware, graph.trace.model.dtype)
+        tasks = [_scaled(graph.trace, op, of_op, scaling) for op, of_op in zip(graph.trace.ops, tasks, strict=True)]
+    for op, speed in speeds.items():
+        tasks[op] = tuple(replace(task, dur_ns=task.dur_ns / speed) for task in tasks[op])
+    return replace(graph, hardware=hardware, tasks=tuple(tasks))
+
+
+def changed_hardware(hardware: HardwareModel, change: Change) -> HardwareModel:
+    """The hardware model with a change, marked as not calibrated; the same model where nothing changes."""
+    new = msgspec.structs.replace
+    words: list[str] = []
+    found = hardware
+    if change.sms is not None and change.sms != hardware.limits.sms:
+        share = change.sms / hardware.limits.sms
+        rates = {name: getattr(hardware.rates, name) * share for name in hardware.rates.__struct_fields__}
+        found = new(found, limits=new(found.limits, sms=change.sms), rates=new(found.rates, **rates))
+        words.append(f"{change.sms} SMs")
+    if change.bandwidth != 1.0:
+        rate = hardware.memory.dram_bytes_per_ns * change.bandwidth
+        found = new(found, memory=new(found.memory, dram_bytes_per_ns=rate))
+        words.append(f"{change.bandwidth:g}x bandwidth")
+    if change.launch_cost != 1.0:
+        found = new(
+            found,
+            graph=_times(found.graph, change.launch_cost, found.graph.__struct_fields__),
+            stream=_times(
+                found.stream,
+                change.launch_cost,
+                ("launch_ns", "start_ns", "chain_ns", "event_ns", "event_host_ns"),
+            ),
+        )
+        words.append(f"{change.launch_cost:g}x launch cost")
+    if change.contention != 1.0:
+        slowdown = hardware.contention.younger_slowdown * change.contention
+        found = new(found, contention=new(found.contention, younger_slowdown=slowdown))
+        words.append(f"{change.contention:g}x contention")
+    if change.queues is not None and change.queues != hardware.stream.queues:
+        if change.queues > hardware.stream.max_queues:
+            raise OptionError(f"what-if: {change.queues} hardware queues, of at most {hardware.stream.max_queues}")
+        # A setting of the driver's (CUDA_DEVICE_MAX_CONNECTIONS), not another GPU: the calibration stands.
+        found = new(found, stream=new(found.stream, queues=change.queues))
+    if words:
+        found = new(found, name=f"{hardware.name} with {', '.join(words)}", calibrated=False)
+    return found
+
+
+def sensitivities(
+    base: Simulated, longest_ops: int = LONGEST_OPS, engine: Engine | None = None
+) -> tuple[tuple[str, float, float, float], ...]:
+    """How the makespan of one schedule moves as each parameter goes from half to twice its value.
+
+    Each is (name, makespan at the low end, at the high end, now), in ns, for `tornado_figure`. The schedule stays as it
+    is: a policy might find a better one for the changed GPU.
+    """
+    runs = engine or engine_by_name(DEFAULT_ENGINE)
+    hardware = base.graph.hardware
+    order, streams = base.assignment.order, base.assignment.streams
+    now = float(base.makespan_ns)
+
+    def makespan(change: Change) -> float:
+        graph = changed_graph(base.graph, change)
+        if graph is base.graph:
+            return now
+        return float(runs.run(lower(graph, order, streams, base.mode), graph.hardware).makespan_ns)
+
+    sms = hardware.limits.sms
+    few, many = max(1, round(sms * LOW)), round(sms * HIGH)
+    ranges = [
+        (f"SMs, {few} to {many}", Change(sms=few), Change(sms=many)),
+        ("DRAM bandwidth, 0.5x to 2x", Change(bandwidth=LOW), Change(bandwidth=HIGH)),
+        ("launch cost, 0.5x to 2x", Change(launch_cost=LOW), Change(launch_cost=HIGH)),
+        ("contention, 0.5x to 2x", Change(contention=LOW), Change(contention=HIGH)),
+    ]
+    if base.mode == "stream":
+        most = hardware.stream.max_queues
+        ranges.append((f"hardware queues, 1 to {most}", Change(queues=1), Change(queues=most)))
+    for op in longest(base.graph, longest_ops):
+        name = f"speed of {op_label(base.graph.trace.ops[op])}, 0.5x to 2x"
+        ranges.append((name, Change(op_speed={op: LOW}), Change(op_speed={op: HIGH})))
+    return tuple((name, makespan(low), makespan(high), now) for name, low, high in ranges)
+
+
+def longest(graph: OpGraph, count: int) -> tuple[int, ...]:
+    """The ops that take longest alone, the longest first."""
+    times = {op: sum(task.dur_ns for task in tasks) for op, tasks in enumerate(graph.tasks) if tasks}
+    return tuple(sorted(times, key=lambda op: (-times[op], op))[:count])
+
+
+def op_label(op: Op) -> str:
+    """A short name of an op that people recognise: its layer and its operator."""
+    words = op.target.split(".")
+    operator = words[1] if len(words) > 1 else op.target
+    return f"{op.layer or op.name} {operator}"
+
+
+def _scaled(trace: Trace, op: Op, tasks: Sequence[Task], scaling: Scaling) -> tuple[Task, ...]:
+    """The tasks of an op with times and demands of the changed GPU."""
+    foreign = trace.provenance.gpu.name != scaling.source.gpu
+    found = []
+    for task in tasks:
+        kernel = op.kernels[task.kernel]
+        if foreign:
+            kernel = fit_to(kernel, scaling.source)
+        whole = round(task.dur_ns)
+        # Kernels have whole ns; the ratio keeps what the anchor added to them.
+        ratio = scaling.dur_ns(msgspec.structs.replace(kernel, dur_ns=whole), task.dram_bytes) / whole if whole else 1.0
+        demand = kernel_demand(scaling.target.limits, kernel)
+        found.append(replace(task, dur_ns=task.dur_ns * ratio, demand=demand))
+    return tuple(found)
+
+
+def _times(section: SectionT, factor: float, names: Sequence[str]) -> SectionT:
+    return msgspec.structs.replace(section, **{name: getattr(section, name) * factor for name in names})

@@ -1,0 +1,113 @@
+"""Take the pictures of the dashboard in docs/images: `app_<page>_<light|dark>.png`.
+
+    python scripts/make_screenshots.py            the pages that the documentation shows
+    python scripts/make_screenshots.py --all -o /tmp/pages    every page, 1280 and 1920 wide, light and dark, to look at
+
+Needs the extra `app`, playwright and Chromium, as tests/test_app_browser.py does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("overview", "explore", "timeline", "what-if", "limits", "memory", "fidelity")
+#: What the documentation shows: page, scheme, height of the window.
+SHOWN = (("overview", "light", 1000), ("timeline", "dark", 1090), ("what-if", "light", 1080))
+TRACE, STREAMS = "googlenet-train-b8", 8
+WIDTH = 1280
+DONE = "[data-testid=stApp][data-test-script-state=notRunning]"
+#: Figures move into place after their script has ended.
+REST_MS = 2_000
+
+
+@contextmanager
+def dashboard() -> Iterator[str]:
+    """The address of a dashboard that runs meanwhile."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", "gpusim.cli", "app", "--headless", "--port", str(port)]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        address = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(600):
+                try:
+                    urllib.request.urlopen(f"{address}/_stcore/health", timeout=5).close()
+                    break
+                except (urllib.error.URLError, ConnectionError):
+                    time.sleep(0.1)
+            yield address
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def shoot(browser: Browser, address: str, page: str, scheme: str, size: tuple[int, int | None], path: Path) -> None:
+    """One picture; without a height, of the whole page."""
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height or 900}, color_scheme=scheme)
+    tab = context.new_page()
+    tab.goto(f"{address}/?page={page}&trace={TRACE}&streams={STREAMS}")
+    tab.wait_for_selector("h1", timeout=120_000)
+    tab.wait_for_selector(DONE, timeout=120_000)
+    tab.wait_for_timeout(REST_MS)
+    if height is None:
+        tall = tab.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+        tab.set_viewport_size({"width": width, "height": int(tall)})
+        tab.wait_for_timeout(REST_MS)
+    tab.screenshot(path=path)
+    context.close()
+    compress(path)
+    print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
+
+
+def compress(path: Path) -> None:
+    """As small as PNG gets without changing a colour: fewer colours would merge those of the legends."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        small = image.convert("RGB")
+    small.save(path, optimize=True)
+
+
+def main() -> None:
+    """Take them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="every page, width and scheme, whole pages")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "images", help="folder of the pictures")
+    options = parser.parse_args()
+    program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        raise SystemExit("no browser: apt-get install chromium, or its path in CHROMIUM")
+    options.output.mkdir(parents=True, exist_ok=True)
+    with dashboard() as address, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        if options.all:
+            for page in PAGES:
+                for width in (1280, 1920):
+                    for scheme in ("light", "dark"):
+                        path = options.output / f"app_{page}_{width}_{scheme}.png"
+                        shoot(browser, address, page, scheme, (width, None), path)
+        else:
+            for page, scheme, height in SHOWN:
+                path = options.output / f"app_{page}_{scheme}.png"
+                shoot(browser, address, page, scheme, (WIDTH, height), path)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
