@@ -19,6 +19,7 @@ from gpusim.plan.tasks import LaunchMode
 from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.report.breakdown import Breakdown, breakdown
+from gpusim.report.pairs import SUFFIX as PAIRS_SUFFIX
 from gpusim.report.results import Results, read_results
 from gpusim.resources import resource_dir
 from gpusim.search import whatif
@@ -203,4 +204,6 @@ def results_files() -> dict[str, Results]:
         folder = resource_dir("validate/results")
     except GpusimError:
         return {}
-    return {path.stem: read_results(path) for path in sorted(folder.glob("*.json"))}
+    # pairs of kernels lie beside the results, as a document of another kind
+    files = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(PAIRS_SUFFIX)]
+    return {path.stem: read_results(path) for path in files}

@@ -14,6 +14,7 @@ from gpusim.report.fidelity import quantile
 from gpusim.report.results import Results, results_name
 
 SCHEMA: Final = "gpusim-pairs/1"
+SUFFIX: Final = ".pairs.json"
 
 
 class PairResults(Document, frozen=True, kw_only=True):
@@ -41,7 +42,7 @@ def write_pairs(results: Results, cases: Sequence[PairCase], folder: Path) -> Pa
         versions=results.versions,
         cases=tuple(cases),
     )
-    path = folder / f"{results_name(results)}.pairs.json"
+    path = folder / f"{results_name(results)}{SUFFIX}"
     write_document(path, document)
     write_bytes(path.with_suffix(".md"), pairs_markdown(document, path.name).encode())
     return path

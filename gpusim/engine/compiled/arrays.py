@@ -88,7 +88,6 @@ DEVICE = np.dtype(
         ("end_seq", "i8"),
         ("end_index", "i8"),
         ("serve_at", "f8"),
-        ("serve_seq", "i8"),
         ("running", "i8"),
         ("first_running", "i8"),
         ("ready", "i8"),
@@ -181,7 +180,8 @@ class Room(NamedTuple):
             devices=np.zeros(devices, DEVICE),
             engines=np.zeros(2 * devices, COPY_ENGINE),
             running=np.zeros(devices * min(tasks, resident_grids), RUNNING),
-            heaps=np.zeros(2 * tasks + 1, ENTRY),
+            # Several devices: each arrival, start and end may schedule a look at a front end.
+            heaps=np.zeros(2 * tasks + 1 + (3 * tasks if devices > 1 else 0), ENTRY),
             queues=np.zeros(queues, QUEUE),
             waiters=np.zeros(plans.deps.shape[1] + tasks if stream_mode else 0, WAITER),
         )

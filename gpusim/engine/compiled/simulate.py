@@ -1,8 +1,9 @@
 """The event loop, compiled: `gpusim.engine.reference` without recordings.
 
 What happens at one time happens in the reference's order: first ends, then what becomes ready, then starts; among
-equals in the order in which they were scheduled. So each device has the time of its next end and the time to look at
-its front end next, each with the number of the event; everything else is in a heap.
+equals in the order in which they were scheduled. Each device has the time of its next end, with the number of that
+event; everything else is in a heap. Of the times at which a front end is to be looked at, only the first one counts
+where there is one device; several devices take turns in the order in which all those times were scheduled.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import numpy as np
 from gpusim.engine.compiled import copies, heap, pool, stream_mode
 from gpusim.engine.compiled.arrays import ON_DEVICE, Plans, Records, Room
 from gpusim.engine.compiled.jit import entry, int64, jit
-from gpusim.engine.compiled.stream_mode import READY
+from gpusim.engine.compiled.stream_mode import READY, SERVES
 
 #: What happens to a device: a task on it ends, a copy joins a line, the front end starts a task.
 ENDS, COPIES, STARTS = 0, 1, 2
+#: Added to the numbers of events that come after all others of their time.
+LATE = 1 << 62
 
 
 @entry
@@ -71,21 +74,21 @@ def simulate(
     front_end_ns = hw.graph_front_end_ns if launches is None else 0.0
     set_up(nodes, devices, engines, len(running))
     grids = int64(hw.limits_resident_grids)
+    several = len(devices) > 1
     events = len(nodes)  # where their heap begins, behind those of ready tasks
     pending = seq = ended = logged = int64(0)
     if launches is None:
         for index in range(len(nodes)):
             if nodes[index].waiting == 0:
-                heap.push(heaps, events, pending, -1.0, seq, index << 2 | READY)  # -1: before all that happens at 0
+                heap.push(heaps, events, pending, -1.0, seq, index << 3 | READY)  # -1: before all that happens at 0
                 pending += 1
                 seq += 1
     else:
         pending, seq = stream_mode.set_up(hw, nodes, launches, queues, heaps, events)
     while True:
-        ending, serving = first_devices(devices)
-        device = devices[ending]
+        device = devices[first_end(devices)]
         now = heaps[events].time if pending > 0 else np.inf
-        start_at = devices[serving].serve_at
+        start_at = np.inf if several else device.serve_at
         seq += 1
         if device.end_at <= now and device.end_at <= start_at:
             now, index, what = device.end_at, device.end_index, ENDS
@@ -95,36 +98,40 @@ def simulate(
             event = heaps[events].index
             heap.pop(heaps, events, pending)
             pending -= 1
-            index, what = event >> 2, COPIES
-            if launches is not None:
-                pending, seq = stream_mode.happen(
-                    hw, nodes, launches, deps, queues, waiters, heaps, events, pending, seq, event, now
-                )
-                if event & 3 != READY:
-                    continue
-            now = max(0.0, now)
-            node = nodes[index]
-            node.ready_ns = now
-            device = devices[node.device]
-            if tasks[node.row].kind == ON_DEVICE:
-                if (
-                    device.ready == 0
-                    and now >= device.front_end_free
-                    and device.running < grids
-                    and len(devices) == 1
-                    and min(start_at, device.end_at) > now
-                    and (pending == 0 or heaps[events].time > now)
-                ):
-                    what = STARTS  # at once: nothing else happens before the front end would be looked at
-                else:
+            index, what = event >> 3, COPIES
+            if event & 7 == SERVES:
+                device, what = devices[index], STARTS
+            else:
+                if launches is not None:
+                    pending, seq = stream_mode.happen(
+                        hw, nodes, launches, deps, queues, waiters, heaps, events, pending, seq, event, now
+                    )
+                    if event & 7 != READY:
+                        continue
+                now = max(0.0, now)
+                node = nodes[index]
+                node.ready_ns = now
+                device = devices[node.device]
+                if tasks[node.row].kind == ON_DEVICE:
+                    at_once = (  # nothing else happens before the front end would be looked at
+                        not several
+                        and device.ready == 0
+                        and now >= device.front_end_free
+                        and device.running < grids
+                        and min(start_at, device.end_at) > now
+                        and (pending == 0 or heaps[events].time > now)
+                    )
                     heap.push(heaps, device.first_ready, device.ready, now, -node.priority, index)
                     device.ready += 1
-                    look_again(device, now, seq)
-                    continue
+                    if at_once:
+                        what = STARTS
+                    else:
+                        pending = look_again(heaps, events, pending, several, device, node.device, now, seq)
+                        continue
         else:
             now, what = start_at, STARTS
-            device = devices[serving]
             device.serve_at = np.inf
+        if what == STARTS:
             if device.ready == 0 or now < device.front_end_free or device.running >= grids:
                 continue
             index = heaps[device.first_ready].index
@@ -163,11 +170,11 @@ def simulate(
                     after = int64(succs[place])
                     nodes[after].waiting -= 1
                     if nodes[after].waiting == 0:
-                        heap.push(heaps, events, pending, now + nodes[after].gap_ns, seq, after << 2 | READY)
+                        heap.push(heaps, events, pending, now + nodes[after].gap_ns, seq, after << 3 | READY)
                         pending += 1
                         seq += 1
             else:
-                heap.push(heaps, events, pending, now, seq, index << 2 | stream_mode.ENDED)
+                heap.push(heaps, events, pending, now, seq, index << 3 | stream_mode.ENDED)
                 pending += 1
         delay_ns, index = pool.update(hw, running, device.first_running, device.running, elapsed_ns)
         if device.copying > 0:
@@ -177,17 +184,22 @@ def simulate(
         device.end_index = index
         device.end_at = not_before(now, now + delay_ns) if index >= 0 else np.inf
         device.end_seq = seq
-        if device.ready > 0:
-            look_again(device, now, seq)
+        if device.ready > 0 and what != COPIES:
+            pending = look_again(heaps, events, pending, several, device, node.device, now, seq)
 
 
 @jit
-def look_again(device: Any, now: float, seq: int) -> None:
-    """Have the front end looked at as soon as it is free; of several such times the first one counts."""
+def look_again(
+    heaps: Any, events: int, pending: int, several: bool, device: Any, number: int, now: float, seq: int
+) -> int:
+    """Have the front end of a device looked at as soon as it is free; number of events."""
     at = not_before(now, max(now, device.front_end_free))
-    if at < device.serve_at:
-        device.serve_at = at
-        device.serve_seq = seq
+    if several:
+        heap.push(heaps, events, pending, at, seq + LATE, int64(number) << 3 | SERVES)
+        pending += 1
+    else:
+        device.serve_at = min(device.serve_at, at)
+    return pending
 
 
 @jit
@@ -197,7 +209,7 @@ def set_up(nodes: Any, devices: Any, engines: Any, running: int) -> None:
         device = devices[number]
         device.front_end_free = device.updated = 0.0
         device.end_at = device.serve_at = np.inf
-        device.end_seq = device.serve_seq = 0
+        device.end_seq = 0
         device.end_index = -1
         device.running = device.ready = device.copying = 0
         device.first_running = number * (running // len(devices))
@@ -219,19 +231,14 @@ def set_up(nodes: Any, devices: Any, engines: Any, running: int) -> None:
 
 
 @jit
-def first_devices(devices: Any) -> tuple[int, int]:
-    """The device whose next end comes first, and the one whose front end is to be looked at first."""
-    ending = serving = 0
+def first_end(devices: Any) -> int:
+    """The device whose next end comes first."""
+    ending = 0
     for number in range(1, len(devices)):
-        device, other = devices[number], devices[ending]
-        if device.end_at < other.end_at or (device.end_at == other.end_at and device.end_seq < other.end_seq):
+        device, first = devices[number], devices[ending]
+        if device.end_at < first.end_at or (device.end_at == first.end_at and device.end_seq < first.end_seq):
             ending = number
-        other = devices[serving]
-        if device.serve_at < other.serve_at or (
-            device.serve_at == other.serve_at and device.serve_seq < other.serve_seq
-        ):
-            serving = number
-    return ending, serving
+    return ending
 
 
 @jit

@@ -11,9 +11,9 @@ from typing import Any
 from gpusim.engine.compiled import heap
 from gpusim.engine.compiled.jit import int64, jit
 
-#: What an event is for, in the lower two bits of its index: a task is ready; those that wait for its end learn of it;
-#: the head of a queue has nothing to wait for any more; the host has launched.
-READY, ENDED, RESUMED, LAUNCHED = 0, 1, 2, 3
+#: What an event is for, in the lowest three bits of its index: a task is ready; those that wait for its end learn of
+#: it; the head of a queue has nothing to wait for any more; the host has launched; a front end is to be looked at.
+READY, ENDED, RESUMED, LAUNCHED, SERVES = 0, 1, 2, 3, 4
 
 
 @jit
@@ -55,7 +55,7 @@ def happen(
     now: float,
 ) -> tuple[int, int]:
     """One step of the host or of a queue; number of events, and the next event's number."""
-    index, what = event >> 2, event & 3
+    index, what = event >> 3, event & 7
     launch = launches[index]
     queue = queues[launch.queue]
     if what == ENDED:
@@ -64,7 +64,7 @@ def happen(
             after = waiters[waiter].node
             nodes[after].waiting -= 1
             if nodes[after].waiting == 0:
-                heap.push(heaps, events, pending, now, seq, after << 2 | RESUMED)
+                heap.push(heaps, events, pending, now, seq, after << 3 | RESUMED)
                 pending += 1
                 seq += 1
             waiter = waiters[waiter].next
@@ -73,7 +73,7 @@ def happen(
         launch.behind = -1
         if index + 1 < len(nodes):
             at = now + host_ns(hw, launches[index + 1])
-            heap.push(heaps, events, pending, at, seq, (index + 1) << 2 | LAUNCHED)
+            heap.push(heaps, events, pending, at, seq, (index + 1) << 3 | LAUNCHED)
             pending += 1
             seq += 1
         if queue.head < 0:
@@ -91,7 +91,7 @@ def happen(
                 resumed = head
     if resumed >= 0:
         at = start_at(hw, nodes, launches, deps, resumed)
-        heap.push(heaps, events, pending, now + max(0.0, at - now), seq, resumed << 2 | READY)
+        heap.push(heaps, events, pending, now + max(0.0, at - now), seq, resumed << 3 | READY)
         pending += 1
         seq += 1
     return pending, seq
