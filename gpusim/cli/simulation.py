@@ -33,7 +33,7 @@ LAUNCH_MODES = ("graph", "stream")
 @click.argument("trace")
 @hardware_option
 @click.option("--streams", type=int, default=8, show_default=True, help="Most streams to use.")
-@click.option("--budget", type=float, default=12.0, show_default=True, metavar="SECONDS", help="Time for the search.")
+@click.option("--budget", type=float, default=9.0, show_default=True, metavar="SECONDS", help="Time for the search.")
 @click.option(
     "--evaluations",
     type=click.IntRange(min=1),

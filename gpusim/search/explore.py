@@ -24,7 +24,7 @@ from gpusim.search.verdict import Verdict, verdict
 from gpusim.trace.schema import Trace
 
 DEFAULT_STREAMS = 8
-DEFAULT_BUDGET_S = 12.0
+DEFAULT_BUDGET_S = 9.0
 MAX_BUDGET_S = 86_400.0
 SEARCH = "search"
 #: How much better than every policy a searched schedule must be predicted to be. A search finds what the model
