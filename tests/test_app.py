@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +27,14 @@ APP = Path(__file__).parent.parent / "app"
 PAGES = ("overview", "explore", "timeline", "what-if", "limits", "memory", "fidelity")
 SMALL = "squeezenet1_1-infer-b1"
 TIMEOUT_S = 120
+
+
+@pytest.fixture(autouse=True)
+def _main_module() -> Iterator[None]:
+    """A page that runs becomes `__main__`; processes that later tests start would look for it there."""
+    main_module = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main_module
 
 
 @pytest.fixture(autouse=True)

@@ -173,6 +173,19 @@ def test_empty_copy_at_the_start_frees_its_successors_before_the_front_end_start
     assert_equal(tested, hardware)
 
 
+def test_front_ends_of_several_gpus_take_turns_as_their_tasks_became_ready() -> None:
+    # All at 0: GPU 0 starts its two empty kernels before GPU 1 starts anything. The second one's successor is ready by
+    # then, and goes before the kernel that has waited on GPU 1: it is of higher priority.
+    tested = plan(
+        task(0, queue=0),
+        task(0, queue=1),
+        task(100, part=1.0, queue=0, device=1),
+        task(100, part=1.0, queue=1, device=1, deps=[1], priority=5),
+    )
+    assert FastEngine().run(tested, make_hardware()).end_ns == (0, 0, 200, 100)
+    assert_equal(tested, make_hardware())
+
+
 def test_engines_have_names_and_the_fast_one_is_the_default() -> None:
     assert {engine_by_name(name).name for name in ENGINES} == {"fast", "reference"}
     assert engine_by_name(DEFAULT_ENGINE).name == "fast"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpusim.engine.base import engine_by_name
@@ -214,7 +214,7 @@ def test_search_finds_the_least_cost_of_all_sequences_of_stages(data: st.DataObj
     # convolutions, so that each is a unit
     graph = build_graph(make_trace([conv(f"a{n}", " ".join(f"a{p}" for p in ps) or "x") for n, ps in enumerate(preds)]))
     units = units_of(graph)
-    assert len(units) == count
+    assume(len(units) == count)  # a chain without branches may become one unit
     cost = made_up_cost(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ios_module, "MAX_GROUP", max_group)
