@@ -191,13 +191,14 @@ def draw(sizes: list[dict[str, Any]], target: Path) -> bool:
         rows = [each for each in sizes if (each["streams"] != STREAMS) == wide]
         counts = [each["tasks"] for each in rows]
         left.loglog(counts, [each["simulate_s"] for each in rows], "o-", label=f"fast engine, {name}")
-        right.loglog(counts, [each["rss_bytes"] / 2**20 for each in rows], "o-", label=name)
+        right.semilogx(counts, [each["rss_bytes"] / 2**20 for each in rows], "o-", label=name)
     slow = [each for each in sizes if each["reference_s"] is not None and each["streams"] == STREAMS]
     left.loglog(
         [each["tasks"] for each in slow], [each["reference_s"] for each in slow], "s-", label="reference engine"
     )
     left.set(xlabel="kernels", ylabel="seconds", title="time to simulate a plan")
     right.set(xlabel="kernels", ylabel="MiB", title="memory of the process")
+    right.set_ylim(bottom=0)
     left.legend(fontsize=8)
     right.legend(fontsize=8)
     for axes in (left, right):
