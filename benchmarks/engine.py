@@ -3,7 +3,8 @@
     python benchmarks/engine.py [--seconds 1.0] [--largest 1000000] [-o docs/engine_speed.md] [--figure FILE.png]
 
 Rates of both engines are measured in turns within one run (`gpusim bench`), so their ratio hardly depends on what else
-the machine does. Each size of the scaling table runs in a process of its own, whose largest resident memory counts.
+the machine does; by both rules for SMs: block by block, and as one pool. Each size of the scaling table runs in a
+process of its own, whose largest resident memory counts.
 The figure needs matplotlib, which is no dependency of gpusim.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import resource
@@ -27,9 +29,10 @@ from gpusim.engine.compiled.link import link_plans
 from gpusim.engine.compiled.simulate import simulate_plans
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.hardware.model import load_hardware
-from gpusim.hardware.occupancy import Demand
+from gpusim.hardware.model import HardwareModel, load_hardware
+from gpusim.hardware.occupancy import Demand, Footprint
 from gpusim.plan.tasks import Plan, Task
+from gpusim.policies.ios import one_pool
 from gpusim.report.bench_table import ROWS
 from gpusim.search.bench import Bench, bench
 from gpusim.trace.store import load_trace
@@ -42,9 +45,16 @@ TRACES = (
     "densenet121-train-b8",
 )
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-#: Larger plans take the reference engine minutes.
-LARGEST_REFERENCE = 10_000
 STREAMS = 32
+HARDWARE = "h200"
+#: How the SMs are shared out.
+BLOCKS, POOL = "block by block", "one pool"
+RULES = (BLOCKS, POOL)
+#: Larger plans take minutes, of the fast engine and of the reference engine.
+LARGEST = {BLOCKS: 10_000, POOL: 1_000_000}
+LARGEST_REFERENCE = {BLOCKS: 0, POOL: 10_000}
+#: Blocks of a synthetic kernel that an SM holds.
+BLOCKS_PER_SM = 8
 #: How far back a dependency reaches, in tasks.
 REACH = 200
 ROUNDS = 3
@@ -53,25 +63,43 @@ ROUNDS = 3
 def synthetic_plan(tasks: int, streams: int) -> Plan:
     """A plan of kernels of 1 to 20 us and many sizes; half of them wait for one of another stream."""
     dice = random.Random(tasks)
-    demands = [Demand(part, part, 0.0, part, part, 1.0) for part in (0.02, 0.05, 0.1, 0.3, 1.0)]
-    return Plan(
-        tuple(
-            Task(
-                name="kernel",
-                queue=dice.randrange(streams),
-                deps=(dice.randrange(max(0, index - REACH), index),) if index and dice.random() < 0.5 else (),
-                dur_ns=dice.uniform(1e3, 2e4),
-                demand=dice.choice(demands),
-                dram_bytes=1e5,
-            )
-            for index in range(tasks)
+    limits = load_hardware(HARDWARE).limits
+    threads = limits.threads_per_sm // BLOCKS_PER_SM
+    regs, smem = limits.regs_per_sm // BLOCKS_PER_SM, limits.smem_reserved_bytes
+    split = max(limits.smem_splits_bytes, default=limits.smem_per_sm_bytes)
+    footprint = Footprint(threads, regs, smem, BLOCKS_PER_SM * smem, split)
+    sizes = [(max(1, round(part * limits.sms * BLOCKS_PER_SM)), part) for part in (0.02, 0.05, 0.1, 0.3, 1.0)]
+    kernels = [(blocks, Demand(part, part, 0.0, part, part, 1.0)) for blocks, part in sizes]
+
+    def task(index: int) -> Task:
+        queue = dice.randrange(streams)
+        deps = (dice.randrange(max(0, index - REACH), index),) if index and dice.random() < 0.5 else ()
+        dur_ns = dice.uniform(1e3, 2e4)
+        blocks, demand = dice.choice(kernels)
+        return Task(
+            name="kernel",
+            queue=queue,
+            deps=deps,
+            dur_ns=dur_ns,
+            demand=demand,
+            dram_bytes=1e5,
+            blocks=blocks,
+            blocks_per_sm=BLOCKS_PER_SM,
+            footprint=footprint,
         )
-    )
+
+    return Plan(tuple(map(task, range(tasks))))
 
 
-def measure_size(tasks: int, streams: int) -> dict[str, Any]:
+def hardware_by(rule: str) -> HardwareModel:
+    """The GPU by one of `RULES`."""
+    hardware = load_hardware(HARDWARE)
+    return one_pool(hardware) if rule == POOL else hardware
+
+
+def measure_size(tasks: int, streams: int, rule: str) -> dict[str, Any]:
     """Seconds of each step for one plan, and this process's largest resident memory in bytes."""
-    hardware, fast = load_hardware("h200"), FastEngine()
+    hardware, fast = hardware_by(rule), FastEngine()
     fast.run(synthetic_plan(10, 2), hardware)  # so that compiling does not count
     plan = synthetic_plan(tasks, streams)
     begin = time.perf_counter()
@@ -81,7 +109,7 @@ def measure_size(tasks: int, streams: int) -> dict[str, Any]:
     assert encoded is not None
     rows, plans, devices, queues = encoded
     record = encode_hardware(hardware)
-    room = Room.for_plans(plans, devices, queues, hardware.limits.resident_grids)
+    room = Room.for_plans(plans, devices, queues, hardware)
     simulate_s = []
     for _ in range(ROUNDS):
         begin = time.thread_time()
@@ -91,13 +119,14 @@ def measure_size(tasks: int, streams: int) -> dict[str, Any]:
     assert plans.makespan_ns[0] == timeline.makespan_ns
     rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     reference_s = None
-    if tasks <= LARGEST_REFERENCE:
+    if tasks <= LARGEST_REFERENCE[rule]:
         begin = time.perf_counter()
         assert ReferenceEngine().run(plan, hardware, record=False).makespan_ns == timeline.makespan_ns
         reference_s = time.perf_counter() - begin
     return {
         "tasks": tasks,
         "streams": streams,
+        "rule": rule,
         "run_s": run_s,
         "simulate_s": min(simulate_s),
         "reference_s": reference_s,
@@ -105,12 +134,12 @@ def measure_size(tasks: int, streams: int) -> dict[str, Any]:
     }
 
 
-def measure_in_process(tasks: int, streams: int) -> dict[str, Any]:
+def measure_in_process(tasks: int, streams: int, rule: str) -> dict[str, Any]:
     """`measure_size` in a new process."""
-    command = [sys.executable, __file__, "--size", str(tasks), "--streams", str(streams)]
+    command = [sys.executable, __file__, "--size", str(tasks), "--streams", str(streams), "--rule", rule]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
-    print(f"  {tasks} kernels on {streams} streams: {found['simulate_s']:.4f} s", file=sys.stderr)
+    print(f"  {tasks} kernels on {streams} streams, {rule}: {found['simulate_s']:.4f} s", file=sys.stderr)
     return found
 
 
@@ -133,35 +162,43 @@ def rate_lines(found: list[Bench]) -> list[str]:
 def size_lines(sizes: list[dict[str, Any]]) -> list[str]:
     """The table of sizes."""
     lines = [
-        "| kernels | streams | simulate | a kernel | run, Python objects in and out | reference engine | memory |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
+        "| SMs | kernels | streams | simulate | a kernel | run, with Python objects | reference engine | memory |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for each in sizes:
         reference = "" if each["reference_s"] is None else f"{each['reference_s']:.2f} s"
         lines.append(
-            f"| {each['tasks']:,} | {each['streams']:,} | {each['simulate_s'] * 1e3:,.2f} ms "
+            f"| {each['rule']} | {each['tasks']:,} | {each['streams']:,} | {each['simulate_s'] * 1e3:,.2f} ms "
             f"| {each['simulate_s'] / each['tasks'] * 1e9:,.0f} ns | {each['run_s']:.3f} s | {reference} "
             f"| {each['rss_bytes'] / 2**20:,.0f} MiB |"
         )
     return lines
 
 
-def page(found: list[Bench], sizes: list[dict[str, Any]], figure: str | None) -> str:
+def page(found: dict[str, list[Bench]], sizes: list[dict[str, Any]], figure: str | None, loads: list[float]) -> str:
     """The page, generated."""
     versions = ", ".join(f"{name} {__import__(name).__version__}" for name in ("numba", "numpy"))
     lines = [
         "# How fast the engines are",
         "",
         "Generated by `python benchmarks/engine.py`. Everything here is one run on one machine: "
-        f"{found[0].cores} cores ({platform.machine()}),",
+        f"{found[BLOCKS][0].cores} cores ({platform.machine()}),",
         f"Python {platform.python_version()}, {versions}. `gpusim bench` measures the first table's rates on yours.",
         "",
-        *rate_lines(found),
+        f"Blocks go to SMs one by one, as on `{HARDWARE}`:",
+        "",
+        *rate_lines(found[BLOCKS]),
+        "",
+        "The same with the SMs shared out as one pool (`sharing_exponent` 0):",
+        "",
+        *rate_lines(found[POOL]),
         "",
         "A second is one of CPU time on one core, for all cores one of wall time; medians of rounds in which all take",
         "turns, on the same 16 schedules. The engines agree on every makespan. The first two rows simulate plans that",
         "are ready: Python objects for the reference engine, arrays for the fast one. A search needs the fourth and",
-        "fifth. The machine had other work at the same time: the ratios are sounder than the rates.",
+        "fifth. The list schedulers share SMs out as one pool in both tables. The machine had other work at the same",
+        f"time (load before, between and after: {', '.join(f'{load:.1f}' for load in loads)}): the ratios are sounder",
+        "than the rates.",
         "",
         "## Large plans",
         "",
@@ -186,21 +223,23 @@ def draw(sizes: list[dict[str, Any]], target: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
-    for wide, name in ((False, f"{STREAMS} streams"), (True, "a stream for 10 kernels")):
-        rows = [each for each in sizes if (each["streams"] != STREAMS) == wide]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 4.2), constrained_layout=True)
+    kinds = [(rule, wide) for rule in RULES for wide in (False, True)]
+    for rule, wide in kinds:
+        name = f"{rule}, {'a stream for 10 kernels' if wide else f'{STREAMS} streams'}"
+        rows = [each for each in sizes if (each["streams"] != STREAMS) == wide and each["rule"] == rule]
         counts = [each["tasks"] for each in rows]
         left.loglog(counts, [each["simulate_s"] for each in rows], "o-", label=f"fast engine, {name}")
         right.semilogx(counts, [each["rss_bytes"] / 2**20 for each in rows], "o-", label=name)
-    slow = [each for each in sizes if each["reference_s"] is not None and each["streams"] == STREAMS]
-    left.loglog(
-        [each["tasks"] for each in slow], [each["reference_s"] for each in slow], "s-", label="reference engine"
-    )
+    for rule in RULES:
+        slow = [each for each in sizes if each["reference_s"] and each["streams"] == STREAMS and each["rule"] == rule]
+        times = [each["reference_s"] for each in slow]
+        if times:
+            left.loglog([each["tasks"] for each in slow], times, "s--", label=f"reference engine, {rule}")
     left.set(xlabel="kernels", ylabel="seconds", title="time to simulate a plan")
     right.set(xlabel="kernels", ylabel="MiB", title="memory of the process")
     right.set_ylim(bottom=0)
-    left.legend(fontsize=8)
-    right.legend(fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.savefig(target, dpi=150)
@@ -211,28 +250,39 @@ def main() -> None:
     """Measure, write, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement of a round")
+    parser.add_argument("--trace", action="append", help="only these bundled traces")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="kernels of the largest synthetic plan")
     parser.add_argument("-o", dest="output", type=Path, help="write the page here; without it, print it")
     parser.add_argument("--figure", type=Path, help="write the figure here")
     parser.add_argument("--raw", type=Path, help="write the numbers here, too (.json)")
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--streams", type=int, default=STREAMS, help=argparse.SUPPRESS)
+    parser.add_argument("--rule", default=BLOCKS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.size is not None:
-        print(json.dumps(measure_size(options.size, options.streams)))
+        print(json.dumps(measure_size(options.size, options.streams, options.rule)))
         return
-    hardware = load_hardware("h200")
-    found = []
-    for name in TRACES:
-        print(f"  {name}", file=sys.stderr)
-        found.append(bench(load_trace(name), hardware, round_s=options.seconds))
-        assert found[-1].makespans_equal
-    counts = [size for size in SIZES if size <= options.largest]
-    sizes = [measure_in_process(size, streams) for size in counts for streams in (STREAMS, size // 10)]
+    found: dict[str, list[Bench]] = {rule: [] for rule in RULES}
+    loads = [os.getloadavg()[0]]
+    for name in options.trace or TRACES:
+        for rule in RULES:
+            print(f"  {name}, {rule}", file=sys.stderr)
+            found[rule].append(bench(load_trace(name), hardware_by(rule), round_s=options.seconds))
+            assert found[rule][-1].makespans_equal
+    loads.append(os.getloadavg()[0])
+    shapes = [(size, streams) for size in SIZES for streams in (STREAMS, size // 10)]
+    sizes = [
+        measure_in_process(size, streams, rule)
+        for rule in RULES
+        for size, streams in shapes
+        if size <= min(options.largest, LARGEST[rule])
+    ]
+    loads.append(os.getloadavg()[0])
     drawn = options.figure is not None and draw(sizes, options.figure)
-    text = page(found, sizes, f"images/{options.figure.name}" if drawn else None)
+    text = page(found, sizes, f"images/{options.figure.name}" if drawn else None, loads)
     if options.raw is not None:
-        options.raw.write_text(json.dumps({"rates": [asdict(each) for each in found], "sizes": sizes}, indent=1))
+        rates = {rule: [asdict(each) for each in of_rule] for rule, of_rule in found.items()}
+        options.raw.write_text(json.dumps({"rates": rates, "sizes": sizes, "load": loads}, indent=1))
     if options.output is None:
         print(text)
     else:

@@ -1,6 +1,6 @@
 """How a sweep scales: points a second in one process, on local workers, and on a Dask cluster over loopback.
 
-    python benchmarks/sweep.py [--workers 1,2] [--rounds 3] [--engine fast] [-o FILE.md]
+    python benchmarks/sweep.py [--workers 1,2] [--rounds 3] [--engine fast] [-o docs/sweeps.md]
 
 All are measured in one run, in turns, into a new store each; the fastest round counts. Local rates hold the start of
 the worker processes, cluster rates do not (a cluster is there before the sweep); both hold reading the traces on the
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import os
 import platform
 import resource
 import socket
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from page import fill
 
 from gpusim.engine.base import DEFAULT_ENGINE
 from gpusim.engine.threads import cores
@@ -124,12 +126,13 @@ def main() -> None:
     parser.add_argument("--workers", default="1,2", help="worker counts, separated by commas [default: 1,2]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", default=DEFAULT_ENGINE)
-    parser.add_argument("-o", dest="output", type=Path, help="write the table here (Markdown)")
+    parser.add_argument("-o", dest="output", type=Path, help="the page whose part is replaced")
     given = parser.parse_args()
     counts = [int(count) for count in given.workers.split(",")]
     sweep = msgspec.structs.replace(SWEEP, engine=given.engine)
     grid = build_grid(sweep)
     times: dict[str, list[tuple[float, float]]] = {}
+    load = os.getloadavg()[0]
 
     def measure(name: str, run: Callable[[], float]) -> None:
         before = cpu_seconds()
@@ -144,13 +147,14 @@ def main() -> None:
             measure(f"{count} Dask, loopback", functools.partial(on_cluster, grid, count))
     lines = [
         f"{datetime.date.today()}, {cores()} CPUs, Python {platform.python_version()}, gpusim {grid.version}, "
-        f"engine `{sweep.engine}`, fastest of {given.rounds} rounds.",
+        f"engine `{sweep.engine}`, fastest of {given.rounds} rounds. The machine had other work at the same time (load "
+        f"{load:.1f} before, {os.getloadavg()[0]:.1f} after): CPU seconds are sounder than times.",
         "",
         *table(times, len(grid.points)),
     ]
     print("\n".join(lines))
     if given.output is not None:
-        given.output.write_text("\n".join(["# Scaling of `gpusim sweep`", "", *lines, ""]), encoding="utf-8")
+        fill(given.output, "scaling", "\n".join(lines))
 
 
 if __name__ == "__main__":

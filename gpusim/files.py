@@ -104,6 +104,16 @@ def decompress(data: bytes, name: str, error: type[FileError], max_bytes: int | 
     return text
 
 
+def document_schema(path: Path, error: type[FileError]) -> str:
+    """The `schema` field of a JSON document, empty where it has none. Raises `error` where it is no JSON."""
+    try:
+        return msgspec.json.decode(read_bytes(path, error), type=_SchemaOnly).schema
+    except msgspec.ValidationError:
+        return ""
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        raise error(str(path), f"is not valid JSON: {cause}") from cause
+
+
 def decode_document(data: bytes, kind: type[DocumentT], schema: str, name: str, error: type[FileError]) -> DocumentT:
     """Decode JSON bytes as `kind`; see `read_document`."""
     try:

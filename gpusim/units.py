@@ -35,3 +35,8 @@ def format_bytes(size_bytes: float) -> str:
         if abs(size_bytes) < limit:
             return f"{size_bytes / divisor:.3g} {unit}"
     return f"{size_bytes / GIB:.3g} GiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 stream`, `2 streams`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"

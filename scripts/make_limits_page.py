@@ -1,7 +1,10 @@
-"""Draw docs/images/limits.png and bring the example in docs/limits.md up to date: python scripts/make_limits_page.py.
+"""Bring the example and the measured gaps in docs/limits.md up to date and draw docs/images/limits.png.
+
+    python scripts/make_limits_page.py [--no-picture]
 
 Needs plotly, and for the picture kaleido with a Chrome or Chromium (`pip install ".[app]"`); `--no-picture` omits it.
-To be run again whenever a rule of the engine, a hardware model's numbers or the example's trace changes.
+To be run again whenever a rule of the engine, a hardware model's numbers, the example's trace or the newest results of
+the recipe `search` change.
 """
 
 from __future__ import annotations
@@ -13,15 +16,17 @@ from pathlib import Path
 
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
+from gpusim.report.gaps import gaps_markdown, measured_gaps
 from gpusim.report.limits_table import print_limits
+from gpusim.report.replayed import SUFFIX, read_replayed
 from gpusim.search.limits import Limits, limits
-from gpusim.trace.store import load_trace
+from gpusim.trace.store import bundled_traces, load_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "limits.md"
 PICTURE = ROOT / "docs" / "images" / "limits.png"
 EXAMPLE, HARDWARE = "googlenet-train-b8", "h200"
-BEGIN, END = "<!-- example:begin -->\n", "<!-- example:end -->"
+RESULTS, TRACES = ROOT / "validate" / "results", ROOT / "validate" / "traces"
 
 
 def printed(found: Limits) -> str:
@@ -32,19 +37,34 @@ def printed(found: Limits) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip()
 
 
-def with_example(page: str, example: str) -> str:
-    """The page with another example between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}```\n{example}\n```\n{END}{rest.split(END)[1]}"
+def with_part(page: str, name: str, lines: str) -> str:
+    """The page with other lines between the marks of a part."""
+    begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+    before, rest = page.split(begin)
+    return f"{before}{begin}{lines}\n{end}{rest.split(end)[1]}"
+
+
+def newest_results() -> Path:
+    """The schedules of the newest results of the recipe `search`."""
+    return max(RESULTS.glob(f"search_*{SUFFIX}"), key=lambda path: path.name.removesuffix(SUFFIX).rpartition("_")[2])
+
+
+def gaps(path: Path) -> str:
+    """The tables of measured gaps."""
+    files = {**bundled_traces(), **{file.name.removesuffix(".json.gz"): file for file in TRACES.glob("*.json.gz")}}
+    return "\n".join(gaps_markdown(measured_gaps(read_replayed(path), files)))
 
 
 def main() -> None:
-    """Write both."""
+    """Write the page and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-picture", action="store_true", help="only the numbers")
     options = parser.parse_args()
     found = limits(load_trace(EXAMPLE), load_hardware(HARDWARE))
-    write_bytes(PAGE, with_example(PAGE.read_text("utf-8"), printed(found)).encode())
+    page = with_part(PAGE.read_text("utf-8"), "example", f"```\n{printed(found)}\n```")
+    results = newest_results()
+    source = f"*Steps and times of `validate/results/{results.name}`, in us; bounds of this version.*"
+    write_bytes(PAGE, with_part(page, "measured", f"{gaps(results)}\n\n{source}").encode())
     print(PAGE)
     if not options.no_picture:
         from gpusim.report.figures.limits import limits_figure

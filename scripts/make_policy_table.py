@@ -1,19 +1,19 @@
 """Fill docs/policies.md's tables of predicted times from the simulator: python scripts/make_policy_table.py.
 
-Every bundled trace, every policy, the stream counts that `gpusim explore` tries; policies marked slow only with the
-counts in `SLOW_COUNTS`, which still take most of the time: about ten minutes on two cores with --jobs 2. --trace NAME
-does one trace and prints it.
+Every bundled trace and every one in validate/traces, every policy, the stream counts that `gpusim explore` tries. Takes
+some minutes, most of them for policies marked slow. --trace NAME does one trace and prints it.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from gpusim.engine.reference import ReferenceEngine
+from gpusim.engine.fast import FastEngine
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
@@ -21,14 +21,15 @@ from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES
 from gpusim.search.bounds import bounds
 from gpusim.search.explore import DEFAULT_STREAMS, stream_counts
-from gpusim.trace.store import bundled_traces, load_trace
+from gpusim.trace.store import bundled_traces, load_trace, read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "policies.md"
+TRACES = ROOT / "validate" / "traces"
 BEGIN, END = "<!-- predicted:begin -->", "<!-- predicted:end -->"
 HARDWARE = "h200"
 SEQUENTIAL = "sequential"
-SLOW_COUNTS = (4, 8)
+WARM_UP = "squeezenet1_1-infer-b1"
 
 
 class Row(NamedTuple):
@@ -37,6 +38,8 @@ class Row(NamedTuple):
     trace: str
     best: dict[str, tuple[int, int]]
     bound_ns: int
+    slow_s: dict[str, tuple[float, float]]
+    """For each policy marked slow, CPU seconds of a call for the most streams, and of the calls for all counts."""
 
     @property
     def sequential_ns(self) -> int:
@@ -45,18 +48,31 @@ class Row(NamedTuple):
 
 def predict(trace: str) -> Row:
     """Simulate each policy at each of its stream counts."""
-    graph = OpGraph.build(load_trace(trace), load_hardware(HARDWARE))
-    engine = ReferenceEngine()
+    step = load_trace(trace) if trace in bundled_traces() else read_trace(TRACES / f"{trace}.json.gz")
+    graph = OpGraph.build(step, load_hardware(HARDWARE))
+    engine = FastEngine()
     best: dict[str, tuple[int, int]] = {}
+    slow_s: dict[str, tuple[float, float]] = {}
     for policy in POLICIES.values():
-        counts = policy.stream_counts(SLOW_COUNTS if policy.slow else stream_counts(DEFAULT_STREAMS))
-        times = []
-        for count in counts:
+        if policy.slow:
+            policy(OpGraph.build(load_trace(WARM_UP), load_hardware(HARDWARE)), 2)  # so that compiling does not count
+        times, seconds = [], []
+        for count in policy.stream_counts(stream_counts(DEFAULT_STREAMS)):
+            begin = time.process_time()
             made = policy(graph, count)
+            seconds.append(time.process_time() - begin)
             plan = lower(graph, made.order, made.streams)
-            times.append((engine.run(plan, graph.hardware, record=False).makespan_ns, count))
+            times.append((engine.run(plan, graph.hardware).makespan_ns, count))
         best[policy.name] = min(times)
-    return Row(trace, best, bounds(graph).largest[0])
+        if policy.slow:
+            slow_s[policy.name] = (seconds[-1], sum(seconds))
+    return Row(trace, best, bounds(graph).largest[0], slow_s)
+
+
+def names() -> list[str]:
+    """The bundled traces, then the others."""
+    others = {path.name.removesuffix(".json.gz") for path in TRACES.glob("*.json.gz")} - set(bundled_traces())
+    return [*bundled_traces(), *sorted(others)]
 
 
 def time_line(row: Row) -> str:
@@ -76,20 +92,25 @@ def speedup_line(row: Row) -> str:
     return f"| `{row.trace}` | {' | '.join(cells)} | {row.sequential_ns / row.bound_ns:.2f} |"
 
 
+def slow_line(row: Row) -> str:
+    """The line of the table of what slow policies cost."""
+    cells = [f"{one:.1f} s | {together:.1f} s" for one, together in row.slow_s.values()]
+    return f"| `{row.trace}` | {' | '.join(cells)} |"
+
+
 def section(rows: Sequence[Row]) -> str:
     """The text between the markers."""
-    names = list(rows[0].best)
-    others = [name for name in names if name != SEQUENTIAL]
+    policies = list(rows[0].best)
+    others = [name for name in policies if name != SEQUENTIAL]
     counts = ", ".join(map(str, stream_counts(DEFAULT_STREAMS)))
-    slow = " and ".join(map(str, SLOW_COUNTS))
+    slow = list(rows[0].slow_s)
     return "\n".join(
         [
             f"**Predicted** by the simulator with `hwmodels/{HARDWARE}.json`; nothing here has been measured. Makespan "
-            f"in us with the best of {counts} streams (of {slow} for policies marked slow), and that count. The last "
-            "column is the largest lower bound.",
+            f"in us with the best of {counts} streams, and that count. The last column is the largest lower bound.",
             "",
-            f"| step | {' | '.join(f'`{name}`' for name in names)} | bound |",
-            f"|---|{'--:|' * (len(names) + 1)}",
+            f"| step | {' | '.join(f'`{name}`' for name in policies)} | bound |",
+            f"|---|{'--:|' * (len(policies) + 1)}",
             *map(time_line, rows),
             "",
             "Predicted speed-up over the sequential graph of the same kernels:",
@@ -97,6 +118,12 @@ def section(rows: Sequence[Row]) -> str:
             f"| step | {' | '.join(f'`{name}`' for name in others)} | bound |",
             f"|---|{'--:|' * (len(others) + 1)}",
             *map(speedup_line, rows),
+            "",
+            f"CPU time of policies marked slow: one call for {DEFAULT_STREAMS} streams, the calls for all of {counts}:",
+            "",
+            f"| step | {' | '.join(f'`{name}` | all counts' for name in slow)} |",
+            f"|---|{'--:|' * (2 * len(slow))}",
+            *map(slow_line, rows),
         ]
     )
 
@@ -113,7 +140,7 @@ def filled(page: str, text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write docs/policies.md, or print one trace."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", help="only this bundled trace; nothing is written")
+    parser.add_argument("--trace", help="only this trace; nothing is written")
     parser.add_argument("--jobs", type=int, default=1, help="processes; one step each at a time")
     options = parser.parse_args(arguments)
     if options.trace:
@@ -121,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     rows = []
     with ProcessPoolExecutor(options.jobs) as pool:
-        for row in pool.map(predict, bundled_traces()):
+        for row in pool.map(predict, names()):
             print(speedup_line(row), flush=True)
             rows.append(row)
     write_bytes(PAGE, filled(PAGE.read_text(encoding="utf-8"), section(rows)).encode())

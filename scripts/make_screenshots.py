@@ -34,22 +34,42 @@ DONE = "[data-testid=stApp][data-test-script-state=notRunning]"
 REST_MS = 2_000
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def browser_path() -> str:
+    """The system's Chromium, or the program named in CHROMIUM."""
+    program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        raise SystemExit("no browser: apt-get install chromium, or its path in CHROMIUM")
+    return program
+
+
+def wait_for(address: str) -> None:
+    """Until the dashboard answers."""
+    for _ in range(3_000):
+        try:
+            urllib.request.urlopen(f"{address}/_stcore/health", timeout=5).close()
+            return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.02)
+    raise SystemExit(f"no answer from {address}")
+
+
 @contextmanager
 def dashboard() -> Iterator[str]:
     """The address of a dashboard that runs meanwhile."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = [sys.executable, "-m", "gpusim.cli", "app", "--headless", "--port", str(port)]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         address = f"http://127.0.0.1:{port}"
         try:
-            for _ in range(600):
-                try:
-                    urllib.request.urlopen(f"{address}/_stcore/health", timeout=5).close()
-                    break
-                except (urllib.error.URLError, ConnectionError):
-                    time.sleep(0.1)
+            wait_for(address)
             yield address
         finally:
             process.terminate()
@@ -90,12 +110,9 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every page, width and scheme, whole pages")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "images", help="folder of the pictures")
     options = parser.parse_args()
-    program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        raise SystemExit("no browser: apt-get install chromium, or its path in CHROMIUM")
     options.output.mkdir(parents=True, exist_ok=True)
     with dashboard() as address, sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         if options.all:
             for page in PAGES:
                 for width in (1280, 1920):

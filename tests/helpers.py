@@ -188,13 +188,13 @@ def chain_trace(length: int = 5, dur_ns: int = 1000, **options: Any) -> Trace:
     return make_trace(steps, **options)
 
 
-def wide_trace(width: int = 6, dur_ns: int = 10_000, depth: int = 2, **options: Any) -> Trace:
+def wide_trace(width: int = 6, dur_ns: int = 10_000, depth: int = 2, blocks: int = ONE_SM, **options: Any) -> Trace:
     """A stem, `width` independent chains of small kernels, and a join of all."""
     steps = [op("stem", "x", dur_ns=1000)]
     for branch in range(width):
         for place in range(depth):
             before = f"b{branch}_{place - 1}" if place else "stem"
-            steps.append(op(f"b{branch}_{place}", before, dur_ns=dur_ns))
+            steps.append(op(f"b{branch}_{place}", before, dur_ns=dur_ns, blocks=blocks))
     steps.append(op("join", " ".join(f"b{branch}_{depth - 1}" for branch in range(width)), dur_ns=1000))
     return make_trace(steps, outputs="join", **options)
 
@@ -207,6 +207,7 @@ def make_hardware(
     front_end_ns: float = 0.0,
     memory_node_ns: float = 0.0,
     slowdown: float = 0.0,
+    sharing: float = 0.0,
     dram_bytes_per_ns: float = 1000.0,
     launch_ns: float = 0.0,
     start_ns: float = 0.0,
@@ -221,7 +222,10 @@ def make_hardware(
     uncertainty: float = 0.0,
     **top_level: Any,
 ) -> HardwareModel:
-    """The bundled H200 with round numbers in place of everything that is measured; its limits stay."""
+    """The bundled H200 with round numbers in place of everything that is measured; its limits stay.
+
+    Its SMs are one pool, unless `sharing` gives an exponent.
+    """
     model = load_hardware("h200")
     replace = msgspec.structs.replace
     return replace(
@@ -251,7 +255,7 @@ def make_hardware(
             event_host_ns=event_host_ns,
             queues=queues,
         ),
-        contention=replace(model.contention, younger_slowdown=slowdown),
+        contention=replace(model.contention, younger_slowdown=slowdown, sharing_exponent=sharing),
         uncertainty=replace(model.uncertainty, sequential_frac=uncertainty, schedule_frac=uncertainty),
         **top_level,
     )

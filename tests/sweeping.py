@@ -10,14 +10,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpusim.sweep.grid import Grid, Point
+from gpusim.sweep.grid import Grid, Point, build_grid
 from gpusim.sweep.point import Result, compute
-from gpusim.sweep.store import COLUMNS, Row
+from gpusim.sweep.run import run_sweep
+from gpusim.sweep.spec import Sweep
+from gpusim.sweep.store import COLUMNS, Row, Store
+from gpusim.trace.schema import Trace
 from gpusim.trace.store import write_trace
-from tests.helpers import wide_trace
+from tests.helpers import Step, kernel, make_trace, wide_trace
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 60.0
@@ -152,3 +156,59 @@ def finished(*arguments: str | Path, environment: dict[str, str]) -> tuple[int, 
     with gpusim(*arguments, environment=environment) as process:
         out, err = process.communicate()
         return process.returncode, out, err
+
+
+# --- Small sweeps ---
+
+STEPS = ("wavefront", "round_robin", "critical_path")
+
+
+@pytest.fixture
+def spy(tmp_path: Path) -> Spy:
+    """A spy whose folder is for nothing else."""
+    folder = tmp_path / "spy"
+    folder.mkdir()
+    return Spy(folder)
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Grid:
+    """Two traces, one GPU, four policies: 2 x (1 + 3 x 3) points."""
+    return small_grid(tmp_path)
+
+
+def small_grid(folder: Path, **fields: Any) -> Grid:
+    lists = {"policies": ("sequential", *STEPS), "streams": (2, 3, 4), "hardware": ("h200",)}
+    given = lists | {"engine": ENGINE} | fields
+    return build_grid(Sweep(traces=tuple(map(str, write_traces(folder))), **given))
+
+
+def over_the_limit() -> Trace:
+    """A trace with a kernel that asks for more threads than a block may have."""
+    return make_trace([Step("big", "x", "big", kernels=(kernel(1000, threads=2048),))])
+
+
+def computed(grid: Grid, path: Path) -> list[Row]:
+    """The rows of a sweep that was not disturbed."""
+    with Store(path) as store:
+        run_sweep(grid, store, InThisProcess())
+        return store.rows()
+
+
+def rows_of(path: Path) -> list[Row]:
+    with Store(path, write=False) as store:
+        return store.rows()
+
+
+def arguments(folder: Path) -> tuple[str | Path, ...]:
+    """A sweep of 20 points on two processes."""
+    traces = [word for path in write_traces(folder) for word in ("--trace", path)]
+    policies = [word for name in ("sequential", *STEPS) for word in ("--policy", name)]
+    rest = ("--engine", ENGINE, "--streams", "2,3,4", "--workers", "2", "-o", folder / "s.sqlite")
+    return ("sweep", *traces, *policies, *rest)
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "sweep.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path

@@ -3,83 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import shlex
 import socket
+import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from gpusim.cli import main
+from gpusim.engine.batch import BatchEngine
+from gpusim.engine.fast import FastEngine
+from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import load_hardware
 from gpusim.resources import resource_dir
-from gpusim.trace.store import bundled_traces, write_trace
+from gpusim.trace.store import bundled_traces
 from gpusim.units import format_bytes, format_ns
-from tests.helpers import wide_trace
-
-APP = Path(__file__).parent.parent / "app"
-PAGES = ("overview", "explore", "timeline", "what-if", "limits", "memory", "fidelity")
-SMALL = "squeezenet1_1-infer-b1"
-TIMEOUT_S = 120
-
-
-@pytest.fixture(autouse=True)
-def _main_module() -> Iterator[None]:
-    """A page that runs becomes `__main__`; processes that later tests start would look for it there."""
-    main_module = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = main_module
-
-
-@pytest.fixture(autouse=True)
-def app_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`streamlit run` puts the folder of its script there."""
-    monkeypatch.syspath_prepend(str(APP))
-
-
-def opened(**link: str) -> AppTest:
-    """A new session at an address."""
-    app = AppTest.from_file(str(APP / "Home.py"), default_timeout=TIMEOUT_S)
-    for key, value in link.items():
-        app.query_params[key] = value
-    return app.run()
-
-
-def page(name: str, **link: str) -> AppTest:
-    return opened(page=name, **{"trace": SMALL, "streams": "3", **link})
-
-
-def address(app: AppTest) -> dict[str, str]:
-    """The query of the page's address; some versions of Streamlit give lists of values."""
-    return {key: value if isinstance(value, str) else value[0] for key, value in app.query_params.items()}
-
-
-def metrics(app: AppTest) -> dict[str, str]:
-    return {metric.label: metric.value for metric in app.metric}
-
-
-def widget(widgets: Any, label: str) -> Any:
-    [found] = [each for each in widgets if each.label == label]
-    return found
-
-
-def commanded(app: AppTest, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What the command that the page names prints, as JSON."""
-    words = shlex.split(app.code[-1].value)
-    for option in ("--html", "-o"):
-        if option in words:
-            place = words.index(option)
-            del words[place : place + 2]
-    with patch.object(sys, "argv", [*words, "--json"]):
-        main()
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
+from tests.pages import (
+    APP,
+    PAGES,
+    SMALL,
+    _main_module,  # noqa: F401  (a fixture that every test here uses)
+    address,
+    app_on_path,  # noqa: F401  (likewise)
+    commanded,
+    errors,
+    finished,
+    metrics,
+    opened,
+    page,
+    widget,
+)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -193,13 +148,6 @@ def test_fidelity_filters() -> None:
 # --- Explore ---
 
 
-def finished(app: AppTest) -> AppTest:
-    job = app.session_state["job"]
-    job.wait(TIMEOUT_S)
-    assert not job.running
-    return app.run()
-
-
 def test_explore_runs_what_it_is_asked_to_and_keeps_it_for_the_overview() -> None:
     app = page("explore")
     widget(app.multiselect, "Policies").set_value(["wavefront"])
@@ -224,16 +172,63 @@ def test_explore_stops_when_told_to() -> None:
     assert app.session_state["job"].stopped
 
 
-def test_nothing_is_simulated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("overview")
-    from gpusim_dashboard import results
+@pytest.fixture
+def simulations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A line for each time that an engine is asked for anything."""
+    calls: list[str] = []
+    for kind, method in ((ReferenceEngine, "run"), (FastEngine, "run"), (BatchEngine, "evaluate")):
+        original = getattr(kind, method)
 
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("simulated again")
+        def counted(self: Any, *args: Any, _original: Any = original, _name: str = kind.__name__, **kwargs: Any) -> Any:
+            calls.append(_name)
+            return _original(self, *args, **kwargs)
 
-    monkeypatch.setattr(results, "explore", never)
-    assert not app.run().exception
-    assert not page("overview").exception
+        monkeypatch.setattr(kind, method, counted)
+    return calls
+
+
+def test_no_page_simulates_again_what_any_page_has_simulated(simulations: list[str]) -> None:
+    """Neither on a rerun nor for another user."""
+    link = {"trace": "vgg16-infer-b1", "streams": "2", "policy": "round_robin"}
+    first = {name: page(name, **link) for name in PAGES}
+    assert len(simulations) > len(PAGES)
+    simulations.clear()
+    for name in PAGES:
+        assert not first[name].run().exception
+        assert simulations == [], name
+        assert not page(name, **link).exception
+        assert simulations == [], name
+
+
+def test_a_slider_back_where_it_was_simulates_nothing(simulations: list[str]) -> None:
+    app = page("what-if")
+    widget(app.slider, "SMs").set_value(100).run()
+    simulations.clear()
+    widget(app.slider, "SMs").set_value(132).run()
+    widget(app.slider, "SMs").set_value(100).run()
+    assert simulations == []
+    widget(app.slider, "SMs").set_value(101).run()
+    assert simulations
+
+
+def test_the_first_page_is_computed_before_anybody_asks(simulations: list[str]) -> None:
+    from gpusim_dashboard.ready import first_page
+
+    first_page()
+    simulations.clear()
+    app = opened()
+    assert not app.exception
+    assert address(app)["trace"] == "googlenet-train-b8"
+    assert simulations == []
+
+
+def test_navigation_and_title_do_not_wait_for_the_engine() -> None:
+    """The frame, which draws them, imports nothing that takes long."""
+    code = f"import sys; sys.path.insert(0, {str(APP)!r}); import gpusim_dashboard.frame; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=APP.parent, capture_output=True, text=True, check=False)
+    assert "'gpusim_dashboard.frame'" in done.stdout, done.stderr
+    assert "'numba'" not in done.stdout
+    assert "'gpusim.plan" not in done.stdout
 
 
 # --- Addresses ---
@@ -263,7 +258,7 @@ def test_address_holds_the_state() -> None:
 def test_a_broken_address_gives_a_message_and_the_page_opens(key: str, value: str, words: str) -> None:
     app = opened(**{"trace": SMALL, "streams": "2", key: value})
     assert not app.exception
-    assert any(f"{key}=" in error.value and words in error.value for error in app.error)
+    assert any(f"{key}=" in error and words in error for error in errors(app))
     assert app.title[0].value == "Overview"
     assert not app.run().error  # said once
 
@@ -272,54 +267,6 @@ def test_streams_beyond_the_slider_are_kept() -> None:
     app = page("timeline", streams="128")
     assert not app.exception
     assert address(app)["streams"] == "128"
-
-
-# --- Uploads ---
-
-
-def uploaded(app: AppTest, name: str, data: bytes) -> AppTest:
-    return app.file_uploader[0].upload(name, data, "application/json").run()
-
-
-def trace_file(tmp_path: Path, name: str = "mine.json.gz") -> bytes:
-    write_trace(wide_trace(), tmp_path / name)
-    return (tmp_path / name).read_bytes()
-
-
-def test_an_uploaded_trace_is_chosen_and_explored(tmp_path: Path) -> None:
-    app = uploaded(page("overview"), "mine.json.gz", trace_file(tmp_path))
-    assert not app.exception
-    assert not app.error
-    assert "**tiny-infer-b1**" in app.markdown[0].value
-    assert address(app)["trace"].startswith("upload-")
-    assert "mine.json.gz" in app.code[-1].value
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "words"),
-    [
-        ("a.json", b"not json", "a.json: is not valid JSON"),
-        ("b.json.gz", b"\x1f\x8b\x08\x00broken", "b.json.gz: is"),
-        ("c.json", b'{"schema": "gpusim-trace/1"}', "c.json: $"),
-        ("d.json", b"", "d.json: is empty"),
-        ("e.json", b"import os; os.abort()", "e.json: is not valid JSON"),
-    ],
-)
-def test_a_broken_upload_is_a_message_and_the_page_stays(name: str, data: bytes, words: str) -> None:
-    app = uploaded(page("overview"), name, data)
-    assert not app.exception
-    assert [words in error.value for error in app.error] == [True]
-    assert address(app)["trace"] == SMALL
-
-
-def test_two_sessions_do_not_see_each_other(tmp_path: Path) -> None:
-    one, other = page("overview"), page("overview")
-    one = uploaded(one, "mine.json.gz", trace_file(tmp_path))
-    name = address(one)["trace"]
-    other.run()
-    assert name not in other.session_state["uploads"]
-    assert address(other)["trace"] == SMALL
-    assert any("upload it again" in error.value for error in opened(trace=name).error)
 
 
 # --- The command ---
@@ -349,7 +296,7 @@ def test_command_starts_streamlit_for_this_machine_only_and_without_statistics(e
     port = free_port()
     call("--port", str(port), "--headless")
     [words] = executed
-    assert words[1:5] == ["-m", "streamlit", "run", str(resource_dir("app") / "Home.py")]
+    assert words[1] == str(resource_dir("app") / "serve.py")
     assert "--server.address=127.0.0.1" in words
     assert f"--server.port={port}" in words
     assert "--server.headless=true" in words

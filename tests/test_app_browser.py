@@ -22,8 +22,9 @@ from typing import Any
 
 import pytest
 
-from gpusim.trace.store import write_trace
+from gpusim.trace.store import MAX_UPLOAD_BYTES, load_trace, write_trace
 from tests.helpers import wide_trace
+from tests.test_measured import measurement_of, timeline_of
 
 pytestmark = pytest.mark.browser
 
@@ -138,7 +139,7 @@ def metric(tab: Any, label: str) -> str:
 
 
 def upload(tab: Any, file: Path) -> None:
-    tab.set_input_files("[data-testid=stFileUploaderDropzoneInput]", str(file))
+    tab.set_input_files("[data-testid=stSidebar] [data-testid=stFileUploaderDropzoneInput]", str(file))
 
 
 def test_upload_is_analysed_and_can_be_explored(tab: Any, server: str, tmp_path: Path) -> None:
@@ -170,12 +171,34 @@ def test_broken_upload_is_a_message(tab: Any, server: str, tmp_path: Path) -> No
     assert f"trace={SMALL}" in tab.url
 
 
+def test_a_file_over_the_limit_is_a_message(tab: Any, server: str, tmp_path: Path) -> None:
+    with open(tmp_path / "huge.json", "wb") as file:
+        file.truncate(MAX_UPLOAD_BYTES + 1)
+    visit(tab, server, trace=SMALL, streams="2")
+    upload(tab, tmp_path / "huge.json")
+    tab.get_by_text(re.compile(r"must be 64(\.0)?\s?MB or smaller")).wait_for()
+    assert tab.locator("h1").inner_text() == "Overview"
+
+
+def test_a_replay_is_drawn_below_the_simulated_run(tab: Any, server: str, tmp_path: Path) -> None:
+    trace = load_trace(SMALL)
+    (tmp_path / "replay.json").write_bytes(timeline_of(trace, measurement_of(trace, 400_000)))
+    visit(tab, server, page="timeline", trace=SMALL, streams="2", policy="wavefront")
+    tab.get_by_role("button", name="Load a replay").click()
+    box = tab.locator("[data-testid=stPopoverBody] [data-testid=stFileUploaderDropzoneInput]")
+    box.set_input_files(str(tmp_path / "replay.json"))
+    tab.get_by_text("dotted: 400 us, timed without a profiler").wait_for()
+    settle(tab)
+    assert metric(tab, "Measured") == "400 us"
+    assert tab.locator(".js-plotly-plot .y2title").inner_html() == "measured"
+
+
 def test_timeline_opens_and_a_click_says_why_a_kernel_did_not_start_sooner(tab: Any, server: str) -> None:
     visit(tab, server, page="timeline", trace=SMALL, streams="2", policy="wavefront")
     tab.locator(".js-plotly-plot .barlayer path").first.wait_for()
     tab.get_by_text("Click a bar").wait_for()
     click_bar(tab, 12)
-    tab.get_by_text(" started at ").wait_for()
+    tab.get_by_text(re.compile(" started at .* and ran for ")).wait_for()
     settle(tab)
 
 
@@ -202,17 +225,17 @@ def test_moving_a_slider_changes_the_result_and_not_the_baseline(tab: Any, serve
 
 
 def test_a_link_opens_its_page_and_state_and_both_survive_a_reload_and_a_change_of_page(tab: Any, server: str) -> None:
-    visit(tab, server, page="limits", trace=SMALL, hw="v100", streams="3", policy="round_robin")
+    visit(tab, server, page="limits", trace=SMALL, hw="a100-80gb", streams="3", policy="round_robin")
     for _ in range(2):
         assert tab.locator("h1").inner_text() == "Limits"
-        for part in ("page=limits", f"trace={SMALL}", "hw=v100", "policy=round_robin", "streams=3"):
+        for part in ("page=limits", f"trace={SMALL}", "hw=a100-80gb", "policy=round_robin", "streams=3"):
             assert part in tab.url
         tab.reload()
         settle(tab)
     tab.get_by_role("link", name="Memory").click()
     tab.get_by_text(re.compile("Live at the peak of round_robin")).wait_for()
     settle(tab)
-    tab.wait_for_url(re.compile(r"page=memory.*hw=v100"))
+    tab.wait_for_url(re.compile(r"page=memory.*hw=a100-80gb"))
 
 
 def test_a_broken_link_is_a_message(tab: Any, server: str) -> None:
@@ -224,11 +247,13 @@ def test_a_broken_link_is_a_message(tab: Any, server: str) -> None:
 @pytest.mark.parametrize("name", ["overview", "explore", "timeline", "what-if", "limits", "memory", "fidelity"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_is_wider_than_the_window_or_shows_an_error(browser: Any, server: str, name: str, scheme: str) -> None:
-    for width in (1280, 1920):
-        context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
-        page = context.new_page()
-        page.set_default_timeout(PAGE_MS)
-        visit(page, server, page=name, trace=SMALL, streams="2")
+    context = browser.new_context(viewport={"width": 1920, "height": 1000}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(PAGE_MS)
+    visit(page, server, page=name, trace=SMALL, streams="2")
+    for width in (1920, 1280):
+        page.set_viewport_size({"width": width, "height": 1000})
+        page.wait_for_timeout(300)  # figures follow the window's width
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.locator("[data-testid=stAlertContentError]").count() == 0
-        context.close()
+    assert page.locator("[data-testid=stAlertContentError]").count() == 0
+    context.close()

@@ -124,6 +124,7 @@ def test_bounds_are_those_of_the_step(path: Path) -> None:
         "area": wanted.area_ns,
         "bandwidth": wanted.bandwidth_ns,
         "front_end": wanted.front_end_ns,
+        "contention": wanted.contention_ns,
     }
 
 

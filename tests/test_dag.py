@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusim.policies.dag import Dag, chains, maximum_matching, work_dag
+from gpusim.policies.dag import Dag, chains, mask_of, work_dag
+from gpusim.policies.dag import maximum_matching as match_masks
 from tests.helpers import ancestors, build_graph, make_trace, op, view
 
 
@@ -27,6 +29,11 @@ def bipartite(draw: st.DrawFn, size: int = 7) -> tuple[list[list[int]], int]:
     right = draw(st.integers(1, size))
     nodes = st.lists(st.integers(0, right - 1), unique=True, max_size=right)
     return draw(st.lists(nodes, max_size=size)), right
+
+
+def maximum_matching(edges: Sequence[Sequence[int]], right: int) -> list[int]:
+    """The matching of a graph given by lists."""
+    return match_masks([mask_of(nodes) for nodes in edges], right)
 
 
 def reachable(dag: Dag) -> list[set[int]]:

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusim.plan.eager import STEPS_IN_A_ROW
 from gpusim.runtime import capture as capture_module
 from gpusim.runtime import eager
 from gpusim.runtime.capture import CaptureOptions, capture
-from gpusim.runtime.eager import EAGER_ROUNDS, PACE_ITERATIONS, host_pace, paced, time_eager
+from gpusim.runtime.eager import EAGER_ROUNDS, WARMUP_STEPS, EagerTimes, paced, time_eager
 from gpusim.runtime.joint import LEARNING_RATE, MOMENTUM
 from gpusim.runtime.profiling import Profile
 from gpusim.trace.schema import Phase, Timing, Trace
@@ -62,29 +63,30 @@ def phases_taking(clock: Clock, *durations_ns: Callable[[int], int]) -> Callable
     return lambda step, module: made
 
 
-# --- The pace of the host ---
+# --- The pace of the host and the wall time ---
 
 
-def test_pace_is_the_median_over_the_iterations_after_the_warm_up(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three slow iterations first, and one wild one later; neither moves it."""
-    phases = phases_taking(
-        clock, lambda i: 10**9 if i < 3 else 100 + i, lambda i: 10**9 if i in (0, 5) else 200, lambda i: 50
-    )
-    monkeypatch.setattr(eager, "_eager_phases", phases)
-    # the forward's iterations 3 to 11 take 103 ... 111 ns
-    assert host_pace(on_cpu("outputs").step) == {"forward": 107, "backward": 200, "optimizer": 50}
+def test_pace_and_wall_time_are_medians_over_the_rounds(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow steps of the warm-up and one wild step later move neither."""
+
+    def wild(duration_ns: int) -> Callable[[int], int]:
+        return lambda i: 10**9 if i < WARMUP_STEPS or i == WARMUP_STEPS + 7 else duration_ns
+
+    monkeypatch.setattr(eager, "_eager_phases", phases_taking(clock, wild(107), wild(200), wild(50)))
+    found = time_eager(on_cpu("outputs").step)
+    assert found.pace == {"forward": 107, "backward": 200, "optimizer": 50}
+    assert (found.wall.median_ns, found.wall.rounds) == (357, EAGER_ROUNDS)
 
 
-def test_each_iteration_begins_with_a_quiet_gpu_and_waits_for_nothing_within(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Waiting between the phases would time the GPU, not the host. Each phase gets what the one before returned."""
+def test_wall_time_and_pace_take_turns(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each round four steps in a row from a quiet GPU to a quiet GPU, and one whose phases are issued to a quiet
+    GPU each. Each phase gets what the one before returned."""
     monkeypatch.setattr(eager, "_eager_phases", phases_taking(clock, *[lambda i: 1] * 3))
-    host_pace(on_cpu("outputs").step)
-    iteration = ["synchronize", "forward(None)", "backward(of forward)", "optimizer(of backward)"]
-    assert clock.log == iteration * (PACE_ITERATIONS + 3) + ["synchronize"]
+    time_eager(on_cpu("outputs").step)
+    step = ["forward(None)", "backward(of forward)", "optimizer(of backward)"]
+    paced_step = [entry for phase in step for entry in ("synchronize", phase)]
+    one_round = ["synchronize", *step * STEPS_IN_A_ROW, "synchronize", *paced_step]
+    assert clock.log == step * WARMUP_STEPS + one_round * EAGER_ROUNDS + ["synchronize"]
 
 
 @pytest.mark.parametrize(("mode", "phases"), [("train", PHASES), ("infer", PHASES[:1])])
@@ -95,7 +97,7 @@ def test_pace_has_the_phases_of_the_step_and_leaves_the_model_alone(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     step = on_cpu(name, mode).step
     before = copy.deepcopy(step.module.state_dict())
-    found = host_pace(step)
+    found = time_eager(step, rounds=2).pace
     assert tuple(found) == phases
     assert all(torch.equal(value, before[key]) for key, value in step.module.state_dict().items())
     assert all(parameter.grad is None for parameter in step.module.parameters())
@@ -104,25 +106,16 @@ def test_pace_has_the_phases_of_the_step_and_leaves_the_model_alone(
 def test_eager_step_is_the_models_own_with_torchs_sgd() -> None:
     step = on_cpu("branches").step
     ours, own = copy.deepcopy(step.module), copy.deepcopy(step.module)
-    run = eager._eager_step(step, ours)
+    phases = eager._eager_phases(step, ours)
     optimizer = torch.optim.SGD(own.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     assert step.loss is not None
     for _ in range(3):
-        run()
+        eager._run(phases)
         optimizer.zero_grad(set_to_none=True)
         step.loss(own(*step.inputs), step.target).backward()
         optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), own.parameters(), strict=True))
     assert any(not torch.equal(a, b) for a, b in zip(ours.parameters(), step.module.parameters(), strict=True))
-
-
-def test_eager_time_is_of_a_step_from_a_quiet_gpu_to_a_quiet_gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of four steps; the mean of a round is a sample, the median of the samples the time."""
-    monkeypatch.setattr(eager, "_eager_phases", phases_taking(clock, lambda i: 10**9 if i < 5 else 100 + 10 * (i % 4)))
-    found = time_eager(on_cpu("outputs", "infer").step)
-    assert (found.median_ns, found.lo_ns, found.hi_ns, found.rounds) == (115, 115, 115, EAGER_ROUNDS)
-    round_of_four = ["forward(None)"] * 4 + ["synchronize"]
-    assert clock.log == ["forward(None)"] * 5 + ["synchronize"] + round_of_four * EAGER_ROUNDS
 
 
 # --- From the pace to the ops ---
@@ -207,8 +200,7 @@ def test_capture_keeps_the_eager_pace_but_profiles_at_its_own(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "manual_seed", torch.manual_seed)
     monkeypatch.setattr(capture_module, "require_gpu", lambda: CPU)
     monkeypatch.setattr(capture_module, "set_precision", lambda dtype: None)
-    monkeypatch.setattr(capture_module, "time_eager", timing)
-    monkeypatch.setattr(capture_module, "host_pace", lambda step: {"forward": 900})
+    monkeypatch.setattr(capture_module, "time_eager", lambda step: EagerTimes(timing(), {"forward": 900}))
     monkeypatch.setattr(capture_module, "host_times", lambda runner, *_: [5000] * len(runner.trace.ops))
     monkeypatch.setattr(capture_module, "GraphRecorder", Recorder)
     monkeypatch.setattr(capture_module, "gpu_facts", lambda replay: given_by_gpu)

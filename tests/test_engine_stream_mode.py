@@ -1,4 +1,4 @@
-"""The engines' rules in stream mode, Hyper-Q as measured; plans of either mode that cannot run, and determinism."""
+"""The engines' rules in stream mode; plans of either mode that cannot run, and determinism."""
 
 from __future__ import annotations
 
@@ -82,36 +82,6 @@ def test_false_dependencies_of_depth_first_launches(queues: int, k: int, d: int)
 @pytest.mark.parametrize("queues", [1, 8])
 def test_breadth_first_launches_have_no_false_dependencies(queues: int) -> None:
     assert run(spin_plan(16, 4, False, 1000), make_hardware(queues=queues)).makespan_ns == 4000
-
-
-#: Measured on an H200: time over one kernel's time of k streams with d kernels each, launched from the host breadth or
-#: depth first, for a number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). A kernel spins 0.76 ms on one SM.
-HYPER_Q_CASES = (
-    (4, 1, False), (4, 4, False), (4, 4, True), (8, 4, False), (8, 4, True), (16, 1, False), (16, 4, False),
-    (16, 4, True), (32, 1, False), (32, 4, False), (32, 4, True),
-)  # fmt: skip
-HYPER_Q = {
-    1: (1.04, 3.97, 12.69, 4.01, 24.39, 1.21, 4.42, 47.77, 1.44, 4.35, 94.54),
-    2: (1.04, 3.97, 6.90, 4.01, 12.76, 1.21, 4.15, 24.46, 1.42, 4.35, 47.87),
-    8: (1.04, 3.97, 4.09, 4.02, 4.31, 1.19, 4.13, 7.23, 1.42, 4.35, 13.11),
-    32: (1.04, 3.96, 4.08, 4.01, 4.28, 1.20, 4.13, 4.70, 1.44, 4.35, 5.53),
-}
-#: What the growth of the d=1 column with k shows of that host: about 10 us a launch, from Python.
-HYPER_Q_LAUNCH_NS = 10_000
-
-
-@pytest.mark.parametrize(
-    ("queues", "k", "d", "depth_first", "measured"),
-    [(queues, *case, time) for queues, row in HYPER_Q.items() for case, time in zip(HYPER_Q_CASES, row, strict=True)],
-)
-def test_hyper_q_as_measured(queues: int, k: int, d: int, depth_first: bool, measured: float) -> None:
-    hardware = make_hardware(
-        queues=queues, launch_ns=HYPER_Q_LAUNCH_NS, start_ns=4000, stream_chain_ns=400, slowdown=0.8
-    )
-    spin_ns = 760_000
-    assert run(spin_plan(k, d, depth_first, spin_ns), hardware).makespan_ns / spin_ns == pytest.approx(
-        measured, rel=0.1
-    )
 
 
 @given(plans(mode="stream"), hardware_models())

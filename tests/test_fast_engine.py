@@ -94,7 +94,7 @@ def test_bundled_trace_takes_the_same_time_on_both_engines_under_every_policy(na
 
 
 def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, HardwareModel]:
-    """A plan and hardware with what makes ties: few different times, zeros, several devices, priorities, empty copies.
+    """A plan and hardware with what makes ties: few different times, zeros, devices, partitions, priorities.
 
     Now and then a dependency comes twice or points to a later task. The plan of fewer tasks begins that of more, so
     that hypothesis can shrink it; a strategy that draws each field would take most of the test's time.
@@ -106,6 +106,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
     )
     parts = (0.0, 0.01, 0.1, 0.25, 0.3, 0.5, 0.75, 1.0)
     devices, queues, backward = pick((1, 1, 2, 3)), dice.randint(1, 6), pick((0.0, 0.0, 0.03))
+    partitions = pick(((0,), (0,), (0, 1), (0, 0, 1, 2), (2, 5)))
     hardware = make_hardware(
         chain_ns=pick((0.0, 100.0, 405.3)),
         fork_ns=pick((0.0, 30.0)),
@@ -144,6 +145,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
                 copy_bytes=pick((0, 0, 100, 5000, 100_000)),
                 host_ns=pick((0.0, 0.0, 10.0, 700.0)),
                 priority=pick((0, 0, 0, 1, -3)),
+                partition=pick(partitions),
             )
         )
     return Plan(tuple(made), mode), msgspec.structs.replace(hardware, limits=limits)

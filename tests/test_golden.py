@@ -6,6 +6,7 @@ traces of the same runs lie in validate/traces, or are bundled.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -62,7 +63,7 @@ def predict_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
     return list(then), now
 
 
-def check_no_worse(then: Fidelity | None, now: Fidelity | None) -> None:
+def check_no_worse(then: Fidelity | Reached | None, now: Fidelity | None) -> None:
     """Fails where errors have grown by more than `MAY_GROW`."""
     assert then is not None, "no schedule on several streams"
     assert now is not None
@@ -101,6 +102,18 @@ def make_golden(folder: Path, wrong: float = 0.0) -> Path:
     return write_replayed(schedules, write_results(results, folder))
 
 
+@dataclass(frozen=True)
+class Reached:
+    """Errors of a file's schedules under the rule of today."""
+
+    median: float
+    p95: float
+
+
+#: Predicted when they were measured with the SMs as one pool: what placing blocks SM by SM gives. Its median is worse
+#: here and its 95th percentile better; on networks without a part in any choice it is better in both (docs/fidelity.md).
+BY_POOL = {"search_h200_20261120.schedules.json.gz": Reached(median=0.0198, p95=0.0624)}
+
 MADE = "made here"
 GOLDEN = {path.name: path for path in golden_files(RESULTS)}
 
@@ -110,7 +123,7 @@ def test_schedules_replayed_on_a_gpu_are_predicted_as_well_as_when_they_were_mea
     name: str, tmp_path: Path
 ) -> None:
     then, now = predict_again(GOLDEN[name] if name in GOLDEN else make_golden(tmp_path))
-    check_no_worse(fidelity(then), fidelity(now))
+    check_no_worse(BY_POOL.get(name, fidelity(then)), fidelity(now))
 
 
 def test_folder_of_results_is_read(tmp_path: Path) -> None:
@@ -126,7 +139,7 @@ def test_prediction_that_has_become_worse_is_found(tmp_path: Path, monkeypatch: 
     then, now = predict_again(make_golden(tmp_path))
     assert then == now
     hardware = hardware_of(load_trace("squeezenet1_1-infer-b1"))
-    slower = msgspec.structs.replace(hardware.contention, younger_slowdown=hardware.contention.younger_slowdown + 0.5)
+    slower = msgspec.structs.replace(hardware.contention, sharing_exponent=hardware.contention.sharing_exponent + 0.5)
     changed = msgspec.structs.replace(hardware, contention=slower)
     monkeypatch.setattr("tests.test_golden.hardware_of", lambda trace: changed)
     (path,) = golden_files(tmp_path)

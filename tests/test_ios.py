@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -16,12 +18,24 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.tasks import Plan, Task
 from gpusim.policies import ios as ios_module
-from gpusim.policies.dag import Dag, maximum_matching
+from gpusim.policies.dag import Dag, mask_of, maximum_matching
 from gpusim.policies.ios import Stage, ios, ios_stages, place_stage, stage_ns
 from gpusim.policies.ios_blocks import Units, articulations, blocks_of, narrowest, units_of
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import load_trace
-from tests.helpers import HALF, WHOLE, Step, build_graph, kernel, make_hardware, make_trace, op, task, traces
+from tests.helpers import (
+    HALF,
+    WHOLE,
+    Step,
+    build_graph,
+    hardware_models,
+    kernel,
+    make_hardware,
+    make_trace,
+    op,
+    task,
+    traces,
+)
 
 INCEPTION = "inception_v3-infer-b1"
 
@@ -112,7 +126,7 @@ def test_last_block_of_inception_v3_has_the_size_and_width_that_ios_counts() -> 
     assert max(map(len, blocks)) == len(blocks[-1]) == 11 + 1  # and the concatenation, its articulation
     inner = blocks[-1][:-1]
     behind = [[late for late in inner if units.dag.ancestors[late] >> node & 1] for node in inner]
-    pairs = maximum_matching([[late - inner.start for late in found] for found in behind], len(inner))
+    pairs = maximum_matching([mask_of(late - inner.start for late in found) for found in behind], len(inner))
     assert sum(pair < 0 for pair in pairs) == 6  # the fewest chains that cover it (Dilworth)
 
 
@@ -163,6 +177,37 @@ def test_stage_takes_what_the_engine_makes_of_its_groups(
     engine_ns = engine_by_name("reference").run(Plan(tuple(tasks)), hardware).makespan_ns
     # in the engine the first kernels of all are ready at once; in a stage, after the barrier's gap
     assert stage_ns(groups, hardware) == pytest.approx(engine_ns + 77.7, abs=1)
+
+
+@settings(max_examples=60)
+@given(traces(max_ops=8), hardware_models(), st.integers(1, 3), st.integers(1, 4))
+def test_compiled_search_finds_and_times_the_stages_that_the_plain_cost_gives(
+    trace: Trace, hardware: HardwareModel, max_group: int, grids: int
+) -> None:
+    """The cost of a stage is written twice: equal stages at equal times, to the last bit."""
+    limits = msgspec.structs.replace(hardware.limits, resident_grids=grids)
+    graph = OpGraph.build(trace, msgspec.structs.replace(hardware, limits=limits))
+    units = units_of(graph)
+    compiled: list[Any] = []
+    plain: list[Any] = []
+    times = ios_module._Block._times_ns
+
+    def both(block: ios_module._Block, stages: Any) -> Any:
+        (plain if block.cost else compiled).append(found := times(block, stages))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ios_module, "MAX_GROUP", max_group)
+        patch.setattr(ios_module._Block, "_times_ns", both)
+        assert ios_stages(graph, units, 8) == ios_stages(graph, units, 8, stage_ns)
+    assert [found.tolist() for found in compiled] == [found.tolist() for found in plain]
+
+
+def test_more_room_is_made_for_sets_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = build_graph(make_trace([conv(f"a{n}", "x") for n in range(6)] + [conv("j", "a0 a1 a2 a3 a4 a5")]))
+    wanted = stages_by_name(graph)
+    monkeypatch.setattr(ios_module, "FEWEST_SETS", 1)
+    assert stages_by_name(graph) == wanted
 
 
 # --- The search ---

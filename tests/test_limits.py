@@ -19,8 +19,12 @@ from gpusim.cli import main
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import OptionError
 from gpusim.hardware.model import HardwareModel, load_hardware
+from gpusim.policies.dag import descendants
+from gpusim.report.gaps import gaps_markdown, measured_gaps
 from gpusim.report.limits_table import CSV_FIELDS, limits_csv, limits_document, print_limits
-from gpusim.search.limits import (
+from gpusim.report.replayed import SUFFIX, read_replayed
+from gpusim.search.limits import STEP, Scope, limits, phase_graph, scope_limits
+from gpusim.search.relaxed import (
     CONTENTION,
     DEPENDENCIES,
     DRAM,
@@ -28,16 +32,11 @@ from gpusim.search.limits import (
     GAPS,
     LIMITS,
     SMS,
-    STEP,
     STREAMS,
-    Scope,
-    limits,
-    phase_graph,
     relaxed,
-    scope_limits,
     without_contention,
 )
-from gpusim.search.width import descendants, width
+from gpusim.search.width import width
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import load_trace, write_trace
@@ -57,6 +56,8 @@ from tests.helpers import (
     view,
     wide_trace,
 )
+
+ROOT = Path(__file__).parent.parent
 
 
 def step_of(trace: Trace, hardware: HardwareModel | None = None, streams: int = 8) -> Scope:
@@ -352,8 +353,9 @@ def test_example_in_the_documentation_is_what_the_command_says_today() -> None:
     """One column of it: the forward phase. Where this fails, run scripts/make_limits_page.py."""
     graph = build_graph(load_trace("googlenet-train-b8"), load_hardware("h200"))
     scope = scope_limits("forward", phase_graph(graph, "forward"), 8, engine_by_name("reference"))
-    page = (Path(__file__).parent.parent / "docs" / "limits.md").read_text("utf-8")
+    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
     example = page.split("<!-- example:begin -->")[1].split("<!-- example:end -->")[0]
+    example, gaps = example.split("From the largest lower bound")
     rows = [[cell.strip() for cell in line.split("│")] for line in example.splitlines() if "│" in line]
     column = {row[0]: row[1].split() for row in rows}
     for loss in scope.losses:
@@ -368,6 +370,23 @@ def test_example_in_the_documentation_is_what_the_command_says_today() -> None:
         str(found.maximum),
         str(found.width),
     ]
+    over = next(line for line in gaps.splitlines() if "over the bound" in line)
+    assert over.split("│")[1].strip() == f"{scope.gap.ratio:.2f}x"
+
+
+def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() -> None:
+    """Every step of it, and one row anew. Where this fails, run scripts/make_limits_page.py."""
+    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
+    table = page.split("<!-- measured:begin -->")[1].split("<!-- measured:end -->")[0]
+    newest = max((ROOT / "validate" / "results").glob(f"search_*{SUFFIX}"))
+    assert newest.name in table
+    schedules = read_replayed(newest)
+    assert {schedule.trace for schedule in schedules} <= {
+        line.split(" ")[1] for line in table.splitlines() if line.startswith("| ")
+    }
+    small = [schedule for schedule in schedules if schedule.trace == "squeezenet1_1-infer-b1"]
+    files = {"squeezenet1_1-infer-b1": ROOT / "validate" / "traces" / "squeezenet1_1-infer-b1.json.gz"}
+    assert gaps_markdown(measured_gaps(small, files))[2] in table
 
 
 # --- The command ---

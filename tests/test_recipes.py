@@ -358,7 +358,13 @@ def test_every_replayed_schedule_is_kept_as_it_was_run(tmp_path: Path) -> None:
         assert is_legal_order(schedule.order, dependencies(trace))
         assert max(schedule.stream_of) + 1 == case.streams
         graph = OpGraph.build(trace, hardware_of(trace))
-        plan = lower(graph, schedule.order, schedule.stream_of)
+        plan = lower(
+            graph,
+            schedule.order,
+            schedule.stream_of,
+            variants=schedule.variants,
+            partitions=schedule.partitions,
+        )
         assert ReferenceEngine().run(plan, graph.hardware).makespan_ns == case.predicted_ns
 
 

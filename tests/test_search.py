@@ -14,7 +14,7 @@ from gpusim.plan.schedule import check_schedule
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES
 from gpusim.search import local
-from gpusim.search.bounds import Bounds, bounds
+from gpusim.search.bounds import Bounds
 from gpusim.search.explore import SEARCH_MARGIN, Explored, choose, explore, stream_counts
 from gpusim.search.local import BATCH, SHARES, Found, local_search
 from gpusim.search.verdict import verdict
@@ -179,26 +179,6 @@ def test_progress_of_an_endless_budget_is_a_share() -> None:
     seen: list[float] = []
     run(wide_trace(6, 9000, 3), budget_s=float("inf"), report=lambda what, share, best_ns: seen.append(share))
     assert all(0.0 <= share <= 1.0 for share in seen)
-
-
-# --- Bounds ---
-
-
-def test_largest_bound_is_the_one_that_binds_and_is_named() -> None:
-    cases = {
-        "critical path": Bounds(critical_path_ns=9, area_ns=1, bandwidth_ns=1, front_end_ns=1),
-        "SM area": Bounds(critical_path_ns=1, area_ns=9, bandwidth_ns=1, front_end_ns=1),
-        "DRAM bandwidth": Bounds(critical_path_ns=1, area_ns=1, bandwidth_ns=9, front_end_ns=1),
-        "front end": Bounds(critical_path_ns=1, area_ns=1, bandwidth_ns=1, front_end_ns=9),
-    }
-    assert {name: found.largest for name, found in cases.items()} == {name: (9, name) for name in cases}
-
-
-def test_area_and_front_end_bounds_by_hand() -> None:
-    # four kernels of 1000 that each take half the GPU: 2000 of its time; five starts, four intervals of 250
-    steps = [op(f"a{i}", "x", dur_ns=1000, blocks=132) for i in range(4)] + [op("b", "x", dur_ns=0)]
-    found = bounds(build_graph(make_trace(steps), make_hardware(front_end_ns=250)))
-    assert (found.area_ns, found.front_end_ns, found.critical_path_ns) == (2000, 1000, 1000)
 
 
 # --- The local search ---

@@ -33,7 +33,7 @@ from gpusim.search.background import Exploration
 from gpusim.search.critical import wait_of
 from gpusim.search.explore import SEARCH, Explored, explore
 from gpusim.search.schedules import row_schedule
-from gpusim.search.whatif import Change, changed_graph, changed_hardware, longest, sensitivities, simulate
+from gpusim.search.whatif import Change, changed_graph, changed_hardware, longest, retimed, sensitivities, simulate
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import MAX_UPLOAD_BYTES, load_trace, other_batches, parse_upload, write_trace
 from tests.helpers import build_graph, chain_trace, make_hardware, make_trace, op, wide_trace
@@ -166,6 +166,26 @@ def test_more_queues_than_the_gpu_has_and_unknown_ops_are_refused() -> None:
         changed_graph(graph, Change(queues=33))
     with pytest.raises(OptionError, match="op 9, of 2"):
         changed_graph(graph, Change(op_speed={9: 2.0}))
+
+
+@pytest.mark.parametrize("mode", ["graph", "stream"])
+def test_a_retimed_plan_is_the_changed_step_lowered_again(mode: LaunchMode) -> None:
+    graph = OpGraph.build(load_trace("googlenet-infer-b1"), load_hardware("h200"))
+    base = simulate(graph, "critical_path", 4, mode)
+    for change in (Change(sms=66), Change(bandwidth=0.5), Change(launch_cost=2.0), Change(op_speed={3: 2.0})):
+        changed = changed_graph(graph, change)
+        again = lower(changed, base.assignment.order, base.assignment.streams, mode)
+        assert retimed(base.timeline.plan, changed) == again
+
+
+def test_contention_scales_both_rules_of_it() -> None:
+    hardware = make_hardware(slowdown=0.5)
+    pooled = changed_hardware(hardware, Change(contention=2.0)).contention
+    assert (pooled.younger_slowdown, pooled.sharing_exponent) == (1.0, 0.0)
+    contention = msgspec.structs.replace(hardware.contention, sharing_exponent=0.5)
+    by_block = msgspec.structs.replace(hardware, contention=contention)
+    assert changed_hardware(by_block, Change(contention=2.0)).contention.sharing_exponent == 1.0
+    assert 0.0 < changed_hardware(by_block, Change(contention=0.0)).contention.sharing_exponent < 1e-3
 
 
 def test_sensitivities_hold_the_schedule_and_name_ranges() -> None:

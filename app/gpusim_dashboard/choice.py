@@ -111,6 +111,8 @@ def begin(link: Mapping[str, str]) -> list[str]:
     state.uploads = {}
     state.explorations = {}
     state.search_words = {}
+    state.measured = {}
+    state.measured_chosen = {}
     problems = []
 
     def valid(key: str, check: object) -> str | None:
@@ -128,6 +130,13 @@ def begin(link: Mapping[str, str]) -> list[str]:
     state.policy = valid("policy", _check_policy) or DEFAULT_POLICY
     state.streams = int(valid("streams", _check_streams) or DEFAULT_STREAMS)
     return problems
+
+
+def first() -> Choice:
+    """What a session looks at whose address says nothing."""
+    content, trace = bundled_trace(DEFAULT_TRACE)
+    hardware = hardware_model(default_hardware(trace))
+    return Choice(DEFAULT_TRACE, content, trace, hardware, DEFAULT_POLICY, DEFAULT_STREAMS)
 
 
 def current() -> Choice:

@@ -14,13 +14,11 @@ from gpusim.engine.base import Timeline, engine_by_name
 from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.plan.tasks import LaunchMode
 from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.report.breakdown import Breakdown, breakdown
-from gpusim.report.pairs import SUFFIX as PAIRS_SUFFIX
-from gpusim.report.results import Results, read_results
+from gpusim.report.results import Results, read_all_results
 from gpusim.resources import resource_dir
 from gpusim.search import whatif
 from gpusim.search.explore import SEARCH, Explored, explore
@@ -61,8 +59,11 @@ def _breakdown(content: str, hardware: str, _graph: OpGraph) -> Breakdown:
 def explored_of(choice: Choice) -> Explored:
     """The newest exploration of this session for this trace, hardware and streams; else a short one."""
     mine: Explored | None = st.session_state.explorations.get(exploration_key(choice))
-    if mine is not None:
-        return mine
+    return quick_of(choice) if mine is None else mine
+
+
+def quick_of(choice: Choice) -> Explored:
+    """The short exploration."""
     return _explored(choice.content, choice.hardware.name, choice.streams, choice)
 
 
@@ -107,8 +108,7 @@ def timeline_of(choice: Choice, assignment: Assignment, mode: LaunchMode = "grap
 
 @_cached
 def _timeline(content: str, hardware: str, assignment: Assignment, mode: LaunchMode, _graph: OpGraph) -> Timeline:
-    plan = lower(_graph, assignment.order, assignment.streams, mode)
-    return engine_by_name("reference").run(plan, _graph.hardware)
+    return engine_by_name("reference").run(assignment.lowered(_graph, mode), _graph.hardware)
 
 
 def baseline_of(choice: Choice, mode: LaunchMode) -> whatif.Simulated:
@@ -204,6 +204,4 @@ def results_files() -> dict[str, Results]:
         folder = resource_dir("validate/results")
     except GpusimError:
         return {}
-    # pairs of kernels lie beside the results, as a document of another kind
-    files = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(PAIRS_SUFFIX)]
-    return {path.stem: read_results(path) for path in files}
+    return read_all_results(folder)

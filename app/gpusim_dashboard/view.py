@@ -15,7 +15,14 @@ from gpusim_dashboard.choice import Choice
 CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
 
 
+EXPLORING = "Running every policy and a short search (the first after an installation compiles the engine: 10 s) ..."
+MARKUP = "\\`*_[]<>$~&|#"
 CLEAR = "rgba(0,0,0,0)"
+
+
+def plain(text: str) -> str:
+    """Text that may come from a file, as it is: no part of it becomes Markdown, a formula or an image to load."""
+    return "".join(f"\\{character}" if character in MARKUP else character for character in text)
 
 
 def theme() -> Theme:
@@ -30,13 +37,12 @@ def show(figure: Any, key: str, **options: Any) -> Any:
     return st.plotly_chart(figure, width="stretch", theme=None, key=key, config=CONFIG, **options)
 
 
-def heading(title: str, choice: Choice) -> None:
-    """A page's title, what it is about, and a warning where the hardware model is uncalibrated."""
-    st.title(title)
+def heading(choice: Choice) -> None:
+    """What a page is about, and a warning where the hardware model is uncalibrated."""
     model = choice.trace.model
     st.markdown(
-        f"**{choice.trace.name}**: {model.network}, {model.mode}, batch {model.batch}, {model.dtype}, on "
-        f"**{choice.hardware.label}**"
+        f"**{plain(choice.trace.name)}**: {plain(model.network)}, {model.mode}, batch {model.batch}, {model.dtype}, on "
+        f"**{plain(choice.hardware.label)}**"
     )
     uncalibrated(choice.hardware)
 
@@ -44,6 +50,28 @@ def heading(title: str, choice: Choice) -> None:
 def metric(cell: Any, label: str, value: str, note: str = " ") -> None:
     """A number with a note under it that is no change, up or down."""
     cell.metric(label, value, note, delta_color="off", delta_arrow="off")
+
+
+#: Number format of a table's column by the unit that its name ends with.
+FORMATS = {
+    ", us": "%.1f",
+    ", MiB": "%.2f",
+    ", x": "%.2f",
+    "error, %": "%+.1f",
+    "share, %": "%.1f",
+    "mean": "%.2f",
+}
+
+
+def table(rows: list[dict[str, Any]], **options: Any) -> None:
+    """A table; numbers stay numbers, so that a click on a column sorts them."""
+    columns = {
+        name: st.column_config.NumberColumn(format=text)
+        for name in (rows[0] if rows else ())
+        for unit, text in FORMATS.items()
+        if name.endswith(unit)
+    }
+    st.dataframe(rows, hide_index=True, column_config=columns, **options)
 
 
 def uncalibrated(hardware: HardwareModel) -> None:

@@ -14,12 +14,12 @@ from gpusim.report.perfetto import chrome_trace, run_from_timeline
 from gpusim.search.background import Exploration
 from gpusim.search.explore import DEFAULT_BUDGET_S
 from gpusim.search.schedules import row_schedule
-from gpusim.units import MIB, format_bytes, format_ns
+from gpusim.units import MIB, NS_PER_US, counted, format_bytes, format_ns
 
 MAX_BUDGET_S = 300
 choice = current()
 state = st.session_state
-view.heading("Explore", choice)
+view.heading(choice)
 key = results.exploration_key(choice)
 job: Exploration | None = state.get("job") if state.get("job_key") == key else None
 running = job is not None and job.running
@@ -65,18 +65,17 @@ if cells[4].button("Stop", disabled=not running, width="stretch"):
 
 def table(rows: list) -> None:
     """The schedules so far, the fastest first."""
-    st.dataframe(
+    view.table(
         [
             {
                 "policy": row.policy,
                 "streams": row.streams,
-                "predicted": format_ns(row.makespan_ns),
-                "speed-up": f"{row.speedup:.2f}x",
-                "memory": format_bytes(row.peak_bytes),
+                "predicted, us": row.makespan_ns / NS_PER_US,
+                "speed-up, x": row.speedup,
+                "peak memory, MiB": row.peak_bytes / MIB,
             }
             for row in sorted(rows, key=lambda row: row.makespan_ns)
         ],
-        hide_index=True,
         height=300,
     )
 
@@ -108,7 +107,7 @@ if job is not None:
         state.explorations[key] = job.result
         state.search_words[key] = state.job_words
 
-with st.spinner("Running every policy and a short search ..."):
+with st.spinner(view.EXPLORING):
     explored = results.explored_of(choice)
 if job is None and key not in state.explorations:
     st.caption(f"Every policy and {explored.evaluations} searched schedules; press Start to search longer.")
@@ -121,7 +120,10 @@ table(list(explored.rows))
 
 st.subheader("Compare two schedules")
 rows = sorted(explored.rows, key=lambda row: row.makespan_ns)
-names = [f"{n}. {row.policy}, {row.streams} streams: {format_ns(row.makespan_ns)}" for n, row in enumerate(rows, 1)]
+names = [
+    f"{n}. {row.policy}, {counted(row.streams, 'stream')}: {format_ns(row.makespan_ns)}"
+    for n, row in enumerate(rows, 1)
+]
 best_place = rows.index(explored.best)
 alone_place = next(place for place, row in enumerate(rows) if row.policy == "sequential")
 cells = st.columns(2)
@@ -148,7 +150,9 @@ place = st.selectbox("Schedule", range(len(rows)), best_place, format_func=names
 row = rows[place]
 timeline = results.timeline_of(choice, row.assignment)
 schedule = row_schedule(explored, row)
-run = run_from_timeline(timeline, choice.trace, f"simulated: {row.policy}, {row.streams} streams", choice.hardware)
+run = run_from_timeline(
+    timeline, choice.trace, f"simulated: {row.policy}, {counted(row.streams, 'stream')}", choice.hardware
+)
 cells = st.columns(3)
 cells[0].download_button(
     "Schedule (JSON)",

@@ -7,8 +7,8 @@ from gpusim_dashboard import results, view
 from gpusim.hardware.model import hardware_for_gpu
 from gpusim.report.fidelity import fidelity
 from gpusim.report.figures.comparisons import measured_figure
+from gpusim.units import NS_PER_US
 
-st.title("Fidelity")
 st.markdown("Schedules replayed on real GPUs: the time predicted beforehand, and the time measured.")
 files = results.results_files()
 if not files:
@@ -47,31 +47,30 @@ cells = st.columns(5)
 if found is None:
     st.caption("Sequential graphs only: no errors of concurrent schedules to sum up.")
 else:
-    cells[0].metric("Concurrent", f"{found.schedules}")
+    cells[0].metric("Concurrent schedules", f"{found.schedules}")
     cells[1].metric("Median error", f"{found.median:.1%}")
     cells[2].metric("90 % within", f"{found.p90:.1%}")
     cells[3].metric("Largest", f"{found.largest:.1%}")
     cells[4].metric("Bias", f"{found.bias:+.1%}")
 view.show(measured_figure(shown, view.theme()), "measured")
-st.dataframe(
+view.table(
     [
         {
             "step": case.trace,
             "policy": case.policy,
             "streams": case.streams,
-            "predicted, us": round(case.predicted_ns / 1e3, 1),
-            "measured, us": round(case.measured_ns / 1e3, 1),
-            "error": f"{case.error:+.1%}",
-            "predicted x": f"{case.predicted_speedup:.2f}x",
-            "measured x": f"{case.speedup:.2f}x",
+            "predicted, us": case.predicted_ns / NS_PER_US,
+            "measured, us": case.measured_ns / NS_PER_US,
+            "error, %": 100 * case.error,
+            "predicted, x": case.predicted_speedup,
+            "measured, x": case.speedup,
             "outputs": "equal" if case.outputs_equal else "DIFFERENT",
             "GPU": each.gpu,
-            "date": each.date,
         }
         for each in shown
         for case in each.cases
-    ],
-    hide_index=True,
+    ]
 )
 for each in shown:
     st.caption(f"{each.gpu}, {each.date}, model {each.hardware}: `{each.command}`")
+view.command("figure", "fidelity", "--html", "fidelity.html")

@@ -6,10 +6,10 @@ from gpusim_dashboard.choice import current
 
 from gpusim.report.figures.limits import limits_figure
 from gpusim.report.limits_table import limits_csv
-from gpusim.units import format_ns
+from gpusim.units import NS_PER_US, counted, format_ns
 
 choice = current()
-view.heading("Limits", choice)
+view.heading(choice)
 with st.spinner("Switching limits on, one after the other ..."):
     found = results.limits_of(choice)
 step = found.scopes[-1]
@@ -19,26 +19,27 @@ view.metric(cells[0], "Ops at once, mean", f"{parallelism.mean:.2f}", "T1 / T-in
 view.metric(cells[1], "At most", f"{parallelism.maximum}", "in the ASAP schedule")
 width = f"{'' if parallelism.width_exact else 'at least '}{parallelism.width}"
 view.metric(cells[2], "Width", width, "independent ops")
-view.metric(cells[3], "Best list schedule", format_ns(step.best_ns), f"{step.speedup:.2f}x, {step.streams} streams")
+view.metric(
+    cells[3], "Best list schedule", format_ns(step.best_ns), f"{step.speedup:.2f}x, {counted(step.streams, 'stream')}"
+)
 view.show(limits_figure(found, view.theme()), "limits")
-st.dataframe(
+view.table(
     [
         {
             "scope": scope.name,
             "ops": scope.ops,
-            "T1": format_ns(scope.parallelism.work_ns),
-            "T-inf": format_ns(scope.parallelism.span_ns),
-            "mean": f"{scope.parallelism.mean:.2f}",
+            "T1, us": scope.parallelism.work_ns / NS_PER_US,
+            "T-inf, us": scope.parallelism.span_ns / NS_PER_US,
+            "mean": scope.parallelism.mean,
             "max": scope.parallelism.maximum,
             "width": scope.parallelism.width,
-            "sequential": format_ns(scope.sequential_ns),
-            "best": format_ns(scope.best_ns),
+            "sequential, us": scope.sequential_ns / NS_PER_US,
+            "best, us": scope.best_ns / NS_PER_US,
             "streams": scope.streams,
-            "speed-up": f"{scope.speedup:.2f}x",
+            "speed-up, x": scope.speedup,
         }
         for scope in found.scopes
-    ],
-    hide_index=True,
+    ]
 )
 st.download_button("Losses (CSV)", limits_csv(found), f"{found.trace}-limits.csv", "text/csv")
 words = ["--streams", str(choice.streams), "--html", "limits.html"]

@@ -8,16 +8,16 @@ from gpusim.policies.registry import POLICIES
 from gpusim.report.figures.breakdown import front_figure
 from gpusim.report.figures.comparisons import memory_figure
 from gpusim.report.live import by_role, peak
-from gpusim.units import format_bytes, format_ns
+from gpusim.units import MIB, NS_PER_US, counted, format_bytes, format_ns
 
 SHOWN = 200
 choice = current()
-view.heading("Memory", choice)
+view.heading(choice)
 with st.spinner("Simulating ..."):
     assignment = results.assignment_of(choice)
     timeline = results.timeline_of(choice, assignment)
     alone = results.timeline_of(choice, POLICIES["sequential"](results.graph_of(choice), 1))
-label = f"{choice.policy}, {max(assignment.streams, default=0) + 1} streams"
+label = f"{choice.policy}, {counted(max(assignment.streams, default=0) + 1, 'stream')}"
 title = f"Memory over time: {choice.trace.name} on {choice.hardware.label}"
 runs = [(label, timeline)] if choice.policy == "sequential" else [("sequential", alone), (label, timeline)]
 view.show(memory_figure(runs, view.theme(), title), "memory")
@@ -25,27 +25,28 @@ view.show(memory_figure(runs, view.theme(), title), "memory")
 found = peak(timeline, choice.trace)
 st.subheader(f"Live at the peak of {label}: {format_bytes(found.bytes)} at {format_ns(found.time_ns)}")
 roles = by_role(found.live)
-st.markdown(", ".join(f"{role.replace('_', ' ')} **{format_bytes(size)}**" for role, size in roles.items()))
-st.dataframe(
+sizes = [f"{role.replace('_', ' ')} **{format_bytes(size)}**" for role, size in roles.items()]
+# A number and its unit stay on one line.
+st.markdown(", ".join(size.replace(" ", "\N{NO-BREAK SPACE}") for size in sizes))
+view.table(
     [
         {
-            "size": format_bytes(live.bytes),
+            "size, MiB": live.bytes / MIB,
             "role": live.role.replace("_", " "),
             "name": live.name,
             "layer": live.layer,
             "made in": live.phase,
-            "from": format_ns(live.from_ns),
-            "until": format_ns(live.until_ns),
+            "from, us": live.from_ns / NS_PER_US,
+            "until, us": live.until_ns / NS_PER_US,
         }
         for live in found.live[:SHOWN]
     ],
-    hide_index=True,
     height=320,
 )
 if len(found.live) > SHOWN:
     rest = found.live[SHOWN:]
     st.caption(f"The {SHOWN} largest; {len(rest)} more hold {format_bytes(sum(live.bytes for live in rest))}.")
-with st.spinner("Running every policy and a short search ..."):
+with st.spinner(view.EXPLORING):
     explored = results.explored_of(choice)
 view.show(front_figure(explored.rows, f"{choice.trace.name} on {choice.hardware.label}", view.theme()), "front")
 words = ["--policy", choice.policy, "--streams", str(choice.streams)]

@@ -6,23 +6,25 @@ from gpusim_dashboard.choice import current
 
 from gpusim.report.figures.breakdown import breakdown_figure
 from gpusim.report.figures.explored import bounds_figure, gain_figure
-from gpusim.units import format_bytes, format_ns
+from gpusim.units import counted, format_bytes, format_ns
 
 choice = current()
-view.heading("Overview", choice)
+view.heading(choice)
 top = st.container()
 
 provenance = choice.trace.provenance
 found = results.breakdown_of(choice)
 st.caption(
-    f"{len(choice.trace.ops):,} ops, {found.kernels:,} kernels; captured on {provenance.gpu.name} on {provenance.date} "
-    f"with torch {provenance.gpu.torch}, CUDA {provenance.gpu.cuda}"
+    view.plain(
+        f"{len(choice.trace.ops):,} ops, {found.kernels:,} kernels; captured on {provenance.gpu.name} on "
+        f"{provenance.date} with torch {provenance.gpu.torch}, CUDA {provenance.gpu.cuda}"
+    )
 )
 middle = st.container()
 title = f"{choice.trace.name} on {choice.hardware.label}"
 view.show(breakdown_figure(found, title, view.theme()), "breakdown")
 
-with top, st.spinner("Running every policy and a short search ..."):
+with top, st.spinner(view.EXPLORING):
     explored = results.explored_of(choice)
 verdict, best, bounds = explored.verdict, explored.best, explored.bounds
 with top:
@@ -37,7 +39,9 @@ with top:
     view.metric(cells[1], "Recommended", format_ns(best.makespan_ns), f"{format_ns(low_ns)} to {format_ns(high_ns)}")
     view.metric(cells[2], "Sequential graph", format_ns(explored.sequential_ns), "1.00x")
     view.metric(cells[3], "Largest bound", format_ns(largest_ns), largest)
-    view.metric(cells[4], "Peak memory", format_bytes(best.peak_bytes), f"{best.policy}, {best.streams} streams")
+    view.metric(
+        cells[4], "Peak memory", format_bytes(best.peak_bytes), f"{best.policy}, {counted(best.streams, 'stream')}"
+    )
 with middle:
     view.show(gain_figure(explored, view.theme()), "gain")
     view.show(bounds_figure(explored, view.theme()), "bounds")

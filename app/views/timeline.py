@@ -3,20 +3,20 @@
 from typing import get_args
 
 import streamlit as st
-from gpusim_dashboard import results, view
+from gpusim_dashboard import measured, results, view
 from gpusim_dashboard.choice import current
 
 from gpusim.plan.tasks import LaunchMode
-from gpusim.report.figures.theme import us_text
 from gpusim.report.figures.timeline import timeline_figure
+from gpusim.report.lanes import whole
 from gpusim.report.perfetto import run_from_timeline
 from gpusim.report.waiting import waiting_text
 from gpusim.search.critical import critical_path
 from gpusim.search.explore import SEARCH
-from gpusim.units import format_ns
+from gpusim.units import NS_PER_US, counted, format_ns
 
 choice = current()
-view.heading("Timeline", choice)
+view.heading(choice)
 mode: LaunchMode = st.radio(
     "Launched by", get_args(LaunchMode), horizontal=True, help="In one CUDA graph, or kernel by kernel from the host."
 )
@@ -24,12 +24,26 @@ with st.spinner("Simulating ..."):
     assignment = results.assignment_of(choice)
     timeline = results.timeline_of(choice, assignment, mode)
 graph = results.graph_of(choice)
-end_us = max(1, -(-timeline.makespan_ns // 1000))
-window_us = st.slider("Window, us", 0, end_us, (0, end_us), key=f"window of {choice.content} {timeline.makespan_ns}")
+replayed = measured.choose(choice)
+if replayed is not None:
+    measured.summary(replayed, timeline.makespan_ns)
+run_ns = whole(replayed.run)[1] if replayed is not None and replayed.run is not None else 0
+timed_ns = replayed.timed_ns if replayed is not None else None
+end_us = max(1, -(-max(timeline.makespan_ns, run_ns, timed_ns or 0) // 1000))
+window_us = st.slider("Window, us", 0, end_us, (0, end_us), key=f"window of {choice.content} {end_us}")
 window_ns = (window_us[0] * 1000, max(window_us[1], window_us[0] + 1) * 1000)
 streams = max(assignment.streams, default=0) + 1
-title = f"simulated: {choice.policy}, {streams} streams"
-figure = timeline_figure(timeline, choice.trace, graph.hardware, title=title, window_ns=window_ns, theme=view.theme())
+title = f"simulated: {choice.policy}, {counted(streams, 'stream')}"
+figure = timeline_figure(
+    timeline,
+    choice.trace,
+    graph.hardware,
+    title=title,
+    measured=replayed.run if replayed is not None else None,
+    measured_ns=timed_ns,
+    window_ns=window_ns,
+    theme=view.theme(),
+)
 event = view.show(figure, "timeline", on_select="rerun", selection_mode="points")
 
 left, right = st.columns(2)
@@ -49,12 +63,15 @@ with left:
 with right:
     st.subheader("Critical path")
     totals = critical_path(timeline, graph.hardware).totals_ns()
-    st.dataframe(
+    view.table(
         [
-            {"on the critical path": name, "time": us_text(time), "share": f"{time / timeline.makespan_ns:.1%}"}
+            {
+                "on the critical path": name,
+                "time, us": time / NS_PER_US,
+                "share, %": 100 * time / max(1, timeline.makespan_ns),
+            }
             for name, time in totals.items()
-        ],
-        hide_index=True,
+        ]
     )
     st.caption(f"Along the critical path these add up to {format_ns(timeline.makespan_ns)}.")
 if choice.policy == SEARCH:

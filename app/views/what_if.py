@@ -12,11 +12,11 @@ from gpusim.report.figures.comparisons import tornado_figure
 from gpusim.search.explore import SEARCH
 from gpusim.search.whatif import longest, op_label
 from gpusim.trace.store import bundled_traces, other_batches
-from gpusim.units import format_bytes, format_ns
+from gpusim.units import counted, format_bytes, format_ns
 
 OPS_OFFERED = 60
 choice = current()
-view.heading("What-if", choice)
+view.heading(choice)
 batches = other_batches(choice.trace, {name: bundled_trace(name)[1] for name in bundled_traces()})
 
 first = st.columns(4)
@@ -86,7 +86,9 @@ elif model is not choice.hardware:
 
 per = f" for {batch} samples" if not same else ""
 cells = st.columns(4)
-view.metric(cells[0], "Baseline", format_ns(baseline.makespan_ns), f"{baseline.policy}, {baseline.streams} streams")
+view.metric(
+    cells[0], "Baseline", format_ns(baseline.makespan_ns), f"{baseline.policy}, {counted(baseline.streams, 'stream')}"
+)
 change = result.makespan_ns / baseline.makespan_ns - 1
 view.metric(cells[1], f"What if{per}", format_ns(result.makespan_ns), f"{change:+.1%} time" if change else "the same")
 view.metric(cells[2], "Speed-up", f"{result.speedup:.2f}x", f"baseline {baseline.speedup:.2f}x")

@@ -12,6 +12,7 @@ from gpusim.cli.analysis import limits
 from gpusim.cli.app import app
 from gpusim.cli.bench import bench
 from gpusim.cli.catalogue import hardware, traces
+from gpusim.cli.explain import explain
 from gpusim.cli.gpu import calibrate, capture, replay, validate
 from gpusim.cli.simulation import explore, simulate
 from gpusim.cli.sweep import sweep
@@ -39,6 +40,7 @@ for command in (
     explore,
     simulate,
     limits,
+    explain,
     sweep,
     capture,
     replay,

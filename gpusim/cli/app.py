@@ -14,6 +14,8 @@ from gpusim.errors import GpusimError, OptionError
 DEFAULT_PORT = 8501
 #: This machine only: whoever can open the dashboard can use its processors.
 ADDRESS = "127.0.0.1"
+#: Blue and sky of the figures (gpusim/report/figures/theme.py, which imports plotly): red is for errors.
+PRIMARY_LIGHT, PRIMARY_DARK = "#0072B2", "#56B4E9"
 MISSING = "the dashboard needs {package}, which is not installed (pip install 'gpusim[app]')"
 
 
@@ -33,7 +35,7 @@ def app(port: int, address: str, headless: bool) -> None:
         if importlib.util.find_spec(package) is None:
             raise GpusimError(MISSING.format(package=package))
     _check_port(address, port)
-    home = resource_dir("app") / "Home.py"
+    serve = resource_dir("app") / "serve.py"
     options = {
         "server.address": address,
         "server.port": port,
@@ -45,11 +47,13 @@ def app(port: int, address: str, headless: bool) -> None:
         "client.toolbarMode": "viewer",
         "client.showErrorLinks": False,
         "global.developmentMode": False,
+        "theme.light.primaryColor": PRIMARY_LIGHT,
+        "theme.dark.primaryColor": PRIMARY_DARK,
     }
     words = [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
     sys.stdout.flush()
     # Streamlit takes the place of this process: signals and exit codes are its own, and gpusim imports none of it.
-    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(home), *words])
+    os.execv(sys.executable, [sys.executable, str(serve), *words])
 
 
 def _check_port(address: str, port: int) -> None:

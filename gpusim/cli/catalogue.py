@@ -23,14 +23,40 @@ def traces(as_json: bool) -> None:
 
 
 @click.command()
+@click.option(
+    "--compare",
+    nargs=2,
+    metavar="A B",
+    default=None,
+    help="Compare two calibrations of one GPU (names or files), number by number.",
+)
 @json_option
-def hardware(as_json: bool) -> None:
-    """List the bundled hardware models."""
+def hardware(compare: tuple[str, str] | None, as_json: bool) -> None:
+    """List the bundled hardware models, or compare two."""
     from gpusim.hardware.model import bundled_hardware, read_hardware
     from gpusim.report.tables import print_hardware
 
+    if compare is not None:
+        _compare(*compare, as_json=as_json)
+        return
     models = [read_hardware(path) for path in bundled_hardware().values()]
     if as_json:
         print_json({"hardware": models})
     else:
         print_hardware(models)
+
+
+def _compare(one: str, other: str, *, as_json: bool) -> None:
+    """Every measured number of two models, and what predictions of small bundled steps make of the difference."""
+    from gpusim.hardware.model import load_hardware
+    from gpusim.report.calibrations import JUDGED_BY, compared_document, print_compared
+    from gpusim.search.calibrations import compare
+    from gpusim.trace.store import load_trace
+
+    first, second = load_hardware(one), load_hardware(other)
+    found = compare(first, second, [load_trace(name) for name in JUDGED_BY])
+    document = compared_document(one, other, found)
+    if as_json:
+        print_json(document)
+    else:
+        print_compared(document)

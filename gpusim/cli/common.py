@@ -111,6 +111,16 @@ def needs_torch() -> Iterator[None]:
         raise GpuError(MISSING_TORCH) from cause
 
 
+def check_gpu(step: Trace, file: str) -> None:
+    """Refuse a replay before long work: no torch, no GPU, or an operator not allowed. Raises `GpusimError`."""
+    with needs_torch():
+        from gpusim.runtime.device import require_gpu
+    from gpusim.runtime.allowlist import check_operators
+
+    check_operators(step, file)
+    require_gpu()
+
+
 def say(text: str) -> None:
     """One line of progress on standard error."""
     click.echo(f"  {text} ...", err=True)

@@ -25,6 +25,7 @@ from gpusim.errors import OptionError
 if TYPE_CHECKING:
     from gpusim.hardware.model import HardwareModel
     from gpusim.plan.graph import OpGraph
+    from gpusim.plan.measurement import Measurement
     from gpusim.plan.schedule import Schedule
 
 MODES = ("train", "infer")
@@ -53,6 +54,10 @@ DEFAULT_STREAMS = 4
     metavar="|".join(FRONTENDS),
     callback=one_of("front end", FRONTENDS),
 )
+@click.option("--variants", is_flag=True, help="Measure other algorithms of convolutions and matrix products, too.")
+@click.option(
+    "--counters", is_flag=True, help="Count each kernel's traffic and instructions with ncu (Nsight Compute)."
+)
 @seed_option
 @click.option("-o", "output", required=True, metavar="TRACE", help="The trace file to write (.json or .json.gz).")
 @json_option
@@ -63,6 +68,8 @@ def capture(
     dtype: str,
     memory_format: str,
     frontend: str,
+    variants: bool,
+    counters: bool,
     seed: int,
     output: str,
     as_json: bool,
@@ -73,6 +80,7 @@ def capture(
     with needs_torch():
         from gpusim.runtime.capture import CaptureOptions
         from gpusim.runtime.capture import capture as run
+        from gpusim.runtime.counters import find_ncu, with_counters
     from gpusim.report.tables import captured_document, print_captured
     from gpusim.trace.store import write_trace
 
@@ -84,11 +92,15 @@ def capture(
         memory_format=memory_format,  # type: ignore[arg-type]
         frontend=frontend,  # type: ignore[arg-type]
         seed=seed,
+        variants=variants,
         command=command_line(),
     )
+    if counters:
+        find_ncu()  # before the long work
     captured = run(options, say)
-    write_trace(captured.trace, target)
-    document = captured_document(captured.trace, captured.loss_error, captured.gradient_error, str(target))
+    trace = with_counters(captured.trace, seed, say) if counters else captured.trace
+    write_trace(trace, target)
+    document = captured_document(trace, captured.loss_error, captured.gradient_error, str(target))
     if as_json:
         print_json(document)
     else:
@@ -119,7 +131,7 @@ def replay(
     """Run a schedule on this GPU from its trace alone, check its outputs, and time it against the sequential graph."""
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.measurement import write_measurement
-    from gpusim.plan.schedule import check_schedule, check_streams, make_schedule, read_schedule
+    from gpusim.plan.schedule import check_streams, lower_schedule, make_schedule, read_schedule
     from gpusim.policies.registry import policy_by_name
     from gpusim.report.tables import print_measurement
     from gpusim.runtime.allowlist import check_operators
@@ -141,7 +153,7 @@ def replay(
     else:
         assert schedule_file is not None
         schedule = read_schedule(Path(schedule_file))
-        check_schedule(schedule, step, graph.preds, schedule_file)
+        lower_schedule(schedule, graph, file=schedule_file)
     with needs_torch():
         from gpusim.runtime.replay import replay as run
         from gpusim.runtime.replay import require_equal
@@ -150,7 +162,7 @@ def replay(
     if target is not None:
         write_measurement(measurement, target)
     if timeline_target is not None:
-        _write_side_by_side(graph, schedule, model, timeline_target, seed)
+        _write_side_by_side(graph, schedule, model, timeline_target, seed, measurement)
     if as_json:
         print_json(measurement)
     else:
@@ -158,47 +170,70 @@ def replay(
     require_equal(measurement)
 
 
-def _write_side_by_side(graph: OpGraph, schedule: Schedule, model: HardwareModel, target: Path, seed: int) -> None:
-    """Simulated and measured timeline of one schedule in one Perfetto file."""
+def _write_side_by_side(
+    graph: OpGraph, schedule: Schedule, model: HardwareModel, target: Path, seed: int, measurement: Measurement
+) -> None:
+    """Simulated and measured timeline of one schedule in one Perfetto file, with its measurement."""
     from gpusim.engine.reference import ReferenceEngine
-    from gpusim.plan.lower import lower
-    from gpusim.plan.schedule import check_schedule
+    from gpusim.plan.schedule import check_schedule, chosen_variants, lower_schedule
     from gpusim.report.perfetto import run_from_kineto, run_from_timeline, write_perfetto
     from gpusim.runtime.timeline import measured_events
 
     order, streams = check_schedule(schedule, graph.trace, graph.preds)
-    simulated = ReferenceEngine().run(lower(graph, order, streams), graph.hardware)
-    events = measured_events(graph.trace, order, streams, seed)
+    simulated = ReferenceEngine().run(lower_schedule(schedule, graph), graph.hardware)
+    variants = chosen_variants(schedule, graph.trace)
+    events = measured_events(graph.trace, order, streams, seed, variants=variants, partitions=schedule.partitions)
     title = f"{schedule.policy}, {schedule.streams} streams"
     runs = [
         run_from_timeline(simulated, graph.trace, f"simulated: {title}", model),
         run_from_kineto(events, f"measured (profiled replay): {title}"),
     ]
-    write_perfetto(target, runs)
+    write_perfetto(target, runs, measurement)
 
 
 @click.command()
-@click.option("-o", "output", required=True, metavar="FILE", help="The hardware model to write (.json).")
+@click.option("-o", "output", default=None, metavar="FILE", help="The hardware model to write (.json).")
 @click.option("--base", default="h200", show_default=True, metavar="NAME", help="Model to take data-sheet limits from.")
+@click.option(
+    "--rules",
+    "rules_file",
+    default=None,
+    metavar="FILE",
+    help="Check the rules that the engines follow, too; write what was found here (.json, and .md beside it).",
+)
 @json_option
-def calibrate(output: str, base: str, as_json: bool) -> None:
-    """Measure this GPU's launch, gap, queue, event, bandwidth and copy constants."""
-    target = check_output(output)
-    assert target is not None
+def calibrate(output: str | None, base: str, rules_file: str | None, as_json: bool) -> None:
+    """Measure this GPU's launch, gap, queue, event, bandwidth and copy constants; check the engines' rules."""
+    target, rules_target = check_output(output), check_output(rules_file)
+    if target is None and rules_target is None:
+        raise OptionError("give -o FILE for a hardware model, --rules FILE for a check of the rules, or both")
     from gpusim.hardware.model import load_hardware
 
     model = load_hardware(base)
     with needs_torch():
         from gpusim.runtime.calibrate import calibrate as run
-    from gpusim.files import write_document
+        from gpusim.runtime.rules import check_rules
+    from gpusim.files import write_bytes, write_document
+    from gpusim.report.rules import print_rules, rules_markdown
     from gpusim.report.tables import print_hardware
 
-    measured = run(model, command_line(), say)
-    write_document(target, measured, indent=1)
+    measured = report = None
+    if target is not None:
+        measured = run(model, command_line(), say)
+        write_document(target, measured, indent=1)
+    if rules_target is not None:
+        report = check_rules(measured or model, command_line(), say)
+        write_document(rules_target, report, indent=1)
+        text = rules_markdown(report, measured or model, rules_target.name)
+        write_bytes(rules_target.with_suffix(".md"), text.encode())
     if as_json:
-        print_json(measured)
-    else:
+        both = {"hardware": measured, "rules": report}
+        print_json(measured if report is None else report if measured is None else both)
+        return
+    if measured is not None:
         print_hardware([measured])
+    if report is not None:
+        print_rules(report, measured or model)
 
 
 @click.command()

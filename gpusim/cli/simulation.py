@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpusim.cli.common import (
+    check_gpu,
     check_output,
     choose_hardware,
+    command_line,
     hardware_option,
     json_option,
     naming,
     one_of,
     print_json,
     progress_bar,
+    say,
     seed_option,
 )
 from gpusim.cli.figures import check_figures, figure_options
@@ -41,6 +44,27 @@ LAUNCH_MODES = ("graph", "stream")
     metavar="N",
     help="End the search after N schedules at the latest: what a seed finds then depends on no clock.",
 )
+@click.option(
+    "--partitions",
+    default=None,
+    metavar="auto|SPLITS",
+    help="Search schedules on partitions of the SMs, too: auto, or splits such as 64+68,96+36.",
+)
+@click.option(
+    "--memory",
+    "memory_mib",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    metavar="MIB",
+    help="Only schedules whose predicted peak memory is at most this.",
+)
+@click.option(
+    "--measure",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Try the N schedules predicted best on this GPU; the fastest, replayed and checked, is the result.",
+)
 @seed_option
 @click.option("-o", "output", metavar="SCHEDULE", help="Write the best schedule here (.json).")
 @json_option
@@ -50,6 +74,9 @@ def explore(
     streams: int,
     budget: float,
     evaluations: int | None,
+    partitions: str | None,
+    memory_mib: float | None,
+    measure: int | None,
     seed: int,
     output: str | None,
     as_json: bool,
@@ -57,6 +84,8 @@ def explore(
     """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
     from gpusim.plan.schedule import check_streams, write_schedule
     from gpusim.report.tables import explored_document, print_explored
+    from gpusim.report.trial_table import print_trial, trial_document
+    from gpusim.search.choices import parse_splits
     from gpusim.search.explore import MAX_BUDGET_S
     from gpusim.search.explore import explore as run
     from gpusim.trace.store import load_trace
@@ -67,14 +96,35 @@ def explore(
     target = check_output(output)
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
+    if measure is not None:
+        check_gpu(step, trace)
+    splits = [] if partitions is None else parse_splits(partitions, streams, model.limits.sms)
     with naming(trace), progress_bar(not as_json) as report:
-        explored = run(step, model, streams=streams, budget_s=budget, seed=seed, evaluations=evaluations, report=report)
+        explored = run(
+            step,
+            model,
+            streams=streams,
+            budget_s=budget,
+            seed=seed,
+            evaluations=evaluations,
+            splits=splits,
+            memory_limit_bytes=None if memory_mib is None else int(memory_mib * 2**20),
+            report=report,
+        )
+    trial = None
+    if measure is not None:
+        from gpusim.recipes.trial import try_best
+
+        explored, trial = try_best(explored, measure, command=command_line(), say=say)
     if target is not None:
         write_schedule(explored.schedule, target)
     if as_json:
-        print_json(explored_document(explored))
+        document = explored_document(explored)
+        print_json(document if trial is None else {**document, "measured": trial_document(trial)})
         return
     print_explored(explored)
+    if trial is not None:
+        print_trial(trial)
     if target is not None:
         click.echo(f"schedule written to {target}")
 
@@ -96,6 +146,7 @@ def explore(
 )
 @click.option("--perfetto", "perfetto_file", metavar="OUT", help="Write the timeline for ui.perfetto.dev (.json[.gz]).")
 @figure_options
+@click.option("--measured", "measured_file", metavar="FILE", help="Draw this replay, too (its -o or --perfetto file).")
 @json_option
 def simulate(
     trace: str,
@@ -108,16 +159,18 @@ def simulate(
     perfetto_file: str | None,
     html_file: str | None,
     png_file: str | None,
+    measured_file: str | None,
     as_json: bool,
 ) -> None:
     """Predict one schedule of TRACE: a policy's or one from a file."""
     from gpusim.engine.base import engine_by_name
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.lower import lower
-    from gpusim.plan.schedule import check_schedule, check_streams, read_schedule
+    from gpusim.plan.schedule import check_streams, lower_schedule, read_schedule
     from gpusim.policies.registry import POLICIES, policy_by_name
     from gpusim.report.tables import print_simulated
     from gpusim.search.bounds import bounds
+    from gpusim.search.eager import predict_eager
     from gpusim.trace.store import load_trace
 
     if schedule_file is not None and (policy is not None or streams is not None):
@@ -127,19 +180,26 @@ def simulate(
     check_streams(DEFAULT_STREAMS if streams is None else streams)
     target = check_output(perfetto_file)
     figures = check_figures(html_file, png_file)
+    if measured_file is not None and not figures:
+        raise OptionError("--measured goes with --html or --png: it is drawn beside the simulated timeline")
     step = load_trace(trace)
+    measured = None
+    if measured_file is not None:
+        from gpusim.report.measured import read_measured
+
+        measured = read_measured(Path(measured_file), step)
     model = choose_hardware(hardware, step)
     with naming(trace):
         graph = OpGraph.build(step, model)
     if schedule_file is not None:
         schedule = read_schedule(Path(schedule_file))
-        order, placed = check_schedule(schedule, step, graph.preds, schedule_file)
+        plan = lower_schedule(schedule, graph, "stream" if launch == "stream" else "graph", schedule_file)
         name, used = schedule.policy, schedule.streams
     else:
         assignment = make(graph, streams or DEFAULT_STREAMS)
-        order, placed = list(assignment.order), list(assignment.streams)
-        name, used = policy or "critical_path", max(placed) + 1
-    timeline = engine.run(lower(graph, order, placed, "stream" if launch == "stream" else "graph"), graph.hardware)
+        plan = lower(graph, assignment.order, assignment.streams, "stream" if launch == "stream" else "graph")
+        name, used = policy or "critical_path", max(assignment.streams) + 1
+    timeline = engine.run(plan, graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
     sequential = engine.run(lower(graph, alone.order, alone.streams), graph.hardware)
     title = f"simulated: {name}, {used} streams"
@@ -153,9 +213,17 @@ def simulate(
     if figures:
         from gpusim.report.figures.timeline import timeline_figure
 
-        figures.write(timeline_figure(seen, step, graph.hardware, title=title), f"{step.name}, {title}")
+        run = measured.run if measured else None
+        timed_ns = measured.timed_ns if measured else None
+        figure = timeline_figure(seen, step, graph.hardware, title=title, measured=run, measured_ns=timed_ns)
+        figures.write(figure, f"{step.name}, {title}")
     document = _document(graph, name, used, timeline.makespan_ns, sequential.makespan_ns, bounds(graph))
     document |= {"peak_bytes": timeline.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
+    eager = {
+        "predicted_ns": predict_eager(graph, engine),
+        "measured_ns": step.ground_truth.eager.median_ns if step.ground_truth else None,
+    }
+    document["eager"] = {key: time_ns for key, time_ns in eager.items() if time_ns is not None}
     if as_json:
         print_json(document)
         return
@@ -176,10 +244,5 @@ def _document(
         "sequential_ns": sequential_ns,
         "speedup": sequential_ns / makespan_ns,
         "calibrated": graph.hardware.calibrated,
-        "bounds": {
-            "critical_path_ns": bound.critical_path_ns,
-            "area_ns": bound.area_ns,
-            "bandwidth_ns": bound.bandwidth_ns,
-            "front_end_ns": bound.front_end_ns,
-        },
+        "bounds": bound.document(),
     }

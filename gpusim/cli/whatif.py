@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ from gpusim.cli.figures import check_figures, figure_options
 from gpusim.errors import OptionError, UnknownNameError
 
 if TYPE_CHECKING:
+    from gpusim.report.results import Results
     from gpusim.search.whatif import Simulated
     from gpusim.trace.schema import Trace
 
@@ -19,6 +21,7 @@ DEFAULT_POLICY, DEFAULT_STREAMS = "critical_path", 8
 EVALUATIONS, BUDGET_S = 512, 60.0
 EXPLORED = ("bounds", "gain", "front")
 FIGURES = ("breakdown", *EXPLORED, "memory")
+FIDELITY = "fidelity"
 
 policy_option = click.option("--policy", default=DEFAULT_POLICY, show_default=True, metavar="P")
 streams_option = click.option("--streams", type=int, default=DEFAULT_STREAMS, show_default=True)
@@ -100,29 +103,62 @@ def whatif(
 
 
 @click.command()
-@click.argument("kind", metavar="|".join(FIGURES), callback=one_of("figure", FIGURES))
-@click.argument("trace")
+@click.argument("kind", metavar="|".join((*FIGURES, FIDELITY)), callback=one_of("figure", (*FIGURES, FIDELITY)))
+@click.argument("source", metavar="[TRACE|RESULTS]", required=False)
 @hardware_option
 @policy_option
 @streams_option
 @figure_options
 def figure(
-    kind: str, trace: str, hardware: str | None, policy: str, streams: int, html_file: str | None, png_file: str | None
+    kind: str,
+    source: str | None,
+    hardware: str | None,
+    policy: str,
+    streams: int,
+    html_file: str | None,
+    png_file: str | None,
 ) -> None:
-    """Draw a figure of the dashboard's; `simulate`, `limits` and `whatif` draw their own."""
+    """Draw a figure of the dashboard's; `simulate`, `limits` and `whatif` draw their own.
+
+    `fidelity` draws RESULTS, a file or folder of `gpusim validate` [default: those that ship with gpusim]; all others
+    draw TRACE.
+    """
     files = check_figures(html_file, png_file)
     if not files:
         raise OptionError("figure: give --html FILE or --png FILE")
+    if kind == FIDELITY:
+        from gpusim.report.figures.comparisons import measured_figure
+
+        files.write(measured_figure(_results(source)), "predicted against measured")
+        files.announce()
+        return
+    if source is None:
+        raise OptionError(f"figure {kind}: give a trace")
     from gpusim.plan.schedule import check_streams
     from gpusim.policies.registry import policy_by_name
     from gpusim.trace.store import load_trace
 
     check_streams(streams)
     policy_by_name(policy)
-    step = load_trace(trace)
-    with naming(trace):
+    step = load_trace(source)
+    with naming(source):
         files.write(_draw(kind, step, hardware, policy, streams), f"{kind} of {step.name}")
     files.announce()
+
+
+def _results(source: str | None) -> list[Results]:
+    """Results of a file, of a folder, or those that ship with gpusim. Raises `MeasurementError`."""
+    from gpusim.errors import MeasurementError
+    from gpusim.report.results import read_all_results, read_results
+    from gpusim.resources import resource_dir
+
+    folder = resource_dir("validate/results") if source is None else Path(source)
+    if not folder.is_dir():
+        return [read_results(folder)]
+    found = list(read_all_results(folder).values())
+    if not found:
+        raise MeasurementError(str(folder), "has no file of results (gpusim validate -o)")
+    return found
 
 
 def _draw(kind: str, step: Trace, hardware: str | None, policy: str, streams: int) -> Any:

@@ -15,6 +15,7 @@ from gpusim.engine.compiled.simulate import simulate_plans
 from gpusim.engine.threads import in_ranges
 from gpusim.errors import PlanError
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.partitions import Layout
 from gpusim.plan.tasks import LaunchMode
 
 #: Bytes of plans that one thread works on at a time, so that they stay in its core's cache.
@@ -36,16 +37,19 @@ class BatchEngine:
     What `evaluate` gives is what lowering each schedule and running an engine gives, whatever the number of threads.
     """
 
-    def __init__(self, graph: OpGraph) -> None:
-        self.arrays = OpArrays.of(graph)
-        self.record = encode_hardware(graph.hardware)
-        self.limits = graph.hardware.limits
+    def __init__(self, graph: OpGraph, layout: Layout | None = None) -> None:
+        """`layout` splits the SMs into partitions (`gpusim.plan.partitions.lay_out`); streams are as it says."""
+        self.arrays = OpArrays.of(graph, layout)
+        self.layout = layout
+        self.record = encode_hardware(graph.hardware, 1 if layout is None else len(layout.sms))
+        self.hardware = graph.hardware
         self.queues = graph.hardware.stream.queues
 
     def evaluate(
         self,
         orders: npt.ArrayLike,
         streams: npt.ArrayLike,
+        variants: npt.ArrayLike | None = None,
         *,
         mode: LaunchMode = "graph",
         peak: bool = False,
@@ -53,10 +57,13 @@ class BatchEngine:
     ) -> Evaluated:
         """Simulate each schedule: launch orders of op indices, and streams by op index, both schedules x ops.
 
-        `threads` is one for each core by default. Raises `PlanError` for a launch order that is not legal, a negative
-        stream, and a schedule whose queues wait for each other.
+        `variants`, of the same shape, has the number of each op's variant, counted from 1, or 0 for the captured
+        kernels; it may be left out. `threads` is one for each core by default. Raises `PlanError` for a launch order
+        that is not legal, a negative stream, a variant that an op does not have, and a schedule whose queues wait for
+        each other.
         """
         orders, streams = self._checked(orders, streams)
+        chosen = self._chosen(variants, orders.shape)
         makespan_ns = np.zeros(len(orders), np.int64)
         peaks = np.zeros(len(orders) if peak else 0, np.int64)
         n_streams = int(streams.max(initial=0)) + 1
@@ -66,7 +73,7 @@ class BatchEngine:
             chunk = EncodedPlans(self, size, n_streams, mode)
             for begin in range(first, last, size):
                 end = min(last, begin + size)
-                chunk.lower(orders, streams, begin, end)
+                chunk.lower(orders, streams, begin, end, chosen)
                 makespan_ns[begin:end] = chunk.simulate()
                 if peak:
                     peaks[begin:end] = chunk.peaks()
@@ -87,10 +94,22 @@ class BatchEngine:
         streams = np.require(streams, np.int32, ("C", "W"))
         if orders.ndim != 2 or orders.shape != streams.shape or orders.shape[1] != len(self.arrays.ops):
             raise PlanError(f"launch orders {orders.shape} and streams {streams.shape} of {len(self.arrays.ops)} ops")
-        if streams.size and streams.max() >= streams.shape[1]:
+        if self.layout is not None:
+            if streams.size and streams.max() >= len(self.layout.of_stream):
+                raise PlanError(f"stream {streams.max()}, of {len(self.layout.of_stream)} streams in partitions")
+        elif streams.size and streams.max() >= streams.shape[1]:
             _, numbers = np.unique(streams, return_inverse=True)
             streams = np.where(streams < 0, streams, numbers.reshape(streams.shape)).astype(np.int32)
         return orders, streams
+
+    def _chosen(self, variants: npt.ArrayLike | None, shape: tuple[int, ...]) -> Indices | None:
+        """Variants as an array of the right shape, or None."""
+        if variants is None:
+            return None
+        chosen = np.require(variants, np.int32, ("C", "W"))
+        if chosen.shape != shape:
+            raise PlanError(f"variants {chosen.shape} of launch orders {shape}")
+        return chosen
 
 
 class EncodedPlans:
@@ -101,8 +120,8 @@ class EncodedPlans:
         self.mode = mode
         self.count = self.first = 0
         arrays = engine.arrays
-        self.plans = Plans.of_size(size, len(arrays.tasks), len(arrays.preds), mode == "stream")
-        self._room = Room.for_plans(self.plans, 1, min(n_streams, engine.queues), engine.limits.resident_grids)
+        self.plans = Plans.of_size(size, arrays.most_tasks, len(arrays.preds), mode == "stream")
+        self._room = Room.for_plans(self.plans, 1, min(n_streams, engine.queues), engine.hardware)
         self._lowering = LoweringRoom.of_size(len(arrays.ops), n_streams)
         self._buffers = np.zeros(len(arrays.buffer_bytes), np.int32)
 
@@ -111,13 +130,14 @@ class EncodedPlans:
         """Memory of the plans."""
         return sum(array.nbytes for array in self.plans)
 
-    def lower(self, orders: Indices, streams: Indices, first: int, last: int) -> None:
+    def lower(self, orders: Indices, streams: Indices, first: int, last: int, variants: Indices | None = None) -> None:
         """Lower schedules `first` to `last` - 1. Raises `PlanError`, naming the schedule."""
         record, arrays = self.engine.record, self.engine.arrays
         self.first, self.count = first, last - first
-        wrong = lower_schedules(record, arrays, orders, streams, self.plans, self._lowering, first, last)
+        wrong = lower_schedules(record, arrays, orders, streams, variants, self.plans, self._lowering, first, last)
         if wrong >= 0:
-            raise PlanError(f"schedule {wrong}: its launch order is not legal, or a stream is negative")
+            also = "" if variants is None else ", or an op has no such variant"
+            raise PlanError(f"schedule {wrong}: its launch order is not legal, or a stream is negative{also}")
         if self.mode == "graph":
             link_plans(record, arrays.tasks, self.plans, 0, self.count)
 
@@ -126,7 +146,7 @@ class EncodedPlans:
         launches = self.plans.launches if self.mode == "stream" else None
         tasks = self.engine.arrays.tasks
         simulate_plans(self.engine.record, tasks, self.plans, launches, self._room, 0, self.count)
-        stuck = np.flatnonzero(self.plans.ended[: self.count] < len(tasks))
+        stuck = np.flatnonzero(self.plans.ended[: self.count] < self.plans.tasks[: self.count])
         if len(stuck):
             raise PlanError(f"schedule {self.first + int(stuck[0])}: its queues wait for each other")
         return self.plans.makespan_ns[: self.count]

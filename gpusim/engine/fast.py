@@ -34,11 +34,11 @@ class FastEngine:
             check_plan(plan)
             raise AssertionError("encode_plan refused a plan that check_plan accepts")
         tasks, plans, devices, queues = encoded
-        record = encode_hardware(hardware)
+        record = encode_hardware(hardware, 1 + max(task.partition for task in plan.tasks))
         if plan.mode == "graph":
             link_plans(record, tasks, plans, 0, 1)
         launches = plans.launches if plan.mode == "stream" else None
-        room = Room.for_plans(plans, devices, queues, hardware.limits.resident_grids)
+        room = Room.for_plans(plans, devices, queues, hardware)
         simulate_plans(record, tasks, plans, launches, room, 0, 1)
         nodes = plans.nodes[0]
         if plans.ended[0] < len(plan):

@@ -11,6 +11,8 @@ The rules, in one place (docs/engine.md has the evidence for each):
    lose less.
 4. *DRAM.* Where the traffic of all would exceed the bandwidth, those who use it slow down alike.
 
+Rules 1 to 3 hold in each SM partition by itself, as if it were the GPU; rule 4 holds for all partitions together.
+
 Nothing here knows about SimPy, streams or events: both the engines and the list scheduler drive it.
 """
 
@@ -35,6 +37,7 @@ class Running:
     dram_bytes_per_ns: float
     residency: float
     remaining_ns: float
+    partition: int = 0
     rate: float = 0.0
     share: float = 0.0
     """Part of its demand that it holds."""
@@ -66,6 +69,7 @@ class SmPool:
                 dram_bytes_per_ns=min(rate, self._bandwidth),
                 residency=demand.residency,
                 remaining_ns=task.dur_ns,
+                partition=task.partition,
             )
         )
 
@@ -74,17 +78,23 @@ class SmPool:
         for kernel in self.running:
             kernel.remaining_ns -= elapsed_ns * kernel.rate
 
-    def finish(self, index: int) -> None:
-        """Take a finished task off the GPU."""
+    def finish(self, index: int) -> bool:
+        """Take a finished task off the GPU; whether that was all of it, which it is here."""
         self.running = [kernel for kernel in self.running if kernel.index != index]
+        return True
 
     def update(self) -> None:
         """Share out the GPU again: sets `share` and `rate` of every running kernel."""
+        for partition in sorted({kernel.partition for kernel in self.running}):
+            self._share_out([kernel for kernel in self.running if kernel.partition == partition])
+        self._limit_traffic()
+
+    def _share_out(self, running: list[Running]) -> None:
+        """Rules 1 to 3, among the kernels of one partition."""
         left = [1.0, 1.0, 1.0, 1.0]
         blocked = False
-        traffic = 0.0
         elder = True
-        for kernel in self.running:
+        for kernel in running:
             share = 0.0 if blocked else 1.0
             if not blocked:
                 for room, need in zip(left, kernel.demand, strict=True):
@@ -100,6 +110,11 @@ class SmPool:
             kernel.share = share
             kernel.rate = share if elder else share / (1.0 + self._slowdown * kernel.cover)
             elder = elder and not any(kernel.demand)
+
+    def _limit_traffic(self) -> None:
+        """Rule 4, among all running kernels."""
+        traffic = 0.0
+        for kernel in self.running:
             traffic += kernel.rate * kernel.dram_bytes_per_ns
         if traffic > self._bandwidth:
             slow = self._bandwidth / traffic

@@ -19,6 +19,7 @@ import simpy
 from simpy.events import NORMAL, URGENT, EventPriority
 
 from gpusim.engine.base import Timeline
+from gpusim.engine.placement import SmPlacement
 from gpusim.engine.pool import SmPool
 from gpusim.errors import PlanError
 from gpusim.hardware.model import HardwareModel
@@ -130,7 +131,8 @@ class _Device:
         self.simulation = simulation
         self.env = simulation.env
         self.hardware = simulation.hardware
-        self.pool = SmPool(simulation.hardware)
+        by_block = simulation.hardware.contention.sharing_exponent > 0
+        self.pool = SmPlacement(simulation.hardware) if by_block else SmPool(simulation.hardware)
         self.front_end_ns = self.hardware.graph.front_end_ns if simulation.plan.mode == "graph" else 0.0
         self.front_end_free = 0.0
         self.waiting: list[tuple[float, int, int]] = []
@@ -196,11 +198,14 @@ class _Device:
             return  # the rates have changed since
         self._advance()
         task = self.simulation.plan.tasks[index]
+        all_of_it = True
         if task.kind in COPY_DIRECTIONS:
             self.copies[task.kind].active = None
         else:
-            self.pool.finish(index)
+            all_of_it = self.pool.finish(index)
         self._update()
+        if not all_of_it:
+            return
         self.simulation.finished(index)
         if self.waiting:
             self._serve(max(self.env.now, self.front_end_free))
@@ -264,7 +269,7 @@ class _Host:
 
     def _launch(self) -> Generator[simpy.Event, Any, None]:
         for index, task in enumerate(self.simulation.plan.tasks):
-            host_ns = max(task.host_ns, self.costs.launch_ns) + self.costs.event_host_ns * len(task.deps)
+            host_ns = (task.host_ns or self.costs.launch_ns) + self.costs.event_host_ns * len(task.deps)
             yield self.env.timeout(host_ns)
             queue = self.queue_of[index]
             self.queues[queue].append((index, self.env.now))

@@ -41,6 +41,8 @@ class Limits(Document, frozen=True, kw_only=True):
     smem_granularity_bytes: Positive
     smem_reserved_bytes: Count
     """Shared memory that the driver takes of every block."""
+    smem_splits_bytes: tuple[Count, ...] = ()
+    """What an SM's shared memory can be set to, ascending; the rest is L1 cache. Empty where it cannot be set."""
     resident_grids: Positive
     """Kernels that may run on the GPU at once."""
 
@@ -114,6 +116,12 @@ class Contention(Document, frozen=True, kw_only=True):
 
     younger_slowdown: NonNegative
     """a: beside older kernels a kernel runs at 1 / (1 + a) of what its share of the SMs would give."""
+    sharing_exponent: NonNegative = 0.0
+    """p: blocks take load^p times as long on an SM that holds `load` times what their kernel alone puts there.
+
+    0 where it is not used: SMs are then shared out as one pool (`gpusim.engine.pool`), else one by one
+    (`gpusim.engine.placement`).
+    """
 
 
 class Uncertainty(Document, frozen=True, kw_only=True):

@@ -84,6 +84,21 @@ class Demand:
         return self.threads, self.regs, self.smem, self.slots
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one block takes of its SM; all 0 for what needs no SM."""
+
+    threads: int
+    regs: int
+    smem_bytes: int
+    """With the driver's share and rounding."""
+    split_bytes: int
+    """What the SM's shared memory must be set to at least: room for as many blocks as the SM can hold."""
+    own_split_bytes: int
+    """What an empty SM's shared memory is set to for it."""
+
+
+NO_FOOTPRINT = Footprint(threads=0, regs=0, smem_bytes=0, split_bytes=0, own_split_bytes=0)
 NO_DEMAND = Demand(threads=0.0, regs=0.0, smem=0.0, slots=0.0, residency=0.0, cover=0.0)
 
 
@@ -126,6 +141,46 @@ def kernel_demand(limits: Limits, kernel: Kernel) -> Demand:
         residency=per_sm / resident,
         cover=min(1.0, per_sm * warps),
     )
+
+
+#: The driver leaves room for more blocks than an SM can hold, where that takes no more shared memory than this.
+SPARE_SMEM_BYTES = 132 << 10
+#: ... twice as many, of blocks of at most so many threads.
+SPARE_BLOCKS, SPARE_THREADS = 2, 512
+#: ... and as many as four SMs could hold by their threads, of blocks without shared memory of their own.
+SPARE_EMPTY_BLOCKS = 4
+
+
+def kernel_footprint(limits: Limits, kernel: Kernel) -> Footprint:
+    """What one block of a traced kernel takes of its SM.
+
+    Sizes of the shared memory: found for 290 launches on an H200 with Nsight Compute (launch__shared_mem_config_size),
+    and which of 625 pairs of kernels share SMs (docs/engine.md, "Where blocks go"). Libraries may ask for other sizes.
+    """
+    if kernel.kind != "kernel":
+        return NO_FOOTPRINT
+    resident = kernel_occupancy(limits, kernel).blocks
+    warps = _warps(limits, prod(kernel.block))
+    threads = warps * limits.warp_threads
+    smem_bytes = smem_footprint(limits, kernel.smem_bytes)
+    if not kernel.smem_bytes:
+        wanted = SPARE_EMPTY_BLOCKS * limits.threads_per_sm // threads
+    else:
+        wanted = SPARE_BLOCKS * resident if threads <= SPARE_THREADS else resident
+    spare = min(min(wanted, limits.blocks_per_sm) * smem_bytes, SPARE_SMEM_BYTES)
+    needed = resident * smem_bytes
+    return Footprint(
+        threads=threads,
+        regs=_round_up(kernel.regs_per_thread * limits.warp_threads, limits.reg_granularity) * warps,
+        smem_bytes=smem_bytes,
+        split_bytes=_smem_split(limits, needed),
+        own_split_bytes=_smem_split(limits, max(needed, spare) if kernel.smem_bytes else spare),
+    )
+
+
+def _smem_split(limits: Limits, smem_bytes: int) -> int:
+    """The smallest size that an SM's shared memory can be set to with room for this."""
+    return min((split for split in limits.smem_splits_bytes if split >= smem_bytes), default=limits.smem_per_sm_bytes)
 
 
 def _warps(limits: Limits, threads: int) -> int:

@@ -1,7 +1,7 @@
 """Anchoring: a trace's own sequential run sets the gap between its kernels.
 
 Profiled durations overlap with the launch of the next kernel by an amount that differs between steps: the bundled ones
-take 0.16 to 0.37 us a kernel more than their kernels, and one gap for all misses two of ten by 6 %. The capture
+take 0.16 to 0.37 us a kernel more than their kernels, and one gap for all misses two of ten by 5 %. The capture
 therefore times the sequential CUDA graph without a profiler, and what that takes over the sum of its kernels is the gap
 of this trace. Everything concurrent is still predicted. On a GPU that the trace was not captured on there is nothing to
 anchor to: the hardware model's gap holds.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.anchor import anchor, anchored
-from gpusim.plan.kernels import kernel_tasks
+from gpusim.plan.kernels import kernel_tasks, variant_tasks
 from gpusim.plan.tasks import Task
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
@@ -25,13 +25,30 @@ class OpGraph:
     hardware: HardwareModel
     preds: tuple[tuple[int, ...], ...]
     tasks: tuple[tuple[Task, ...], ...]
+    variants: tuple[tuple[tuple[Task, ...], ...], ...] = ()
+    """For each op, the tasks of each of its variants; empty where no op has any."""
 
     @classmethod
     def build(cls, trace: Trace, hardware: HardwareModel) -> OpGraph:
         """The op graph of a trace on a GPU. Raises `PlanError` where a kernel breaks a limit of that GPU."""
         found = anchor(trace, hardware)
         tasks = kernel_tasks(trace, hardware, found.scale)
-        return cls(trace, anchored(hardware, found.chain_ns), dependencies(trace), tasks)
+        any_variants = any(op.variants for op in trace.ops)
+        variants = variant_tasks(trace, hardware, found.scale) if any_variants else ()
+        return cls(trace, anchored(hardware, found.chain_ns), dependencies(trace), tasks, variants)
+
+    def choosing(self, variants: Sequence[int]) -> OpGraph:
+        """The graph with other kernels: of each op its `variants[op]`-th variant, counted from 1; 0 is as captured.
+
+        An empty list chooses nothing. What is chosen once is what counts as captured in the graph returned: it has no
+        variants.
+        """
+        if not any(variants):
+            return self
+        tasks = tuple(
+            self.variants[op][variants[op] - 1] if variants[op] else tasks for op, tasks in enumerate(self.tasks)
+        )
+        return replace(self, tasks=tasks, variants=())
 
     def __len__(self) -> int:
         return len(self.preds)

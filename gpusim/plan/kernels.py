@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -9,7 +10,7 @@ import msgspec
 
 from gpusim.errors import PlanError
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu
-from gpusim.hardware.occupancy import kernel_demand, kernel_occupancy
+from gpusim.hardware.occupancy import kernel_demand, kernel_footprint, kernel_occupancy
 from gpusim.plan.tasks import Task
 from gpusim.trace.check import DTYPE_BYTES
 from gpusim.trace.schema import Dtype, Kernel, Op, Trace
@@ -20,20 +21,48 @@ def kernel_tasks(trace: Trace, hardware: HardwareModel, scale: float = 1.0) -> t
 
     Raises `PlanError`, naming op and kernel, where a kernel breaks a limit of the GPU.
     """
+    scaling = _scaling(trace, hardware)
+    return tuple(
+        _op_tasks(trace, index, op.kernels, f"$.ops[{index}]", hardware, scaling, scale)
+        for index, op in enumerate(trace.ops)
+    )
+
+
+def variant_tasks(
+    trace: Trace, hardware: HardwareModel, scale: float = 1.0
+) -> tuple[tuple[tuple[Task, ...], ...], ...]:
+    """For each op the tasks of each of its variants, as `kernel_tasks` gives those of the captured kernels."""
+    scaling = _scaling(trace, hardware)
+    return tuple(
+        tuple(
+            _op_tasks(trace, index, variant.kernels, f"$.ops[{index}].variants[{number}]", hardware, scaling, scale)
+            for number, variant in enumerate(op.variants)
+        )
+        for index, op in enumerate(trace.ops)
+    )
+
+
+def _scaling(trace: Trace, hardware: HardwareModel) -> Scaling | None:
     source = hardware_for_gpu(trace.provenance.gpu.name)
-    scaling = None if source is None or source.gpu == hardware.gpu else Scaling(source, hardware, trace.model.dtype)
-    return tuple(_op_tasks(trace, index, op, hardware, scaling, scale) for index, op in enumerate(trace.ops))
+    return None if source is None or source.gpu == hardware.gpu else Scaling(source, hardware, trace.model.dtype)
 
 
 def _op_tasks(
-    trace: Trace, index: int, op: Op, hardware: HardwareModel, scaling: Scaling | None, scale: float
+    trace: Trace,
+    index: int,
+    kernels: Sequence[Kernel],
+    where: str,
+    hardware: HardwareModel,
+    scaling: Scaling | None,
+    scale: float,
 ) -> tuple[Task, ...]:
-    total_ns = sum(kernel.dur_ns for kernel in op.kernels) or 1
+    op = trace.ops[index]
+    total_ns = sum(kernel.dur_ns for kernel in kernels) or 1
     source_l2_bytes = hardware.memory.l2_bytes if scaling is None else scaling.source.memory.l2_bytes
     op_bytes = op_dram_bytes(trace, op, source_l2_bytes)
     tasks = []
-    for number, kernel in enumerate(op.kernels):
-        place = f"$.ops[{index}].kernels[{number}]"
+    for number, kernel in enumerate(kernels):
+        place = f"{where}.kernels[{number}]"
         dram_bytes = kernel.counters.dram_bytes if kernel.counters else op_bytes * kernel.dur_ns / total_ns
         dur_ns = kernel.dur_ns * scale
         if scaling is not None:
@@ -44,6 +73,7 @@ def _op_tasks(
         except PlanError as cause:
             raise PlanError(f"{place}: {cause} on '{hardware.name}'") from cause
         memory_node = kernel.kind != "kernel"
+        resident = 0 if memory_node else kernel_occupancy(hardware.limits, kernel).blocks
         tasks.append(
             Task(
                 name=kernel.name,
@@ -54,6 +84,9 @@ def _op_tasks(
                 dram_bytes=dram_bytes,
                 copy_bytes=kernel.bytes,
                 host_ns=op.host_ns if number == 0 else 0.0,
+                blocks=0 if memory_node else prod(kernel.grid),
+                blocks_per_sm=resident,
+                footprint=kernel_footprint(hardware.limits, kernel),
                 op=index,
                 kernel=number,
             )

@@ -6,16 +6,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.partitions import Partition, in_partition, lay_out
 from gpusim.plan.tasks import Buffer, LaunchMode, Plan, Task
 from gpusim.trace.schema import Op, Tensor
 
 
-def lower(graph: OpGraph, order: Sequence[int], streams: Sequence[int], mode: LaunchMode = "graph") -> Plan:
+def lower(
+    graph: OpGraph,
+    order: Sequence[int],
+    streams: Sequence[int],
+    mode: LaunchMode = "graph",
+    *,
+    variants: Sequence[int] = (),
+    partitions: Sequence[Partition] = (),
+) -> Plan:
     """The plan that runs the ops in launch order `order`, op i in stream `streams[i]`.
 
     Ops without kernels (views) take no GPU time: they hand their dependencies on. Kernels of one op follow each other.
-    Both arguments must be legal (`check_schedule`).
+    `variants` are as for `OpGraph.choosing`. The arguments must be legal (`check_schedule`). Raises `PlanError` for
+    partitions that the GPU cannot have.
     """
+    graph = graph.choosing(variants)
+    named = (stream for partition in partitions for stream in partition.streams)
+    layout = lay_out(partitions, max((*streams, *named), default=0) + 1, graph.hardware.limits.sms)
     tasks: list[Task] = []
     ends: dict[int, tuple[int, ...]] = {}  # op -> last tasks to wait for
     tasks_of: dict[int, list[int]] = {}
@@ -27,8 +40,11 @@ def lower(graph: OpGraph, order: Sequence[int], streams: Sequence[int], mode: La
             ends[op] = waits
             continue
         share = host_ns / len(graph.tasks[op])
+        partition = layout.of_stream[streams[op]]
         for number, task in enumerate(graph.tasks[op]):
             deps = waits if number == 0 else (len(tasks) - 1,)
+            if partitions:
+                task = in_partition(task, partition, layout.sms[partition], graph.hardware)
             tasks.append(replace(task, queue=streams[op], deps=deps, host_ns=share))
             tasks_of.setdefault(op, []).append(len(tasks) - 1)
         host_ns = 0.0

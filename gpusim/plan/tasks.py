@@ -8,7 +8,10 @@ from math import inf
 from typing import Literal
 
 from gpusim.errors import PlanError
-from gpusim.hardware.occupancy import NO_DEMAND, Demand
+from gpusim.hardware.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
+
+#: Partitions of one GPU: an H200 lets its 132 SMs be split into 15 groups of 8, and 12 are left over.
+MAX_PARTITIONS = 32
 
 Kind = Literal["kernel", "memset", "memcpy", "h2d", "d2h"]
 LaunchMode = Literal["graph", "stream"]
@@ -37,6 +40,16 @@ class Task:
     """Host time spent before the launch call, since the launch before (stream mode)."""
     priority: int = 0
     """Larger starts first where several wait."""
+    blocks: int = 0
+    """Blocks of the kernel; 0 where they are not known."""
+    blocks_per_sm: int = 0
+    """How many of them an SM holds."""
+    footprint: Footprint = NO_FOOTPRINT
+    """What one of them takes of its SM."""
+    partition: int = 0
+    """The SM partition it runs in; `demand` is a share of that partition, which is the whole GPU where there is one."""
+    partition_sms: int = 0
+    """SMs of that partition; 0 for all of the GPU."""
     op: int = -1
     """Index of the trace's op, -1 for none."""
     kernel: int = -1
@@ -81,6 +94,8 @@ def check_plan(plan: Plan) -> None:
     for index, task in enumerate(plan.tasks):
         if not all(0 <= time_ns < inf for time_ns in (task.dur_ns, task.extra_ns, task.host_ns)):
             raise PlanError(f"task {index} '{task.name[:60]}' has a duration of {task.dur_ns} ns")
+        if not 0 <= task.partition < MAX_PARTITIONS:
+            raise PlanError(f"task {index} '{task.name[:60]}' is in partition {task.partition} of {MAX_PARTITIONS}")
         for before in task.deps:
             if not 0 <= before < n:
                 raise PlanError(f"task {index} '{task.name[:60]}' depends on task {before}, of {n} tasks")

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.partitions import Partition
+from gpusim.plan.tasks import LaunchMode, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +17,14 @@ class Assignment:
 
     order: tuple[int, ...]
     streams: tuple[int, ...]
+    variants: tuple[int, ...] = ()
+    """For each op the number of its variant, counted from 1, or 0; empty: all as captured."""
+    partitions: tuple[Partition, ...] = ()
+    """SM partitions of the streams; empty: all streams share the whole GPU."""
+
+    def lowered(self, graph: OpGraph, mode: LaunchMode = "graph") -> Plan:
+        """Its plan, with its variants and partitions. Raises `PlanError` for partitions the GPU cannot have."""
+        return lower(graph, self.order, self.streams, mode, variants=self.variants, partitions=self.partitions)
 
 
 Policy = Callable[[OpGraph, int], Assignment]

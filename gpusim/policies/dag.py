@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,71 +61,101 @@ def work_dag(graph: OpGraph) -> tuple[tuple[int, ...], Dag]:
     return ops, Dag(tuple(tuple(sorted(node_of[p] for p in preds[op])) for op in ops))
 
 
-def maximum_matching(edges: Sequence[Sequence[int]], right: int) -> list[int]:
+def descendants(preds: Sequence[Sequence[int]]) -> list[int]:
+    """For each node the set of all nodes behind it, as a bit mask."""
+    found = [0] * len(preds)
+    for node in reversed(range(len(preds))):
+        behind = found[node] | (1 << node)
+        for before in preds[node]:
+            if not 0 <= before < node:
+                raise ValueError(f"node {node} has predecessor {before}: predecessors have smaller numbers")
+            found[before] |= behind
+    return found
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Numbers of the bits that are set, in ascending order."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def mask_of(numbers: Iterable[int]) -> int:
+    """The bit mask that has these bits."""
+    mask = 0
+    for number in numbers:
+        mask |= 1 << number
+    return mask
+
+
+def maximum_matching(edges: Sequence[int], right: int) -> list[int]:
     """A maximum matching of a bipartite graph: for each left node its partner of `right` right nodes, or -1.
 
-    `edges[i]` has the right nodes that left node i may be matched to. Hopcroft and Karp, "An n^5/2 algorithm for
-    maximum matchings in bipartite graphs" (SIAM J. Comput. 2(4), 1973): in each phase a breadth-first search from the
-    free left nodes finds the length of the shortest augmenting paths, and a depth-first search flips a maximal set of
-    disjoint ones. Left nodes and their edges are tried in the order given.
+    `edges[i]` is a bit mask of the right nodes that left node i may be matched to: a graph may be dense. Hopcroft and
+    Karp, "An n^5/2 algorithm for maximum matchings in bipartite graphs" (SIAM J. Comput. 2(4), 1973): in each phase a
+    breadth-first search from the free left nodes finds the length of the shortest augmenting paths, and a depth-first
+    search flips a maximal set of disjoint ones. Nodes of both sides are tried in ascending order.
     """
     partner = [-1] * len(edges)
-    taken_by = [-1] * right
+    owner = [-1] * right
+    free = (1 << right) - 1
     while True:
-        depth = _phase_depths(edges, partner, taken_by)
-        if depth is None:
+        layers = _layers(edges, partner, owner, free)
+        if layers is None:
             return partner
-        tried = [0] * len(edges)
-        for left in range(len(edges)):
-            if partner[left] < 0:
-                _augment(left, edges, partner, taken_by, depth, tried)
+        left_over = list(edges)  # without the edges given up in this phase
+        for root in range(len(edges)):
+            if partner[root] < 0:
+                free = _augment(root, left_over, partner, owner, free, layers)
 
 
-def _phase_depths(edges: Sequence[Sequence[int]], partner: list[int], taken_by: list[int]) -> list[int] | None:
-    """Distance of each left node from the free ones along alternating paths (-1: none); None without a free end."""
-    depth = [0 if right < 0 else -1 for right in partner]
-    queue = deque(left for left, right in enumerate(partner) if right < 0)
-    found = False
-    while queue:
-        left = queue.popleft()
-        for right in edges[left]:
-            owner = taken_by[right]
-            if owner < 0:
-                found = True
-            elif depth[owner] < 0:
-                depth[owner] = depth[left] + 1
-                queue.append(owner)
-    return depth if found else None
+def _layers(edges: Sequence[int], partner: list[int], owner: list[int], free: int) -> list[int] | None:
+    """Right nodes by how far their owners are from the free left nodes; None where no path has a free end.
+
+    Layer 0 is empty: free left nodes own nothing.
+    """
+    layers, unseen, found = [0], ~free, False
+    here = [left for left, right in enumerate(partner) if right < 0]
+    while here:
+        new = 0
+        for left in here:
+            found |= bool(edges[left] & free)
+            new |= edges[left] & unseen
+        unseen &= ~new
+        layers.append(new)
+        here = [owner[right] for right in bits(new)]
+    return [*layers, 0] if found else None
 
 
 def _augment(
-    root: int,
-    edges: Sequence[Sequence[int]],
-    partner: list[int],
-    taken_by: list[int],
-    depth: list[int],
-    tried: list[int],
-) -> None:
-    """Follow layers from `root` to a free right node and flip the path. `tried` counts the edges given up on."""
+    root: int, left_over: list[int], partner: list[int], owner: list[int], free: int, layers: list[int]
+) -> int:
+    """Follow layers from `root` to a free right node and flip the path; the right nodes that are free then.
+
+    Nodes of the path leave their layers, so that the paths of one phase are disjoint.
+    """
     path = [root]
+    taken: list[int] = []
     while path:
-        left = path[-1]
-        if tried[left] == len(edges[left]):
+        depth = len(path)
+        useful = left_over[path[-1]] & (free | layers[depth])
+        if not useful:
             path.pop()
             if path:
-                tried[path[-1]] += 1
+                left_over[path[-1]] &= ~(1 << taken.pop())
             continue
-        owner = taken_by[edges[left][tried[left]]]
-        if owner < 0:
-            for node in path:
-                right = edges[node][tried[node]]
-                partner[node], taken_by[right] = right, node
-                depth[node] = -1  # used up in this phase: paths are disjoint
-            return
-        if depth[owner] == depth[left] + 1:
-            path.append(owner)
-        else:
-            tried[left] += 1
+        right = (useful & -useful).bit_length() - 1
+        taken.append(right)
+        if owner[right] >= 0:
+            left_over[path[-1]] &= ~((1 << right) - 1)  # smaller ones lead nowhere
+            path.append(owner[right])
+            continue
+        for place, (left, end) in enumerate(zip(path, taken, strict=True), start=1):
+            layers[place] &= ~(1 << end)
+            partner[left], owner[end] = end, left
+        return free & ~(1 << right)
+    return free
 
 
 def chains(following: Sequence[int]) -> list[list[int]]:

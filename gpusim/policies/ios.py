@@ -24,21 +24,41 @@ difference.
 
 Filled in: s is at most the number of streams. A block whose search is too large (`BLOCK_EFFORT`) is searched with
 smaller r first and cut in two where r = 1 is too large as well: whole blocks with r = 1 gave better schedules than
-half blocks with r = 3. That happens in training, where weight gradients can wait for the optimizer, and in NASNet. Even
-so a call takes up to a second for inference with GoogLeNet or Inception-v3, but 30 to 45 s for NASNet-A-Large and for
-training steps of hundreds of ops: this policy is marked slow in the registry.
+half blocks with r = 3. That happens in training only, where weight gradients can wait for the optimizer. The search
+is compiled (`gpusim.engine.compiled.stages`), and so is the cost of a stage, of which `stage_ns` is the definition.
+Stages are simulated with SMs as one pool, as in the list scheduler: some twenty times as fast as block by block.
+docs/policies.md has what a call costs: seconds for a large step, so this policy is marked slow in the registry.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from gpusim.engine.pool import SmPool
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.engine.compiled.arrays import Plans, Room, encode_hardware, encode_tasks
+from gpusim.engine.compiled.link import link_plans
+from gpusim.engine.compiled.simulate import simulate_plans
+from gpusim.engine.compiled.stages import (
+    MOST_NODES,
+    NO_ROOM,
+    TOO_MUCH,
+    Sets,
+    Walk,
+    choose_stages,
+    find_stages,
+    groups_of,
+    lower_stages,
+)
+from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.tasks import Task
+from gpusim.plan.tasks import Plan, Task
 from gpusim.policies.base import Assignment, spread_views
+from gpusim.policies.dag import bits
 from gpusim.policies.ios_blocks import Units, blocks_of, narrowest, units_of
 
 #: r and s: most units in a group, most groups in a stage (the values of IOS's experiments).
@@ -46,9 +66,13 @@ MAX_GROUP, MAX_GROUPS = 3, 8
 #: Most units of a block. IOS's experiments had 50; the cells of NASNet-A-Large have 19 to 25.
 MAX_BLOCK = 25
 #: Work for one block, counted in endings looked at, and for all units of a step together.
-BLOCK_EFFORT, EFFORT = 700_000, 16_000_000
+BLOCK_EFFORT, EFFORT = 6_000_000, 150_000_000
 #: Simulating a stage takes about as long as looking at this many endings.
-STAGE_EFFORT = 100
+STAGE_EFFORT = 50
+#: Room for sets of nodes at first; more is made where it is needed.
+FEWEST_SETS = 1 << 12
+#: Stages simulated at a time, so that their plans stay in a core's cache.
+PLANS = 64
 
 Groups = tuple[int, ...]
 """The groups of a stage, each a bit mask of the nodes of a block."""
@@ -77,41 +101,29 @@ def ios(graph: OpGraph, streams: int) -> Assignment:
 def stage_ns(groups: Sequence[Sequence[Task]], hardware: HardwareModel) -> float:
     """Time of a stage from the barrier before it to the one behind it, where the next stage may start.
 
-    Groups start together, pass the front end and share the GPU by the engine's rules. The barrier behind costs a join
-    of all groups; the gap after it belongs to the next stage.
+    Groups start together, and run as the engine says. The barrier before costs a fork, the gap behind it belongs to
+    this stage; the one behind costs a join of all groups.
     """
+    tasks = [replace(task, queue=queue, deps=()) for queue, group in enumerate(groups) for task in group]
+    makespan_ns = FastEngine().run(Plan(tuple(tasks)), hardware).makespan_ns
+    return makespan_ns + barriers_ns(len(groups), max(group[0].extra_ns for group in groups), hardware)
+
+
+def one_pool(hardware: HardwareModel) -> HardwareModel:
+    """The same GPU with its SMs shared out as one pool (`gpusim.engine.pool`)."""
+    contention = msgspec.structs.replace(hardware.contention, sharing_exponent=0.0)
+    return msgspec.structs.replace(hardware, contention=contention)
+
+
+def barriers_ns(groups: int, extra_ns: float, hardware: HardwareModel) -> float:
+    """What the barriers of a stage cost; `extra_ns` is the longest extra gap before the first kernel of any group."""
     costs = hardware.graph
-    pool = SmPool(hardware)
-    fork_ns = costs.fork_ns if len(groups) > 1 else 0.0
-    waiting = [(costs.chain_ns + fork_ns + group[0].extra_ns, number) for number, group in enumerate(groups)]
-    heapq.heapify(waiting)
-    position = [0] * len(groups)
-    now = front_end_free = 0.0
-    while waiting or pool.running:
-        end = pool.next_end()
-        start = max(waiting[0][0], front_end_free) if waiting and not pool.full else None
-        if start is None or (end is not None and now + end[0] <= start):
-            assert end is not None, "groups left, but nothing runs"
-            pool.advance(end[0])
-            now += end[0]
-            number = end[1]
-            pool.finish(number)
-            position[number] += 1
-            if position[number] < len(groups[number]):
-                gap_ns = costs.chain_ns + groups[number][position[number]].extra_ns
-                heapq.heappush(waiting, (now + gap_ns, number))
-        else:
-            pool.advance(start - now)
-            now = start
-            front_end_free = now + costs.front_end_ns
-            number = heapq.heappop(waiting)[1]
-            pool.start(number, groups[number][position[number]])
-        pool.update()
-    return now + costs.join_ns * (len(groups) - 1)
+    fork_ns = costs.fork_ns if groups > 1 else 0.0
+    return costs.chain_ns + fork_ns + extra_ns + costs.join_ns * (groups - 1)
 
 
-def ios_stages(graph: OpGraph, units: Units, max_groups: int, cost: StageCost = stage_ns) -> list[Stage]:
-    """The stages of a step, of at most `max_groups` groups each."""
+def ios_stages(graph: OpGraph, units: Units, max_groups: int, cost: StageCost | None = None) -> list[Stage]:
+    """The stages of a step, of at most `max_groups` groups each; `cost` is by default `stage_ns`, compiled."""
     todo = blocks_of(units.dag, MAX_BLOCK)[::-1]
     stages: list[Stage] = []
     while todo:
@@ -119,9 +131,9 @@ def ios_stages(graph: OpGraph, units: Units, max_groups: int, cost: StageCost = 
         block = _Block(graph, units, nodes, cost)
         effort = max(1 + STAGE_EFFORT, min(BLOCK_EFFORT, EFFORT * len(nodes) // len(units)))  # a single unit fits
         for max_group in range(MAX_GROUP, 0, -1):
-            endings = block.endings(max_group, max_groups, effort)
-            if endings is not None:
-                stages += block.best(endings)
+            found = block.search(max_group, max_groups, effort)
+            if found is not None:
+                stages += found
                 break
         else:
             todo += narrowest(units.dag, nodes, max(1, 2 * len(nodes) // 3))[::-1]
@@ -131,80 +143,70 @@ def ios_stages(graph: OpGraph, units: Units, max_groups: int, cost: StageCost = 
 class _Block:
     """The search in one block. Sets of its nodes are bit masks; bit 0 is its first node."""
 
-    def __init__(self, graph: OpGraph, units: Units, nodes: range, cost: StageCost) -> None:
-        self.hardware = graph.hardware
+    def __init__(self, graph: OpGraph, units: Units, nodes: range, cost: StageCost | None) -> None:
+        assert len(nodes) <= MOST_NODES
+        self.hardware = one_pool(graph.hardware)
         self.first = nodes.start
-        self.succs = [sum(1 << s - nodes.start for s in units.dag.succs[node] if s in nodes) for node in nodes]
+        succs = [sum(1 << s - nodes.start for s in units.dag.succs[node] if s in nodes) for node in nodes]
+        self.succs = np.array(succs, np.int64)
         self.tasks = [[task for op in units.ops[node] for task in graph.tasks[op]] for node in nodes]
         self.cost = cost
-        self.cost_ns: dict[int, float] = {}
+        self.walk = Walk.of_size(len(nodes))
 
-    def endings(self, max_group: int, max_groups: int, effort: int) -> dict[int, list[Groups]] | None:
-        """The endings of every set of nodes that can be left over; None where that would take more than `effort`."""
-        whole = (1 << len(self.tasks)) - 1
-        found: dict[int, list[Groups]] = {}
-        stages: set[int] = set()
-        todo = [whole]
-        while todo:
-            state = todo.pop()
-            if state in found or not state:
-                continue
-            found[state] = []
-            for ending, groups in self._endings_of(state, 0, (), len(self.tasks), max_group, max_groups):
-                found[state].append(groups)
-                effort -= 1 if ending in stages else 1 + STAGE_EFFORT
-                if effort < 0:
-                    return None
-                stages.add(ending)
-                todo.append(state & ~ending)
-        return found
-
-    def _endings_of(
-        self, state: int, ending: int, groups: Groups, below: int, max_group: int, max_groups: int
-    ) -> Iterator[tuple[int, Groups]]:
-        """`ending` extended in every way by nodes under `below`: latest first, so each ending comes up once."""
-        left = state & ~ending & ((1 << below) - 1)
-        while left:
-            node = left.bit_length() - 1
-            left ^= 1 << node
-            after = self.succs[node] & state
-            if after & ~ending:
-                continue  # a successor in `state` stays behind
-            group = 1 << node
-            apart = []
-            for other in groups:
-                if other & after:
-                    group |= other
-                else:
-                    apart.append(other)
-            if group.bit_count() > max_group or len(apart) >= max_groups:
-                continue
-            extended = ending | 1 << node, (*apart, group)
-            yield extended
-            yield from self._endings_of(state, *extended, node, max_group, max_groups)
-
-    def best(self, endings: dict[int, list[Groups]]) -> list[Stage]:
-        """The stages of least total time."""
-        least: dict[int, tuple[float, Groups]] = {0: (0.0, ())}
-        for state in sorted(endings):  # what is left over is a smaller number
-            least[state] = min(
-                ((least[state & ~sum(groups)][0] + self._stage_ns(groups), groups) for groups in endings[state]),
-                key=lambda found: found[0],
-            )
+    def search(self, max_group: int, max_groups: int, effort: int) -> list[Stage] | None:
+        """The stages of least total time; None where looking for them would take more than `effort`."""
+        size = FEWEST_SETS
+        while True:
+            states, stages = Sets.of_size(size), Sets.of_size(size)
+            limits = (self.succs, max_group, max_groups)
+            left = find_stages(*limits, effort, STAGE_EFFORT, states, stages, self.walk)
+            if left != NO_ROOM:
+                break
+            size *= 4
+        if left == TOO_MUCH:
+            return None
+        count = int(states.found[0])
+        least_ns, last = np.zeros(count), np.zeros(count, np.int64)
+        ascending = np.argsort(states.values[:count])
+        cost_ns = self._times_ns(stages.values[: int(stages.found[0])])
+        choose_stages(*limits, states, ascending, stages, cost_ns, least_ns, last, self.walk)
+        ends = dict(zip(states.values[:count].tolist(), last.tolist(), strict=True))
+        found: list[Stage] = []
         state = (1 << len(self.tasks)) - 1
-        stages: list[Stage] = []
         while state:
-            groups = least[state][1]
-            stages.append(tuple(tuple(self.first + node for node in _bits(group)) for group in sorted(groups)))
-            state &= ~sum(groups)
-        return stages[::-1]
+            groups = self._groups(ends[state])
+            found.append(tuple(tuple(self.first + node for node in bits(group)) for group in groups))
+            state &= ~ends[state]
+        return found[::-1]
 
-    def _stage_ns(self, groups: Groups) -> float:
-        key = sum(groups)  # the groups are the connected parts of their union
-        if key not in self.cost_ns:
-            tasks = [[task for node in _bits(group) for task in self.tasks[node]] for group in sorted(groups)]
-            self.cost_ns[key] = self.cost(tasks, self.hardware)
-        return self.cost_ns[key]
+    def _groups(self, stage: int) -> Groups:
+        """The groups of a stage, which are its connected parts, in ascending order."""
+        groups = np.zeros(len(self.tasks) + 1, np.int64)
+        return tuple(groups[: groups_of(self.succs, stage, groups)].tolist())
+
+    def _tasks_of(self, group: int) -> list[Task]:
+        return [task for node in bits(group) for task in self.tasks[node]]
+
+    def _times_ns(self, stages: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """What each stage takes."""
+        if self.cost is not None:
+            of_groups = (list(map(self._tasks_of, self._groups(stage))) for stage in stages.tolist())
+            return np.array([self.cost(groups, self.hardware) for groups in of_groups])
+        first = np.cumsum([0, *map(len, self.tasks)])
+        tasks = encode_tasks([task for tasks in self.tasks for task in tasks])
+        record = encode_hardware(self.hardware)
+        plans = Plans.of_size(min(PLANS, len(stages)), int(first[-1]), 0, False)
+        room = Room.for_plans(plans, 1, 1, self.hardware)
+        n_groups, extra_ns = np.zeros(len(stages), np.int64), np.zeros(len(stages))
+        makespan_ns = np.zeros(len(stages))
+        for begin in range(0, len(stages), PLANS):
+            count = min(PLANS, len(stages) - begin)
+            lower_stages(tasks, first, self.succs, stages, begin, plans, self.walk, n_groups, extra_ns)
+            link_plans(record, tasks, plans, 0, count)
+            simulate_plans(record, tasks, plans, None, room, 0, count)
+            makespan_ns[begin : begin + count] = plans.makespan_ns[:count]
+        ends = zip(makespan_ns.tolist(), n_groups.tolist(), extra_ns.tolist(), strict=True)
+        return np.array([time_ns + barriers_ns(groups, extra, self.hardware) for time_ns, groups, extra in ends])
 
 
 def place_stage(units: Units, stage: Stage, streams: int, order: list[int], stream_of: dict[int, int]) -> None:
@@ -225,11 +227,3 @@ def place_stage(units: Units, stage: Stage, streams: int, order: list[int], stre
         free.discard(stream)
         stream_of |= dict.fromkeys(group, stream)
     order += [unit for group in stage for unit in group]
-
-
-def _bits(mask: int) -> Iterator[int]:
-    """Numbers of the bits that are set, in ascending order."""
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest

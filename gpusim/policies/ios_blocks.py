@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.dag import Dag, work_dag
+from gpusim.policies.dag import Dag, descendants, work_dag
 from gpusim.policies.kinds import is_compute_intensive, is_depthwise
 
 
@@ -70,12 +70,9 @@ def blocks_of(dag: Dag, limit: int) -> list[range]:
 
 def articulations(dag: Dag) -> list[int]:
     """Nodes that every other node comes before or after."""
-    descendants = [0] * len(dag)
-    for node in reversed(range(len(dag))):
-        for p in dag.preds[node]:
-            descendants[p] |= descendants[node] | 1 << node
-    all_others = (1 << len(dag)) - 1
-    return [node for node in range(len(dag)) if dag.ancestors[node] | descendants[node] | 1 << node == all_others]
+    after = descendants(dag.preds)
+    everything = (1 << len(dag)) - 1
+    return [node for node in range(len(dag)) if dag.ancestors[node] | after[node] | 1 << node == everything]
 
 
 def narrowest(dag: Dag, block: range, limit: int) -> list[range]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from gpusim.plan.graph import OpGraph
 from gpusim.policies.base import Assignment, spread_views
-from gpusim.policies.dag import Dag, chains, maximum_matching, work_dag
+from gpusim.policies.dag import Dag, chains, mask_of, maximum_matching, work_dag
 
 
 def nimble(graph: OpGraph, streams: int) -> Assignment:
@@ -44,12 +44,13 @@ def nimble(graph: OpGraph, streams: int) -> Assignment:
 
 def chains_of(dag: Dag) -> list[list[int]]:
     """Chains of nodes, as few as leave every pair of unordered nodes in different ones (steps 1 to 4)."""
-    return chains(maximum_matching(dag.reduced.succs, len(dag)))
+    return chains(maximum_matching([mask_of(nodes) for nodes in dag.reduced.succs], len(dag)))
 
 
 def pack(dag: Dag, found: list[list[int]]) -> list[list[int]]:
     """Chains put one after another where the data orders them anyway (step 5): the nodes of each stream, in order."""
     follows = [
-        [later for later, other in enumerate(found) if dag.ancestors[other[0]] >> chain[-1] & 1] for chain in found
+        mask_of(later for later, other in enumerate(found) if dag.ancestors[other[0]] >> chain[-1] & 1)
+        for chain in found
     ]
     return [[node for chain in lane for node in found[chain]] for lane in chains(maximum_matching(follows, len(found)))]

@@ -11,14 +11,14 @@ from gpusim.engine.base import Timeline
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule, make_schedule
 from gpusim.policies.base import Assignment
 from gpusim.policies.random_schedules import RANDOM, random_assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.recipes.recipe import Recipe
 from gpusim.search.bounds import bounds
-from gpusim.search.explore import SEARCH, Explored, Row, explore
+from gpusim.search.explore import SEARCH, Explored, explore
+from gpusim.search.trial import contenders
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace
 
@@ -66,28 +66,31 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     made_by = f"gpusim validate, {hardware.label}, seed {recipe.seed}"
 
     def schedule(policy: str, assignment: Assignment, predicted_ns: int) -> Schedule:
-        order, streams = assignment.order, assignment.streams
-        return make_schedule(trace, order, streams, policy=policy, made_by=made_by, predicted_ns=predicted_ns)
+        return make_schedule(
+            trace,
+            assignment.order,
+            assignment.streams,
+            policy=policy,
+            made_by=made_by,
+            predicted_ns=predicted_ns,
+            variants=assignment.variants,
+            partitions=assignment.partitions,
+        )
 
     schedules = tuple(
         schedule(policy, assignment, timeline.makespan_ns)
         for (policy, assignment), timeline in zip(found, timelines, strict=True)
     )
-    contenders = [] if explored is None else _contenders(explored)[: recipe.measure]
+    tried = [] if explored is None else contenders(explored, recipe.measure)
     spread = 1 + hardware.uncertainty.schedule_frac
     bound = bounds(graph)
     return Chosen(
         schedules,
         tuple(timeline.peak_bytes for timeline in timelines),
-        tuple(schedule(SEARCH, row.assignment, row.makespan_ns) for row in contenders),
-        tuple(row.peak_bytes for row in contenders),
+        tuple(schedule(SEARCH, row.assignment, row.makespan_ns) for row in tried),
+        tuple(row.peak_bytes for row in tried),
         any(timeline.makespan_ns * spread < sequential_ns for timeline in timelines),
-        {
-            "critical_path": bound.critical_path_ns,
-            "area": bound.area_ns,
-            "bandwidth": bound.bandwidth_ns,
-            "front_end": bound.front_end_ns,
-        },
+        {name.removesuffix("_ns"): time_ns for name, time_ns in bound.document().items()},
         hardware.label,
     )
 
@@ -101,14 +104,6 @@ def _explore(graph: OpGraph, hardware: HardwareModel, recipe: Recipe) -> Explore
         seed=recipe.seed,
         also=recipe.policies,
     )
-
-
-def _contenders(explored: Explored) -> list[Row]:
-    """Searched schedules and the best of each policy, best prediction first, each makespan once."""
-    searched = [row for row in explored.rows if row.policy == SEARCH]
-    policies = {row.policy for row in explored.rows} - {SEARCH}
-    rows = sorted([*searched[:2], *map(explored.best_of, policies)], key=lambda row: (row.makespan_ns, row.streams))
-    return list({row.makespan_ns: row for row in reversed(rows)}.values())[::-1]
 
 
 def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Iterator[tuple[str, Assignment]]:
@@ -129,4 +124,4 @@ def _by_lot(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Assignment]]:
 
 
 def _simulate(graph: OpGraph, assignment: Assignment) -> Timeline:
-    return FastEngine().run(lower(graph, assignment.order, assignment.streams), graph.hardware)
+    return FastEngine().run(assignment.lowered(graph), graph.hardware)

@@ -28,6 +28,8 @@ class Case(Document, frozen=True, kw_only=True):
     dtype: Dtype = "tf32"
     memory_format: MemoryFormat = "contiguous"
     frontend: Frontend = "aten"
+    variants: bool = False
+    """As for `gpusim capture`: other algorithms are measured, and the search may use them."""
     trace: str | None = None
     """A trace file or a bundled trace's name."""
     fitted: bool = False

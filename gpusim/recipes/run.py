@@ -20,9 +20,10 @@ import msgspec
 from gpusim.errors import GpuError, GpusimError, OutputError, TraceError
 from gpusim.plan.measurement import Measurement
 from gpusim.plan.pairs import PairCase
-from gpusim.plan.schedule import Schedule, check_schedule
+from gpusim.plan.schedule import Schedule, check_schedule, chosen_variants
 from gpusim.recipes.chosen import Chosen, choose_schedules, hardware_of
 from gpusim.recipes.recipe import Case, Recipe
+from gpusim.recipes.trial import fastest
 from gpusim.report.pairs import write_pairs
 from gpusim.report.replayed import ReplayedSchedule, write_replayed
 from gpusim.report.results import SCHEMA, ResultCase, Results
@@ -154,6 +155,7 @@ def _capture(case: Case, folder: Path, seed: int, command: str) -> Path:
         dtype=case.dtype,
         memory_format=case.memory_format,
         frontend=case.frontend,
+        variants=case.variants,
         seed=seed,
         command=command,
     )
@@ -165,13 +167,13 @@ def _capture(case: Case, folder: Path, seed: int, command: str) -> Path:
 
 def _replay(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
     """Measure the chosen schedules; what was searched becomes the contender that is fastest in a trial."""
-    from gpusim.runtime.replay import replay, trial_ns
+    from gpusim.runtime.replay import replay
 
     trace = read_trace(path)
     hardware = hardware_of(trace)
     if chosen.contenders:
-        times = trial_ns(trace, chosen.contenders, hardware, seed=recipe.seed)
-        chosen = chosen.with_searched(times.index(min(times)))
+        _, number = fastest(trace, chosen.contenders, hardware, recipe.seed)
+        chosen = chosen.with_searched(number)
     measured = replay(
         trace, chosen.schedules, hardware, command=command, seed=recipe.seed, recordings=recipe.recordings
     )
@@ -193,6 +195,8 @@ def _replayed(trace: Trace, schedule: Schedule, measurement: Measurement) -> Rep
         policy=measurement.policy,
         order=tuple(order),
         stream_of=tuple(stream_of),
+        variants=chosen_variants(schedule, trace),
+        partitions=schedule.partitions,
         measured_ns=measurement.schedule.median_ns,
         sequential_ns=measurement.sequential.median_ns,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from gpusim.report.tables import console
+from gpusim.search.gap import PARTS, Gap
 from gpusim.search.limits import Limits, Scope
 from gpusim.units import format_ns
 
@@ -76,6 +77,19 @@ def _scope_document(scope: Scope) -> dict[str, Any]:
             }
             for loss in scope.losses
         ],
+        "gap": gap_document(scope.gap),
+    }
+
+
+def gap_document(gap: Gap) -> dict[str, Any]:
+    """A gap for `--json`: the parts add up to time less bound."""
+    return {
+        "bound": gap.bound,
+        "bound_ns": gap.bound_ns,
+        "time_ns": gap.time_ns,
+        "ratio": gap.ratio,
+        "largest": gap.largest,
+        "parts": [{"part": name, "time_ns": time_ns} for name, time_ns in gap.parts],
     }
 
 
@@ -104,6 +118,8 @@ def print_limits(limits: Limits) -> None:
     out.print(_parallelism_table(limits))
     out.print("\n[bold]Where the potential goes[/bold]: limits switched on one after the other, share of the potential")
     out.print(_losses_table(limits))
+    out.print("\n[bold]From the largest lower bound to the best list schedule[/bold]: limits of that one schedule")
+    out.print(_gap_table(limits))
     out.print(
         "[dim]T1: all kernels one after the other, without gaps; T-inf: the longest chain of dependent ones. "
         "A negative loss is a scheduling anomaly. docs/limits.md explains each number.[/dim]"
@@ -150,6 +166,29 @@ def _losses_table(limits: Limits) -> Table:
     table.add_row("+ won by concurrency", *(_change(scope, scope.won_ns) for scope in limits.scopes), style="green")
     table.add_row("= sequential graph", *(format_ns(scope.sequential_ns) for scope in limits.scopes), style="bold")
     return table
+
+
+def _gap_table(limits: Limits) -> Table:
+    table = Table(show_edge=False, header_style="bold")
+    table.add_column("")
+    gaps = [scope.gap for scope in limits.scopes]
+    for scope in limits.scopes:
+        table.add_column(scope.name, justify="right")
+    table.add_row("bound", *(gap.bound for gap in gaps))
+    table.add_row("", *(format_ns(gap.bound_ns) for gap in gaps))
+    for name in PARTS:
+        if any(name in dict(gap.parts) for gap in gaps):
+            table.add_row(f"+ {name}", *(_part(gap.part_ns(name), gap) for gap in gaps))
+    table.add_row("= best list schedule", *(format_ns(gap.time_ns) for gap in gaps), style="bold")
+    table.add_row("over the bound", *(f"{gap.ratio:.2f}x" for gap in gaps))
+    return table
+
+
+def _part(time_ns: int, gap: Gap) -> str:
+    """A part of a gap, with its share of the bound."""
+    if not time_ns:
+        return "-"
+    return f"{'+' if time_ns >= 0 else '-'}{format_ns(abs(time_ns))} {time_ns / gap.bound_ns:>6.1%}"
 
 
 def _change(scope: Scope, time_ns: int) -> str:

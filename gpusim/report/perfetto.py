@@ -22,6 +22,7 @@ from gpusim.files import compress, write_bytes
 from gpusim.hardware.model import HardwareModel
 from gpusim.hardware.occupancy import kernel_occupancy
 from gpusim.plan.kernels import fit_to
+from gpusim.plan.measurement import Measurement
 from gpusim.plan.tasks import Kind, Task
 from gpusim.trace.schema import Kernel, Trace
 from gpusim.units import MIB, NS_PER_US, us_to_ns
@@ -31,6 +32,9 @@ Event = dict[str, Any]
 
 SCHEMA_VERSION = 1
 """Of Kineto's files, which this one follows."""
+
+PRODUCER, MEASUREMENT = "gpusim", "measurement"
+"""In `otherData`: who wrote the file; where a replay's file has its measurement, as text."""
 
 MAX_EXACT_INT = 2**53
 """Viewers written in JavaScript hold numbers as doubles: integers from here on lose digits."""
@@ -130,28 +134,30 @@ def run_from_kineto(events: Iterable[Mapping[str, Any]], title: str) -> Run:
     return Run(title=title, slices=tuple(_measured(e, start - origin) for e, start in zip(work, starts, strict=True)))
 
 
-def write_perfetto(path: Path, runs: Sequence[Run]) -> None:
+def write_perfetto(path: Path, runs: Sequence[Run], measurement: Measurement | None = None) -> None:
     """Write runs side by side to one file, gzipped where the name ends in `.gz`: all of it or nothing.
 
-    Raises `OutputError`.
+    `measurement` is that of a measured run; the file keeps it. Raises `OutputError`.
     """
-    data = msgspec.json.encode(chrome_trace(runs))
+    data = msgspec.json.encode(chrome_trace(runs, measurement))
     write_bytes(path, compress(data) if path.name.endswith(".gz") else data + b"\n")
 
 
-def chrome_trace(runs: Sequence[Run]) -> dict[str, Any]:
+def chrome_trace(runs: Sequence[Run], measurement: Measurement | None = None) -> dict[str, Any]:
     """The Chrome-trace document of the runs; process ids count from 1 in their order."""
     # A thread whose id equals its process's is taken for the main thread, and Perfetto has named threads by id alone:
     # thread ids are unique in the file and above all process ids.
     tids, flows = count(len(runs) + 1), count(1)
+    kept = {} if measurement is None else {MEASUREMENT: msgspec.json.encode(measurement).decode()}
     return {
         "schemaVersion": SCHEMA_VERSION,
         "displayTimeUnit": "ns",
         "otherData": {
-            "producer": "gpusim",
+            "producer": PRODUCER,
             "runs": "; ".join(run.title for run in runs),
             "trace": _joined(run.trace for run in runs),
             "hardware": _joined(run.hardware for run in runs),
+            **kept,
         },
         "traceEvents": [event for pid, run in enumerate(runs, 1) for event in _run_events(run, pid, tids, flows)],
     }

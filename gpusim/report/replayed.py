@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from gpusim.errors import MeasurementError
 from gpusim.files import Count, Document, Nanoseconds, read_document, write_document
+from gpusim.plan.partitions import Partition
 
 SCHEMA: Final = "gpusim-replayed/1"
 SUFFIX: Final = ".schedules.json.gz"
@@ -23,6 +24,9 @@ class ReplayedSchedule(Document, frozen=True, kw_only=True):
     """Op indices in launch order."""
     stream_of: tuple[Count, ...]
     """Stream of each op, by op index."""
+    variants: tuple[Count, ...] = ()
+    """Number of each op's variant, counted from 1, or 0; empty: all as captured."""
+    partitions: tuple[Partition, ...] = ()
     measured_ns: Nanoseconds
     sequential_ns: Nanoseconds
     """Measured beside it."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from gpusim.errors import MeasurementError
-from gpusim.files import Count, Document, Nanoseconds, Positive, read_document
+from gpusim.files import Count, Document, Nanoseconds, Positive, document_schema, read_document
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode
 
 SCHEMA: Final = "gpusim-results/1"
@@ -91,6 +91,18 @@ class Results(Document, frozen=True, kw_only=True, omit_defaults=False):
 def read_results(path: Path) -> Results:
     """Read a results file. Raises `MeasurementError`."""
     return read_document(path, Results, SCHEMA, MeasurementError)
+
+
+def read_all_results(folder: Path) -> dict[str, Results]:
+    """Name -> results of every results file in a folder; other JSON documents there are left alone.
+
+    Raises `MeasurementError` for a broken file.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        if document_schema(path, MeasurementError) == SCHEMA:
+            found[path.stem] = read_results(path)
+    return found
 
 
 def results_name(results: Results) -> str:

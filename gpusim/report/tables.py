@@ -10,6 +10,7 @@ from rich.table import Table
 
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import Measurement
+from gpusim.report.choices import choices_document, choices_lines
 from gpusim.search.explore import Explored
 from gpusim.trace.schema import Timing, Trace
 from gpusim.units import format_bytes, format_ns
@@ -23,7 +24,7 @@ def console() -> Console:
 
 def explored_document(explored: Explored) -> dict[str, Any]:
     """`explore --json`."""
-    bound, gain = explored.bounds, explored.attribution
+    gain = explored.attribution
     return {
         "trace": explored.trace.name,
         "hardware": explored.hardware.label,
@@ -34,12 +35,8 @@ def explored_document(explored: Explored) -> dict[str, Any]:
             **_row(explored.best.policy, explored.best.streams, explored.best.makespan_ns, explored.best.speedup),
             "peak_bytes": explored.best.peak_bytes,
         },
-        "bounds": {
-            "critical_path_ns": bound.critical_path_ns,
-            "area_ns": bound.area_ns,
-            "bandwidth_ns": bound.bandwidth_ns,
-            "front_end_ns": bound.front_end_ns,
-        },
+        "bounds": explored.bounds.document(),
+        **choices_document(explored),
         "attribution": {
             "eager_ns": gain.eager_ns,
             "launch_ns": gain.launch_ns,
@@ -88,22 +85,17 @@ def print_explored(explored: Explored) -> None:
     out.print(f"\n[dim]speed-up over the sequential CUDA graph of the same kernels; {searched}[/dim]")
     _print_bounds(out, explored)
     _print_attribution(out, explored)
+    for line in choices_lines(explored):
+        out.print(line)
     mark = "[green]" if explored.verdict.worth_it else "[yellow]"
     out.print(f"\n{mark}[bold]Verdict.[/bold] {explored.verdict.text}[/]")
 
 
 def _print_bounds(out: Console, explored: Explored) -> None:
-    bound = explored.bounds
-    largest = bound.largest[1]
-    named = (
-        ("critical path", bound.critical_path_ns),
-        ("SM area", bound.area_ns),
-        ("DRAM bandwidth", bound.bandwidth_ns),
-        ("front end", bound.front_end_ns),
-    )
+    largest = explored.bounds.largest[1]
     parts = [
         f"[bold]{name} {format_ns(time)}[/bold]" if name == largest else f"{name} {format_ns(time)}"
-        for name, time in named
+        for time, name in explored.bounds.named
     ]
     out.print(f"\nLower bounds: {', '.join(parts)}")
 
@@ -135,10 +127,19 @@ def print_simulated(document: Mapping[str, Any]) -> None:
         f"{document['streams']} streams, launched by {document['launch']}\n"
         f"  predicted   {format_ns(document['makespan_ns'])}\n"
         f"  sequential  {format_ns(document['sequential_ns'])}  (speed-up {document['speedup']:.2f}x)\n"
+        f"{_eager(document['eager'])}"
         f"  memory      {format_bytes(document['peak_bytes'])} at the peak\n"
-        f"  bounds      critical path {format_ns(bound['critical_path_ns'])}, SM area {format_ns(bound['area_ns'])}, "
-        f"DRAM {format_ns(bound['bandwidth_ns'])}, front end {format_ns(bound['front_end_ns'])}"
+        f"  bounds      critical path {format_ns(bound['critical_path_ns'])}, SM area {format_ns(bound['area_ns'])} "
+        f"({format_ns(bound['contention_ns'])} with contention), DRAM {format_ns(bound['bandwidth_ns'])}, "
+        f"front end {format_ns(bound['front_end_ns'])}"
     )
+
+
+def _eager(times: Mapping[str, int]) -> str:
+    """The eager step, predicted and measured, as a line; nothing for a trace that knows neither."""
+    parts = [f"{format_ns(times['predicted_ns'])} predicted"] if "predicted_ns" in times else []
+    parts += [f"{format_ns(times['measured_ns'])} measured at the capture"] if "measured_ns" in times else []
+    return f"  eager step  {', '.join(parts)}\n" if parts else ""
 
 
 def captured_document(trace: Trace, loss_error: float, gradient_error: float, file: str) -> dict[str, Any]:
@@ -155,11 +156,17 @@ def captured_document(trace: Trace, loss_error: float, gradient_error: float, fi
         "eager": truth.eager,
         "graph": truth.graph,
         "attributed_frac": truth.attributed_frac,
+        "variants": sum(bool(op.variants) for op in trace.ops),
         "unattributed": truth.unattributed,
         "output_error": loss_error,
         "gradient_error": gradient_error,
         "gpu": trace.provenance.gpu,
     }
+
+
+def _variants(ops: int) -> str:
+    """How many ops have variants, as a line; nothing where none was captured."""
+    return f"  {ops} ops have other kernels to choose from\n" if ops else ""
 
 
 def print_captured(document: Mapping[str, Any]) -> None:
@@ -174,6 +181,7 @@ def print_captured(document: Mapping[str, Any]) -> None:
         f"  sequential graph  {_timing(document['graph'])}\n"
         f"  rebuilt step against the model: output {document['output_error']:.2g}, "
         f"gradients {document['gradient_error']:.2g} apart\n"
+        f"{_variants(document['variants'])}"
         f"  {gpu.name}, driver {gpu.driver}, torch {gpu.torch}, SM clock {gpu.sm_clock_mhz} MHz"
     )
 

@@ -6,6 +6,7 @@ What cannot be measured from outside (granularities, limits of a block) stays as
 from __future__ import annotations
 
 import datetime
+import statistics
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -68,10 +69,14 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         f"GoogLeNet and DenseNet-121 (gpusim/runtime/contention.py has the list), "
         f"residual median {found.median:.1%}, 90 % within {found.p90:.1%}"
     )
-    sources |= {"contention": note, "graph.join_ns": note}
+    pooled = statistics.median(found.pooled_residuals)
+    sources |= {"contention.sharing_exponent": note, "graph.join_ns": note}
+    sources["contention.younger_slowdown"] = (
+        f"{when}; to the same schedules with the SMs as one pool, median {pooled:.1%}"
+    )
     sources["graph.chain_ns"] = f"{when}; median over the calibration steps: {_listed(gaps)} ns"
     sources["uncertainty"] = f"{when}; the residuals of that fit, until validation replaces them"
-    model = with_contention(model, found.younger_slowdown, found.join_ns)
+    model = with_contention(model, found.sharing_exponent, found.join_ns, found.younger_slowdown)
     return msgspec.structs.replace(
         model,
         graph=msgspec.structs.replace(model.graph, chain_ns=found.chain_ns),
@@ -120,7 +125,7 @@ def stream_costs() -> tuple[StreamCosts, dict[str, str]]:
     queues = {n: bench.queue_count(n) for n in (None, 1, 32)}
     counted = round(queues[None])
     notes = {
-        "launch_ns": "500 launches of an almost empty kernel from Python",
+        "launch_ns": "50 launches of an almost empty kernel from Python; 10th percentile of 100, as all host times",
         "start_ns": "one launch and a wait for it, less the launch call and an idle wait",
         "chain_ns": "chain of spin kernels launched ahead of time, over their profiled time",
         "event_ns": "the same over two streams in turns, with an event for each kernel",

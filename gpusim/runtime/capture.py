@@ -17,7 +17,7 @@ from gpusim.plan.sync import plan_sync
 from gpusim.runtime.allowlist import check_operators
 from gpusim.runtime.cudagraph import GraphRecorder
 from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
-from gpusim.runtime.eager import host_pace, paced, time_eager
+from gpusim.runtime.eager import paced, time_eager
 from gpusim.runtime.execute import InitialState, Runner, make_initial, results_of
 from gpusim.runtime.isolate import alone
 from gpusim.runtime.joint import JointGraph, joint_graph
@@ -25,6 +25,7 @@ from gpusim.runtime.models import Step, load_step
 from gpusim.runtime.profiling import Profile, host_times, profile_ops
 from gpusim.runtime.record import Recorded, record
 from gpusim.runtime.timing import time_typical
+from gpusim.runtime.variant_capture import with_variants
 from gpusim.trace.check import check_trace
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import (
@@ -58,6 +59,8 @@ class CaptureOptions:
     memory_format: MemoryFormat = "contiguous"
     frontend: Frontend = "aten"
     seed: int = 0
+    variants: bool = False
+    """Whether other algorithms of convolutions and matrix products are measured, too."""
     command: str = ""
 
 
@@ -89,14 +92,13 @@ def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None
     loss_error, gradient_error = check_against_model(trace, step, graph, recorded, options, device)
     say("timing the eager step")
     eager = time_eager(step)
-    pace = host_pace(step)
     runner = Runner(trace, device)
     state = InitialState.copy_of(recorded.initial)
     runner.bind(state.tensors)
     releases = program_order_releases(trace)
     say("timing the host's calls")
     issue_ns = host_times(runner, state, releases)
-    host_ns = paced(trace, issue_ns, pace)
+    host_ns = paced(trace, issue_ns, eager.pace)
     n = len(trace.ops)
     gpu = gpu_facts(GraphRecorder(runner, dependencies(trace)).record(range(n), [0] * n).replay)
     state.restore()
@@ -106,7 +108,7 @@ def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None
     say("timing the sequential CUDA graph, rebuilt from the trace")
     graph_time = alone(time_sequential, trace, options.seed)
     truth = GroundTruth(
-        eager=eager, graph=graph_time, attributed_frac=profile.attributed_frac, unattributed=profile.unattributed
+        eager=eager.wall, graph=graph_time, attributed_frac=profile.attributed_frac, unattributed=profile.unattributed
     )
     ops = tuple(
         msgspec.structs.replace(op, host_ns=host, kernels=kernels)
@@ -114,6 +116,8 @@ def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None
     )
     provenance = msgspec.structs.replace(trace.provenance, gpu=gpu)
     trace = msgspec.structs.replace(trace, provenance=provenance, ops=ops, ground_truth=truth)
+    if options.variants:
+        trace = with_variants(trace, options.seed, say)
     check_trace(trace, options.spec)
     return Captured(trace, loss_error, gradient_error, profile)
 

@@ -26,13 +26,15 @@ from gpusim.runtime.isolate import alone
 from gpusim.trace.schema import Trace
 
 CALIBRATION_NET = f"{Path(calibration_net.__file__)}:{calibration_net.branching.__name__}"
-#: Steps that are captured and replayed: three of a network made for it, and two of real ones, which leave more
+#: Steps that are captured and replayed: three of a network made for it, and four of real ones, which leave more
 #: kernels of a few microseconds and of batch norm beside each other. These networks count as fitted ever after.
 STEPS: tuple[CaptureOptions, ...] = (
     CaptureOptions(spec=CALIBRATION_NET, mode="infer", batch=1),
     CaptureOptions(spec=CALIBRATION_NET, mode="train", batch=4),
     CaptureOptions(spec=CALIBRATION_NET, mode="train", batch=24, dtype="bf16", memory_format="channels_last"),
+    CaptureOptions(spec="torchvision:googlenet", mode="infer", batch=1),
     CaptureOptions(spec="torchvision:googlenet", mode="train", batch=8),
+    CaptureOptions(spec="torchvision:densenet121", mode="infer", batch=1),
     CaptureOptions(spec="torchvision:densenet121", mode="train", batch=8),
 )
 #: Schedules replayed of each: policy and streams, and random ones.
@@ -40,11 +42,12 @@ SCHEDULES = tuple((policy, n) for policy in ("wavefront", "round_robin", "critic
 RANDOM_SCHEDULES = 8
 RECORDINGS = 2
 Constants = tuple[float, ...]
-"""Slow-down, join_ns."""
+"""Values of the constants that are fitted together."""
+Build = Callable[[HardwareModel, Constants], HardwareModel]
+"""The model with these values."""
 #: The search for the least squares: start, first steps, and the steps at which it ends.
-START: Constants = (0.8, 200.0)
-FIRST_STEPS: Constants = (0.2, 100.0)
-LAST_STEPS = (0.01, 5.0)
+BY_BLOCK_START, BY_BLOCK_STEPS, BY_BLOCK_LAST = (0.5, 100.0), (0.1, 50.0), (0.01, 5.0)
+POOLED_START, POOLED_STEPS, POOLED_LAST = (0.8,), (0.2,), (0.01,)
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,16 @@ class Point:
 class Fit:
     """Fitted constants and what is left."""
 
-    younger_slowdown: float
+    sharing_exponent: float
     join_ns: float
+    younger_slowdown: float
+    """Fitted after the others, for the SMs as one pool."""
     chain_ns: float
     """Median gap that the traces are anchored to."""
     residuals: tuple[float, ...]
-    """|log(predicted / measured)| of each schedule."""
+    """|log(predicted / measured)| of each schedule, block by block."""
+    pooled_residuals: tuple[float, ...]
+    """The same for the SMs as one pool."""
 
     @property
     def median(self) -> float:
@@ -106,50 +113,71 @@ def measure_points(model: HardwareModel, say: Callable[[str], None]) -> tuple[li
 
 
 def fit(points: Sequence[Point], gaps: Sequence[float]) -> Fit:
-    """Least squares of log(predicted / measured) over slow-down and join cost.
+    """Least squares of log(predicted / measured) over the sharing exponent and the join cost, then the slow-down."""
+    exponent, join_ns = _least_squares(points, by_block, BY_BLOCK_START, BY_BLOCK_STEPS, BY_BLOCK_LAST)
 
-    A pattern search: along each constant in turn, by steps that halve where nothing helps.
-    """
-    best, steps = START, FIRST_STEPS
-    least = _squares(points, best)
-    while any(step > last for step, last in zip(steps, LAST_STEPS, strict=True)):
+    def pooled(model: HardwareModel, constants: Constants) -> HardwareModel:
+        return with_contention(model, 0.0, join_ns, constants[0])
+
+    (slowdown,) = _least_squares(points, pooled, POOLED_START, POOLED_STEPS, POOLED_LAST)
+    return Fit(
+        sharing_exponent=exponent,
+        join_ns=join_ns,
+        younger_slowdown=slowdown,
+        chain_ns=statistics.median(gaps),
+        residuals=tuple(abs(error) for error in errors(points, by_block, (exponent, join_ns))),
+        pooled_residuals=tuple(abs(error) for error in errors(points, pooled, (slowdown,))),
+    )
+
+
+def by_block(model: HardwareModel, constants: Constants) -> HardwareModel:
+    """The model with this sharing exponent and join cost, its SMs one by one."""
+    exponent, join_ns = constants
+    # 0 would stand for the pool
+    return with_contention(model, max(exponent, 1e-6), join_ns, model.contention.younger_slowdown)
+
+
+def with_contention(model: HardwareModel, exponent: float, join_ns: float, slowdown: float) -> HardwareModel:
+    """The model with other constants of what kernels do to each other."""
+    return msgspec.structs.replace(
+        model,
+        contention=Contention(younger_slowdown=slowdown, sharing_exponent=exponent),
+        graph=msgspec.structs.replace(model.graph, join_ns=join_ns),
+    )
+
+
+def _least_squares(
+    points: Sequence[Point], build: Build, start: Constants, first: Constants, last: Constants
+) -> Constants:
+    """A pattern search: along each constant in turn, by steps that halve where nothing helps."""
+    best, steps = start, first
+    least = _squares(points, build, best)
+    while any(step > final for step, final in zip(steps, last, strict=True)):
         tried = [_moved(best, axis, sign * steps[axis]) for axis in range(len(best)) for sign in (1, -1)]
-        squares, found = min((_squares(points, candidate), candidate) for candidate in tried)
+        squares, found = min((_squares(points, build, candidate), candidate) for candidate in tried)
         if squares < least:
             least, best = squares, found
         else:
             steps = tuple(step / 2 for step in steps)
-    residuals = tuple(abs(error) for error in errors(points, *best))
-    slowdown, join_ns = best
-    return Fit(slowdown, join_ns, chain_ns=statistics.median(gaps), residuals=residuals)
+    return best
 
 
 def _moved(constants: Constants, axis: int, by: float) -> Constants:
     return tuple(max(0.0, value + by) if index == axis else value for index, value in enumerate(constants))
 
 
-def _squares(points: Sequence[Point], constants: Constants) -> float:
-    found = errors(points, *constants)
+def _squares(points: Sequence[Point], build: Build, constants: Constants) -> float:
+    found = errors(points, build, constants)
     return sum(point.weight * error**2 for point, error in zip(points, found, strict=True))
 
 
-def errors(points: Sequence[Point], slowdown: float, join_ns: float) -> list[float]:
+def errors(points: Sequence[Point], build: Build, constants: Constants) -> list[float]:
     """log(predicted / measured) of each point with these constants."""
     engine = FastEngine()
-    found = []
-    for point in points:
-        hardware = with_contention(point.hardware, slowdown, join_ns)
-        found.append(math.log(engine.run(point.plan, hardware).makespan_ns / point.measured_ns))
-    return found
-
-
-def with_contention(model: HardwareModel, slowdown: float, join_ns: float) -> HardwareModel:
-    """The model with other constants of what kernels do to each other."""
-    return msgspec.structs.replace(
-        model,
-        contention=Contention(younger_slowdown=slowdown),
-        graph=msgspec.structs.replace(model.graph, join_ns=join_ns),
-    )
+    return [
+        math.log(engine.run(point.plan, build(point.hardware, constants)).makespan_ns / point.measured_ns)
+        for point in points
+    ]
 
 
 def _capture(options: CaptureOptions) -> Trace:

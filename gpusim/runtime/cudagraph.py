@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from gpusim.plan.partitions import Partition, lay_out
 from gpusim.plan.sync import SyncPlan, plan_sync
 from gpusim.runtime.execute import Runner
+from gpusim.runtime.partitions import Partitions, sm_groups
 
 
 @dataclass
@@ -33,15 +35,53 @@ class GraphRecorder:
         self.runner = runner
         self.preds = preds
         self._streams: list[torch.cuda.Stream] = []
+        self._parted: dict[tuple[Partition, ...], tuple[Partitions, list[torch.cuda.Stream]]] = {}
 
-    def record(self, order: Sequence[int], streams: Sequence[int], warm: bool = True) -> RecordedGraph:
-        """Record a legal schedule. `warm` runs it once before, eagerly: libraries set up on first use of a stream."""
+    def record(
+        self,
+        order: Sequence[int],
+        streams: Sequence[int],
+        warm: bool = True,
+        *,
+        variants: Sequence[int] = (),
+        partitions: Sequence[Partition] = (),
+    ) -> RecordedGraph:
+        """Record a legal schedule. `warm` runs it once before, eagerly: libraries set up on first use of a stream.
+
+        `variants` are as for `Runner.variants`. Raises `GpuError` where this GPU or driver has no SM partitions.
+        """
         sync = plan_sync(self.runner.trace, self.preds, order, streams)
-        while len(self._streams) < max(streams) + 1:
-            self._streams.append(torch.cuda.Stream())
+        lanes = self._lanes(max(streams) + 1, tuple(partitions))
         torch.cuda.synchronize()
+        self.runner.variants = variants
+        try:
+            return self._record(order, streams, sync, lanes, warm)
+        finally:
+            self.runner.variants = ()
+
+    def _lanes(self, count: int, partitions: tuple[Partition, ...]) -> list[torch.cuda.Stream]:
+        """The streams of a schedule, made where they are not there yet."""
+        if not partitions:
+            while len(self._streams) < count:
+                self._streams.append(torch.cuda.Stream())
+            return self._streams
+        if partitions not in self._parted:
+            named = max(stream for partition in partitions for stream in partition.streams)
+            layout = lay_out(partitions, max(count, named + 1), sm_groups().sms)
+            parted = Partitions(layout.sms)
+            self._parted[partitions] = (parted, [parted.stream(number) for number in layout.of_stream])
+        return self._parted[partitions][1]
+
+    def _record(
+        self,
+        order: Sequence[int],
+        streams: Sequence[int],
+        sync: SyncPlan,
+        lanes: Sequence[torch.cuda.Stream],
+        warm: bool,
+    ) -> RecordedGraph:
         if warm:
-            self._run(order, streams, sync)
+            self._run(order, streams, sync, lanes)
             torch.cuda.synchronize()
             self.runner.drop_temporaries()
         gc.collect()
@@ -49,23 +89,25 @@ class GraphRecorder:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._streams[0], capture_error_mode="thread_local"):
-            self._run(order, streams, sync)
+        with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
+            self._run(order, streams, sync, lanes)
         peak = torch.cuda.max_memory_allocated() - before + self.runner.initial_bytes
         recorded = RecordedGraph(graph, sync, list(self.runner.tensors), peak)
         self.runner.drop_temporaries()
         return recorded
 
-    def _run(self, order: Sequence[int], streams: Sequence[int], sync: SyncPlan) -> None:
+    def _run(
+        self, order: Sequence[int], streams: Sequence[int], sync: SyncPlan, lanes: Sequence[torch.cuda.Stream]
+    ) -> None:
         """Issue the schedule; all of it is ordered after the start and before the end of the first stream."""
         events: dict[int, torch.cuda.Event] = {}
-        first = self._streams[0]
+        first = lanes[0]
         start = torch.cuda.Event()
         start.record(first)
         for stream in sync.roots:
-            self._streams[stream].wait_event(start)
+            lanes[stream].wait_event(start)
         for place, op in enumerate(order):
-            stream = self._streams[streams[op]]
+            stream = lanes[streams[op]]
             for before in sync.waits[place]:
                 stream.wait_event(events[before])
             with torch.cuda.stream(stream):

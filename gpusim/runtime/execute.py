@@ -12,7 +12,8 @@ from gpusim.errors import ReplayError
 from gpusim.runtime.encode import decode
 from gpusim.runtime.operators import describe, resolve
 from gpusim.runtime.tensors import copy_sharing, flat_results
-from gpusim.trace.schema import Tensor, Trace
+from gpusim.runtime.variants import call_here, call_variant
+from gpusim.trace.schema import Tensor, Trace, VariantSettings
 
 
 class Runner:
@@ -25,6 +26,8 @@ class Runner:
         self.trace = trace
         self.device = device
         self.functions = [resolve(op.target) for op in trace.ops]
+        self.variants: Sequence[int] = ()
+        """For each op the number of the variant that `run` runs, counted from 1, or 0; empty: as captured."""
         self.tensors: list[torch.Tensor | None] = [None] * len(trace.tensors)
         self.initial_bytes = sum(
             trace.storages[storage].bytes for storage in {t.storage for t in trace.tensors if t.init is not None}
@@ -48,10 +51,20 @@ class Runner:
         kwargs = {key: decode(value, self.tensors, self.device) for key, value in node.kwargs.items()}
         return decode(list(node.args), self.tensors, self.device), kwargs
 
-    def call(self, op: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call an op's operator. Raises `ReplayError` with the op and the reason where it refuses."""
+    def call(self, op: int, args: list[Any], kwargs: dict[str, Any], settings: VariantSettings | None = None) -> Any:
+        """Call an op's operator, under these settings in this thread, or as the variant that `variants` names.
+
+        Raises `ReplayError` with the op and the reason where it refuses.
+        """
+        node = self.trace.ops[op]
+        call = call_here
+        if settings is None and self.variants and self.variants[op]:
+            call, settings = call_variant, node.variants[self.variants[op] - 1].settings
         try:
             with torch.no_grad():
+                if settings is not None:
+                    outputs = [None if index is None else self.trace.tensors[index] for index in node.outputs]
+                    return call(self.functions[op], args, kwargs, settings, outputs)
                 return self.functions[op](*args, **kwargs)
         except torch.cuda.OutOfMemoryError:
             raise

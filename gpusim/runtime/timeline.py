@@ -6,11 +6,13 @@ capture: good for looking, not for timing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from gpusim.plan.partitions import Partition
 from gpusim.runtime.cudagraph import GraphRecorder
 from gpusim.runtime.device import explain_out_of_memory, require_gpu, set_precision
 from gpusim.runtime.execute import Runner, make_initial
@@ -22,13 +24,22 @@ GPU_CATEGORIES = ("kernel", "gpu_memset", "gpu_memcpy")
 
 
 @explain_out_of_memory
-def measured_events(trace: Trace, order: list[int], streams: list[int], seed: int) -> list[dict[str, Any]]:
+def measured_events(
+    trace: Trace,
+    order: list[int],
+    streams: list[int],
+    seed: int,
+    *,
+    variants: Sequence[int] = (),
+    partitions: Sequence[Partition] = (),
+) -> list[dict[str, Any]]:
     """GPU events of one profiled replay. Raises `GpuError` without a GPU."""
     device = require_gpu()
     set_precision(trace.model.dtype)
     runner = Runner(trace, device)
     runner.bind(make_initial(trace, device, seed).tensors)
-    recorded = GraphRecorder(runner, dependencies(trace)).record(order, streams)
+    recorder = GraphRecorder(runner, dependencies(trace))
+    recorded = recorder.record(order, streams, variants=variants, partitions=partitions)
     for _ in range(3):
         recorded.replay()
     torch.cuda.synchronize()

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
-from gpusim.search.explore import SEARCH, Explored, Row, explore
+from gpusim.search.explore import SEARCHED, Explored, Row, explore
 from gpusim.trace.schema import Trace
 
 
@@ -105,7 +105,7 @@ class Exploration:
     def _add(self, row: Row) -> None:
         self.rows = (*self.rows, row)
         # A searched row comes after the search: what is left is short, and its result is worth having.
-        if row.policy != SEARCH:
+        if row.policy not in SEARCHED:
             self._interrupt()
 
     def _report(self, what: str, share: float, best_ns: int) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Final
 
 from gpusim.plan.graph import OpGraph
+from gpusim.search.energy import Kernels, area_ns, contention_ns
+
+CRITICAL_PATH: Final = "critical path"
+AREA: Final = "SM area"
+CONTENTION: Final = "SM area with contention"
+BANDWIDTH: Final = "DRAM bandwidth"
+FRONT_END: Final = "front end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,37 +27,44 @@ class Bounds:
     """DRAM traffic over bandwidth."""
     front_end_ns: int
     """Kernel starts at the rate the front end manages."""
+    contention_ns: int = 0
+    """SM-time with what kernels do to each other, between the chains before and behind (`gpusim.search.energy`)."""
+
+    @property
+    def named(self) -> tuple[tuple[int, str], ...]:
+        """Each bound and its name in words."""
+        return (
+            (self.critical_path_ns, CRITICAL_PATH),
+            (self.area_ns, AREA),
+            (self.contention_ns, CONTENTION),
+            (self.bandwidth_ns, BANDWIDTH),
+            (self.front_end_ns, FRONT_END),
+        )
 
     @property
     def largest(self) -> tuple[int, str]:
-        """The bound that binds, and its name in words."""
-        return max(
-            (self.critical_path_ns, "critical path"),
-            (self.area_ns, "SM area"),
-            (self.bandwidth_ns, "DRAM bandwidth"),
-            (self.front_end_ns, "front end"),
-        )
+        """The bound that binds, and its name in words; the simplest of those that are equal."""
+        return max(self.named, key=lambda bound: bound[0])
+
+    def document(self) -> dict[str, int]:
+        """The bounds by field name, for `--json`."""
+        return asdict(self)
 
 
 def bounds(graph: OpGraph) -> Bounds:
     """Bounds of a step on its GPU.
 
     Area: a kernel that holds the share s of its demand d runs at rate s at most, so it takes d x its time alone of each
-    resource, whenever and beside whatever it runs. Bandwidth likewise.
+    resource, whenever and beside whatever it runs; so does a block of its SM. Bandwidth likewise.
     """
     hardware = graph.hardware
-    tasks = [task for op in graph.tasks for task in op]
-    demands = [task.demand.resources for task in tasks]
-    area = max(
-        (sum(d[resource] * t.dur_ns for d, t in zip(demands, tasks, strict=True)) for resource in range(4)), default=0.0
-    )
-    bandwidth = hardware.memory.dram_bytes_per_ns
-    moved = sum(min(t.dram_bytes, t.dur_ns * bandwidth) for t in tasks)
+    kernels = Kernels.of(graph)
     return Bounds(
         critical_path_ns=int(critical_path_ns(graph)),
-        area_ns=int(area),
-        bandwidth_ns=int(moved / bandwidth),
-        front_end_ns=int(hardware.graph.front_end_ns * max(0, len(tasks) - 1)),
+        area_ns=int(area_ns(kernels)),
+        bandwidth_ns=int(kernels.traffic_bytes.sum() / hardware.memory.dram_bytes_per_ns),
+        front_end_ns=int(hardware.graph.front_end_ns * max(0, len(kernels) - 1)),
+        contention_ns=int(contention_ns(kernels)),
     )
 
 

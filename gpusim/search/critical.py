@@ -106,6 +106,17 @@ def wait_of(timeline: Timeline, hardware: HardwareModel, task: int) -> Wait:
     return Wait(task, found.cause, blocker, found.at_ns, timeline.start_ns[task])
 
 
+def waits(timeline: Timeline, hardware: HardwareModel) -> list[Wait]:
+    """What decided the start of each task; see `wait_of`."""
+    walk = _Backwards(timeline, hardware)
+    found = []
+    for task, start_ns in enumerate(timeline.start_ns):
+        decision = walk.decision(task)
+        blocker = decision.task if decision.task >= 0 else None
+        found.append(Wait(task, decision.cause, blocker, decision.at_ns, start_ns))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Decision:
     """What decided a start: the task, whether it was its end or only its start, and when."""

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import gpusim
 from gpusim.engine.base import Timeline
 from gpusim.engine.batch import BatchEngine
+from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
+from gpusim.errors import OptionError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
+from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_streams, make_schedule
 from gpusim.policies.base import Assignment
 from gpusim.policies.list_scheduling import list_schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.search.bounds import Bounds, bounds
+from gpusim.search.choices import (
+    PartitionsTried,
+    VariantsTried,
+    search_partitions,
+    search_variants,
+    tried_variants,
+)
 from gpusim.search.local import local_search
 from gpusim.search.refine import Refined, refine
 from gpusim.search.verdict import Verdict, verdict
 from gpusim.trace.schema import Trace
+from gpusim.units import format_bytes
 
 DEFAULT_STREAMS = 8
 DEFAULT_BUDGET_S = 9.0
 MAX_BUDGET_S = 86_400.0
 SEARCH = "search"
+#: Rows of searched schedules that run variants, and of those on partitions of the SMs.
+VARIANTS, PARTITIONS = "with variants", "with partitions"
+SEARCHED = (SEARCH, VARIANTS, PARTITIONS)
 #: How much better than every policy a searched schedule must be predicted to be. A search finds what the model
 #: overrates too: on an H200, nine searched schedules were predicted 3.9 % better than the best policy and came out
 #: 0.2 % better, the worst 4 % slower (docs/fidelity.md). Trying the best few on the GPU needs no such margin.
@@ -34,6 +49,9 @@ SEARCH_MARGIN = 0.06
 
 #: Share of the budget that goes to the search over list schedules; the rest refines the best schedules found.
 LISTS_SHARE = 0.2
+#: Where variants or partitions are searched, too: share of the budget after which the searches part. Each then gets an
+#: equal part of the rest, and so does the search without them, which they are compared with.
+COMMON_SHARE = 0.5
 
 Report = Callable[[str, float, int], None]
 """Progress of long work: what is going on, the share done in [0, 1], the best makespan so far in ns."""
@@ -79,14 +97,37 @@ class Explored:
     attribution: Attribution
     verdict: Verdict
     schedule: Schedule
-    timeline: Timeline
     evaluations: int
     interrupted: bool
     seed: int
+    variants: VariantsTried | None = None
+    """None where the trace has no variants."""
+    partitions: tuple[PartitionsTried, ...] = ()
+    """Each split of the SMs that was tried."""
+    memory_limit_bytes: int | None = None
+    """What the best schedule had to keep."""
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The recommended schedule with all that the reference engine records; simulated when first asked for."""
+        graph = OpGraph.build(self.trace, self.hardware)
+        return ReferenceEngine().run(self.best.assignment.lowered(graph), graph.hardware)
 
     def best_of(self, policy: str) -> Row:
         """The fastest row of a policy."""
         return min((row for row in self.rows if row.policy == policy), key=lambda row: row.makespan_ns)
+
+    @property
+    def allowed(self) -> list[Row]:
+        """The rows that keep the memory limit."""
+        limit = self.memory_limit_bytes
+        return [row for row in self.rows if limit is None or row.peak_bytes <= limit]
+
+    def with_best(self, row: Row) -> Explored:
+        """The same with another of its rows as the best: one that a trial on the GPU found."""
+        graph = OpGraph.build(self.trace, self.hardware)
+        concluded = _conclude(graph, self.hardware, row, self.sequential_ns, bounds(graph), self.seed)
+        return dataclasses.replace(self, best=row, **concluded)
 
 
 def explore(
@@ -99,6 +140,8 @@ def explore(
     evaluations: int | None = None,
     also: Collection[str] = (),
     policies: Collection[str] | None = None,
+    splits: Sequence[tuple[Partition, ...]] = (),
+    memory_limit_bytes: int | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
     report: Report = lambda what, share, best_ns: None,
 ) -> Explored:
@@ -106,8 +149,11 @@ def explore(
 
     The search also ends after `evaluations` schedules, where given: then the same seed finds the same on any machine.
     Policies marked slow run only where `also` names them, and are on top of the budget. `policies` names the only ones
-    to run besides the sequential one, slow or not. `on_row` gets each row as it is found.
-    Raises `OptionError` for a stream count out of range, `PlanError` for a kernel the GPU cannot run.
+    to run besides the sequential one, slow or not. Where the trace has variants, schedules with them are searched, too;
+    and with `splits`, schedules on these partitions of the SMs. What needs more than `memory_limit_bytes` is not
+    recommended. `on_row` gets each row as it is found.
+    Raises `OptionError` for a stream count out of range and where nothing keeps the memory limit, `PlanError` for a
+    kernel the GPU cannot run.
     """
     check_streams(streams)
     graph = OpGraph.build(trace, hardware)
@@ -115,7 +161,11 @@ def explore(
 
     def simulate(assignment: Assignment) -> tuple[int, int]:
         """Makespan and peak memory."""
-        found = engine.evaluate([assignment.order], [assignment.streams], peak=True, threads=1)
+        if assignment.partitions:
+            timeline = FastEngine().run(assignment.lowered(graph), graph.hardware)
+            return timeline.makespan_ns, timeline.peak_bytes
+        chosen = [assignment.variants] if assignment.variants else None
+        found = engine.evaluate([assignment.order], [assignment.streams], chosen, peak=True, threads=1)
         assert found.peak_bytes is not None
         return int(found.makespan_ns[0]), int(found.peak_bytes[0])
 
@@ -138,43 +188,95 @@ def explore(
         report(f"policy {policy}", 0.0, min((row.makespan_ns for row in rows), default=sequential_ns))
         for count in make.stream_counts(stream_counts(streams)):
             add(policy, count, make(graph, count))
-    found = _search(graph, [row.assignment for row in rows], streams, budget_s, seed, evaluations, bound, report)
-    for assignment in found.assignments:
-        add(SEARCH, max(assignment.streams) + 1, assignment)
-    best = choose(rows, hardware, sequential_ns)
-    program = list_schedule(graph, best.streams, [-float(op) for op in range(len(graph))], 0.0).assignment
-    program_ns = min(simulate(program)[0], sequential_ns)
-    truth = trace.ground_truth if trace.provenance.gpu.name == hardware.gpu else None
-    attribution = Attribution(
-        eager_ns=truth.eager.median_ns if truth else None,
-        launch_ns=truth.eager.median_ns - sequential_ns if truth else None,
-        concurrency_ns=sequential_ns - program_ns,
-        order_ns=program_ns - best.makespan_ns,
+    found = _search(
+        graph,
+        [row.assignment for row in rows],
+        streams,
+        budget_s,
+        seed,
+        evaluations,
+        bound,
+        splits,
+        memory_limit_bytes,
+        report,
     )
-    made_by = f"gpusim {gpusim.__version__}, {hardware.label}, seed {seed}"
-    schedule = make_schedule(
-        trace,
-        best.assignment.order,
-        best.assignment.streams,
-        policy=best.policy,
-        made_by=made_by,
-        predicted_ns=best.makespan_ns,
-    )
+    for name, refined in found.rows:
+        for assignment in refined.assignments:
+            if name == SEARCH or assignment.variants or assignment.partitions:
+                add(name, max(assignment.streams) + 1, assignment)
+    best = choose(_within(rows, memory_limit_bytes), hardware, sequential_ns)
+    concluded = _conclude(graph, hardware, best, sequential_ns, bound, seed)
     return Explored(
         trace=trace,
         hardware=hardware,
         rows=tuple(rows),
         best=best,
         sequential_ns=sequential_ns,
-        bounds=bound,
-        attribution=attribution,
-        verdict=verdict(hardware, sequential_ns, best.makespan_ns, best.policy, best.streams, bound),
-        schedule=schedule,
-        timeline=ReferenceEngine().run(lower(graph, best.assignment.order, best.assignment.streams), graph.hardware),
+        **concluded,
         evaluations=found.evaluations,
         interrupted=found.interrupted,
         seed=seed,
+        variants=None if found.variants is None else tried_variants(graph, found.plain, found.variants),
+        partitions=tuple(
+            PartitionsTried(each.assignments[0].partitions, each.makespans_ns[0], found.plain.makespans_ns[0])
+            for each in found.partitions
+            if each.assignments
+        ),
+        memory_limit_bytes=memory_limit_bytes,
     )
+
+
+def _conclude(
+    graph: OpGraph, hardware: HardwareModel, best: Row, sequential_ns: int, bound: Bounds, seed: int
+) -> dict[str, Any]:
+    """The fields of `Explored` that follow from which row is the best; `bound` is that of the kernels as captured."""
+    trace, assignment = graph.trace, best.assignment
+    if assignment.variants:
+        bound = bounds(graph.choosing(assignment.variants))
+    if assignment.partitions:  # each has an elder of its own, which that bound does not know
+        bound = dataclasses.replace(bound, contention_ns=0)
+    program = list_schedule(graph, best.streams, [-float(op) for op in range(len(graph))], 0.0).assignment
+    program_ns = min(FastEngine().run(program.lowered(graph), graph.hardware).makespan_ns, sequential_ns)
+    truth = trace.ground_truth if trace.provenance.gpu.name == hardware.gpu else None
+    return {
+        "bounds": bound,
+        "attribution": Attribution(
+            eager_ns=truth.eager.median_ns if truth else None,
+            launch_ns=truth.eager.median_ns - sequential_ns if truth else None,
+            concurrency_ns=sequential_ns - program_ns,
+            order_ns=program_ns - best.makespan_ns,
+        ),
+        "verdict": verdict(hardware, sequential_ns, best.makespan_ns, best.policy, best.streams, bound),
+        "schedule": make_schedule(
+            trace,
+            assignment.order,
+            assignment.streams,
+            policy=best.policy,
+            made_by=f"gpusim {gpusim.__version__}, {hardware.label}, seed {seed}",
+            predicted_ns=best.makespan_ns,
+            variants=assignment.variants,
+            partitions=assignment.partitions,
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the searches found, each with as much of the budget as the others."""
+
+    plain: Refined
+    variants: Refined | None
+    partitions: Sequence[Refined]
+    evaluations: int
+    interrupted: bool
+
+    @property
+    def rows(self) -> list[tuple[str, Refined]]:
+        """The name of each search's rows, and what it found."""
+        found = [(SEARCH, self.plain)]
+        if self.variants is not None:
+            found.append((VARIANTS, self.variants))
+        return [*found, *((PARTITIONS, each) for each in self.partitions)]
 
 
 def _search(
@@ -185,33 +287,53 @@ def _search(
     seed: int,
     evaluations: int | None,
     bound: Bounds,
+    splits: Sequence[tuple[Partition, ...]],
+    memory_limit_bytes: int | None,
     report: Report,
-) -> Refined:
+) -> _Found:
     """Search over list schedules first, then over changes of the best of them and of what the policies `made`."""
-    lists = local_search(
-        graph,
-        streams,
-        budget_s=LISTS_SHARE * budget_s,
-        seed=seed,
-        evaluations=None if evaluations is None else max(1, round(LISTS_SHARE * evaluations)),
-        lower_bound_ns=bound.largest[0],
-        progress=lambda share, best_ns: report("search", LISTS_SHARE * share, round(best_ns)),
-    )
-    found = refine(
-        graph,
-        [*made, *(candidate.assignment for candidate in lists.candidates)],
-        streams,
-        budget_s=0.0 if lists.interrupted else (1 - LISTS_SHARE) * budget_s,
-        seed=seed,
-        evaluations=None if evaluations is None else max(1, evaluations - lists.evaluations),
-        lower_bound_ns=bound.largest[0],
-        progress=lambda share, best_ns: report("search", LISTS_SHARE + (1 - LISTS_SHARE) * share, round(best_ns)),
-    )
-    return dataclasses.replace(
-        found,
-        evaluations=found.evaluations + lists.evaluations,
-        interrupted=found.interrupted or lists.interrupted,
-    )
+
+    def part(begin: float, share: float) -> dict[str, Any]:
+        """Budget and progress of a part of the search."""
+        return {
+            "budget_s": share * budget_s,
+            "evaluations": None if evaluations is None else max(1, round(share * evaluations)),
+            "seed": seed,
+            "progress": lambda done, best_ns: report("search", begin + share * done, round(best_ns)),
+        }
+
+    def limited(begin: float, share: float) -> dict[str, Any]:
+        return {**part(begin, share), "memory_limit_bytes": memory_limit_bytes}
+
+    lower_ns = bound.largest[0]
+    lists = local_search(graph, streams, lower_bound_ns=lower_ns, **part(0.0, LISTS_SHARE))
+    seeds = [*made, *(candidate.assignment for candidate in lists.candidates)]
+    varied = any(graph.variants)
+    kinds = 1 + varied + bool(splits)
+    share = 1.0 - LISTS_SHARE if kinds == 1 else COMMON_SHARE - LISTS_SHARE
+    first = limited(LISTS_SHARE, share)
+    if lists.interrupted:
+        first["budget_s"] = 0.0
+    if evaluations is not None and kinds == 1:
+        first["evaluations"] = max(1, evaluations - lists.evaluations)
+    common = refine(graph, seeds, streams, lower_bound_ns=lower_ns, **first)
+    spent = lists.evaluations + common.evaluations
+    interrupted = lists.interrupted or common.interrupted
+    if kinds == 1 or interrupted or not common.assignments:
+        return _Found(common, None, (), spent, interrupted)
+    share = (1.0 - COMMON_SHARE) / kinds
+    plain = refine(graph, common.assignments, streams, lower_bound_ns=lower_ns, **limited(COMMON_SHARE, share))
+    found: list[Refined] = [plain]
+    variants = None
+    if varied and not plain.interrupted:
+        variants = search_variants(graph, common.assignments, streams, **limited(COMMON_SHARE + share, share))
+        found.append(variants)
+    parted: list[Refined] = []
+    if splits and not any(each.interrupted for each in found):
+        parted = search_partitions(graph, common.assignments, splits, **limited(1.0 - share, share))
+        found += parted
+    spent += sum(each.evaluations for each in found)
+    return _Found(plain, variants, parted, spent, any(each.interrupted for each in found))
 
 
 def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int) -> Row:
@@ -219,13 +341,22 @@ def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int) -> Row:
 
     The sequential row stays where nothing is predicted to win beyond the model's uncertainty.
     """
-    fastest = min((row for row in rows if row.policy != SEARCH), key=lambda row: (row.makespan_ns, row.streams))
-    searched = min((row for row in rows if row.policy == SEARCH), key=lambda row: row.makespan_ns, default=fastest)
+    fastest = min(rows, key=lambda row: (row.policy in SEARCHED, row.makespan_ns, row.streams))
+    searched = min((row for row in rows if row.policy in SEARCHED), key=lambda row: row.makespan_ns, default=fastest)
     if searched.makespan_ns < fastest.makespan_ns * (1 - SEARCH_MARGIN):
         fastest = searched
     if fastest.makespan_ns * (1 + hardware.uncertainty.schedule_frac) > sequential_ns:
-        return next(row for row in rows if row.policy == "sequential")
+        return next((row for row in rows if row.policy == "sequential"), fastest)
     return fastest
+
+
+def _within(rows: list[Row], memory_limit_bytes: int | None) -> list[Row]:
+    """The rows that keep the limit. Raises `OptionError` where none does."""
+    kept = [row for row in rows if memory_limit_bytes is None or row.peak_bytes <= memory_limit_bytes]
+    if not kept:
+        least, limit = format_bytes(min(row.peak_bytes for row in rows)), format_bytes(memory_limit_bytes or 0)
+        raise OptionError(f"memory limit {limit}: the least that any schedule found needs is {least}")
+    return kept
 
 
 def stream_counts(limit: int) -> tuple[int, ...]:

@@ -11,42 +11,29 @@ switched on: the order of `LIMITS` is part of the definition. A loss below zero 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-import msgspec
-
 from gpusim.engine.base import DEFAULT_ENGINE, Engine, Timeline, engine_by_name
 from gpusim.hardware.model import HardwareModel
-from gpusim.hardware.occupancy import NO_DEMAND
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import check_streams
-from gpusim.plan.tasks import Task
 from gpusim.policies.base import Assignment
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.sequential import sequential
+from gpusim.search.bounds import bounds
 from gpusim.search.explore import DEFAULT_STREAMS, Report, stream_counts
+from gpusim.search.gap import Gap, gap_to_bound
 from gpusim.search.local import SHARES
+from gpusim.search.relaxed import DEPENDENCIES, LIMITS, SMS, STREAMS, relaxed
 from gpusim.search.width import MAX_EXACT_OPS, width
 from gpusim.trace.schema import Trace
-
-DEPENDENCIES: Final = "dependencies"
-GAPS: Final = "gaps and joins"
-FRONT_END: Final = "front end"
-SMS: Final = "SM resources"
-CONTENTION: Final = "contention"
-DRAM: Final = "DRAM bandwidth"
-STREAMS: Final = "streams"
-LIMITS: Final = (DEPENDENCIES, GAPS, FRONT_END, SMS, CONTENTION, DRAM, STREAMS)
-"""In the order in which they are switched on."""
 
 STEP: Final = "step"
 """The scope of all phases together."""
 
-#: Far above any bandwidth: the limit is switched off.
-_NO_BANDWIDTH_LIMIT_BYTES_PER_NS = 1e12
 #: Engine runs for each what-if: the list scheduler's own simulation, which sees ops that it held back start later than
 #: an engine does, picks these out of all candidates.
 _SHORTLIST = 3
@@ -109,6 +96,8 @@ class Scope:
     """One for each of `LIMITS`, in that order."""
     streams: int
     """Streams of the best list schedule found."""
+    gap: Gap
+    """What lies between the largest lower bound and that schedule."""
 
     @property
     def best_ns(self) -> int:
@@ -211,43 +200,8 @@ def scope_limits(name: str, graph: OpGraph, streams: int, engine: Engine) -> Sco
         unlimited_ns=unlimited.makespan_ns,
         losses=tuple(losses),
         streams=len(used),
+        gap=gap_to_bound(graph, best[STREAMS][1], bounds(graph), engine),
     )
-
-
-def relaxed(graph: OpGraph, limits_on: Iterable[str]) -> OpGraph:
-    """The op graph on a GPU that has only the limits named; dependencies and streams are the caller's to keep."""
-    limits_on = frozenset(limits_on)
-    changes: list[Callable[[Task], Task]] = []
-    hardware = graph.hardware
-    if GAPS not in limits_on:
-        hardware = _with_graph_costs(hardware, chain_ns=0.0, fork_ns=0.0, join_ns=0.0, memory_node_ns=0.0)
-        changes.append(lambda task: replace(task, extra_ns=0.0))
-    if FRONT_END not in limits_on:
-        hardware = _with_graph_costs(hardware, front_end_ns=0.0)
-    if SMS not in limits_on:
-        kernels = max(1, sum(len(tasks) for tasks in graph.tasks))
-        limits = msgspec.structs.replace(hardware.limits, resident_grids=kernels)
-        hardware = msgspec.structs.replace(hardware, limits=limits)
-        changes.append(lambda task: replace(task, demand=NO_DEMAND))
-    if CONTENTION not in limits_on:
-        hardware = without_contention(hardware)
-    if DRAM not in limits_on:
-        memory = msgspec.structs.replace(hardware.memory, dram_bytes_per_ns=_NO_BANDWIDTH_LIMIT_BYTES_PER_NS)
-        hardware = msgspec.structs.replace(hardware, memory=memory)
-    tasks = graph.tasks
-    for change in changes:
-        tasks = tuple(tuple(map(change, of_op)) for of_op in tasks)
-    return replace(graph, hardware=hardware, tasks=tasks)
-
-
-def without_contention(hardware: HardwareModel) -> HardwareModel:
-    """The same GPU with kernels that run together slowing each other only by what SMs and bandwidth they take."""
-    contention = msgspec.structs.replace(hardware.contention, younger_slowdown=0.0)
-    return msgspec.structs.replace(hardware, contention=contention)
-
-
-def _with_graph_costs(hardware: HardwareModel, **costs: float) -> HardwareModel:
-    return msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, **costs))
 
 
 def _asap(graph: OpGraph, engine: Engine) -> Timeline:

@@ -16,4 +16,6 @@ def row_schedule(explored: Explored, row: Row) -> Schedule:
         policy=row.policy,
         made_by=f"gpusim {gpusim.__version__}, {explored.hardware.label}, seed {explored.seed}",
         predicted_ns=row.makespan_ns,
+        variants=row.assignment.variants,
+        partitions=row.assignment.partitions,
     )

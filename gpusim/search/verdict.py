@@ -33,8 +33,7 @@ def verdict(
     worth_it = low > 1.0
     source = "" if hardware.calibrated else f" The model of {hardware.name} is uncalibrated: treat this as a trend."
     room = (
-        f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}); "
-        f"what remains up to that is contention for SMs and gaps between kernels."
+        f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}); `gpusim limits` says what is between."
     )
     if worth_it:
         text = (

@@ -8,6 +8,7 @@ prediction, and the changed hardware model says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,9 +22,8 @@ from gpusim.hardware.model import GraphCosts, HardwareModel, StreamCosts
 from gpusim.hardware.occupancy import kernel_demand
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
-from gpusim.plan.lower import lower
 from gpusim.plan.schedule import check_streams
-from gpusim.plan.tasks import LaunchMode, Task
+from gpusim.plan.tasks import LaunchMode, Plan, Task
 from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES, policy_by_name
 from gpusim.search.bounds import Bounds, bounds
@@ -33,6 +33,8 @@ SectionT = TypeVar("SectionT", GraphCosts, StreamCosts)
 
 #: A parameter's range in a tornado: half of what it is, and twice that.
 LOW, HIGH = 0.5, 2.0
+#: As good as none.
+LEAST_EXPONENT = 1e-6
 #: How many of the longest ops a tornado asks about.
 LONGEST_OPS = 3
 
@@ -114,9 +116,9 @@ def simulate(
     runs = engine or engine_by_name(DEFAULT_ENGINE)
     if assignment is None:
         assignment = policy_by_name(policy)(graph, streams)
-    timeline = runs.run(lower(graph, assignment.order, assignment.streams, mode), graph.hardware)
+    timeline = runs.run(assignment.lowered(graph, mode), graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
-    sequential = runs.run(lower(graph, alone.order, alone.streams), graph.hardware)
+    sequential = runs.run(alone.lowered(graph), graph.hardware)
     used = max(assignment.streams, default=0) + 1
     return Simulated(graph, policy, used, mode, assignment, timeline, sequential.makespan_ns)
 
@@ -170,7 +172,10 @@ def changed_hardware(hardware: HardwareModel, change: Change) -> HardwareModel:
         words.append(f"{change.launch_cost:g}x launch cost")
     if change.contention != 1.0:
         slowdown = hardware.contention.younger_slowdown * change.contention
-        found = new(found, contention=new(found.contention, younger_slowdown=slowdown))
+        exponent = hardware.contention.sharing_exponent
+        if exponent:  # an exponent of 0 would be another rule, not no contention
+            exponent = max(LEAST_EXPONENT, exponent * change.contention)
+        found = new(found, contention=new(found.contention, younger_slowdown=slowdown, sharing_exponent=exponent))
         words.append(f"{change.contention:g}x contention")
     if change.queues is not None and change.queues != hardware.stream.queues:
         if change.queues > hardware.stream.max_queues:
@@ -192,14 +197,13 @@ def sensitivities(
     """
     runs = engine or engine_by_name(DEFAULT_ENGINE)
     hardware = base.graph.hardware
-    order, streams = base.assignment.order, base.assignment.streams
     now = float(base.makespan_ns)
 
     def makespan(change: Change) -> float:
         graph = changed_graph(base.graph, change)
         if graph is base.graph:
             return now
-        return float(runs.run(lower(graph, order, streams, base.mode), graph.hardware).makespan_ns)
+        return float(runs.run(retimed(base.timeline.plan, graph), graph.hardware).makespan_ns)
 
     sms = hardware.limits.sms
     few, many = max(1, round(sms * LOW)), round(sms * HIGH)
@@ -216,6 +220,18 @@ def sensitivities(
         name = f"speed of {op_label(base.graph.trace.ops[op])}, 0.5x to 2x"
         ranges.append((name, Change(op_speed={op: LOW}), Change(op_speed={op: HIGH})))
     return tuple((name, makespan(low), makespan(high), now) for name, low, high in ranges)
+
+
+def retimed(plan: Plan, graph: OpGraph) -> Plan:
+    """A plan with the times and demands of a changed graph: what lowering the same schedule again would give."""
+    seen: Counter[int] = Counter()
+    tasks = []
+    for task in plan.tasks:
+        new = graph.tasks[task.op][seen[task.op]]
+        seen[task.op] += 1
+        same = new.dur_ns == task.dur_ns and new.demand == task.demand
+        tasks.append(task if same else replace(task, dur_ns=new.dur_ns, demand=new.demand))
+    return replace(plan, tasks=tuple(tasks))
 
 
 def longest(graph: OpGraph, count: int) -> tuple[int, ...]:

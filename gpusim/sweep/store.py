@@ -58,6 +58,7 @@ class Row:
     area_ns: int | None
     bandwidth_ns: int | None
     front_end_ns: int | None
+    contention_ns: int | None
     peak_bytes: int | None
     error: str | None
     seconds: float
@@ -107,6 +108,7 @@ def make_row(grid: Grid, point: Point, result: Result) -> Row:
         area_ns=found.bounds.area_ns if found else None,
         bandwidth_ns=found.bounds.bandwidth_ns if found else None,
         front_end_ns=found.bounds.front_end_ns if found else None,
+        contention_ns=found.bounds.contention_ns if found else None,
         peak_bytes=found.peak_bytes if found else None,
         error=result.error,
         seconds=result.seconds,

@@ -29,7 +29,7 @@ class Best:
     def limit(self) -> float:
         """No schedule has a larger speed-up, by the largest lower bound."""
         row = self.row
-        bounds = (row.critical_path_ns, row.area_ns, row.bandwidth_ns, row.front_end_ns)
+        bounds = (row.critical_path_ns, row.area_ns, row.bandwidth_ns, row.front_end_ns, row.contention_ns)
         return (row.sequential_ns or 0) / max(1, *(bound or 0 for bound in bounds))
 
 

@@ -30,6 +30,7 @@ def check_trace(trace: Trace, file: str) -> None:
             raise TraceError(file, f"op name '{op.name}' is taken by $.ops[{seen[op.name]}]", place=f"{place}.name")
         seen[op.name] = index
         _check_arguments(op, len(trace.tensors), file, place)
+        _check_variants(op, file, place)
     _check_order(trace, file)
 
 
@@ -69,6 +70,19 @@ def _check_arguments(op: Op, n_tensors: int, file: str, place: str) -> None:
             if not 0 <= tensor < n_tensors:
                 problem = f"dangling reference: tensor {tensor} does not exist (there are {n_tensors})"
                 raise TraceError(file, problem, place=f"{place}.{key}")
+
+
+def _check_variants(op: Op, file: str, place: str) -> None:
+    """Names of variants differ, and all of an op without kernels, or none, do GPU work."""
+    seen: dict[str, int] = {}
+    for number, variant in enumerate(op.variants):
+        where = f"{place}.variants[{number}]"
+        if variant.name in seen:
+            problem = f"variant '{variant.name}' is taken by {place}.variants[{seen[variant.name]}]"
+            raise TraceError(file, problem, place=f"{where}.name")
+        seen[variant.name] = number
+        if not op.kernels or not variant.kernels:
+            raise TraceError(file, f"variant '{variant.name}' or its op has no kernels", place=f"{where}.kernels")
 
 
 def _check_order(trace: Trace, file: str) -> None:

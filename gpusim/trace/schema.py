@@ -25,6 +25,7 @@ Dtype = Literal["fp32", "tf32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Frontend = Literal["aten", "inductor"]
 TaskKind = Literal["kernel", "memset", "memcpy"]
+Blas = Literal["cublas", "cublaslt"]
 
 
 class Gpu(Document, frozen=True, kw_only=True):
@@ -49,6 +50,8 @@ class Provenance(Document, frozen=True, kw_only=True):
     command: str
     gpusim: str
     """Version of gpusim that wrote it."""
+    counters: str = ""
+    """What counted the kernels' traffic and instructions; where nothing did, traffic is estimated from sizes."""
 
 
 class Model(Document, frozen=True, kw_only=True):
@@ -107,6 +110,8 @@ class Counters(Document, frozen=True, kw_only=True):
     l2_bytes: Count
     instructions: Count
     tensor_instructions: Count
+    smem_config_bytes: Count | None = None
+    """Part of an SM's L1 cache that the driver made shared memory for this launch."""
 
 
 class Kernel(Document, frozen=True, kw_only=True):
@@ -137,6 +142,32 @@ class Kernel(Document, frozen=True, kw_only=True):
     counters: Counters | None = None
 
 
+class VariantSettings(Document, frozen=True, kw_only=True):
+    """How a variant's call differs from the captured one; what is left out is as captured."""
+
+    cudnn: bool = True
+    """false: the call does not use cuDNN (torch's own convolution)."""
+    benchmark: bool = False
+    """cuDNN times its algorithms at the first call and takes the fastest (`torch.backends.cudnn.benchmark`)."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits each time (`torch.backends.cudnn.deterministic`)."""
+    tf32: bool | None = None
+    """Whether TF32 may be used; null: as the trace's dtype says."""
+    memory_format: MemoryFormat | None = None
+    """4-dimensional arguments are converted to this layout before the call, and results back to the traced one."""
+    blas: Blas | None = None
+    """Library of matrix products (`torch.backends.cuda.preferred_blas_library`)."""
+
+
+class Variant(Document, frozen=True, kw_only=True):
+    """Another way to run an op: the same operator under other settings of its library, with other kernels."""
+
+    name: str
+    settings: VariantSettings
+    kernels: tuple[Kernel, ...]
+    """As an op's, conversions between layouts included."""
+
+
 class Op(Document, frozen=True, kw_only=True):
     """A node of the data-flow graph: one ATen call."""
 
@@ -160,6 +191,8 @@ class Op(Document, frozen=True, kw_only=True):
     host_ns: Nanoseconds = 0
     """Time of the call on the host, eager, median."""
     kernels: tuple[Kernel, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    """Other ways to run it, captured with `gpusim capture --variants`."""
 
 
 class Timing(Document, frozen=True, kw_only=True):

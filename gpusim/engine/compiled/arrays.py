@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from gpusim.engine.compiled.copies import COPY_ENGINE
 from gpusim.engine.compiled.heap import ENTRY
+from gpusim.engine.compiled.placement import COHORT, PLACED, SM_GROUP
 from gpusim.engine.compiled.pool import RUNNING
 from gpusim.hardware.model import Contention, Copies, GraphCosts, HardwareModel, Memory, StreamCosts
-from gpusim.hardware.occupancy import Demand
-from gpusim.plan.tasks import Task
+from gpusim.hardware.occupancy import Demand, Footprint
+from gpusim.plan.tasks import MAX_PARTITIONS, Task
 
 Records = npt.NDArray[Any]
 Indices = npt.NDArray[np.int32]
@@ -32,15 +33,22 @@ SECTIONS: dict[str, Any] = {
     "stream": StreamCosts,
     "contention": Contention,
 }
-LIMITS = ("sms", "resident_grids")
+LIMITS = ("sms", "resident_grids", "threads_per_sm", "blocks_per_sm", "regs_per_sm")
 
 #: Values of `kind`: the direction of a copy between host and device, or anything else.
 ON_DEVICE, H2D, D2H = -1, 0, 1
 KINDS = {"h2d": H2D, "d2h": D2H}
 
 NUMBERS = ("dur_ns", "extra_ns", "dram_bytes", "copy_bytes")
+PLACES = ("partition", "partition_sms", "blocks", "blocks_per_sm")
 #: A task as far as it does not depend on the schedule.
-TASK = np.dtype([*((name, "f8") for name in (*NUMBERS, *(field.name for field in fields(Demand)))), ("kind", "i8")])
+TASK = np.dtype(
+    [
+        *((name, "f8") for name in (*NUMBERS, *PLACES, *(field.name for field in fields(Demand)))),
+        *((f"footprint_{field.name}", "f8") for field in fields(Footprint)),
+        ("kind", "i8"),
+    ]
+)
 
 #: A task of one plan, and what becomes of it. -1 stands for none.
 NODE = np.dtype(
@@ -90,6 +98,10 @@ DEVICE = np.dtype(
         ("serve_at", "f8"),
         ("running", "i8"),
         ("first_running", "i8"),
+        ("groups", "i8"),
+        ("cohorts", "i8"),
+        ("unplaced", "i8"),  # kernels with blocks to be placed
+        ("changed", "i8"),  # whether any group's load has
         ("ready", "i8"),
         ("first_ready", "i8"),
         ("copying", "i8"),
@@ -103,12 +115,13 @@ def hardware_dtype() -> np.dtype[np.void]:
     """The record of a hardware model."""
     names = [f"{section}_{name}" for section, kind in SECTIONS.items() for name in kind.__struct_fields__]
     names += [f"limits_{name}" for name in LIMITS]
-    return np.dtype([(name, "f8") for name in names])
+    return np.dtype([(name, "f8") for name in (*names, "partitions")])
 
 
-def encode_hardware(hardware: HardwareModel) -> Records:
-    """The hardware model as an array of one record."""
+def encode_hardware(hardware: HardwareModel, partitions: int = 1) -> Records:
+    """The hardware model, and into how many partitions its SMs are split, as an array of one record."""
     record = np.zeros(1, hardware_dtype())
+    record["partitions"] = partitions
     for section, kind in SECTIONS.items():
         for name in kind.__struct_fields__:
             record[f"{section}_{name}"] = getattr(getattr(hardware, section), name)
@@ -120,19 +133,23 @@ def encode_hardware(hardware: HardwareModel) -> Records:
 def encode_tasks(tasks: Sequence[Task]) -> Records:
     """What tasks are, whatever the schedule: one record of `TASK` each."""
     rows = np.empty(len(tasks), TASK)
-    for name in NUMBERS:
+    for name in (*NUMBERS, *PLACES):
         rows[name] = np.fromiter((getattr(task, name) for task in tasks), np.float64, len(tasks))
     for field in fields(Demand):
         rows[field.name] = np.fromiter((getattr(task.demand, field.name) for task in tasks), np.float64, len(tasks))
+    for field in fields(Footprint):
+        values = (getattr(task.footprint, field.name) for task in tasks)
+        rows[f"footprint_{field.name}"] = np.fromiter(values, np.float64, len(tasks))
     rows["kind"] = np.fromiter((KINDS.get(task.kind, ON_DEVICE) for task in tasks), np.int64, len(tasks))
     return rows
 
 
 class Plans(NamedTuple):
-    """Plans of equally many tasks, one in each row, and what became of them.
+    """Plans, one in each row, and what became of them.
 
-    `launches` has no columns in graph mode, `succs` none in stream mode. `log` gets each start (the task's index) and
-    each end (its complement) in the order in which they happen. `ended` counts the tasks that ended.
+    `tasks` is how many of its nodes a plan uses, the first ones. `launches` has no columns in graph mode, `succs` none
+    in stream mode. `log` gets each start (the task's index) and each end (its complement) in the order in which they
+    happen. `ended` counts the tasks that ended.
     """
 
     nodes: Records
@@ -140,6 +157,7 @@ class Plans(NamedTuple):
     deps: Indices
     succs: Indices
     log: Indices
+    tasks: npt.NDArray[np.int64]
     ended: npt.NDArray[np.int64]
     makespan_ns: npt.NDArray[np.int64]
 
@@ -152,6 +170,7 @@ class Plans(NamedTuple):
             deps=np.zeros((plans, deps), np.int32),
             succs=np.zeros((plans, 0 if stream_mode else deps + tasks), np.int32),
             log=np.zeros((plans, 2 * tasks), np.int32),
+            tasks=np.full(plans, tasks, np.int64),
             ended=np.zeros(plans, np.int64),
             makespan_ns=np.zeros(plans, np.int64),
         )
@@ -167,19 +186,29 @@ class Room(NamedTuple):
     devices: Records
     engines: Records
     running: Records
+    kernels: Records
+    groups: Records
+    cohorts: Records
     heaps: Records
     queues: Records
     waiters: Records
 
     @classmethod
-    def for_plans(cls, plans: Plans, devices: int, queues: int, resident_grids: int) -> Room:
-        """Room to simulate any of `plans`."""
+    def for_plans(cls, plans: Plans, devices: int, queues: int, hardware: HardwareModel) -> Room:
+        """Room to simulate any of `plans`. What runs is in `running`, or by device in the three behind it."""
+        limits = hardware.limits
+        by_block = hardware.contention.sharing_exponent > 0
         tasks = plans.nodes.shape[1]
         stream_mode = plans.launches.shape[1] > 0
+        grids = min(tasks, limits.resident_grids)
         return cls(
             devices=np.zeros(devices, DEVICE),
             engines=np.zeros(2 * devices, COPY_ENGINE),
-            running=np.zeros(devices * min(tasks, resident_grids), RUNNING),
+            running=np.zeros(devices * grids, RUNNING),
+            kernels=np.zeros((devices, grids if by_block else 0), PLACED),
+            # A group has an SM at least, or is the empty one of its partition; a cohort has a block on one.
+            groups=np.zeros((devices, limits.sms + 2 * MAX_PARTITIONS if by_block else 0), SM_GROUP),
+            cohorts=np.zeros((devices, (limits.sms + 1) * limits.blocks_per_sm + grids if by_block else 0), COHORT),
             # Several devices: each arrival, start and end may schedule a look at a front end.
             heaps=np.zeros(2 * tasks + 1 + (3 * tasks if devices > 1 else 0), ENTRY),
             queues=np.zeros(queues, QUEUE),

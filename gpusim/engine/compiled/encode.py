@@ -9,7 +9,7 @@ import numpy as np
 
 from gpusim.engine.compiled.arrays import Plans, Records, encode_tasks
 from gpusim.hardware.model import HardwareModel
-from gpusim.plan.tasks import Plan, Task
+from gpusim.plan.tasks import MAX_PARTITIONS, Plan, Task
 
 
 def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, int, int] | None:
@@ -20,6 +20,8 @@ def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, in
     tasks = plan.tasks
     for task in tasks:
         if not (0 <= task.dur_ns < inf and 0 <= task.extra_ns < inf and 0 <= task.host_ns < inf):
+            return None
+        if not 0 <= task.partition < MAX_PARTITIONS:
             return None
     deps, first, previous = _dependencies(tasks)
     if deps is None:

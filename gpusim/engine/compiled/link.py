@@ -12,7 +12,7 @@ from gpusim.engine.compiled.jit import entry, jit
 def link_plans(hardware: Records, tasks: Records, plans: Plans, first: int, last: int) -> None:
     """Link plans `first` to `last` - 1: sets `succs`, and `first_succ`, `n_succs` and `gap_ns` of nodes."""
     for plan in range(first, last):
-        link(hardware[0], tasks, plans.nodes[plan], plans.deps[plan], plans.succs[plan])
+        link(hardware[0], tasks, plans.nodes[plan, : plans.tasks[plan]], plans.deps[plan], plans.succs[plan])
 
 
 @jit

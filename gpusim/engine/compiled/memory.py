@@ -15,10 +15,14 @@ def find_peaks(graph: OpArrays, plans: Plans, left: Indices, peaks: npt.NDArray[
     """`Timeline.peak_bytes` of as many simulated plans as `peaks` has places; `left` has one for each buffer."""
     for plan in range(len(peaks)):
         for buffer in range(len(left)):
-            left[buffer] = graph.buffer_rows[buffer]
+            left[buffer] = 0
+        for index in range(plans.tasks[plan]):  # how many tasks use each buffer
+            row = plans.nodes[plan, index].row
+            for place in range(graph.first_buffer[row], graph.first_buffer[row + 1]):
+                left[graph.buffer_of[place]] += 1
         level = peak = graph.kept_bytes
         time_ns = 0.0
-        for event in plans.log[plan]:
+        for event in plans.log[plan, : 2 * plans.tasks[plan]]:
             # Starts and ends as they happened. Only the level after all of one (rounded) time counts.
             node = plans.nodes[plan, event if event >= 0 else ~event]
             at = np.rint(node.start_ns if event >= 0 else node.end_ns)
@@ -28,7 +32,7 @@ def find_peaks(graph: OpArrays, plans: Plans, left: Indices, peaks: npt.NDArray[
             for place in range(graph.first_buffer[node.row], graph.first_buffer[node.row + 1]):
                 buffer = graph.buffer_of[place]
                 if event >= 0:
-                    if left[buffer] == graph.buffer_rows[buffer]:
+                    if left[buffer] > 0:
                         level += graph.buffer_bytes[buffer]
                         left[buffer] = -left[buffer]  # allocated
                 else:

@@ -12,9 +12,12 @@ from gpusim.engine.compiled.arrays import Indices, Plans, Records, encode_tasks
 from gpusim.engine.compiled.jit import entry, int64, jit
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
+from gpusim.plan.partitions import Layout, in_partition
+from gpusim.plan.tasks import Task
 
 #: An op: its tasks are `rows` records of `TASK` from `first_row` on (none for a view), its predecessors and successors
-#: among ops with tasks are in `preds` and `succs`.
+#: among ops with tasks are in `preds` and `succs`. Its variants, the captured kernels as the first, are in `variants`
+#: from `first_variant` on.
 OP = np.dtype(
     [
         ("first_row", "i4"),
@@ -23,14 +26,22 @@ OP = np.dtype(
         ("n_preds", "i4"),
         ("first_succ", "i4"),
         ("n_succs", "i4"),
+        ("first_variant", "i4"),
+        ("n_variants", "i4"),
         ("host_ns", "f8"),
     ],
     align=True,
 )
+#: The tasks of a variant: `rows` records of `TASK` from `first_row` on.
+VARIANT = np.dtype([("first_row", "i4"), ("rows", "i4")], align=True)
 
 
 class OpArrays(NamedTuple):
-    """An op graph. `buffers` of a row are `buffer_of[first_buffer[row] : first_buffer[row + 1]]`."""
+    """An op graph. `buffers` of a row are `buffer_of[first_buffer[row] : first_buffer[row + 1]]`.
+
+    The rows of partition p are those of partition 0, `rows_of_partition` x p further on: a kernel takes longer on
+    fewer SMs.
+    """
 
     tasks: Records
     ops: Records
@@ -39,14 +50,18 @@ class OpArrays(NamedTuple):
     first_buffer: Indices
     buffer_of: Indices
     buffer_bytes: npt.NDArray[np.int64]
-    buffer_rows: Indices
-    """How many rows use each buffer."""
     kept_bytes: int
+    variants: Records
+    partition_of: Indices
+    """The partition of each stream; of streams beyond it, the first."""
+    rows_of_partition: int
+    most_tasks: int
+    """Tasks of a plan at most, whichever variants it runs."""
 
     @classmethod
-    def of(cls, graph: OpGraph) -> OpArrays:
-        """The arrays of an op graph."""
-        # In recorded order on one stream, the tasks of a plan are the rows, and its buffers are what rows share.
+    def of(cls, graph: OpGraph, layout: Layout | None = None) -> OpArrays:
+        """The arrays of an op graph, on a GPU whose SMs are split as `layout` says."""
+        # In recorded order on one stream, buffers are what the tasks of ops share.
         plan = lower(graph, range(len(graph)), [0] * len(graph))
         preds_of, succs_of = graph.work_dependencies
         ops = np.zeros(len(graph), OP)
@@ -55,22 +70,58 @@ class OpArrays(NamedTuple):
         ops["host_ns"] = [op.host_ns for op in graph.trace.ops]
         ops["first_pred"], ops["n_preds"], preds = _lists(sorted(preds_of.get(op, ())) for op in range(len(graph)))
         ops["first_succ"], ops["n_succs"], succs = _lists(succs_of.get(op, ()) for op in range(len(graph)))
-        buffers_of: list[list[int]] = [[] for _ in plan.tasks]
+        buffers_of: list[dict[int, None]] = [{} for _ in graph.tasks]
         for number, buffer in enumerate(plan.buffers):
-            for row in buffer.tasks:
-                buffers_of[row].append(number)
-        first_buffer, _, buffer_of = _lists(buffers_of)
+            for task in buffer.tasks:
+                buffers_of[plan.tasks[task].op][number] = None
+        rows, ops["first_variant"], ops["n_variants"], variants = _variants(graph)
+        sms = layout.sms if layout is not None else (graph.hardware.limits.sms,)
+        tasks = (
+            rows
+            if layout is None
+            else [in_partition(row, number, size, graph.hardware) for number, size in enumerate(sms) for row in rows]
+        )
+        first_buffer, _, buffer_of = _lists(list(buffers_of[row.op]) for row in tasks)
         return cls(
-            tasks=encode_tasks(plan.tasks),
+            tasks=encode_tasks(tasks),
             ops=ops,
             preds=preds,
             succs=succs,
             first_buffer=np.append(first_buffer, np.int32(len(buffer_of))),
             buffer_of=buffer_of,
             buffer_bytes=np.array([buffer.bytes for buffer in plan.buffers], np.int64),
-            buffer_rows=np.array([len(buffer.tasks) for buffer in plan.buffers], np.int32),
             kept_bytes=plan.kept_bytes,
+            variants=variants,
+            partition_of=np.array(layout.of_stream if layout is not None else (0,), np.int32),
+            rows_of_partition=len(rows),
+            most_tasks=sum(
+                max(len(each) for each in (captured, *(graph.variants[op] if graph.variants else ())))
+                for op, captured in enumerate(graph.tasks)
+            ),
         )
+
+
+def _variants(graph: OpGraph) -> tuple[list[Task], Indices, Indices, Records]:
+    """All tasks that any schedule may run, those captured first; for each op where its variants begin in the list of
+    all, how many it has; and that list.
+    """
+    rows = [task for tasks in graph.tasks for task in tasks]
+    found: list[tuple[int, int]] = []
+    first = np.zeros(len(graph), np.int32)
+    count = np.zeros(len(graph), np.int32)
+    captured = 0
+    for op, tasks in enumerate(graph.tasks):
+        first[op] = len(found)
+        found.append((captured, len(tasks)))
+        captured += len(tasks)
+        for other in graph.variants[op] if graph.variants else ():
+            found.append((len(rows), len(other)))
+            rows.extend(other)
+        count[op] = len(found) - first[op]
+    variants = np.zeros(len(found), VARIANT)
+    variants["first_row"] = [row for row, _ in found]
+    variants["rows"] = [number for _, number in found]
+    return rows, first, count, variants
 
 
 def _lists(lists: Iterable[Sequence[int]]) -> tuple[Indices, Indices, Indices]:
@@ -102,20 +153,28 @@ def lower_schedules(
     graph: OpArrays,
     orders: Indices,
     streams: Indices,
+    chosen: Indices | None,
     plans: Plans,
     room: LoweringRoom,
     first: int,
     last: int,
 ) -> int:
-    """Lower schedules `first` to `last` - 1 to plans 0, 1, ...; number of the first that is not legal, or -1."""
+    """Lower schedules `first` to `last` - 1 to plans 0, 1, ...; number of the first that is not legal, or -1.
+
+    `chosen` has the number of each op's variant, 0 for the captured kernels; None stands for zeros.
+    """
     for number in range(first, last):
         plan = number - first
-        legal = lower_one(
+        made = lower_one(
             int64(hardware[0].stream_queues),
+            int64(graph.rows_of_partition),
             graph.ops,
             graph.preds,
+            graph.variants,
+            graph.partition_of,
             orders[number],
             streams[number],
+            None if chosen is None else chosen[number],
             plans.nodes[plan],
             plans.launches[plan],
             plans.deps[plan],
@@ -123,26 +182,33 @@ def lower_schedules(
             room.last_of_stream,
             room.queue_of_stream,
         )
-        if not legal:
+        if made < 0:
             return number
+        plans.tasks[plan] = made
     return -1
 
 
 @jit
 def lower_one(
     queues: int,
+    rows_of_partition: int,
     ops: Any,
     preds: Any,
+    variants: Any,
+    partition_of: Any,
     order: Any,
     stream_of: Any,
+    chosen: Any,
     nodes: Any,
     launches: Any,
     deps: Any,
     last_of_op: Any,
     last_of_stream: Any,
     queue_of_stream: Any,
-) -> bool:
-    """`gpusim.plan.lower.lower` for one schedule; whether its order is legal and its streams are in range."""
+) -> int:
+    """`gpusim.plan.lower.lower` for one schedule: how many tasks it has; -1 where its order is not legal, or a stream
+    or a variant is out of range.
+    """
     for op in range(len(ops)):
         last_of_op[op] = -2  # not placed
     for stream in range(len(last_of_stream)):
@@ -152,20 +218,28 @@ def lower_one(
     host_ns = 0.0
     for op in order:
         if op < 0 or op >= len(ops) or last_of_op[op] != -2:
-            return False
+            return -1
         host_ns += ops[op].host_ns
         rows = ops[op].rows
+        first_row = ops[op].first_row
+        if chosen is not None:
+            if chosen[op] < 0 or chosen[op] >= ops[op].n_variants:
+                return -1
+            rows = variants[ops[op].first_variant + chosen[op]].rows
+            first_row = variants[ops[op].first_variant + chosen[op]].first_row
         last_of_op[op] = -1  # a view: what depends on it depends on what it looks at, in `preds`
         if rows == 0:
             continue
         stream = stream_of[op]
         if stream < 0 or stream >= len(last_of_stream):
-            return False
+            return -1
+        if stream < len(partition_of):
+            first_row += partition_of[stream] * rows_of_partition
         first_dep = filled
         for place in range(ops[op].first_pred, ops[op].first_pred + ops[op].n_preds):
             before = preds[place]
             if last_of_op[before] < 0:
-                return False
+                return -1
             deps[filled] = last_of_op[before]
             filled += 1 if stream_of[before] != stream else 0  # no branch: nobody can predict this one
         if queue_of_stream[stream] < 0:
@@ -173,7 +247,7 @@ def lower_one(
             dealt += 1
         for number in range(rows):
             node = nodes[index]
-            node.row = ops[op].first_row + number
+            node.row = first_row + number
             node.device = 0
             node.priority = 0
             node.previous = last_of_stream[stream]
@@ -188,4 +262,4 @@ def lower_one(
             index += 1
         last_of_op[op] = index - 1
         host_ns = 0.0
-    return True
+    return index

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.engine.compiled.jit import jit
+from gpusim.engine.compiled.jit import int64, jit
 from gpusim.engine.pool import EPSILON
 
 #: `gpusim.engine.pool.Running`; `needs_sm` is `any(demand)`.
@@ -26,6 +26,7 @@ RUNNING = np.dtype(
         ("remaining_ns", "f8"),
         ("rate", "f8"),
         ("share", "f8"),
+        ("partition", "f8"),
         ("needs_sm", "?"),
     ],
     align=True,
@@ -47,6 +48,7 @@ def start(hw: Any, running: Any, place: int, index: int, task: Any) -> None:
     rate = task.dram_bytes / task.dur_ns if task.dur_ns != 0.0 else 0.0
     kernel.dram_bytes_per_ns = min(rate, hw.memory_dram_bytes_per_ns)
     kernel.remaining_ns = task.dur_ns
+    kernel.partition = task.partition
     kernel.rate = 0.0
     kernel.share = 0.0
 
@@ -72,6 +74,7 @@ def finish(running: Any, base: int, count: int, index: int) -> None:
         kernel.remaining_ns = following.remaining_ns
         kernel.rate = following.rate
         kernel.share = following.share
+        kernel.partition = following.partition
         place += 1
 
 
@@ -81,6 +84,28 @@ def update(hw: Any, running: Any, base: int, count: int, elapsed_ns: float) -> t
 
     Time until the next task ends at the new rates, and which; where none does, the time is infinite and the index -1.
     """
+    several = hw.partitions > 1.0
+    traffic, end_ns, ending = 0.0, np.inf, int64(-1)
+    for partition in range(int64(hw.partitions)):
+        traffic, end_ns, ending = share_out(hw, running, base, count, elapsed_ns, several, float(partition))
+    if several:  # the sum in the order of starts, as in the reference
+        traffic = 0.0
+        for number in range(count):
+            kernel = running[base + number]
+            traffic += kernel.rate * kernel.dram_bytes_per_ns
+    if several or traffic > hw.memory_dram_bytes_per_ns:
+        return slow_down(hw, running, base, count, max(traffic, hw.memory_dram_bytes_per_ns))
+    return end_ns, ending
+
+
+@jit
+def share_out(
+    hw: Any, running: Any, base: int, count: int, elapsed_ns: float, several: bool, partition: float
+) -> tuple[float, float, int]:
+    """`SmPool.advance` and `_share_out`: traffic that comes of it, and the next end if that is not too much.
+
+    Where there are several partitions, those of one, of whose kernels alone.
+    """
     threads = regs = smem = slots = 1.0  # left of each
     blocked = False
     traffic = 0.0
@@ -88,6 +113,8 @@ def update(hw: Any, running: Any, base: int, count: int, elapsed_ns: float) -> t
     end_ns, ending = np.inf, -1
     for number in range(count):
         kernel = running[base + number]
+        if several and kernel.partition != partition:
+            continue
         # advance
         kernel.remaining_ns -= elapsed_ns * kernel.rate
         # update
@@ -124,15 +151,20 @@ def update(hw: Any, running: Any, base: int, count: int, elapsed_ns: float) -> t
             time_ns = max(0.0, kernel.remaining_ns / kernel.rate)
             if ending < 0 or time_ns < end_ns:
                 end_ns, ending = time_ns, kernel.index
-    if traffic > hw.memory_dram_bytes_per_ns:
-        slow = hw.memory_dram_bytes_per_ns / traffic
-        end_ns, ending = np.inf, -1
-        for number in range(count):
-            kernel = running[base + number]
-            if kernel.dram_bytes_per_ns > 0.0:
-                kernel.rate *= slow
-            if kernel.rate > 0.0:
-                time_ns = max(0.0, kernel.remaining_ns / kernel.rate)
-                if ending < 0 or time_ns < end_ns:
-                    end_ns, ending = time_ns, kernel.index
+    return traffic, end_ns, ending
+
+
+@jit
+def slow_down(hw: Any, running: Any, base: int, count: int, traffic: float) -> tuple[float, int]:
+    """`SmPool._limit_traffic` for traffic that is at least the bandwidth, and `next_end`."""
+    slow = hw.memory_dram_bytes_per_ns / traffic
+    end_ns, ending = np.inf, -1
+    for number in range(count):
+        kernel = running[base + number]
+        if kernel.dram_bytes_per_ns > 0.0:
+            kernel.rate *= slow
+        if kernel.rate > 0.0:
+            time_ns = max(0.0, kernel.remaining_ns / kernel.rate)
+            if ending < 0 or time_ns < end_ns:
+                end_ns, ending = time_ns, kernel.index
     return end_ns, ending

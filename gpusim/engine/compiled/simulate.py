@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.engine.compiled import copies, heap, pool, stream_mode
+from gpusim.engine.compiled import copies, heap, placement, pool, stream_mode
 from gpusim.engine.compiled.arrays import ON_DEVICE, Plans, Records, Room
 from gpusim.engine.compiled.jit import entry, int64, jit
 from gpusim.engine.compiled.stream_mode import READY, SERVES
@@ -32,18 +32,21 @@ def simulate_plans(
     `launches` is that of the plans in stream mode, else None: graph mode is compiled without what it does not need.
     """
     for plan in range(first, last):
-        nodes = plans.nodes[plan]
+        nodes = plans.nodes[plan, : plans.tasks[plan]]
         plans.ended[plan] = simulate(
             hardware[0],
             tasks,
             nodes,
-            None if launches is None else launches[plan],
+            None if launches is None else launches[plan, : plans.tasks[plan]],
             plans.deps[plan],
             plans.succs[plan],
             plans.log[plan],
             room.devices,
             room.engines,
             room.running,
+            room.kernels,
+            room.groups,
+            room.cohorts,
             room.heaps,
             room.queues,
             room.waiters,
@@ -66,6 +69,9 @@ def simulate(
     devices: Any,
     engines: Any,
     running: Any,
+    kernels: Any,
+    groups: Any,
+    cohorts: Any,
     heaps: Any,
     queues: Any,
     waiters: Any,
@@ -73,6 +79,7 @@ def simulate(
     """Run one plan; returns how many of its tasks ended, fewer than it has where they wait for each other."""
     front_end_ns = hw.graph_front_end_ns if launches is None else 0.0
     set_up(nodes, devices, engines, len(running))
+    by_block = hw.contention_sharing_exponent > 0.0
     grids = int64(hw.limits_resident_grids)
     several = len(devices) > 1
     events = len(nodes)  # where their heap begins, behind those of ready tasks
@@ -147,25 +154,40 @@ def simulate(
             node.start_ns = now
             log[logged] = index
             logged += 1
-            pool.start(hw, running, device.first_running + device.running, index, tasks[node.row])
-            device.running += 1
+            if by_block:
+                here = node.device
+                placement.start(hw, device, kernels[here], groups[here], cohorts[here], index, tasks[node.row])
+            else:
+                pool.start(hw, running, device.first_running + device.running, index, tasks[node.row])
+                device.running += 1
             device.front_end_free = now + front_end_ns
         elif what == COPIES:
             copies.enqueue(nodes, engines[2 * node.device + tasks[node.row].kind], index)
             device.copying += 1
         else:
             kind = tasks[node.row].kind
-            if kind == ON_DEVICE:
-                pool.finish(running, device.first_running, device.running, index)
-                device.running -= 1
-            else:
+            all_of_it = True
+            if kind != ON_DEVICE:
                 engines[2 * node.device + kind].active = -1
                 device.copying -= 1
-            node.end_ns = now
-            log[logged] = ~index
-            logged += 1
-            ended += 1
-            if launches is None:
+            elif by_block:
+                here = node.device
+                placement.advance(device, cohorts[here], elapsed_ns)
+                elapsed_ns = 0.0
+                all_of_it = placement.finish(device, kernels[here], groups[here], cohorts[here], index)
+            else:
+                pool.finish(running, device.first_running, device.running, index)
+                device.running -= 1
+            if not all_of_it:
+                what = COPIES  # a part of its blocks: nothing else follows
+            else:
+                node.end_ns = now
+                log[logged] = ~index
+                logged += 1
+                ended += 1
+            if not all_of_it:
+                pass
+            elif launches is None:
                 for place in range(node.first_succ, node.first_succ + node.n_succs):
                     after = int64(succs[place])
                     nodes[after].waiting -= 1
@@ -176,7 +198,11 @@ def simulate(
             else:
                 heap.push(heaps, events, pending, now, seq, index << 3 | stream_mode.ENDED)
                 pending += 1
-        delay_ns, index = pool.update(hw, running, device.first_running, device.running, elapsed_ns)
+        if by_block:
+            here = node.device
+            delay_ns, index = placement.update(hw, device, kernels[here], groups[here], cohorts[here], elapsed_ns)
+        else:
+            delay_ns, index = pool.update(hw, running, device.first_running, device.running, elapsed_ns)
         if device.copying > 0:
             copy_ns, copy, logged = copies.update(hw, tasks, nodes, engines, node.device, now, log, logged)
             if index < 0 or copy_ns < delay_ns or (copy_ns == delay_ns and copy < index):
@@ -212,6 +238,7 @@ def set_up(nodes: Any, devices: Any, engines: Any, running: int) -> None:
         device.end_seq = 0
         device.end_index = -1
         device.running = device.ready = device.copying = 0
+        device.groups = device.cohorts = device.unplaced = device.changed = 0
         device.first_running = number * (running // len(devices))
         device.first_ready = 0
     for number in range(len(engines)):

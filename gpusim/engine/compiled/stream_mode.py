@@ -36,7 +36,8 @@ def set_up(hw: Any, nodes: Any, launches: Any, queues: Any, heaps: Any, events: 
 @jit
 def host_ns(hw: Any, launch: Any) -> float:
     """Host time of one launch and of the events it waits for."""
-    return float(max(launch.host_ns, hw.stream_launch_ns) + hw.stream_event_host_ns * launch.events)
+    call_ns = launch.host_ns if launch.host_ns > 0.0 else hw.stream_launch_ns
+    return float(call_ns + hw.stream_event_host_ns * launch.events)
 
 
 @jit

@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.report.breakdown import Breakdown, Part, largest
-from gpusim.report.figures.theme import LIGHT, Theme, heading, us, us_text
+from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_LEGEND, Theme, heading, us, us_text
 from gpusim.search.explore import Row
-from gpusim.units import MIB
+from gpusim.units import MIB, counted
 
 #: Bars of a panel; what is beyond is one bar, "others".
 BARS = 10
@@ -109,14 +109,9 @@ def front_figure(rows: Sequence[Row], title: str, theme: Theme = LIGHT) -> go.Fi
                 y=[row.peak_bytes / MIB for row in mine],
                 mode="markers",
                 name=policy,
-                marker={
-                    "size": 9,
-                    "symbol": SYMBOLS[number % len(SYMBOLS)],
-                    "color": theme.cycle[number % len(theme.cycle)],
-                    "line": {"color": theme.paper, "width": 1},
-                },
+                marker=theme.marker(number),
                 hovertext=[
-                    f"<b>{escape(policy)}</b>, {row.streams} streams<br>{us_text(row.makespan_ns)}, "
+                    f"<b>{escape(policy)}</b>, {counted(row.streams, 'stream')}<br>{us_text(row.makespan_ns)}, "
                     f"{row.speedup:.2f}x<br>{row.peak_bytes / MIB:,.1f} MiB at the peak"
                     for row in mine
                 ],
@@ -131,22 +126,7 @@ def front_figure(rows: Sequence[Row], title: str, theme: Theme = LIGHT) -> go.Fi
         title=heading(f"Time against memory: {escape(title)}", subtitle, theme),
         height=470,
         hovermode="closest",
-        legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1.0, "yanchor": "top"},
-        margin={"r": 150},
+        legend=SIDE_LEGEND,
+        margin={"r": SIDE},
     )
     return figure
-
-
-SYMBOLS = (
-    "circle",
-    "diamond",
-    "square",
-    "triangle-up",
-    "cross",
-    "star",
-    "triangle-down",
-    "hexagon",
-    "x",
-    "pentagon",
-    "bowtie",
-)

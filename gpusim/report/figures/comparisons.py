@@ -9,12 +9,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.engine.base import Timeline
-from gpusim.report.figures.theme import LIGHT, Theme, heading, us, us_text
+from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_LEGEND, Theme, heading, us, us_text
 from gpusim.report.lanes import samples
 from gpusim.report.results import ResultCase, Results
-from gpusim.units import MIB
+from gpusim.units import MIB, counted
 
-SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")
 #: The band around "predicted as measured".
 BAND = 0.05
 #: Heights in pixels: of one bar, and of all around the bars.
@@ -27,14 +26,14 @@ def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
     for number, policy in enumerate(sorted({case.policy for case in cases})):
         mine = [case for case in cases if case.policy == policy]
-        marker = {
-            "symbol": SYMBOLS[number % len(SYMBOLS)],
-            "color": theme.cycle[number % len(theme.cycle)],
-            "size": 9,
-            "line": {"color": theme.paper, "width": 1},
-        }
         hover = [_case_text(case) for case in mine]
-        common = {"mode": "markers", "marker": marker, "name": policy, "legendgroup": policy, "hovertext": hover}
+        common = {
+            "mode": "markers",
+            "marker": theme.marker(number),
+            "name": policy,
+            "legendgroup": policy,
+            "hovertext": hover,
+        }
         measured, predicted = [us(c.measured_ns) for c in mine], [us(c.predicted_ns) for c in mine]
         figure.add_trace(go.Scatter(x=measured, y=predicted, hoverinfo="text", **common), row=1, col=1)
         gains, predicted = [c.speedup for c in mine], [c.predicted_speedup for c in mine]
@@ -56,6 +55,8 @@ def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure
         ),
         height=560,
         hovermode="closest",
+        legend=SIDE_LEGEND,
+        margin={"r": SIDE},
     )
     return figure
 
@@ -82,7 +83,7 @@ def _add_diagonal(figure: go.Figure, low: float, high: float, theme: Theme, *, c
 
 def _case_text(case: ResultCase) -> str:
     return (
-        f"<b>{escape(case.trace)}</b><br>{escape(case.policy)}, {case.streams} streams<br>"
+        f"<b>{escape(case.trace)}</b><br>{escape(case.policy)}, {counted(case.streams, 'stream')}<br>"
         f"measured {us_text(case.measured_ns)} ({case.speedup:.2f}x)<br>"
         f"predicted {us_text(case.predicted_ns)} ({case.predicted_speedup:.2f}x), error {case.error:+.1%}"
     )

@@ -8,6 +8,7 @@ from plotly.subplots import make_subplots
 from gpusim.report.figures.theme import LIGHT, Theme, heading, us, us_text
 from gpusim.report.figures.waterfall import Role, WaterfallRow, add_waterfall, longest_ns
 from gpusim.search.explore import Explored
+from gpusim.units import counted
 
 #: Heights in pixels: of one bar, and of all around the bars.
 BAR, AROUND = 30, 170
@@ -19,16 +20,8 @@ def bounds_figure(explored: Explored, theme: Theme = LIGHT) -> go.Figure:
     bound = explored.bounds
     rows = [explored.best_of(policy) for policy in dict.fromkeys(row.policy for row in explored.rows)]
     rows.sort(key=lambda row: (row.policy != SEQUENTIAL, -row.makespan_ns))
-    names = [f"{row.policy}, {row.streams} stream{'s' * (row.streams != 1)}" for row in rows]
-    limits = sorted(
-        (
-            (bound.critical_path_ns, "bound: critical path"),
-            (bound.area_ns, "bound: SM area"),
-            (bound.bandwidth_ns, "bound: DRAM bandwidth"),
-            (bound.front_end_ns, "bound: front end"),
-        ),
-        reverse=True,
-    )
+    names = [f"{row.policy}, {counted(row.streams, 'stream')}" for row in rows]
+    limits = sorted(((time_ns, f"bound: {name}") for time_ns, name in bound.named), reverse=True)
     figure = go.Figure()
     others = [place for place, row in enumerate(rows) if row is not explored.best]
     groups = (

@@ -20,6 +20,22 @@ SKY, PURPLE, YELLOW = "#56B4E9", "#CC79A7", "#F0E442"
 #: In this order in every legend.
 PHASES = ("forward", "backward", "optimizer")
 
+#: Told apart by shape as well as by colour; more of them than there are policies.
+SYMBOLS = (
+    "circle",
+    "diamond",
+    "square",
+    "triangle-up",
+    "cross",
+    "star",
+    "triangle-down",
+    "hexagon",
+    "x",
+    "pentagon",
+    "bowtie",
+    "hourglass",
+)
+
 FONT = "Open Sans, Helvetica Neue, Arial, DejaVu Sans, sans-serif"
 
 
@@ -50,6 +66,15 @@ class Theme:
     def cycle(self) -> tuple[str, ...]:
         """Colours of series that are just several."""
         return (self.forward, ORANGE, GREEN, VERMILION, PURPLE, SKY if self.forward != SKY else YELLOW)
+
+    def marker(self, number: int) -> dict[str, object]:
+        """The marker of a series of points: no two of the first dozen share a shape."""
+        return {
+            "size": 9,
+            "symbol": SYMBOLS[number % len(SYMBOLS)],
+            "color": self.cycle[number % len(self.cycle)],
+            "line": {"color": self.paper, "width": 1},
+        }
 
     @property
     def template(self) -> go.layout.Template:
@@ -132,6 +157,11 @@ def us_text(time_ns: float, *, signed: bool = False) -> str:
     time_us = us(time_ns)
     digits = 0 if abs(time_us) >= 100 or not time_us else 1 if abs(time_us) >= 10 else 2
     return f"{time_us:{'+' if signed else ''},.{digits}f} us"
+
+
+#: A legend beside the figure: where it has more entries than fit above. Goes with `margin={"r": SIDE}`.
+SIDE_LEGEND = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1.0, "yanchor": "top"}
+SIDE = 150
 
 
 def heading(title: str, subtitle: str, theme: Theme) -> dict[str, str]:

@@ -17,7 +17,7 @@ from gpusim.report.lanes import MAX_BARS, MAX_SAMPLES, Bar, Bars, Lane, Samples,
 from gpusim.report.perfetto import Run, run_from_timeline
 from gpusim.search.critical import CriticalPath, critical_path
 from gpusim.trace.schema import Trace
-from gpusim.units import format_bytes
+from gpusim.units import counted, format_bytes
 
 #: Heights in pixels.
 LANE, LANES_LEAST, COUNTER, GAP, AROUND = 30, 70, 88, 18, 155
@@ -38,17 +38,19 @@ def timeline_figure(
     *,
     title: str = "",
     measured: Run | None = None,
+    measured_ns: int | None = None,
     window_ns: Window | None = None,
     theme: Theme = LIGHT,
 ) -> go.Figure:
     """A simulated step, with its critical path, and under it a measured one where there is one.
 
+    `measured_ns`, the time of the whole step as measured without a profiler, is a dotted line through the lanes.
     `hardware` is the model it was simulated with (the op graph's). Raises `PlanError` where a kernel breaks a limit of
     the GPU.
     """
     run = run_from_timeline(timeline, trace, title or trace.name, hardware)
     runs = [run] if measured is None else [run, measured]
-    window = window_ns or (0, max(whole(each)[1] for each in runs))
+    window = window_ns or (0, max(measured_ns or 0, *(whole(each)[1] for each in runs)))
     rows = [lanes(each) for each in runs]
     figure, first_counter = _frame(rows, len(run.counters))
     notes: list[str] = []
@@ -58,12 +60,16 @@ def timeline_figure(
         texts = [_bar_text(each, bar, timeline if number == 1 else None) for bar in shown.bars]
         # Measured runs have no phases: what the first run's bars have explained is not explained again.
         explained = {bar.phase for bar in bars(run, rows[0], window).bars} if number > 1 else set()
-        _add_bars(figure, number, shown, texts, explained, theme)
+        _add_bars(figure, number, shown, texts, explained, theme, tasks=number == 1)
         _label_lanes(figure, number, lanes_of, ("simulated", "measured")[number - 1] if len(runs) > 1 else None)
         _mark_end(figure, number, whole(each)[1], window, len(lanes_of), theme)
         if shown.bin_ns is not None:
             which = "" if number == 1 else "measured "
             notes.append(f"{which}bars aggregated in bins of {us_text(shown.bin_ns)}")
+    timed = "" if measured_ns is None else f"dotted: {us_text(measured_ns)}, timed without a profiler"
+    if measured_ns is not None:
+        for number in range(1, len(runs) + 1):
+            _mark_measured(figure, number, measured_ns, window, theme)
     _add_path(figure, critical_path(timeline, hardware), rows[0], window, theme)
     for row, counter in enumerate(run.counters, first_counter):
         found = samples(counter.samples, window)
@@ -74,8 +80,10 @@ def timeline_figure(
         notes.append(f"{' and '.join(averaged)} averaged over {us_text((window[1] - window[0]) / MAX_SAMPLES)}")
     streams = len({(piece.device, piece.stream) for piece in run.slices})
     if measured is not None:
-        notes.insert(0, f"below: {escape(measured.title)}, {us_text(whole(measured)[1])}")
-    about = f"{len(run.slices):,} tasks on {streams} stream{'s' * (streams != 1)}, {us_text(timeline.makespan_ns)}"
+        _name_measured(figure, f"{escape(measured.title)}, {us_text(whole(measured)[1])}", timed, theme)
+    elif timed:
+        notes.insert(0, timed)
+    about = f"{counted(len(run.slices), 'task')} on {counted(streams, 'stream')}, {us_text(timeline.makespan_ns)}"
     figure.update_layout(
         template=theme.template,
         title=heading(run.title, "; ".join([f"{trace.name} on {hardware.label}: {about}", *notes]), theme),
@@ -114,8 +122,10 @@ def _pixels(rows: Sequence[Sequence[Lane]], counters: int) -> int:
     return sum(map(_lanes_height, rows)) + COUNTER * counters + GAP * (len(rows) + counters - 1)
 
 
-def _add_bars(figure: go.Figure, row: int, shown: Bars, texts: list[str], explained: set[str], theme: Theme) -> None:
-    """One trace for each phase; the legend has those that are not explained yet."""
+def _add_bars(
+    figure: go.Figure, row: int, shown: Bars, texts: list[str], explained: set[str], theme: Theme, *, tasks: bool
+) -> None:
+    """One trace for each phase; the legend has those that are not explained yet. `tasks`: bars are simulated tasks."""
     phases = {bar.phase for bar in shown.bars}
     for phase in [*(phase for phase in PHASES if phase in phases), *sorted(phases - set(PHASES))]:
         mine = [(bar, text) for bar, text in zip(shown.bars, texts, strict=True) if bar.phase == phase]
@@ -132,7 +142,7 @@ def _add_bars(figure: go.Figure, row: int, shown: Bars, texts: list[str], explai
                 hovertext=[text for _, text in mine],
                 hoverinfo="text",
                 # What a page that lets bars be clicked gets back: the task, where the bar is one.
-                customdata=[bar.slices[0] if bar.bin_ns is None else -1 for bar, _ in mine],
+                customdata=[bar.slices[0] if tasks and bar.bin_ns is None else -1 for bar, _ in mine],
             ),
             row=row,
             col=1,
@@ -157,8 +167,29 @@ def _mark_end(figure: go.Figure, row: int, end_ns: int, window: Window, count: i
     """The end of the run, where the window holds it."""
     if window[0] <= end_ns <= window[1]:
         figure.add_vline(x=us(end_ns), line={"width": 1, "color": theme.ink}, row=row, col=1)
-        text = {"text": us_text(end_ns), "showarrow": False, "xanchor": "left", "xshift": 6}
+        text = {"text": us_text(end_ns), "showarrow": False, "xanchor": "left", "xshift": 6, "bgcolor": theme.paper}
         figure.add_annotation(x=us(end_ns), y=(count - 1) / 2, row=row, col=1, **text)
+
+
+def _mark_measured(figure: go.Figure, row: int, time_ns: int, window: Window, theme: Theme) -> None:
+    """What the step took, where the window holds it."""
+    if window[0] <= time_ns <= window[1]:
+        figure.add_vline(x=us(time_ns), line={"width": 2, "dash": "dot", "color": theme.loss}, row=row, col=1)
+
+
+def _name_measured(figure: go.Figure, about: str, timed: str, theme: Theme) -> None:
+    """What the measured lanes are, in the gap above them."""
+    figure.add_annotation(
+        text=f"{about}; {timed}" if timed else about,
+        x=0,
+        xref="paper",
+        xanchor="left",
+        y=figure.layout.yaxis2.domain[1],
+        yref="paper",
+        yanchor="bottom",
+        showarrow=False,
+        font={"color": theme.muted, "size": 12},
+    )
 
 
 def _add_path(figure: go.Figure, path: CriticalPath, lanes_of: Sequence[Lane], window: Window, theme: Theme) -> None:

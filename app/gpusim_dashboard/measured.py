@@ -1,0 +1,83 @@
+"""The measured run beside the simulated one: bundled, or a file that this session uploaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from gpusim.report.measured import Measured, bundled_measured, parse_measured, read_measured
+from gpusim.trace.schema import Trace
+from gpusim.units import format_ns
+from gpusim_dashboard import uploads, view
+from gpusim_dashboard.choice import Choice
+
+NONE = "none"
+UPLOADER = "replay"
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _bundled(path: Path, content: str, _trace: Trace) -> Measured:
+    return read_measured(path, _trace)
+
+
+def choose(choice: Choice) -> Measured | None:
+    """Two controls, one to choose a measured run and one to load it; gives the run, None where none is chosen."""
+    cells = st.columns([3, 1], vertical_alignment="bottom")
+    mine: dict[str, Measured] = st.session_state.measured.setdefault(choice.content, {})
+    key = f"measured run of {choice.content[:16]}"
+
+    def read(data: bytes, name: str) -> None:
+        mine[name] = parse_measured(data, name, choice.trace)
+        # Before the control is drawn: after that its value could not be set.
+        st.session_state[key] = name
+
+    with cells[1].popover("Load a replay", icon=":material/upload:", width="stretch"):
+        file = st.file_uploader(
+            "What `gpusim replay --perfetto` or `-o` wrote, or a trace of PyTorch's profiler",
+            type=["json", "gz"],
+            key=f"upload of {key}",
+            help="It stays in this session.",
+        )
+        uploads.take(file, UPLOADER, read)
+    bundled = bundled_measured(choice.trace)
+    offered = [NONE, *bundled, *(name for name in mine if name not in bundled)]
+    fitting = f"{choice.policy}-{choice.streams}"
+    if st.session_state.get(key) not in offered:
+        # Streamlit forgets the value of a control whose page is left.
+        before = st.session_state.measured_chosen.get(choice.content)
+        default = before if before in offered else fitting
+        st.session_state[key] = default if default in offered else NONE
+    name = cells[0].selectbox(
+        "Measured run below the simulated one",
+        offered,
+        key=key,
+        disabled=offered == [NONE],
+        help="Profiled on a GPU, which slows a step by a few percent. Lanes are the CUDA graph executor's own.",
+    )
+    uploads.show_error(UPLOADER)
+    st.session_state.measured_chosen[choice.content] = name
+    if name == NONE:
+        return None
+    return mine[name] if name in mine else _bundled(bundled[name], choice.content, choice.trace)
+
+
+def summary(found: Measured, simulated_ns: int) -> None:
+    """Measured against simulated, as numbers."""
+    cells = st.columns(4)
+    measurement = found.measurement
+    error = simulated_ns / found.makespan_ns - 1 if found.makespan_ns else 0.0
+    view.metric(cells[0], "Simulated", format_ns(simulated_ns), f"{error:+.1%} against measured")
+    if measurement is not None:
+        view.metric(cells[1], "Measured", format_ns(measurement.schedule.median_ns), found.title.partition(": ")[2])
+        view.metric(
+            cells[2],
+            "Measured speed-up",
+            f"{measurement.speedup:.2f}x",
+            f"sequential {format_ns(measurement.sequential.median_ns)}",
+        )
+        outputs = measurement.outputs
+        equal = "bit-equal" if outputs.bit_equal else "equal" if outputs.equal else "DIFFERENT"
+        view.metric(cells[3], "Outputs", equal, f"{measurement.gpu.name}, {measurement.date}")
+    else:
+        view.metric(cells[1], "Measured, profiled", format_ns(found.makespan_ns), found.title)

@@ -1,0 +1,35 @@
+"""Files that a session uploads: each read once, and what is wrong with one said until there is another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from gpusim.errors import GpusimError
+from gpusim_dashboard import view
+
+if TYPE_CHECKING:
+    from streamlit.runtime.uploaded_file_manager import UploadedFile
+
+
+def take(file: UploadedFile | None, place: str, read: Callable[[bytes, str], None]) -> None:
+    """Call `read` with content and name of a file that was not in the control `place` in the run before."""
+    state = st.session_state
+    seen, state[f"seen in {place}"] = state.get(f"seen in {place}"), file.file_id if file else None
+    if state[f"seen in {place}"] == seen:
+        return
+    state[f"wrong in {place}"] = ""
+    if file is None:
+        return
+    try:
+        read(file.getvalue(), file.name)
+    except GpusimError as error:
+        state[f"wrong in {place}"] = str(error)
+
+
+def show_error(place: str) -> None:
+    """What was wrong with the file in the control, where anything was."""
+    if wrong := st.session_state.get(f"wrong in {place}"):
+        st.error(view.plain(wrong), icon=":material/error:")

@@ -1,0 +1,119 @@
+"""`gpusim explain`: why a schedule is not faster."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json
+from gpusim.errors import OptionError
+
+if TYPE_CHECKING:
+    from gpusim.plan.tasks import LaunchMode
+
+DEFAULT_STREAMS = 4
+LAUNCH_MODES = ("graph", "stream")
+_TIME = re.compile(r"^(\d+(?:\.\d*)?)(ns|us|ms)$")
+_UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
+
+
+@click.command()
+@click.argument("trace")
+@hardware_option
+@click.option("--policy", default=None, metavar="P", help="Policy [default: critical_path].")
+@click.option("--streams", type=int, default=None, help=f"Streams for the policy [default: {DEFAULT_STREAMS}].")
+@click.option("--schedule", "schedule_file", metavar="FILE", help="Explain this schedule instead of a policy's.")
+@click.option(
+    "--launch",
+    default="graph",
+    show_default=True,
+    metavar="graph|stream",
+    callback=one_of("launch mode", LAUNCH_MODES),
+    help="In one CUDA graph, or kernel by kernel from the host.",
+)
+@click.option("--window", metavar="FROM:TO", help="Explain a stretch of the timeline, such as 100us:200us.")
+@click.option("--ops", "ops", metavar="A,B", help="Explain two ops, by name or number in the trace.")
+@json_option
+def explain(
+    trace: str,
+    hardware: str | None,
+    policy: str | None,
+    streams: int | None,
+    schedule_file: str | None,
+    launch: str,
+    window: str | None,
+    ops: str | None,
+    as_json: bool,
+) -> None:
+    """Say why a schedule of TRACE is not faster: what fills the time between its critical path and its makespan.
+
+    For the whole step, for a stretch of it (--window) or for two ops (--ops). docs/explain.md explains the causes.
+    """
+    from gpusim.engine.fast import FastEngine
+    from gpusim.plan.graph import OpGraph
+    from gpusim.plan.schedule import check_streams, lower_schedule, read_schedule
+    from gpusim.policies.registry import policy_by_name
+    from gpusim.report import explain_table as table
+    from gpusim.search.explain import explain as run
+    from gpusim.search.explain_pair import explain_pair, find_op
+    from gpusim.trace.store import load_trace
+
+    if window is not None and ops is not None:
+        raise OptionError("give either --window or --ops")
+    if schedule_file is not None and (policy is not None or streams is not None):
+        raise OptionError("--schedule goes without --policy and --streams: the file has both")
+    between = None if window is None else _window(window)
+    names = None if ops is None else _two(ops)
+    make = policy_by_name(policy or "critical_path")
+    check_streams(DEFAULT_STREAMS if streams is None else streams)
+    mode: LaunchMode = "stream" if launch == "stream" else "graph"
+    step = load_trace(trace)
+    model = choose_hardware(hardware, step)
+    with naming(trace):
+        graph = OpGraph.build(step, model)
+    if schedule_file is not None:
+        schedule = read_schedule(Path(schedule_file))
+        plan = lower_schedule(schedule, graph, mode, schedule_file)
+    else:
+        assignment = make(graph, streams or DEFAULT_STREAMS)
+        plan = assignment.lowered(graph, mode)
+    pair = None if names is None else tuple(find_op(graph, name) for name in names)
+    found = run(graph, FastEngine().run(plan, graph.hardware), graph.hardware)
+    if between is not None and between[0] >= found.timeline.makespan_ns:
+        raise OptionError(f"--window {window}: the schedule ends at {found.timeline.makespan_ns} ns")
+    if pair is not None:
+        document = table.pair_document(found, explain_pair(found, *pair))
+    elif between is not None:
+        document = table.window_document(found, *between)
+    else:
+        document = table.step_document(found)
+    if as_json:
+        print_json(document)
+    elif pair is not None:
+        table.print_pair(document)
+    elif between is not None:
+        table.print_window(document)
+    else:
+        table.print_step(document)
+
+
+def _window(text: str) -> tuple[int, int]:
+    """Begin and end in ns."""
+    parts = text.split(":")
+    times = [_TIME.match(part.strip()) for part in parts]
+    if len(parts) != 2 or not all(times):
+        raise OptionError(f"--window {text}: give two times with units, such as 100us:200us")
+    begin, end = (round(float(m[1]) * _UNITS[m[2]]) for m in times if m)
+    if begin >= end:
+        raise OptionError(f"--window {text}: it ends before it begins")
+    return begin, end
+
+
+def _two(text: str) -> tuple[str, str]:
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2 or not all(names):
+        raise OptionError(f"--ops {text}: give two ops, such as convolution_3,relu_2")
+    return names[0], names[1]

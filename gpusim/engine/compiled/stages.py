@@ -1,0 +1,278 @@
+"""The search of `gpusim.policies.ios` in one block, compiled: which stages there are, as plans, and the best of all.
+
+It is here and not beside the policies because compiled functions are kept by the sources of this package (see `jit`).
+Sets of a block's nodes are bit masks, of at most `MOST_NODES` nodes. `succs` has the successors of each node within the
+block. Nothing here knows about the policy: its rules and words are in `gpusim.policies.ios`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.engine.compiled.arrays import Plans, Records
+from gpusim.engine.compiled.jit import entry, int64, jit
+
+Masks = npt.NDArray[np.int64]
+
+MOST_NODES: Final = 60
+#: What `find_stages` may say instead of how much effort is left: there was too little, or a table is full.
+TOO_MUCH, NO_ROOM = -1, -2
+#: An odd number near 2^64 over the golden ratio, as a signed one: Fibonacci hashing (Knuth, TAOCP 3, section 6.4).
+_SPREAD: Final = -7046029254386353131
+
+
+class Sets(NamedTuple):
+    """Sets in the order in which they were found, and where each is: a hash table of places, counted from 1."""
+
+    values: Masks
+    table: Masks
+    found: Masks
+    """One number: how many there are."""
+
+    @classmethod
+    def of_size(cls, size: int) -> Sets:
+        """Room for `size` sets, a power of two."""
+        return cls(np.zeros(size, np.int64), np.zeros(2 * size, np.int64), np.zeros(1, np.int64))
+
+
+class Walk(NamedTuple):
+    """Where the walk through the endings of a set is: at each depth one node more is in the ending."""
+
+    ending: Masks
+    below: Masks
+    """The node looked at last; those behind it were."""
+    n_groups: Masks
+    groups: Masks
+
+    @classmethod
+    def of_size(cls, nodes: int) -> Walk:
+        """Room for sets of `nodes` nodes."""
+        sizes = np.zeros(nodes + 2, np.int64)
+        return cls(sizes, sizes.copy(), sizes.copy(), np.zeros((nodes + 2, nodes + 1), np.int64))
+
+
+@entry
+def find_stages(
+    succs: Masks,
+    max_group: int,
+    max_groups: int,
+    effort: int,
+    stage_effort: int,
+    states: Sets,
+    stages: Sets,
+    walk: Walk,
+) -> int:
+    """All sets that can be left over, and all stages; gives how much of `effort` is left.
+
+    An ending takes an effort of 1, a new stage `stage_effort` more.
+    """
+    nodes = len(succs)
+    add(states, (int64(1) << nodes) - 1)
+    at = int64(0)
+    while at < states.found[0]:
+        state = states.values[at]
+        at += 1
+        depth = begin_walk(walk, nodes)
+        while True:
+            depth = next_ending(succs, state, max_group, max_groups, walk, depth)
+            if depth < 0:
+                break
+            ending = walk.ending[depth]
+            known = stages.table[slot_of(stages, ending)] > 0
+            effort -= 1 if known else 1 + stage_effort
+            if effort < 0:
+                return int64(TOO_MUCH)
+            if not known and not add(stages, ending):
+                return int64(NO_ROOM)
+            rest = state & ~ending
+            if rest != 0 and not add(states, rest):
+                return int64(NO_ROOM)
+    return effort
+
+
+@entry
+def choose_stages(
+    succs: Masks,
+    max_group: int,
+    max_groups: int,
+    states: Sets,
+    ascending: Masks,
+    stages: Sets,
+    cost_ns: npt.NDArray[np.float64],
+    least_ns: npt.NDArray[np.float64],
+    last: Masks,
+    walk: Walk,
+) -> None:
+    """Of every set the least time of its stages, and the last of these; of equal ones the first found.
+
+    `ascending` has the places of the sets by value: what an ending leaves over is a smaller number.
+    """
+    for number in range(len(ascending)):
+        at = ascending[number]
+        state = states.values[at]
+        least_ns[at] = np.inf
+        depth = begin_walk(walk, len(succs))
+        while True:
+            depth = next_ending(succs, state, max_group, max_groups, walk, depth)
+            if depth < 0:
+                break
+            ending = walk.ending[depth]
+            rest = state & ~ending
+            time_ns = 0.0 if rest == 0 else least_ns[states.table[slot_of(states, rest)] - 1]
+            time_ns += cost_ns[stages.table[slot_of(stages, ending)] - 1]
+            if time_ns < least_ns[at]:
+                least_ns[at] = time_ns
+                last[at] = ending
+
+
+@entry
+def lower_stages(
+    tasks: Records,
+    first_task: Masks,
+    succs: Masks,
+    stages: Masks,
+    first: int,
+    plans: Plans,
+    walk: Walk,
+    n_groups: Masks,
+    extra_ns: npt.NDArray[np.float64],
+) -> None:
+    """Stages from `first` on, as many as there are plans, each as a plan: a queue for each group.
+
+    The tasks of node i are `first_task[i]` to `first_task[i + 1]` - 1. Also sets how many groups a stage has, and the
+    largest extra gap before the first task of any.
+    """
+    nodes = len(succs)
+    groups = walk.groups[0]
+    for plan in range(min(len(plans.nodes), len(stages) - first)):
+        index = int64(0)
+        count = connected(succs, stages[first + plan], nodes, groups)
+        n_groups[first + plan] = count
+        extra_ns[first + plan] = 0.0
+        for group in range(count):
+            previous = int64(-1)
+            for node in range(nodes):
+                if groups[group] >> node & 1 == 0:
+                    continue
+                for row in range(first_task[node], first_task[node + 1]):
+                    if previous < 0:
+                        extra_ns[first + plan] = max(extra_ns[first + plan], tasks[row].extra_ns)
+                    made = plans.nodes[plan, index]
+                    made.row = row
+                    made.device = made.n_deps = made.first_dep = made.priority = 0
+                    made.previous = previous
+                    previous = index
+                    index += 1
+        plans.tasks[plan] = index
+
+
+@entry
+def groups_of(succs: Masks, stage: int, groups: Masks) -> int:
+    """The groups of one stage: `connected`."""
+    return connected(succs, int64(stage), len(succs), groups)
+
+
+@jit
+def begin_walk(walk: Any, nodes: int) -> int:
+    """Before the first ending of a set: the depth to go on from."""
+    walk.ending[0] = 0
+    walk.below[0] = nodes
+    walk.n_groups[0] = 0
+    return int64(0)
+
+
+@jit
+def next_ending(succs: Any, state: int, max_group: int, max_groups: int, walk: Any, depth: int) -> int:
+    """Go on to the next ending of `state`, `walk.ending[depth]`; gives its depth, or -1 behind the last.
+
+    An ending is extended in every way by nodes below its lowest, the latest first, so each comes up once.
+    """
+    while depth >= 0:
+        walk.below[depth] -= 1
+        node = walk.below[depth]
+        if node < 0:
+            depth -= 1
+            continue
+        bit = int64(1) << node
+        ending = walk.ending[depth]
+        after = succs[node] & state
+        if state & bit == 0 or after & ~ending != 0:  # a successor in `state` stays behind
+            continue
+        group, apart = bit, int64(0)
+        for number in range(walk.n_groups[depth]):
+            other = walk.groups[depth, number]
+            if other & after != 0:
+                group |= other
+            else:
+                walk.groups[depth + 1, apart] = other
+                apart += 1
+        if apart >= max_groups or members(group) > max_group:
+            continue
+        depth += 1
+        walk.groups[depth, apart] = group
+        walk.n_groups[depth] = apart + 1
+        walk.ending[depth] = ending | bit
+        walk.below[depth] = node
+        return depth
+    return int64(-1)
+
+
+@jit
+def connected(succs: Any, stage: int, nodes: int, groups: Any) -> int:
+    """The parts of a stage that edges connect, as masks in ascending order; how many there are."""
+    count = int64(0)
+    for node in range(nodes - 1, -1, -1):
+        bit = int64(1) << node
+        if stage & bit == 0:
+            continue
+        group, apart = bit, int64(0)
+        for number in range(count):
+            other = groups[number]
+            if other & succs[node] != 0:
+                group |= other
+            else:
+                groups[apart] = other
+                apart += 1
+        place = apart
+        while place > 0 and groups[place - 1] > group:
+            groups[place] = groups[place - 1]
+            place -= 1
+        groups[place] = group
+        count = apart + 1
+    return count
+
+
+@jit
+def members(mask: int) -> int:
+    """How many nodes there are in a set."""
+    count = int64(0)
+    while mask != 0:
+        mask &= mask - 1
+        count += 1
+    return count
+
+
+@jit
+def slot_of(sets: Any, value: int) -> int:
+    """Where in the table a set is, or would be."""
+    last = len(sets.table) - 1
+    slot = (value * int64(_SPREAD)) >> 20 & last
+    while sets.table[slot] > 0 and sets.values[sets.table[slot] - 1] != value:
+        slot = slot + 1 & last
+    return slot
+
+
+@jit
+def add(sets: Any, value: int) -> bool:
+    """Add a set if it is new; False where there is no room."""
+    slot = slot_of(sets, value)
+    if sets.table[slot] == 0:
+        if sets.found[0] == len(sets.values):
+            return False
+        sets.values[sets.found[0]] = value
+        sets.found[0] += 1
+        sets.table[slot] = sets.found[0]
+    return True

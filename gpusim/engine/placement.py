@@ -1,0 +1,290 @@
+"""The block dispatcher, SM by SM: where blocks go, when, and how fast they run beside others.
+
+The rules, in one place (docs/engine.md, "Where blocks go", has the measurement behind each):
+
+1. *Head of line.* Blocks are placed kernel by kernel, in the order of their starts: behind a kernel with blocks left to
+   place, nobody gets any placed (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).
+2. *Most room.* The next block goes to the SM that could take the most further blocks of its kernel (Gilman et al.,
+   "Demystifying the Placement Policies of the NVIDIA GPU Thread Block Scheduler", 2020).
+3. *Shared-memory split.* An SM's shared memory is set to a size while it is empty and keeps that while any block runs
+   there. A kernel joins only where that is room for as many of its blocks as an SM could hold. Where it has to wait for
+   SMs to empty, they do so one after the other, and each is filled up at once: its blocks then crowd on a few SMs.
+4. *Sharing.* Blocks of a kernel take the time that makes the kernel take what it takes alone, wave by wave. On an SM
+   that holds `load` times what its kernels put on an SM when alone, they take load^p times as long.
+5. *DRAM.* Where the traffic of all would exceed the bandwidth, those who use it slow down alike.
+
+Rules 1 to 4 hold in each SM partition by itself. SMs that hold the same are one group, blocks placed on a group at one
+time are one cohort: they go on alike. So a kernel costs a few steps, not one for each of its blocks.
+
+It is driven as `gpusim.engine.pool.SmPool` is, which shares the SMs out as one pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from gpusim.hardware.model import HardwareModel
+from gpusim.hardware.occupancy import NO_FOOTPRINT
+from gpusim.plan.tasks import Task
+
+#: A cohort with less than this left to do has ended.
+ENDED_NS = 1e-6
+
+
+@dataclass(slots=True, eq=False)
+class SmGroup:
+    """SMs of one partition that hold the same, and what each of them holds."""
+
+    partition: int
+    sms: int
+    threads: int = 0
+    regs: int = 0
+    smem_bytes: int = 0
+    blocks: int = 0
+    split_bytes: int = 0
+    load: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """A kernel that is on the GPU."""
+
+    index: int
+    task: Task
+    left: int
+    """Blocks to be placed."""
+    block_ns: float
+    """Time of a block as when the kernel is alone."""
+    load: float
+    """What a block adds to the load of its SM."""
+    dram_bytes_per_ns: float
+    """Traffic of a block."""
+    on_sms: int = 0
+    """Blocks that run."""
+    crowds: bool = False
+    """Whether it has to wait for SMs to empty."""
+
+
+@dataclass(slots=True, eq=False)
+class Cohort:
+    """Blocks of a kernel that go on alike: `blocks` on each SM of a group. Memory operations have no group."""
+
+    kernel: Placed
+    group: SmGroup | None
+    blocks: int
+    remaining_ns: float
+    rate: float = 0.0
+
+
+@dataclass
+class SmPlacement:
+    """What runs on the SMs of one GPU. Call `advance` before any change, and `update` after it."""
+
+    hardware: HardwareModel
+    kernels: list[Placed] = field(default_factory=list)
+    """In the order of their starts."""
+    groups: list[SmGroup] = field(default_factory=list)
+    cohorts: list[Cohort] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        """Whether no further kernel may start: the GPU has no more grid slots."""
+        return len(self.kernels) >= self.hardware.limits.resident_grids
+
+    def start(self, index: int, task: Task) -> None:
+        """Put a task on the GPU, at the end of the line."""
+        bandwidth = self.hardware.memory.dram_bytes_per_ns
+        traffic = min(task.dram_bytes / task.dur_ns, bandwidth) if task.dur_ns else 0.0
+        if task.footprint == NO_FOOTPRINT or not task.blocks:
+            kernel = Placed(index, task, 0, task.dur_ns, 0.0, traffic, on_sms=1)
+            self.cohorts.append(Cohort(kernel, None, 1, task.dur_ns))
+        else:
+            sms = task.partition_sms or self.hardware.limits.sms
+            if all(group.partition != task.partition for group in self.groups):
+                self.groups.append(SmGroup(task.partition, sms))
+            at_once = sms * task.blocks_per_sm
+            kernel = Placed(
+                index,
+                task,
+                left=task.blocks,
+                block_ns=task.dur_ns / -(-task.blocks // at_once),
+                load=1.0 / min(task.blocks_per_sm, -(-task.blocks // sms)),
+                dram_bytes_per_ns=traffic / min(task.blocks, at_once),
+            )
+        self.kernels.append(kernel)
+
+    def advance(self, elapsed_ns: float) -> None:
+        """Let time pass at the current rates."""
+        for cohort in self.cohorts:
+            cohort.remaining_ns -= elapsed_ns * cohort.rate
+
+    def finish(self, index: int) -> bool:
+        """Take what has ended of a task off the GPU; whether that was all of it."""
+        kernel = next(kernel for kernel in self.kernels if kernel.index == index)
+        for cohort in self.cohorts:
+            if cohort.kernel is kernel and cohort.remaining_ns <= ENDED_NS:
+                kernel.on_sms -= cohort.blocks * (cohort.group.sms if cohort.group else 1)
+                if cohort.group:
+                    _put(cohort.group, kernel.task, -cohort.blocks)
+        self.cohorts = [c for c in self.cohorts if c.kernel is not kernel or c.remaining_ns > ENDED_NS]
+        self._merge_empty()
+        if kernel.on_sms or kernel.left:
+            return False
+        self.kernels.remove(kernel)
+        return True
+
+    def _merge_empty(self) -> None:
+        """Empty SMs of a partition are alike again."""
+        kept: dict[int, SmGroup] = {}
+        for group in [group for group in self.groups if not group.blocks]:
+            if group.partition in kept:
+                kept[group.partition].sms += group.sms
+                self.groups.remove(group)
+            else:
+                kept[group.partition] = group
+
+    def update(self) -> None:
+        """Place blocks and set the rate of every cohort."""
+        blocked: set[int] = set()
+        for kernel in self.kernels:
+            if kernel.left and kernel.task.partition not in blocked:
+                self._place(kernel)
+                if kernel.left:
+                    blocked.add(kernel.task.partition)
+        self._set_rates()
+
+    def _place(self, kernel: Placed) -> None:
+        """Rules 2 and 3: place as many blocks of the kernel as there is room for."""
+        rooms = [self._room(group, kernel) for group in self.groups]
+        if not any(rooms):
+            kernel.crowds = kernel.crowds or any(self._only_split_differs(group, kernel) for group in self.groups)
+        elif kernel.crowds and not kernel.on_sms:
+            self._fill_up(kernel, rooms)
+        else:
+            self._spread(kernel, rooms)
+
+    def _fill_up(self, kernel: Placed, rooms: list[int]) -> None:
+        """SM after SM, each to what it holds."""
+        for group, room in zip(list(self.groups), rooms, strict=True):
+            if room and kernel.left:
+                wanted = -(-kernel.left // room)
+                if wanted < group.sms:
+                    self._split(group, wanted)
+                self._add(kernel, group, min(room, -(-kernel.left // group.sms)))
+
+    def _spread(self, kernel: Placed, rooms: list[int]) -> None:
+        """Block after block, each to where there is most room."""
+        gets = dict.fromkeys(self.groups, 0)
+        left = kernel.left
+        for level in range(max(rooms), 0, -1):
+            for group, room in zip(list(gets), rooms, strict=False):
+                if room < level or not left:
+                    continue
+                if left < group.sms:
+                    others = self._split(group, left)
+                    gets[others] = gets[group]
+                gets[group] += 1
+                left -= group.sms
+        for group, blocks in gets.items():
+            if blocks:
+                self._add(kernel, group, blocks)
+
+    def _add(self, kernel: Placed, group: SmGroup, blocks: int) -> None:
+        """Put `blocks` blocks on each SM of a group. The last of them may be fewer than that."""
+        if not group.blocks:
+            group.split_bytes = kernel.task.footprint.own_split_bytes
+        _put(group, kernel.task, blocks)
+        kernel.left = max(0, kernel.left - blocks * group.sms)
+        kernel.on_sms += blocks * group.sms
+        self.cohorts.append(Cohort(kernel, group, blocks, kernel.block_ns))
+
+    def _split(self, group: SmGroup, sms: int) -> SmGroup:
+        """Leave `sms` SMs in a group; the others form a new one, with cohorts of their own."""
+        others = replace(group, sms=group.sms - sms)
+        group.sms = sms
+        self.groups.append(others)
+        self.cohorts += [replace(cohort, group=others) for cohort in self.cohorts if cohort.group is group]
+        return others
+
+    def _room(self, group: SmGroup, kernel: Placed) -> int:
+        """How many further blocks of the kernel an SM of the group can take."""
+        need = kernel.task.footprint
+        if group.partition != kernel.task.partition:
+            return 0
+        if not group.blocks:
+            return kernel.task.blocks_per_sm
+        if group.split_bytes < need.split_bytes:
+            return 0
+        room = self._room_but_smem(group, kernel)
+        if need.smem_bytes:
+            room = min(room, (group.split_bytes - group.smem_bytes) // need.smem_bytes)
+        return max(0, room)
+
+    def _room_but_smem(self, group: SmGroup, kernel: Placed) -> int:
+        limits, need = self.hardware.limits, kernel.task.footprint
+        room = min((limits.threads_per_sm - group.threads) // need.threads, limits.blocks_per_sm - group.blocks)
+        return min(room, (limits.regs_per_sm - group.regs) // need.regs) if need.regs else room
+
+    def _only_split_differs(self, group: SmGroup, kernel: Placed) -> bool:
+        """Whether the kernel would fit there, were the SM's shared memory set to another size."""
+        return (
+            group.partition == kernel.task.partition
+            and group.split_bytes < kernel.task.footprint.split_bytes
+            and self._room_but_smem(group, kernel) > 0
+        )
+
+    def _set_rates(self) -> None:
+        """Rules 4 and 5."""
+        for group in self.groups:
+            group.load = 0.0
+        for cohort in self.cohorts:
+            if cohort.group:
+                cohort.group.load += cohort.blocks * cohort.kernel.load
+        traffic = 0.0
+        for cohort in self.cohorts:
+            load = cohort.group.load if cohort.group else 0.0
+            cohort.rate = 1.0 / load**self.hardware.contention.sharing_exponent if load > 1.0 else 1.0
+            traffic += cohort.rate * _traffic(cohort)
+        if traffic > self.hardware.memory.dram_bytes_per_ns:
+            slow = self.hardware.memory.dram_bytes_per_ns / traffic
+            for cohort in self.cohorts:
+                if cohort.kernel.dram_bytes_per_ns > 0.0:
+                    cohort.rate *= slow
+
+    def next_end(self) -> tuple[float, int] | None:
+        """Time until the next cohort ends at the current rates, and of which task: the first of those together."""
+        best: tuple[float, int] | None = None
+        for cohort in self.cohorts:
+            time = max(0.0, cohort.remaining_ns / cohort.rate)
+            if best is None or time < best[0]:
+                best = (time, cohort.kernel.index)
+        return best
+
+    @property
+    def occupied(self) -> float:
+        """Share of the GPU's residency in use."""
+        held = sum(
+            cohort.blocks * cohort.group.sms / cohort.kernel.task.blocks_per_sm
+            for cohort in self.cohorts
+            if cohort.group
+        )
+        return min(1.0, held / self.hardware.limits.sms)
+
+    @property
+    def traffic_bytes_per_ns(self) -> float:
+        """DRAM traffic at the current rates."""
+        return sum(cohort.rate * _traffic(cohort) for cohort in self.cohorts)
+
+
+def _put(group: SmGroup, task: Task, blocks: int) -> None:
+    """Add blocks of a task to each SM of a group, or take them off."""
+    group.threads += blocks * task.footprint.threads
+    group.regs += blocks * task.footprint.regs
+    group.smem_bytes += blocks * task.footprint.smem_bytes
+    group.blocks += blocks
+
+
+def _traffic(cohort: Cohort) -> float:
+    """DRAM traffic of a cohort at full rate, in bytes a ns."""
+    blocks = cohort.blocks * (cohort.group.sms if cohort.group else 1)
+    return blocks * cohort.kernel.dram_bytes_per_ns

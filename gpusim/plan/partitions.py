@@ -1,0 +1,119 @@
+"""SM partitions: which streams share which part of the GPU's SMs, and what a kernel takes on fewer of them.
+
+A partition is a GPU in small: kernels of its streams can only use its SMs, and nobody else can. On the GPU it is a
+green context (`gpusim.runtime.partitions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from gpusim.errors import PlanError
+from gpusim.files import Count, Document, Positive
+from gpusim.hardware.model import HardwareModel
+from gpusim.hardware.occupancy import Demand
+from gpusim.plan.tasks import MAX_PARTITIONS, Task
+
+#: SMs that a partition must be a multiple of: 8 from compute capability 9.0 on (CUDA Driver API, "Green Contexts"). The
+#: SMs that fill no group (12 of an H200's 132, which it splits into 15 groups) can only go to the last partition. How
+#: many groups there are, only the GPU itself knows: `gpusim.runtime.partitions` asks it.
+GROUP_SMS = 8
+
+
+class Partition(Document, frozen=True, kw_only=True):
+    """Some SMs for some streams; streams that no partition names share the SMs that are left."""
+
+    sms: Positive
+    streams: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Partitions as the engine sees them: SMs of each, and the partition of each stream."""
+
+    sms: tuple[int, ...]
+    of_stream: tuple[int, ...]
+
+
+def lay_out(partitions: Sequence[Partition], streams: int, gpu_sms: int) -> Layout:
+    """The layout of `streams` streams on a GPU of `gpu_sms` SMs. Raises `PlanError` for one that cannot be.
+
+    Streams in no partition form one more, of the SMs that are left. Without partitions all share the whole GPU.
+    """
+    if not partitions:
+        return Layout((gpu_sms,), (0,) * streams)
+    of_stream = [-1] * streams
+    for number, partition in enumerate(partitions):
+        for stream in partition.streams:
+            if stream >= streams:
+                raise PlanError(f"partition {number} has stream {stream}, of {streams} streams")
+            if of_stream[stream] >= 0:
+                raise PlanError(f"stream {stream} is in partitions {of_stream[stream]} and {number}")
+            of_stream[stream] = number
+        if not partition.streams or partition.sms < 1:
+            problem = "no stream" if partition.sms else "0 SMs"
+            raise PlanError(f"partition {number} has {problem}")
+    used = sum(partition.sms for partition in partitions)
+    sms = [partition.sms for partition in partitions]
+    if -1 in of_stream:
+        stream = of_stream.index(-1)
+        if used >= gpu_sms:
+            raise PlanError(f"stream {stream} is in no partition, and of {gpu_sms} SMs none are left for it")
+        sms.append(gpu_sms - used)
+        of_stream = [len(partitions) if number < 0 else number for number in of_stream]
+    elif used > gpu_sms:
+        raise PlanError(f"the partitions have {used} SMs in all, the GPU has {gpu_sms}")
+    if len(sms) > MAX_PARTITIONS:
+        raise PlanError(f"{len(sms)} partitions; the limit is {MAX_PARTITIONS}")
+    for number, size in enumerate(sms[:-1]):
+        if size % GROUP_SMS:
+            raise PlanError(f"partition {number} has {size} SMs, not a multiple of {GROUP_SMS}")
+    if sms[-1] % GROUP_SMS not in (0, gpu_sms % GROUP_SMS):
+        raise PlanError(
+            f"partition {len(sms) - 1} has {sms[-1]} SMs, neither a multiple of {GROUP_SMS} nor one and the "
+            f"{gpu_sms % GROUP_SMS} that fill no group"
+        )
+    return Layout(tuple(sms), tuple(of_stream))
+
+
+def in_partition(task: Task, partition: int, sms: int, hardware: HardwareModel) -> Task:
+    """The task as it runs alone in partition number `partition`, of `sms` SMs: its time there, its share of that.
+
+    Blocks that fit the GPU at once may need several waves on fewer SMs; and where they still fit, more of them share
+    an SM. The time that DRAM traffic explains does not change, the rest grows with
+
+        work(k) = PACKING x blocks / (SMs x blocks an SM holds), rounded up (waves)
+                  + (1 - PACKING) x blocks / SMs, rounded up (blocks an SM works through)
+
+    each over its value on the whole GPU.
+    """
+    whole = hardware.limits.sms
+    if not task.blocks or not task.blocks_per_sm or sms >= whole:
+        return replace(task, partition=partition, partition_sms=sms)
+    resident = task.blocks_per_sm
+    waves = ceil(task.blocks / (resident * sms)) / ceil(task.blocks / (resident * whole))
+    packed = ceil(task.blocks / sms) / ceil(task.blocks / whole)
+    slower = PACKING * waves + (1 - PACKING) * packed
+    memory_ns = min(task.dur_ns, task.dram_bytes / hardware.memory.dram_bytes_per_ns)
+    factor = min(task.blocks, resident * sms) / sms / (min(task.blocks, resident * whole) / whole)
+    demand = Demand(
+        threads=min(1.0, task.demand.threads * factor),
+        regs=min(1.0, task.demand.regs * factor),
+        smem=min(1.0, task.demand.smem * factor),
+        slots=min(1.0, task.demand.slots * factor),
+        residency=min(task.blocks, resident * sms) / (resident * whole),
+        cover=min(1.0, task.demand.cover * factor),
+    )
+    return replace(
+        task,
+        partition=partition,
+        partition_sms=sms,
+        dur_ns=memory_ns + (task.dur_ns - memory_ns) * slower,
+        demand=demand,
+    )
+
+
+#: Weight of whole waves against blocks an SM works through. Not fitted yet: the middle of the two rules.
+PACKING = 0.5

@@ -1,0 +1,53 @@
+"""Predict, then try on the GPU: the best few schedules of an exploration are timed, and the fastest is the result.
+
+What `gpusim explore --measure` and recipes with `measure` have in common. A search finds what the model overrates; a
+trial of a few schedules costs seconds and settles which of them is fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.schedule import Schedule
+from gpusim.search.explore import Explored
+from gpusim.search.trial import Trial, contenders
+from gpusim.trace.schema import Trace
+
+SEQUENTIAL = "sequential"
+
+
+def fastest(trace: Trace, schedules: Sequence[Schedule], hardware: HardwareModel, seed: int) -> tuple[list[int], int]:
+    """What each schedule took on this GPU in a quick measurement, and which was the fastest, the first of equals.
+
+    Raises as `gpusim.runtime.replay.replay` does.
+    """
+    from gpusim.runtime.replay import trial_ns
+
+    times_ns = trial_ns(trace, schedules, hardware, seed=seed)
+    return times_ns, times_ns.index(min(times_ns))
+
+
+def try_best(
+    explored: Explored, count: int, *, command: str, say: Callable[[str], None] = lambda _: None
+) -> tuple[Explored, Trial]:
+    """Try the `count` schedules predicted best; the fastest, replayed and checked, becomes the exploration's best.
+
+    The sequential schedule stays where it was not slower. Raises as `gpusim.runtime.replay.replay` does, and
+    `ReplayError` where outputs differ.
+    """
+    from gpusim.runtime.replay import replay, require_equal
+
+    rows = contenders(explored, count)
+    made = [explored.with_best(row).schedule for row in rows]
+    say(f"trying {len(rows)} schedules")
+    times_ns, number = fastest(explored.trace, made, explored.hardware, explored.seed)
+    best, measurement = rows[number], None
+    if best.policy != SEQUENTIAL:
+        (measurement,) = replay(
+            explored.trace, [made[number]], explored.hardware, command=command, seed=explored.seed, say=say
+        )
+        require_equal(measurement)
+        if measurement.schedule.median_ns >= measurement.sequential.median_ns:
+            best = explored.best_of(SEQUENTIAL)
+    return explored.with_best(best), Trial(tuple(rows), tuple(times_ns), rows[number], measurement, best)

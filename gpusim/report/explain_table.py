@@ -1,0 +1,160 @@
+"""`gpusim explain`: tables for people, documents for `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from gpusim.report.tables import console
+from gpusim.search.explain import Delay, Explained, totals_ns
+from gpusim.search.explain_pair import Pair, merged
+from gpusim.units import format_ns
+
+ROWS = 12
+#: Where nothing counted the kernels' traffic.
+ESTIMATED = "estimated from the sizes of tensors"
+
+
+def step_document(found: Explained) -> dict[str, Any]:
+    """The whole step: totals by cause, which add up to the gap, and the longest single delays on the path."""
+    gap = found.step()
+    return {
+        "makespan_ns": gap.makespan_ns,
+        "critical_path_ns": gap.makespan_ns - round(gap.gap_ns),
+        "gap_ns": round(gap.gap_ns),
+        "causes": _whole_ns(totals_ns(gap.delays), round(gap.gap_ns)),
+        "delays": [_row(found, delay) for delay in merged(gap.delays)],
+    }
+
+
+def window_document(found: Explained, begin_ns: int, end_ns: int) -> dict[str, Any]:
+    """All delays in a window, summed over the ops that had them, and those of the path among them."""
+    inside = found.window(begin_ns, end_ns)
+    path = [part for delay in found.step().delays if (part := delay.within(begin_ns, end_ns)) is not None]
+    timeline = found.timeline
+    busy = sum(
+        max(0, min(end, end_ns) - max(start, begin_ns))
+        for start, end in zip(timeline.start_ns, timeline.end_ns, strict=True)
+    )
+    return {
+        "from_ns": begin_ns,
+        "until_ns": end_ns,
+        "running": busy / (end_ns - begin_ns),
+        "causes": {cause: round(lost) for cause, lost in totals_ns(inside).items()},
+        "path_causes": {cause: round(lost) for cause, lost in totals_ns(path).items()},
+        "delays": [_row(found, delay) for delay in merged(inside)],
+    }
+
+
+def pair_document(found: Explained, pair: Pair) -> dict[str, Any]:
+    """Two ops: when they ran, what they cost each other, what kept them apart."""
+    ops = found.graph.trace.ops
+    return {
+        "first": ops[pair.first].name,
+        "second": ops[pair.second].name,
+        "first_ns": pair.first_ns,
+        "second_ns": pair.second_ns,
+        "together_ns": pair.together_ns,
+        "slowed": [_row(found, delay) for delay in merged(pair.slowed)],
+        "apart": [_row(found, delay) for delay in pair.apart],
+        "chain": [ops[op].name for op in pair.chain],
+        "needs": {name: {"first": first, "second": second} for name, first, second in pair.needs},
+        "traffic": found.graph.trace.provenance.counters or ESTIMATED,
+    }
+
+
+def print_step(document: Mapping[str, Any]) -> None:
+    """Totals by cause and the longest delays."""
+    out = console()
+    out.print(
+        f"makespan {format_ns(document['makespan_ns'])}, critical path {format_ns(document['critical_path_ns'])}, "
+        f"between them {format_ns(document['gap_ns'])}:"
+    )
+    out.print(_causes(document["causes"], document["gap_ns"]))
+    out.print("\nLongest delays on the way to the end:")
+    out.print(_delays(document["delays"]))
+
+
+def print_window(document: Mapping[str, Any]) -> None:
+    """Delays of all ops in the window."""
+    out = console()
+    out.print(
+        f"{format_ns(document['from_ns'])} to {format_ns(document['until_ns'])}: {document['running']:.2f} kernels "
+        "running on average. Time that ops lost, all together, and those that decided the end:"
+    )
+    out.print(_causes(document["causes"], sum(document["causes"].values()), document["path_causes"]))
+    out.print("\nLongest delays:")
+    out.print(_delays(document["delays"]))
+
+
+def print_pair(document: Mapping[str, Any]) -> None:
+    """Two ops."""
+    out = console()
+    for which in ("first", "second"):
+        begin, end = document[f"{which}_ns"]
+        out.print(f"[bold]{document[which]}[/bold]  {format_ns(begin)} to {format_ns(end)}")
+    together = document["together_ns"]
+    out.print(f"side by side for {format_ns(together)}" if together else "never side by side")
+    if document["chain"]:
+        out.print(f"the second depends on the first: {' > '.join(document['chain'])}")
+    elif document["apart"]:
+        out.print("\nWhat kept the second from starting with the first:")
+    if document["apart"]:
+        out.print(_delays(document["apart"]))
+    if document["slowed"]:
+        out.print("\nWhat they lost while both ran:")
+        out.print(_delays(document["slowed"]))
+    needs = document["needs"]
+    short = [name for name, need in needs.items() if need["first"] + need["second"] > 1.0]
+    parts = [f"{name} {need['first']:.0%} + {need['second']:.0%}" for name, need in needs.items()]
+    verdict = f"too much of {', '.join(short)}" if short else "both fit"
+    out.print(f"\nof the whole GPU they ask for {', '.join(parts)}: {verdict} (DRAM traffic: {document['traffic']})")
+
+
+def _causes(causes: Mapping[str, int], whole_ns: int, path: Mapping[str, int] | None = None) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("cause", "left"), ("time", "right"), ("share", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    if path is not None:
+        table.add_column("decided the end", justify="right")
+    for cause, lost_ns in sorted(causes.items(), key=lambda item: -item[1]):
+        row = [cause, format_ns(lost_ns), f"{lost_ns / whole_ns:.1%}" if whole_ns else ""]
+        table.add_row(*row, *([format_ns(path.get(cause, 0))] if path is not None else []))
+    return table
+
+
+def _delays(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("op", "lost", "to", "by", "when"):
+        table.add_column(name, justify="right" if name == "lost" else "left")
+    for row in rows[:ROWS]:
+        when = f"{format_ns(row['from_ns'])} to {format_ns(row['until_ns'])}"
+        table.add_row(row["op"], format_ns(row["lost_ns"]), row["cause"], row["by"] or "", when)
+    return table
+
+
+def _row(found: Explained, delay: Delay) -> dict[str, Any]:
+    return {
+        "op": _name(found, delay.task),
+        "cause": delay.cause,
+        "by": None if delay.by is None else _name(found, delay.by),
+        "lost_ns": round(delay.lost_ns),
+        "from_ns": round(delay.from_ns),
+        "until_ns": round(delay.until_ns),
+    }
+
+
+def _name(found: Explained, task: int) -> str:
+    op = found.timeline.plan.tasks[task].op
+    return found.graph.trace.ops[op].name if op >= 0 else found.timeline.plan.tasks[task].name
+
+
+def _whole_ns(causes: Mapping[str, float], total_ns: int) -> dict[str, int]:
+    """The same times in whole ns, which still add up to `total_ns`: the largest remainders are rounded up."""
+    found = {cause: int(lost_ns) for cause, lost_ns in causes.items()}
+    short = total_ns - sum(found.values())
+    for cause in sorted(causes, key=lambda name: found[name] - causes[name])[: max(0, short)]:
+        found[cause] += 1
+    return found

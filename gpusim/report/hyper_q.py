@@ -1,0 +1,76 @@
+"""Stream mode against a measured table of launches into many streams: predicted, measured, and the error of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import msgspec
+
+from gpusim.engine.base import Engine
+from gpusim.engine.fast import FastEngine
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.hyper_q import HyperQ, HyperQCell, spin_plan
+
+
+@dataclass(frozen=True)
+class PredictedCell:
+    """One case as measured and as predicted, in times of one kernel alone."""
+
+    cell: HyperQCell
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured - 1."""
+        return self.predicted / self.cell.units - 1.0
+
+
+def predict_hyper_q(measured: HyperQ, hardware: HardwareModel, engine: Engine | None = None) -> list[PredictedCell]:
+    """Simulate every case in stream mode, with the launch pace of the program that measured it and nothing fitted.
+
+    A measured time is that of all kernels over that of one, launch included; both are simulated.
+    """
+    engine = engine or FastEngine()
+
+    def makespan_ns(streams: int, depth: int, depth_first: bool, model: HardwareModel) -> int:
+        plan = spin_plan(streams, depth, depth_first, measured.spin_ns, model)
+        return engine.run(plan, model).makespan_ns
+
+    found = []
+    for cell in measured.cells:
+        stream = msgspec.structs.replace(
+            hardware.stream,
+            queues=cell.connections,
+            max_queues=max(cell.connections, hardware.stream.max_queues),
+            launch_ns=measured.launch_ns,
+        )
+        model = msgspec.structs.replace(hardware, stream=stream)
+        alone_ns = makespan_ns(1, 1, False, model)
+        found.append(PredictedCell(cell, makespan_ns(cell.streams, cell.depth, cell.depth_first, model) / alone_ns))
+    return found
+
+
+def hyper_q_markdown(measured: HyperQ, cells: Sequence[PredictedCell]) -> str:
+    """Measured, predicted and error of each case, as a table with one row for each number of queues and case."""
+    errors = sorted((abs(cell.error) for cell in cells), reverse=True)
+    over = [cell for cell in cells if abs(cell.error) > 0.05]
+    lines = [
+        f"{measured.gpu}, {measured.date}; {measured.source}. Kernels of {measured.spin_ns / 1e6:.2f} ms, "
+        f"{measured.launch_ns / 1e3:.1f} us from launch to launch. {len(cells)} cases, {len(cells) - len(over)} within "
+        f"5 %, median error {errors[len(errors) // 2]:.1%}, largest {errors[0]:.1%}.",
+        "",
+        "| queues | streams | kernels in each | launched | measured | predicted | error |",
+        "|--:|--:|--:|---|--:|--:|--:|",
+    ]
+    for _, group in groupby(cells, key=lambda found: found.cell.connections):
+        for found in group:
+            cell = found.cell
+            order = "depth first" if cell.depth_first else "breadth first"
+            error = f"**{found.error:+.1%}**" if abs(found.error) > 0.05 else f"{found.error:+.1%}"
+            lines.append(
+                f"| {cell.connections} | {cell.streams} | {cell.depth} | {order} | {cell.units:.2f} | "
+                f"{found.predicted:.2f} | {error} |"
+            )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,177 @@
+"""A measured run to look at beside a simulated one: what `gpusim replay` wrote, or a profiler's trace.
+
+Three kinds of file are understood: the measurement (`gpusim replay -o`), with the time of the whole step; the timeline
+(`gpusim replay --perfetto`), with the profiled kernels too; and any Chrome trace of PyTorch's profiler. A profiled run
+is a few percent slower than the one that was timed, and its lanes are those of the CUDA graph's executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from gpusim.errors import GpusimError, MeasurementError
+from gpusim.files import decode_document, decompress
+from gpusim.plan.measurement import SCHEMA, Measurement
+from gpusim.report.perfetto import MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
+from gpusim.resources import resource_dir
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, structure_hash
+from gpusim.units import counted, format_bytes
+
+FOLDER = "validate/timelines"
+SUFFIX = ".perfetto.json.gz"
+#: More than a step has, and as many as a drawing can take.
+MAX_SLICES, MAX_STREAMS = 200_000, 256
+#: Profilers count us from the boot or from 1970.
+MAX_TIME_US = 1e16
+#: Of the titles of measured runs in files of `gpusim replay --perfetto`.
+TITLE = "measured"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured step; at least one of its two parts is there."""
+
+    title: str
+    measurement: Measurement | None
+    """The step as it was timed, without a profiler."""
+    run: Run | None
+    """Its kernels, as a profiler saw them."""
+
+    @property
+    def timed_ns(self) -> int | None:
+        """Time of the step without a profiler; None where it was not taken."""
+        return self.measurement.schedule.median_ns if self.measurement else None
+
+    @property
+    def makespan_ns(self) -> int:
+        """Time of the step: as timed, else from the first kernel's start to the last one's end."""
+        if self.measurement is not None:
+            return self.measurement.schedule.median_ns
+        assert self.run is not None
+        return max((piece.end_ns for piece in self.run.slices), default=0)
+
+
+class _Event(msgspec.Struct):
+    """What is read of an event of a Chrome trace; some kinds of event have other types in these fields."""
+
+    ph: str = ""
+    cat: Any = ""
+    name: Any = ""
+    ts: Any = 0
+    dur: Any = 0
+    pid: Any = 0
+    args: Any = None
+
+
+class _File(msgspec.Struct):
+    traceEvents: list[_Event] | None = None  # noqa: N815  (as the format calls it)
+    otherData: dict[str, Any] = {}  # noqa: N815
+    schema: Any = ""
+
+
+def parse_measured(data: bytes, name: str, trace: Trace) -> Measured:
+    """A measured run of `trace` from a file's bytes; `name` is for messages.
+
+    Raises `MeasurementError` for a broken file, one beyond the limits on size, or one of another step.
+    """
+    if len(data) > MAX_UPLOAD_BYTES:
+        raise MeasurementError(name, f"is {format_bytes(len(data))}; the limit is {format_bytes(MAX_UPLOAD_BYTES)}")
+    text = decompress(data, name, MeasurementError, MAX_UPLOAD_DOCUMENT_BYTES)
+    try:
+        file = msgspec.json.decode(text, type=_File)
+    except msgspec.ValidationError:
+        file = _File()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        raise MeasurementError(name, f"is not valid JSON: {cause}") from cause
+    if file.traceEvents is not None:
+        return _from_events(file, name, trace)
+    if not str(file.schema).startswith(SCHEMA.partition("/")[0]):
+        raise MeasurementError(
+            name, "is neither a measurement (gpusim replay -o) nor a timeline (gpusim replay --perfetto)"
+        )
+    measurement = decode_document(text, Measurement, SCHEMA, name, MeasurementError)
+    _check_step(measurement, name, trace)
+    return Measured(_title(measurement), measurement, None)
+
+
+def read_measured(path: Path, trace: Trace) -> Measured:
+    """A measured run of `trace` from a file. Raises `MeasurementError`."""
+    try:
+        data = path.read_bytes()
+    except OSError as cause:
+        raise MeasurementError(str(path), f"cannot be read: {cause.strerror or cause}") from cause
+    return parse_measured(data, str(path), trace)
+
+
+def bundled_measured(trace: Trace) -> dict[str, Path]:
+    """Name -> file of the measured timelines of a step of this name that ship with gpusim."""
+    try:
+        folder = resource_dir(FOLDER)
+    except GpusimError:
+        return {}
+    found = sorted(folder.glob(f"{trace.name}.*{SUFFIX}"))
+    return {path.name.removesuffix(SUFFIX).removeprefix(f"{trace.name}."): path for path in found}
+
+
+def _from_events(file: _File, name: str, trace: Trace) -> Measured:
+    events = file.traceEvents or []
+    own = file.otherData.get("producer") == PRODUCER
+    title, measurement = f"{TITLE}: {Path(name).name}", None
+    if own:
+        step = file.otherData.get("trace")
+        if step != trace.name:
+            raise MeasurementError(name, f"is a timeline of '{step}', not of '{trace.name}'")
+        names = {
+            event.pid: str(event.args.get("name", ""))
+            for event in events
+            if event.ph == "M" and event.name == "process_name" and isinstance(event.args, dict)
+        }
+        chosen = next((pid for pid, words in names.items() if words.startswith(TITLE)), None)
+        if chosen is None:
+            raise MeasurementError(name, "has only simulated runs; gpusim replay --perfetto writes a measured one")
+        title = names[chosen]
+        events = [event for event in events if event.pid == chosen]
+        words = file.otherData.get(MEASUREMENT)
+        if words is not None:
+            measurement = decode_document(str(words).encode(), Measurement, SCHEMA, name, MeasurementError)
+            _check_step(measurement, name, trace)
+    work = [_checked(event, name) for event in events if event.ph == "X" and event.cat in get_args(Category)]
+    if not work:
+        raise MeasurementError(name, "has no GPU kernel")
+    if len(work) > MAX_SLICES:
+        raise MeasurementError(name, f"has {len(work):,} kernels; the limit is {MAX_SLICES:,}")
+    run = run_from_kineto(work, title)
+    streams = len({(piece.device, piece.stream) for piece in run.slices})
+    if streams > MAX_STREAMS:
+        raise MeasurementError(name, f"has {streams:,} streams; the limit is {MAX_STREAMS}")
+    return Measured(title, measurement, run)
+
+
+def _checked(event: _Event, name: str) -> Mapping[str, Any]:
+    """A kernel's event with fields of the right types. Raises `MeasurementError`."""
+    args = event.args if isinstance(event.args, dict) else {}
+    kernel = str(event.name)[:60]
+    for field, value, least in (("ts", event.ts, -MAX_TIME_US), ("dur", event.dur, 0.0)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_TIME_US:
+            raise MeasurementError(name, f"kernel '{kernel}' has {field} {str(value)[:30]!r}, which is no time in us")
+    for field in ("stream", "device"):
+        value = args.get(field, 0)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise MeasurementError(name, f"kernel '{kernel}' has {field} {str(value)[:30]!r}, which is no number")
+    kept = {"stream": 0, **args}
+    return {"ph": "X", "cat": event.cat, "name": str(event.name), "ts": event.ts, "dur": event.dur, "args": kept}
+
+
+def _check_step(measurement: Measurement, name: str, trace: Trace) -> None:
+    if measurement.trace_hash != structure_hash(trace):
+        raise MeasurementError(name, f"measures another step ('{measurement.trace}') than '{trace.name}'")
+
+
+def _title(measurement: Measurement) -> str:
+    return f"{TITLE}: {measurement.policy}, {counted(measurement.streams, 'stream')}"

@@ -1,0 +1,47 @@
+"""What `gpusim explore --measure` prints of the schedules that it tried on the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from gpusim.report.tables import console
+from gpusim.search.trial import Trial
+from gpusim.units import format_ns
+
+
+def trial_document(trial: Trial) -> dict[str, Any]:
+    """`explore --measure --json`, under `measured`."""
+    return {
+        "tried": [
+            {"policy": row.policy, "streams": row.streams, "predicted_ns": row.makespan_ns, "measured_ns": time_ns}
+            for row, time_ns in zip(trial.rows, trial.times_ns, strict=True)
+        ],
+        "best": {"policy": trial.best.policy, "streams": trial.best.streams},
+        "measurement": trial.measurement,
+    }
+
+
+def print_trial(trial: Trial) -> None:
+    """The schedules tried, and the replay of the fastest."""
+    out = console()
+    table = Table(show_edge=False, header_style="bold")
+    for column in ("tried on the GPU", "streams", "predicted", "measured"):
+        table.add_column(column, justify="left" if column == "tried on the GPU" else "right")
+    for row, time_ns in zip(trial.rows, trial.times_ns, strict=True):
+        style = "bold green" if row is trial.fastest else None
+        table.add_row(row.policy, str(row.streams), format_ns(row.makespan_ns), format_ns(time_ns), style=style)
+    out.print()
+    out.print(table)
+    found = trial.measurement
+    if found is None:
+        out.print("\n[bold]Measured.[/bold] Nothing tried was faster than the sequential graph.")
+        return
+    speedup = found.sequential.median_ns / found.schedule.median_ns
+    text = f"{speedup:.2f}x over the sequential graph ({format_ns(found.sequential.median_ns)})"
+    kept = "" if trial.best is trial.fastest else "; the sequential graph stays"
+    out.print(
+        f"\n[bold]Measured.[/bold] {found.policy}, {found.streams} streams: {format_ns(found.schedule.median_ns)}, "
+        f"{text}, outputs equal{kept}"
+    )

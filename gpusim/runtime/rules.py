@@ -1,0 +1,33 @@
+"""`gpusim calibrate --rules`: whether the rules that the engines follow hold on the GPU at hand."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+
+import torch
+
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.rules import SCHEMA, Rules
+from gpusim.runtime.blocks import BlockBench
+from gpusim.runtime.device import gpu_facts, require_gpu
+from gpusim.runtime.dispatcher_rules import rules
+from gpusim.runtime.hyper_q import measure_hyper_q
+
+#: Clock taken where the driver does not tell it.
+ASSUMED_MHZ = 1980
+
+
+def check_rules(hardware: HardwareModel, command: str, say: Callable[[str], None] = lambda _: None) -> Rules:
+    """Run all experiments on the current GPU; `hardware` has its limits. Raises `GpuError` without a GPU."""
+    require_gpu()
+    facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
+    found = tuple(rules(BlockBench(facts.sm_clock_mhz or ASSUMED_MHZ), hardware.limits, say))
+    return Rules(
+        schema=SCHEMA,
+        gpu=facts,
+        date=datetime.date.today().isoformat(),
+        command=command,
+        rules=found,
+        hyper_q=measure_hyper_q(command, say),
+    )

@@ -1,0 +1,212 @@
+"""What choosing kernels and splitting the SMs gain over order and streams alone, searched for as long as those are.
+
+Both start from the schedules that the search without them found, and are held against that search going on for the
+same time: else their gain would be that of more search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpusim.engine.batch import BatchEngine
+from gpusim.errors import OptionError, PlanError
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.partitions import GROUP_SMS, Partition, lay_out
+from gpusim.policies.base import Assignment
+from gpusim.search.refine import Refined, refine
+
+#: Shares of the SMs and of the streams that the first of two partitions gets where nothing else is asked for.
+SPLITS = ((0.5, 0.5), (0.75, 0.5), (0.75, 0.75), (0.85, 0.5))
+
+Progress = Callable[[float, float], None]
+
+
+@dataclass(frozen=True)
+class VariantsTried:
+    """What the search with variants found."""
+
+    ops: int
+    """Ops that have variants."""
+    used: int
+    """Ops that run another kernel in the best schedule with variants."""
+    without_ns: int
+    """Best schedule of the captured kernels, searched as long."""
+    with_ns: int
+    fastest_ns: int
+    """The best schedule of the captured kernels, with each op's variant that is fastest alone."""
+    slower: int
+    """Of the ops that run another kernel, those whose kernel is slower alone than the captured one."""
+
+    @property
+    def gain(self) -> float:
+        """Time saved over the best schedule of the captured kernels, as a share; never negative."""
+        return max(0.0, 1.0 - self.with_ns / self.without_ns)
+
+
+@dataclass(frozen=True)
+class PartitionsTried:
+    """The best schedule found on one split of the SMs."""
+
+    partitions: tuple[Partition, ...]
+    makespan_ns: int
+    without_ns: int
+    """Best schedule on the whole GPU, searched as long."""
+
+    @property
+    def text(self) -> str:
+        """`64+68 SMs, 4+4 streams`."""
+        sms = "+".join(str(partition.sms) for partition in self.partitions)
+        return f"{sms} SMs, {'+'.join(str(len(partition.streams)) for partition in self.partitions)} streams"
+
+    @property
+    def gain(self) -> float:
+        """Time saved over the whole GPU, as a share; negative where it loses."""
+        return 1.0 - self.makespan_ns / self.without_ns
+
+
+def fastest_variants(graph: OpGraph) -> tuple[int, ...]:
+    """For each op the number of what takes least time alone: its variant, counted from 1, or 0."""
+    return tuple(
+        min(range(1 + len(others)), key=lambda number: _solo_ns(graph, op, number))
+        for op, others in enumerate(graph.variants)
+    )
+
+
+def _solo_ns(graph: OpGraph, op: int, number: int) -> float:
+    tasks = graph.variants[op][number - 1] if number else graph.tasks[op]
+    return sum(task.dur_ns + graph.chain_ns + task.extra_ns for task in tasks)
+
+
+def search_variants(
+    graph: OpGraph,
+    seeds: Sequence[Assignment],
+    streams: int,
+    *,
+    budget_s: float,
+    seed: int,
+    evaluations: int | None,
+    memory_limit_bytes: int | None,
+    progress: Progress,
+) -> Refined:
+    """Schedules that may run other kernels, from these seeds and from them with each op's fastest kernels."""
+    fastest = fastest_variants(graph)
+    varied = [dataclasses.replace(each, variants=fastest) for each in seeds]
+    return refine(
+        graph,
+        [*seeds, *varied],
+        streams,
+        budget_s=budget_s,
+        seed=seed,
+        evaluations=evaluations,
+        memory_limit_bytes=memory_limit_bytes,
+        variants=True,
+        progress=progress,
+    )
+
+
+def tried_variants(graph: OpGraph, plain: Refined, found: Refined) -> VariantsTried:
+    """The search with variants against the one without that went on as long."""
+    best, captured = found.assignments[0], plain.assignments[0]
+    fastest = BatchEngine(graph).evaluate([captured.order], [captured.streams], [fastest_variants(graph)], threads=1)
+    changed = [op for op, number in enumerate(best.variants) if number]
+    return VariantsTried(
+        ops=sum(bool(others) for others in graph.variants),
+        used=len(changed),
+        without_ns=plain.makespans_ns[0],
+        with_ns=found.makespans_ns[0],
+        fastest_ns=int(fastest.makespan_ns[0]),
+        slower=sum(_solo_ns(graph, op, best.variants[op]) > _solo_ns(graph, op, 0) for op in changed),
+    )
+
+
+def usual_splits(streams: int, gpu_sms: int) -> list[tuple[Partition, ...]]:
+    """A few splits in two of the SMs and of `streams` streams; none for fewer than two streams."""
+    found: dict[tuple[Partition, ...], None] = {}
+    for sm_share, stream_share in SPLITS:
+        sms = max(GROUP_SMS, round(sm_share * gpu_sms / GROUP_SMS) * GROUP_SMS)
+        first = min(streams - 1, max(1, round(stream_share * streams)))
+        if streams > 1 and sms < gpu_sms:
+            found[split((sms, gpu_sms - sms), (first, streams - first))] = None
+    return list(found)
+
+
+def split(sms: Sequence[int], streams: Sequence[int]) -> tuple[Partition, ...]:
+    """Partitions of these sizes, each with so many streams, numbered through."""
+    first = 0
+    found = []
+    for size, count in zip(sms, streams, strict=True):
+        found.append(Partition(sms=size, streams=tuple(range(first, first + count))))
+        first += count
+    return tuple(found)
+
+
+def parse_splits(text: str, streams: int, gpu_sms: int) -> list[tuple[Partition, ...]]:
+    """`auto`, or splits such as `64+68,96+36`: their SMs; streams are dealt over them in proportion, at least one each.
+
+    Raises `OptionError` for a split that the GPU cannot have.
+    """
+    if streams < 2:
+        raise OptionError(f"--partitions {text}: {streams} stream has nothing to be parted from; use --streams")
+    if text == "auto":
+        return usual_splits(streams, gpu_sms)
+    found = []
+    for part in text.split(","):
+        sizes = part.split("+")
+        if not all(size.strip().isdecimal() for size in sizes):
+            raise OptionError(f"--partitions {text}: '{part}' is not a split such as 64+68 (or: auto)")
+        sms = [int(size) for size in sizes]
+        if len(sms) > streams:
+            raise OptionError(f"--partitions {text}: '{part}' has {len(sms)} partitions for {streams} streams")
+        made = split(sms, _dealt(streams, sms))
+        try:
+            lay_out(made, streams, gpu_sms)
+        except PlanError as cause:
+            raise OptionError(f"--partitions {text}: '{part}': {cause}") from cause
+        found.append(made)
+    return found
+
+
+def _dealt(streams: int, sms: Sequence[int]) -> list[int]:
+    """Streams of each partition: one each, and each further one where there are most SMs for a stream."""
+    counts = [1] * len(sms)
+    for _ in range(streams - len(sms)):
+        counts[max(range(len(sms)), key=lambda number: sms[number] / (counts[number] + 1))] += 1
+    return counts
+
+
+def search_partitions(
+    graph: OpGraph,
+    seeds: Sequence[Assignment],
+    splits: Sequence[tuple[Partition, ...]],
+    *,
+    budget_s: float,
+    seed: int,
+    evaluations: int | None,
+    memory_limit_bytes: int | None,
+    progress: Progress,
+) -> list[Refined]:
+    """Schedules on each of these splits; the budget is shared among them. Ctrl-C ends with those tried so far."""
+    found: list[Refined] = []
+    for number, partitions in enumerate(splits):
+
+        def within(share: float, best_ns: float, done: int = number) -> None:
+            progress((done + share) / len(splits), best_ns)
+
+        found.append(
+            refine(
+                graph,
+                seeds,
+                sum(len(partition.streams) for partition in partitions),
+                budget_s=budget_s / len(splits),
+                seed=seed,
+                evaluations=None if evaluations is None else max(1, evaluations // len(splits)),
+                memory_limit_bytes=memory_limit_bytes,
+                partitions=partitions,
+                progress=within,
+            )
+        )
+        if found[-1].interrupted:
+            break
+    return found

@@ -1,0 +1,233 @@
+"""Why a schedule is not faster: every ns between its makespan and the critical path, put down to one cause.
+
+The critical path is the longest chain of dependent kernels, each at its time alone, with the least gap between them:
+no schedule is faster. In a schedule every kernel is late against that ideal: it waits although its data are there (for
+its stream, the front end, the host ...), or it takes longer than alone (SMs, issue slots, DRAM ...). From the task that
+ends last back along the dependencies that came last, these delays lead from the ideal to the makespan. Where the ideal
+itself would have waited for somebody else, there is slack: delays are forgiven, the earliest first. What is left adds
+up to the gap exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final
+
+from gpusim.engine.base import Timeline
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.graph import OpGraph
+from gpusim.search.critical import waits
+from gpusim.search.losses import BLOCKS, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS
+from gpusim.search.slowdowns import alone_ns, losses
+
+DEPENDENCY: Final = "dependency"
+QUEUE: Final = "queue"
+JOIN: Final = "joins and forks"
+LAUNCH: Final = "launch"
+FRONT_END: Final = "front end"
+GRID_SLOT: Final = "grid slot"
+CAUSES: Final = (
+    DEPENDENCY, QUEUE, JOIN, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS, SMEM, SPLIT,
+    ISSUE, DRAM,
+)  # fmt: skip
+"""All causes; docs/explain.md has what each means. `DEPENDENCY` occurs between two ops, never in a step's gap."""
+
+#: Ends of one instant are rounded to whole ns.
+_ROUNDING_NS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Time that one task lost to one cause."""
+
+    task: int
+    cause: str
+    by: int | None
+    """The task that held it up, where one did."""
+    from_ns: float
+    until_ns: float
+    """When: for lost run time, the stretch in which it was lost."""
+    lost_ns: float
+
+    def within(self, begin_ns: float, end_ns: float) -> Delay | None:
+        """The part that lies between two times, in proportion."""
+        begin, end = max(begin_ns, self.from_ns), min(end_ns, self.until_ns)
+        if end <= begin or self.until_ns <= self.from_ns:
+            return None
+        part = (end - begin) / (self.until_ns - self.from_ns)
+        return replace(self, from_ns=begin, until_ns=end, lost_ns=self.lost_ns * part)
+
+
+@dataclass(frozen=True, slots=True)
+class StepGap:
+    """A whole step: its delays add up to `makespan_ns - critical_path_ns`."""
+
+    makespan_ns: int
+    critical_path_ns: float
+    delays: tuple[Delay, ...]
+    """Along the path that ended last, in order of time, without what slack forgave."""
+
+    @property
+    def gap_ns(self) -> float:
+        """Makespan less critical path."""
+        return self.makespan_ns - self.critical_path_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A simulated schedule with all its delays; made by `explain`."""
+
+    graph: OpGraph
+    timeline: Timeline
+    hardware: HardwareModel
+    preds: tuple[tuple[int, ...], ...]
+    """For each task those whose data it needs, whatever stream they are in."""
+    data_ns: tuple[float, ...]
+    """When each task's data were there and the least gap had passed."""
+    last: tuple[int | None, ...]
+    """Of those, the one that came last."""
+    delays: tuple[tuple[Delay, ...], ...]
+    """For each task its waits and its losses, in order of time."""
+
+    def step(self) -> StepGap:
+        """What lies between the makespan and the critical path."""
+        ends = self.timeline.end_ns
+        if not ends:
+            return StepGap(0, 0.0, ())
+        ideal_ns = _ideal_ns(self)
+        alone = [alone_ns(task, self.hardware) for task in self.timeline.plan.tasks]
+        longest_ns = max(start + time for start, time in zip(ideal_ns, alone, strict=True))
+        path = [ends.index(self.timeline.makespan_ns)]
+        while (before := self.last[path[-1]]) is not None:
+            path.append(before)
+        kept: list[Delay] = []
+        for place, task in enumerate(reversed(path)):
+            if place:
+                before = path[len(path) - place]
+                slack_ns = ideal_ns[task] - (ideal_ns[before] + alone[before] + _gap_ns(self, task))
+                _forgive(kept, slack_ns)
+            kept += self.delays[task]
+            # What the delays do not cover is rounding.
+            late_ns = ends[task] - (ideal_ns[task] + alone[task])
+            _forgive(kept, sum(delay.lost_ns for delay in kept) - late_ns)
+        _forgive(kept, longest_ns - (ideal_ns[path[0]] + alone[path[0]]))
+        return StepGap(self.timeline.makespan_ns, longest_ns, tuple(kept))
+
+    def window(self, begin_ns: float, end_ns: float) -> list[Delay]:
+        """Delays of all tasks between two times, on the path or not; longest first."""
+        found = (delay.within(begin_ns, end_ns) for delays in self.delays for delay in delays)
+        return sorted((d for d in found if d is not None and d.lost_ns > 0.0), key=lambda d: (-d.lost_ns, d.task))
+
+
+def explain(graph: OpGraph, timeline: Timeline, hardware: HardwareModel) -> Explained:
+    """The delays of every task of a timeline that was simulated with `hardware` from a plan of `graph`."""
+    preds = _true_preds(graph, timeline)
+    found = Explained(graph, timeline, hardware, preds, (), (), ())
+    data_ns: list[float] = []
+    last: list[int | None] = []
+    for task, before in enumerate(preds):
+        gap_ns = _gap_ns(found, task)
+        data_ns.append(max((timeline.end_ns[p] + gap_ns for p in before), default=0.0))
+        last.append(max(before, key=lambda p: (timeline.end_ns[p], p), default=None))
+    found = replace(found, data_ns=tuple(data_ns), last=tuple(last))
+    return replace(found, delays=tuple(_delays(found)))
+
+
+def totals_ns(delays: Sequence[Delay]) -> dict[str, float]:
+    """Time by cause, in the order of `CAUSES`; only causes that occur."""
+    found = {cause: sum(delay.lost_ns for delay in delays if delay.cause == cause) for cause in CAUSES}
+    return {cause: lost_ns for cause, lost_ns in found.items() if lost_ns > 0.0}
+
+
+def _true_preds(graph: OpGraph, timeline: Timeline) -> tuple[tuple[int, ...], ...]:
+    """For each task of the plan those whose data it needs; a plan leaves out what the order of a stream implies."""
+    place = {(task.op, task.kernel): index for index, task in enumerate(timeline.plan.tasks) if task.op >= 0}
+    last_of = {op: index for (op, _), index in sorted(place.items())}
+    preds, _ = graph.work_dependencies
+    found = []
+    for index, task in enumerate(timeline.plan.tasks):
+        needed = set(task.deps)
+        if task.kernel > 0 and (task.op, task.kernel - 1) in place:
+            needed.add(place[(task.op, task.kernel - 1)])
+        elif task.op in preds and task.kernel == 0:
+            needed |= {last_of[p] for p in preds[task.op]}
+        found.append(tuple(sorted(needed - {index})))
+    return tuple(found)
+
+
+def _gap_ns(found: Explained, task: int) -> float:
+    """The least time from the end of a predecessor to a task's start."""
+    if found.timeline.plan.mode == "graph":
+        return found.hardware.graph.chain_ns + found.timeline.plan.tasks[task].extra_ns
+    return min(found.hardware.stream.chain_ns, found.hardware.stream.event_ns)
+
+
+def _ideal_ns(found: Explained) -> list[float]:
+    """Start of each task if nothing but dependencies, gaps and times alone counted; the plan's order is legal."""
+    tasks = found.timeline.plan.tasks
+    ideal: list[float] = []
+    for task, before in enumerate(found.preds):
+        gap_ns = _gap_ns(found, task)
+        ideal.append(max((ideal[p] + alone_ns(tasks[p], found.hardware) + gap_ns for p in before), default=0.0))
+    return ideal
+
+
+def _delays(found: Explained) -> Iterator[tuple[Delay, ...]]:
+    timeline, hardware = found.timeline, found.hardware
+    ends, ready = timeline.end_ns, timeline.ready_ns
+    stream_mode = timeline.plan.mode == "stream"
+    run_losses, started_by = losses(timeline, hardware), waits(timeline, hardware)
+    launched_ns = _launched_ns(timeline, hardware)
+    previous: dict[tuple[int, int], int] = {}
+    for index, task in enumerate(timeline.plan.tasks):
+        before = previous.get((task.device, task.queue))
+        previous[(task.device, task.queue)] = index
+        steps: list[tuple[str, float, int | None]] = []  # what held it, until when, and who
+        if stream_mode:
+            steps.append((LAUNCH, min(launched_ns[index] + hardware.stream.start_ns, ready[index]), None))
+            held = before is not None and abs(ends[before] + hardware.stream.chain_ns - ready[index]) <= _ROUNDING_NS
+            steps.append((QUEUE, ready[index], before if held else None))
+        else:
+            if before is not None and before not in found.preds[index]:
+                steps.append((QUEUE, min(ends[before] + _gap_ns(found, index), ready[index]), before))
+            steps.append((JOIN, ready[index], None))
+        wait = started_by[index]
+        cause = {"grid slot": GRID_SLOT, "copy engine": COPY}.get(wait.cause, FRONT_END)
+        steps.append((cause, timeline.start_ns[index], wait.blocker if wait.cause == cause else None))
+        rows = _one_after_another(index, found.data_ns[index], steps)
+        rows += [Delay(index, r.cause, r.by, r.from_ns, r.until_ns, r.lost_ns) for r in run_losses[index]]
+        yield tuple(rows)
+
+
+def _one_after_another(task: int, now_ns: float, steps: Sequence[tuple[str, float, int | None]]) -> list[Delay]:
+    """Waits from `now_ns` on; what is over by then held nothing up."""
+    rows = []
+    for cause, until_ns, by in steps:
+        if until_ns > now_ns + _ROUNDING_NS:
+            rows.append(Delay(task, cause, by, now_ns, until_ns, until_ns - now_ns))
+            now_ns = until_ns
+    return rows
+
+
+def _launched_ns(timeline: Timeline, hardware: HardwareModel) -> list[float]:
+    """When the host had launched each task (stream mode; docs/engine.md)."""
+    costs = hardware.stream
+    calls = ((task.host_ns or costs.launch_ns) + costs.event_host_ns * len(task.deps) for task in timeline.plan.tasks)
+    return list(accumulate(calls))
+
+
+def _forgive(delays: list[Delay], slack_ns: float) -> None:
+    """Take `slack_ns` off the earliest delays; less than nothing is rounding, and goes to the latest of them."""
+    if slack_ns < 0.0:
+        if delays:
+            delays[-1] = replace(delays[-1], lost_ns=delays[-1].lost_ns - slack_ns)
+        return
+    while delays and slack_ns > 0.0:
+        first = delays[0]
+        if first.lost_ns > slack_ns:
+            delays[0] = replace(first, lost_ns=first.lost_ns - slack_ns)
+            return
+        slack_ns -= first.lost_ns
+        delays.pop(0)

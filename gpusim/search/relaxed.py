@@ -1,0 +1,71 @@
+"""Op graphs on a GPU that has only some of its limits: what the limits report and the gap to the bounds are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from gpusim.hardware.model import HardwareModel
+from gpusim.hardware.occupancy import NO_DEMAND, NO_FOOTPRINT
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.tasks import Task
+
+DEPENDENCIES: Final = "dependencies"
+GAPS: Final = "gaps and joins"
+FRONT_END: Final = "front end"
+SMS: Final = "SM resources"
+CONTENTION: Final = "contention"
+DRAM: Final = "DRAM bandwidth"
+STREAMS: Final = "streams"
+LIMITS: Final = (DEPENDENCIES, GAPS, FRONT_END, SMS, CONTENTION, DRAM, STREAMS)
+"""In the order in which they are switched on."""
+
+#: Far above any bandwidth: the limit is switched off.
+_NO_BANDWIDTH_LIMIT_BYTES_PER_NS = 1e12
+#: A sharing exponent that slows nothing down, and yet is not 0: blocks still go to SMs one by one.
+_NO_SLOWDOWN = 1e-12
+
+
+def relaxed(graph: OpGraph, limits_on: Iterable[str]) -> OpGraph:
+    """The op graph on a GPU that has only the limits named; dependencies and streams are the caller's to keep."""
+    limits_on = frozenset(limits_on)
+    changes: list[Callable[[Task], Task]] = []
+    hardware = graph.hardware
+    if GAPS not in limits_on:
+        hardware = _with_graph_costs(hardware, chain_ns=0.0, fork_ns=0.0, join_ns=0.0, memory_node_ns=0.0)
+        changes.append(lambda task: replace(task, extra_ns=0.0))
+    if FRONT_END not in limits_on:
+        hardware = _with_graph_costs(hardware, front_end_ns=0.0)
+    if SMS not in limits_on:
+        kernels = max(1, sum(len(tasks) for tasks in graph.tasks))
+        limits = msgspec.structs.replace(hardware.limits, resident_grids=kernels)
+        hardware = msgspec.structs.replace(hardware, limits=limits)
+        changes.append(lambda task: replace(task, demand=NO_DEMAND, footprint=NO_FOOTPRINT))
+    if CONTENTION not in limits_on:
+        hardware = without_contention(hardware)
+    if DRAM not in limits_on:
+        hardware = without_bandwidth_limit(hardware)
+    tasks = graph.tasks
+    for change in changes:
+        tasks = tuple(tuple(map(change, of_op)) for of_op in tasks)
+    return replace(graph, hardware=hardware, tasks=tasks)
+
+
+def without_contention(hardware: HardwareModel) -> HardwareModel:
+    """The same GPU with kernels that run together slowing each other only by what SMs and bandwidth they take."""
+    exponent = min(hardware.contention.sharing_exponent, _NO_SLOWDOWN)
+    contention = msgspec.structs.replace(hardware.contention, younger_slowdown=0.0, sharing_exponent=exponent)
+    return msgspec.structs.replace(hardware, contention=contention)
+
+
+def without_bandwidth_limit(hardware: HardwareModel) -> HardwareModel:
+    """The same GPU with as much DRAM bandwidth as anybody asks for."""
+    memory = msgspec.structs.replace(hardware.memory, dram_bytes_per_ns=_NO_BANDWIDTH_LIMIT_BYTES_PER_NS)
+    return msgspec.structs.replace(hardware, memory=memory)
+
+
+def _with_graph_costs(hardware: HardwareModel, **costs: float) -> HardwareModel:
+    return msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, **costs))

@@ -1,0 +1,89 @@
+"""Fill docs/stream_mode.md's tables from measurements and the simulator: python scripts/make_stream_page.py.
+
+Launches into many streams: the stored table in tests/data, and those of `gpusim calibrate --rules` in
+validate/results/rules_*.json. Eager steps: every bundled trace and every one in validate/traces.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpusim.files import write_bytes
+from gpusim.hardware.model import load_hardware
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.hyper_q import HyperQ, read_hyper_q
+from gpusim.plan.rules import read_rules
+from gpusim.report.hyper_q import hyper_q_markdown, predict_hyper_q
+from gpusim.search.eager import predict_eager
+from gpusim.trace.store import bundled_traces, read_trace
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "stream_mode.md"
+STORED = ROOT / "tests" / "data" / "hyper_q_h200_20261120.json"
+HARDWARE = "h200"
+
+
+def tables() -> list[tuple[str, HyperQ]]:
+    """Every measured table with the file it is from."""
+    found = [(STORED.relative_to(ROOT).as_posix(), read_hyper_q(STORED))]
+    for path in sorted((ROOT / "validate" / "results").glob("rules_*.json")):
+        report = read_rules(path)
+        if report.hyper_q is not None:
+            found.append((path.relative_to(ROOT).as_posix(), report.hyper_q))
+    return found
+
+
+def launches() -> str:
+    """The tables of launches into many streams."""
+    hardware = load_hardware(HARDWARE)
+    return "\n".join(
+        f"From `{name}`. {hyper_q_markdown(table, predict_hyper_q(table, hardware))}" for name, table in tables()
+    )
+
+
+def eager(paths: Iterable[Path]) -> str:
+    """Eager steps as measured at the capture and as predicted."""
+    hardware = load_hardware(HARDWARE)
+    rows, errors = [], []
+    for path in paths:
+        trace = read_trace(path)
+        predicted_ns = predict_eager(OpGraph.build(trace, hardware))
+        if trace.ground_truth is None or predicted_ns is None:
+            continue
+        measured_ns = trace.ground_truth.eager.median_ns
+        host = sum(op.host_ns for op in trace.ops) / measured_ns
+        errors.append(abs(predicted_ns / measured_ns - 1))
+        rows.append(
+            f"| {trace.name} | {trace.provenance.date} | {measured_ns / 1e3:.0f} | {host:.2f} | "
+            f"{predicted_ns / 1e3:.0f} | {predicted_ns / measured_ns - 1:+.1%} |"
+        )
+    head = [
+        f"{len(errors)} steps, median error {statistics.median(errors):.1%}, largest {max(errors):.1%}.",
+        "",
+        "| step | captured | measured, us | host pace / measured | predicted, us | error |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def fill(page: str, name: str, text: str) -> str:
+    """The page with what lies between the marks of `name` replaced."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{text.rstrip()}\n{end}{after}"
+
+
+def main() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    page = fill(page, "launches", launches())
+    page = fill(page, "bundled", eager(bundled_traces().values()))
+    page = fill(page, "validation", eager(sorted((ROOT / "validate" / "traces").glob("*.json.gz"))))
+    write_bytes(PAGE, page.encode())
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

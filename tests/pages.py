@@ -1,0 +1,87 @@
+"""Pages of the dashboard under test: opened at an address, read, and left again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from gpusim.cli import main
+
+APP = Path(__file__).parent.parent / "app"
+PAGES = ("overview", "explore", "timeline", "what-if", "limits", "memory", "fidelity")
+SMALL = "squeezenet1_1-infer-b1"
+TIMEOUT_S = 120
+
+
+@pytest.fixture(autouse=True)
+def _main_module() -> Iterator[None]:
+    """A page that runs becomes `__main__`; processes that later tests start would look for it there."""
+    main_module = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main_module
+
+
+@pytest.fixture(autouse=True)
+def app_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`streamlit run` puts the folder of its script there."""
+    monkeypatch.syspath_prepend(str(APP))
+
+
+def opened(**link: str) -> AppTest:
+    """A new session at an address."""
+    app = AppTest.from_file(str(APP / "Home.py"), default_timeout=TIMEOUT_S)
+    for key, value in link.items():
+        app.query_params[key] = value
+    return app.run()
+
+
+def page(name: str, **link: str) -> AppTest:
+    return opened(page=name, **{"trace": SMALL, "streams": "3", **link})
+
+
+def address(app: AppTest) -> dict[str, str]:
+    """The query of the page's address; some versions of Streamlit give lists of values."""
+    return {key: value if isinstance(value, str) else value[0] for key, value in app.query_params.items()}
+
+
+def metrics(app: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+def errors(app: AppTest) -> list[str]:
+    """The page's errors as they are read: without the marks that keep text from becoming Markdown."""
+    return [re.sub(r"\\(.)", r"\1", error.value) for error in app.error]
+
+
+def widget(widgets: Any, label: str) -> Any:
+    [found] = [each for each in widgets if each.label == label]
+    return found
+
+
+def commanded(app: AppTest, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What the command that the page names prints, as JSON."""
+    words = shlex.split(app.code[-1].value)
+    for option in ("--html", "-o"):
+        if option in words:
+            place = words.index(option)
+            del words[place : place + 2]
+    with patch.object(sys, "argv", [*words, "--json"]):
+        main()
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def finished(app: AppTest) -> AppTest:
+    job = app.session_state["job"]
+    job.wait(TIMEOUT_S)
+    assert not job.running
+    return app.run()

@@ -1,0 +1,156 @@
+"""Files in the dashboard: uploaded traces and replays, broken ones, and that each session has its own."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from gpusim.trace.store import load_trace, write_trace
+from tests.helpers import Step, make_trace, view, wide_trace
+from tests.pages import (
+    PAGES,
+    SMALL,
+    _main_module,  # noqa: F401  (a fixture that every test here uses)
+    address,
+    app_on_path,  # noqa: F401  (likewise)
+    errors,
+    finished,
+    metrics,
+    opened,
+    page,
+    widget,
+)
+from tests.test_measured import measurement_of, timeline_of
+
+# --- Uploads ---
+
+
+def uploaded(app: AppTest, name: str, data: bytes) -> AppTest:
+    return uploader(app, "or a trace of your own").upload(name, data, "application/json").run()
+
+
+def uploader(app: AppTest, label: str) -> Any:
+    [found] = [each for each in app.file_uploader if each.label.startswith(label)]
+    return found
+
+
+def trace_file(tmp_path: Path, name: str = "mine.json.gz") -> bytes:
+    write_trace(wide_trace(), tmp_path / name)
+    return (tmp_path / name).read_bytes()
+
+
+def test_an_uploaded_trace_is_chosen_and_explored(tmp_path: Path) -> None:
+    app = uploaded(page("overview"), "mine.json.gz", trace_file(tmp_path))
+    assert not app.exception
+    assert not app.error
+    assert "**tiny-infer-b1**" in app.markdown[0].value
+    assert address(app)["trace"].startswith("upload-")
+    assert "mine.json.gz" in app.code[-1].value
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.json", b"not json", "a.json: is not valid JSON"),
+        ("b.json.gz", b"\x1f\x8b\x08\x00broken", "b.json.gz: is"),
+        ("c.json", b'{"schema": "gpusim-trace/1"}', "c.json: $"),
+        ("d.json", b"", "d.json: is empty"),
+        ("e.json", b"import os; os.abort()", "e.json: is not valid JSON"),
+        ("f.json.gz", gzip.compress(b'{"schema": "gpusim-trace/1", "ops": ['), "f.json.gz: is not valid JSON"),
+        ("g.json.gz", gzip.compress(b" " * 300_000_000), "g.json.gz: is larger than"),
+        ("h.json", b'{"schema": "![x](http://127.0.0.1:1/x.png)"}', "unknown schema version '![x](http://127"),
+    ],
+)
+def test_a_broken_upload_is_a_message_and_the_page_stays(name: str, data: bytes, words: str) -> None:
+    app = uploaded(page("overview"), name, data)
+    assert not app.exception
+    assert [words in error for error in errors(app)] == [True]
+    assert address(app)["trace"] == SMALL
+
+
+def test_an_upload_over_the_limit_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpusim.trace.store.MAX_UPLOAD_BYTES", 100)
+    app = uploaded(page("overview"), "mine.json.gz", trace_file(tmp_path))
+    assert not app.exception
+    assert ["mine.json.gz: is " in error and "the limit is 100 B" in error for error in errors(app)] == [True]
+
+
+@pytest.mark.parametrize("steps", [[], [view("v", "x")]], ids=["no ops", "no kernels"])
+def test_a_step_without_work_opens_on_every_page(steps: list[Step], tmp_path: Path) -> None:
+    """No exception: a message, or a page with nothing on it."""
+    write_trace(make_trace(steps), tmp_path / "empty.json")
+    data = (tmp_path / "empty.json").read_bytes()
+    for name in PAGES:
+        app = uploaded(page(name), "empty.json", data)
+        assert not app.exception, name
+        assert len(app.error) <= 1, name
+
+
+def test_no_text_of_a_file_becomes_markdown(tmp_path: Path) -> None:
+    """An image in a name would be loaded from wherever it says."""
+    trace = wide_trace()
+    model = msgspec.structs.replace(trace.model, network="![x](http://127.0.0.1:1/x.png) $a$ <b>")
+    write_trace(msgspec.structs.replace(trace, model=model), tmp_path / "mine.json")
+    for name in PAGES:
+        app = uploaded(page(name), "mine.json", (tmp_path / "mine.json").read_bytes())
+        assert not app.exception, name
+        for each in (*app.markdown, *app.caption, *app.subheader, *app.error, *app.warning, *app.info, *app.success):
+            assert "![x]" not in each.value, name
+            assert "$a$" not in each.value, name
+
+
+# --- Measured runs ---
+
+
+def replayed(app: AppTest, name: str, data: bytes) -> AppTest:
+    return uploader(app, "What `gpusim replay").upload(name, data, "application/json").run()
+
+
+def test_a_replay_is_shown_beside_the_simulated_run_and_only_with_its_step() -> None:
+    app = page("timeline")
+    assert widget(app.selectbox, "Measured run below the simulated one").value == "none"
+    trace = load_trace(SMALL)
+    app = replayed(app, "replay.json", timeline_of(trace, measurement_of(trace, 400_000)))
+    assert not app.exception
+    assert errors(app) == []
+    assert widget(app.selectbox, "Measured run below the simulated one").value == "replay.json"
+    shown = metrics(app)
+    assert (shown["Measured"], shown["Outputs"]) == ("400 us", "bit-equal")
+    assert f"add up to {shown['Simulated']}." in " ".join(caption.value for caption in app.caption)
+    widget(app.selectbox, "Trace").select("vgg16-infer-b1").run()
+    assert "Measured" not in metrics(app)
+    widget(app.selectbox, "Trace").select(SMALL).run()
+    assert metrics(app)["Measured"] == "400 us"
+    assert "Measured" not in metrics(page("timeline"))  # another user
+
+
+def test_a_replay_of_another_step_or_a_broken_one_is_a_message() -> None:
+    other = load_trace("vgg16-infer-b1")
+    app = replayed(page("timeline"), "replay.json", timeline_of(other))
+    assert not app.exception
+    assert [f"is a timeline of '{other.name}'" in error for error in errors(app)] == [True]
+    app = replayed(app, "broken.json", b"{")
+    assert ["broken.json: is not valid JSON" in error for error in errors(app)] == [True]
+    assert "Measured" not in metrics(app)
+
+
+def test_two_sessions_do_not_see_each_other(tmp_path: Path) -> None:
+    one, other = page("explore"), page("explore")
+    widget(one.selectbox, "Policy").select("wavefront").run()
+    widget(one.number_input, "Schedules, at most").set_value(10)
+    widget(one.button, "Start").click().run()
+    one = finished(one)
+    assert len(one.session_state["explorations"]) == 1
+    one = uploaded(one, "mine.json.gz", trace_file(tmp_path))
+    name = address(one)["trace"]
+    other.run()
+    assert name not in other.session_state["uploads"]
+    assert not other.session_state["explorations"]
+    assert "job" not in other.session_state
+    assert (address(other)["trace"], address(other)["policy"]) == (SMALL, "critical_path")
+    assert any("upload it again" in error for error in errors(opened(trace=name)))

@@ -1,0 +1,110 @@
+"""On a CUDA GPU: variants and partitions give the sequential run's results, and partitions keep kernels apart."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import torch
+
+from gpusim.hardware.model import load_hardware
+from gpusim.plan.partitions import Partition
+from gpusim.plan.schedule import make_schedule
+from gpusim.runtime.capture import CaptureOptions, capture
+from gpusim.runtime.isolate import alone
+from gpusim.runtime.partitions import Partitions, sm_groups
+from gpusim.runtime.replay import replay
+from gpusim.trace.check import check_trace
+from gpusim.trace.schema import Trace
+from tests.networks import spec
+
+# Libraries warn about themselves on a GPU; that is not what these tests are about.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+SMID_SOURCE = """
+extern "C" __global__ void smid(int* out, int base) {
+    unsigned int id;
+    asm volatile("mov.u32 %0, %smid;" : "=r"(id));
+    long long begin = clock64();
+    while (clock64() - begin < 20000) {}
+    if (threadIdx.x == 0) out[base + blockIdx.x] = (int)id;
+}
+"""
+BLOCKS = 1024
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """A training step with variants, captured in a process of its own."""
+    options = CaptureOptions(spec=spec("branches"), mode="train", batch=2, variants=True, command="test")
+    found: Trace = alone(capture, options).trace
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _memory() -> Iterator[None]:
+    """Gives back what a test left on the GPU."""
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def test_captured_variants_have_kernels_of_their_own_and_give_the_same_results(trace: Trace) -> None:
+    """Every op that has a variant runs its last one, and results agree within the tolerance of variants."""
+    check_trace(trace, "captured")
+    having = [op for op in trace.ops if op.variants]
+    assert having, "no convolution or product has another algorithm"
+    for op in having:
+        own = [kernel.name for kernel in op.kernels]
+        assert all(variant.kernels and variant.kernels != op.kernels for variant in op.variants), own
+    n = len(trace.ops)
+    streams = [index % 2 for index in range(n)]
+    chosen = [len(op.variants) for op in trace.ops]
+    schedule = make_schedule(trace, range(n), streams, policy="test", made_by="test", variants=chosen)
+    (measured,) = replay(trace, [schedule], load_hardware("h200"), recordings=1)
+    assert measured.outputs.equal, measured.outputs
+
+
+def test_partitioned_schedule_gives_the_same_results(trace: Trace) -> None:
+    n = len(trace.ops)
+    groups = sm_groups()
+    half = groups.count // 2 * groups.group_sms
+    partitions = (Partition(sms=half, streams=(0,)),)  # stream 1 gets what is left
+    model = load_hardware("h200")
+    model = msgspec.structs.replace(model, limits=msgspec.structs.replace(model.limits, sms=groups.sms))
+    streams = [index % 2 for index in range(n)]
+    schedule = make_schedule(trace, range(n), streams, policy="test", made_by="test", partitions=partitions)
+    (measured,) = replay(trace, [schedule], model, recordings=1)
+    assert measured.outputs.equal, measured.outputs
+
+
+def test_kernels_of_two_partitions_share_no_sm_in_a_replayed_graph() -> None:
+    groups = sm_groups()
+    half = groups.count // 2 * groups.group_sms
+    parted = Partitions([half, groups.sms - half])
+    streams = [parted.stream(0), parted.stream(1)]
+    kernel = torch.cuda._compile_kernel(SMID_SOURCE, "smid")
+    seen = torch.full((2, BLOCKS), -1, dtype=torch.int32, device="cuda")
+
+    def launch() -> None:
+        streams[1].wait_stream(streams[0])
+        for number, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                kernel(grid=(BLOCKS, 1, 1), block=(256, 1, 1), args=[seen, number * BLOCKS])
+        streams[0].wait_stream(streams[1])
+
+    torch.cuda.synchronize()
+    launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=streams[0], capture_error_mode="thread_local"):
+        launch()
+    seen.fill_(-1)
+    torch.cuda.synchronize()
+    graph.replay()
+    torch.cuda.synchronize()
+    one, other = (set(row) for row in seen.tolist())
+    assert not one & other
+    assert (len(one), len(other)) == (half, groups.sms - half)

@@ -1,0 +1,182 @@
+"""`gpusim calibrate --rules`: what each experiment says of a GPU that follows the rules, and of one that does not."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+from click.testing import CliRunner
+
+from gpusim.cli import cli
+from gpusim.errors import MeasurementError, OptionError
+from gpusim.files import write_document
+from gpusim.hardware.model import load_hardware
+from gpusim.hardware.occupancy import Footprint
+from gpusim.plan.rules import Rule, Rules, read_rules
+from gpusim.report.rules import print_rules, rules_markdown
+from gpusim.runtime import dispatcher_rules as experiments
+from gpusim.runtime.blocks import WORK, Blocks, Hold
+from gpusim.trace.schema import Gpu
+
+H200 = load_hardware("h200")
+LIMITS = H200.limits
+SMS = 132
+
+
+@dataclass
+class Dispatcher:
+    """A GPU made up for tests: places blocks as the engines take it, unless told to break a rule."""
+
+    sms: int = SMS
+    best_room: bool = True
+    in_line: bool = True
+    by_priority: bool = True
+    with_splits: bool = True
+    gap_ns: Callable[[int], int] = lambda width: 800
+
+    def place(self, holds: Sequence[Hold]) -> list[Blocks]:
+        self.threads, self.blocks, self.smem, self.split = (np.zeros(self.sms, int) for _ in range(4))
+        needs = [experiments._footprint((hold.threads, hold.smem_bytes // 1024), LIMITS) for hold in holds]
+        left = [hold.blocks for hold in holds]
+        rows: list[list[tuple[int, int, int]]] = [[] for _ in holds]
+        ends: list[tuple[int, int, int]] = []
+        arrivals = sorted({round(hold.delay_us * 1000) for hold in holds})
+        while arrivals or ends:
+            now = min([*arrivals[:1], *[end[0] for end in ends[:1]]])
+            if arrivals and arrivals[0] == now:
+                arrivals.pop(0)
+            while ends and ends[0][0] == now:
+                _, kernel, sm = heapq.heappop(ends)
+                self._put(sm, needs[kernel], -1)
+            arrived = [k for k, hold in enumerate(holds) if left[k] and round(hold.delay_us * 1000) <= now]
+            for kernel in sorted(arrived, key=lambda k: (holds[k].priority * self.by_priority, holds[k].delay_us)):
+                hold = holds[kernel]
+                while left[kernel]:
+                    number = hold.blocks - left[kernel]
+                    room = self._room(needs[kernel])
+                    sm = int(room.argmax()) if self.best_room else _next_with_room(room, number)
+                    if room[sm] < 1:
+                        break
+                    lot = ((number * 2654435761) & 0xFFFFFFFF) >> 16
+                    end = now + 100 + round(1000 * hold.hold_us) + round(lot * hold.vary_us * 1000 / 65536)
+                    rows[kernel].append((sm, now + 100, end))
+                    heapq.heappush(ends, (end, kernel, sm))
+                    self._put(sm, needs[kernel], 1)
+                    left[kernel] -= 1
+                if left[kernel] and self.in_line:
+                    break
+        return [Blocks(*(tuple(column) for column in zip(*row, strict=True))) for row in rows]
+
+    def chains(self, width: int, length: int, hold: Hold) -> list[list[Blocks]]:
+        step = round(hold.hold_us * 1000) + self.gap_ns(width)
+        one = [Blocks((0,), (step * place,), (step * place + round(hold.hold_us * 1000),)) for place in range(length)]
+        return [one] * width
+
+    def rates(self, parts: Sequence[tuple[str, int, int]]) -> list[float]:
+        return [blocks * min(warps, 8) / len(parts) for _, blocks, warps in parts]
+
+    def _room(self, need: Footprint) -> npt.NDArray[np.int64]:
+        room = np.minimum((LIMITS.threads_per_sm - self.threads) // need.threads, LIMITS.blocks_per_sm - self.blocks)
+        if not self.with_splits:
+            return np.minimum(room, (LIMITS.smem_per_sm_bytes - self.smem) // need.smem_bytes)
+        split = np.where(self.blocks > 0, self.split, need.own_split_bytes)
+        return np.where(split >= need.split_bytes, np.minimum(room, (split - self.smem) // need.smem_bytes), 0)
+
+    def _put(self, sm: int, need: Footprint, sign: int) -> None:
+        if not self.blocks[sm]:
+            self.split[sm] = need.own_split_bytes
+        self.threads[sm] += sign * need.threads
+        self.smem[sm] += sign * need.smem_bytes
+        self.blocks[sm] += sign
+
+
+def _next_with_room(room: npt.NDArray[np.int64], number: int) -> int:
+    """In turn, whatever the room."""
+    order = [(number + i) % len(room) for i in range(len(room))]
+    return next((sm for sm in order if room[sm]), 0)
+
+
+def test_gpu_that_follows_the_rules_is_said_to() -> None:
+    found = {rule.name: rule for rule in experiments.rules(Dispatcher(), LIMITS)}
+    assert {name: rule.holds for name, rule in found.items()} == {
+        "most room": True,
+        "head of line": True,
+        "room is taken at once": True,
+        "priority": True,
+        "shared-memory split": True,
+        "gap in a chain": True,
+        "bandwidth by SMs and warps": None,
+        "sharing an SM": None,
+    }
+    assert found["gap in a chain"].found == "medians from 0.80 to 0.80 us"
+    assert found["sharing an SM"].numbers["fma 8 beside l2 8: fma"] == 2.0
+    assert found["bandwidth by SMs and warps"].numbers["dram, 132 SMs, 8 warps"] == pytest.approx(132 * 8 * 4.096)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "experiment", "text"),
+    [
+        (Dispatcher(best_room=False), experiments.most_room, "of 18 second kernels"),
+        (Dispatcher(in_line=False), experiments.head_of_line, "75 of 75 blocks started before the last block"),
+        (Dispatcher(by_priority=False), experiments.priorities, "of 132 blocks 0 overtook with higher priority"),
+        (Dispatcher(with_splits=False), experiments.splits, "not: "),
+    ],
+)
+def test_gpu_that_breaks_a_rule_is_found_out(gpu: Dispatcher, experiment: Callable[..., Rule], text: str) -> None:
+    rule = experiment(gpu, LIMITS)
+    assert rule.holds is False
+    assert text in rule.found
+
+
+def test_gap_that_grows_with_the_number_of_chains_breaks_the_rule() -> None:
+    assert experiments.gaps(Dispatcher(gap_ns=lambda width: 800 + 100 * width)).holds is False
+
+
+def test_blocks_are_spread_as_worked_out_by_hand() -> None:
+    """2 SMs hold 5 blocks of 256 threads and have room for 12 of 64; one holds 6, with room for 8: the first two get
+    four each before all are level, then each gets one in turn."""
+    assert experiments.spread([5, 6, 5], 256, 10, 64, LIMITS) == {(5, 5): 1, (5, 4): 1, (6, 1): 1}
+
+
+def test_work_kernels_have_all_their_places_filled() -> None:
+    for kind, work in WORK.items():
+        assert not {"SETUP", "CHUNK", "SINK"} & set(work.source.replace("(", " ").split()), kind
+
+
+# --- The report ---
+
+
+def test_calibrate_wants_to_know_what_to_write() -> None:
+    done = CliRunner().invoke(cli, ["calibrate"])
+    assert isinstance(done.exception, OptionError)
+    assert "--rules FILE" in str(done.exception)
+
+
+def report() -> Rules:
+    gpu = Gpu(name="G", driver="1", cuda="1", torch="1", cudnn="1", sm_clock_mhz=1980, mem_clock_mhz=3201)
+    rules = (
+        Rule(name="a", rule="so it is", holds=True, found="seen", numbers={"x": 1.0}),
+        Rule(name="b", rule="so it is not", holds=False, found="other", numbers=dict.fromkeys("pqrs", 2.0)),
+    )
+    return Rules(schema="gpusim-rules/1", gpu=gpu, date="2026-01-02", command="gpusim calibrate", rules=rules)
+
+
+def test_report_is_written_read_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.json"
+    write_document(path, report())
+    found = read_rules(path)
+    assert found == report()
+    print_rules(found, H200)
+    assert "does not hold" in capsys.readouterr().out
+    text = rules_markdown(found, H200, path.name)
+    assert "| b | so it is not | does not hold | other |" in text
+    assert "| p | 2 |" in text
+    write_document(path, msgspec.structs.replace(found, schema="gpusim-rules/2"))
+    with pytest.raises(MeasurementError, match="unknown schema version"):
+        read_rules(path)
