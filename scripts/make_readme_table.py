@@ -43,9 +43,8 @@ def recommended(cases: Iterable[ResultCase]) -> list[ResultCase]:
 def section(results: Results, source: str) -> str:
     """The text between the markers: the table, and how it was measured."""
     lines = [
-        "The best schedule found of each step, replayed: the fastest, in a trial on the GPU, of the eight that were "
-        "predicted best. Times in us; *speed-up* is sequential graph over concurrent schedule, both measured (after "
-        "the trial); *error* is that of the schedule's predicted time; *outputs* "
+        "The searched schedule of each step as it was predicted best, replayed. Times in us; *speed-up* is sequential "
+        "graph over concurrent schedule, both measured; *error* is that of the schedule's predicted time; *outputs* "
         "are compared with the sequential run's: bit for bit, or "
         "[within a tolerance](docs/capture_and_replay.md#comparing-results).",
         "",
@@ -101,9 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check README.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether README.md is up to date")
-    parser.add_argument("--results", type=Path, help="results file [default: the newest of the recipe 'search']")
+    parser.add_argument("--results", type=Path, help="results file [default: the newest of the recipe 'loop']")
     options = parser.parse_args(arguments)
-    path = options.results or newest(ROOT / "validate" / "results", "search")
+    path = options.results or newest(ROOT / "validate" / "results", "loop")
     readme = ROOT / "README.md"
     old = readme.read_text(encoding="utf-8")
     new = filled(old, section(read_results(path), path.name))
