@@ -25,7 +25,7 @@ from gpusim.engine.reference import ReferenceEngine
 from gpusim.engine.threads import in_ranges
 from gpusim.errors import PlanError
 from gpusim.hardware.model import HardwareModel, load_hardware
-from gpusim.hardware.occupancy import NO_DEMAND, Demand
+from gpusim.hardware.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.tasks import LaunchMode, Plan, Task
@@ -93,6 +93,19 @@ def test_bundled_trace_takes_the_same_time_on_both_engines_under_every_policy(na
         assert times(fast.run(lowered, graph.hardware)) == times(expected)
 
 
+#: Blocks that an SM holds of a kernel, and what one takes: small and large, with shared memory and without, or unknown.
+BLOCKS = (
+    (8, Footprint(256, 6144, 1024, 8192, 32768)),
+    (2, Footprint(1024, 32768, 1024, 8192, 8192)),
+    (10, Footprint(64, 6144, 7552, 102400, 135168)),
+    (2, Footprint(128, 12288, 99328, 200704, 200704)),
+    (1, Footprint(384, 64512, 232448, 233472, 233472)),
+    (16, Footprint(128, 0, 0, 0, 16384)),
+    (0, NO_FOOTPRINT),
+)
+PARTITION_SMS = {0: 32, 1: 24, 2: 40, 5: 36}
+
+
 def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, HardwareModel]:
     """A plan and hardware with what makes ties: few different times, zeros, devices, partitions, priorities.
 
@@ -113,6 +126,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
         join_ns=pick((0.0, 40.0)),
         front_end_ns=pick((0.0, 100.0, 250.0, 333.3)),
         slowdown=pick((0.0, 0.8)),
+        sharing=pick((0.0, 0.5, 0.55, 1.0)),
         launch_ns=pick((0.0, 100.0, 5000.0)),
         start_ns=pick((0.0, 2000.0)),
         stream_chain_ns=pick((0.0, 405.3)),
@@ -131,6 +145,8 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
         if dice.random() < backward:
             deps.append(index + dice.randrange(4))  # itself, a later task, or one too many
         kind = pick(("kernel", "kernel", "kernel", "kernel", "memset", "h2d", "d2h", "h2d"))
+        partition = pick(partitions)
+        per_sm, footprint = pick(BLOCKS) if kind == "kernel" else (0, NO_FOOTPRINT)
         made.append(
             Task(
                 name=f"t{index}",
@@ -145,7 +161,11 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
                 copy_bytes=pick((0, 0, 100, 5000, 100_000)),
                 host_ns=pick((0.0, 0.0, 10.0, 700.0)),
                 priority=pick((0, 0, 0, 1, -3)),
-                partition=pick(partitions),
+                partition=partition,
+                partition_sms=PARTITION_SMS[partition] if len(set(partitions)) > 1 else 0,
+                blocks=pick((1, 3, 75, 132, 300, 784, 3000)) if per_sm else 0,
+                blocks_per_sm=per_sm,
+                footprint=footprint,
             )
         )
     return Plan(tuple(made), mode), msgspec.structs.replace(hardware, limits=limits)
