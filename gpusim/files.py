@@ -153,9 +153,15 @@ def compress(data: bytes) -> bytes:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write all of `data` to `path` or nothing: a temporary file beside it, then a rename. Raises `OutputError`."""
+    """Write all of `data` to `path` or nothing: a temporary file beside it, then a rename. Raises `OutputError`.
+
+    A device or a pipe is written to as it is: a rename would put a file in its place.
+    """
     temporary: str | None = None
     try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpusim.cli import cli, main
+from gpusim.files import write_bytes
 from gpusim.hardware.model import bundled_hardware, load_hardware
 from gpusim.plan.schedule import MAX_STREAMS, read_schedule
 from gpusim.trace.store import write_trace
@@ -360,6 +361,17 @@ def test_full_disk_leaves_nothing_half_written(
         patch.setattr(os, "fsync", full)
         refused(run(writer[0], trace, *writer[1:], target))
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_pipe_is_written_to_and_stays_a_pipe(trace: Path, tmp_path: Path) -> None:
+    """`-o /dev/stdout` and the like: a rename would put a file in the place of the device."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_bytes(pipe, b"schedule")
+    assert (os.read(reader, 100), pipe.is_fifo()) == (b"schedule", True)
+    os.close(reader)
+    assert [path.name for path in tmp_path.iterdir() if path != trace] == ["pipe"]
 
 
 # --- In a process of its own ---
