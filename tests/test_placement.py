@@ -10,7 +10,7 @@ import pytest
 
 from gpusim.engine.base import Engine, Timeline
 from gpusim.engine.fast import FastEngine
-from gpusim.engine.placement import SmPlacement
+from gpusim.engine.placement import MOST_GROUPS, SmPlacement
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import HardwareModel, load_hardware
 from gpusim.hardware.occupancy import Footprint, kernel_footprint
@@ -182,6 +182,16 @@ def test_partitions_do_not_disturb_each_other() -> None:
     )
     for engine in ENGINES:
         assert run(engine, *beside(*both)).end_ns == (14142, 14142, 10_000)
+
+
+def test_groups_of_sms_stay_few_and_yet_every_block_is_placed() -> None:
+    """60 kernels of a few blocks, no two alike, would make a group of nearly every SM."""
+    found = placed(gpu(), *(blocks_of(1, 1 + number % 7, threads=32 * (1 + number % 5)) for number in range(60)))
+    assert len(found.groups) == MOST_GROUPS
+    assert not any(kernel.left for kernel in found.kernels)
+    assert sum(group.sms for group in found.groups) == SMS
+    tasks = beside(*(blocks_of(900 + 7 * number, 1 + number % 7, threads=32) for number in range(60)))
+    assert run(FastEngine(), *tasks).end_ns == run(ReferenceEngine(), *tasks).end_ns
 
 
 def test_memory_operations_need_no_sm() -> None:

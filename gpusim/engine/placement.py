@@ -29,6 +29,9 @@ from gpusim.plan.tasks import Task
 
 #: A cohort with less than this left to do has ended.
 ENDED_NS = 1e-6
+#: Where there are as many groups of SMs, none is split any more: blocks that are too few for a whole group count as
+#: enough for it. Eight streams rarely make as many; without a limit, dozens make a group of every SM.
+MOST_GROUPS = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -168,7 +171,7 @@ class SmPlacement:
         for group, room in zip(list(self.groups), rooms, strict=True):
             if room and kernel.left:
                 wanted = -(-kernel.left // room)
-                if wanted < group.sms:
+                if wanted < group.sms and len(self.groups) < MOST_GROUPS:
                     self._split(group, wanted)
                 self._add(kernel, group, min(room, -(-kernel.left // group.sms)))
 
@@ -178,9 +181,9 @@ class SmPlacement:
         left = kernel.left
         for level in range(max(rooms), 0, -1):
             for group, room in zip(list(gets), rooms, strict=False):
-                if room < level or not left:
+                if room < level or left <= 0:
                     continue
-                if left < group.sms:
+                if left < group.sms and len(self.groups) < MOST_GROUPS:
                     others = self._split(group, left)
                     gets[others] = gets[group]
                 gets[group] += 1

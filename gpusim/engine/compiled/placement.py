@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpusim.engine.compiled.jit import int64, jit
-from gpusim.engine.placement import ENDED_NS
+from gpusim.engine.placement import ENDED_NS, MOST_GROUPS
 
 #: `gpusim.engine.placement.Placed`, with what it needs of the task.
 PLACED = np.dtype(
@@ -246,7 +246,7 @@ def fill_up(device: Any, kernel: Any, number: int, groups: Any, cohorts: Any) ->
         group = groups[place]
         if group.room > 0 and kernel.left > 0:
             wanted = (kernel.left + group.room - 1) // group.room
-            if wanted < group.sms:
+            if wanted < group.sms and device.groups < MOST_GROUPS:
                 split(device, int64(place), wanted, groups, cohorts)
             blocks = min(group.room, (kernel.left + group.sms - 1) // group.sms)
             add(device, kernel, number, int64(place), blocks, groups, cohorts)
@@ -263,7 +263,7 @@ def spread(device: Any, kernel: Any, number: int, groups: Any, cohorts: Any, mos
             group = groups[place]
             if group.room < level or left <= 0:
                 continue
-            if left < group.sms:
+            if left < group.sms and device.groups < MOST_GROUPS:
                 others = split(device, int64(place), left, groups, cohorts)
                 groups[others].gets = group.gets
             group.gets += 1
