@@ -100,6 +100,27 @@ def test_the_next_block_goes_where_most_of_its_kernel_would_fit() -> None:
     assert held(found, 1) == {4: 8, 1: 43, 0: 81}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "shares"),
+    [
+        (blocks_of(1, 66), blocks_of(1, 300, threads=128), {3: 66, 2: 36, 1: 30}),
+        (blocks_of(1, 100), blocks_of(1, 100), {1: 100, 0: 32}),
+        (blocks_of(1, 500), blocks_of(1, 300, threads=128), {4: 8, 3: 20, 2: 104}),
+    ],
+)
+def test_of_sms_with_as_much_room_the_one_that_has_had_it_for_longest_is_next(
+    first: Task, second: Task, shares: dict[int, int]
+) -> None:
+    """100 blocks leave 32 SMs empty: of 100 more the first 32 go there, and the others beside the first ones.
+
+    All three measured on an H200.
+    """
+    found = placed(gpu(), first, second)
+    assert held(found, 1) == shares
+    if first.blocks == 100:
+        assert sorted((group.blocks, group.sms) for group in found.groups) == [(1, 32), (1, 32), (2, 68)]
+
+
 def test_kernels_that_find_empty_sms_do_not_disturb_each_other() -> None:
     for engine in ENGINES:
         found = run(engine, *beside(blocks_of(9000, 60), blocks_of(7000, 60)))

@@ -17,7 +17,8 @@ from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck, read_measu
 from gpusim.plan.schedule import make_schedule, write_schedule
 from gpusim.runtime import replay as replay_module
 from gpusim.runtime.execute import results_of
-from gpusim.runtime.replay import NOT_FINITE, TOLERANCE, Comparison, _check, compare, replay, require_equal
+from gpusim.runtime.compare import NOT_FINITE, TOLERANCE, Comparison, check_same_kernels, compare
+from gpusim.runtime.replay import replay, require_equal
 from gpusim.trace.schema import Gpu, Timing, Trace
 from gpusim.trace.store import write_trace
 from tests.helpers import chain_trace, kernel
@@ -60,7 +61,7 @@ def test_reference_that_is_not_finite_is_an_error_that_names_the_tensor(value: f
 def test_result_that_is_not_finite_fails_every_tolerance_and_fits_into_json() -> None:
     found = compare(TRACE, tensors([float("nan")]), tensors([1.0]))
     assert found.worst_error == NOT_FINITE
-    check = _check(TRACE, tensors([float("nan")]), tensors([1.0]), EXACT)
+    check = check_same_kernels(TRACE, tensors([float("nan")]), tensors([1.0]), EXACT)
     assert not check.equal
     assert b"null" not in msgspec.json.encode(check)
 
@@ -85,17 +86,17 @@ def of_dtype(dtype: str) -> Trace:
 def test_tolerance_is_named_by_dtype(dtype: str) -> None:
     limit = TOLERANCE[dtype]  # type: ignore[index]
     for error, equal in ((limit * 0.5, True), (limit * 2.0, False)):
-        check = _check(of_dtype(dtype), tensors([1.0 + error]), tensors([1.0]), EXACT)
+        check = check_same_kernels(of_dtype(dtype), tensors([1.0 + error]), tensors([1.0]), EXACT)
         assert (check.equal, check.bit_equal, check.tolerance) == (equal, False, limit)
 
 
 def test_tolerance_grows_with_what_two_sequential_runs_differ_by() -> None:
     """Atomic additions come in any order: no schedule can be held to more than the sequential graph itself."""
     repeated = Comparison(bit_equal=False, worst_error=0.01, compared=1)
-    check = _check(TRACE, tensors([1.02]), tensors([1.0]), repeated)
+    check = check_same_kernels(TRACE, tensors([1.02]), tensors([1.0]), repeated)
     assert check.equal
     assert (check.tolerance, check.sequential_error, check.sequential_repeats) == (0.03, 0.01, False)
-    assert not _check(TRACE, tensors([1.05]), tensors([1.0]), repeated).equal
+    assert not check_same_kernels(TRACE, tensors([1.05]), tensors([1.0]), repeated).equal
 
 
 def test_what_is_compared_are_outputs_gradients_and_changed_states() -> None:

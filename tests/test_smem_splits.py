@@ -1,6 +1,7 @@
 """The driver's sizes of shared memory, and which kernels share SMs, against what an H200 did.
 
-`smem_splits_h200.csv`: Nsight Compute's launch__shared_mem_config_size of made-up kernels. `smem_joins_h200.csv`: a
+`smem_splits_h200.csv`: Nsight Compute's launch__shared_mem_config_size of made-up kernels;
+`smem_splits_libraries_h200.csv`: of the kernels of GoogLeNet, inference 1 and training 8, both TF32. `smem_joins_h200.csv`: a
 kernel of 132 blocks on 132 SMs, and on how many of them blocks of a second one ran beside it. One NVIDIA H200, driver
 580.159.04, CUDA 13.0, 2026-11-21.
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import msgspec
+
 from gpusim.hardware.model import load_hardware
 from gpusim.hardware.occupancy import Footprint, kernel_footprint
 from gpusim.runtime.dispatcher_rules import HOLD_REGS, joins
-from gpusim.trace.schema import Kernel
+from gpusim.trace.schema import Counters, Kernel
 from gpusim.units import KIB
 
 DATA = Path(__file__).parent / "data"
@@ -40,6 +43,31 @@ def test_driver_sets_shared_memory_as_the_rule_says() -> None:
         if footprint(row["threads"], row["smem_bytes"], row["regs_per_thread"]).own_split_bytes != row["split_bytes"]
     ]
     assert not wrong
+
+
+def test_libraries_kernels_get_the_size_that_the_rule_says() -> None:
+    """All but two kernels (4 of 1,070 launches), for which cuDNN and CUTLASS asked for something else again."""
+    with (DATA / "smem_splits_libraries_h200.csv").open(newline="") as file:
+        tested = list(csv.DictReader(file))
+    assert sum(int(row["launches"]) for row in tested) == 1070
+    wrong = []
+    for row in tested:
+        block, split_bytes = (int(row["threads"]), 1, 1), int(row["split_bytes"])
+        kernel = Kernel(
+            name=row["name"],
+            dur_ns=1,
+            block=block,
+            regs_per_thread=int(row["regs_per_thread"]),
+            smem_bytes=int(row["smem_bytes"]),
+        )
+        if kernel_footprint(LIMITS, kernel).own_split_bytes != split_bytes:
+            wrong.append((row["name"][:36], int(row["launches"])))
+        counters = Counters(
+            dram_bytes=0, l2_bytes=0, instructions=0, tensor_instructions=0, smem_config_bytes=split_bytes
+        )
+        counted = msgspec.structs.replace(kernel, counters=counters)
+        assert kernel_footprint(LIMITS, counted).own_split_bytes == split_bytes
+    assert wrong == [("void cutlass::Kernel2<cutlass_80_ten", 3), ("void implicit_convolve_sgemm<float; ", 1)]
 
 
 def test_blocks_join_sms_as_the_rule_says() -> None:

@@ -5,7 +5,8 @@ The rules, in one place (docs/engine.md, "Where blocks go", has the measurement 
 1. *Head of line.* Blocks are placed kernel by kernel, in the order of their starts: behind a kernel with blocks left to
    place, nobody gets any placed (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).
 2. *Most room.* The next block goes to the SM that could take the most further blocks of its kernel (Gilman et al.,
-   "Demystifying the Placement Policies of the NVIDIA GPU Thread Block Scheduler", 2020).
+   "Demystifying the Placement Policies of the NVIDIA GPU Thread Block Scheduler", 2020); of several, to the one that
+   has had so much room for longest.
 3. *Shared-memory split.* An SM's shared memory is set to a size while it is empty and keeps that while any block runs
    there. A kernel joins only where that is room for as many of its blocks as an SM could hold. Where it has to wait for
    SMs to empty, they do so one after the other, and each is filled up at once: its blocks then crowd on a few SMs.
@@ -177,15 +178,17 @@ class SmPlacement:
 
     def _spread(self, kernel: Placed, rooms: list[int]) -> None:
         """Block after block, each to where there is most room."""
-        gets = dict.fromkeys(self.groups, 0)
-        left = kernel.left
-        for level in range(max(rooms), 0, -1):
-            for group, room in zip(list(gets), rooms, strict=False):
-                if room < level or left <= 0:
-                    continue
+        left, level = kernel.left, max(rooms)
+        known = list(zip(self.groups, rooms, strict=True))
+        while level and (a_block_each := sum(group.sms for group, room in known if room >= level)) <= left:
+            left -= a_block_each
+            level -= 1
+        gets = {group: max(0, room - level) for group, room in known}
+        # Too few are left for all SMs with that much room; those that had no more from the start have had it longest.
+        for group, _ in sorted((each for each in known if each[1] >= level > 0), key=lambda each: each[1]):
+            if left > 0:
                 if left < group.sms and len(self.groups) < MOST_GROUPS:
-                    others = self._split(group, left)
-                    gets[others] = gets[group]
+                    gets[self._split(group, left)] = gets[group]
                 gets[group] += 1
                 left -= group.sms
         for group, blocks in gets.items():

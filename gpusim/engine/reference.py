@@ -67,12 +67,13 @@ class _Simulation:
         self.end = [-1.0] * count
         self.ready = [-1.0] * count
         self.ended = [self.env.event() for _ in range(count)]
+        self.finish_order: dict[int, int] = {}
         self.devices: dict[int, _Device] = {}
         for task in plan.tasks:
             if task.device not in self.devices:
                 self.devices[task.device] = _Device(self, record)
         before = _queue_predecessors(plan)
-        self.successors = _successor_counts(plan, before)
+        self.successors = _successors(plan, before)
         if plan.mode == "graph":
             for index, task in enumerate(plan.tasks):
                 self.env.process(self._graph_node(index, task, before[index]))
@@ -85,13 +86,15 @@ class _Simulation:
         preds = {*task.deps, *([] if previous is None else [previous])}
         if preds:
             yield self.env.all_of([self.ended[p] for p in sorted(preds)])
-            fork_ns = costs.fork_ns if any(self.successors[p] > 1 for p in preds) else 0.0
-            yield self.env.timeout(costs.chain_ns + fork_ns + costs.join_ns * (len(preds) - 1) + task.extra_ns)
+            gap_ns = costs.chain_ns + costs.join_ns * (len(preds) - 1) + task.extra_ns
+            siblings = self.successors[max(preds, key=self.finish_order.__getitem__)]
+            yield self.env.timeout(gap_ns + costs.fork_ns * max(0, min(siblings.index(index), len(siblings) - 2)))
         self.ready[index] = self.env.now
         self.devices[task.device].arrive(index, task)
 
     def finished(self, index: int) -> None:
         self.end[index] = self.env.now
+        self.finish_order[index] = len(self.finish_order)
         self.ended[index].succeed()
 
 
@@ -105,13 +108,13 @@ def _queue_predecessors(plan: Plan) -> list[int | None]:
     return before
 
 
-def _successor_counts(plan: Plan, before: list[int | None]) -> list[int]:
-    """For each task, how many others wait for it."""
-    counts = [0] * len(plan)
-    for task, previous in zip(plan.tasks, before, strict=True):
+def _successors(plan: Plan, before: list[int | None]) -> list[list[int]]:
+    """For each task, those that wait for it, in launch order."""
+    found: list[list[int]] = [[] for _ in range(len(plan))]
+    for index, (task, previous) in enumerate(zip(plan.tasks, before, strict=True)):
         for p in {*task.deps, *([] if previous is None else [previous])}:
-            counts[p] += 1
-    return counts
+            found[p].append(index)
+    return found
 
 
 @dataclass

@@ -84,7 +84,7 @@ class GraphCosts(Document, frozen=True, kw_only=True):
     chain_ns: NonNegative
     """End of a kernel to the start of its only successor."""
     fork_ns: NonNegative
-    """Extra delay of a kernel that is one of several successors."""
+    """From one of three or more successors of a kernel to the next; the last two are ready together."""
     join_ns: NonNegative
     """Extra delay of a kernel for each predecessor beyond the first."""
     front_end_ns: NonNegative

@@ -13,9 +13,16 @@ from math import prod
 from gpusim.errors import PlanError
 from gpusim.hardware.model import Limits
 from gpusim.trace.schema import Kernel
+from gpusim.units import KIB
 
 #: Blocks allowed by a resource that the kernel does not use.
 UNLIMITED = 1 << 30
+
+
+#: cuDNN's implicit GEMMs have this in their names, and ask for the largest size where they use more shared memory than
+#: a kernel may without asking: 46 of 46 launches in GoogLeNet, counted with Nsight Compute (tests/test_smem_splits.py).
+ASK_FOR_ALL = ("_xmma_", "implicit_gemm")
+ASKING_SMEM_BYTES = 48 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +162,8 @@ def kernel_footprint(limits: Limits, kernel: Kernel) -> Footprint:
     """What one block of a traced kernel takes of its SM.
 
     Sizes of the shared memory: found for 290 launches on an H200 with Nsight Compute (launch__shared_mem_config_size),
-    and which of 625 pairs of kernels share SMs (docs/engine.md, "Where blocks go"). Libraries may ask for other sizes.
+    and which of 625 pairs of kernels share SMs (docs/engine.md, "Where blocks go"). Libraries may ask for other sizes:
+    those are the counted ones (`gpusim capture --counters`), else those of `ASK_FOR_ALL`.
     """
     if kernel.kind != "kernel":
         return NO_FOOTPRINT
@@ -174,8 +182,18 @@ def kernel_footprint(limits: Limits, kernel: Kernel) -> Footprint:
         regs=_round_up(kernel.regs_per_thread * limits.warp_threads, limits.reg_granularity) * warps,
         smem_bytes=smem_bytes,
         split_bytes=_smem_split(limits, needed),
-        own_split_bytes=_smem_split(limits, max(needed, spare) if kernel.smem_bytes else spare),
+        own_split_bytes=_asked_split(limits, kernel)
+        or _smem_split(limits, max(needed, spare) if kernel.smem_bytes else spare),
     )
+
+
+def _asked_split(limits: Limits, kernel: Kernel) -> int | None:
+    """The size that the library asked for instead of the driver's own, where that is known."""
+    if kernel.counters is not None and kernel.counters.smem_config_bytes:
+        return kernel.counters.smem_config_bytes
+    if kernel.smem_bytes > ASKING_SMEM_BYTES and all(part in kernel.name for part in ASK_FOR_ALL):
+        return limits.smem_per_sm_bytes
+    return None
 
 
 def _smem_split(limits: Limits, smem_bytes: int) -> int:

@@ -29,6 +29,11 @@ class OutputCheck(Document, frozen=True, kw_only=True):
     tolerance: float
     compared: Count
     """Number of tensors compared."""
+    fp32_error: Annotated[float, Meta(ge=0)] | None = None
+    """Of a TF32 step's schedule with variants: how far it is from a run in FP32, the role that is worst. It is held to
+    `tolerance`, which is twice what follows at least."""
+    sequential_fp32_error: Annotated[float, Meta(ge=0)] | None = None
+    """How far the captured kernels are from that run, in the same role."""
 
 
 class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):

@@ -118,7 +118,7 @@ def one_pool(hardware: HardwareModel) -> HardwareModel:
 def barriers_ns(groups: int, extra_ns: float, hardware: HardwareModel) -> float:
     """What the barriers of a stage cost; `extra_ns` is the longest extra gap before the first kernel of any group."""
     costs = hardware.graph
-    fork_ns = costs.fork_ns if groups > 1 else 0.0
+    fork_ns = costs.fork_ns * max(0, groups - 2)  # of the last group
     return costs.chain_ns + fork_ns + extra_ns + costs.join_ns * (groups - 1)
 
 

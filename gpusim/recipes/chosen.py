@@ -15,9 +15,10 @@ from gpusim.plan.schedule import Schedule, make_schedule
 from gpusim.policies.base import Assignment
 from gpusim.policies.random_schedules import RANDOM, random_assignment
 from gpusim.policies.registry import POLICIES
-from gpusim.recipes.recipe import Recipe
+from gpusim.recipes.recipe import SEARCHES, WITHOUT_VARIANTS, Recipe
 from gpusim.search.bounds import bounds
-from gpusim.search.explore import SEARCH, Explored, explore
+from gpusim.search.choices import parse_splits
+from gpusim.search.explore import PARTITIONS, SEARCH, VARIANTS, Explored, explore
 from gpusim.search.trial import contenders
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace
@@ -59,7 +60,8 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     trace = read_trace(path)
     hardware = hardware_of(trace)
     graph = OpGraph.build(trace, hardware)
-    explored = _explore(graph, hardware, recipe) if SEARCH in recipe.policies or not recipe.counts else None
+    searches = not recipe.counts or any(policy in SEARCHES for policy in recipe.policies)
+    explored = _explore(graph, hardware, recipe) if searches else None
     found = [*_asked_for(graph, explored, recipe), *_by_lot(graph, recipe)]
     sequential_ns = _simulate(graph, POLICIES["sequential"](graph, 1)).makespan_ns
     timelines = [_simulate(graph, assignment) for _, assignment in found]
@@ -103,19 +105,35 @@ def _explore(graph: OpGraph, hardware: HardwareModel, recipe: Recipe) -> Explore
         budget_s=recipe.budget_s,
         seed=recipe.seed,
         also=recipe.policies,
+        splits=parse_splits(recipe.partitions, recipe.streams, hardware.limits.sms) if recipe.partitions else (),
     )
 
 
 def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Iterator[tuple[str, Assignment]]:
     """The recipe's policies: each at all of its stream counts, or at the one that is predicted best."""
     for policy in recipe.policies:
-        if explored is not None and policy == SEARCH:
-            yield policy, explored.best.assignment
+        if explored is not None and policy in SEARCHES:
+            yield from _searched(explored, policy)
         elif explored is not None and not recipe.counts:
             yield policy, explored.best_of(policy).assignment
         else:
             for count in POLICIES[policy].stream_counts(recipe.counts):
                 yield policy, POLICIES[policy](graph, count)
+
+
+def _searched(explored: Explored, what: str) -> Iterator[tuple[str, Assignment]]:
+    """One of `SEARCHES`: what is recommended, or the best of one kind; of partitions, the best on each split."""
+    if what == SEARCH:
+        yield SEARCH, explored.best.assignment
+    elif what == WITHOUT_VARIANTS:
+        yield WITHOUT_VARIANTS, explored.best_of(SEARCH).assignment
+    elif what == VARIANTS and explored.variants is not None:
+        yield VARIANTS, explored.best_of(VARIANTS).assignment
+    elif what == PARTITIONS:
+        for tried in explored.partitions:
+            on_split = [row for row in explored.rows if row.assignment.partitions == tried.partitions]
+            sms = "+".join(str(partition.sms) for partition in tried.partitions)
+            yield f"partitions {sms}", min(on_split, key=lambda row: row.makespan_ns).assignment
 
 
 def _by_lot(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Assignment]]:

@@ -11,10 +11,14 @@ from gpusim.errors import RecipeError
 from gpusim.files import Count, Document, Positive, read_toml
 from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
-from gpusim.search.explore import MAX_BUDGET_S, SEARCH
+from gpusim.search.explore import MAX_BUDGET_S, SEARCH, SEARCHED
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode
 from gpusim.trace.store import bundled_traces
 
+#: The best searched schedule of the captured kernels, where the search may use others, too.
+WITHOUT_VARIANTS = "without variants"
+#: What a recipe may name besides the policies: what is recommended, and the best searched schedules of one kind.
+SEARCHES = (*SEARCHED, WITHOUT_VARIANTS)
 StreamCount = Annotated[int, Meta(ge=1, le=MAX_STREAMS)]
 
 
@@ -43,7 +47,7 @@ class Recipe(Document, frozen=True, kw_only=True):
     """Begins the names of the results files: letters, digits, `_` and `-`."""
     case: tuple[Case, ...]
     policies: tuple[str, ...] = (SEARCH,)
-    """Policies replayed besides the sequential one; each at the stream count that is predicted best."""
+    """Replayed besides the sequential one, each at the stream count that is predicted best; may be one of `SEARCHES`."""
     counts: tuple[StreamCount, ...] = ()
     """Stream counts to replay each policy at, instead of the one predicted best."""
     random: Count = 0
@@ -54,6 +58,8 @@ class Recipe(Document, frozen=True, kw_only=True):
     """Number of the schedules predicted best that are tried on the GPU; the fastest of them is the searched one."""
     recordings: Positive = 7
     """Recordings of each schedule, of which the one of median time is timed."""
+    partitions: str | None = None
+    """Splits of the SMs to search schedules on, as for `gpusim explore --partitions`."""
     streams: StreamCount = 8
     budget_s: Annotated[float, Meta(gt=0, le=MAX_BUDGET_S)] = 12.0
     seed: Count = 0
@@ -66,7 +72,7 @@ def read_recipe(path: Path) -> Recipe:
     recipe = read_toml(path, Recipe, RecipeError)
     if not recipe.case:
         raise RecipeError(str(path), "has no cases", place="$.case")
-    known = {*POLICIES, SEARCH}
+    known = {*POLICIES, *SEARCHES}
     for index, policy in enumerate(recipe.policies):
         if policy not in known:
             problem = f"unknown policy '{policy}' (there are: {', '.join(sorted(known))})"

@@ -194,6 +194,10 @@ def print_measurement(measurement: Measurement, trace: Trace) -> None:
     same = "equal bit for bit" if outputs.bit_equal else f"{outputs.worst_error:.2g} apart at most"
     if not outputs.sequential_repeats:
         same += f" (two sequential runs are {outputs.sequential_error:.2g} apart: some kernels add in any order)"
+    if outputs.fp32_error is not None:
+        same += (
+            f", from a run in FP32 {outputs.fp32_error:.2g} (the captured kernels {outputs.sequential_fp32_error:.2g})"
+        )
     eager = f"\n  eager step        {_timing(truth.eager)}  (with the capture)" if truth else ""
     peak, sequential_peak = format_bytes(measurement.peak_bytes), format_bytes(measurement.sequential_peak_bytes)
     predicted, predicted_alone = format_ns(measurement.predicted_ns), format_ns(measurement.predicted_sequential_ns)

@@ -227,6 +227,21 @@ class BlockBench:
         found = self._replayed(graph, [hold.blocks] * (width * length))
         return [found[chain * length : (chain + 1) * length] for chain in range(width)]
 
+    def fork(self, width: int, hold: Hold) -> list[Blocks]:
+        """`width` kernels that wait for one, in one CUDA graph, in the order in which they were recorded."""
+        root, lanes = self._stream(99, 0), [self._stream(i, 0) for i in range(width)]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=root, capture_error_mode="thread_local"):
+            self._launch(ROWS - 1, Hold(1, 32, 10))
+            for number, lane in enumerate(lanes):
+                lane.wait_stream(root)
+                with torch.cuda.stream(lane):
+                    self._launch(number * hold.blocks, hold)
+            for lane in lanes:
+                root.wait_stream(lane)
+        return self._replayed(graph, [hold.blocks] * width)
+
     def rates(self, parts: Sequence[tuple[str, int, int]], window_us: float = 60.0, rounds: int = 3) -> list[float]:
         """Chunks a us that kernels (kind of work, blocks, warps of a block) get done beside each other; medians.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,28 +14,17 @@ from gpusim.errors import ReplayError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck
+from gpusim.plan.measurement import SCHEMA, Measurement
 from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_partitions, check_schedule, chosen_variants
 from gpusim.runtime.allowlist import check_operators
+from gpusim.runtime.compare import check_same_kernels, check_variants, compare
 from gpusim.runtime.cudagraph import GraphRecorder, RecordedGraph
 from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.runtime.execute import InitialState, Runner, make_initial, results_of
 from gpusim.runtime.timing import RECORDINGS, time_typical
-from gpusim.trace.schema import Dtype, Trace
+from gpusim.trace.schema import Trace
 from gpusim.trace.store import structure_hash
-
-#: Largest relative difference of an output from the sequential run, by dtype: what the order of atomic additions in a
-#: kernel can do to a gradient. Schedules whose kernels are deterministic agree bit for bit.
-TOLERANCE: dict[Dtype, float] = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 2e-2}
-
-#: The same for a schedule that runs variants. Another algorithm adds in another order and, with TF32, rounds operands
-#: of 10 bits of mantissa elsewhere (2^-11 each); the difference grows through the layers. Results of one role are
-#: compared together then: a gradient that is zero but for rounding has no digits to compare.
-VARIANT_TOLERANCE: dict[Dtype, float] = {"fp32": 2e-3, "tf32": 5e-2, "bf16": 2e-1}
-
-#: Stands for the error of a result that is not finite: JSON has no infinity.
-NOT_FINITE = 1e300
 
 
 @dataclass(frozen=True)
@@ -92,10 +80,18 @@ def replay(
     say("comparing outputs")
     wanted = _results(trace, recorded[0], state, seed)
     repeated = compare(trace, _results(trace, recorded[0], state, seed), wanted)
-    checks = [
-        _check(trace, _results(trace, r, state, seed), wanted, repeated, any(each.variants))
-        for each, r in zip(legal, recorded[1:], strict=True)
-    ]
+    checks = []
+    in_fp32 = None
+    for each, graphed in zip(legal, recorded[1:], strict=True):
+        found = _results(trace, graphed, state, seed)
+        if not any(each.variants):
+            checks.append(check_same_kernels(trace, found, wanted, repeated))
+            continue
+        if in_fp32 is None and trace.model.dtype == "tf32":
+            set_precision("fp32")
+            in_fp32 = _results(trace, _record(recorder, state, all_of_them[0]), state, seed)
+            set_precision("tf32")
+        checks.append(check_variants(trace, found, wanted, repeated, in_fp32))
     say("timing")
     peaks = [r.peak_bytes for r in recorded]
     events = [r.sync.events for r in recorded]
@@ -183,66 +179,3 @@ def _results(trace: Trace, recorded: RecordedGraph, state: InitialState, seed: i
     recorded.replay()
     torch.cuda.synchronize()
     return results_of(trace, recorded.tensors)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How far two sets of results are apart."""
-
-    bit_equal: bool
-    worst_error: float
-    compared: int
-
-
-def compare(trace: Trace, found: dict[int, torch.Tensor], wanted: dict[int, torch.Tensor]) -> Comparison:
-    """Compare results tensor by tensor. Raises `ReplayError` for NaN in the reference or a missing result."""
-    worst, equal = 0.0, True
-    for index, reference in wanted.items():
-        if index not in found:
-            raise ReplayError(f"the schedule did not produce tensor {index}")
-        if reference.is_floating_point() and not torch.isfinite(reference).all():
-            name = trace.tensors[index].name or f"tensor {index} ({trace.tensors[index].role})"
-            raise ReplayError(f"the sequential run gives values that are not finite in {name}; nothing to compare with")
-        if torch.equal(found[index], reference):
-            continue
-        equal = False
-        difference = torch.linalg.vector_norm(found[index].double() - reference.double()).item()
-        norm = torch.linalg.vector_norm(reference.double()).item()
-        error = difference / norm if norm else difference
-        worst = max(worst, error if math.isfinite(error) else NOT_FINITE)
-    return Comparison(equal, worst, len(wanted))
-
-
-def compare_by_role(trace: Trace, found: dict[int, torch.Tensor], wanted: dict[int, torch.Tensor]) -> Comparison:
-    """As `compare`, but all results of one role together: ||difference|| / ||wanted|| over all their elements."""
-    single = compare(trace, found, wanted)
-    differences: dict[str, float] = {}
-    norms: dict[str, float] = {}
-    for index, reference in wanted.items():
-        role = trace.tensors[index].role
-        difference = torch.linalg.vector_norm(found[index].double() - reference.double()).item()
-        differences[role] = math.hypot(differences.get(role, 0.0), difference)
-        norms[role] = math.hypot(norms.get(role, 0.0), torch.linalg.vector_norm(reference.double()).item())
-    worst = max((differences[role] / norms[role] if norms[role] else differences[role] for role in norms), default=0.0)
-    return Comparison(single.bit_equal, worst if math.isfinite(worst) else NOT_FINITE, single.compared)
-
-
-def _check(
-    trace: Trace,
-    found: dict[int, torch.Tensor],
-    wanted: dict[int, torch.Tensor],
-    repeated: Comparison,
-    other_kernels: bool = False,
-) -> OutputCheck:
-    """Whether results are those wanted; a schedule with variants (`other_kernels`) may round otherwise."""
-    comparison = (compare_by_role if other_kernels else compare)(trace, found, wanted)
-    tolerance = (VARIANT_TOLERANCE if other_kernels else TOLERANCE)[trace.model.dtype]
-    return OutputCheck(
-        equal=comparison.worst_error <= max(tolerance, 3 * repeated.worst_error),
-        bit_equal=comparison.bit_equal,
-        sequential_repeats=repeated.bit_equal,
-        worst_error=comparison.worst_error,
-        sequential_error=repeated.worst_error,
-        tolerance=max(tolerance, 3 * repeated.worst_error),
-        compared=comparison.compared,
-    )

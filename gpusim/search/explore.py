@@ -11,6 +11,7 @@ from typing import Any
 import gpusim
 from gpusim.engine.base import Timeline
 from gpusim.engine.batch import BatchEngine
+from gpusim.engine.compiled.warm import warm_up
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.errors import OptionError
@@ -38,6 +39,8 @@ from gpusim.units import format_bytes
 DEFAULT_STREAMS = 8
 DEFAULT_BUDGET_S = 9.0
 MAX_BUDGET_S = 86_400.0
+#: Share of the budget that compiling on a first start may take; the rest is searched in any case.
+COMPILING_SHARE = 2 / 3
 SEARCH = "search"
 #: Rows of searched schedules that run variants, and of those on partitions of the SMs.
 VARIANTS, PARTITIONS = "with variants", "with partitions"
@@ -148,6 +151,7 @@ def explore(
     """Look for the fastest schedule on up to `streams` streams within about `budget_s` seconds of search.
 
     The search also ends after `evaluations` schedules, where given: then the same seed finds the same on any machine.
+    Where not, what the first start on a machine compiles counts as search, up to `COMPILING_SHARE` of the budget.
     Policies marked slow run only where `also` names them, and are on top of the budget. `policies` names the only ones
     to run besides the sequential one, slow or not. Where the trace has variants, schedules with them are searched, too;
     and with `splits`, schedules on these partitions of the SMs. What needs more than `memory_limit_bytes` is not
@@ -157,6 +161,9 @@ def explore(
     """
     check_streams(streams)
     graph = OpGraph.build(trace, hardware)
+    compiling_s = warm_up(graph.hardware)
+    if evaluations is None:
+        budget_s -= min(compiling_s, COMPILING_SHARE * budget_s)
     engine = BatchEngine(graph)
 
     def simulate(assignment: Assignment) -> tuple[int, int]:

@@ -176,6 +176,14 @@ class Plans(NamedTuple):
         )
 
 
+class Blocks(NamedTuple):
+    """What is on the SMs block by block, a row for each device."""
+
+    kernels: Records
+    groups: Records
+    cohorts: Records
+
+
 class Room(NamedTuple):
     """Where one simulation at a time keeps its state: one for each thread.
 
@@ -185,17 +193,17 @@ class Room(NamedTuple):
 
     devices: Records
     engines: Records
-    running: Records
-    kernels: Records
-    groups: Records
-    cohorts: Records
+    grids: int
+    """Kernels that a device may run at a time."""
+    running: Records | None
+    blocks: Blocks | None
     heaps: Records
     queues: Records
     waiters: Records
 
     @classmethod
     def for_plans(cls, plans: Plans, devices: int, queues: int, hardware: HardwareModel) -> Room:
-        """Room to simulate any of `plans`. What runs is in `running`, or by device in the three behind it."""
+        """Room to simulate any of `plans`. What runs is in `running`, or block by block in `blocks`."""
         limits = hardware.limits
         by_block = hardware.contention.sharing_exponent > 0
         tasks = plans.nodes.shape[1]
@@ -204,11 +212,16 @@ class Room(NamedTuple):
         return cls(
             devices=np.zeros(devices, DEVICE),
             engines=np.zeros(2 * devices, COPY_ENGINE),
-            running=np.zeros(devices * grids, RUNNING),
-            kernels=np.zeros((devices, grids if by_block else 0), PLACED),
-            # A group has an SM at least, or is the empty one of its partition; a cohort has a block on one.
-            groups=np.zeros((devices, limits.sms + 2 * MAX_PARTITIONS if by_block else 0), SM_GROUP),
-            cohorts=np.zeros((devices, (limits.sms + 1) * limits.blocks_per_sm + grids if by_block else 0), COHORT),
+            grids=grids,
+            running=None if by_block else np.zeros(devices * grids, RUNNING),
+            blocks=Blocks(
+                kernels=np.zeros((devices, grids), PLACED),
+                # A group has an SM at least, or is the empty one of its partition; a cohort has a block on one.
+                groups=np.zeros((devices, limits.sms + 2 * MAX_PARTITIONS), SM_GROUP),
+                cohorts=np.zeros((devices, (limits.sms + 1) * limits.blocks_per_sm + grids), COHORT),
+            )
+            if by_block
+            else None,
             # Several devices: each arrival, start and end may schedule a look at a front end.
             heaps=np.zeros(2 * tasks + 1 + (3 * tasks if devices > 1 else 0), ENTRY),
             queues=np.zeros(queues, QUEUE),

@@ -53,13 +53,24 @@ def entry(function: Function) -> Function:
             _forget_others(Path(dispatcher.stats.cache_path), function.__name__)
         return dispatcher
 
+    def ready() -> Any:
+        with lock:
+            return compiled()
+
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        with lock:
-            ready = compiled()
-        return ready(*arguments)
+        return ready()(*arguments)
 
+    call.dispatcher = ready  # type: ignore[attr-defined]
     return cast(Function, call)
+
+
+def is_kept(function: Callable[..., Any]) -> bool | None:
+    """Whether an entry, compiled for any arguments, is kept on disk; None where nothing can be."""
+    folder = function.dispatcher().stats.cache_path  # type: ignore[attr-defined]
+    if folder is None:
+        return None
+    return any(Path(folder).glob(f"*.{function.__name__}-{sources_digest()}*.nbi"))
 
 
 def _forget_others(folder: Path, name: str) -> None:

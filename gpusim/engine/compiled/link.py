@@ -34,12 +34,9 @@ def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
         first += node.n_succs
     for index in range(len(nodes)):
         node = nodes[index]
-        forked = False
         preds = node.n_deps + (1 if node.previous >= 0 else 0)
         for number in range(preds):
             before = nodes[deps[node.first_dep + number] if number < node.n_deps else node.previous]
             succs[before.first_succ + before.waiting] = index
             before.waiting += 1
-            forked = forked or before.n_succs > 1
-        fork_ns = hw.graph_fork_ns if forked else 0.0
-        node.gap_ns = hw.graph_chain_ns + fork_ns + hw.graph_join_ns * (preds - 1) + tasks[node.row].extra_ns
+        node.gap_ns = hw.graph_chain_ns + hw.graph_join_ns * (preds - 1) + tasks[node.row].extra_ns

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from gpusim.engine.compiled import heap
 from gpusim.engine.compiled.arrays import Indices, Records
-from gpusim.engine.compiled.jit import entry
+from gpusim.engine.compiled.jit import entry, int64
 from gpusim.engine.compiled.op_graph import OpArrays
 
 
@@ -27,24 +27,25 @@ def orders_by_keys(
     `ready` (heap entries) and `waiting` are room for one schedule; `hardware` ties what is compiled to the sources.
     """
     ops = graph.ops
+    base = rank = int64(0)
     for number in range(first, last):
-        count = placed = 0
+        count = placed = int64(0)
         for op in range(len(ops)):
             waiting[op] = ops[op].n_preds
             if ops[op].rows > 0 and waiting[op] == 0:
-                heap.push(ready, 0, count, keys[number, op], 0, op)
+                heap.push(ready, base, count, keys[number, op], rank, op)
                 count += 1
         while count > 0:
             op = ready[0].index
-            heap.pop(ready, 0, count)
+            heap.pop(ready, base, count)
             count -= 1
             orders[number, placed] = op
             placed += 1
             for place in range(ops[op].first_succ, ops[op].first_succ + ops[op].n_succs):
-                after = graph.succs[place]
+                after = int64(graph.succs[place])
                 waiting[after] -= 1
                 if waiting[after] == 0:
-                    heap.push(ready, 0, count, keys[number, after], 0, after)
+                    heap.push(ready, base, count, keys[number, after], rank, after)
                     count += 1
         for op in range(len(ops)):
             if ops[op].rows == 0:

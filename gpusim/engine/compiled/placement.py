@@ -257,18 +257,28 @@ def spread(device: Any, kernel: Any, number: int, groups: Any, cohorts: Any, mos
     """`SmPlacement._spread`."""
     left = kernel.left
     known = device.groups
-    level = most
-    while level > 0 and left > 0:
+    level = int64(most)
+    while level > 0:
+        a_block_each = int64(0)
+        for place in range(known):
+            if groups[place].room >= level:
+                a_block_each += groups[place].sms
+        if a_block_each > left:
+            break
+        left -= a_block_each
+        level -= 1
+    for place in range(known):
+        groups[place].gets = max(int64(0), groups[place].room - level)
+    for room in range(level, most + 1):
         for place in range(known):
             group = groups[place]
-            if group.room < level or left <= 0:
+            if level == 0 or left <= 0 or group.room != room:
                 continue
             if left < group.sms and device.groups < MOST_GROUPS:
                 others = split(device, int64(place), left, groups, cohorts)
                 groups[others].gets = group.gets
             group.gets += 1
             left -= group.sms
-        level -= 1
     for place in range(device.groups):
         if groups[place].gets > 0:
             add(device, kernel, number, int64(place), groups[place].gets, groups, cohorts)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpusim.engine.compiled import copies, heap, placement, pool, stream_mode
-from gpusim.engine.compiled.arrays import ON_DEVICE, Plans, Records, Room
+from gpusim.engine.compiled.arrays import ON_DEVICE, Blocks, Plans, Records, Room
 from gpusim.engine.compiled.jit import entry, int64, jit
 from gpusim.engine.compiled.stream_mode import READY, SERVES
 
@@ -23,195 +23,200 @@ ENDS, COPIES, STARTS = 0, 1, 2
 LATE = 1 << 62
 
 
-@entry
 def simulate_plans(
     hardware: Records, tasks: Records, plans: Plans, launches: Records | None, room: Room, first: int, last: int
 ) -> None:
     """Simulate plans `first` to `last` - 1: sets `ready_ns`, `start_ns`, `end_ns`, `ended`, `makespan_ns` and `log`.
 
-    `launches` is that of the plans in stream mode, else None: graph mode is compiled without what it does not need.
+    `launches` is that of the plans in stream mode, else None.
     """
+    simulate(hardware, tasks, plans, launches, room.running, room.blocks, room, first, last)
+
+
+@entry
+def simulate(
+    hardware: Records,
+    tasks: Records,
+    plans: Plans,
+    stream_launches: Records | None,
+    running: Records | None,
+    blocks: Blocks | None,
+    room: Room,
+    first: int,
+    last: int,
+) -> None:
+    """`simulate_plans`; what can be None is an argument of its own, so that what None does not need is not compiled."""
+    hw = hardware[0]
+    devices, engines, heaps = room.devices, room.engines, room.heaps
+    front_end_ns = hw.graph_front_end_ns if stream_launches is None else 0.0
+    grids = int64(hw.limits_resident_grids)
+    several = len(devices) > 1
     for plan in range(first, last):
-        nodes = plans.nodes[plan, : plans.tasks[plan]]
-        plans.ended[plan] = simulate(
-            hardware[0],
-            tasks,
-            nodes,
-            None if launches is None else launches[plan, : plans.tasks[plan]],
-            plans.deps[plan],
-            plans.succs[plan],
-            plans.log[plan],
-            room.devices,
-            room.engines,
-            room.running,
-            room.kernels,
-            room.groups,
-            room.cohorts,
-            room.heaps,
-            room.queues,
-            room.waiters,
-        )
+        count = plans.tasks[plan]
+        nodes, deps, succs, log = plans.nodes[plan, :count], plans.deps[plan], plans.succs[plan], plans.log[plan]
+        set_up(nodes, devices, engines, room.grids)
+        pending = seq = ended = logged = int64(0)
+        events = len(nodes)  # where their heap begins, behind those of ready tasks
+        if stream_launches is None:
+            for index in range(len(nodes)):
+                if nodes[index].waiting == 0:
+                    heap.push(heaps, events, pending, -1.0, seq, index << 3 | READY)  # -1: before all that happens at 0
+                    pending += 1
+                    seq += 1
+        else:
+            launches = stream_launches[plan, :count]
+            pending, seq = stream_mode.set_up(hw, nodes, launches, room.queues, heaps, events)
+        while True:
+            device = devices[first_end(devices)]
+            now = heaps[events].time if pending > 0 else np.inf
+            start_at = np.inf if several else device.serve_at
+            seq += 1
+            if device.end_at <= now and device.end_at <= start_at:
+                now, index, what = device.end_at, device.end_index, ENDS
+                if index < 0:
+                    break
+            elif now <= start_at:
+                event = heaps[events].index
+                heap.pop(heaps, events, pending)
+                pending -= 1
+                index, what = event >> 3, COPIES
+                if event & 7 == SERVES:
+                    device, what = devices[index], STARTS
+                else:
+                    if stream_launches is not None:
+                        pending, seq = stream_mode.happen(
+                            hw,
+                            nodes,
+                            launches,
+                            deps,
+                            room.queues,
+                            room.waiters,
+                            heaps,
+                            events,
+                            pending,
+                            seq,
+                            event,
+                            now,
+                        )
+                        if event & 7 != READY:
+                            continue
+                    now = max(0.0, now)
+                    node = nodes[index]
+                    node.ready_ns = now
+                    device = devices[node.device]
+                    if tasks[node.row].kind == ON_DEVICE:
+                        at_once = (  # nothing else happens before the front end would be looked at
+                            not several
+                            and device.ready == 0
+                            and now >= device.front_end_free
+                            and device.running < grids
+                            and min(start_at, device.end_at) > now
+                            and (pending == 0 or heaps[events].time > now)
+                        )
+                        heap.push(heaps, device.first_ready, device.ready, now, -node.priority, index)
+                        device.ready += 1
+                        if at_once:
+                            what = STARTS
+                        else:
+                            pending = look_again(heaps, events, pending, several, device, node.device, now, seq)
+                            continue
+            else:
+                now, what = start_at, STARTS
+                device.serve_at = np.inf
+            if what == STARTS:
+                if device.ready == 0 or now < device.front_end_free or device.running >= grids:
+                    continue
+                index = heaps[device.first_ready].index
+                heap.pop(heaps, device.first_ready, device.ready)
+                device.ready -= 1
+            # The device goes from one set of running tasks to the next.
+            elapsed_ns = now - device.updated
+            device.updated = now
+            if device.copying > 0:
+                copies.advance(engines, nodes[index].device, elapsed_ns)
+            node = nodes[index]
+            if what == STARTS:
+                node.start_ns = now
+                log[logged] = index
+                logged += 1
+                if running is not None:
+                    pool.start(hw, running, device.first_running + device.running, index, tasks[node.row])
+                    device.running += 1
+                if blocks is not None:
+                    here = node.device
+                    placement.start(
+                        hw,
+                        device,
+                        blocks.kernels[here],
+                        blocks.groups[here],
+                        blocks.cohorts[here],
+                        index,
+                        tasks[node.row],
+                    )
+                device.front_end_free = now + front_end_ns
+            elif what == COPIES:
+                copies.enqueue(nodes, engines[2 * node.device + tasks[node.row].kind], index)
+                device.copying += 1
+            else:
+                kind = tasks[node.row].kind
+                all_of_it = True
+                if kind != ON_DEVICE:
+                    engines[2 * node.device + kind].active = -1
+                    device.copying -= 1
+                elif running is not None:
+                    pool.finish(running, device.first_running, device.running, index)
+                    device.running -= 1
+                elif blocks is not None:
+                    here = node.device
+                    placement.advance(device, blocks.cohorts[here], elapsed_ns)
+                    elapsed_ns = 0.0
+                    all_of_it = placement.finish(
+                        device, blocks.kernels[here], blocks.groups[here], blocks.cohorts[here], index
+                    )
+                if not all_of_it:
+                    what = COPIES  # a part of its blocks: nothing else follows
+                else:
+                    node.end_ns = now
+                    log[logged] = ~index
+                    logged += 1
+                    ended += 1
+                if not all_of_it:
+                    pass
+                elif stream_launches is None:
+                    for place in range(node.first_succ, node.first_succ + node.n_succs):
+                        after = int64(succs[place])
+                        nodes[after].waiting -= 1
+                        if nodes[after].waiting == 0:
+                            late_ns = hw.graph_fork_ns * max(0, min(place - node.first_succ, node.n_succs - 2))
+                            ready_at = now + (nodes[after].gap_ns + late_ns)
+                            heap.push(heaps, events, pending, ready_at, seq, after << 3 | READY)
+                            pending += 1
+                            seq += 1
+                else:
+                    heap.push(heaps, events, pending, now, seq, index << 3 | stream_mode.ENDED)
+                    pending += 1
+            delay_ns, index = np.inf, int64(-1)
+            if running is not None:
+                delay_ns, index = pool.update(hw, running, device.first_running, device.running, elapsed_ns)
+            if blocks is not None:
+                here = node.device
+                delay_ns, index = placement.update(
+                    hw, device, blocks.kernels[here], blocks.groups[here], blocks.cohorts[here], elapsed_ns
+                )
+            if device.copying > 0:
+                copy_ns, copy, logged = copies.update(hw, tasks, nodes, engines, node.device, now, log, logged)
+                if index < 0 or copy_ns < delay_ns or (copy_ns == delay_ns and copy < index):
+                    delay_ns, index = copy_ns, copy
+            device.end_index = index
+            device.end_at = not_before(now, now + delay_ns) if index >= 0 else np.inf
+            device.end_seq = seq
+            if device.ready > 0 and what != COPIES:
+                pending = look_again(heaps, events, pending, several, device, node.device, now, seq)
+        plans.ended[plan] = ended
         end_ns = 0.0
         for index in range(len(nodes)):
             end_ns = max(end_ns, nodes[index].end_ns)
         plans.makespan_ns[plan] = int64(np.rint(end_ns))
-
-
-@jit
-def simulate(
-    hw: Any,
-    tasks: Any,
-    nodes: Any,
-    launches: Any,
-    deps: Any,
-    succs: Any,
-    log: Any,
-    devices: Any,
-    engines: Any,
-    running: Any,
-    kernels: Any,
-    groups: Any,
-    cohorts: Any,
-    heaps: Any,
-    queues: Any,
-    waiters: Any,
-) -> int:
-    """Run one plan; returns how many of its tasks ended, fewer than it has where they wait for each other."""
-    front_end_ns = hw.graph_front_end_ns if launches is None else 0.0
-    set_up(nodes, devices, engines, len(running))
-    by_block = hw.contention_sharing_exponent > 0.0
-    grids = int64(hw.limits_resident_grids)
-    several = len(devices) > 1
-    events = len(nodes)  # where their heap begins, behind those of ready tasks
-    pending = seq = ended = logged = int64(0)
-    if launches is None:
-        for index in range(len(nodes)):
-            if nodes[index].waiting == 0:
-                heap.push(heaps, events, pending, -1.0, seq, index << 3 | READY)  # -1: before all that happens at 0
-                pending += 1
-                seq += 1
-    else:
-        pending, seq = stream_mode.set_up(hw, nodes, launches, queues, heaps, events)
-    while True:
-        device = devices[first_end(devices)]
-        now = heaps[events].time if pending > 0 else np.inf
-        start_at = np.inf if several else device.serve_at
-        seq += 1
-        if device.end_at <= now and device.end_at <= start_at:
-            now, index, what = device.end_at, device.end_index, ENDS
-            if index < 0:
-                return ended
-        elif now <= start_at:
-            event = heaps[events].index
-            heap.pop(heaps, events, pending)
-            pending -= 1
-            index, what = event >> 3, COPIES
-            if event & 7 == SERVES:
-                device, what = devices[index], STARTS
-            else:
-                if launches is not None:
-                    pending, seq = stream_mode.happen(
-                        hw, nodes, launches, deps, queues, waiters, heaps, events, pending, seq, event, now
-                    )
-                    if event & 7 != READY:
-                        continue
-                now = max(0.0, now)
-                node = nodes[index]
-                node.ready_ns = now
-                device = devices[node.device]
-                if tasks[node.row].kind == ON_DEVICE:
-                    at_once = (  # nothing else happens before the front end would be looked at
-                        not several
-                        and device.ready == 0
-                        and now >= device.front_end_free
-                        and device.running < grids
-                        and min(start_at, device.end_at) > now
-                        and (pending == 0 or heaps[events].time > now)
-                    )
-                    heap.push(heaps, device.first_ready, device.ready, now, -node.priority, index)
-                    device.ready += 1
-                    if at_once:
-                        what = STARTS
-                    else:
-                        pending = look_again(heaps, events, pending, several, device, node.device, now, seq)
-                        continue
-        else:
-            now, what = start_at, STARTS
-            device.serve_at = np.inf
-        if what == STARTS:
-            if device.ready == 0 or now < device.front_end_free or device.running >= grids:
-                continue
-            index = heaps[device.first_ready].index
-            heap.pop(heaps, device.first_ready, device.ready)
-            device.ready -= 1
-        # The device goes from one set of running tasks to the next.
-        elapsed_ns = now - device.updated
-        device.updated = now
-        if device.copying > 0:
-            copies.advance(engines, nodes[index].device, elapsed_ns)
-        node = nodes[index]
-        if what == STARTS:
-            node.start_ns = now
-            log[logged] = index
-            logged += 1
-            if by_block:
-                here = node.device
-                placement.start(hw, device, kernels[here], groups[here], cohorts[here], index, tasks[node.row])
-            else:
-                pool.start(hw, running, device.first_running + device.running, index, tasks[node.row])
-                device.running += 1
-            device.front_end_free = now + front_end_ns
-        elif what == COPIES:
-            copies.enqueue(nodes, engines[2 * node.device + tasks[node.row].kind], index)
-            device.copying += 1
-        else:
-            kind = tasks[node.row].kind
-            all_of_it = True
-            if kind != ON_DEVICE:
-                engines[2 * node.device + kind].active = -1
-                device.copying -= 1
-            elif by_block:
-                here = node.device
-                placement.advance(device, cohorts[here], elapsed_ns)
-                elapsed_ns = 0.0
-                all_of_it = placement.finish(device, kernels[here], groups[here], cohorts[here], index)
-            else:
-                pool.finish(running, device.first_running, device.running, index)
-                device.running -= 1
-            if not all_of_it:
-                what = COPIES  # a part of its blocks: nothing else follows
-            else:
-                node.end_ns = now
-                log[logged] = ~index
-                logged += 1
-                ended += 1
-            if not all_of_it:
-                pass
-            elif launches is None:
-                for place in range(node.first_succ, node.first_succ + node.n_succs):
-                    after = int64(succs[place])
-                    nodes[after].waiting -= 1
-                    if nodes[after].waiting == 0:
-                        heap.push(heaps, events, pending, now + nodes[after].gap_ns, seq, after << 3 | READY)
-                        pending += 1
-                        seq += 1
-            else:
-                heap.push(heaps, events, pending, now, seq, index << 3 | stream_mode.ENDED)
-                pending += 1
-        if by_block:
-            here = node.device
-            delay_ns, index = placement.update(hw, device, kernels[here], groups[here], cohorts[here], elapsed_ns)
-        else:
-            delay_ns, index = pool.update(hw, running, device.first_running, device.running, elapsed_ns)
-        if device.copying > 0:
-            copy_ns, copy, logged = copies.update(hw, tasks, nodes, engines, node.device, now, log, logged)
-            if index < 0 or copy_ns < delay_ns or (copy_ns == delay_ns and copy < index):
-                delay_ns, index = copy_ns, copy
-        device.end_index = index
-        device.end_at = not_before(now, now + delay_ns) if index >= 0 else np.inf
-        device.end_seq = seq
-        if device.ready > 0 and what != COPIES:
-            pending = look_again(heaps, events, pending, several, device, node.device, now, seq)
 
 
 @jit
@@ -229,8 +234,8 @@ def look_again(
 
 
 @jit
-def set_up(nodes: Any, devices: Any, engines: Any, running: int) -> None:
-    """Bring nodes, devices and copy engines to the start of a run; `running` is the room for running kernels."""
+def set_up(nodes: Any, devices: Any, engines: Any, grids: int) -> None:
+    """Bring nodes, devices and copy engines to the start of a run; each may run `grids` kernels at a time."""
     for number in range(len(devices)):
         device = devices[number]
         device.front_end_free = device.updated = 0.0
@@ -239,7 +244,7 @@ def set_up(nodes: Any, devices: Any, engines: Any, running: int) -> None:
         device.end_index = -1
         device.running = device.ready = device.copying = 0
         device.groups = device.cohorts = device.unplaced = device.changed = 0
-        device.first_running = number * (running // len(devices))
+        device.first_running = number * grids
         device.first_ready = 0
     for number in range(len(engines)):
         engine = engines[number]

@@ -1,0 +1,102 @@
+"""What a first start compiles, on two cores.
+
+numba compiles one function at a time in a process. So where nothing is kept on disk yet, a second process compiles all
+that a search needs but the event loop, which takes as long as all others together and is compiled here. What the second
+one has kept is then read from disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from gpusim.engine.compiled.arrays import TASK, Plans, Room, encode_hardware, hardware_dtype
+from gpusim.engine.compiled.heap import ENTRY
+from gpusim.engine.compiled.jit import is_kept
+from gpusim.engine.compiled.link import link_plans
+from gpusim.engine.compiled.lists import ListRoom, schedule_lists
+from gpusim.engine.compiled.memory import find_peaks
+from gpusim.engine.compiled.op_graph import OP, VARIANT, LoweringRoom, OpArrays, lower_schedules
+from gpusim.engine.compiled.orders import orders_by_keys
+from gpusim.engine.compiled.simulate import simulate, simulate_plans
+from gpusim.engine.threads import cores
+from gpusim.hardware.model import HardwareModel
+
+#: What the second process compiles.
+OTHERS = (lower_schedules, link_plans, find_peaks, schedule_lists, orders_by_keys)
+#: It looks for modules where this one does, however this one was started.
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from gpusim.engine.compiled.warm import compile_others as go; go()"
+
+
+def warm_up(hardware: HardwareModel) -> float:
+    """Have all that a search on this GPU needs compiled, or read from disk; the seconds that took."""
+    begin = time.monotonic()
+    first_start = is_kept(simulate) is False and not all(is_kept(each) for each in OTHERS)
+    helper = _helper() if first_start and cores() > 1 else None
+    try:
+        compile_simulate(hardware)
+        if helper is not None:
+            helper.wait()
+    finally:
+        if helper is not None and helper.poll() is None:
+            helper.terminate()
+            helper.wait()
+    compile_others()  # whatever a helper did not keep
+    return time.monotonic() - begin
+
+
+def _helper() -> subprocess.Popen[bytes] | None:
+    """The second process, where there can be one."""
+    with contextlib.suppress(OSError):
+        return subprocess.Popen(
+            helper_command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    return None
+
+
+def helper_command() -> list[str]:
+    """What the second process runs."""
+    return [sys.executable, "-c", _PROGRAM, *sys.path]
+
+
+def compile_simulate(hardware: HardwareModel) -> None:
+    """Compile the event loop in graph mode with this GPU's rule for SMs: simulate none of no plans."""
+    plans = Plans.of_size(0, 0, 0, stream_mode=False)
+    room = Room.for_plans(plans, 1, 1, hardware)
+    simulate_plans(encode_hardware(hardware), np.zeros(0, TASK), plans, None, room, 0, 0)
+
+
+def compile_others() -> None:
+    """Compile `OTHERS`, in the same way."""
+    hardware, graph, plans = np.zeros(1, hardware_dtype()), _no_ops(), Plans.of_size(0, 0, 0, stream_mode=False)
+    table, ints, numbers = np.zeros((0, 0), np.int32), np.zeros(0, np.int32), np.zeros(0)
+    integers = np.zeros(0, np.int64)
+    lower_schedules(hardware, graph, table, table.copy(), None, plans, LoweringRoom.of_size(0, 0), 0, 0)
+    link_plans(hardware, graph.tasks, plans, 0, 0)
+    find_peaks(graph, plans, ints, integers)
+    room = ListRoom.of_size(0, 0)
+    keys = np.zeros((0, 0))
+    schedule_lists(hardware, graph, keys, integers, numbers, room, numbers.copy(), table, table.copy(), 0, 0)
+    orders_by_keys(hardware, graph, keys, np.zeros(0, ENTRY), ints, table, 0, 0)
+
+
+def _no_ops() -> OpArrays:
+    """An op graph without ops: arrays of the types that all others have."""
+    return OpArrays(
+        tasks=np.zeros(0, TASK),
+        ops=np.zeros(0, OP),
+        preds=np.zeros(0, np.int32),
+        succs=np.zeros(0, np.int32),
+        first_buffer=np.zeros(0, np.int32),
+        buffer_of=np.zeros(0, np.int32),
+        buffer_bytes=np.zeros(0, np.int64),
+        kept_bytes=0,
+        variants=np.zeros(0, VARIANT),
+        partition_of=np.zeros(0, np.int32),
+        rows_of_partition=0,
+        most_tasks=0,
+    )
