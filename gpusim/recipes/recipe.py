@@ -47,7 +47,7 @@ class Recipe(Document, frozen=True, kw_only=True):
     """Begins the names of the results files: letters, digits, `_` and `-`."""
     case: tuple[Case, ...]
     policies: tuple[str, ...] = (SEARCH,)
-    """Replayed besides the sequential one, each at the stream count that is predicted best; may be one of `SEARCHES`."""
+    """Replayed besides the sequential one, each at the stream count that is predicted best; also any of `SEARCHES`."""
     counts: tuple[StreamCount, ...] = ()
     """Stream counts to replay each policy at, instead of the one predicted best."""
     random: Count = 0

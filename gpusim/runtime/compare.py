@@ -68,7 +68,7 @@ def errors_by_role(trace: Trace, found: Results, wanted: Results) -> dict[str, f
 
 
 def check_same_kernels(trace: Trace, found: Results, wanted: Results, repeated: Comparison) -> OutputCheck:
-    """Whether a schedule of the captured kernels gives the sequential run's results; `repeated` is a second such run's."""
+    """Whether a schedule of the captured kernels gives the sequential run's results; `repeated` is of two of those."""
     comparison = compare(trace, found, wanted)
     tolerance = max(TOLERANCE[trace.model.dtype], 3 * repeated.worst_error)
     return OutputCheck(

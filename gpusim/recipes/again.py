@@ -1,0 +1,60 @@
+"""Schedules that a recipe replayed, predicted again by the model of today. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from gpusim.engine.fast import FastEngine
+from gpusim.errors import MeasurementError
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.recipes.chosen import hardware_of
+from gpusim.report.replayed import SUFFIX, read_replayed
+from gpusim.report.results import Results, read_results
+from gpusim.trace.store import bundled_traces, read_trace, structure_hash
+
+
+def trace_files(results: Path) -> dict[str, Path]:
+    """The traces that the cases of a results file may be of, by name: those beside it before the bundled ones.
+
+    Beside `results/` lies `traces/`; a folder in it with the recipe's name holds what only that recipe captured.
+    """
+    traces = results.parent.parent / "traces"
+    folders = (traces, traces / read_results(results).recipe)
+    found = {file.name.removesuffix(".json.gz"): file for folder in folders for file in folder.glob("*.json.gz")}
+    return {**bundled_traces(), **found}
+
+
+def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:
+    """A results file as it is, and the same with what is predicted of its schedules now.
+
+    The schedules lie in the file beside it (`gpusim.report.replayed`), one for each of its cases. Raises
+    `MeasurementError` where they are those of other cases, or a trace is missing or has changed.
+    """
+    files = trace_files(results) if traces is None else traces
+    then = read_results(results)
+    schedules = read_replayed(results.with_name(results.stem + SUFFIX))
+    if len(schedules) != len(then.cases):
+        raise MeasurementError(str(results), f"has {len(then.cases)} cases, and {len(schedules)} schedules beside it")
+    engine = FastEngine()
+    graphs: dict[str, OpGraph] = {}
+    now = []
+    for case, schedule in zip(then.cases, schedules, strict=True):
+        if (schedule.trace, schedule.policy, schedule.measured_ns) != (case.trace, case.policy, case.measured_ns):
+            raise MeasurementError(str(results), f"{case.trace} {case.policy} is not the schedule in its place")
+        if case.trace not in graphs:
+            if case.trace not in files:
+                raise MeasurementError(str(results), f"there is no trace '{case.trace}' beside it, and none is bundled")
+            trace = read_trace(files[case.trace])
+            graphs[case.trace] = OpGraph.build(trace, hardware_of(trace))
+        graph = graphs[case.trace]
+        if schedule.trace_hash != structure_hash(graph.trace):
+            raise MeasurementError(str(files[case.trace]), f"is another step than that of {results.name}")
+        plan = lower(
+            graph, schedule.order, schedule.stream_of, variants=schedule.variants, partitions=schedule.partitions
+        )
+        now.append(msgspec.structs.replace(case, predicted_ns=engine.run(plan, graph.hardware).makespan_ns))
+    return then, msgspec.structs.replace(then, cases=tuple(now))
