@@ -31,9 +31,10 @@ def _main_module() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def app_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`streamlit run` puts the folder of its script there."""
+def app_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """`streamlit run` puts the folder of its script there; and what pages keep on disk is not the user's own."""
     monkeypatch.syspath_prepend(str(APP))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 def opened(**link: str) -> AppTest:

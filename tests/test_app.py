@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from gpusim.cli import main
 from gpusim.engine.batch import BatchEngine
@@ -18,6 +22,7 @@ from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import load_hardware
 from gpusim.resources import resource_dir
+from gpusim.search import explore
 from gpusim.trace.store import bundled_traces
 from gpusim.units import format_bytes, format_ns
 from tests.pages import (
@@ -172,6 +177,36 @@ def test_explore_stops_when_told_to() -> None:
     assert app.session_state["job"].stopped
 
 
+def test_explore_searches_partitions_and_says_what_they_gain() -> None:
+    app = page("explore")
+    widget(app.multiselect, "Policies").set_value(["wavefront"])
+    widget(app.number_input, "Schedules, at most").set_value(64)
+    widget(app.text_input, "Partitions of the SMs").set_value(" 64+68 ").run()
+    widget(app.button, "Start").click().run()
+    app = finished(app)
+    assert not app.exception
+    assert "with partitions" in {row.policy for row in app.session_state["job"].result.rows}
+    assert any(each.value.startswith("Partitions: ") for each in app.markdown)
+    assert "--partitions 64+68" in app.code[-1].value
+
+
+@pytest.mark.parametrize("asked", ["64", "64+69", "64+68+", "8+8+8+108", "![x](y)"])
+def test_partitions_that_the_gpu_cannot_have_are_a_message(asked: str) -> None:
+    app = page("explore")
+    widget(app.text_input, "Partitions of the SMs").set_value(asked).run()
+    assert not app.exception
+    if asked == "64":  # the rest of the SMs is left unused by nobody: one partition is no split, but legal
+        return
+    assert [asked in error for error in errors(app)] == [True]
+    assert widget(app.button, "Start").disabled
+
+
+def test_what_the_light_pages_repeat_is_what_the_search_says() -> None:
+    from gpusim_dashboard import choice
+
+    assert (choice.SEARCH, choice.DEFAULT_STREAMS) == (explore.SEARCH, explore.DEFAULT_STREAMS)
+
+
 @pytest.fixture
 def simulations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A line for each time that an engine is asked for anything."""
@@ -229,6 +264,102 @@ def test_navigation_and_title_do_not_wait_for_the_engine() -> None:
     assert "'gpusim_dashboard.frame'" in done.stdout, done.stderr
     assert "'numba'" not in done.stdout
     assert "'gpusim.plan" not in done.stdout
+
+
+# --- What is kept on disk ---
+
+
+def forget() -> None:
+    """What this process remembers, as after a restart."""
+    from gpusim_dashboard import kept, results
+
+    for cached in (kept._read, results._explored, results._graph, results._breakdown):
+        cached.clear()
+
+
+def kept_files() -> list[Path]:
+    return sorted(Path(os.environ["XDG_CACHE_HOME"]).glob("gpusim/dashboard/*.json"))
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forget()
+
+
+def everything(app: AppTest) -> list[Any]:
+    """What a page shows, as data."""
+    figures = [json.loads(each.proto.spec) for each in app.get("plotly_chart")]
+    return [metrics(app), [each.value for each in (*app.success, *app.info, *app.caption, *app.code)], figures]
+
+
+def test_after_a_restart_explorations_are_read_and_not_searched_again(
+    empty_cache: None, simulations: list[str]
+) -> None:
+    first = {name: everything(page(name)) for name in ("overview", "explore")}
+    assert len(kept_files()) == 1
+    forget()
+    simulations.clear()
+    assert everything(page("overview")) == first["overview"]
+    assert simulations == []
+    assert everything(page("explore")) == first["explore"]
+    assert set(simulations) <= {"ReferenceEngine"}  # the timeline of the schedule offered for download
+
+
+def test_an_overview_on_disk_needs_no_engine(empty_cache: None) -> None:
+    shown = metrics(page("overview"))
+    code = (
+        f"import sys; sys.path.insert(0, {str(APP)!r}); from streamlit.testing.v1 import AppTest\n"
+        f"app = AppTest.from_file({str(APP / 'Home.py')!r}, default_timeout=60)\n"
+        f"app.query_params['trace'] = {SMALL!r}; app.query_params['streams'] = '3'\n"
+        "app.run(); print({each.label: each.value for each in app.metric}, 'numba' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=APP.parent, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == f"{shown} False", done.stderr
+
+
+@pytest.mark.parametrize("broken", ["", "{", "rows", "key", "best"])
+def test_what_is_broken_on_disk_is_computed_again(broken: str, empty_cache: None) -> None:
+    first = {name: everything(page(name)) for name in ("overview", "explore")}
+    [file] = kept_files()
+    document = json.loads(file.read_bytes())
+    if broken == "rows":
+        document["explored"]["rows"][0]["assignment"]["order"][0] += 1
+    elif broken == "key":
+        document["key"] = "another"
+    elif broken == "best":
+        document["explored"]["best_row"] = 999
+    text = broken if len(broken) < 2 else json.dumps(document)
+    file.write_text(text, encoding="utf-8")
+    forget()
+    assert {name: everything(page(name)) for name in ("overview", "explore")} == first
+
+
+def test_what_is_kept_is_for_one_question_and_one_state_of_the_code(
+    empty_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpusim_dashboard import choice, kept
+
+    first = choice.first()
+    keys = {
+        kept._key(each, question)
+        for each in (first, replace(first, streams=3), replace(first, content="other"))
+        for question in ((512,), (513,))
+    }
+    keys.add(kept._key(replace(first, hardware=load_hardware("v100")), (512,)))
+    monkeypatch.setattr(kept, "_code", lambda: "edited")
+    keys.add(kept._key(first, (512,)))
+    assert len(keys) == 8
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: None
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    app = page("overview")
+    assert not app.exception
+    assert not app.error
 
 
 # --- Addresses ---

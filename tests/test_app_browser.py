@@ -46,13 +46,16 @@ def browser_path() -> str:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a dashboard that runs for these tests."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = [sys.executable, "-m", "gpusim.cli", "app", "--headless", "--port", str(port)]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    with subprocess.Popen(
+        words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         address = f"http://127.0.0.1:{port}"
         try:
             wait_for(f"{address}/_stcore/health", process)
@@ -191,6 +194,27 @@ def test_a_replay_is_drawn_below_the_simulated_run(tab: Any, server: str, tmp_pa
     settle(tab)
     assert metric(tab, "Measured") == "400 us"
     assert tab.locator(".js-plotly-plot .y2title").inner_html() == "measured"
+
+
+def test_the_bundled_replay_is_drawn_below_its_schedule(tab: Any, server: str) -> None:
+    """GoogLeNet, training, batch 8: the one that ships with gpusim."""
+    visit(tab, server, page="timeline", trace="googlenet-train-b8", streams="8", policy="critical_path")
+    tab.locator(".js-plotly-plot .barlayer path").first.wait_for()
+    assert tab.locator(".js-plotly-plot .y2title").inner_html() == "measured"
+    assert metric(tab, "Measured") == "3.125 ms"
+    settle(tab)
+
+
+def test_partitions_are_searched_where_asked_for(tab: Any, server: str) -> None:
+    visit(tab, server, page="explore", trace=SMALL, streams="2")
+    tab.get_by_role("spinbutton", name="Schedules, at most").fill("40")
+    box = tab.get_by_role("textbox", name="Partitions of the SMs")
+    box.fill("64+68")
+    box.press("Enter")
+    tab.get_by_role("button", name="Start").click()
+    tab.get_by_text(re.compile("^Partitions: ")).wait_for()
+    settle(tab)
+    assert "--partitions 64+68" in tab.locator("[data-testid=stCode]").last.inner_text()
 
 
 def test_timeline_opens_and_a_click_says_why_a_kernel_did_not_start_sooner(tab: Any, server: str) -> None:

@@ -10,7 +10,10 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from gpusim.report.measured import bundled_measured, read_measured
+from gpusim.trace.schema import Kernel, Variant, VariantSettings
 from gpusim.trace.store import load_trace, write_trace
+from gpusim.units import format_ns
 from tests.helpers import Step, make_trace, view, wide_trace
 from tests.pages import (
     PAGES,
@@ -127,6 +130,50 @@ def test_a_replay_is_shown_beside_the_simulated_run_and_only_with_its_step() -> 
     widget(app.selectbox, "Trace").select(SMALL).run()
     assert metrics(app)["Measured"] == "400 us"
     assert "Measured" not in metrics(page("timeline"))  # another user
+
+
+def test_the_bundled_replay_stands_beside_its_schedule() -> None:
+    """The one measured timeline that ships: its numbers are those of the file, and other schedules do not get it."""
+    link = {"trace": "googlenet-train-b8", "streams": "8", "policy": "critical_path"}
+    app = page("timeline", **link)
+    assert not app.exception
+    assert errors(app) == []
+    assert widget(app.selectbox, "Measured run below the simulated one").value == "critical_path-8"
+    trace = load_trace("googlenet-train-b8")
+    found = read_measured(bundled_measured(trace)["critical_path-8"], trace)
+    assert found.run is not None
+    shown = metrics(app)
+    assert shown["Measured"] == format_ns(found.makespan_ns) == "3.125 ms"
+    assert shown["Measured speed-up"] == "1.61x"
+    # Without the two that set the random generator's seed and offset before the graph.
+    assert len(found.run.slices) == sum(len(op.kernels) for op in trace.ops)
+    assert min(piece.start_ns for piece in found.run.slices) == 0
+    assert found.profiled_ns is not None
+    assert found.profiled_ns > found.makespan_ns
+    assert widget(app.metric, "Measured").delta == f"profiled: {format_ns(found.profiled_ns)}"
+    other = page("timeline", **{**link, "policy": "wavefront"})
+    assert widget(other.selectbox, "Measured run below the simulated one").value == "none"
+
+
+def test_a_step_with_variants_says_so_and_what_they_gain(tmp_path: Path) -> None:
+    kernel = Kernel(name="other", dur_ns=9_000, grid=(20, 1, 1), block=(256, 1, 1), samples=7)
+    trace = wide_trace()
+    other = Variant(name="deterministic", settings=VariantSettings(deterministic=True), kernels=(kernel,))
+    ops = tuple(msgspec.structs.replace(op, variants=(other,)) if op.kernels else op for op in trace.ops)
+    write_trace(msgspec.structs.replace(trace, ops=ops), tmp_path / "mine.json.gz")
+    app = uploaded(page("explore"), "mine.json.gz", (tmp_path / "mine.json.gz").read_bytes())
+    assert not app.exception
+    assert errors(app) == []
+    assert any("have variants" in each.value for each in app.caption)
+    assert any(each.value.startswith("Variants: ") for each in app.markdown)
+
+
+def test_an_upload_is_not_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    app = uploaded(page("overview"), "mine.json.gz", trace_file(tmp_path))
+    assert not app.exception
+    assert "Predicted speed-up" in metrics(app)
+    assert not any("tiny-infer" in path.read_text("utf-8") for path in (tmp_path / "cache").rglob("*.json"))
 
 
 def test_a_replay_of_another_step_or_a_broken_one_is_a_message() -> None:

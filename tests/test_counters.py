@@ -13,7 +13,8 @@ import torch
 
 from gpusim.errors import CaptureError, GpuError
 from gpusim.runtime import counted_step, counters
-from gpusim.runtime.counters import METRICS, attach, base_name, find_ncu, ncu_command, parse_ncu, with_counters
+from gpusim.runtime.counters import METRICS, attach, find_ncu, ncu_command, parse_ncu, with_counters
+from gpusim.trace.names import SHOWN_CHARS, base_name, shown_name
 from gpusim.trace.schema import Counters, Kernel, Trace
 from gpusim.trace.store import read_trace, write_trace
 from tests.helpers import Step, make_trace, memset, op
@@ -109,13 +110,53 @@ def test_table_that_cannot_be_read_is_one_line(text: str, message: str) -> None:
         ("ampere_sgemm_32x32_sliced1x4_nn", "ampere_sgemm_32x32_sliced1x4_nn"),
         ("void cudnn::ops::nchwToNhwcKernel<float, float>(T2)", "nchwToNhwcKernel"),
         ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
+        (
+            "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float, 7>(cublasGemvParams<int>)",
+            "kernel",
+        ),
+        ("void ns::gemm<(int)4, (bool)(3 > 2), f<int>>(T1 *)", "gemm"),
+        ("Memset (Device)", "Memset"),
+        ("", ""),
+        # Mangled: the profiler leaves names of more than 1,024 characters so.
+        ("_Z3addPfi", "add"),
+        ("_ZL3addPfi", "add"),
+        ("_Z4gemmIfLb0ELin5EEvPT_", "gemm"),
+        ("_ZN2ns4gemmIfLi4EEEvPf", "gemm"),
+        ("_ZN2at6native12_GLOBAL__N_13catIfLi4EEEvPT_i", "cat"),
+        ("_ZN39_GLOBAL__N__8e7a1b2c_7_file_cu_3a4b5c6d3catEPf", "cat"),
+        ("_ZN7cutlass6KernelINS_4conv9GemmShapeILi64ELi128EEELNS1_8OperatorE2EEEEvNT_6ParamsE", "Kernel"),
+        ("_ZN2at6native6unrollIZZNS0_4fillERNS_8IteratorEENKUlvE0_clEvEUlfE_St5arrayIPcLm2EEEEviT0_T1_", "unroll"),
+        ("_ZN1a1kIXgtT_Li3EEL_ZN1c1dEvEJfN1a1bEEEEvT0_", "k"),
+        # Not mangled after all, or cut off.
+        ("_Zebra", "_Zebra"),
+        ("_ZN2ns4gemmIfLi4", "_ZN2ns4gemmIfLi4"),
     ],
 )
 def test_names_are_compared_without_what_tools_write_differently(name: str, base: str) -> None:
     assert base_name(name) == base
 
 
+def test_name_in_a_message_is_short() -> None:
+    long = "k" * 3000
+    assert len(shown_name(long)) == SHOWN_CHARS
+    assert shown_name(long).endswith("...")
+    assert shown_name("void ns::gemm<float>(float*)") == "gemm"
+
+
 # --- Matching ---
+
+
+def test_mangled_name_of_the_profiler_matches_that_of_ncu() -> None:
+    """cuDNN's CUTLASS kernels have names of 1,600 characters, which only ncu demangles."""
+    arguments = "NS_9GemmShapeILi64ELi128ELi16EEE" * 50
+    step = Step("a", "x", "y", kernels=(named(f"_ZN17cutlass__5x_cudnn6KernelI{arguments}EEvNT_6ParamsE", 2),))
+    demangled = "void cutlass__5x_cudnn::Kernel<cutlass__5x_cudnn::GemmShape<(int)64>>(T1::Params)"
+    found = attach(make_trace([step]), parse_ncu(table(row(0, demangled, 2))))
+    assert found.ops[0].kernels[0].counters is not None
+    with pytest.raises(CaptureError) as caught:
+        attach(make_trace([step]), parse_ncu(table(row(0, "Other", 2))))
+    assert "in the trace it is 'Kernel' with grid 2x1x1" in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 def test_each_kernel_gets_its_counters_and_a_memset_none() -> None:

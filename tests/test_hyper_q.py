@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from pathlib import Path
@@ -99,7 +100,12 @@ def test_measuring_asks_a_fresh_process_for_each_number_of_queues(monkeypatch: p
 
     def run(command: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
         asked.append(env["CUDA_DEVICE_MAX_CONNECTIONS"])
-        found = {"units": [float(asked[-1])] * len(SHAPES), "spin_ns": 760_000.4, "launch_ns": 9_000.0}
+        found = {
+            "units": [float(asked[-1])] * len(SHAPES),
+            "launch_ns": [9_000.0 + place for place in range(len(SHAPES))],
+            "first_launch_ns": 6_000.2,
+            "spin_ns": 760_000.4,
+        }
         return subprocess.CompletedProcess(command, 0, "a warning\n" + json.dumps(found) + "\n", "")
 
     monkeypatch.setattr(hyper_q, "require_gpu", lambda: None)
@@ -107,8 +113,75 @@ def test_measuring_asks_a_fresh_process_for_each_number_of_queues(monkeypatch: p
     monkeypatch.setattr(hyper_q.subprocess, "run", run)
     found = hyper_q.measure_hyper_q("gpusim calibrate --rules r.json")
     assert asked == ["1", "2", "8", "32"]
-    assert (found.spin_ns, found.launch_ns, len(found.cells)) == (760_000, 9_000, 44)
+    assert (found.spin_ns, found.launch_ns, found.first_launch_ns, len(found.cells)) == (760_000, 9_005, 6_000, 44)
+    assert [cell.launch_ns for cell in found.cells[11:14]] == [9_000, 9_001, 9_002]
     assert [cell.units for cell in found.cells[::11]] == [1, 2, 8, 32]
+
+
+def test_program_that_measures_a_gpu_without_queues_agrees_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launch pace, first launch and times are noted so that the simulator, given them, gets the same table."""
+    from gpusim.runtime import hyper_q
+
+    launch_ns, spin_ns = 6_000, 760_000
+    now, current = 0, 0
+    ends = dict.fromkeys(range(-1, hyper_q.STREAMS), 0)
+
+    def clock() -> int:
+        nonlocal now
+        now += 50
+        return now
+
+    def sleep(cycles: int) -> None:
+        nonlocal now
+        now += launch_ns
+        ends[current] = max(ends[current], now) + cycles
+
+    def synchronize() -> None:
+        nonlocal now
+        now = max(now, *ends.values())
+
+    def set_stream(stream: int) -> None:
+        nonlocal current
+        current = stream
+
+    numbers = iter(range(hyper_q.STREAMS))
+    cuda = hyper_q.torch.cuda
+    monkeypatch.setattr(hyper_q, "perf_counter_ns", clock)
+    monkeypatch.setattr(hyper_q, "spin_cycles", lambda us: spin_ns)
+    monkeypatch.setattr(hyper_q, "idle_sync_ns", lambda: 0.0)
+    monkeypatch.setattr(hyper_q, "event_ns", lambda *_, **__: float(spin_ns))
+    monkeypatch.setattr(cuda, "Stream", lambda: next(numbers))
+    monkeypatch.setattr(cuda, "stream", lambda lane: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "default_stream", lambda: -1)
+    for name, instead in (("_sleep", sleep), ("synchronize", synchronize), ("set_stream", set_stream)):
+        monkeypatch.setattr(cuda, name, instead)
+    found = hyper_q.units()
+    assert found["first_launch_ns"] == pytest.approx(launch_ns, abs=200)
+    assert all(pace == pytest.approx(hyper_q.PACE_NS, rel=0.02) for pace in found["launch_ns"])
+    cells = [
+        HyperQCell(connections=64, streams=streams, depth=depth, depth_first=first, units=units, launch_ns=round(pace))
+        for (streams, depth, first), units, pace in zip(SHAPES, found["units"], found["launch_ns"], strict=True)
+    ]
+    table = HyperQ(
+        schema="gpusim-hyper-q/1", gpu="G", date="2026-01-02", source="here", spin_ns=spin_ns,
+        launch_ns=hyper_q.PACE_NS, first_launch_ns=round(found["first_launch_ns"]), cells=tuple(cells),
+    )  # fmt: skip
+    costs = {"start_ns": 0.0, "chain_ns": 0.0}
+    ideal = msgspec.structs.replace(H200, stream=msgspec.structs.replace(H200.stream, **costs))
+    assert all(abs(cell.error) < 0.001 for cell in predict_hyper_q(table, ideal))
+
+
+def test_pace_of_a_case_counts_before_that_of_the_table() -> None:
+    """Four launches into four streams, one kernel each: the last one starts three launches late."""
+    cell = HyperQCell(connections=8, streams=4, depth=1, depth_first=False, units=1.0)
+    table = HyperQ(
+        schema="gpusim-hyper-q/1", gpu="G", date="2026-01-02", source="here", spin_ns=1_000_000, launch_ns=10_000,
+        first_launch_ns=5_000, cells=(cell, msgspec.structs.replace(cell, launch_ns=20_000)),
+    )  # fmt: skip
+    ideal = msgspec.structs.replace(H200, stream=msgspec.structs.replace(H200.stream, start_ns=0.0))
+    slow, slower = (found.predicted for found in predict_hyper_q(table, ideal))
+    assert slow == pytest.approx((5_000 + 30_000 + 1_000_000) / 1_005_000)
+    assert slower == pytest.approx((5_000 + 60_000 + 1_000_000) / 1_005_000)
 
 
 def test_process_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

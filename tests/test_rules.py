@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpusim.cli import cli
+from gpusim.cli.common import command_line
 from gpusim.errors import MeasurementError, OptionError
 from gpusim.files import write_document
 from gpusim.hardware.model import load_hardware
@@ -38,7 +39,7 @@ class Dispatcher:
     in_line: bool = True
     by_priority: bool = True
     with_splits: bool = True
-    gap_ns: Callable[[int], int] = lambda width: 800
+    gap_ns: Callable[[int, int], int] = lambda width, blocks: 800
 
     def place(self, holds: Sequence[Hold]) -> list[Blocks]:
         self.threads, self.blocks, self.smem, self.split = (np.zeros(self.sms, int) for _ in range(4))
@@ -74,7 +75,7 @@ class Dispatcher:
         return [Blocks(*(tuple(column) for column in zip(*row, strict=True))) for row in rows]
 
     def chains(self, width: int, length: int, hold: Hold) -> list[list[Blocks]]:
-        step = round(hold.hold_us * 1000) + self.gap_ns(width)
+        step = round(hold.hold_us * 1000) + self.gap_ns(width, hold.blocks)
         one = [Blocks((0,), (step * place,), (step * place + round(hold.hold_us * 1000),)) for place in range(length)]
         return [one] * width
 
@@ -114,7 +115,9 @@ def test_gpu_that_follows_the_rules_is_said_to() -> None:
         "bandwidth by SMs and warps": None,
         "sharing an SM": None,
     }
-    assert found["gap in a chain"].found == "medians from 0.80 to 0.80 us"
+    assert found["gap in a chain"].found.startswith(
+        "medians from 0.80 to 0.80 us; for one kernel at most 0.00 us apart"
+    )
     assert found["sharing an SM"].numbers["fma 8 beside l2 8: fma"] == 2.0
     assert found["bandwidth by SMs and warps"].numbers["dram, 132 SMs, 8 warps"] == pytest.approx(132 * 8 * 4.096)
 
@@ -135,7 +138,21 @@ def test_gpu_that_breaks_a_rule_is_found_out(gpu: Dispatcher, experiment: Callab
 
 
 def test_gap_that_grows_with_the_number_of_chains_breaks_the_rule() -> None:
-    assert experiments.gaps(Dispatcher(gap_ns=lambda width: 800 + 100 * width)).holds is False
+    found = experiments.gaps(Dispatcher(gap_ns=lambda width, blocks: 800 + 40 * width), LIMITS)
+    assert found.holds is False
+    assert "at most 0.28 us apart" in found.found
+
+
+def test_gap_may_differ_between_kernels_and_on_a_full_gpu() -> None:
+    """Two chains of 528 blocks of 256 threads are all the threads of 132 SMs; four were more than it holds."""
+
+    def gap_ns(width: int, blocks: int) -> int:
+        return 900 + blocks // 4 + 260 * (blocks == 528 and width == 2)
+
+    found = experiments.gaps(Dispatcher(gap_ns=gap_ns), LIMITS)
+    assert found.holds
+    assert found.found.startswith("medians from 0.90 to 1.29 us; for one kernel at most 0.00 us apart, but +0.26 us")
+    assert list(found.numbers)[-2:] == ["528 blocks, 1 chains", "528 blocks, 2 chains"]
 
 
 def test_blocks_are_spread_as_worked_out_by_hand() -> None:
@@ -180,3 +197,9 @@ def test_report_is_written_read_and_shown(tmp_path: Path, capsys: pytest.Capture
     write_document(path, msgspec.structs.replace(found, schema="gpusim-rules/2"))
     with pytest.raises(MeasurementError, match="unknown schema version"):
         read_rules(path)
+
+
+def test_command_in_a_report_has_no_folders_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--rules", "/home/me/out/r.json", "--base=/tmp/h.json", "-o", "results/a.json", "/x/net.py:f", "a/b=c"]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/gpusim", "calibrate", *words])
+    assert command_line() == "gpusim calibrate --rules r.json --base=h.json -o results/a.json net.py:f a/b=c"

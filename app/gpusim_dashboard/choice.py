@@ -13,13 +13,14 @@ from gpusim.errors import GpusimError, OptionError, TraceError, UnknownNameError
 from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
 from gpusim.plan.schedule import MAX_STREAMS, check_streams
 from gpusim.policies.registry import POLICIES
-from gpusim.search.explore import DEFAULT_STREAMS, SEARCH
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, parse_upload
 
 DEFAULT_TRACE = "googlenet-train-b8"
 DEFAULT_POLICY = "critical_path"
 UPLOAD = "upload-"
+#: As `gpusim.search.explore` has them, which would load the engine: the first page does without.
+SEARCH, DEFAULT_STREAMS = "search", 8
 #: The most that the control offers; an address may say more, up to what a GPU can have.
 STREAMS_OFFERED = 32
 

@@ -6,7 +6,6 @@ import streamlit as st
 
 from gpusim.hardware.model import bundled_hardware
 from gpusim.policies.registry import POLICIES
-from gpusim.search.explore import SEARCH
 from gpusim.trace.store import MAX_UPLOAD_BYTES, bundled_traces
 from gpusim.units import MIB
 from gpusim_dashboard import choice, uploads
@@ -54,7 +53,7 @@ def _trace_label(name: str) -> str:
 
 
 def _policy_label(name: str) -> str:
-    if name == SEARCH:
+    if name == choice.SEARCH:
         return "search: the best found by searching"
     policy = POLICIES[name]
     return f"{name} ({policy.source}{', slow' if policy.slow else ''})"

@@ -52,7 +52,7 @@ def main() -> None:
     st.title(page.title)
 
     from gpusim.errors import GpusimError, UnknownNameError
-    from gpusim_dashboard import choice, controls, view
+    from gpusim_dashboard import choice, controls, ready, view
 
     if new:
         state.problems = choice.begin(link)
@@ -67,3 +67,5 @@ def main() -> None:
         page.run()
     except GpusimError as error:  # the user's: one line, as on the command line
         st.error(view.plain(str(error)), icon=":material/error:")
+    finally:
+        ready.shown().set()

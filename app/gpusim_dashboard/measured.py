@@ -53,7 +53,8 @@ def choose(choice: Choice) -> Measured | None:
         offered,
         key=key,
         disabled=offered == [NONE],
-        help="Profiled on a GPU, which slows a step by a few percent. Lanes are the CUDA graph executor's own.",
+        help="Profiled on a GPU, which slows a step: the dotted line is its time without. Lanes are the CUDA graph "
+        "executor's own.",
     )
     uploads.show_error(UPLOADER)
     st.session_state.measured_chosen[choice.content] = name
@@ -69,7 +70,8 @@ def summary(found: Measured, simulated_ns: int) -> None:
     error = simulated_ns / found.makespan_ns - 1 if found.makespan_ns else 0.0
     view.metric(cells[0], "Simulated", format_ns(simulated_ns), f"{error:+.1%} against measured")
     if measurement is not None:
-        view.metric(cells[1], "Measured", format_ns(measurement.schedule.median_ns), found.title.partition(": ")[2])
+        profiled = f"profiled: {format_ns(found.profiled_ns)}" if found.profiled_ns else "not profiled"
+        view.metric(cells[1], "Measured", format_ns(measurement.schedule.median_ns), profiled)
         view.metric(
             cells[2],
             "Measured speed-up",

@@ -1,17 +1,46 @@
-"""Results of the page that opens first, computed before anybody asks."""
+"""What the first pages need, computed before anybody asks."""
 
 from __future__ import annotations
 
-from gpusim.report.figures.breakdown import breakdown_figure
-from gpusim.report.figures.explored import bounds_figure, gain_figure
-from gpusim_dashboard import results
+import contextlib
+import importlib
+import threading
+
+import streamlit as st
+
+from gpusim_dashboard import kept
 from gpusim_dashboard.choice import first
+
+
+@st.cache_resource(show_spinner=False)
+def shown() -> threading.Event:
+    """Set once a page has been shown to anybody."""
+    return threading.Event()
 
 
 def first_page() -> None:
     """The overview of the default trace; drawn once, too, because plotly loads its parts on first use."""
+    with contextlib.suppress(ImportError):  # what Streamlit looks a page's icon up in; other versions have it elsewhere
+        importlib.import_module("streamlit.emojis")
+    from gpusim.report.figures.breakdown import breakdown_figure
+    from gpusim.report.figures.explored import bounds_figure, gain_figure
+
     choice = first()
-    breakdown_figure(results.breakdown_of(choice), "")
-    explored = results.quick_of(choice)
-    bounds_figure(explored)
-    gain_figure(explored)
+    found = kept.load(choice, *kept.QUICK)
+    if found is not None:
+        overview = (found.summary, found.breakdown)
+    else:
+        from gpusim.report.summary import summarize
+        from gpusim_dashboard import results
+
+        overview = (summarize(results.quick_of(choice)), results.breakdown_of(choice))
+    bounds_figure(overview[0])
+    gain_figure(overview[0])
+    breakdown_figure(overview[1], "")
+
+
+def other_pages() -> None:
+    """The engine, which a first page that was on disk did without."""
+    from gpusim_dashboard import results
+
+    results.baseline_of(first(), "graph")

@@ -24,12 +24,8 @@ from gpusim.search import whatif
 from gpusim.search.explore import SEARCH, Explored, explore
 from gpusim.search.limits import Limits, limits
 from gpusim.trace.schema import Trace
+from gpusim_dashboard import kept
 from gpusim_dashboard.choice import Choice
-
-#: Schedules that a page searches when nobody has asked for a longer search. A number, not a time: the same everywhere.
-QUICK_EVALUATIONS = 512
-#: Never reached in practice: the number ends the search.
-QUICK_BUDGET_S = 60.0
 
 Sensitivities = tuple[tuple[str, float, float, float], ...]
 
@@ -58,7 +54,7 @@ def _breakdown(content: str, hardware: str, _graph: OpGraph) -> Breakdown:
 
 def explored_of(choice: Choice) -> Explored:
     """The newest exploration of this session for this trace, hardware and streams; else a short one."""
-    mine: Explored | None = st.session_state.explorations.get(exploration_key(choice))
+    mine = kept.own(choice)
     return quick_of(choice) if mine is None else mine
 
 
@@ -67,26 +63,20 @@ def quick_of(choice: Choice) -> Explored:
     return _explored(choice.content, choice.hardware.name, choice.streams, choice)
 
 
-def search_words(choice: Choice) -> list[str]:
-    """The options of `gpusim explore` that give what `explored_of` gives."""
-    words: list[str] = st.session_state.search_words.get(exploration_key(choice), [])
-    return words or ["--evaluations", str(QUICK_EVALUATIONS), "--budget", str(round(QUICK_BUDGET_S))]
-
-
-def exploration_key(choice: Choice) -> tuple[str, str, int]:
-    """What an exploration is kept under."""
-    return choice.content, choice.hardware.name, choice.streams
-
-
 @_cached
 def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> Explored:
-    return explore(
-        _choice.trace,
-        _choice.hardware,
-        streams=streams,
-        budget_s=QUICK_BUDGET_S,
-        evaluations=QUICK_EVALUATIONS,
-    )
+    before = kept.load(_choice, *kept.QUICK)
+    found = kept.restore(before, _choice) if before is not None else None
+    if found is None:
+        found = explore(
+            _choice.trace,
+            _choice.hardware,
+            streams=streams,
+            budget_s=kept.QUICK_BUDGET_S,
+            evaluations=kept.QUICK_EVALUATIONS,
+        )
+        kept.save(_choice, found, breakdown_of(_choice), *kept.QUICK)
+    return found
 
 
 def assignment_of(choice: Choice) -> Assignment:
@@ -158,26 +148,30 @@ def answer_of(choice: Choice, question: Question, graph: OpGraph) -> whatif.Simu
     # A searched schedule belongs to one step and is no rule that would give another: elsewhere a policy stands in.
     policy = choice.policy if own or choice.policy != SEARCH else "critical_path"
     fixed = assignment_of(choice) if own else None
-    return _answer(choice.content, policy, repr(question), fixed, question, graph)
+    return _answer(choice.content, policy, repr(question), hash(fixed), fixed, question, graph)
 
 
 @_cached
 def _answer(
-    content: str, policy: str, asked: str, fixed: Assignment | None, _question: Question, _graph: OpGraph
+    content: str,
+    policy: str,
+    asked: str,
+    fixed: int,
+    _fixed: Assignment | None,
+    _question: Question,
+    _graph: OpGraph,
 ) -> whatif.Simulated:
     changed = whatif.changed_graph(_graph, _question.change)
-    return whatif.simulate(changed, policy, _question.streams, _question.mode, assignment=fixed)
+    return whatif.simulate(changed, policy, _question.streams, _question.mode, assignment=_fixed)
 
 
 def sensitivities_of(choice: Choice, question: Question, base: whatif.Simulated) -> Sensitivities:
     """The tornado's rows for an answer."""
-    return _sensitivities(choice.content, base.policy, repr(question), base.assignment, base)
+    return _sensitivities(choice.content, base.policy, repr(question), hash(base.assignment), base)
 
 
 @_cached
-def _sensitivities(
-    content: str, policy: str, asked: str, assignment: Assignment, _base: whatif.Simulated
-) -> Sensitivities:
+def _sensitivities(content: str, policy: str, asked: str, assignment: int, _base: whatif.Simulated) -> Sensitivities:
     return whatif.sensitivities(_base)
 
 

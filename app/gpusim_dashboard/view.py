@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
 
+from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.report.figures.theme import DARK, LIGHT, Theme
 from gpusim_dashboard.choice import Choice
@@ -23,6 +26,19 @@ CLEAR = "rgba(0,0,0,0)"
 def plain(text: str) -> str:
     """Text that may come from a file, as it is: no part of it becomes Markdown, a formula or an image to load."""
     return "".join(f"\\{character}" if character in MARKUP else character for character in text)
+
+
+def explained(draw: Callable[[], None]) -> Callable[[], None]:
+    """A part of a page that runs by itself: the user's mistakes are one line there, too."""
+
+    @functools.wraps(draw)
+    def drawn() -> None:
+        try:
+            draw()
+        except GpusimError as error:
+            st.error(plain(str(error)), icon=":material/error:")
+
+    return drawn
 
 
 def theme() -> Theme:

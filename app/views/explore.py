@@ -2,16 +2,19 @@
 
 import msgspec
 import streamlit as st
-from gpusim_dashboard import results, view
+from gpusim_dashboard import kept, results, view
 from gpusim_dashboard.choice import current
 
+from gpusim.errors import GpusimError
 from gpusim.files import compress
 from gpusim.policies.registry import POLICIES
+from gpusim.report.choices import choices_lines
 from gpusim.report.explored_table import rows_csv
 from gpusim.report.figures.breakdown import front_figure
 from gpusim.report.figures.explored import bounds_figure
 from gpusim.report.perfetto import chrome_trace, run_from_timeline
 from gpusim.search.background import Exploration
+from gpusim.search.choices import parse_splits
 from gpusim.search.explore import DEFAULT_BUDGET_S
 from gpusim.search.schedules import row_schedule
 from gpusim.units import MIB, NS_PER_US, counted, format_bytes, format_ns
@@ -20,7 +23,7 @@ MAX_BUDGET_S = 300
 choice = current()
 state = st.session_state
 view.heading(choice)
-key = results.exploration_key(choice)
+key = kept.exploration_key(choice)
 job: Exploration | None = state.get("job") if state.get("job_key") == key else None
 running = job is not None and job.running
 
@@ -31,7 +34,7 @@ chosen = st.multiselect(
     disabled=running,
     help="The sequential graph is always among the results. A slow policy may take a minute.",
 )
-cells = st.columns([2, 2, 2, 1, 1], vertical_alignment="bottom")
+cells = st.columns([2, 2, 2, 2, 1, 1], vertical_alignment="bottom")
 budget_s = cells[0].number_input("Search, seconds", 1, MAX_BUDGET_S, round(DEFAULT_BUDGET_S), disabled=running)
 evaluations = cells[1].number_input(
     "Schedules, at most",
@@ -43,11 +46,32 @@ evaluations = cells[1].number_input(
     help="A search that ends by this number finds the same on every machine.",
 )
 seed = cells[2].number_input("Seed", 0, 2**31, 0, disabled=running)
-if cells[3].button("Start", type="primary", disabled=running, width="stretch"):
+asked = cells[3].text_input(
+    "Partitions of the SMs",
+    placeholder="none",
+    disabled=running or choice.streams < 2,
+    max_chars=100,
+    key=f"partitions of {choice.hardware.name}",
+    help="Search schedules on these splits of the SMs, too: each gives some SMs to some of the streams. `64+68,96+36` "
+    "are two splits in two; `auto` tries a few.",
+)
+asked = asked.strip()
+wrong = ""
+splits = []
+if asked and choice.streams > 1:
+    try:
+        splits = parse_splits(asked, choice.streams, choice.hardware.limits.sms)
+    except GpusimError as error:
+        wrong = str(error)
+        st.error(view.plain(wrong), icon=":material/error:")
+if varied := sum(bool(op.variants) for op in choice.trace.ops):
+    st.caption(f"{varied} ops of this step have variants, other kernels for the same work; the search tries them, too.")
+if cells[4].button("Start", type="primary", disabled=running or bool(wrong), width="stretch"):
     if state.get("job") is not None:
         state.job.stop()
     limit = ["--evaluations", str(evaluations)] if evaluations else []
-    state.job_words = ["--budget", str(budget_s), "--seed", str(seed), *limit]
+    parts = ["--partitions", asked] if splits else []
+    state.job_words = ["--budget", str(budget_s), "--seed", str(seed), *limit, *parts]
     state.job_key = key
     state.job = Exploration(
         choice.trace,
@@ -57,9 +81,10 @@ if cells[3].button("Start", type="primary", disabled=running, width="stretch"):
         evaluations=evaluations,
         seed=int(seed),
         policies=tuple(chosen),
+        splits=splits,
     ).start()
     st.rerun()
-if cells[4].button("Stop", disabled=not running, width="stretch"):
+if cells[5].button("Stop", disabled=not running, width="stretch"):
     job.stop()
 
 
@@ -114,6 +139,8 @@ if job is None and key not in state.explorations:
 elif explored.interrupted:
     st.caption(f"Stopped after {explored.evaluations} searched schedules: the best found so far.")
 st.markdown(f"**Verdict.** {explored.verdict.text}")
+for line in choices_lines(explored):
+    st.markdown(view.plain(line))
 view.show(bounds_figure(explored, view.theme()), "bounds")
 view.show(front_figure(explored.rows, f"{choice.trace.name} on {choice.hardware.label}", view.theme()), "front")
 table(list(explored.rows))
@@ -175,7 +202,7 @@ cells[2].download_button(
     "application/gzip",
     width="stretch",
 )
-words = ["--streams", str(choice.streams), *results.search_words(choice), "-o", "best.json"]
+words = ["--streams", str(choice.streams), *kept.search_words(choice), "-o", "best.json"]
 view.command("explore", choice.words, *view.hardware_words(choice), *words)
 if left_out := {name for name, policy in POLICIES.items() if not policy.slow} - {row.policy for row in explored.rows}:
     st.caption(f"The command runs all policies, also those left out here: {', '.join(sorted(left_out))}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ DEFAULT_HARDWARE = "h200"
 MISSING_TORCH = (
     "no GPU: torch is not installed, and this command runs kernels on a CUDA GPU (pip install 'gpusim[gpu]')"
 )
+
+#: The folders of an absolute path, by itself or after `--option=`.
+_FOLDERS = re.compile(r"(?:^|(?<==))/.*/")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output; times in ns.")
 seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
@@ -127,5 +131,5 @@ def say(text: str) -> None:
 
 
 def command_line() -> str:
-    """The command as the user gave it, for provenance."""
-    return " ".join(["gpusim", *sys.argv[1:]])
+    """The command as the user gave it, for provenance; absolute paths without folders, which say nothing elsewhere."""
+    return " ".join(["gpusim", *(_FOLDERS.sub("", word) for word in sys.argv[1:])])

@@ -2,7 +2,8 @@
 
 k streams get d kernels each. Launched *breadth first* (one kernel into each stream, then the next), queues disturb
 nobody. *Depth first* (a stream's kernels, then the next stream's), a queue's head waits for its own stream and holds up
-the streams behind it: q queues take (k / q)(d - 1) + 1 kernel times.
+the streams behind it: q queues take (k / q)(d - 1) + 1 kernel times. How fast the host launches counts, too: it is
+measured with each case, not predicted.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class HyperQCell(Document, frozen=True, kw_only=True):
     depth_first: bool
     units: Annotated[float, Meta(gt=0)]
     """Time from the first launch call to the end of all, over the same of one kernel alone."""
+    launch_ns: Count = 0
+    """Host time from one launch to the next in the runs of this case; 0 where only the table has one."""
 
 
 class HyperQ(Document, frozen=True, kw_only=True):
@@ -59,6 +62,8 @@ class HyperQ(Document, frozen=True, kw_only=True):
     """Time of one kernel."""
     launch_ns: Count
     """Host time of one launch in that program, from one stream to the next."""
+    first_launch_ns: Count = 0
+    """Host time of a run's first launch call; 0 where it is taken to be as any other."""
     cells: tuple[HyperQCell, ...]
 
 
@@ -74,8 +79,19 @@ def launch_order(streams: int, depth: int, depth_first: bool) -> Iterator[int]:
             yield outer if depth_first else inner
 
 
-def spin_plan(streams: int, depth: int, depth_first: bool, spin_ns: float, hardware: HardwareModel) -> Plan:
-    """The plan of one case: kernels of one block of one thread, like torch's spin kernel."""
+def spin_plan(
+    streams: int,
+    depth: int,
+    depth_first: bool,
+    spin_ns: float,
+    hardware: HardwareModel,
+    launch_ns: float = 0.0,
+    first_launch_ns: float = 0.0,
+) -> Plan:
+    """The plan of one case: kernels of one block of one thread, like torch's spin kernel.
+
+    The host takes `launch_ns` for a launch (0: what it takes by the hardware model), for the first `first_launch_ns`.
+    """
     kernel = Kernel(name="spin", dur_ns=round(spin_ns))
     spin = Task(
         name=kernel.name,
@@ -84,6 +100,8 @@ def spin_plan(streams: int, depth: int, depth_first: bool, spin_ns: float, hardw
         blocks=1,
         blocks_per_sm=kernel_occupancy(hardware.limits, kernel).blocks,
         footprint=kernel_footprint(hardware.limits, kernel),
+        host_ns=launch_ns,
     )
-    tasks = (replace(spin, queue=stream) for stream in launch_order(streams, depth, depth_first))
-    return Plan(tasks=tuple(tasks), mode="stream")
+    first, *rest = launch_order(streams, depth, depth_first)
+    tasks = (replace(spin, queue=first, host_ns=first_launch_ns or launch_ns), *(replace(spin, queue=s) for s in rest))
+    return Plan(tasks=tasks, mode="stream")

@@ -9,7 +9,6 @@ from gpusim.errors import UnknownNameError
 from gpusim.plan.graph import OpGraph
 from gpusim.policies.base import Assignment, Policy
 from gpusim.policies.critical_path import critical_path
-from gpusim.policies.ios import ios
 from gpusim.policies.nimble import nimble
 from gpusim.policies.ooo_backprop import ooo_backprop
 from gpusim.policies.opara import opara
@@ -18,6 +17,13 @@ from gpusim.policies.sequential import sequential
 from gpusim.policies.torchsched import torchsched
 from gpusim.policies.turbodl import turbodl
 from gpusim.policies.wavefront import wavefront
+
+
+def _ios(graph: OpGraph, streams: int) -> Assignment:
+    """Imported when it is called: it is compiled, and whoever only wants the policies' names need not wait for that."""
+    from gpusim.policies.ios import ios
+
+    return ios(graph, streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ POLICIES: dict[str, RegisteredPolicy] = {
         RegisteredPolicy("round_robin", round_robin, "Taskflow, 2021"),
         RegisteredPolicy("nimble", nimble, "Nimble, 2020"),
         RegisteredPolicy("turbodl", turbodl, "TurboDL, 2021"),
-        RegisteredPolicy("ios", ios, "IOS, 2021", slow=True),
+        RegisteredPolicy("ios", _ios, "IOS, 2021", slow=True),
         RegisteredPolicy("ooo_backprop", ooo_backprop, "OOO-BackProp, 2022", max_streams=2),
         RegisteredPolicy("opara", opara, "Opara, 2025"),
         RegisteredPolicy("torchsched", torchsched, "NVIDIA apex, 2025"),

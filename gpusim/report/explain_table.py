@@ -13,8 +13,8 @@ from gpusim.search.explain_pair import Pair, merged
 from gpusim.units import format_ns
 
 ROWS = 12
-#: Where nothing counted the kernels' traffic.
-ESTIMATED = "estimated from the sizes of tensors"
+#: Where nothing counted the kernels' traffic and instructions.
+ESTIMATED = "estimated from tensor sizes and kernel family"
 
 
 def step_document(found: Explained) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def print_pair(document: Mapping[str, Any]) -> None:
     short = [name for name, need in needs.items() if need["first"] + need["second"] > 1.0]
     parts = [f"{name} {need['first']:.0%} + {need['second']:.0%}" for name, need in needs.items()]
     verdict = f"too much of {', '.join(short)}" if short else "both fit"
-    out.print(f"\nof the whole GPU they ask for {', '.join(parts)}: {verdict} (DRAM traffic: {document['traffic']})")
+    out.print(f"\nof the whole GPU they ask for {', '.join(parts)}: {verdict} (traffic: {document['traffic']})")
 
 
 def _causes(causes: Mapping[str, int], whole_ns: int, path: Mapping[str, int] | None = None) -> Table:

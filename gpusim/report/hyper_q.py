@@ -28,14 +28,15 @@ class PredictedCell:
 
 
 def predict_hyper_q(measured: HyperQ, hardware: HardwareModel, engine: Engine | None = None) -> list[PredictedCell]:
-    """Simulate every case in stream mode, with the launch pace of the program that measured it and nothing fitted.
+    """Simulate every case in stream mode, with the launch pace of the runs that measured it and nothing fitted.
 
     A measured time is that of all kernels over that of one, launch included; both are simulated.
     """
     engine = engine or FastEngine()
+    first_ns = measured.first_launch_ns
 
-    def makespan_ns(streams: int, depth: int, depth_first: bool, model: HardwareModel) -> int:
-        plan = spin_plan(streams, depth, depth_first, measured.spin_ns, model)
+    def makespan_ns(streams: int, depth: int, depth_first: bool, model: HardwareModel, launch_ns: int) -> int:
+        plan = spin_plan(streams, depth, depth_first, measured.spin_ns, model, launch_ns, first_ns)
         return engine.run(plan, model).makespan_ns
 
     found = []
@@ -44,11 +45,11 @@ def predict_hyper_q(measured: HyperQ, hardware: HardwareModel, engine: Engine | 
             hardware.stream,
             queues=cell.connections,
             max_queues=max(cell.connections, hardware.stream.max_queues),
-            launch_ns=measured.launch_ns,
         )
         model = msgspec.structs.replace(hardware, stream=stream)
-        alone_ns = makespan_ns(1, 1, False, model)
-        found.append(PredictedCell(cell, makespan_ns(cell.streams, cell.depth, cell.depth_first, model) / alone_ns))
+        alone_ns = makespan_ns(1, 1, False, model, measured.launch_ns)
+        all_ns = makespan_ns(cell.streams, cell.depth, cell.depth_first, model, cell.launch_ns or measured.launch_ns)
+        found.append(PredictedCell(cell, all_ns / alone_ns))
     return found
 
 

@@ -107,7 +107,7 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
     memory_node_ns = max(0.0, bench.memset_gap_ns() - chain_ns)
     notes = {
         "chain_ns": "gap in a chain of small elementwise kernels over their profiled time",
-        "fork_ns": "between the starts of kernels of one block that wait for one kernel, but the last two of 4, 5 and 6",
+        "fork_ns": "between the starts of 4, 5 or 6 kernels of one block that wait for one, but the last two",
         "join_ns": "stage of 4 parallel spin kernels over a stage of 1, for each branch, less the front end's time",
         "front_end_ns": "64 against 96 parallel chains of spin kernels",
         "memory_node_ns": "chain of memsets between small kernels, less the usual gaps",

@@ -2,7 +2,8 @@
 
 A process of its own, under ncu, runs the step from the trace in recorded order on one stream; ncu replays each kernel
 as often as the metrics need passes. Clocks and caches are left alone: the kernels count what they do in the step.
-Launches are matched with the trace's kernels by order, and name, grid and block must agree for every one.
+Launches are matched with the trace's kernels by order, and name, grid and block must agree for every one; of names only
+what all tools write alike (`gpusim.trace.names`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from gpusim.errors import CaptureError, GpuError
+from gpusim.trace.names import base_name, shown_name
 from gpusim.trace.schema import Counters, Dim3, Kernel, Trace
 from gpusim.trace.store import write_trace
 
@@ -172,22 +174,12 @@ def attach(trace: Trace, launches: Sequence[Launch]) -> Trace:
     return msgspec.structs.replace(trace, ops=ops)
 
 
-def base_name(name: str) -> str:
-    """A kernel's name without result type, template arguments and parameters, in which tools differ.
-
-    `void ns::(anonymous namespace)::gemm<float, 4>(float*)` and `ns::<unnamed>::gemm<float, (int)4>` are both `gemm`.
-    """
-    name = name.replace("(anonymous namespace)", "").replace("<unnamed>", "")
-    name = re.split(r"[<(]", name, maxsplit=1)[0].strip()
-    return name.split()[-1].rsplit("::", 1)[-1] if name else ""
-
-
 def _counted(kernel: Kernel, counters: Counters | None) -> Kernel:
     return kernel if counters is None else msgspec.structs.replace(kernel, counters=counters)
 
 
 def _shape(name: str, grid: Dim3, block: Dim3) -> str:
-    return f"'{base_name(name)}' with grid {'x'.join(map(str, grid))}, block {'x'.join(map(str, block))}"
+    return f"'{shown_name(name)}' with grid {'x'.join(map(str, grid))}, block {'x'.join(map(str, block))}"
 
 
 def _dim3(text: str) -> Dim3:

@@ -1,7 +1,7 @@
 """The measured timeline of a replayed schedule beside the simulated one, for Perfetto.
 
-The profiler slows a replay by a few percent and shows lanes of the executor's own choice, not the streams of the
-capture: good for looking, not for timing.
+The profiler slows a replay (by 30 % for GoogLeNet training 8 on an H200) and shows lanes of the executor's own choice,
+not the streams of the capture: good for looking, not for timing.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
+from gpusim.plan.partitions import Partition
 from gpusim.search.explore import SEARCHED, Explored, Row, explore
 from gpusim.trace.schema import Trace
 
@@ -29,6 +30,7 @@ class Exploration:
         evaluations: int | None = None,
         seed: int = 0,
         policies: Collection[str] | None = None,
+        splits: Sequence[tuple[Partition, ...]] = (),
     ) -> None:
         self.what = "starting"
         self.share = 0.0
@@ -45,7 +47,7 @@ class Exploration:
         # A daemon: a page that nobody looks at any more must not keep the server from ending.
         self._thread = threading.Thread(
             target=self._run,
-            args=(trace, hardware, streams, budget_s, evaluations, seed, policies),
+            args=(trace, hardware, streams, budget_s, evaluations, seed, policies, splits),
             name=f"explore {trace.name}",
             daemon=True,
         )
@@ -82,6 +84,7 @@ class Exploration:
         evaluations: int | None,
         seed: int,
         policies: Collection[str] | None,
+        splits: Sequence[tuple[Partition, ...]],
     ) -> None:
         try:
             self.result = explore(
@@ -92,6 +95,7 @@ class Exploration:
                 seed=seed,
                 evaluations=evaluations,
                 policies=policies,
+                splits=splits,
                 on_row=self._add,
                 report=self._report,
             )

@@ -15,7 +15,6 @@ from gpusim.engine.base import Timeline
 from gpusim.engine.placement import Placed, SmGroup, SmPlacement
 from gpusim.hardware.model import HardwareModel
 from gpusim.search.losses import BLOCKS, COPIES, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS, Loss
-from gpusim.search.relaxed import without_bandwidth_limit
 
 
 class BlockLosses:
@@ -31,8 +30,6 @@ class BlockLosses:
         """`changes` has the tasks that end and start at each time; losses are added to `found`, by task."""
         self.timeline, self.hardware, self.changes, self.found = timeline, hardware, changes, found
         self.sms = SmPlacement(hardware)
-        # The same SMs, kernels and cohorts, with all the bandwidth they ask for.
-        self.calm = SmPlacement(without_bandwidth_limit(hardware), self.sms.kernels, self.sms.groups, self.sms.cohorts)
 
     def run(self) -> None:
         """Note the losses of every kernel."""
@@ -62,18 +59,14 @@ class BlockLosses:
     def _note(self, now: float, until: float) -> None:
         if until <= now:
             return
-        self.calm.kernels, self.calm.groups, self.calm.cohorts = self.sms.kernels, self.sms.groups, self.sms.cohorts
-        self.calm._set_rates()
-        calm = [cohort.rate for cohort in self.sms.cohorts]
-        self.sms._set_rates()
         for kernel in self.sms.kernels:
             resident, slow, short = 0.0, 0.0, 0.0
-            for cohort, rate in zip(self.sms.cohorts, calm, strict=True):
+            for cohort in self.sms.cohorts:
                 if cohort.kernel is kernel:
-                    blocks = cohort.blocks * (cohort.group.sms if cohort.group else 1)
+                    blocks = cohort.blocks * cohort.group.sms
                     resident += blocks
-                    slow += blocks * (1.0 - rate)
-                    short += blocks * (rate - cohort.rate)
+                    slow += blocks * (1.0 - cohort.group.rate)
+                    short += blocks * (cohort.group.rate - cohort.rate)  # where DRAM is short
             sms = kernel.task.partition_sms or self.hardware.limits.sms
             possible = max(1.0, min(float(kernel.left + kernel.on_sms), float(sms * kernel.task.blocks_per_sm)))
             by = next((other.index for other in self.sms.kernels if other is not kernel), None)

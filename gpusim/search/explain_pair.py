@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.traffic import MEASURED_ON, op_counters, peak_shares
 from gpusim.search.explain import CAUSES, DEPENDENCY, Delay, Explained
 from gpusim.search.losses import DRAM, RESOURCES
+
+#: What both ask of these says which half of "issue and L2" is the scarcer one.
+L2, ISSUE_SLOTS = "L2 bandwidth", "issue slots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,23 @@ def _needs(found: Explained, first: Sequence[int], second: Sequence[int]) -> tup
         return min(1.0, max(rates, default=0.0) / bandwidth)
 
     needs = [(name, most(first, i), most(second, i)) for i, name in enumerate(RESOURCES)]
-    return (*needs, (DRAM, traffic(first), traffic(second)))
+    needs.append((DRAM, traffic(first), traffic(second)))
+    if found.graph.trace.provenance.gpu.name == found.hardware.gpu == MEASURED_ON:
+        shares = [_peak_shares(found, indices) for indices in (first, second)]
+        needs += [(name, one, other) for name, one, other in zip((L2, ISSUE_SLOTS), *shares, strict=True)]
+    return tuple(needs)
+
+
+def _peak_shares(found: Explained, indices: Sequence[int]) -> tuple[float, float]:
+    """The most of the L2's bandwidth and of the issue slots that a kernel of one op takes."""
+    tasks = [found.timeline.plan.tasks[index] for index in indices]
+    op = found.graph.trace.ops[tasks[0].op]
+    names = {task.kernel: task.name for task in tasks}
+    ways = (op.kernels, *(variant.kernels for variant in op.variants))
+    kernels = next(way for way in ways if dict(enumerate(kernel.name for kernel in way)) == names)
+    counted = op_counters(found.graph.trace, op, kernels)
+    shares = [peak_shares(counted[task.kernel], task.dur_ns) for task in tasks]
+    return max(l2 for l2, _ in shares), max(issue for _, issue in shares)
 
 
 def merged(delays: Sequence[Delay]) -> list[Delay]:

@@ -25,6 +25,7 @@ from gpusim.plan.kernels import Scaling, fit_to
 from gpusim.plan.schedule import check_streams
 from gpusim.plan.tasks import LaunchMode, Plan, Task
 from gpusim.policies.base import Assignment
+from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, policy_by_name
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.trace.schema import Op, Trace
@@ -115,12 +116,19 @@ def simulate(
     check_streams(streams)
     runs = engine or engine_by_name(DEFAULT_ENGINE)
     if assignment is None:
-        assignment = policy_by_name(policy)(graph, streams)
+        assignment = _assignment(graph, policy, streams)
     timeline = runs.run(assignment.lowered(graph, mode), graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
     sequential = runs.run(alone.lowered(graph), graph.hardware)
     used = max(assignment.streams, default=0) + 1
     return Simulated(graph, policy, used, mode, assignment, timeline, sequential.makespan_ns)
+
+
+def _assignment(graph: OpGraph, policy: str, streams: int) -> Assignment:
+    """What the policy gives; the list scheduler compiled, which gives the same in less than half of the time."""
+    if policy == "critical_path" and len(graph):
+        return FastLists(graph).schedule(streams, graph.bottom_ns).assignment
+    return policy_by_name(policy)(graph, streams)
 
 
 def changed_graph(graph: OpGraph, change: Change) -> OpGraph:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.report.breakdown import Breakdown, Part, largest
 from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_LEGEND, Theme, heading, us, us_text
-from gpusim.search.explore import Row
 from gpusim.units import MIB, counted
+
+if TYPE_CHECKING:
+    from gpusim.search.explore import Row
 
 #: Bars of a panel; what is beyond is one bar, "others".
 BARS = 10
@@ -41,7 +44,7 @@ def breakdown_figure(found: Breakdown, title: str, theme: Theme = LIGHT) -> go.F
         room = 1.25 if row == 1 else 2.0
         end_us = room * us(max((part.time_ns for part in parts), default=0)) or 1.0
         figure.update_xaxes(title_text="kernel time, us", range=[0, end_us], nticks=5, tickangle=0, row=row, col=col)
-        figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", row=row, col=col)
+        figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", ticklabelstandoff=4, row=row, col=col)
     subtitle = f"{found.kernels:,} kernels, {us_text(found.total_ns)} if each ran alone and without gaps between them"
     figure.update_layout(
         template=theme.template,

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.report.figures.theme import LIGHT, Theme, heading, us, us_text
 from gpusim.report.figures.waterfall import Role, WaterfallRow, add_waterfall, longest_ns
-from gpusim.search.explore import Explored
+from gpusim.report.summary import Summary, summarize
 from gpusim.units import counted
+
+if TYPE_CHECKING:
+    from gpusim.search.explore import Explored
 
 #: Heights in pixels: of one bar, and of all around the bars.
 BAR, AROUND = 30, 170
 SEQUENTIAL = "sequential"
 
 
-def bounds_figure(explored: Explored, theme: Theme = LIGHT) -> go.Figure:
+def bounds_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figure:
     """The sequential graph, the best schedule of each policy, and the lower bounds."""
-    bound = explored.bounds
-    rows = [explored.best_of(policy) for policy in dict.fromkeys(row.policy for row in explored.rows)]
+    found = _summary(explored)
+    largest_ns, largest = found.largest_bound
+    rows = [found.best_of(policy) for policy in dict.fromkeys(row.policy for row in found.rows)]
     rows.sort(key=lambda row: (row.policy != SEQUENTIAL, -row.makespan_ns))
     names = [f"{row.policy}, {counted(row.streams, 'stream')}" for row in rows]
-    limits = sorted(((time_ns, f"bound: {name}") for time_ns, name in bound.named), reverse=True)
+    limits = sorted(((time_ns, f"bound: {name}") for time_ns, name in found.bounds), reverse=True)
     figure = go.Figure()
-    others = [place for place, row in enumerate(rows) if row is not explored.best]
+    others = [place for place, row in enumerate(rows) if row is not found.best]
     groups = (
         ("sequential graph", theme.total, [place for place in others if rows[place].policy == SEQUENTIAL]),
         ("best of a policy", theme.forward, [place for place in others if rows[place].policy != SEQUENTIAL]),
-        ("recommended", theme.gain, [place for place, row in enumerate(rows) if row is explored.best]),
+        ("recommended", theme.gain, [place for place, row in enumerate(rows) if row is found.best]),
     )
     for group, colour, chosen in groups:
         if not chosen:
@@ -58,12 +64,12 @@ def bounds_figure(explored: Explored, theme: Theme = LIGHT) -> go.Figure:
             hovertemplate="%{y}<br>%{text}<extra></extra>",
         )
     )
-    longest = max(bound.largest[0], *(row.makespan_ns for row in rows))
+    longest = max(largest_ns, *(row.makespan_ns for row in rows))
     # Through the schedules only: below them stand the bounds' own labels.
     figure.add_shape(
         type="line",
-        x0=us(bound.largest[0]),
-        x1=us(bound.largest[0]),
+        x0=us(largest_ns),
+        x1=us(largest_ns),
         y0=-0.5,
         y1=len(rows) - 0.5,
         line={"dash": "dash", "width": 1.5, "color": theme.ink},
@@ -78,8 +84,8 @@ def bounds_figure(explored: Explored, theme: Theme = LIGHT) -> go.Figure:
     figure.update_layout(
         template=theme.template,
         title=heading(
-            f"Schedules and bounds: {explored.trace.name} on {explored.hardware.label}",
-            f"speed-up over the sequential graph; dashed: the largest bound, {bound.largest[1]}",
+            f"Schedules and bounds: {found.step} on {found.hardware}",
+            f"speed-up over the sequential graph; dashed: the largest bound, {largest}",
             theme,
         ),
         barmode="overlay",
@@ -89,32 +95,35 @@ def bounds_figure(explored: Explored, theme: Theme = LIGHT) -> go.Figure:
     return figure
 
 
-def gain_figure(explored: Explored, theme: Theme = LIGHT) -> go.Figure:
+def gain_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figure:
     """From the eager step, where it was measured, to the recommended schedule: what each step saves."""
-    gain = explored.attribution
+    found = _summary(explored)
     rows: list[WaterfallRow] = []
-    if gain.eager_ns is not None:
-        rows.append(WaterfallRow("eager step (measured)", gain.eager_ns))
-        rows.append(_saved("launches from a CUDA graph", gain.eager_ns, explored.sequential_ns))
-    rows.append(WaterfallRow("= sequential graph", explored.sequential_ns))
-    program_ns = explored.sequential_ns - gain.concurrency_ns
-    rows.append(_saved("streams, ops in recorded order", explored.sequential_ns, program_ns))
-    rows.append(_saved("better order and placement", program_ns, explored.best.makespan_ns))
-    rows.append(WaterfallRow("= recommended schedule", explored.best.makespan_ns))
+    if found.eager_ns is not None:
+        rows.append(WaterfallRow("eager step (measured)", found.eager_ns))
+        rows.append(_saved("launches from a CUDA graph", found.eager_ns, found.sequential_ns))
+    rows.append(WaterfallRow("= sequential graph", found.sequential_ns))
+    program_ns = found.sequential_ns - found.concurrency_ns
+    rows.append(_saved("streams, ops in recorded order", found.sequential_ns, program_ns))
+    rows.append(_saved("better order and placement", program_ns, found.best.makespan_ns))
+    rows.append(WaterfallRow("= recommended schedule", found.best.makespan_ns))
     figure = make_subplots(rows=1, cols=1)
     add_waterfall(figure, rows, theme, row=1, col=1)
     figure.update_xaxes(title_text="time of the step, us", range=[0, 1.18 * us(longest_ns(rows))])
     figure.update_layout(
         template=theme.template,
         title=heading(
-            f"Where the gain comes from: {explored.trace.name} on {explored.hardware.label}",
-            f"{explored.best.policy}, streams: {explored.best.streams}; "
-            f"{explored.best.speedup:.2f}x over the sequential graph",
+            f"Where the gain comes from: {found.step} on {found.hardware}",
+            f"{found.best.policy}, streams: {found.best.streams}; {found.best.speedup:.2f}x over the sequential graph",
             theme,
         ),
         height=AROUND + BAR * len(rows),
     )
     return figure
+
+
+def _summary(explored: Explored | Summary) -> Summary:
+    return explored if isinstance(explored, Summary) else summarize(explored)
 
 
 def _saved(name: str, before_ns: int, after_ns: int) -> WaterfallRow:

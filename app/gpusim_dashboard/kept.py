@@ -1,0 +1,174 @@
+"""Explorations kept on disk, so that a page that has once been computed opens without an engine.
+
+In the user's cache folder, as JSON that is checked on reading; under a key that changes with the trace, the hardware
+model, the question and gpusim's own code, so that what is read is what would be computed. Uploads are never kept. What
+cannot be read or written is computed again, without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, get_type_hints
+
+import msgspec
+import streamlit as st
+
+import gpusim
+from gpusim.errors import GpusimError, TraceError
+from gpusim.files import Document, decode_document, encode_json, write_bytes
+from gpusim.report.breakdown import Breakdown
+from gpusim.report.summary import Summary, summarize
+from gpusim_dashboard.choice import Choice
+
+if TYPE_CHECKING:
+    from gpusim.search.explore import Explored
+
+SCHEMA: Final = "gpusim-kept/1"
+#: What an exploration follows from, in the package.
+SOURCES = ("engine", "hardware", "plan", "policies", "report/breakdown.py", "report/summary.py", "search", "trace")
+#: Files that stay; each has some hundred KiB.
+MOST_FILES = 48
+#: Schedules that a page searches when nobody has asked for a longer search. A number, not a time: the same everywhere.
+QUICK_EVALUATIONS = 512
+#: Never reached in practice: the number ends the search.
+QUICK_BUDGET_S = 60.0
+#: That question, as explorations are kept under it.
+QUICK = (QUICK_EVALUATIONS, QUICK_BUDGET_S)
+#: Fields of an exploration that are in no file: they are those of the question.
+ASKED = ("trace", "hardware")
+
+
+class Kept(Document, frozen=True, kw_only=True):
+    """One file."""
+
+    schema: Literal["gpusim-kept/1"]
+    key: str
+    summary: Summary
+    breakdown: Breakdown
+    explored: msgspec.Raw
+    """Read only by the pages that show schedules: their classes need the engine."""
+
+
+def exploration_key(choice: Choice) -> tuple[str, str, int]:
+    """What this session's explorations are under in its state."""
+    return choice.content, choice.hardware.name, choice.streams
+
+
+def own(choice: Choice) -> Explored | None:
+    """The newest exploration of this session for this trace, hardware and streams."""
+    found: Explored | None = st.session_state.explorations.get(exploration_key(choice))
+    return found
+
+
+def search_words(choice: Choice) -> list[str]:
+    """The options of `gpusim explore` that give what the pages show."""
+    words: list[str] = st.session_state.search_words.get(exploration_key(choice), [])
+    return words or ["--evaluations", str(QUICK_EVALUATIONS), "--budget", str(round(QUICK_BUDGET_S))]
+
+
+def overview_of(choice: Choice) -> tuple[Summary, Breakdown] | None:
+    """What the overview shows, where that needs no engine: nobody has explored more, and it is on disk."""
+    if own(choice) is not None:
+        return None
+    found = load(choice, *QUICK)
+    return None if found is None else (found.summary, found.breakdown)
+
+
+def load(choice: Choice, *question: object) -> Kept | None:
+    """What is kept for the trace and hardware of `choice` and a question; None where nothing is."""
+    if choice.uploaded:
+        return None
+    try:
+        return _read(_key(choice, question))
+    except (GpusimError, OSError):
+        return None
+
+
+def save(choice: Choice, explored: Explored, breakdown: Breakdown, *question: object) -> None:
+    """Keep an exploration that was not interrupted."""
+    if choice.uploaded or explored.interrupted:
+        return
+    key = _key(choice, question)
+    fields = {
+        name: getattr(explored, name) for name in explored.__dataclass_fields__ if name not in (*ASKED, "best")
+    } | {"best_row": next(place for place, row in enumerate(explored.rows) if row is explored.best)}
+    document = Kept(
+        schema=SCHEMA,
+        key=key,
+        summary=summarize(explored),
+        breakdown=breakdown,
+        explored=msgspec.Raw(msgspec.json.encode(fields)),
+    )
+    with contextlib.suppress(GpusimError, OSError):
+        folder = _folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_bytes(folder / f"{key}.json", encode_json(document))
+        files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for old in files[:-MOST_FILES]:
+            old.unlink(missing_ok=True)
+
+
+def restore(kept: Kept, choice: Choice) -> Explored | None:
+    """The exploration itself; None where the file is not what `save` writes."""
+    from gpusim.search.explore import Explored
+
+    hints = get_type_hints(Explored)
+    types = {name: hints[name] for name in Explored.__dataclass_fields__ if name not in (*ASKED, "best")}
+    kind = msgspec.defstruct("KeptExplored", [*types.items(), ("best_row", int)], forbid_unknown_fields=True)
+    try:
+        found = msgspec.json.decode(kept.explored, type=kind)
+        ops = set(range(len(choice.trace.ops)))
+        if any(set(row.assignment.order) != ops or len(row.assignment.streams) != len(ops) for row in found.rows):
+            return None
+        best = found.rows[found.best_row]
+    except (msgspec.MsgspecError, IndexError):
+        return None
+    fields = {name: getattr(found, name) for name in types}
+    return Explored(trace=choice.trace, hardware=choice.hardware, best=best, **fields)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _read(key: str) -> Kept:
+    """Raises `TraceError` or `OSError` where there is none; neither is remembered."""
+    path = _folder() / f"{key}.json"
+    found = decode_document(path.read_bytes(), Kept, SCHEMA, str(path), TraceError)
+    if found.key != key:
+        raise TraceError(str(path), "was kept for something else")
+    return found
+
+
+def _key(choice: Choice, question: tuple[object, ...]) -> str:
+    parts = (_code(), choice.content, encode_json(choice.hardware), repr((choice.streams, *question)).encode())
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()[:40]
+
+
+@functools.cache
+def _code() -> str:
+    """Hash of everything in gpusim that an exploration follows from, and of what it computes with."""
+    package = Path(gpusim.__file__).parent
+    digest = hashlib.sha256(repr((gpusim.__version__, sys.version, version("numpy"), version("numba"))).encode())
+    for source in SOURCES:
+        path = package / source
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(f"\n{file.relative_to(package)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _folder() -> Path:
+    """`$XDG_CACHE_HOME/gpusim/dashboard`, by default under `~/.cache`. Raises `OSError` where there is no home."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    except RuntimeError as cause:
+        raise OSError("no home") from cause
+    return root / "gpusim" / "dashboard"
