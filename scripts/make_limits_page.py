@@ -3,8 +3,8 @@
     python scripts/make_limits_page.py [--no-picture]
 
 Needs plotly, and for the picture kaleido with a Chrome or Chromium (`pip install ".[app]"`); `--no-picture` omits it.
-To be run again whenever a rule of the engine, a hardware model's numbers, the example's trace or the newest results of
-the recipe `search` change.
+To be run again whenever a rule of the engine, a hardware model's numbers, the example's trace or the newest results
+of the recipe `search` change.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
-from gpusim.report.gaps import gaps_markdown, measured_gaps
+from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step
 from gpusim.report.limits_table import print_limits
-from gpusim.report.replayed import SUFFIX, read_replayed
+from gpusim.report.replayed import SUFFIX, ReplayedSchedule
 from gpusim.search.limits import Limits, limits
 from gpusim.trace.store import bundled_traces, load_trace
 
@@ -44,15 +44,10 @@ def with_part(page: str, name: str, lines: str) -> str:
     return f"{before}{begin}{lines}\n{end}{rest.split(end)[1]}"
 
 
-def newest_results() -> Path:
-    """The schedules of the newest results of the recipe `search`."""
-    return max(RESULTS.glob(f"search_*{SUFFIX}"), key=lambda path: path.name.removesuffix(SUFFIX).rpartition("_")[2])
-
-
-def gaps(path: Path) -> str:
+def gaps(schedules: list[ReplayedSchedule]) -> str:
     """The tables of measured gaps."""
     files = {**bundled_traces(), **{file.name.removesuffix(".json.gz"): file for file in TRACES.glob("*.json.gz")}}
-    return "\n".join(gaps_markdown(measured_gaps(read_replayed(path), files)))
+    return "\n".join(gaps_markdown(measured_gaps(schedules, files)))
 
 
 def main() -> None:
@@ -62,9 +57,11 @@ def main() -> None:
     options = parser.parse_args()
     found = limits(load_trace(EXAMPLE), load_hardware(HARDWARE))
     page = with_part(PAGE.read_text("utf-8"), "example", f"```\n{printed(found)}\n```")
-    results = newest_results()
-    source = f"*Steps and times of `validate/results/{results.name}`, in us; bounds of this version.*"
-    write_bytes(PAGE, with_part(page, "measured", f"{gaps(results)}\n\n{source}").encode())
+    results = newest_of_each_step(list(RESULTS.glob(f"search_*{SUFFIX}")))
+    schedules = [schedule for of_file in results.values() for schedule in of_file]
+    names = " and ".join(f"`validate/results/{path.name}`" for path, of_file in results.items() if of_file)
+    source = f"*Steps and times of {names} (each step's newest), in us; bounds of this version.*"
+    write_bytes(PAGE, with_part(page, "measured", f"{gaps(schedules)}\n\n{source}").encode())
     print(PAGE)
     if not options.no_picture:
         from gpusim.report.figures.limits import limits_figure

@@ -139,7 +139,7 @@ def test_single_group_costs_what_it_takes_in_sequence() -> None:
 
 
 def test_barrier_costs_a_fork_before_and_a_join_of_all_groups_behind() -> None:
-    """The last of three groups starts one turn of the fork later; a stage has paid for it, whichever group is longest."""
+    """The last of three groups starts one turn of the fork later; a stage pays for it, whichever group is longest."""
     hardware = make_hardware(chain_ns=100, fork_ns=30, join_ns=50)
     assert stage_ns([[task(1000)], [task(400), task(500)], [task(10)]], hardware) == 100 + 30 + 400 + 100 + 500 + 100
 

@@ -20,9 +20,9 @@ from gpusim.engine.base import engine_by_name
 from gpusim.errors import OptionError
 from gpusim.hardware.model import HardwareModel, load_hardware
 from gpusim.policies.dag import descendants
-from gpusim.report.gaps import gaps_markdown, measured_gaps
+from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step
 from gpusim.report.limits_table import CSV_FIELDS, limits_csv, limits_document, print_limits
-from gpusim.report.replayed import SUFFIX, read_replayed
+from gpusim.report.replayed import SUFFIX, ReplayedSchedule, write_replayed
 from gpusim.search.limits import STEP, Scope, limits, phase_graph, scope_limits
 from gpusim.search.relaxed import (
     CONTENTION,
@@ -374,13 +374,33 @@ def test_example_in_the_documentation_is_what_the_command_says_today() -> None:
     assert over.split("│")[1].strip() == f"{scope.gap.ratio:.2f}x"
 
 
+def test_each_step_comes_from_the_newest_results_that_have_it(tmp_path: Path) -> None:
+    """A run that was cut short takes the place of an earlier one only for the steps that it did."""
+
+    def made(trace: str, measured_ns: int) -> ReplayedSchedule:
+        return ReplayedSchedule(
+            trace=trace,
+            trace_hash="",
+            policy="search",
+            order=(),
+            stream_of=(),
+            measured_ns=measured_ns,
+            sequential_ns=1,
+        )
+
+    old = write_replayed([made("a", 1), made("b", 2)], tmp_path / "search_h200_20250101.json")
+    new = write_replayed([made("b", 3)], tmp_path / "search_a100_20250102.json")
+    found = newest_of_each_step([new, old])
+    assert {path: [each.measured_ns for each in mine] for path, mine in found.items()} == {old: [1], new: [3]}
+
+
 def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() -> None:
     """Every step of it, and one row anew. Where this fails, run scripts/make_limits_page.py."""
     page = (ROOT / "docs" / "limits.md").read_text("utf-8")
     table = page.split("<!-- measured:begin -->")[1].split("<!-- measured:end -->")[0]
-    newest = max((ROOT / "validate" / "results").glob(f"search_*{SUFFIX}"))
-    assert newest.name in table
-    schedules = read_replayed(newest)
+    newest = newest_of_each_step(list((ROOT / "validate" / "results").glob(f"search_*{SUFFIX}")))
+    assert all(path.name in table for path, schedules in newest.items() if schedules)
+    schedules = [schedule for of_file in newest.values() for schedule in of_file]
     assert {schedule.trace for schedule in schedules} <= {
         line.split(" ")[1] for line in table.splitlines() if line.startswith("| ")
     }

@@ -215,6 +215,27 @@ def test_groups_of_sms_stay_few_and_yet_every_block_is_placed() -> None:
     assert run(FastEngine(), *tasks).end_ns == run(ReferenceEngine(), *tasks).end_ns
 
 
+def test_an_empty_sm_gets_as_many_blocks_as_alone_and_more_at_the_next_step_if_it_has_room() -> None:
+    """Two blocks of 64 threads, and when a memset starts beside them the other four: load 3, 6667 ns of work each."""
+    for engine in ENGINES:
+        found = run(engine, *beside(blocks_of(20_000, 6 * SMS, threads=64, per_sm=2), Task(name="memset", dur_ns=500)))
+        assert found.end_ns == (11_547, 500)
+
+
+def test_rates_change_only_where_something_changes() -> None:
+    """Two kernels on SMs of their own; when a third joins the first, the second's end stays as it was."""
+    found = placed(gpu(), blocks_of(9_000, 60), blocks_of(7_000, 60))
+    found.advance(1_000)
+    found.start(2, blocks_of(5_000, 12))
+    found.update()
+    assert {cohort.kernel.index: cohort.remaining_ns for cohort in found.cohorts} == {0: 9_000, 1: 7_000, 2: 5_000}
+    assert found.next_end() == (5_000, 2)
+    found.advance(5_000)
+    assert found.finish(2)
+    found.update()
+    assert found.next_end() == (1_000, 1)
+
+
 def test_memory_operations_need_no_sm() -> None:
     for engine in ENGINES:
         found = run(engine, *beside(blocks_of(9000, 9 * SMS, threads=1024), Task(name="memset", dur_ns=500)))

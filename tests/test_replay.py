@@ -16,8 +16,8 @@ from gpusim.hardware.model import load_hardware
 from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck, read_measurement, write_measurement
 from gpusim.plan.schedule import make_schedule, write_schedule
 from gpusim.runtime import replay as replay_module
-from gpusim.runtime.execute import results_of
 from gpusim.runtime.compare import NOT_FINITE, TOLERANCE, Comparison, check_same_kernels, compare
+from gpusim.runtime.execute import results_of
 from gpusim.runtime.replay import replay, require_equal
 from gpusim.trace.schema import Gpu, Timing, Trace
 from gpusim.trace.store import write_trace

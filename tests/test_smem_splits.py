@@ -1,9 +1,9 @@
 """The driver's sizes of shared memory, and which kernels share SMs, against what an H200 did.
 
 `smem_splits_h200.csv`: Nsight Compute's launch__shared_mem_config_size of made-up kernels;
-`smem_splits_libraries_h200.csv`: of the kernels of GoogLeNet, inference 1 and training 8, both TF32. `smem_joins_h200.csv`: a
-kernel of 132 blocks on 132 SMs, and on how many of them blocks of a second one ran beside it. One NVIDIA H200, driver
-580.159.04, CUDA 13.0, 2026-11-21.
+`smem_splits_libraries_h200.csv`: of the kernels of GoogLeNet, inference 1 and training 8, both TF32.
+`smem_joins_h200.csv`: a kernel of 132 blocks on 132 SMs, and on how many of them blocks of a second one ran beside it.
+One NVIDIA H200, driver 580.159.04, CUDA 13.0, 2026-11-21.
 """
 
 from __future__ import annotations

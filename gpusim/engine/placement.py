@@ -15,13 +15,15 @@ The rules, in one place (docs/engine.md, "Where blocks go", has the measurement 
 5. *DRAM.* Where the traffic of all would exceed the bandwidth, those who use it slow down alike.
 
 Rules 1 to 4 hold in each SM partition by itself. SMs that hold the same are one group, blocks placed on a group at one
-time are one cohort: they go on alike. So a kernel costs a few steps, not one for each of its blocks.
+time are one cohort: they go on alike. So a kernel costs a few steps, not one for each of its blocks. And between two
+changes of what a group holds its rates stay as they are, so a step costs as much as what it changes.
 
 It is driven as `gpusim.engine.pool.SmPool` is, which shares the SMs out as one pool.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from gpusim.hardware.model import HardwareModel
@@ -30,14 +32,18 @@ from gpusim.plan.tasks import Task
 
 #: A cohort with less than this left to do has ended.
 ENDED_NS = 1e-6
+#: Groups whose next end is as near are looked at when a kernel's blocks end.
+NEAR_NS = 1e-3
 #: Where there are as many groups of SMs, none is split any more: blocks that are too few for a whole group count as
 #: enough for it. Eight streams rarely make as many; without a limit, dozens make a group of every SM.
 MOST_GROUPS = 32
+#: The partition of memory operations, which take no SM.
+NO_SMS = -1
 
 
 @dataclass(slots=True, eq=False)
 class SmGroup:
-    """SMs of one partition that hold the same, and what each of them holds."""
+    """SMs of one partition that hold the same, what each of them holds, and the cohorts on them."""
 
     partition: int
     sms: int
@@ -46,7 +52,20 @@ class SmGroup:
     smem_bytes: int = 0
     blocks: int = 0
     split_bytes: int = 0
-    load: float = 0.0
+    cohorts: list[Cohort] = field(default_factory=list)
+    """In the order in which they were placed."""
+    rate: float = 1.0
+    """Of its cohorts, as far as they share SMs."""
+    dram_bytes_per_ns: float = 0.0
+    """Their traffic at that rate."""
+    updated_ns: float = 0.0
+    """Up to when their remaining times are."""
+    end_ns: float = math.inf
+    """When the first of them ends at the current rates."""
+    ending: Cohort | None = None
+    """Which that is: of those that end together, the one that was placed first."""
+    changed: bool = False
+    """Whether its rates are to be set anew."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,10 +90,12 @@ class Placed:
 
 @dataclass(slots=True, eq=False)
 class Cohort:
-    """Blocks of a kernel that go on alike: `blocks` on each SM of a group. Memory operations have no group."""
+    """Blocks of a kernel that go on alike: `blocks` on each SM of a group."""
 
     kernel: Placed
-    group: SmGroup | None
+    group: SmGroup
+    number: int
+    """It is the number-th that was placed."""
     blocks: int
     remaining_ns: float
     rate: float = 0.0
@@ -88,7 +109,14 @@ class SmPlacement:
     kernels: list[Placed] = field(default_factory=list)
     """In the order of their starts."""
     groups: list[SmGroup] = field(default_factory=list)
-    cohorts: list[Cohort] = field(default_factory=list)
+    others: SmGroup = field(default_factory=lambda: SmGroup(NO_SMS, 1))
+    """Memory operations."""
+    clock_ns: float = 0.0
+    """Since the GPU was last empty."""
+    slow: float = 1.0
+    """What is left of the rate of those who use DRAM (rule 5)."""
+    placed: int = 0
+    """Cohorts so far."""
 
     @property
     def full(self) -> bool:
@@ -101,7 +129,7 @@ class SmPlacement:
         traffic = min(task.dram_bytes / task.dur_ns, bandwidth) if task.dur_ns else 0.0
         if task.footprint == NO_FOOTPRINT or not task.blocks:
             kernel = Placed(index, task, 0, task.dur_ns, 0.0, traffic, on_sms=1)
-            self.cohorts.append(Cohort(kernel, None, 1, task.dur_ns))
+            self._add_cohort(kernel, self.others, 1)
         else:
             sms = task.partition_sms or self.hardware.limits.sms
             if all(group.partition != task.partition for group in self.groups):
@@ -119,22 +147,46 @@ class SmPlacement:
 
     def advance(self, elapsed_ns: float) -> None:
         """Let time pass at the current rates."""
-        for cohort in self.cohorts:
-            cohort.remaining_ns -= elapsed_ns * cohort.rate
+        self.clock_ns += elapsed_ns
+
+    @property
+    def _all_groups(self) -> list[SmGroup]:
+        return [self.others, *self.groups]
+
+    @property
+    def cohorts(self) -> list[Cohort]:
+        """All that runs."""
+        return [cohort for group in self._all_groups for cohort in group.cohorts]
+
+    def _touch(self, group: SmGroup) -> None:
+        """Bring a group up to now, before what it holds or the rates of its cohorts change."""
+        if not group.changed:
+            elapsed_ns = self.clock_ns - group.updated_ns
+            for cohort in group.cohorts:
+                cohort.remaining_ns -= elapsed_ns * cohort.rate
+            group.updated_ns = self.clock_ns
+            group.changed = True
 
     def finish(self, index: int) -> bool:
         """Take what has ended of a task off the GPU; whether that was all of it."""
         kernel = next(kernel for kernel in self.kernels if kernel.index == index)
-        for cohort in self.cohorts:
-            if cohort.kernel is kernel and cohort.remaining_ns <= ENDED_NS:
-                kernel.on_sms -= cohort.blocks * (cohort.group.sms if cohort.group else 1)
-                if cohort.group:
-                    _put(cohort.group, kernel.task, -cohort.blocks)
-        self.cohorts = [c for c in self.cohorts if c.kernel is not kernel or c.remaining_ns > ENDED_NS]
+        ended_ns = ENDED_NS + self.clock_ns * 2.0**-50  # rounding of a large clock must not keep a cohort forever
+        for group in self._all_groups:
+            if group.end_ns - self.clock_ns > NEAR_NS:
+                continue
+            self._touch(group)
+            for cohort in group.cohorts:
+                if cohort.kernel is kernel and cohort.remaining_ns <= ended_ns:
+                    kernel.on_sms -= cohort.blocks * group.sms
+                    if group is not self.others:
+                        _put(group, kernel.task, -cohort.blocks)
+            group.cohorts = [c for c in group.cohorts if c.kernel is not kernel or c.remaining_ns > ended_ns]
         self._merge_empty()
         if kernel.on_sms or kernel.left:
             return False
         self.kernels.remove(kernel)
+        if not self.kernels:
+            self.clock_ns = 0.0
         return True
 
     def _merge_empty(self) -> None:
@@ -202,14 +254,23 @@ class SmPlacement:
         _put(group, kernel.task, blocks)
         kernel.left = max(0, kernel.left - blocks * group.sms)
         kernel.on_sms += blocks * group.sms
-        self.cohorts.append(Cohort(kernel, group, blocks, kernel.block_ns))
+        self._add_cohort(kernel, group, blocks)
+
+    def _add_cohort(self, kernel: Placed, group: SmGroup, blocks: int) -> None:
+        self._touch(group)
+        self.placed += 1
+        group.cohorts.append(Cohort(kernel, group, self.placed, blocks, kernel.block_ns))
 
     def _split(self, group: SmGroup, sms: int) -> SmGroup:
         """Leave `sms` SMs in a group; the others form a new one, with cohorts of their own."""
+        self._touch(group)
         others = replace(group, sms=group.sms - sms)
+        others.cohorts = []
+        for cohort in group.cohorts:
+            self.placed += 1
+            others.cohorts.append(replace(cohort, group=others, number=self.placed))
         group.sms = sms
         self.groups.append(others)
-        self.cohorts += [replace(cohort, group=others) for cohort in self.cohorts if cohort.group is group]
         return others
 
     def _room(self, group: SmGroup, kernel: Placed) -> int:
@@ -240,46 +301,62 @@ class SmPlacement:
         )
 
     def _set_rates(self) -> None:
-        """Rules 4 and 5."""
-        for group in self.groups:
-            group.load = 0.0
-        for cohort in self.cohorts:
-            if cohort.group:
-                cohort.group.load += cohort.blocks * cohort.kernel.load
-        traffic = 0.0
-        for cohort in self.cohorts:
-            load = cohort.group.load if cohort.group else 0.0
-            cohort.rate = 1.0 / load**self.hardware.contention.sharing_exponent if load > 1.0 else 1.0
-            traffic += cohort.rate * _traffic(cohort)
-        if traffic > self.hardware.memory.dram_bytes_per_ns:
-            slow = self.hardware.memory.dram_bytes_per_ns / traffic
-            for cohort in self.cohorts:
-                if cohort.kernel.dram_bytes_per_ns > 0.0:
-                    cohort.rate *= slow
+        """Rules 4 and 5, for groups that have changed."""
+        groups, bandwidth = self._all_groups, self.hardware.memory.dram_bytes_per_ns
+        for group in groups:
+            if group.changed:
+                load, traffic = 0.0, 0.0
+                for cohort in group.cohorts:
+                    load += cohort.blocks * cohort.kernel.load
+                    traffic += cohort.blocks * group.sms * cohort.kernel.dram_bytes_per_ns
+                group.rate = 1.0 / load**self.hardware.contention.sharing_exponent if load > 1.0 else 1.0
+                group.dram_bytes_per_ns = group.rate * traffic
+        wanted = 0.0
+        for group in groups:
+            wanted += group.dram_bytes_per_ns
+        slow = bandwidth / wanted if wanted > bandwidth else 1.0
+        if slow != self.slow:
+            for group in groups:
+                if group.dram_bytes_per_ns > 0.0:
+                    self._touch(group)
+            self.slow = slow
+        for group in groups:
+            if group.changed:
+                self._set_end(group)
+
+    def _set_end(self, group: SmGroup) -> None:
+        """The rates of a group's cohorts, and which of them ends first."""
+        group.changed, group.end_ns, group.ending = False, math.inf, None
+        for cohort in group.cohorts:
+            cohort.rate = group.rate
+            if cohort.kernel.dram_bytes_per_ns > 0.0:
+                cohort.rate *= self.slow
+            end_ns = self.clock_ns + max(0.0, cohort.remaining_ns / cohort.rate)
+            if end_ns < group.end_ns:
+                group.end_ns, group.ending = end_ns, cohort
 
     def next_end(self) -> tuple[float, int] | None:
-        """Time until the next cohort ends at the current rates, and of which task: the first of those together."""
-        best: tuple[float, int] | None = None
-        for cohort in self.cohorts:
-            time = max(0.0, cohort.remaining_ns / cohort.rate)
-            if best is None or time < best[0]:
-                best = (time, cohort.kernel.index)
-        return best
+        """Time until blocks end at the current rates, and of which task: of those together, the first placed."""
+        ends = [(group.end_ns, group.ending.number, group.ending) for group in self._all_groups if group.ending]
+        if not ends:
+            return None
+        end_ns, _, cohort = min(ends)
+        return max(0.0, end_ns - self.clock_ns), cohort.kernel.index
 
     @property
     def occupied(self) -> float:
         """Share of the GPU's residency in use."""
         held = sum(
-            cohort.blocks * cohort.group.sms / cohort.kernel.task.blocks_per_sm
-            for cohort in self.cohorts
-            if cohort.group
+            cohort.blocks * group.sms / cohort.kernel.task.blocks_per_sm
+            for group in self.groups
+            for cohort in group.cohorts
         )
         return min(1.0, held / self.hardware.limits.sms)
 
     @property
     def traffic_bytes_per_ns(self) -> float:
         """DRAM traffic at the current rates."""
-        return sum(cohort.rate * _traffic(cohort) for cohort in self.cohorts)
+        return sum(c.rate * c.blocks * c.group.sms * c.kernel.dram_bytes_per_ns for c in self.cohorts)
 
 
 def _put(group: SmGroup, task: Task, blocks: int) -> None:
@@ -288,9 +365,3 @@ def _put(group: SmGroup, task: Task, blocks: int) -> None:
     group.regs += blocks * task.footprint.regs
     group.smem_bytes += blocks * task.footprint.smem_bytes
     group.blocks += blocks
-
-
-def _traffic(cohort: Cohort) -> float:
-    """DRAM traffic of a cohort at full rate, in bytes a ns."""
-    blocks = cohort.blocks * (cohort.group.sms if cohort.group else 1)
-    return blocks * cohort.kernel.dram_bytes_per_ns

@@ -14,7 +14,7 @@ from gpusim.errors import MeasurementError
 from gpusim.hardware.model import hardware_for_gpu, load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.policies.base import Assignment
-from gpusim.report.replayed import ReplayedSchedule
+from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed
 from gpusim.search.bounds import bounds
 from gpusim.search.gap import PARTS, Gap, gap_to_bound
 from gpusim.trace.store import read_trace, structure_hash
@@ -33,6 +33,24 @@ class MeasuredGap:
     trace: str
     policy: str
     gap: Gap
+
+
+def newest_of_each_step(files: Sequence[Path]) -> dict[Path, list[ReplayedSchedule]]:
+    """Of several files of replayed schedules, each step's from the newest file that has it; files by their date.
+
+    The date is the end of a file's name, as `gpusim validate` writes it. Raises `MeasurementError`.
+    """
+    of_step: dict[str, tuple[Path, list[ReplayedSchedule]]] = {}
+    dated = sorted(files, key=lambda path: path.name.removesuffix(SUFFIX).rpartition("_")[2])
+    for path in dated:
+        mine: dict[str, list[ReplayedSchedule]] = {}
+        for schedule in read_replayed(path):
+            mine.setdefault(schedule.trace, []).append(schedule)
+        of_step |= {step: (path, schedules) for step, schedules in mine.items()}
+    return {
+        path: [schedule for source, schedules in of_step.values() if source == path for schedule in schedules]
+        for path in dated
+    }
 
 
 def measured_gaps(schedules: Sequence[ReplayedSchedule], traces: Mapping[str, Path]) -> list[MeasuredGap]:

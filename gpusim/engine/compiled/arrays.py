@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from gpusim.engine.compiled.copies import COPY_ENGINE
 from gpusim.engine.compiled.heap import ENTRY
-from gpusim.engine.compiled.placement import COHORT, PLACED, SM_GROUP
 from gpusim.engine.compiled.pool import RUNNING
+from gpusim.engine.compiled.sm_groups import COHORT, PLACED, SM_GROUP
+from gpusim.engine.placement import MOST_GROUPS
 from gpusim.hardware.model import Contention, Copies, GraphCosts, HardwareModel, Memory, StreamCosts
 from gpusim.hardware.occupancy import Demand, Footprint
 from gpusim.plan.tasks import MAX_PARTITIONS, Task
@@ -99,9 +100,12 @@ DEVICE = np.dtype(
         ("running", "i8"),
         ("first_running", "i8"),
         ("groups", "i8"),
-        ("cohorts", "i8"),
         ("unplaced", "i8"),  # kernels with blocks to be placed
-        ("changed", "i8"),  # whether any group's load has
+        ("empty", "i8"),  # groups that hold nothing
+        ("touched", "i8"),  # groups that have changed
+        ("placed", "i8"),  # cohorts so far
+        ("clock_ns", "f8"),
+        ("slow", "f8"),
         ("ready", "i8"),
         ("first_ready", "i8"),
         ("copying", "i8"),
@@ -177,11 +181,36 @@ class Plans(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """What is on the SMs block by block, a row for each device."""
+    """What is on the SMs block by block: see `gpusim.engine.compiled.sm_groups`."""
 
     kernels: Records
+    line: npt.NDArray[np.int64]
     groups: Records
+    order: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.float64]
+    traffic: npt.NDArray[np.float64]
+    touched: npt.NDArray[np.int64]
+    candidates: npt.NDArray[np.int64]
     cohorts: Records
+
+    @classmethod
+    def of_size(cls, devices: int, grids: int, blocks_per_sm: int) -> Blocks:
+        """Room for `grids` kernels at a time on each device."""
+        # One of memory operations, those that may be split, and one of each partition in any case.
+        groups = 1 + MOST_GROUPS + MAX_PARTITIONS
+        shape = (devices, groups)
+        return cls(
+            kernels=np.zeros((devices, grids), PLACED),
+            line=np.tile(np.arange(grids), (devices, 1)),
+            groups=np.zeros(shape, SM_GROUP),
+            order=np.tile(np.arange(groups), (devices, 1)),
+            ends=np.zeros(shape),
+            traffic=np.zeros(shape),
+            touched=np.zeros(shape, np.int64),
+            candidates=np.zeros(shape, np.int64),
+            # A cohort has a block on an SM at least, or is a memory operation.
+            cohorts=np.zeros((*shape, max(grids, blocks_per_sm)), COHORT),
+        )
 
 
 class Room(NamedTuple):
@@ -214,14 +243,7 @@ class Room(NamedTuple):
             engines=np.zeros(2 * devices, COPY_ENGINE),
             grids=grids,
             running=None if by_block else np.zeros(devices * grids, RUNNING),
-            blocks=Blocks(
-                kernels=np.zeros((devices, grids), PLACED),
-                # A group has an SM at least, or is the empty one of its partition; a cohort has a block on one.
-                groups=np.zeros((devices, limits.sms + 2 * MAX_PARTITIONS), SM_GROUP),
-                cohorts=np.zeros((devices, (limits.sms + 1) * limits.blocks_per_sm + grids), COHORT),
-            )
-            if by_block
-            else None,
+            blocks=Blocks.of_size(devices, grids, limits.blocks_per_sm) if by_block else None,
             # Several devices: each arrival, start and end may schedule a look at a front end.
             heaps=np.zeros(2 * tasks + 1 + (3 * tasks if devices > 1 else 0), ENTRY),
             queues=np.zeros(queues, QUEUE),

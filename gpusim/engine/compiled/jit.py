@@ -23,8 +23,10 @@ import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: Dividing by zero gives infinity instead of raising: no rule divides by zero, and the checks cost time.
-OPTIONS = {"error_model": "numpy"}
+#: Dividing by zero gives infinity instead of raising: no rule divides by zero, and the checks cost time. Nor are
+#: references to arrays counted (numba's own option for functions that allocate nothing): each part of an array that is
+#: passed on would cost two locked instructions.
+OPTIONS = {"error_model": "numpy", "_nrt": False}
 
 #: A 64-bit integer. Where a constant or a narrower field is passed on, this keeps functions from being compiled twice.
 int64 = cast(Callable[[int], int], np.int64)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.engine.compiled import copies, heap, placement, pool, stream_mode
+from gpusim.engine.compiled import copies, heap, placement, pool, sm_groups, stream_mode
 from gpusim.engine.compiled.arrays import ON_DEVICE, Blocks, Plans, Records, Room
 from gpusim.engine.compiled.jit import entry, int64, jit
 from gpusim.engine.compiled.stream_mode import READY, SERVES
@@ -55,6 +55,9 @@ def simulate(
         count = plans.tasks[plan]
         nodes, deps, succs, log = plans.nodes[plan, :count], plans.deps[plan], plans.succs[plan], plans.log[plan]
         set_up(nodes, devices, engines, room.grids)
+        if blocks is not None:
+            for number in range(len(devices)):
+                sm_groups.set_up(devices[number], blocks, number)
         pending = seq = ended = logged = int64(0)
         events = len(nodes)  # where their heap begins, behind those of ready tasks
         if stream_launches is None:
@@ -132,6 +135,7 @@ def simulate(
             # The device goes from one set of running tasks to the next.
             elapsed_ns = now - device.updated
             device.updated = now
+            device.clock_ns += elapsed_ns
             if device.copying > 0:
                 copies.advance(engines, nodes[index].device, elapsed_ns)
             node = nodes[index]
@@ -143,16 +147,7 @@ def simulate(
                     pool.start(hw, running, device.first_running + device.running, index, tasks[node.row])
                     device.running += 1
                 if blocks is not None:
-                    here = node.device
-                    placement.start(
-                        hw,
-                        device,
-                        blocks.kernels[here],
-                        blocks.groups[here],
-                        blocks.cohorts[here],
-                        index,
-                        tasks[node.row],
-                    )
+                    placement.start(hw, device, blocks, node.device, index, tasks[node.row])
                 device.front_end_free = now + front_end_ns
             elif what == COPIES:
                 copies.enqueue(nodes, engines[2 * node.device + tasks[node.row].kind], index)
@@ -167,12 +162,7 @@ def simulate(
                     pool.finish(running, device.first_running, device.running, index)
                     device.running -= 1
                 elif blocks is not None:
-                    here = node.device
-                    placement.advance(device, blocks.cohorts[here], elapsed_ns)
-                    elapsed_ns = 0.0
-                    all_of_it = placement.finish(
-                        device, blocks.kernels[here], blocks.groups[here], blocks.cohorts[here], index
-                    )
+                    all_of_it = placement.finish(device, blocks, node.device, index)
                 if not all_of_it:
                     what = COPIES  # a part of its blocks: nothing else follows
                 else:
@@ -199,10 +189,7 @@ def simulate(
             if running is not None:
                 delay_ns, index = pool.update(hw, running, device.first_running, device.running, elapsed_ns)
             if blocks is not None:
-                here = node.device
-                delay_ns, index = placement.update(
-                    hw, device, blocks.kernels[here], blocks.groups[here], blocks.cohorts[here], elapsed_ns
-                )
+                delay_ns, index = placement.update(hw, device, blocks, node.device)
             if device.copying > 0:
                 copy_ns, copy, logged = copies.update(hw, tasks, nodes, engines, node.device, now, log, logged)
                 if index < 0 or copy_ns < delay_ns or (copy_ns == delay_ns and copy < index):
@@ -243,7 +230,6 @@ def set_up(nodes: Any, devices: Any, engines: Any, grids: int) -> None:
         device.end_seq = 0
         device.end_index = -1
         device.running = device.ready = device.copying = 0
-        device.groups = device.cohorts = device.unplaced = device.changed = 0
         device.first_running = number * grids
         device.first_ready = 0
     for number in range(len(engines)):
