@@ -37,7 +37,7 @@ def test_what_is_compiled_ahead_has_the_types_of_what_a_search_runs(hardware: Ha
 
 
 class _Helper:
-    """Stands for the second process."""
+    """Stands for a process that compiles."""
 
     def __init__(self, command: list[str], **_: Any) -> None:
         self.command = command
@@ -60,7 +60,7 @@ HELPERS: list[_Helper] = []
 
 @pytest.fixture
 def helpers(monkeypatch: pytest.MonkeyPatch) -> list[_Helper]:
-    """The second processes of a start on two cores with nothing kept; nothing is compiled."""
+    """The helpers of a start on two cores with nothing kept; nothing is compiled."""
     HELPERS.clear()
     monkeypatch.setattr(warm.subprocess, "Popen", _Helper)
     monkeypatch.setattr(warm, "cores", lambda: 2)
@@ -70,22 +70,25 @@ def helpers(monkeypatch: pytest.MonkeyPatch) -> list[_Helper]:
     return HELPERS
 
 
-def test_a_first_start_takes_one_helper_and_waits_for_it(helpers: list[_Helper]) -> None:
-    warm.warm_up(make_hardware())
-    (helper,) = helpers
-    assert helper.ended
-    assert not helper.terminated
+@pytest.mark.parametrize(("sharing", "rule"), [(0.5, warm.BY_BLOCK), (0.0, warm.ONE_POOL)])
+def test_a_first_start_takes_two_helpers_and_waits_for_them(helpers: list[_Helper], sharing: float, rule: str) -> None:
+    warm.warm_up(make_hardware(sharing=sharing))
+    assert [helper.command for helper in helpers] == [warm.helper_command(rule), warm.helper_command(warm.ALL_OTHERS)]
+    assert all(helper.ended and not helper.terminated for helper in helpers)
 
 
 def test_no_helper_outlives_an_interrupt(helpers: list[_Helper], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(hardware: HardwareModel) -> None:
-        raise KeyboardInterrupt
+    def interrupted(helper: _Helper) -> int:
+        if not helper.terminated:
+            raise KeyboardInterrupt
+        helper.ended = True
+        return 0
 
-    monkeypatch.setattr(warm, "compile_simulate", interrupted)
+    monkeypatch.setattr(_Helper, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         warm.warm_up(make_hardware())
-    assert helpers[0].terminated
-    assert helpers[0].ended
+    assert len(helpers) == 2
+    assert all(helper.terminated and helper.ended for helper in helpers)
 
 
 @pytest.mark.parametrize(("cores", "kept"), [(1, False), (2, True), (2, None)])
@@ -113,9 +116,10 @@ def test_without_a_helper_all_is_compiled_here(helpers: list[_Helper], monkeypat
     assert done == ["others"]
 
 
-def test_what_the_helper_runs_runs() -> None:
+@pytest.mark.parametrize("what", [warm.BY_BLOCK, warm.ONE_POOL, warm.ALL_OTHERS])
+def test_what_a_helper_runs_runs(what: str) -> None:
     """It reads what is kept already, or compiles it, and says nothing."""
-    done = subprocess.run(warm.helper_command(), capture_output=True, text=True, check=False)
+    done = subprocess.run(warm.helper_command(what), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -146,7 +150,7 @@ def test_where_nothing_can_be_kept_it_is_not_known_as_kept(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("compiling_s", "evaluations", "left_s"),
-    [(0.0, None, 9.0), (3.0, None, 6.0), (8.0, None, 3.0), (60.0, None, 3.0), (60.0, 70, 9.0)],
+    [(0.0, None, 9.0), (3.0, None, 6.0), (8.0, None, 1.5), (60.0, None, 1.5), (60.0, 70, 9.0)],
 )
 def test_compiling_counts_as_search_up_to_a_share_of_the_budget(
     monkeypatch: pytest.MonkeyPatch, compiling_s: float, evaluations: int | None, left_s: float

@@ -40,7 +40,7 @@ DEFAULT_STREAMS = 8
 DEFAULT_BUDGET_S = 9.0
 MAX_BUDGET_S = 86_400.0
 #: Share of the budget that compiling on a first start may take; the rest is searched in any case.
-COMPILING_SHARE = 2 / 3
+COMPILING_SHARE = 5 / 6
 SEARCH = "search"
 #: Rows of searched schedules that run variants, and of those on partitions of the SMs.
 VARIANTS, PARTITIONS = "with variants", "with partitions"
