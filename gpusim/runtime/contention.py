@@ -100,16 +100,32 @@ def measure_points(model: HardwareModel, say: Callable[[str], None]) -> tuple[li
             for policy, assignment in made
         )
         sequential_ns, times = alone(_replay, trace, schedules, model)
-        # The gap of this very process's recordings: they differ from the capture's by what two recordings differ.
-        truth = trace.ground_truth
-        assert truth is not None
-        graph_time = msgspec.structs.replace(truth.graph, median_ns=sequential_ns)
-        truth = msgspec.structs.replace(truth, graph=graph_time)
-        here = OpGraph.build(msgspec.structs.replace(trace, ground_truth=truth), model)
-        for (_, assignment), measured_ns in zip(made, times, strict=True):
-            plan = lower(here, assignment.order, assignment.streams)
-            points.append(Point(plan, here.hardware, measured_ns, 1 / len(made)))
+        arrangements = [(assignment.order, assignment.streams) for _, assignment in made]
+        points += points_of(trace, model, sequential_ns, arrangements, times)
     return points, gaps
+
+
+def points_of(
+    trace: Trace,
+    model: HardwareModel,
+    sequential_ns: int,
+    arrangements: Sequence[tuple[Sequence[int], Sequence[int]]],
+    measured_ns: Sequence[int],
+) -> list[Point]:
+    """The points of one step: launch orders and streams by op, and what they took.
+
+    The trace is anchored to the sequential graph that was timed in the same process, `sequential_ns`: it differs from
+    the capture's by what two recordings differ.
+    """
+    truth = trace.ground_truth
+    assert truth is not None
+    graph_time = msgspec.structs.replace(truth.graph, median_ns=sequential_ns)
+    truth = msgspec.structs.replace(truth, graph=graph_time)
+    here = OpGraph.build(msgspec.structs.replace(trace, ground_truth=truth), model)
+    return [
+        Point(lower(here, order, streams), here.hardware, took_ns, 1 / len(arrangements))
+        for (order, streams), took_ns in zip(arrangements, measured_ns, strict=True)
+    ]
 
 
 def fit(points: Sequence[Point], gaps: Sequence[float]) -> Fit:

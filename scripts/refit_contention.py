@@ -1,0 +1,51 @@
+"""Fit the contention constants again to the schedules that a calibration replayed, without a GPU.
+
+    python scripts/refit_contention.py [validate/calibration]
+
+The folder has the calibration's traces and one file of its schedules with what they took. Prints the constants that
+today's engine gives with the bundled hardware model, and what is left, step by step. Needs torch, as calibrating does.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+from gpusim.hardware.model import load_hardware
+from gpusim.plan.anchor import anchor
+from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed
+from gpusim.runtime.contention import Point, by_block, errors, fit, points_of
+from gpusim.trace.store import read_trace
+
+HARDWARE = "h200"
+
+
+def main(folder: str = "validate/calibration") -> None:
+    """Print constants and residuals."""
+    model = load_hardware(HARDWARE)
+    (file,) = Path(folder).glob(f"*{SUFFIX}")
+    steps: dict[str, list[ReplayedSchedule]] = {}
+    for schedule in read_replayed(file):
+        steps.setdefault(schedule.trace, []).append(schedule)
+    points: dict[str, list[Point]] = {}
+    gaps = []
+    for step, schedules in steps.items():
+        trace = read_trace(Path(folder) / f"{step}.json.gz")
+        gaps.append(anchor(trace, model).chain_ns)
+        arrangements = [(schedule.order, schedule.stream_of) for schedule in schedules]
+        took_ns = [schedule.measured_ns for schedule in schedules]
+        points[step] = points_of(trace, model, schedules[0].sequential_ns, arrangements, took_ns)
+    found = fit([point for of_step in points.values() for point in of_step], gaps)
+    print(
+        f"sharing exponent {found.sharing_exponent:g}, join {found.join_ns:g} ns, one pool {found.younger_slowdown:g}"
+    )
+    print(f"residual: median {found.median:.1%}, 90 % within {found.p90:.1%}")
+    for step, of_step in points.items():
+        left = errors(of_step, by_block, (found.sharing_exponent, found.join_ns))
+        rms = math.sqrt(sum(error**2 for error in left) / len(left))
+        print(f"{step}: root mean square {rms:.1%}, mean {sum(left) / len(left):+.1%}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
