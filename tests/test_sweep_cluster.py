@@ -230,6 +230,25 @@ def test_cluster_without_workers_or_whose_workers_have_gone_is_one_line(
         assert len(store.rows()) < 20
 
 
+def test_result_that_died_with_the_last_worker_is_not_waited_for(cluster: Cluster, spy: Spy, tmp_path: Path) -> None:
+    """The scheduler has said that a task is finished; its result was on the worker alone, and nobody is left."""
+    from gpusim.sweep.cluster import ClusterWorkers
+
+    (worker,) = cluster.add_workers(1, spy.environment)
+
+    def kill(progress: Progress) -> None:
+        if progress.done and worker.poll() is None:
+            spy.wait(progress.done + 1)
+            time.sleep(0.3)  # what the scheduler says of the task that has ended reaches this process
+            worker.kill()
+            worker.wait()
+
+    with ClusterWorkers(cluster.address, no_workers_s=0.5) as workers, Store(tmp_path / "s.sqlite") as store:
+        with pytest.raises(WorkerError, match="has no workers left"):
+            run_sweep(small_grid(tmp_path), store, workers, progress=kill)
+        assert 0 < len(store.rows()) < 20
+
+
 def test_worker_with_another_gpusim_or_none_is_named(cluster: Cluster, tmp_path: Path) -> None:
     from gpusim.sweep.cluster import ClusterWorkers
 

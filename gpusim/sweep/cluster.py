@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import astuple
 from types import TracebackType
 from typing import Any, Final
@@ -254,10 +254,7 @@ class _Run:
         while not self.done.empty():
             futures.append(self.done.get())
         good = [future for future in futures if future.status == "finished"]
-        # Where a worker has died since, the task is computed again, and left out where that fails.
-        with self.cluster.talking():
-            gathered: list[list[Result]] = self.client.gather(good, errors="skip")
-        results = {result.key: result for task in gathered for result in task}
+        results = {result.key: result for task in self._gather(good) for result in task}
         for future in futures:
             points, worker = self.out.pop(future)
             self.held[worker] -= 1
@@ -265,6 +262,26 @@ class _Run:
                 results |= {result.key: result for result in self._failed(future, points)}
             self._note(points, results)
         return list(results.values())
+
+    def _gather(self, futures: list[Any]) -> list[list[Result]]:
+        """The results of finished tasks.
+
+        Where a worker has died since, its tasks are computed again, and left out where that fails. The library waits
+        for ever where no worker is left to do so: hence the looking meanwhile.
+        """
+
+        async def ask() -> list[list[Result]]:
+            gathered: list[list[Result]] = await self.client.gather(futures, errors="skip", asynchronous=True)
+            return gathered
+
+        with self.cluster.talking():
+            asked = asyncio.run_coroutine_threadsafe(ask(), self.client.loop.asyncio_loop)
+            try:
+                while not wait([asked], timeout=TICK_S).done:
+                    self._look()
+                return asked.result()
+            finally:
+                asked.cancel()
 
     def _note(self, points: list[Point], results: dict[str, Result]) -> None:
         """Learn what points of a policy take, and take back those that a worker had no time for."""
@@ -279,11 +296,9 @@ class _Run:
         """What to do about a task without results."""
         from distributed import KilledWorker
 
-        with self.cluster.talking():
-            cause = future.exception()
-            if cause is None:
-                found: list[Result] = future.result()
-                return found
+        cause = self._cause(future)
+        if cause is None:
+            return [result for task in self._gather([future]) for result in task]
         if isinstance(cause, GpusimError):
             raise cause
         if isinstance(cause, ImportError):
@@ -295,6 +310,16 @@ class _Run:
             return []
         text = f"its worker died {cause.allowed_failures + 1} times"
         return [Result(point.key, None, 0.0, "", error=text) for point in points]
+
+    def _cause(self, future: Any) -> BaseException | None:
+        """What a task failed of; `None` where its result was lost with a worker and has been computed again."""
+        with self.cluster.talking():
+            while True:
+                try:
+                    cause: BaseException | None = future.exception(timeout=TICK_S)
+                    return cause
+                except TimeoutError:
+                    self._look()
 
     def _look(self) -> None:
         """Now and then look who is there. Raises `WorkerError` where nobody has been for a while."""
