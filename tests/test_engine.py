@@ -88,6 +88,20 @@ def test_successors_of_a_fork_become_ready_one_after_the_other_but_for_the_last_
     assert run(late, hardware).start_ns == (0, 0, 1100, 1130, 2100, 1160)
 
 
+def test_what_waits_for_a_kernel_that_ends_beside_others_starts_later() -> None:
+    """A ends at 1000 while B runs, B at 3000 while C does, C with nothing beside it; a copy beside does not count."""
+    hardware = make_hardware(chain_ns=100, busy_ns=40)
+    tested = plan(
+        task(1000, part=0.1, queue=0),
+        task(3000, part=0.1, queue=1),
+        task(2500, part=0.1, queue=0),
+        task(10, part=0.1, queue=1),
+        task(10, part=0.1, queue=0),
+        copy("h2d", 500_000, queue=2),
+    )
+    assert spans(run(tested, hardware))[2:5] == [(1140, 3640), (3140, 3150), (3740, 3750)]
+
+
 def test_larger_priority_starts_first_where_several_wait() -> None:
     tested = plan(task(1000, part=0.1, queue=0), task(1000, part=0.1, queue=1, priority=5))
     assert run(tested, make_hardware(front_end_ns=250)).start_ns == (250, 0)
@@ -346,7 +360,7 @@ def upper_bound_ns(tested: Plan, hardware: HardwareModel) -> float:
     for found in tested.tasks:
         total += found.dur_ns + found.extra_ns + costs.chain_ns + costs.front_end_ns
         total += costs.fork_ns * len(tested)
-        total += costs.join_ns * (len(found.deps) + 1)
+        total += costs.join_ns * (len(found.deps) + 1) + costs.busy_ns
         total += found.dram_bytes / hardware.memory.dram_bytes_per_ns
         if found.kind in ("h2d", "d2h"):
             slowest = min(copies.h2d_bytes_per_ns, copies.d2h_bytes_per_ns)

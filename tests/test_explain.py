@@ -26,7 +26,7 @@ from gpusim.search.explain import (
     CAUSES,
     DEPENDENCY,
     FRONT_END,
-    JOIN,
+    GRAPH_GAPS,
     LAUNCH,
     QUEUE,
     Explained,
@@ -110,7 +110,7 @@ def test_one_stream_is_a_queue() -> None:
 def test_join_and_front_end_costs() -> None:
     """b and c are ready at 1100; c starts 70 later; d has two predecessors."""
     found = explained(make_trace(FORK), [0, 0, 1, 0], make_hardware(chain_ns=100, join_ns=30, front_end_ns=70))
-    assert causes(found) == {JOIN: 30, FRONT_END: 70}
+    assert causes(found) == {GRAPH_GAPS: 30, FRONT_END: 70}
 
 
 def test_younger_kernel_loses_issue_slots() -> None:

@@ -124,6 +124,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
         chain_ns=pick((0.0, 100.0, 405.3)),
         fork_ns=pick((0.0, 30.0)),
         join_ns=pick((0.0, 40.0)),
+        busy_ns=pick((0.0, 60.0)),
         front_end_ns=pick((0.0, 100.0, 250.0, 333.3)),
         slowdown=pick((0.0, 0.8)),
         sharing=pick((0.0, 0.5, 0.55, 1.0)),

@@ -6,7 +6,6 @@ traces of the same runs lie in validate/traces, or are bundled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -43,7 +42,7 @@ def replayed_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
     return list(then.cases), list(now.cases)
 
 
-def check_no_worse(then: Fidelity | Reached | None, now: Fidelity | None) -> None:
+def check_no_worse(then: Fidelity | None, now: Fidelity | None) -> None:
     """Fails where errors have grown by more than `MAY_GROW`."""
     assert then is not None, "no schedule on several streams"
     assert now is not None
@@ -82,21 +81,6 @@ def make_golden(folder: Path, wrong: float = 0.0) -> Path:
     return write_replayed(schedules, write_results(results, folder))
 
 
-@dataclass(frozen=True)
-class Reached:
-    """Errors of a file's schedules under the rule of today."""
-
-    median: float
-    p95: float
-
-
-#: What today's rules give of schedules that were measured under earlier ones. Of the search, which had the SMs as one
-#: pool, the median was 1.6 %, the 95th percentile 6.6 %; of the variants, before forks took time, 2.9 and 19 %.
-EARLIER = {
-    "search_h200_20261120.schedules.json.gz": Reached(median=0.0198, p95=0.0624),
-    "variants_h200_20261121.schedules.json.gz": Reached(median=0.0413, p95=0.1506),
-}
-
 MADE = "made here"
 GOLDEN = {path.name: path for path in golden_files(RESULTS)}
 
@@ -106,7 +90,7 @@ def test_schedules_replayed_on_a_gpu_are_predicted_as_well_as_when_they_were_mea
     name: str, tmp_path: Path
 ) -> None:
     then, now = replayed_again(GOLDEN[name] if name in GOLDEN else make_golden(tmp_path))
-    check_no_worse(EARLIER.get(name, fidelity(then)), fidelity(now))
+    check_no_worse(fidelity(then), fidelity(now))
 
 
 def test_folder_of_results_is_read(tmp_path: Path) -> None:

@@ -123,6 +123,11 @@ class SmPlacement:
         """Whether no further kernel may start: the GPU has no more grid slots."""
         return len(self.kernels) >= self.hardware.limits.resident_grids
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs."""
+        return bool(self.kernels)
+
     def start(self, index: int, task: Task) -> None:
         """Put a task on the GPU, at the end of the line."""
         bandwidth = self.hardware.memory.dram_bytes_per_ns

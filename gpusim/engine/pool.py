@@ -57,6 +57,11 @@ class SmPool:
         """Whether no further kernel may start: the GPU has no more grid slots."""
         return len(self.running) >= self._limit
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs."""
+        return bool(self.running)
+
     def start(self, index: int, task: Task) -> None:
         """Put a task on the GPU."""
         demand = task.demand

@@ -68,6 +68,7 @@ class _Simulation:
         self.ready = [-1.0] * count
         self.ended = [self.env.event() for _ in range(count)]
         self.finish_order: dict[int, int] = {}
+        self.beside_others: set[int] = set()
         self.devices: dict[int, _Device] = {}
         for task in plan.tasks:
             if task.device not in self.devices:
@@ -86,14 +87,18 @@ class _Simulation:
         preds = {*task.deps, *([] if previous is None else [previous])}
         if preds:
             yield self.env.all_of([self.ended[p] for p in sorted(preds)])
+            last = max(preds, key=self.finish_order.__getitem__)
             gap_ns = costs.chain_ns + costs.join_ns * (len(preds) - 1) + task.extra_ns
-            siblings = self.successors[max(preds, key=self.finish_order.__getitem__)]
+            gap_ns += costs.busy_ns if last in self.beside_others else 0.0
+            siblings = self.successors[last]
             yield self.env.timeout(gap_ns + costs.fork_ns * max(0, min(siblings.index(index), len(siblings) - 2)))
         self.ready[index] = self.env.now
         self.devices[task.device].arrive(index, task)
 
-    def finished(self, index: int) -> None:
+    def finished(self, index: int, beside_others: bool) -> None:
         self.end[index] = self.env.now
+        if beside_others:
+            self.beside_others.add(index)
         self.finish_order[index] = len(self.finish_order)
         self.ended[index].succeed()
 
@@ -201,15 +206,16 @@ class _Device:
             return  # the rates have changed since
         self._advance()
         task = self.simulation.plan.tasks[index]
-        all_of_it = True
+        all_of_it, beside_others = True, False
         if task.kind in COPY_DIRECTIONS:
             self.copies[task.kind].active = None
         else:
             all_of_it = self.pool.finish(index)
+            beside_others = self.pool.busy
         self._update()
         if not all_of_it:
             return
-        self.simulation.finished(index)
+        self.simulation.finished(index, beside_others)
         if self.waiting:
             self._serve(max(self.env.now, self.front_end_free))
 

@@ -87,6 +87,8 @@ class GraphCosts(Document, frozen=True, kw_only=True):
     """From one of three or more successors of a kernel to the next; the last two are ready together."""
     join_ns: NonNegative
     """Extra delay of a kernel for each predecessor beyond the first."""
+    busy_ns: NonNegative = 0.0
+    """Extra delay of what waits for a kernel, where others run at its end."""
     front_end_ns: NonNegative
     """Least time between two kernel starts."""
     memory_node_ns: NonNegative

@@ -13,6 +13,8 @@ class PairCase(Document, frozen=True, kw_only=True):
     kernels: tuple[str, ...]
     alone_ns: tuple[Nanoseconds, ...]
     """Each by itself in the same place; launch costs included."""
+    empty_ns: Nanoseconds = 0
+    """Between two stamps with nothing between them; 0 in files that do not say."""
     together_ns: Nanoseconds
     predicted_ns: Nanoseconds
     fitted: bool = False

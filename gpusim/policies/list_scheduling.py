@@ -116,15 +116,16 @@ class _Scheduler:
         lane = self.lanes[number]
         lane.kernel += 1
         tasks = self.graph.tasks[op]
+        seen_at = self.now + (self.costs.busy_ns if self.pool.busy else 0.0)
         if lane.kernel < len(tasks):
-            lane.start_at = self.now + self.costs.chain_ns + tasks[lane.kernel].extra_ns
+            lane.start_at = seen_at + self.costs.chain_ns + tasks[lane.kernel].extra_ns
             return
-        lane.ended_at = self.now
+        lane.ended_at = seen_at
         self.idle.add(number)
         for after in self.succs[op]:
             self.waiting[after] -= 1
             if not self.waiting[after]:
-                self.ready_at[after] = self.now
+                self.ready_at[after] = seen_at
                 heapq.heappush(self.ready, (-self.priority[after], after))
 
     def _fill(self) -> None:

@@ -72,13 +72,13 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         f"residual median {found.median:.1%}, 90 % within {found.p90:.1%}"
     )
     pooled = statistics.median(found.pooled_residuals)
-    sources |= {"contention.sharing_exponent": note, "graph.join_ns": note}
+    sources |= {"contention.sharing_exponent": note, "graph.busy_ns": note}
     sources["contention.younger_slowdown"] = (
         f"{when}; to the same schedules with the SMs as one pool, median {pooled:.1%}"
     )
     sources["graph.chain_ns"] = f"{when}; median over the calibration steps: {_listed(gaps)} ns"
     sources["uncertainty"] = f"{when}; the residuals of that fit, until validation replaces them"
-    model = with_contention(model, found.sharing_exponent, found.join_ns, found.younger_slowdown)
+    model = with_contention(model, found.sharing_exponent, found.busy_ns, found.younger_slowdown)
     return msgspec.structs.replace(
         model,
         graph=msgspec.structs.replace(model.graph, chain_ns=found.chain_ns),
@@ -100,20 +100,19 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
 
     wide, wider = (bench.parallel_chains_ns(width, spin, length=20) for width in (64, 96))
     front_end_ns = (wider - wide) / 32
-    one, four = (bench.fork_join_ns(width, spin) for width in (1, 4))
-    join_ns = max(0.0, (four - one) / 3 - front_end_ns)
     small = bench.small_kernel()
     chain_ns = bench.parallel_chains_ns(1, small) - bench.profiled_ns(small)
     memory_node_ns = max(0.0, bench.memset_gap_ns() - chain_ns)
     notes = {
         "chain_ns": "gap in a chain of small elementwise kernels over their profiled time",
         "fork_ns": "between the starts of 4, 5 or 6 kernels of one block that wait for one, but the last two",
-        "join_ns": "stage of 4 parallel spin kernels over a stage of 1, for each branch, less the front end's time",
+        "join_ns": "not measured; kernels of one block that waited for several others on an H200 started no later",
+        "busy_ns": "fitted with the contention",
         "front_end_ns": "64 against 96 parallel chains of spin kernels",
         "memory_node_ns": "chain of memsets between small kernels, less the usual gaps",
     }
     costs = GraphCosts(
-        chain_ns=chain_ns, fork_ns=fork_ns(), join_ns=join_ns, front_end_ns=front_end_ns, memory_node_ns=memory_node_ns
+        chain_ns=chain_ns, fork_ns=fork_ns(), join_ns=0.0, front_end_ns=front_end_ns, memory_node_ns=memory_node_ns
     )
     return costs, notes
 

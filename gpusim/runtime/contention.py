@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import Contention, HardwareModel
@@ -45,9 +47,11 @@ Constants = tuple[float, ...]
 """Values of the constants that are fitted together."""
 Build = Callable[[HardwareModel, Constants], HardwareModel]
 """The model with these values."""
-#: The search for the least squares: start, first steps, and the steps at which it ends.
-BY_BLOCK_START, BY_BLOCK_STEPS, BY_BLOCK_LAST = (0.5, 100.0), (0.1, 50.0), (0.01, 5.0)
-POOLED_START, POOLED_STEPS, POOLED_LAST = (0.8,), (0.2,), (0.01,)
+#: Where the least squares are looked for: a grid, and then five by five points so far apart.
+BY_BLOCK_GRID, BY_BLOCK_SPACING = ((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), (0.0, 150.0, 300.0, 450.0, 600.0)), (0.05, 75.0)
+POOLED_GRID, POOLED_SPACING = ((0.0, 0.4, 0.8, 1.2, 1.6),), (0.1,)
+#: Points along each constant, and how often they are laid around the lowest point found.
+AROUND, ROUNDS = 5, 4
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Fit:
     """Fitted constants and what is left."""
 
     sharing_exponent: float
-    join_ns: float
+    busy_ns: float
     younger_slowdown: float
     """Fitted after the others, for the SMs as one pool."""
     chain_ns: float
@@ -129,57 +133,83 @@ def points_of(
 
 
 def fit(points: Sequence[Point], gaps: Sequence[float]) -> Fit:
-    """Least squares of log(predicted / measured) over the sharing exponent and the join cost, then the slow-down."""
-    exponent, join_ns = _least_squares(points, by_block, BY_BLOCK_START, BY_BLOCK_STEPS, BY_BLOCK_LAST)
+    """Least squares of log(predicted / measured) over the sharing exponent and the busy cost, then the slow-down."""
+    exponent, busy_ns = _least_squares(points, by_block, BY_BLOCK_GRID, BY_BLOCK_SPACING)
 
     def pooled(model: HardwareModel, constants: Constants) -> HardwareModel:
-        return with_contention(model, 0.0, join_ns, constants[0])
+        return with_contention(model, 0.0, busy_ns, constants[0])
 
-    (slowdown,) = _least_squares(points, pooled, POOLED_START, POOLED_STEPS, POOLED_LAST)
+    (slowdown,) = _least_squares(points, pooled, POOLED_GRID, POOLED_SPACING)
     return Fit(
         sharing_exponent=exponent,
-        join_ns=join_ns,
+        busy_ns=busy_ns,
         younger_slowdown=slowdown,
         chain_ns=statistics.median(gaps),
-        residuals=tuple(abs(error) for error in errors(points, by_block, (exponent, join_ns))),
+        residuals=tuple(abs(error) for error in errors(points, by_block, (exponent, busy_ns))),
         pooled_residuals=tuple(abs(error) for error in errors(points, pooled, (slowdown,))),
     )
 
 
 def by_block(model: HardwareModel, constants: Constants) -> HardwareModel:
-    """The model with this sharing exponent and join cost, its SMs one by one."""
-    exponent, join_ns = constants
+    """The model with this sharing exponent and busy cost, its SMs one by one."""
+    exponent, busy_ns = constants
     # 0 would stand for the pool
-    return with_contention(model, max(exponent, 1e-6), join_ns, model.contention.younger_slowdown)
+    return with_contention(model, max(exponent, 1e-6), busy_ns, model.contention.younger_slowdown)
 
 
-def with_contention(model: HardwareModel, exponent: float, join_ns: float, slowdown: float) -> HardwareModel:
+def with_contention(model: HardwareModel, exponent: float, busy_ns: float, slowdown: float) -> HardwareModel:
     """The model with other constants of what kernels do to each other."""
     return msgspec.structs.replace(
         model,
         contention=Contention(younger_slowdown=slowdown, sharing_exponent=exponent),
-        graph=msgspec.structs.replace(model.graph, join_ns=join_ns),
+        graph=msgspec.structs.replace(model.graph, busy_ns=busy_ns),
     )
 
 
 def _least_squares(
-    points: Sequence[Point], build: Build, start: Constants, first: Constants, last: Constants
+    points: Sequence[Point], build: Build, grid: Sequence[Sequence[float]], spacing: Constants
 ) -> Constants:
-    """A pattern search: along each constant in turn, by steps that halve where nothing helps."""
-    best, steps = start, first
-    least = _squares(points, build, best)
-    while any(step > final for step, final in zip(steps, last, strict=True)):
-        tried = [_moved(best, axis, sign * steps[axis]) for axis in range(len(best)) for sign in (1, -1)]
-        squares, found = min((_squares(points, build, candidate), candidate) for candidate in tried)
-        if squares < least:
-            least, best = squares, found
-        else:
-            steps = tuple(step / 2 for step in steps)
+    """The constants with the least squares, by the smooth surface that lies nearest to them.
+
+    Times jump where blocks go elsewhere, so that single constants are better than their neighbours by chance; and two
+    constants make up for each other, so the least lies in a valley along none of them. A search that goes from point
+    to point ends in either. Hence the lowest point of a quadratic surface, again and again around the last one.
+    """
+
+    def squares(constants: Constants) -> float:
+        return _squares(points, build, constants)
+
+    best = min(itertools.product(*grid), key=squares)
+    for _ in range(ROUNDS):
+        axes = [
+            [max(0.0, value + step * (place - AROUND // 2)) for place in range(AROUND)]
+            for value, step in zip(best, spacing, strict=True)
+        ]
+        around = {at: squares(at) for at in itertools.product(*axes)}
+        lowest = _lowest(around, best, spacing)
+        # No further than the points that are known: beyond, the surface is a guess.
+        best = tuple(min(max(value, axis[0]), axis[-1]) for value, axis in zip(lowest, axes, strict=True))
     return best
 
 
-def _moved(constants: Constants, axis: int, by: float) -> Constants:
-    return tuple(max(0.0, value + by) if index == axis else value for index, value in enumerate(constants))
+def _lowest(squares: Mapping[Constants, float], centre: Constants, spacing: Constants) -> Constants:
+    """The lowest point of the quadratic surface through the squares, the low ones most."""
+    values = np.array(list(squares.values()))
+    places = (np.array(list(squares)) - centre) / spacing
+    count = len(centre)
+    pairs = list(itertools.combinations_with_replacement(range(count), 2))
+    terms = np.column_stack([np.ones(len(places)), places, *(places[:, i] * places[:, j] for i, j in pairs)])
+    weights = (values.min() / np.maximum(values, 1e-12)) ** 2 + 1e-3
+    found = np.linalg.lstsq(terms * weights[:, None], values * weights, rcond=None)[0]
+    bend = np.zeros((count, count))
+    for (i, j), value in zip(pairs, found[1 + count :], strict=True):
+        bend[i, j] += value
+        bend[j, i] += value
+    bent, axes = np.linalg.eigh(bend)
+    # Along an axis in which it does not bend upwards: to the end of what is known.
+    slope = axes.T @ found[1 : 1 + count]
+    steps = np.where(bent > 1e-9, -slope / np.maximum(bent, 1e-9), -np.sign(slope) * AROUND)
+    return tuple(float(value) for value in centre + axes @ steps * spacing)
 
 
 def _squares(points: Sequence[Point], build: Build, constants: Constants) -> float:

@@ -139,11 +139,6 @@ def idle_sync_ns() -> float:
     return undisturbed(times)
 
 
-def fork_join_ns(width: int, call: Callable[[], object], stages: int = 20) -> float:
-    """Time of one stage of a graph in which one kernel is followed by `width` parallel ones."""
-    return graph_ns([[[call]], [[call]] * width] * stages) / stages
-
-
 def parallel_chains_ns(width: int, call: Callable[[], object], length: int = 40) -> float:
     """Time of one step of `width` independent chains in one graph."""
     return graph_ns([[[call] * length] * width]) / length

@@ -80,6 +80,7 @@ def measure_pairs(trace: Trace, hardware: HardwareModel, count: int, seed: int) 
             ops=tuple(trace.ops[op].name for op in ops),
             kernels=tuple(trace.ops[op].kernels[0].name for op in ops),
             alone_ns=tuple(round(alone_ns[op]) for op in ops),
+            empty_ns=round(times[()]),
             together_ns=round(times[ops]),
             predicted_ns=round(
                 predict([tasks[op][0] for op in ops], [alone_ns[op] for op in ops], times[()], hardware)

@@ -24,12 +24,12 @@ from gpusim.search.slowdowns import alone_ns, losses
 
 DEPENDENCY: Final = "dependency"
 QUEUE: Final = "queue"
-JOIN: Final = "joins and forks"
+GRAPH_GAPS: Final = "graph gaps"
 LAUNCH: Final = "launch"
 FRONT_END: Final = "front end"
 GRID_SLOT: Final = "grid slot"
 CAUSES: Final = (
-    DEPENDENCY, QUEUE, JOIN, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS, SMEM, SPLIT,
+    DEPENDENCY, QUEUE, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS, SMEM, SPLIT,
     ISSUE, DRAM,
 )  # fmt: skip
 """All causes; docs/explain.md has what each means. `DEPENDENCY` occurs between two ops, never in a step's gap."""
@@ -192,7 +192,7 @@ def _delays(found: Explained) -> Iterator[tuple[Delay, ...]]:
         else:
             if before is not None and before not in found.preds[index]:
                 steps.append((QUEUE, min(ends[before] + _gap_ns(found, index), ready[index]), before))
-            steps.append((JOIN, ready[index], None))
+            steps.append((GRAPH_GAPS, ready[index], None))
         wait = started_by[index]
         cause = {"grid slot": GRID_SLOT, "copy engine": COPY}.get(wait.cause, FRONT_END)
         steps.append((cause, timeline.start_ns[index], wait.blocker if wait.cause == cause else None))

@@ -212,17 +212,18 @@ def schedule_one(
             n_running -= 1
             lane = lanes[states[ending].stream]
             lane.kernel += 1
+            seen_at = now + (hw.graph_busy_ns if n_running > 0 else 0.0)
             if lane.kernel < ops[ending].rows:
-                lane.start_at = now + hw.graph_chain_ns + tasks[ops[ending].first_row + lane.kernel].extra_ns
+                lane.start_at = seen_at + hw.graph_chain_ns + tasks[ops[ending].first_row + lane.kernel].extra_ns
             else:
-                lane.ended_at = now
+                lane.ended_at = seen_at
                 lane.idle = 1
                 n_idle += 1
                 for place in range(ops[ending].first_succ, ops[ending].first_succ + ops[ending].n_succs):
                     after = int64(succs[place])
                     states[after].waiting -= 1
                     if states[after].waiting == 0:
-                        states[after].ready_at = now
+                        states[after].ready_at = seen_at
                         heap.push(ready, base, n_ready, -priority[after], rank, after)
                         n_ready += 1
         elif starting >= 0:

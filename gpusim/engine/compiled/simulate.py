@@ -173,12 +173,13 @@ def simulate(
                 if not all_of_it:
                     pass
                 elif stream_launches is None:
+                    busy_ns = hw.graph_busy_ns if kind == ON_DEVICE and device.running > 0 else 0.0
                     for place in range(node.first_succ, node.first_succ + node.n_succs):
                         after = int64(succs[place])
                         nodes[after].waiting -= 1
                         if nodes[after].waiting == 0:
-                            late_ns = hw.graph_fork_ns * max(0, min(place - node.first_succ, node.n_succs - 2))
-                            ready_at = now + (nodes[after].gap_ns + late_ns)
+                            turn_ns = hw.graph_fork_ns * max(0, min(place - node.first_succ, node.n_succs - 2))
+                            ready_at = now + (nodes[after].gap_ns + busy_ns + turn_ns)
                             heap.push(heaps, events, pending, ready_at, seq, after << 3 | READY)
                             pending += 1
                             seq += 1
