@@ -30,6 +30,7 @@ SHOWN = (("overview", "light", 1000), ("timeline", "dark", 1090), ("what-if", "l
 TRACE, STREAMS = "googlenet-train-b8", 8
 WIDTH = 1280
 DONE = "[data-testid=stApp][data-test-script-state=notRunning]"
+HEIGHT = "document.querySelector('[data-testid=stMain]').scrollHeight"
 #: Figures move into place after their script has ended.
 REST_MS = 2_000
 
@@ -86,9 +87,13 @@ def shoot(browser: Browser, address: str, page: str, scheme: str, size: tuple[in
     tab.wait_for_selector(DONE, timeout=120_000)
     tab.wait_for_timeout(REST_MS)
     if height is None:
-        tall = tab.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
-        tab.set_viewport_size({"width": width, "height": int(tall)})
-        tab.wait_for_timeout(REST_MS)
+        tall = 0
+        # A taller window may be given more, as tables and figures are drawn once they are seen.
+        while (now := int(tab.evaluate(HEIGHT))) > tall:
+            tall = now
+            tab.set_viewport_size({"width": width, "height": tall})
+            tab.wait_for_selector(DONE, timeout=120_000)
+            tab.wait_for_timeout(REST_MS)
     tab.screenshot(path=path)
     context.close()
     compress(path)

@@ -140,6 +140,7 @@ def test_the_bundled_replay_stands_beside_its_schedule() -> None:
     assert errors(app) == []
     assert widget(app.selectbox, "Measured run below the simulated one").value == "critical_path-8"
     trace = load_trace("googlenet-train-b8")
+    assert app.code[-1].value.endswith("--measured critical_path-8")
     found = read_measured(bundled_measured(trace)["critical_path-8"], trace)
     assert found.run is not None
     shown = metrics(app)

@@ -6,13 +6,14 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from gpusim.report.figures.comparisons import measured_figure, memory_figure, tornado_figure
 from gpusim.report.figures.explored import bounds_figure, gain_figure
 from gpusim.report.figures.limits import limits_figure, usual_top, waterfall_rows
 from gpusim.report.figures.output import figure_png
-from gpusim.report.figures.theme import DARK, LIGHT, Theme, us_text
+from gpusim.report.figures.theme import DARK, LIGHT, SIDE_ENTRY, Theme, us_text
 from gpusim.report.results import Results
 from gpusim.search.explore import Explored, explore
 from gpusim.search.limits import Limits, limits
@@ -191,6 +192,16 @@ def test_every_case_of_the_results_is_a_point_in_both_panels(results: Results) -
         assert {pair for trace in mine for pair in zip(trace.x, trace.y, strict=True)} == pairs
         assert sum(len(trace.x) for trace in mine) == len(results.cases)
     assert any(results.cases[0].trace in text for trace in points for text in trace.hovertext)
+
+
+def test_many_policies_have_marks_of_their_own_and_all_fit_beside_the_figure(results: Results) -> None:
+    """A legend taller than its plot is cut off; marks that repeat cannot be told apart."""
+    cases = [msgspec.structs.replace(results.cases[0], policy=f"policy {number}") for number in range(40)]
+    figure = measured_figure([msgspec.structs.replace(results, cases=tuple(cases))])
+    marks = {(t.marker.symbol, t.marker.color) for t in figure.data if t.mode == "markers" and t.showlegend is None}
+    assert len(marks) == 40
+    assert figure.layout.height >= 40 * SIDE_ENTRY
+    assert measured_figure([results]).layout.height < figure.layout.height
 
 
 def test_no_results_are_an_empty_figure() -> None:

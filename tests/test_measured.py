@@ -13,7 +13,7 @@ import pytest
 from gpusim.errors import MeasurementError
 from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck
 from gpusim.report import measured
-from gpusim.report.measured import bundled_measured, parse_measured, read_measured
+from gpusim.report.measured import bundled_measured, load_measured, parse_measured, read_measured
 from gpusim.report.perfetto import Run, Slice, chrome_trace
 from gpusim.trace.schema import Timing, Trace
 from gpusim.trace.store import bundled_traces, load_trace, structure_hash
@@ -138,6 +138,20 @@ def test_limits_on_size_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(MeasurementError, match="cannot be read"):
         read_measured(tmp_path / "none.json", wide_trace())
+
+
+def test_a_measured_run_is_named_or_a_file() -> None:
+    """What ships goes by its name; anything else that is no file is one line that says which names there are."""
+    trace = load_trace("googlenet-train-b8")
+    for name, path in bundled_measured(trace).items():
+        assert load_measured(name, trace) == read_measured(path, trace) == load_measured(str(path), trace)
+    names = ", ".join(bundled_measured(trace))
+    with pytest.raises(MeasurementError, match=f"critical-path: is no file and no measured run .*googlenet.*: {names}"):
+        load_measured("critical-path", trace)
+    with pytest.raises(MeasurementError, match="none of .* ships with gpusim"):
+        load_measured("critical_path-8", wide_trace())
+    with pytest.raises(MeasurementError, match="cannot be read"):
+        load_measured("none.json", trace)
 
 
 def test_bundled_timelines_belong_to_bundled_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

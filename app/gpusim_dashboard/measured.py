@@ -21,8 +21,8 @@ def _bundled(path: Path, content: str, _trace: Trace) -> Measured:
     return read_measured(path, _trace)
 
 
-def choose(choice: Choice) -> Measured | None:
-    """Two controls, one to choose a measured run and one to load it; gives the run, None where none is chosen."""
+def choose(choice: Choice) -> tuple[str, Measured | None]:
+    """Two controls, one to choose a measured run and one to load it; gives its name and the run, if one is chosen."""
     cells = st.columns([3, 1], vertical_alignment="bottom")
     mine: dict[str, Measured] = st.session_state.measured.setdefault(choice.content, {})
     key = f"measured run of {choice.content[:16]}"
@@ -59,8 +59,8 @@ def choose(choice: Choice) -> Measured | None:
     uploads.show_error(UPLOADER)
     st.session_state.measured_chosen[choice.content] = name
     if name == NONE:
-        return None
-    return mine[name] if name in mine else _bundled(bundled[name], choice.content, choice.trace)
+        return name, None
+    return name, mine[name] if name in mine else _bundled(bundled[name], choice.content, choice.trace)
 
 
 def summary(found: Measured, simulated_ns: int) -> None:

@@ -24,7 +24,7 @@ with st.spinner("Simulating ..."):
     assignment = results.assignment_of(choice)
     timeline = results.timeline_of(choice, assignment, mode)
 graph = results.graph_of(choice)
-replayed = measured.choose(choice)
+measured_name, replayed = measured.choose(choice)
 if replayed is not None:
     measured.summary(replayed, timeline.makespan_ns)
 run_ns = whole(replayed.run)[1] if replayed is not None and replayed.run is not None else 0
@@ -74,9 +74,12 @@ with right:
         ]
     )
     st.caption(f"Along the critical path these add up to {format_ns(timeline.makespan_ns)}.")
+words = ["--launch", mode, "--html", "timeline.html"]
+if replayed is not None:
+    words += ["--measured", measured_name]
 if choice.policy == SEARCH:
-    view.command("simulate", choice.words, *view.hardware_words(choice), "--schedule", "best.json", "--launch", mode)
+    view.command("simulate", choice.words, *view.hardware_words(choice), "--schedule", "best.json", *words)
     st.caption("best.json is the schedule that the Explore page offers for download.")
 else:
-    words = ["--policy", choice.policy, "--streams", str(choice.streams), "--launch", mode, "--html", "timeline.html"]
-    view.command("simulate", choice.words, *view.hardware_words(choice), *words)
+    own = ["--policy", choice.policy, "--streams", str(choice.streams)]
+    view.command("simulate", choice.words, *view.hardware_words(choice), *own, *words)

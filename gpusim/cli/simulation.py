@@ -146,7 +146,12 @@ def explore(
 )
 @click.option("--perfetto", "perfetto_file", metavar="OUT", help="Write the timeline for ui.perfetto.dev (.json[.gz]).")
 @figure_options
-@click.option("--measured", "measured_file", metavar="FILE", help="Draw this replay, too (its -o or --perfetto file).")
+@click.option(
+    "--measured",
+    "measured_file",
+    metavar="FILE",
+    help="Draw this replay, too: its -o or --perfetto file, or the name of one that ships with gpusim.",
+)
 @json_option
 def simulate(
     trace: str,
@@ -185,9 +190,9 @@ def simulate(
     step = load_trace(trace)
     measured = None
     if measured_file is not None:
-        from gpusim.report.measured import read_measured
+        from gpusim.report.measured import load_measured
 
-        measured = read_measured(Path(measured_file), step)
+        measured = load_measured(measured_file, step)
     model = choose_hardware(hardware, step)
     with naming(trace):
         graph = OpGraph.build(step, model)

@@ -115,6 +115,17 @@ def read_measured(path: Path, trace: Trace) -> Measured:
     return parse_measured(data, str(path), trace)
 
 
+def load_measured(name_or_file: str, trace: Trace) -> Measured:
+    """A measured run of `trace` by bundled name (`bundled_measured`) or file. Raises `MeasurementError`."""
+    bundled = bundled_measured(trace)
+    if name_or_file in bundled:
+        return read_measured(bundled[name_or_file], trace)
+    if Path(name_or_file).suffix or Path(name_or_file).exists():
+        return read_measured(Path(name_or_file), trace)
+    known = f"those of {trace.name}: {', '.join(bundled)}" if bundled else f"none of {trace.name} ships with gpusim"
+    raise MeasurementError(name_or_file, f"is no file and no measured run ({known})")
+
+
 def bundled_measured(trace: Trace) -> dict[str, Path]:
     """Name -> file of the measured timelines of a step of this name that ship with gpusim."""
     try:

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.engine.base import Timeline
-from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_LEGEND, Theme, heading, us, us_text
+from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_ENTRY, SIDE_LEGEND, Theme, heading, us, us_text
 from gpusim.report.lanes import samples
 from gpusim.report.results import ResultCase, Results
 from gpusim.units import MIB, counted
@@ -24,7 +24,8 @@ def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure
     """Predicted against measured, of all cases of some results files: times on the left, speed-ups on the right."""
     cases = [case for results in files for case in results.cases]
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
-    for number, policy in enumerate(sorted({case.policy for case in cases})):
+    policies = sorted({case.policy for case in cases})
+    for number, policy in enumerate(policies):
         mine = [case for case in cases if case.policy == policy]
         hover = [_case_text(case) for case in mine]
         common = {
@@ -53,7 +54,7 @@ def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure
             f"{len(cases)} replayed schedules on {', '.join(sorted({results.gpu for results in files})) or 'no GPU'}",
             theme,
         ),
-        height=560,
+        height=max(560, AROUND + SIDE_ENTRY * (len(policies) + 1)),
         hovermode="closest",
         legend=SIDE_LEGEND,
         margin={"r": SIDE},

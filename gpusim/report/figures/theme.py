@@ -34,6 +34,11 @@ SYMBOLS = (
     "pentagon",
     "bowtie",
     "hourglass",
+    "triangle-left",
+    "hexagram",
+    "diamond-tall",
+    "triangle-right",
+    "star-square",
 )
 
 FONT = "Open Sans, Helvetica Neue, Arial, DejaVu Sans, sans-serif"
@@ -68,7 +73,7 @@ class Theme:
         return (self.forward, ORANGE, GREEN, VERMILION, PURPLE, SKY if self.forward != SKY else YELLOW)
 
     def marker(self, number: int) -> dict[str, object]:
-        """The marker of a series of points: no two of the first dozen share a shape."""
+        """The marker of a series of points: no two share a shape and a colour before there are a hundred."""
         return {
             "size": 9,
             "symbol": SYMBOLS[number % len(SYMBOLS)],
@@ -160,8 +165,17 @@ def us_text(time_ns: float, *, signed: bool = False) -> str:
 
 
 #: A legend beside the figure: where it has more entries than fit above. Goes with `margin={"r": SIDE}`.
-SIDE_LEGEND = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1.0, "yanchor": "top"}
+SIDE_LEGEND = {
+    "orientation": "v",
+    "x": 1.02,
+    "xanchor": "left",
+    "y": 1.0,
+    "yanchor": "top",
+    "tracegroupgap": 0,
+}
 SIDE = 150
+#: Pixels of one of its entries: plotly cuts a legend off, with a scroll bar, that is taller than its plot.
+SIDE_ENTRY = 26
 
 
 def heading(title: str, subtitle: str, theme: Theme) -> dict[str, str]:
