@@ -148,7 +148,7 @@ def test_a_measured_run_is_named_or_a_file() -> None:
     names = ", ".join(bundled_measured(trace))
     with pytest.raises(MeasurementError, match=f"critical-path: is no file and no measured run .*googlenet.*: {names}"):
         load_measured("critical-path", trace)
-    with pytest.raises(MeasurementError, match="none of .* ships with gpusim"):
+    with pytest.raises(MeasurementError, match=r"none of .* ships with gpusim"):
         load_measured("critical_path-8", wide_trace())
     with pytest.raises(MeasurementError, match="cannot be read"):
         load_measured("none.json", trace)
