@@ -100,6 +100,13 @@ def test_number_without_a_source_is_refused(tmp_path: Path, section: str, field:
     assert caught.value.place == f"$.{section}.{field}"
 
 
+def test_number_that_an_older_file_leaves_out_needs_no_source(tmp_path: Path) -> None:
+    """A file made before there was a constant reads as it did, and compares with today's."""
+    older = document("h200")
+    del older["graph"]["busy_ns"], older["sources"]["graph.busy_ns"]
+    assert read_hardware(written(tmp_path, older)).graph.busy_ns == 0.0
+
+
 def test_source_of_a_section_covers_its_fields(tmp_path: Path) -> None:
     """A source may be given once for a section."""
     changed = document()

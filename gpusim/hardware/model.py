@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+import msgspec
 from msgspec import Meta
 
 from gpusim.errors import HardwareError, UnknownNameError
@@ -167,10 +168,12 @@ def read_hardware(path: Path) -> HardwareModel:
     """Read and check a hardware model. Raises `HardwareError`, also for a number without a source."""
     model = read_document(path, HardwareModel, SCHEMA, HardwareError)
     for section in ("limits", "memory", "rates", "copies", "graph", "stream", "contention", "uncertainty"):
-        for field in getattr(model, section).__struct_fields__:
-            source = model.sources.get(f"{section}.{field}", model.sources.get(section, ""))
-            if not source.strip():
-                raise HardwareError(str(path), "has no source", place=f"$.{section}.{field}")
+        numbers = getattr(model, section)
+        for field in msgspec.structs.fields(numbers):
+            source = model.sources.get(f"{section}.{field.name}", model.sources.get(section, ""))
+            # What a file may leave out, and does, is no number of its own.
+            if not source.strip() and getattr(numbers, field.name) != field.default:
+                raise HardwareError(str(path), "has no source", place=f"$.{section}.{field.name}")
     if model.stream.queues > model.stream.max_queues:
         problem = f"{model.stream.queues} queues, of at most {model.stream.max_queues}"
         raise HardwareError(str(path), problem, place="$.stream.queues")
