@@ -87,9 +87,9 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Schedule, ...]]:
     def capture(*_: object) -> Trace:
         return chain_trace(5, 1000, graph_ns=6600)
 
-    def replay(trace: Trace, schedules: tuple[Schedule, ...], model: object) -> tuple[int, list[int]]:
+    def replay(trace: Trace, schedules: tuple[Schedule, ...], model: object) -> tuple[int, list[int], float]:
         asked.append(schedules)
-        return 7000, [7000 + number for number in range(len(schedules))]
+        return 7000, [7000 + number for number in range(len(schedules))], 10.0 * len(asked)
 
     def here(work: Callable[..., Any], *arguments: object) -> Any:
         return work(*arguments)
@@ -101,22 +101,30 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Schedule, ...]]:
 
 
 def test_every_step_is_replayed_with_policies_and_schedules_by_lot(replayed: list[tuple[Schedule, ...]]) -> None:
-    found, gaps = measure_points(make_hardware(), lambda _: None)
-    assert len(replayed) == len(gaps) == len(contention.STEPS)
+    found = measure_points(make_hardware(), lambda _: None)
+    assert len(replayed) == len(found.gaps_ns) == len(contention.STEPS)
     for schedules in replayed:
         policies = [schedule.policy for schedule in schedules]
         assert policies.count("random") == contention.RANDOM_SCHEDULES
         assert len(policies) == contention.RANDOM_SCHEDULES + len(contention.SCHEDULES)
     each = [7000 + number for number in range(len(replayed[0]))]
-    assert [point.measured_ns for point in found] == each * len(contention.STEPS)
-    assert sum(point.weight for point in found) == pytest.approx(len(contention.STEPS))
+    assert [point.measured_ns for point in found.points] == each * len(contention.STEPS)
+    assert sum(point.weight for point in found.points) == pytest.approx(len(contention.STEPS))
 
 
 def test_points_are_anchored_to_the_sequential_run_of_their_own_replay(replayed: list[tuple[Schedule, ...]]) -> None:
     """Two processes' recordings differ; what that does must not end up in the constants."""
-    found, gaps = measure_points(make_hardware(), lambda _: None)
-    assert set(gaps) == {400.0}  # (6600 - 5 x 1000) / 4, of the capture
-    assert {point.hardware.graph.chain_ns for point in found} == {500.0}  # (7000 - 5 x 1000) / 4
+    found = measure_points(make_hardware(), lambda _: None)
+    assert set(found.gaps_ns) == {400.0}  # (6600 - 5 x 1000) / 4, of the capture
+    assert {point.hardware.graph.chain_ns for point in found.points} == {500.0}  # (7000 - 5 x 1000) / 4
+
+
+def test_points_have_the_median_branch_cost_of_all_steps(replayed: list[tuple[Schedule, ...]]) -> None:
+    """A constant that is measured is no longer fitted: the fit starts from points that have it."""
+    found = measure_points(make_hardware(branch_ns=999.0), lambda _: None)
+    assert found.branches_ns == (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0)
+    assert {point.hardware.graph.branch_ns for point in found.points} == {found.branch_ns} == {40.0}
+    assert replace(found, branches_ns=(-3.0, -1.0, 5.0)).branch_ns == 0.0
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "validate").glob("*.toml")), ids=lambda path: path.stem)

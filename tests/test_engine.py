@@ -102,6 +102,15 @@ def test_what_waits_for_a_kernel_that_ends_beside_others_starts_later() -> None:
     assert spans(run(tested, hardware))[2:5] == [(1140, 3640), (3140, 3150), (3740, 3750)]
 
 
+def test_gaps_of_a_graph_that_is_no_straight_line_are_longer() -> None:
+    """One task on another queue is enough, wherever it is; with one queue, the gap is `chain_ns`."""
+    hardware = make_hardware(chain_ns=100, branch_ns=30)
+    line = (task(1000), task(500), task(200))
+    assert run(plan(*line), hardware).start_ns == (0, 1100, 1700)
+    assert run(plan(*line, task(10, part=0.0, queue=1)), hardware).start_ns[:3] == (0, 1130, 1760)
+    assert run(plan(*line, task(10, queue=1, deps=[2])), hardware).start_ns == (0, 1130, 1760, 2090)
+
+
 def test_larger_priority_starts_first_where_several_wait() -> None:
     tested = plan(task(1000, part=0.1, queue=0), task(1000, part=0.1, queue=1, priority=5))
     assert run(tested, make_hardware(front_end_ns=250)).start_ns == (250, 0)
@@ -360,7 +369,7 @@ def upper_bound_ns(tested: Plan, hardware: HardwareModel) -> float:
     for found in tested.tasks:
         total += found.dur_ns + found.extra_ns + costs.chain_ns + costs.front_end_ns
         total += costs.fork_ns * len(tested)
-        total += costs.join_ns * (len(found.deps) + 1) + costs.busy_ns
+        total += costs.join_ns * (len(found.deps) + 1) + costs.busy_ns + costs.branch_ns
         total += found.dram_bytes / hardware.memory.dram_bytes_per_ns
         if found.kind in ("h2d", "d2h"):
             slowest = min(copies.h2d_bytes_per_ns, copies.d2h_bytes_per_ns)

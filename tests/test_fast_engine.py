@@ -28,7 +28,7 @@ from gpusim.hardware.model import HardwareModel, load_hardware
 from gpusim.hardware.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.plan.tasks import LaunchMode, Plan, Task
+from gpusim.plan.tasks import MAX_PARTITIONS, LaunchMode, Plan, Task
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.list_scheduling import list_schedule
 from gpusim.policies.registry import POLICIES
@@ -125,6 +125,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
         fork_ns=pick((0.0, 30.0)),
         join_ns=pick((0.0, 40.0)),
         busy_ns=pick((0.0, 60.0)),
+        branch_ns=pick((0.0, 45.0)),
         front_end_ns=pick((0.0, 100.0, 250.0, 333.3)),
         slowdown=pick((0.0, 0.8)),
         sharing=pick((0.0, 0.5, 0.55, 1.0)),
@@ -176,6 +177,27 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
 @given(st.builds(random_plan, st.integers(0, 2**32), st.integers(1, 24), st.sampled_from(MODES)))
 def test_any_plan_has_the_same_times_or_the_same_error_on_both_engines(case: tuple[Plan, HardwareModel]) -> None:
     assert_equal(*case)
+
+
+def test_as_many_groups_of_sms_as_there_can_be_end_in_the_same_order() -> None:
+    """One partition makes all groups it may, each of the others has one then: no place of a group is left out."""
+    dice = random.Random(0)
+    per_sm, footprint = BLOCKS[0]
+    made = [
+        Task(
+            name=f"t{number}",
+            queue=number,
+            dur_ns=dice.choice((500.0, 700.0, 1234.5)) + number,
+            dram_bytes=1e3,
+            partition=partition,
+            partition_sms=132 if partition == 0 else 4,
+            blocks=dice.randrange(1, 40) if partition == 0 else dice.randrange(1, 20),
+            blocks_per_sm=per_sm,
+            footprint=footprint,
+        )
+        for number, partition in enumerate([0] * 60 + [*range(1, MAX_PARTITIONS)] * 2)
+    ]
+    assert_equal(Plan(tuple(made), "graph"), make_hardware(sharing=0.5, front_end_ns=1.0))
 
 
 @pytest.mark.parametrize("mode", MODES)

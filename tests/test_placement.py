@@ -136,11 +136,17 @@ def test_blocks_that_share_an_sm_take_the_root_of_its_load_longer() -> None:
         assert shorter.end_ns == (12071, 7071)  # 5000 x 1.4142; then half of the first is left, alone
 
 
-def test_a_kernel_of_many_blocks_loads_its_sms_no_more_than_one_of_few() -> None:
-    """Load counts what a kernel puts on an SM when it is alone as 1."""
+def test_a_kernel_of_many_blocks_loads_its_sms_more_than_one_of_few() -> None:
+    """Three eighths of an SM and one: the first takes (4 / 3)^0.5 as long, the second goes on at half its pace."""
     for engine in ENGINES:
         found = run(engine, *beside(blocks_of(10_000, 3 * SMS), blocks_of(10_000, SMS)))
-        assert found.end_ns == (14142, 14142)
+        assert found.end_ns == (11_547, 15_774)  # 11547 / 2 are done by then
+
+
+def test_a_wave_that_is_not_full_takes_less_time_than_a_full_one() -> None:
+    """Eight and two of eight blocks on each SM: 1 and 0.25^0.5 of the time of a full wave."""
+    found = placed(gpu(), blocks_of(15_000, 10 * SMS))
+    assert found.next_end() == (10_000, 0)
 
 
 def test_nobody_is_placed_behind_a_kernel_with_blocks_left() -> None:
@@ -153,10 +159,14 @@ def test_nobody_is_placed_behind_a_kernel_with_blocks_left() -> None:
 
 
 def test_room_is_used_as_soon_as_blocks_end() -> None:
-    """The last wave of the first kernel is four of eight blocks on each SM: load 0.5, and 1.5 beside the second."""
+    """The last wave of the first kernel is four of eight blocks on each SM; beside the second, half of them have five.
+
+    Its blocks take 20000 / (1 + 0.5^0.5) = 11716 at load 1, those of the second 5000 / 0.125^0.5 = 14142. At load 5 / 8
+    the first has ended after 9262; 1919 later, or 858 at load 1 / 8, the second has.
+    """
     for engine in ENGINES:
         found = run(engine, *beside(blocks_of(20_000, 8 * SMS + 8 * 66), blocks_of(5_000, 66)))
-        assert found.end_ns == (21_124, 16_124)  # 5000 x 1.5^0.5 = 6124
+        assert found.end_ns == (11_716 + 9_262, 11_716 + 9_262 + 858)
 
 
 def test_a_kernel_waits_for_an_sm_to_empty_where_its_split_is_too_small() -> None:
@@ -228,12 +238,13 @@ def test_rates_change_only_where_something_changes() -> None:
     found.advance(1_000)
     found.start(2, blocks_of(5_000, 12))
     found.update()
-    assert {cohort.kernel.index: cohort.remaining_ns for cohort in found.cohorts} == {0: 9_000, 1: 7_000, 2: 5_000}
-    assert found.next_end() == (5_000, 2)
+    left_ns = {cohort.kernel.index: cohort.remaining_ns for cohort in found.cohorts}
+    assert left_ns == pytest.approx({index: dur_ns * 8**P for index, dur_ns in enumerate((9_000, 7_000, 5_000))})
+    assert found.next_end() == (pytest.approx(5_000), 2)
     found.advance(5_000)
     assert found.finish(2)
     found.update()
-    assert found.next_end() == (1_000, 1)
+    assert found.next_end() == (pytest.approx(1_000), 1)
 
 
 def test_memory_operations_need_no_sm() -> None:

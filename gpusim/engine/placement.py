@@ -10,8 +10,9 @@ The rules, in one place (docs/engine.md, "Where blocks go", has the measurement 
 3. *Shared-memory split.* An SM's shared memory is set to a size while it is empty and keeps that while any block runs
    there. A kernel joins only where that is room for as many of its blocks as an SM could hold. Where it has to wait for
    SMs to empty, they do so one after the other, and each is filled up at once: its blocks then crowd on a few SMs.
-4. *Sharing.* Blocks of a kernel take the time that makes the kernel take what it takes alone, wave by wave. On an SM
-   that holds `load` times what its kernels put on an SM when alone, they take load^p times as long.
+4. *Sharing.* The load of an SM is the sum of its blocks' shares, one over the number of such blocks that it could
+   hold: full of one kernel's blocks, it has load 1. Blocks take load^p times as long as at load 1, below 1, too; and at
+   load 1 the time that makes their kernel take what it takes alone, wave by wave.
 5. *DRAM.* Where the traffic of all would exceed the bandwidth, those who use it slow down alike.
 
 Rules 1 to 4 hold in each SM partition by itself. SMs that hold the same are one group, blocks placed on a group at one
@@ -77,11 +78,11 @@ class Placed:
     left: int
     """Blocks to be placed."""
     block_ns: float
-    """Time of a block as when the kernel is alone."""
+    """Time of a block on an SM that is full of them."""
     load: float
     """What a block adds to the load of its SM."""
     dram_bytes_per_ns: float
-    """Traffic of a block."""
+    """Traffic of a block, on such an SM."""
     on_sms: int = 0
     """Blocks that run."""
     crowds: bool = False
@@ -139,14 +140,14 @@ class SmPlacement:
             sms = task.partition_sms or self.hardware.limits.sms
             if all(group.partition != task.partition for group in self.groups):
                 self.groups.append(SmGroup(task.partition, sms))
-            at_once = sms * task.blocks_per_sm
+            full_waves = waves(task, sms, self.hardware.contention.sharing_exponent)
             kernel = Placed(
                 index,
                 task,
                 left=task.blocks,
-                block_ns=task.dur_ns / -(-task.blocks // at_once),
-                load=1.0 / min(task.blocks_per_sm, -(-task.blocks // sms)),
-                dram_bytes_per_ns=traffic / min(task.blocks, at_once),
+                block_ns=task.dur_ns / full_waves,
+                load=1.0 / task.blocks_per_sm,
+                dram_bytes_per_ns=traffic * min(1.0, full_waves) / min(task.blocks, sms * task.blocks_per_sm),
             )
         self.kernels.append(kernel)
 
@@ -314,7 +315,7 @@ class SmPlacement:
                 for cohort in group.cohorts:
                     load += cohort.blocks * cohort.kernel.load
                     traffic += cohort.blocks * group.sms * cohort.kernel.dram_bytes_per_ns
-                group.rate = 1.0 / load**self.hardware.contention.sharing_exponent if load > 1.0 else 1.0
+                group.rate = 1.0 / load**self.hardware.contention.sharing_exponent if load > 0.0 else 1.0
                 group.dram_bytes_per_ns = group.rate * traffic
         wanted = 0.0
         for group in groups:
@@ -362,6 +363,12 @@ class SmPlacement:
     def traffic_bytes_per_ns(self) -> float:
         """DRAM traffic at the current rates."""
         return sum(c.rate * c.blocks * c.group.sms * c.kernel.dram_bytes_per_ns for c in self.cohorts)
+
+
+def waves(task: Task, sms: int, exponent: float) -> float:
+    """Time of a kernel alone on so many SMs over that of its blocks at load 1: a wave that is not full takes less."""
+    full, left = divmod(task.blocks, sms * task.blocks_per_sm)
+    return float(full + (-(-left // sms) / task.blocks_per_sm) ** exponent)
 
 
 def _put(group: SmGroup, task: Task, blocks: int) -> None:

@@ -69,6 +69,7 @@ class _Simulation:
         self.ended = [self.env.event() for _ in range(count)]
         self.finish_order: dict[int, int] = {}
         self.beside_others: set[int] = set()
+        self.branch_ns = hardware.graph.branch_ns if plan.branches else 0.0
         self.devices: dict[int, _Device] = {}
         for task in plan.tasks:
             if task.device not in self.devices:
@@ -89,7 +90,7 @@ class _Simulation:
             yield self.env.all_of([self.ended[p] for p in sorted(preds)])
             last = max(preds, key=self.finish_order.__getitem__)
             gap_ns = costs.chain_ns + costs.join_ns * (len(preds) - 1) + task.extra_ns
-            gap_ns += costs.busy_ns if last in self.beside_others else 0.0
+            gap_ns += self.branch_ns + (costs.busy_ns if last in self.beside_others else 0.0)
             siblings = self.successors[last]
             yield self.env.timeout(gap_ns + costs.fork_ns * max(0, min(siblings.index(index), len(siblings) - 2)))
         self.ready[index] = self.env.now

@@ -18,6 +18,7 @@ SCHEMA: Final = "gpusim-hardware/1"
 NonNegative = Annotated[float, Meta(ge=0)]
 Above0 = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Exponent = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Limits(Document, frozen=True, kw_only=True):
@@ -90,6 +91,8 @@ class GraphCosts(Document, frozen=True, kw_only=True):
     """Extra delay of a kernel for each predecessor beyond the first."""
     busy_ns: NonNegative = 0.0
     """Extra delay of what waits for a kernel, where others run at its end."""
+    branch_ns: NonNegative = 0.0
+    """Extra delay of everything that waits, in a graph that is no straight line: one of several streams."""
     front_end_ns: NonNegative
     """Least time between two kernel starts."""
     memory_node_ns: NonNegative
@@ -119,8 +122,10 @@ class Contention(Document, frozen=True, kw_only=True):
 
     younger_slowdown: NonNegative
     """a: beside older kernels a kernel runs at 1 / (1 + a) of what its share of the SMs would give."""
-    sharing_exponent: NonNegative = 0.0
-    """p: blocks take load^p times as long on an SM that holds `load` times what their kernel alone puts there.
+    sharing_exponent: Exponent = 0.0
+    """p: blocks take load^p times as long as on an SM that is full of them, load being the sum of the blocks' shares.
+
+    At most 1: an SM that holds more gets no less done.
 
     0 where it is not used: SMs are then shared out as one pool (`gpusim.engine.pool`), else one by one
     (`gpusim.engine.placement`).

@@ -82,6 +82,11 @@ class Plan:
         """Each (device, queue) in use, in order of first launch."""
         return iter(dict.fromkeys((task.device, task.queue) for task in self.tasks))
 
+    @property
+    def branches(self) -> bool:
+        """Whether it has several queues. A CUDA graph of one is a straight line."""
+        return len(dict.fromkeys(self.queues())) > 1
+
 
 def check_plan(plan: Plan) -> None:
     """Raise `PlanError` for a dangling reference, a time that is not a number or negative, or a cycle.

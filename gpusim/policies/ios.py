@@ -109,6 +109,16 @@ def stage_ns(groups: Sequence[Sequence[Task]], hardware: HardwareModel) -> float
     return makespan_ns + barriers_ns(len(groups), max(group[0].extra_ns for group in groups), hardware)
 
 
+def as_in_stages(hardware: HardwareModel) -> HardwareModel:
+    """The same GPU as stages are simulated on: one pool, and gaps as in a graph with branches.
+
+    The whole graph will have branches; a stage of one group alone would pass for a straight line.
+    """
+    costs = hardware.graph
+    costs = msgspec.structs.replace(costs, chain_ns=costs.chain_ns + costs.branch_ns, branch_ns=0.0)
+    return msgspec.structs.replace(one_pool(hardware), graph=costs)
+
+
 def one_pool(hardware: HardwareModel) -> HardwareModel:
     """The same GPU with its SMs shared out as one pool (`gpusim.engine.pool`)."""
     contention = msgspec.structs.replace(hardware.contention, sharing_exponent=0.0)
@@ -145,7 +155,7 @@ class _Block:
 
     def __init__(self, graph: OpGraph, units: Units, nodes: range, cost: StageCost | None) -> None:
         assert len(nodes) <= MOST_NODES
-        self.hardware = one_pool(graph.hardware)
+        self.hardware = as_in_stages(graph.hardware)
         self.first = nodes.start
         succs = [sum(1 << s - nodes.start for s in units.dag.succs[node] if s in nodes) for node in nodes]
         self.succs = np.array(succs, np.int64)

@@ -52,6 +52,7 @@ class _Scheduler:
     def __init__(self, graph: OpGraph, streams: int, priority: Sequence[float], min_share: float) -> None:
         self.graph = graph
         self.costs = graph.hardware.graph
+        self.chain_ns = self.costs.chain_ns + (self.costs.branch_ns if streams > 1 else 0.0)
         self.priority = priority
         self.min_share = min_share
         self.preds, self.succs = graph.work_dependencies
@@ -118,7 +119,7 @@ class _Scheduler:
         tasks = self.graph.tasks[op]
         seen_at = self.now + (self.costs.busy_ns if self.pool.busy else 0.0)
         if lane.kernel < len(tasks):
-            lane.start_at = seen_at + self.costs.chain_ns + tasks[lane.kernel].extra_ns
+            lane.start_at = seen_at + self.chain_ns + tasks[lane.kernel].extra_ns
             return
         lane.ended_at = seen_at
         self.idle.add(number)
@@ -156,7 +157,7 @@ class _Scheduler:
         start = self.now
         if edges:
             begin = max(lane.ended_at, self.ready_at.get(op, 0.0))
-            gap = self.costs.chain_ns + self.costs.join_ns * (edges - 1) + self.graph.tasks[op][0].extra_ns
+            gap = self.chain_ns + self.costs.join_ns * (edges - 1) + self.graph.tasks[op][0].extra_ns
             start = max(self.now, begin + gap)
         self.idle.discard(number)
         lane.op, lane.kernel, lane.start_at, lane.used = op, 0, start, True

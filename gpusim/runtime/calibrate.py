@@ -63,12 +63,12 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     model = msgspec.structs.replace(
         base, calibrated=True, memory=memory, copies=copies, graph=graph, stream=stream, sources=sources
     )
-    points, gaps = measure_points(model, say)
+    steps = measure_points(model, say)
     say("fitting contention")
-    found = fit(points, gaps)
+    found = fit(steps.points, steps.gaps_ns)
     note = (
-        f"{when}; fitted to {len(points)} schedules of the calibration network (gpusim/runtime/calibration_net.py), "
-        f"GoogLeNet and DenseNet-121 (gpusim/runtime/contention.py has the list), "
+        f"{when}; fitted to {len(steps.points)} schedules of the calibration network "
+        f"(gpusim/runtime/calibration_net.py), GoogLeNet and DenseNet-121 (gpusim/runtime/contention.py has the list), "
         f"residual median {found.median:.1%}, 90 % within {found.p90:.1%}"
     )
     pooled = statistics.median(found.pooled_residuals)
@@ -76,12 +76,16 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     sources["contention.younger_slowdown"] = (
         f"{when}; to the same schedules with the SMs as one pool, median {pooled:.1%}"
     )
-    sources["graph.chain_ns"] = f"{when}; median over the calibration steps: {_listed(gaps)} ns"
+    sources["graph.chain_ns"] = f"{when}; median over the calibration steps: {_listed(steps.gaps_ns)} ns"
+    sources["graph.branch_ns"] = (
+        f"{when}; each calibration step on one stream, with and without one tiny kernel in a branch of its own, "
+        f"over its gaps, median of {_listed(steps.branches_ns)} ns"
+    )
     sources["uncertainty"] = f"{when}; the residuals of that fit, until validation replaces them"
     model = with_contention(model, found.sharing_exponent, found.busy_ns, found.younger_slowdown)
     return msgspec.structs.replace(
         model,
-        graph=msgspec.structs.replace(model.graph, chain_ns=found.chain_ns),
+        graph=msgspec.structs.replace(model.graph, chain_ns=found.chain_ns, branch_ns=steps.branch_ns),
         uncertainty=Uncertainty(sequential_frac=found.p90, schedule_frac=found.p90),
         sources=sources,
     )
@@ -108,6 +112,7 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
         "fork_ns": "between the starts of 4, 5 or 6 kernels of one block that wait for one, but the last two",
         "join_ns": "not measured; kernels of one block that waited for several others on an H200 started no later",
         "busy_ns": "fitted with the contention",
+        "branch_ns": "of the calibration steps",
         "front_end_ns": "64 against 96 parallel chains of spin kernels",
         "memory_node_ns": "chain of memsets between small kernels, less the usual gaps",
     }

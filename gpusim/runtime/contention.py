@@ -49,7 +49,9 @@ Build = Callable[[HardwareModel, Constants], HardwareModel]
 """The model with these values."""
 #: Where the least squares are looked for: a grid, and then five by five points so far apart.
 BY_BLOCK_GRID, BY_BLOCK_SPACING = ((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), (0.0, 150.0, 300.0, 450.0, 600.0)), (0.05, 75.0)
+BY_BLOCK_MOST = (1.0, math.inf)
 POOLED_GRID, POOLED_SPACING = ((0.0, 0.4, 0.8, 1.2, 1.6),), (0.1,)
+POOLED_MOST = (math.inf,)
 #: Points along each constant, and how often they are laid around the lowest point found.
 AROUND, ROUNDS = 5, 4
 
@@ -89,24 +91,47 @@ class Fit:
         return sorted(self.residuals)[round(0.9 * (len(self.residuals) - 1))]
 
 
-def measure_points(model: HardwareModel, say: Callable[[str], None]) -> tuple[list[Point], list[float]]:
-    """Capture and replay the calibration steps. Returns the points and the gap of each trace."""
-    points, gaps = [], []
+@dataclass(frozen=True)
+class Measured:
+    """The calibration steps, replayed."""
+
+    points: tuple[Point, ...]
+    gaps_ns: tuple[float, ...]
+    """Gap that each trace is anchored to."""
+    branches_ns: tuple[float, ...]
+    """What each step's gaps take more in a graph that is no straight line."""
+
+    @property
+    def branch_ns(self) -> float:
+        """Median over the steps. Never below 0: a recording of either graph may lie better in memory."""
+        return max(0.0, statistics.median(self.branches_ns))
+
+
+def measure_points(model: HardwareModel, say: Callable[[str], None]) -> Measured:
+    """Capture and replay the calibration steps; the points have the branch cost that was found."""
+    replayed = []
     for options in STEPS:
         trace = alone(_capture, options)
         say(f"replaying {trace.name}")
         graph = OpGraph.build(trace, model)
-        gaps.append(anchor(trace, model).chain_ns)
         made = [(policy, POLICIES[policy](graph, streams)) for policy, streams in SCHEDULES]
         made += [(RANDOM, random_assignment(graph, number, seed=0)) for number in range(RANDOM_SCHEDULES)]
         schedules = tuple(
             make_schedule(trace, assignment.order, assignment.streams, policy=policy, made_by="calibrate")
             for policy, assignment in made
         )
-        sequential_ns, times = alone(_replay, trace, schedules, model)
         arrangements = [(assignment.order, assignment.streams) for _, assignment in made]
+        replayed.append((trace, arrangements, *alone(_replay, trace, schedules, model)))
+    found = Measured(
+        points=(),
+        gaps_ns=tuple(anchor(trace, model).chain_ns for trace, *_ in replayed),
+        branches_ns=tuple(branch_ns for *_, branch_ns in replayed),
+    )
+    model = with_branch_cost(model, found.branch_ns)
+    points: list[Point] = []
+    for trace, arrangements, sequential_ns, times, _ in replayed:
         points += points_of(trace, model, sequential_ns, arrangements, times)
-    return points, gaps
+    return dataclasses.replace(found, points=tuple(points))
 
 
 def points_of(
@@ -134,12 +159,12 @@ def points_of(
 
 def fit(points: Sequence[Point], gaps: Sequence[float]) -> Fit:
     """Least squares of log(predicted / measured) over the sharing exponent and the busy cost, then the slow-down."""
-    exponent, busy_ns = _least_squares(points, by_block, BY_BLOCK_GRID, BY_BLOCK_SPACING)
+    exponent, busy_ns = _least_squares(points, by_block, BY_BLOCK_GRID, BY_BLOCK_SPACING, BY_BLOCK_MOST)
 
     def pooled(model: HardwareModel, constants: Constants) -> HardwareModel:
         return with_contention(model, 0.0, busy_ns, constants[0])
 
-    (slowdown,) = _least_squares(points, pooled, POOLED_GRID, POOLED_SPACING)
+    (slowdown,) = _least_squares(points, pooled, POOLED_GRID, POOLED_SPACING, POOLED_MOST)
     return Fit(
         sharing_exponent=exponent,
         busy_ns=busy_ns,
@@ -166,8 +191,13 @@ def with_contention(model: HardwareModel, exponent: float, busy_ns: float, slowd
     )
 
 
+def with_branch_cost(model: HardwareModel, branch_ns: float) -> HardwareModel:
+    """The model with another cost of graphs that are no straight line."""
+    return msgspec.structs.replace(model, graph=msgspec.structs.replace(model.graph, branch_ns=branch_ns))
+
+
 def _least_squares(
-    points: Sequence[Point], build: Build, grid: Sequence[Sequence[float]], spacing: Constants
+    points: Sequence[Point], build: Build, grid: Sequence[Sequence[float]], spacing: Constants, most: Constants
 ) -> Constants:
     """The constants with the least squares, by the smooth surface that lies nearest to them.
 
@@ -182,8 +212,8 @@ def _least_squares(
     best = min(itertools.product(*grid), key=squares)
     for _ in range(ROUNDS):
         axes = [
-            [max(0.0, value + step * (place - AROUND // 2)) for place in range(AROUND)]
-            for value, step in zip(best, spacing, strict=True)
+            [min(max(0.0, value + step * (place - AROUND // 2)), limit) for place in range(AROUND)]
+            for value, step, limit in zip(best, spacing, most, strict=True)
         ]
         around = {at: squares(at) for at in itertools.product(*axes)}
         lowest = _lowest(around, best, spacing)
@@ -232,11 +262,13 @@ def _capture(options: CaptureOptions) -> Trace:
     return capture(dataclasses.replace(options, command="gpusim calibrate")).trace
 
 
-def _replay(trace: Trace, schedules: tuple[Schedule, ...], model: HardwareModel) -> tuple[int, list[int]]:
-    """Measured time of the sequential graph and of each schedule."""
+def _replay(trace: Trace, schedules: tuple[Schedule, ...], model: HardwareModel) -> tuple[int, list[int], float]:
+    """Measured time of the sequential graph and of each schedule, and what a branch costs each gap."""
     from gpusim.runtime.replay import replay, require_equal
+    from gpusim.runtime.straight import branch_cost_ns
 
     measured = replay(trace, schedules, model, recordings=RECORDINGS)
     for measurement in measured:
         require_equal(measurement)
-    return measured[0].sequential.median_ns, [m.schedule.median_ns for m in measured]
+    times_ns = [measurement.schedule.median_ns for measurement in measured]
+    return measured[0].sequential.median_ns, times_ns, branch_cost_ns(trace, model)

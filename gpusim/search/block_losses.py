@@ -2,12 +2,13 @@
 
 The dispatcher is run again along a timeline. Alone, a kernel has as many blocks resident as the GPU holds of it, or as
 it has left. Beside others fewer may be: that share of the time is lost to what they wait for, be it their turn (head of
-line), a resource of the SMs, or SMs whose shared memory is set to another size. Those that are resident run slower on
-SMs that hold blocks of others, and where DRAM is short.
+line), a resource of the SMs, or SMs whose shared memory is set to another size. Those that are resident run slower than
+alone on SMs that hold blocks of others, or more of their own, and where DRAM is short.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -60,21 +61,28 @@ class BlockLosses:
         if until <= now:
             return
         for kernel in self.sms.kernels:
+            sms = kernel.task.partition_sms or self.hardware.limits.sms
+            possible = max(1.0, min(float(kernel.left + kernel.on_sms), float(sms * kernel.task.blocks_per_sm)))
+            alone = self._alone_rate(kernel, possible, sms)
             resident, slow, short = 0.0, 0.0, 0.0
             for cohort in self.sms.cohorts:
                 if cohort.kernel is kernel:
                     blocks = cohort.blocks * cohort.group.sms
                     resident += blocks
-                    slow += blocks * (1.0 - cohort.group.rate)
-                    short += blocks * (cohort.group.rate - cohort.rate)  # where DRAM is short
-            sms = kernel.task.partition_sms or self.hardware.limits.sms
-            possible = max(1.0, min(float(kernel.left + kernel.on_sms), float(sms * kernel.task.blocks_per_sm)))
+                    slow += blocks * max(0.0, 1.0 - cohort.group.rate / alone)
+                    short += blocks * (cohort.group.rate - cohort.rate) / alone  # where DRAM is short
             by = next((other.index for other in self.sms.kernels if other is not kernel), None)
             waiting = max(0.0, possible - resident) if kernel.left else 0.0
             lost = {self._held_by(kernel): waiting} if waiting else {}
             for cause, part in (*lost.items(), (ISSUE, slow), (DRAM, short)):
                 if part > 0.0:
                     self.found[kernel.index].append(Loss(cause, by, now, until, part / possible * (until - now)))
+
+    def _alone_rate(self, kernel: Placed, possible: float, sms: int) -> float:
+        """Rate of its blocks if that many were spread over the SMs, and nothing else."""
+        if not kernel.load:
+            return 1.0
+        return float((math.ceil(possible / sms) * kernel.load) ** -self.hardware.contention.sharing_exponent)
 
     def _held_by(self, kernel: Placed) -> str:
         """What the blocks that are not placed wait for: on most SMs, where it differs."""

@@ -12,11 +12,12 @@ demand d take, the sum of d (dur_ns + a cover (dur_ns - e)), does too. `least_ns
 both: those kernels should be the oldest whose slow-down would take the most area, d x cover, a fractional knapsack.
 
 Where blocks go to SMs one by one (`gpusim.engine.placement`), a block that takes the part f of an SM's resource adds l
-to its load, and goes on at 1 / load^p where that is above 1. Let c be any number above 1 and l' = min(l, c f), which
-counts no more than l. Then all blocks of an SM together do at most 1 of the sum of (u l' + (1 - u) f) x rate a ns, with
-u = (c^p - 1) / (c - 1): the sum of l' lies between 0 and c, the sum of f below 1, and u x + (1 - u) <= max(1, x)^p at
-both ends of 1 to c, and so between, the right side being concave. So kernels take at least that much, each block for
-its time alone; `_CROWDS` has the c that are tried, and c = 1 is the plain area.
+to its load, and goes on at 1 / load^p, p <= 1; f is at most l, since l is one over the blocks that fit. Let c be any
+number above 1 and l' = min(l, c f), which counts no more than l. Then all blocks of an SM of load x together do at most
+1 of the sum of (u l' + (1 - u) f) x rate a ns, with u = (c^p - 1) / (c - 1). Where x is above 1: the sum of l' lies
+between 0 and c, the sum of f below 1, and u x + (1 - u) <= x^p at both ends of 1 to c, and so between, the right side
+being concave. Where x is below 1, both sums are at most x, and x / x^p is at most 1. So kernels take at least that
+much, each block for its time at load 1; `_CROWDS` has the c that are tried, and c = 1 is the plain area.
 
 Which kernels must run in a stretch follows from their heads and tails (the longest chains before and behind them, with
 the gaps between kernels): those with a head of at least h and a tail of at least q run between h and T - q, so
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpusim.engine.placement import waves
 from gpusim.hardware.model import HardwareModel
 from gpusim.hardware.occupancy import NO_FOOTPRINT
 from gpusim.plan.graph import OpGraph
@@ -67,7 +69,7 @@ class Kernels:
     traffic_bytes: Floats
     """DRAM traffic of each kernel."""
     exponent: float
-    """p, at most 1; 0 where SMs are shared out as one pool."""
+    """p; 0 where SMs are shared out as one pool."""
 
     @classmethod
     def of(cls, graph: OpGraph) -> Kernels:
@@ -101,7 +103,7 @@ class Kernels:
             costs=none if exponent else extra,
             crowding=extra if exponent else none,
             traffic_bytes=np.array(traffic, np.float64),
-            exponent=min(exponent, 1.0),
+            exponent=exponent,
         )
 
     def __len__(self) -> int:
@@ -124,8 +126,8 @@ def _use_by_block(task: Task, hardware: HardwareModel) -> _Use:
     if need == NO_FOOTPRINT or not task.blocks:
         return (0.0,) * 4, (1.0,) * 4, traffic
     at_once = limits.sms * task.blocks_per_sm
-    block_ns = task.dur_ns / -(-task.blocks // at_once)
-    load = 1.0 / min(task.blocks_per_sm, -(-task.blocks // limits.sms))
+    full_waves = waves(task, limits.sms, hardware.contention.sharing_exponent)
+    load = 1.0 / task.blocks_per_sm
     largest_smem = max(limits.smem_per_sm_bytes, *limits.smem_splits_bytes, 0)
     parts = (
         need.threads / limits.threads_per_sm,
@@ -134,8 +136,8 @@ def _use_by_block(task: Task, hardware: HardwareModel) -> _Use:
         1.0 / limits.blocks_per_sm,
     )
     # The blocks of a last wave that is not full move less than the kernel's traffic says: rates are those of a block.
-    moved = traffic * task.blocks * block_ns / (min(task.blocks, at_once) * task.dur_ns) if task.dur_ns else 0.0
-    area = [task.blocks * block_ns * part / limits.sms for part in parts]
+    moved = traffic * task.blocks * min(1.0, full_waves) / (min(task.blocks, at_once) * full_waves)
+    area = [task.blocks * task.dur_ns / full_waves * part / limits.sms for part in parts]
     return area, [load / part if part else 1.0 for part in parts], moved
 
 

@@ -35,7 +35,8 @@ def relaxed(graph: OpGraph, limits_on: Iterable[str]) -> OpGraph:
     changes: list[Callable[[Task], Task]] = []
     hardware = graph.hardware
     if GAPS not in limits_on:
-        hardware = _with_graph_costs(hardware, chain_ns=0.0, fork_ns=0.0, join_ns=0.0, busy_ns=0.0, memory_node_ns=0.0)
+        free = dict.fromkeys(("chain_ns", "fork_ns", "join_ns", "busy_ns", "branch_ns", "memory_node_ns"), 0.0)
+        hardware = _with_graph_costs(hardware, **free)
         changes.append(lambda task: replace(task, extra_ns=0.0))
     if FRONT_END not in limits_on:
         hardware = _with_graph_costs(hardware, front_end_ns=0.0)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gpusim.engine.compiled.copies import COPY_ENGINE
 from gpusim.engine.compiled.heap import ENTRY
 from gpusim.engine.compiled.pool import RUNNING
-from gpusim.engine.compiled.sm_groups import COHORT, PLACED, SM_GROUP
+from gpusim.engine.compiled.sm_groups import COHORT, LOADS, PLACED, ROW, SM_GROUP
 from gpusim.engine.placement import MOST_GROUPS
 from gpusim.hardware.model import Contention, Copies, GraphCosts, HardwareModel, Memory, StreamCosts
 from gpusim.hardware.occupancy import Demand, Footprint
@@ -88,6 +88,10 @@ LAUNCH = np.dtype(
 WAITER = np.dtype([("node", "i4"), ("next", "i4")], align=True)
 QUEUE = np.dtype([("head", "i4"), ("tail", "i4"), ("busy", "i4")], align=True)
 
+#: Groups of SMs at a time: one of memory operations, those that may be split, and one of each partition in any case;
+#: in whole rows.
+GROUPS = -(-(1 + MOST_GROUPS + MAX_PARTITIONS) // ROW) * ROW
+
 #: A GPU: its front end, its next end, and how much of `running`, `ready` and the copy engines is in use.
 DEVICE = np.dtype(
     [
@@ -100,12 +104,29 @@ DEVICE = np.dtype(
         ("running", "i8"),
         ("first_running", "i8"),
         ("groups", "i8"),
+        ("known", "i8"),  # a bit for each partition that has groups
         ("unplaced", "i8"),  # kernels with blocks to be placed
+        ("waiting", "i8"),  # of the running ones, all before that number are placed
         ("empty", "i8"),  # groups that hold nothing
         ("touched", "i8"),  # groups that have changed
         ("placed", "i8"),  # cohorts so far
         ("clock_ns", "f8"),
         ("slow", "f8"),
+        ("wanted", "f8"),  # the traffic of all groups, nearly
+        ("end_ns", "f8"),  # when blocks end next, of which kernel, and in which group
+        ("end_place", "i8"),
+        ("end_number", "i8"),
+        ("settled", "i8"),  # whether the next three are up to date
+        ("alone", "i8"),  # whether no other group ends then
+        ("all_of_it", "i8"),  # whether that was the end of the kernel, which is off the SMs already
+        ("ends", "f8", (GROUPS,)),  # of groups, by number
+        ("row_ends", "f8", (GROUPS // ROW,)),
+        ("loads", "f8", (LOADS,)),
+        ("load_rates", "f8", (LOADS,)),
+        ("traffic", "f8", (GROUPS,)),
+        ("order", "u4", (GROUPS,)),
+        ("touched_groups", "u4", (GROUPS,)),
+        ("candidates", "u4", (GROUPS,)),
         ("ready", "i8"),
         ("first_ready", "i8"),
         ("copying", "i8"),
@@ -181,35 +202,24 @@ class Plans(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """What is on the SMs block by block: see `gpusim.engine.compiled.sm_groups`."""
+    """What is on the SMs block by block, one row for each device: see `gpusim.engine.compiled.sm_groups`."""
 
     kernels: Records
-    line: npt.NDArray[np.int64]
+    line: npt.NDArray[np.uint32]
     groups: Records
-    order: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.float64]
-    traffic: npt.NDArray[np.float64]
-    touched: npt.NDArray[np.int64]
-    candidates: npt.NDArray[np.int64]
     cohorts: Records
 
     @classmethod
     def of_size(cls, devices: int, grids: int, blocks_per_sm: int) -> Blocks:
         """Room for `grids` kernels at a time on each device."""
-        # One of memory operations, those that may be split, and one of each partition in any case.
-        groups = 1 + MOST_GROUPS + MAX_PARTITIONS
-        shape = (devices, groups)
+        cohorts = max(grids, blocks_per_sm)  # a cohort has a block on an SM at least, or is a memory operation
+        groups = np.zeros((devices, GROUPS), SM_GROUP)
+        groups["first"] = np.arange(GROUPS) * cohorts
         return cls(
             kernels=np.zeros((devices, grids), PLACED),
-            line=np.tile(np.arange(grids), (devices, 1)),
-            groups=np.zeros(shape, SM_GROUP),
-            order=np.tile(np.arange(groups), (devices, 1)),
-            ends=np.zeros(shape),
-            traffic=np.zeros(shape),
-            touched=np.zeros(shape, np.int64),
-            candidates=np.zeros(shape, np.int64),
-            # A cohort has a block on an SM at least, or is a memory operation.
-            cohorts=np.zeros((*shape, max(grids, blocks_per_sm)), COHORT),
+            line=np.tile(np.arange(grids, dtype=np.uint32), (devices, 1)),
+            groups=groups,
+            cohorts=np.zeros((devices, GROUPS * cohorts), COHORT),
         )
 
 
@@ -238,8 +248,10 @@ class Room(NamedTuple):
         tasks = plans.nodes.shape[1]
         stream_mode = plans.launches.shape[1] > 0
         grids = min(tasks, limits.resident_grids)
+        records = np.zeros(devices, DEVICE)
+        records["order"] = np.arange(GROUPS)
         return cls(
-            devices=np.zeros(devices, DEVICE),
+            devices=records,
             engines=np.zeros(2 * devices, COPY_ENGINE),
             grids=grids,
             running=None if by_block else np.zeros(devices * grids, RUNNING),

@@ -64,3 +64,12 @@ def pop(heap: Any, base: int, count: int) -> None:
     found.time = time
     found.rank = rank
     found.index = index
+
+
+@jit
+def not_before(now: float, at: float) -> float:
+    """When an event that is scheduled now for `at` happens: a clock adds a delay, and rounding must not lose it."""
+    delay = max(0.0, at - now)
+    while now + delay < at:
+        delay = np.nextafter(delay, np.inf)
+    return now + delay

@@ -39,6 +39,11 @@ def jit(function: Function) -> Function:
     )
 
 
+def jit_apart(function: Function) -> Function:
+    """Compile `function` as part of whatever entry calls it, but as a function by itself where it is large."""
+    return cast(Function, numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function))
+
+
 def entry(function: Function) -> Function:
     """Compile `function` at its first call and keep the result on disk; it runs without Python's lock.
 

@@ -26,12 +26,14 @@ def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
             nodes[deps[place]].n_succs += 1
         if node.previous >= 0:
             nodes[node.previous].n_succs += 1
-    first = 0
+    first = queues = 0
     for index in range(len(nodes)):
         node = nodes[index]
+        queues += 1 if node.previous < 0 else 0
         node.first_succ = first
         node.waiting = 0  # here: how many of its successors are in place
         first += node.n_succs
+    chain_ns = hw.graph_chain_ns + (hw.graph_branch_ns if queues > 1 else 0.0)
     for index in range(len(nodes)):
         node = nodes[index]
         preds = node.n_deps + (1 if node.previous >= 0 else 0)
@@ -39,4 +41,4 @@ def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
             before = nodes[deps[node.first_dep + number] if number < node.n_deps else node.previous]
             succs[before.first_succ + before.waiting] = index
             before.waiting += 1
-        node.gap_ns = hw.graph_chain_ns + hw.graph_join_ns * (preds - 1) + tasks[node.row].extra_ns
+        node.gap_ns = chain_ns + hw.graph_join_ns * (preds - 1) + tasks[node.row].extra_ns

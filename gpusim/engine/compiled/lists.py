@@ -125,6 +125,7 @@ def schedule_one(
                 heap.push(ready, base, n_ready, -priority[op], rank, op)
                 n_ready += 1
     now = front_end_free = 0.0
+    chain_ns = hw.graph_chain_ns + (hw.graph_branch_ns if len(lanes) > 1 else 0.0)
     grids = int64(hw.limits_resident_grids)
     delay_ns, ending = np.inf, int64(-1)  # until the next end
     while n_order < n_work or n_idle < len(lanes):
@@ -165,7 +166,7 @@ def schedule_one(
             start_at = now
             if edges > 0:
                 begin = max(lane.ended_at, states[op].ready_at)
-                gap = hw.graph_chain_ns + hw.graph_join_ns * (edges - 1) + tasks[ops[op].first_row].extra_ns
+                gap = chain_ns + hw.graph_join_ns * (edges - 1) + tasks[ops[op].first_row].extra_ns
                 start_at = max(now, begin + gap)
             lane.op = op
             lane.kernel = 0
@@ -214,7 +215,7 @@ def schedule_one(
             lane.kernel += 1
             seen_at = now + (hw.graph_busy_ns if n_running > 0 else 0.0)
             if lane.kernel < ops[ending].rows:
-                lane.start_at = seen_at + hw.graph_chain_ns + tasks[ops[ending].first_row + lane.kernel].extra_ns
+                lane.start_at = seen_at + chain_ns + tasks[ops[ending].first_row + lane.kernel].extra_ns
             else:
                 lane.ended_at = seen_at
                 lane.idle = 1

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpusim.engine.compiled import copies, heap, placement, pool, sm_groups, stream_mode
 from gpusim.engine.compiled.arrays import ON_DEVICE, Blocks, Plans, Records, Room
+from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import entry, int64, jit
 from gpusim.engine.compiled.stream_mode import READY, SERVES
 
@@ -51,13 +52,14 @@ def simulate(
     front_end_ns = hw.graph_front_end_ns if stream_launches is None else 0.0
     grids = int64(hw.limits_resident_grids)
     several = len(devices) > 1
+    always, never = np.inf, -np.inf
     for plan in range(first, last):
         count = plans.tasks[plan]
         nodes, deps, succs, log = plans.nodes[plan, :count], plans.deps[plan], plans.succs[plan], plans.log[plan]
         set_up(nodes, devices, engines, room.grids)
         if blocks is not None:
             for number in range(len(devices)):
-                sm_groups.set_up(devices[number], blocks, number)
+                sm_groups.set_up(devices[number], on_device(blocks, number))
         pending = seq = ended = logged = int64(0)
         events = len(nodes)  # where their heap begins, behind those of ready tasks
         if stream_launches is None:
@@ -133,6 +135,7 @@ def simulate(
                 heap.pop(heaps, device.first_ready, device.ready)
                 device.ready -= 1
             # The device goes from one set of running tasks to the next.
+            all_of_it = True
             elapsed_ns = now - device.updated
             device.updated = now
             device.clock_ns += elapsed_ns
@@ -147,14 +150,13 @@ def simulate(
                     pool.start(hw, running, device.first_running + device.running, index, tasks[node.row])
                     device.running += 1
                 if blocks is not None:
-                    placement.start(hw, device, blocks, node.device, index, tasks[node.row])
+                    placement.start(hw, device, on_device(blocks, node.device), index, tasks[node.row])
                 device.front_end_free = now + front_end_ns
             elif what == COPIES:
                 copies.enqueue(nodes, engines[2 * node.device + tasks[node.row].kind], index)
                 device.copying += 1
             else:
                 kind = tasks[node.row].kind
-                all_of_it = True
                 if kind != ON_DEVICE:
                     engines[2 * node.device + kind].active = -1
                     device.copying -= 1
@@ -162,7 +164,9 @@ def simulate(
                     pool.finish(running, device.first_running, device.running, index)
                     device.running -= 1
                 elif blocks is not None:
-                    all_of_it = placement.finish(device, blocks, node.device, index)
+                    if device.all_of_it == 0:
+                        all_of_it = placement.go_on(hw, device, on_device(blocks, node.device), True, never)
+                    device.all_of_it = 0
                 if not all_of_it:
                     what = COPIES  # a part of its blocks: nothing else follows
                 else:
@@ -186,25 +190,39 @@ def simulate(
                 else:
                     heap.push(heaps, events, pending, now, seq, index << 3 | stream_mode.ENDED)
                     pending += 1
+            if device.ready > 0 and what != COPIES:
+                pending = look_again(heaps, events, pending, several, device, node.device, now, seq)
             delay_ns, index = np.inf, int64(-1)
             if running is not None:
                 delay_ns, index = pool.update(hw, running, device.first_running, device.running, elapsed_ns)
             if blocks is not None:
-                delay_ns, index = placement.update(hw, device, blocks, node.device)
+                if all_of_it:
+                    until_ns = never
+                    if not several and device.copying == 0:  # nothing else happens before
+                        until_ns = min(heaps[events].time if pending > 0 else always, device.serve_at)
+                    ended_as_well = placement.go_on(hw, device, on_device(blocks, node.device), False, until_ns)
+                    device.all_of_it = 1 if ended_as_well else 0
+                if device.end_place >= 0:
+                    delay_ns, index = max(0.0, device.end_ns - device.clock_ns), int64(device.end_index)
             if device.copying > 0:
                 copy_ns, copy, logged = copies.update(hw, tasks, nodes, engines, node.device, now, log, logged)
                 if index < 0 or copy_ns < delay_ns or (copy_ns == delay_ns and copy < index):
                     delay_ns, index = copy_ns, copy
-            device.end_index = index
-            device.end_at = not_before(now, now + delay_ns) if index >= 0 else np.inf
             device.end_seq = seq
-            if device.ready > 0 and what != COPIES:
-                pending = look_again(heaps, events, pending, several, device, node.device, now, seq)
+            if blocks is None or device.copying > 0:
+                device.end_index = index
+                device.end_at = not_before(now, now + delay_ns) if index >= 0 else np.inf
         plans.ended[plan] = ended
         end_ns = 0.0
         for index in range(len(nodes)):
             end_ns = max(end_ns, nodes[index].end_ns)
         plans.makespan_ns[plan] = int64(np.rint(end_ns))
+
+
+@jit
+def on_device(blocks: Any, number: int) -> Any:
+    """What is on the SMs of one device."""
+    return Blocks(blocks.kernels[number], blocks.line[number], blocks.groups[number], blocks.cohorts[number])
 
 
 @jit
@@ -230,7 +248,7 @@ def set_up(nodes: Any, devices: Any, engines: Any, grids: int) -> None:
         device.end_at = device.serve_at = np.inf
         device.end_seq = 0
         device.end_index = -1
-        device.running = device.ready = device.copying = 0
+        device.running = device.ready = device.copying = device.all_of_it = 0
         device.first_running = number * grids
         device.first_ready = 0
     for number in range(len(engines)):
@@ -258,12 +276,3 @@ def first_end(devices: Any) -> int:
         if device.end_at < first.end_at or (device.end_at == first.end_at and device.end_seq < first.end_seq):
             ending = number
     return ending
-
-
-@jit
-def not_before(now: float, at: float) -> float:
-    """When an event that is scheduled now for `at` happens: a clock adds a delay, and rounding must not lose it."""
-    delay = max(0.0, at - now)
-    while now + delay < at:
-        delay = np.nextafter(delay, np.inf)
-    return now + delay

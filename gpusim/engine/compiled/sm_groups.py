@@ -1,10 +1,13 @@
 """SMs that hold the same, the cohorts of blocks on them, and their rates: `gpusim.engine.placement` compiled.
 
-What is on the SMs of a device is in the rows `here` of `Blocks`. Kernels and groups stay where they are: `line` has the
-places of the `device.running` kernels in the order of their starts, `order` those of the `device.groups` groups in that
-of the reference's list, that of memory operations before them; behind these are the places that are free. What every
-step looks at is by number in that order: when the first cohort of each group ends, and its traffic. Everything else is
-done for groups that have changed; `touched` has the places of these.
+What is on the SMs of a device is in its record and its row of `Blocks`. Kernels and groups stay where they are: `line`
+has the places of the `device.running` kernels in the order of their starts, `order` those of the `device.groups` groups
+in that of the reference's list, that of memory operations before them; behind these are the places that are free. What
+every step looks at is by number in that order: when the first cohort of each group ends, and its traffic. Everything
+else is done for groups that have changed; `touched_groups` has the places of these.
+
+Places are unsigned: so compiled code need not look whether they are negative and count from the end. Numbers that are
+divided by others are kept as floating point, which is faster to divide and exact for their sizes.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpusim.engine.compiled.jit import int64, jit
-from gpusim.engine.placement import NO_SMS
+from gpusim.engine.placement import NEAR_NS, NO_SMS
 
 #: `gpusim.engine.placement.Placed`, with what it needs of the task. `scanned` says that all groups have been looked at
 #: for it and what had room was used: from then on only groups that change can have room.
@@ -27,32 +30,34 @@ PLACED: Final = np.dtype(
         ("scanned", "i8"),
         ("partition", "i8"),
         ("blocks_per_sm", "i8"),
-        ("threads", "i8"),
-        ("regs", "i8"),
-        ("smem_bytes", "i8"),
-        ("split_bytes", "i8"),
-        ("own_split_bytes", "i8"),
+        ("threads", "f8"),
+        ("regs", "f8"),
+        ("smem_bytes", "f8"),
+        ("split_bytes", "f8"),
+        ("own_split_bytes", "f8"),
         ("block_ns", "f8"),
         ("load", "f8"),
         ("dram_bytes_per_ns", "f8"),
+        ("unused", "i8"),  # 128 bytes: a place is found without a multiplication
     ],
     align=True,
 )
-#: `gpusim.engine.placement.SmGroup`; `at` is its number in the order; of the cohort that ends first, `ending` is the
-#: place of the kernel and `number` its own. `room` and `gets` are those of the kernel that is being placed, `differs`
-#: says that only the split keeps it away.
+#: `gpusim.engine.placement.SmGroup`; `at` is its number in the order; its cohorts begin at `first`; of the one that
+#: ends first, `ending` is the place of the kernel and `number` its own. `room` and `gets` are those of the kernel that
+#: is being placed, `differs` says that only the split keeps it away.
 SM_GROUP: Final = np.dtype(
     [
-        ("at", "i8"),
+        ("at", "u4"),
         ("changed", "i8"),
-        ("cohorts", "i8"),
+        ("first", "u4"),
+        ("cohorts", "u4"),
         ("sms", "i8"),
         ("partition", "i8"),
         ("blocks", "i8"),
-        ("threads", "i8"),
-        ("regs", "i8"),
-        ("smem_bytes", "i8"),
-        ("split_bytes", "i8"),
+        ("threads", "f8"),
+        ("regs", "f8"),
+        ("smem_bytes", "f8"),
+        ("split_bytes", "f8"),
         ("room", "i8"),
         ("gets", "i8"),
         ("differs", "i8"),
@@ -66,32 +71,46 @@ SM_GROUP: Final = np.dtype(
 )
 #: `gpusim.engine.placement.Cohort`: its kernel by its place.
 COHORT: Final = np.dtype(
-    [("kernel", "i8"), ("number", "i8"), ("blocks", "i8"), ("remaining_ns", "f8"), ("rate", "f8")], align=True
+    [("kernel", "u4"), ("blocks", "i8"), ("number", "i8"), ("remaining_ns", "f8"), ("rate", "f8")], align=True
 )
+#: Groups whose first end is known together.
+ROW: Final = 8
+#: Loads whose rate is kept: a power of 2.
+LOADS: Final = 64
+#: The traffic of all groups is added up in order where a running sum, which rounds otherwise, comes as near to the
+#: bandwidth as this.
+SURELY_LESS: Final = 0.999
 
 
 @jit
-def set_up(device: Any, blocks: Any, here: int) -> None:
+def set_up(device: Any, blocks: Any) -> None:
     """Nothing runs: there is the group of memory operations alone."""
-    device.groups = device.unplaced = device.placed = device.touched = 0
-    device.clock_ns = 0.0
+    device.groups = device.unplaced = device.placed = device.touched = device.waiting = device.known = 0
+    device.clock_ns = device.wanted = 0.0
     device.slow = 1.0
-    new_group(device, blocks, here, int64(NO_SMS), int64(1))
+    device.loads[:] = 0.0
+    device.ends[:] = device.row_ends[:] = np.inf
+    device.end_ns = np.inf
+    device.end_place = -1
+    device.alone = device.settled = 0
+    new_group(device, blocks, int64(NO_SMS), int64(1))
     device.empty = 0
 
 
 @jit
-def new_group(device: Any, blocks: Any, here: int, partition: int, sms: int) -> None:
+def new_group(device: Any, blocks: Any, partition: int, sms: int) -> None:
     """An empty group, behind the others."""
-    group = blocks.groups[here, blocks.order[here, device.groups]]
-    group.at = device.groups
-    blocks.ends[here, device.groups] = np.inf
-    blocks.traffic[here, device.groups] = 0.0
+    number = int64(device.groups)
+    group = blocks.groups[int64(device.order[number])]
+    group.at = number
+    note_end(device, number, np.inf)
+    device.traffic[number] = 0.0
     device.groups += 1
     device.empty += 1
     group.partition = partition
     group.sms = sms
-    group.threads = group.regs = group.smem_bytes = group.blocks = group.split_bytes = 0
+    group.blocks = 0
+    group.threads = group.regs = group.smem_bytes = group.split_bytes = 0.0
     group.changed = group.cohorts = group.differs = 0
     group.ending = -1
     group.load = group.updated_ns = 0.0
@@ -99,12 +118,12 @@ def new_group(device: Any, blocks: Any, here: int, partition: int, sms: int) -> 
 
 
 @jit
-def add_cohort(device: Any, blocks: Any, here: int, at: int, kernel: Any, place: int, count: int) -> None:
+def add_cohort(device: Any, blocks: Any, at: int, kernel: Any, place: int, count: int) -> None:
     """`SmPlacement._add_cohort`."""
-    touch(device, blocks, here, at)
+    touch(device, blocks, at)
     device.placed += 1
-    group = blocks.groups[here, at]
-    cohort = blocks.cohorts[here, at, group.cohorts]
+    group = blocks.groups[at]
+    cohort = blocks.cohorts[int64(group.first) + int64(group.cohorts)]
     group.cohorts += 1
     cohort.kernel = place
     cohort.number = device.placed
@@ -114,24 +133,26 @@ def add_cohort(device: Any, blocks: Any, here: int, at: int, kernel: Any, place:
 
 
 @jit
-def touch(device: Any, blocks: Any, here: int, at: int) -> None:
+def touch(device: Any, blocks: Any, at: int) -> None:
     """`SmPlacement._touch`."""
-    group = blocks.groups[here, at]
+    group = blocks.groups[at]
     if group.changed == 0:
         elapsed_ns = device.clock_ns - group.updated_ns
-        cohorts = blocks.cohorts[here, at]
-        for number in range(group.cohorts):
-            cohorts[number].remaining_ns -= elapsed_ns * cohorts[number].rate
+        first = int64(group.first)
+        for number in range(first, first + int64(group.cohorts)):
+            cohort = blocks.cohorts[number]
+            cohort.remaining_ns -= elapsed_ns * cohort.rate
         group.updated_ns = device.clock_ns
-        note_change(device, blocks, here, at)
+        note_change(device, blocks, at)
 
 
 @jit
-def note_change(device: Any, blocks: Any, here: int, at: int) -> None:
+def note_change(device: Any, blocks: Any, at: int) -> None:
     """The rates of a group are to be set anew."""
-    blocks.groups[here, at].changed = 1
-    blocks.touched[here, device.touched] = at
+    blocks.groups[at].changed = 1
+    device.touched_groups[int64(device.touched)] = at
     device.touched += 1
+    device.settled = 0
 
 
 @jit
@@ -154,14 +175,14 @@ def put(group: Any, kernel: Any, blocks: int) -> None:
 
 
 @jit
-def split(device: Any, blocks: Any, here: int, at: int, sms: int) -> int:
+def split(device: Any, blocks: Any, at: int, sms: int) -> int:
     """`SmPlacement._split`: the place of the others, which get as many blocks as the group got before."""
-    touch(device, blocks, here, at)
-    group = blocks.groups[here, at]
-    new = int64(blocks.order[here, device.groups])
-    new_group(device, blocks, here, int64(group.partition), int64(group.sms - sms))
-    note_change(device, blocks, here, new)
-    others = blocks.groups[here, new]
+    touch(device, blocks, at)
+    group = blocks.groups[at]
+    new = int64(device.order[int64(device.groups)])
+    new_group(device, blocks, int64(group.partition), int64(group.sms - sms))
+    note_change(device, blocks, new)
+    others = blocks.groups[new]
     group.sms = sms
     device.empty -= 1 if group.blocks > 0 else 0
     others.blocks = group.blocks
@@ -175,24 +196,25 @@ def split(device: Any, blocks: Any, here: int, at: int, sms: int) -> int:
     others.rate = group.rate
     others.updated_ns = group.updated_ns
     others.cohorts = group.cohorts
-    for number in range(group.cohorts):
-        copy_cohort(blocks.cohorts[here, new, number], blocks.cohorts[here, at, number])
+    for number in range(int64(group.cohorts)):
+        cohort = blocks.cohorts[int64(others.first) + number]
+        copy_cohort(cohort, blocks.cohorts[int64(group.first) + number])
         device.placed += 1
-        blocks.cohorts[here, new, number].number = device.placed
+        cohort.number = device.placed
     return new
 
 
 @jit
-def merge_empty(device: Any, blocks: Any, here: int) -> None:
+def merge_empty(device: Any, blocks: Any) -> None:
     """`SmPlacement._merge_empty`."""
-    groups, order, ends, traffic = blocks.groups[here], blocks.order[here], blocks.ends[here], blocks.traffic[here]
+    groups, order, ends, traffic = blocks.groups, device.order, device.ends, device.traffic
     number = int64(1)
     while number < device.groups:
-        at = order[number]
+        at = int64(order[number])
         into = int64(-1)
         if groups[at].blocks == 0:
-            for earlier in range(1, number):
-                other = groups[order[earlier]]
+            for earlier in range(int64(1), number):
+                other = groups[int64(order[earlier])]
                 if other.blocks == 0 and other.partition == groups[at].partition:
                     into = int64(order[earlier])
                     break
@@ -201,80 +223,157 @@ def merge_empty(device: Any, blocks: Any, here: int) -> None:
             continue
         groups[into].sms += groups[at].sms
         groups[at].changed = 0
+        device.wanted -= traffic[number]
         device.groups -= 1
         device.empty -= 1
-        for later in range(number, device.groups):
+        last = int64(device.groups)
+        for later in range(number, last):
             order[later] = order[later + 1]
             ends[later] = ends[later + 1]
             traffic[later] = traffic[later + 1]
-            groups[order[later]].at = later
-        order[device.groups] = at
+            groups[int64(order[later])].at = later
+        order[last] = at
+        ends[last] = np.inf
+    for number in range(0, int64(device.groups) + 1, ROW):
+        note_end(device, number, ends[number])
     kept = int64(0)
-    for number in range(device.touched):  # without those that are no more
-        at = blocks.touched[here, number]
+    for number in range(int64(device.touched)):  # without those that are no more
+        at = int64(device.touched_groups[number])
         if groups[at].changed == 1:
-            blocks.touched[here, kept] = at
+            device.touched_groups[kept] = at
             kept += 1
     device.touched = kept
+    device.settled = 0
 
 
 @jit
-def set_rates(hw: Any, device: Any, blocks: Any, here: int) -> tuple[float, int]:
-    """`SmPlacement._set_rates` and `next_end`, in one pass while DRAM slows nobody otherwise than before."""
-    bandwidth = hw.memory_dram_bytes_per_ns
-    ends, traffic = blocks.ends[here], blocks.traffic[here]
-    while True:
-        for number in range(device.touched):
-            set_end(hw, device, blocks, here, int64(blocks.touched[here, number]))
+def set_rates(hw: Any, device: Any, blocks: Any) -> tuple[float, int]:
+    """`SmPlacement._set_rates` and `next_end`."""
+    while device.settled == 0:
+        for number in range(int64(device.touched)):
+            set_end(hw, device, blocks, int64(device.touched_groups[number]))
         device.touched = 0
-        wanted = 0.0
-        end_ns, first = np.inf, int64(-1)
-        for number in range(device.groups):
-            wanted += traffic[number]
-            if ends[number] < end_ns:
-                end_ns, first = ends[number], number
-        slow = bandwidth / wanted if wanted > bandwidth else 1.0
-        if slow == device.slow:
-            break
-        for number in range(device.groups):
-            if traffic[number] > 0.0:
-                touch(device, blocks, here, int64(blocks.order[here, number]))
-        device.slow = slow
-    if first < 0:
+        if device.slow != 1.0 or device.wanted > SURELY_LESS * hw.memory_dram_bytes_per_ns:
+            limit_traffic(hw, device, blocks)
+        if device.touched == 0:
+            device.settled = 1
+            next_end(device, blocks)
+    if device.end_place < 0:
         return np.inf, int64(-1)
-    ending = blocks.groups[here, blocks.order[here, first]]
-    for number in range(first + 1, device.groups):
-        if ends[number] == end_ns:
-            other = blocks.groups[here, blocks.order[here, number]]
-            if other.number < ending.number:
-                ending = other
-    return max(0.0, end_ns - device.clock_ns), int64(blocks.kernels[here, ending.ending].index)
+    return max(0.0, device.end_ns - device.clock_ns), int64(blocks.kernels[device.end_place].index)
 
 
 @jit
-def set_end(hw: Any, device: Any, blocks: Any, here: int, at: int) -> None:
+def limit_traffic(hw: Any, device: Any, blocks: Any) -> None:
+    """Rule 5: where it slows more or less than before, those who use DRAM are touched."""
+    wanted, bandwidth = 0.0, hw.memory_dram_bytes_per_ns
+    for number in range(int64(device.groups)):
+        wanted += device.traffic[number]
+    device.wanted = wanted
+    slow = bandwidth / wanted if wanted > bandwidth else 1.0
+    if slow != device.slow:
+        for number in range(int64(device.groups)):
+            if device.traffic[number] > 0.0:
+                touch(device, blocks, int64(device.order[number]))
+        device.slow = slow
+
+
+@jit
+def note_end(device: Any, number: int, end_ns: float) -> None:
+    """When the first cohort of a group ends; and the first end of its row of `ROW` groups."""
+    ends, row = device.ends, number >> 3 & 15
+    ends[number] = end_ns
+    first = row << 3
+    a, b = earlier(ends[first], ends[first + 1]), earlier(ends[first + 2], ends[first + 3])
+    c, d = earlier(ends[first + 4], ends[first + 5]), earlier(ends[first + 6], ends[first + 7])
+    device.row_ends[row] = earlier(earlier(a, b), earlier(c, d))
+
+
+@jit
+def earlier(a: float, b: float) -> float:
+    """The smaller of two numbers."""
+    return a if a < b else b
+
+
+@jit
+def next_end(device: Any, blocks: Any) -> None:
+    """`SmPlacement.next_end`, and whether that group ends `alone`, well before all others."""
+    end_ns, row = device.row_ends[0], int64(0)
+    for number in range(1, (int64(device.groups) + ROW - 1) >> 3):
+        row_ns = device.row_ends[number]
+        row = number if row_ns < end_ns else row
+        end_ns = earlier(row_ns, end_ns)
+    near_ns = end_ns + 2 * NEAR_NS
+    near = int64(0)
+    for number in range((int64(device.groups) + ROW - 1) >> 3):
+        near += 1 if device.row_ends[number] <= near_ns else 0
+    row = row << 3 & 120
+    found = int64(0)
+    for number in range(ROW):  # of those at one time, the first one
+        this_ns = device.ends[row + ROW - 1 - number]
+        near += 1 if this_ns <= near_ns else 0
+        found = row + ROW - 1 - number if this_ns == end_ns else found
+    group = blocks.groups[int64(device.order[found])]
+    device.alone = 1 if near == 2 else 0
+    if near > 2:  # of those together, the one that was placed first
+        for number in range(found + 1, int64(device.groups)):
+            other = blocks.groups[int64(device.order[number])]
+            if device.ends[number] == end_ns and other.number < group.number:
+                group = other
+    device.end_ns = end_ns
+    device.end_number = found
+    device.end_place = group.ending if end_ns < np.inf else int64(-1)
+
+
+@jit
+def set_end(hw: Any, device: Any, blocks: Any, at: int) -> None:
     """What `SmPlacement._set_rates` does with a group that has changed, and `_set_end`."""
-    group, kernels, cohorts = blocks.groups[here, at], blocks.kernels[here], blocks.cohorts[here, at]
+    group, kernels, cohorts = blocks.groups[at], blocks.kernels, blocks.cohorts
+    first = int64(group.first)
+    behind = first + int64(group.cohorts)
+    sms, clock_ns, slow = group.sms, device.clock_ns, device.slow  # stores below may change these, for all LLVM knows
     load = traffic = 0.0
-    for number in range(group.cohorts):
+    for number in range(first, behind):
         cohort = cohorts[number]
-        load += cohort.blocks * kernels[cohort.kernel].load
-        traffic += cohort.blocks * group.sms * kernels[cohort.kernel].dram_bytes_per_ns
+        kernel = kernels[int64(cohort.kernel)]
+        load += cohort.blocks * kernel.load
+        traffic += cohort.blocks * sms * kernel.dram_bytes_per_ns
     if load != group.load:
         group.load = load
-        group.rate = 1.0 / load**hw.contention_sharing_exponent if load > 1.0 else 1.0
-    first_ns = np.inf
-    for number in range(group.cohorts):
+        group.rate = known_rate(hw, device, load)
+    group_rate, first_ns, ending = group.rate, np.inf, first
+    for number in range(first, behind):
         cohort = cohorts[number]
-        kernel = kernels[cohort.kernel]
-        cohort.rate = group.rate
-        if kernel.dram_bytes_per_ns > 0.0:
-            cohort.rate *= device.slow
-        end_ns = device.clock_ns + max(0.0, cohort.remaining_ns / cohort.rate)
-        if end_ns < first_ns:
-            first_ns = end_ns
-            group.ending = cohort.kernel
-            group.number = cohort.number
+        rate = group_rate
+        if slow != 1.0 and kernels[int64(cohort.kernel)].dram_bytes_per_ns > 0.0:
+            rate *= slow
+        cohort.rate = rate
+        end_ns = clock_ns + max(0.0, cohort.remaining_ns / rate)
+        ending = number if end_ns < first_ns else ending
+        first_ns = earlier(end_ns, first_ns)
+    group.ending = int64(cohorts[ending].kernel)
+    group.number = cohorts[ending].number
     group.changed = 0
-    blocks.ends[here, group.at] = first_ns
-    blocks.traffic[here, group.at] = group.rate * traffic
+    number = int64(group.at)
+    note_end(device, number, first_ns)
+    device.wanted -= device.traffic[number]
+    device.traffic[number] = group_rate * traffic
+    device.wanted += device.traffic[number]
+
+
+@jit
+def known_rate(hw: Any, device: Any, load: float) -> float:
+    """`shared_rate`, which takes long, looked up where it was of the same load the last time."""
+    if load <= 0.0:
+        return 1.0
+    place = int64(int(load * 64.0)) & (LOADS - 1)
+    if device.loads[place] != load:
+        device.loads[place] = load
+        device.load_rates[place] = shared_rate(hw, load)
+    return float(device.load_rates[place])
+
+
+@jit
+def shared_rate(hw: Any, load: float) -> float:
+    """Rule 4: the rate of blocks on an SM of that load."""
+    return float(1.0 / load**hw.contention_sharing_exponent)
