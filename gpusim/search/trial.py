@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpusim.plan.measurement import Measurement
 from gpusim.search.explore import SEARCHED, Explored, Row
 
-#: Of each search, how many schedules are tried: its best ones are neighbours, and much alike.
+#: Of each search and number of streams, how many schedules are tried: the best ones are neighbours, and much alike.
 _OF_A_SEARCH = 2
 
 
@@ -26,14 +26,16 @@ class Trial:
 
 
 def contenders(explored: Explored, count: int | None = None) -> list[Row]:
-    """The best of each search and each policy, best prediction first, each makespan once; at most `count`.
+    """The best of each policy, and of each search on each number of streams; at most `count`, best prediction first.
 
-    Those that keep the memory limit, if there is one.
+    Each makespan once, and those that keep the memory limit, if there is one.
     """
     rows: list[Row] = []
-    for policy in dict.fromkeys(row.policy for row in explored.allowed):
-        of_policy = sorted((row for row in explored.allowed if row.policy == policy), key=_rank)
-        rows += of_policy[: _OF_A_SEARCH if policy in SEARCHED else 1]
+    kinds: dict[tuple[str, int], list[Row]] = {}
+    for row in sorted(explored.allowed, key=_rank):
+        kinds.setdefault((row.policy, row.streams if row.policy in SEARCHED else 0), []).append(row)
+    for (policy, _), of_kind in kinds.items():
+        rows += of_kind[: _OF_A_SEARCH if policy in SEARCHED else 1]
     rows.sort(key=_rank)
     return list({row.makespan_ns: row for row in reversed(rows)}.values())[::-1][:count]
 
