@@ -405,7 +405,7 @@ def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() ->
         line.split(" ")[1] for line in table.splitlines() if line.startswith("| ")
     }
     small = [schedule for schedule in schedules if schedule.trace == "squeezenet1_1-infer-b1"]
-    files = {"squeezenet1_1-infer-b1": ROOT / "validate" / "traces" / "squeezenet1_1-infer-b1.json.gz"}
+    files = {"squeezenet1_1-infer-b1": ROOT / "traces" / "squeezenet1_1-infer-b1.json.gz"}
     assert gaps_markdown(measured_gaps(small, files))[2] in table
 
 
