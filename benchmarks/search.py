@@ -18,7 +18,8 @@ from pathlib import Path
 from page import fill
 
 from gpusim.hardware.model import load_hardware
-from gpusim.search.explore import LISTS_SHARE, explore
+from gpusim.search.explore import explore
+from gpusim.search.searches import LISTS_SHARE
 from gpusim.trace.store import load_trace
 
 TRACES = (

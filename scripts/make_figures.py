@@ -27,7 +27,8 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES
 from gpusim.report.results import ResultCase, Results, read_results
-from gpusim.search.explore import SEARCH, Explored, explore
+from gpusim.search.explore import Explored, explore
+from gpusim.search.searches import SEARCH
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpusim.files import write_bytes
 from gpusim.report.results import ResultCase, Results, read_results
 from gpusim.report.results_table import summary_lines
-from gpusim.search.explore import SEARCH
+from gpusim.search.searches import SEARCH
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"

@@ -27,7 +27,8 @@ from gpusim.plan.schedule import lower_schedule, make_schedule, read_schedule, w
 from gpusim.plan.tasks import MAX_PARTITIONS, LaunchMode
 from gpusim.runtime import partitions as runtime
 from gpusim.search.choices import parse_splits, usual_splits
-from gpusim.search.explore import PARTITIONS, SEARCH, explore
+from gpusim.search.explore import explore
+from gpusim.search.searches import PARTITIONS, SEARCH
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import write_trace
 from tests.helpers import (

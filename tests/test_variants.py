@@ -30,8 +30,9 @@ from gpusim.runtime import variant_capture
 from gpusim.runtime.execute import Runner
 from gpusim.runtime.variant_capture import choose_variants, equal_calls, launches
 from gpusim.runtime.variants import applied, call_variant, settings_for
-from gpusim.search.explore import VARIANTS, explore
+from gpusim.search.explore import explore
 from gpusim.search.refine import refine
+from gpusim.search.searches import VARIANTS
 from gpusim.trace.check import check_trace
 from gpusim.trace.schema import Kernel, Trace, Variant, VariantSettings
 from gpusim.trace.store import load_trace, parse_trace, structure_hash, write_trace

@@ -31,8 +31,9 @@ from gpusim.report.perfetto import run_from_timeline
 from gpusim.report.waiting import waiting_chain, waiting_text
 from gpusim.search.background import Exploration
 from gpusim.search.critical import wait_of
-from gpusim.search.explore import SEARCH, Explored, explore
+from gpusim.search.explore import Explored, explore
 from gpusim.search.schedules import row_schedule
+from gpusim.search.searches import SEARCH
 from gpusim.search.whatif import Change, changed_graph, changed_hardware, longest, retimed, sensitivities, simulate
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import MAX_UPLOAD_BYTES, load_trace, other_batches, parse_upload, write_trace

@@ -21,8 +21,9 @@ from gpusim.report.breakdown import Breakdown, breakdown
 from gpusim.report.results import Results, read_all_results
 from gpusim.resources import resource_dir
 from gpusim.search import whatif
-from gpusim.search.explore import SEARCH, Explored, explore
+from gpusim.search.explore import Explored, explore
 from gpusim.search.limits import Limits, limits
+from gpusim.search.searches import SEARCH
 from gpusim.trace.schema import Trace
 from gpusim_dashboard import kept
 from gpusim_dashboard.choice import Choice

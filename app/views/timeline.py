@@ -12,7 +12,7 @@ from gpusim.report.lanes import whole
 from gpusim.report.perfetto import run_from_timeline
 from gpusim.report.waiting import waiting_text
 from gpusim.search.critical import critical_path
-from gpusim.search.explore import SEARCH
+from gpusim.search.searches import SEARCH
 from gpusim.units import NS_PER_US, counted, format_ns
 
 choice = current()

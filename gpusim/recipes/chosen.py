@@ -18,7 +18,8 @@ from gpusim.policies.registry import POLICIES
 from gpusim.recipes.recipe import SEARCHES, WITHOUT_VARIANTS, Recipe
 from gpusim.search.bounds import bounds
 from gpusim.search.choices import parse_splits
-from gpusim.search.explore import PARTITIONS, SEARCH, VARIANTS, Explored, explore
+from gpusim.search.explore import Explored, explore
+from gpusim.search.searches import PARTITIONS, SEARCH, VARIANTS
 from gpusim.search.trial import contenders
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace

@@ -11,7 +11,8 @@ from gpusim.errors import RecipeError
 from gpusim.files import Count, Document, Positive, read_toml
 from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
-from gpusim.search.explore import MAX_BUDGET_S, SEARCH, SEARCHED
+from gpusim.search.explore import MAX_BUDGET_S
+from gpusim.search.searches import SEARCH, SEARCHED
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode
 from gpusim.trace.store import bundled_traces
 

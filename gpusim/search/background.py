@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.partitions import Partition
-from gpusim.search.explore import SEARCHED, Explored, Row, explore
+from gpusim.search.explore import Explored, Row, explore
+from gpusim.search.searches import SEARCHED
 from gpusim.trace.schema import Trace
 
 

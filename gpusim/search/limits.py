@@ -24,10 +24,11 @@ from gpusim.policies.base import Assignment
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.sequential import sequential
 from gpusim.search.bounds import bounds
-from gpusim.search.explore import DEFAULT_STREAMS, Report, stream_counts
+from gpusim.search.explore import DEFAULT_STREAMS, stream_counts
 from gpusim.search.gap import Gap, gap_to_bound
 from gpusim.search.local import SHARES
 from gpusim.search.relaxed import DEPENDENCIES, LIMITS, SMS, STREAMS, relaxed
+from gpusim.search.searches import Report
 from gpusim.search.width import MAX_EXACT_OPS, width
 from gpusim.trace.schema import Trace
 

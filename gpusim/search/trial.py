@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpusim.plan.measurement import Measurement
-from gpusim.search.explore import SEARCHED, Explored, Row
+from gpusim.search.explore import Explored, Row
+from gpusim.search.searches import SEARCHED
 
 #: Of each search and number of streams, how many schedules are tried: the best ones are neighbours, and much alike.
 _OF_A_SEARCH = 2

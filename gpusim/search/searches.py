@@ -1,0 +1,136 @@
+"""The searches of an exploration, and how they share its budget.
+
+List schedules first, then changes of the best of them; on half as many streams, too; with variants and on partitions
+where there are any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.partitions import Partition
+from gpusim.policies.base import Assignment
+from gpusim.search.bounds import Bounds
+from gpusim.search.choices import search_partitions, search_variants
+from gpusim.search.local import local_search
+from gpusim.search.refine import Refined, refine
+
+SEARCH = "search"
+#: Rows of searched schedules that run variants, and of those on partitions of the SMs.
+VARIANTS, PARTITIONS = "with variants", "with partitions"
+SEARCHED = (SEARCH, VARIANTS, PARTITIONS)
+#: Share of the budget that goes to the search over list schedules; the rest refines the best schedules found.
+LISTS_SHARE = 0.2
+#: Where variants or partitions are searched, too: share of the budget after which the searches part. Each then gets an
+#: equal part of the rest, and so does the search without them, which they are compared with.
+COMMON_SHARE = 0.5
+#: Part of a search's own that goes to half as many streams, from `LEAST_HALVED` on. Its schedules are predicted slower,
+#: but they reuse memory sooner and have fewer joins, which no prediction counts in full: a trial on the GPU can tell.
+NARROW_SHARE, LEAST_HALVED = 0.3, 4
+
+Report = Callable[[str, float, int], None]
+"""Progress of long work: what is going on, the share done in [0, 1], the best makespan so far in ns."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the searches found, each with as much of the budget as the others."""
+
+    plain: Refined
+    variants: Refined | None
+    partitions: Sequence[Refined]
+    narrow: Sequence[tuple[str, Refined]]
+    """On half as many streams, with the names of their rows."""
+    evaluations: int
+    interrupted: bool
+
+    @property
+    def rows(self) -> list[tuple[str, Refined]]:
+        """The name of each search's rows, and what it found."""
+        found = [(SEARCH, self.plain), *self.narrow]
+        if self.variants is not None:
+            found.append((VARIANTS, self.variants))
+        return [*found, *((PARTITIONS, each) for each in self.partitions)]
+
+
+def search_all(
+    graph: OpGraph,
+    made: list[Assignment],
+    streams: int,
+    budget_s: float,
+    seed: int,
+    evaluations: int | None,
+    bound: Bounds,
+    splits: Sequence[tuple[Partition, ...]],
+    memory_limit_bytes: int | None,
+    report: Report,
+) -> Found:
+    """Search over list schedules first, then over changes of the best of them and of what the policies `made`."""
+    best_so_far_ns = math.inf
+
+    def tell(share: float, best_ns: float) -> None:
+        nonlocal best_so_far_ns
+        best_so_far_ns = min(best_so_far_ns, best_ns or math.inf)
+        report("search", share, round(best_so_far_ns) if best_so_far_ns < math.inf else 0)
+
+    def part(begin: float, share: float) -> dict[str, Any]:
+        """Budget and progress of a part of the search."""
+        return {
+            "budget_s": share * budget_s,
+            "evaluations": None if evaluations is None else max(1, round(share * evaluations)),
+            "seed": seed,
+            "progress": lambda done, best_ns: tell(begin + share * done, best_ns),
+        }
+
+    def limited(begin: float, share: float) -> dict[str, Any]:
+        return {**part(begin, share), "memory_limit_bytes": memory_limit_bytes}
+
+    lower_ns = bound.largest[0]
+    lists = local_search(graph, streams, lower_bound_ns=lower_ns, **part(0.0, LISTS_SHARE))
+    seeds = [*made, *(candidate.assignment for candidate in lists.candidates)]
+    half = streams // 2 if streams >= LEAST_HALVED else 0
+    few = [each for each in seeds if max(each.streams, default=0) < half]
+    wide = 1.0 - NARROW_SHARE if half else 1.0
+    varied = any(graph.variants)
+    kinds = 1 + varied + bool(splits)
+    share = 1.0 - LISTS_SHARE if kinds == 1 else COMMON_SHARE - LISTS_SHARE
+    first = limited(LISTS_SHARE, share * wide)
+    second = limited(LISTS_SHARE + share * wide, share * (1.0 - wide))
+    if lists.interrupted:
+        first["budget_s"] = second["budget_s"] = 0.0
+    if evaluations is not None and kinds == 1:
+        rest = evaluations - lists.evaluations
+        second["evaluations"] = max(1, round(rest * (1.0 - wide)))
+        first["evaluations"] = max(1, rest - second["evaluations"] if half else rest)
+    common = refine(graph, seeds, streams, lower_bound_ns=lower_ns, **first)
+    spent, interrupted = lists.evaluations + common.evaluations, lists.interrupted or common.interrupted
+    narrow: list[tuple[str, Refined]] = []
+    few_found: Sequence[Assignment] = ()
+    if half and not interrupted:
+        narrow.append((SEARCH, refine(graph, few, half, lower_bound_ns=lower_ns, **second)))
+        few_found = narrow[0][1].assignments
+        spent, interrupted = spent + narrow[0][1].evaluations, narrow[0][1].interrupted
+    if kinds == 1 or interrupted or not common.assignments:
+        return Found(common, None, (), narrow, spent, interrupted)
+    share = (1.0 - COMMON_SHARE) / kinds
+    plain = refine(graph, common.assignments, streams, lower_bound_ns=lower_ns, **limited(COMMON_SHARE, share))
+    found: list[Refined] = [plain]
+    variants = None
+    if varied and not plain.interrupted:
+        begin = COMMON_SHARE + share
+        variants = search_variants(graph, common.assignments, streams, **limited(begin, share * wide))
+        found.append(variants)
+        if few_found and not variants.interrupted:
+            rest_of_it = limited(begin + share * wide, share * (1.0 - wide))
+            found.append(search_variants(graph, few_found, half, **rest_of_it))
+            narrow.append((VARIANTS, found[-1]))
+    parted: list[Refined] = []
+    if splits and not any(each.interrupted for each in found):
+        parted = search_partitions(graph, common.assignments, splits, **limited(1.0 - share, share))
+        found += parted
+    spent += sum(each.evaluations for each in found)
+    return Found(plain, variants, parted, narrow, spent, any(each.interrupted for each in found))
