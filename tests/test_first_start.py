@@ -163,7 +163,7 @@ def test_compiling_counts_as_search_up_to_a_share_of_the_budget(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(exploring, "warm_up", lambda hardware: compiling_s)
-    monkeypatch.setattr(exploring, "_search", stop)
+    monkeypatch.setattr(exploring, "search_all", stop)
     with pytest.raises(KeyboardInterrupt):
         exploring.explore(wide_trace(2, 9000, 2), make_hardware(), budget_s=9.0, evaluations=evaluations)
     assert budgets == [pytest.approx(left_s)]
