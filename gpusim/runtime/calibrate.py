@@ -21,6 +21,7 @@ from gpusim.runtime.contention import fit, measure_points, with_contention
 from gpusim.runtime.device import gpu_facts, require_gpu
 
 REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
+JOIN_SOURCE = "not measured; kernels of one block that waited for several others on an H200 started no later"
 LIMITS_FROM_DRIVER = {
     "sms": "multi_processor_count",
     "threads_per_sm": "max_threads_per_multi_processor",
@@ -46,6 +47,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     say("CUDA graphs: chains, forks, joins, front end")
     graph, notes = graph_costs()
     sources |= {f"graph.{field}": f"{when}; {note}" for field, note in notes.items()}
+    sources["graph.join_ns"] = JOIN_SOURCE
     say("streams: launches, events, hardware queues")
     stream, notes = stream_costs()
     sources |= {f"stream.{field}": f"{when}; {note}" for field, note in notes.items()}
@@ -110,7 +112,6 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
     notes = {
         "chain_ns": "gap in a chain of small elementwise kernels over their profiled time",
         "fork_ns": "between the starts of 4, 5 or 6 kernels of one block that wait for one, but the last two",
-        "join_ns": "not measured; kernels of one block that waited for several others on an H200 started no later",
         "busy_ns": "fitted with the contention",
         "branch_ns": "of the calibration steps",
         "front_end_ns": "64 against 96 parallel chains of spin kernels",
