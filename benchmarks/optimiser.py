@@ -34,9 +34,9 @@ from gpusim.plan.graph import OpGraph
 from gpusim.policies.base import Assignment
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.ios import one_pool
-from gpusim.policies.registry import POLICIES
+from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.bounds import bounds
-from gpusim.search.explore import DEFAULT_STREAMS, stream_counts
+from gpusim.search.explore import DEFAULT_STREAMS
 from gpusim.search.local import SHARES, local_search
 from gpusim.search.refine import refine
 from gpusim.trace.store import load_trace

@@ -28,7 +28,7 @@ from gpusim.report.pairs import read_pairs
 from gpusim.report.replayed import SUFFIX, read_replayed
 from gpusim.report.results import read_results, results_name
 from gpusim.trace.dependencies import dependencies
-from gpusim.trace.schema import Gpu, Timing, Trace
+from gpusim.trace.schema import Gpu, Timing, Trace, Variant, VariantSettings
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
 from tests.helpers import wide_trace
 
@@ -418,6 +418,36 @@ def test_trace_of_a_case_is_replayed_as_it_is(tmp_path: Path, monkeypatch: pytes
     assert asked == [(mine, 3), (bundled_traces()["squeezenet1_1-infer-b1"], 3)]
     assert [(case.network, case.fitted) for case in results.cases] == [("tiny", False), ("squeezenet1_1", True)]
     assert not list(kept.iterdir())
+
+
+@pytest.mark.usefixtures("edge")
+def test_given_trace_gets_variants_where_the_recipe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured once: a trace that has variants is taken as it is, and the given file stays."""
+    asked: list[str] = []
+
+    def with_variants(trace: Trace, seed: int) -> Trace:
+        asked.append(trace.name)
+        half = msgspec.structs.replace(trace.ops[1].kernels[0], dur_ns=1)
+        other = Variant(name="other", settings=VariantSettings(), kernels=(half,))
+        ops = (trace.ops[0], msgspec.structs.replace(trace.ops[1], variants=(other,)), *trace.ops[2:])
+        return msgspec.structs.replace(trace, ops=ops)
+
+    edge = ModuleType("gpusim.runtime.variant_capture")
+    edge.with_variants = with_variants  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "gpusim.runtime.variant_capture", edge)
+    mine, kept = tmp_path / "mine.json", tmp_path / "traces"
+    write_trace(wide_trace(eager_ns=400_000, graph_ns=130_000), mine)
+    before = mine.read_bytes()
+    fields: dict[str, Any] = {"policies": ("wavefront", "fastest kernels"), "counts": (2,), "traces": str(kept)}
+    results = run_recipe(recipe(case=(Case(trace=str(mine), variants=True),), **fields), tmp_path, "c", lambda _: None)
+    (varied,) = kept.iterdir()
+    wavefront, fastest = results.cases
+    assert (fastest.policy, fastest.streams) == ("fastest kernels", 1)
+    assert fastest.predicted_ns < wavefront.predicted_sequential_ns
+    assert (asked, mine.read_bytes()) == ([read_trace(mine).name], before)
+    run_recipe(recipe(case=(Case(trace=str(varied), variants=True),), **fields), tmp_path, "c", lambda _: None)
+    run_recipe(recipe(case=(Case(trace=str(mine)),), **fields), tmp_path, "c", lambda _: None)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(("measure", "wanted"), [(0, 0), (3, 2)])

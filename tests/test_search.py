@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from gpusim.errors import OptionError
 from gpusim.plan.schedule import check_schedule
 from gpusim.policies.fast_lists import FastLists
-from gpusim.policies.registry import POLICIES
+from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search import local
 from gpusim.search.bounds import Bounds
-from gpusim.search.explore import SEARCH_MARGIN, Explored, choose, explore, stream_counts
+from gpusim.search.explore import SEARCH_MARGIN, Explored, choose, explore
 from gpusim.search.local import BATCH, SHARES, Found, local_search
 from gpusim.search.verdict import verdict
 from gpusim.trace.schema import Trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from gpusim.recipes.trial import try_best
 from gpusim.report.trial_table import print_trial, trial_document
 from gpusim.runtime import replay as replay_module
 from gpusim.search.explore import Explored, explore
+from gpusim.search.searches import SEARCH, VARIANTS
 from gpusim.search.trial import contenders
 from gpusim.trace.schema import Gpu, Timing
 from gpusim.trace.store import write_trace
@@ -96,8 +98,22 @@ def test_contenders_are_the_best_of_each_policy_and_search_best_prediction_first
     assert times[0] == min(row.makespan_ns for row in explored.rows)
     policies = {row.policy for row in explored.rows} - {"search"}
     assert {explored.best_of(policy).makespan_ns for policy in policies} <= set(times)
-    assert contenders(explored, 2) == found[:2]
     assert contenders(explored, 0) == []
+
+
+def test_few_contenders_have_the_best_of_the_search_and_of_the_policies_among_them(explored: Explored) -> None:
+    """A search's schedules are alike, and so are the errors of what is predicted of them."""
+    policies = [row for row in explored.rows if row.policy != SEARCH]
+    best_ns = min(row.makespan_ns for row in policies)
+    searched = explored.best_of(SEARCH)
+    found = [
+        dataclasses.replace(searched, policy=policy, streams=streams, makespan_ns=best_ns - 10 * less)
+        for policy, streams, less in ((SEARCH, 3, 1), (VARIANTS, 3, 4), (VARIANTS, 4, 3), (VARIANTS, 5, 2))
+    ]
+    several = dataclasses.replace(explored, rows=(*policies, *found))
+    for count, less in ((4, (4, 3, 1, 0)), (3, (4, 1, 0)), (2, (4, 1)), (1, (4,))):
+        assert [row.makespan_ns for row in contenders(several, count)] == [best_ns - 10 * each for each in less]
+    assert sum(row.policy in (SEARCH, VARIANTS) for row in contenders(several, 5)) == 3, "the policies' turn"
 
 
 def test_fastest_in_the_trial_becomes_the_result_with_its_own_numbers(explored: Explored, play: Play) -> None:

@@ -71,3 +71,8 @@ def policy_by_name(name: str) -> RegisteredPolicy:
     if name not in POLICIES:
         raise UnknownNameError("policy", name, POLICIES)
     return POLICIES[name]
+
+
+def stream_counts(limit: int) -> tuple[int, ...]:
+    """Stream counts to try for each policy: all small ones, then powers of two, and the limit."""
+    return tuple(sorted({n for n in (2, 3, 4, 6, 8, 16, 32, 64, 128) if n < limit} | {limit}))

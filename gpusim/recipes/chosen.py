@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpusim.engine.base import Timeline
 from gpusim.engine.fast import FastEngine
@@ -15,9 +17,9 @@ from gpusim.plan.schedule import Schedule, make_schedule
 from gpusim.policies.base import Assignment
 from gpusim.policies.random_schedules import RANDOM, random_assignment
 from gpusim.policies.registry import POLICIES
-from gpusim.recipes.recipe import SEARCHES, WITHOUT_VARIANTS, Recipe
+from gpusim.recipes.recipe import FASTEST_KERNELS, SEARCHES, WITHOUT_VARIANTS, Recipe
 from gpusim.search.bounds import bounds
-from gpusim.search.choices import parse_splits
+from gpusim.search.choices import parse_splits, ranked_variants
 from gpusim.search.explore import Explored, explore
 from gpusim.search.searches import PARTITIONS, SEARCH, VARIANTS
 from gpusim.search.trial import contenders
@@ -43,12 +45,20 @@ class Chosen:
     bounds_ns: dict[str, int]
     hardware: str
 
-    def with_searched(self, number: int) -> Chosen:
-        """The same with the `number`-th contender for the searched schedule."""
-        pairs = zip(self.schedules, self.peaks, strict=True)
-        winner = (self.contenders[number], self.contender_peaks[number])
-        schedules, peaks = zip(*(winner if pair[0].policy == SEARCH else pair for pair in pairs), strict=True)
-        return dataclasses.replace(self, schedules=schedules, peaks=peaks)
+    def with_searched(self, times_ns: Sequence[int]) -> Chosen:
+        """The same with the fastest contender for the searched schedule; without variants, the fastest of those that
+        have none. `times_ns` is what each contender took in the trial.
+        """
+        numbers = range(len(times_ns))
+        captured = [number for number in numbers if not self.contenders[number].has_variants]
+        found = dict(zip((SEARCH, WITHOUT_VARIANTS), (numbers, captured), strict=True))
+        schedules, peaks = list(self.schedules), list(self.peaks)
+        for place, schedule in enumerate(self.schedules):
+            if found.get(schedule.policy):
+                number = min(found[schedule.policy], key=lambda each: times_ns[each])
+                schedules[place] = msgspec.structs.replace(self.contenders[number], policy=schedule.policy)
+                peaks[place] = self.contender_peaks[number]
+        return dataclasses.replace(self, schedules=tuple(schedules), peaks=tuple(peaks))
 
 
 def hardware_of(trace: Trace) -> HardwareModel:
@@ -113,7 +123,13 @@ def _explore(graph: OpGraph, hardware: HardwareModel, recipe: Recipe) -> Explore
 def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Iterator[tuple[str, Assignment]]:
     """The recipe's policies: each at all of its stream counts, or at the one that is predicted best."""
     for policy in recipe.policies:
-        if explored is not None and policy in SEARCHES:
+        if policy == FASTEST_KERNELS:
+            if graph.variants:
+                yield (
+                    policy,
+                    dataclasses.replace(POLICIES["sequential"](graph, 1), variants=ranked_variants(graph, 0.0)),
+                )
+        elif explored is not None and policy in SEARCHES:
             yield from _searched(explored, policy)
         elif explored is not None and not recipe.counts:
             yield policy, explored.best_of(policy).assignment

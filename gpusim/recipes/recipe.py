@@ -18,8 +18,10 @@ from gpusim.trace.store import bundled_traces
 
 #: The best searched schedule of the captured kernels, where the search may use others, too.
 WITHOUT_VARIANTS = "without variants"
+#: Recorded order on one stream, each op with the variant that is fastest alone: what choosing kernels gains by itself.
+FASTEST_KERNELS = "fastest kernels"
 #: What a recipe may name besides the policies: what is recommended, and the best searched schedules of one kind.
-SEARCHES = (*SEARCHED, WITHOUT_VARIANTS)
+SEARCHES = (*SEARCHED, WITHOUT_VARIANTS, FASTEST_KERNELS)
 StreamCount = Annotated[int, Meta(ge=1, le=MAX_STREAMS)]
 
 
@@ -34,7 +36,8 @@ class Case(Document, frozen=True, kw_only=True):
     memory_format: MemoryFormat = "contiguous"
     frontend: Frontend = "aten"
     variants: bool = False
-    """As for `gpusim capture`: other algorithms are measured, and the search may use them."""
+    """As for `gpusim capture`: other algorithms are measured, and the search may use them. A trace that is given gets
+    them where it has none."""
     trace: str | None = None
     """A trace file or a bundled trace's name."""
     fitted: bool = False
@@ -91,7 +94,7 @@ def _wrong_with(case: Case) -> str:
         return "needs either 'spec' (with 'mode' and 'batch') or 'trace'"
     if case.spec is not None and (case.mode is None or case.batch is None):
         return f"'{case.spec}' needs 'mode' and 'batch'"
-    if case.trace is not None and Case(trace=case.trace, fitted=case.fitted) != case:
+    if case.trace is not None and Case(trace=case.trace, fitted=case.fitted, variants=case.variants) != case:
         return "mode, batch, dtype, memory format and front end are those of the trace; leave them out"
     if case.trace is not None and case.trace not in bundled_traces() and not Path(case.trace).is_file():
         return f"no trace '{case.trace}': neither a file nor bundled (there are: {', '.join(bundled_traces())})"

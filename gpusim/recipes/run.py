@@ -93,13 +93,19 @@ class _Run:
         return self.results
 
     def _trace_of(self, case: Case) -> Path:
-        """The case's trace file, captured now where the recipe says so."""
+        """The case's trace file, captured or given variants now where the recipe says so."""
+        path: Path
         if case.trace is not None:
             given = bundled_traces().get(case.trace, Path(case.trace))
-            if read_trace(given).ground_truth is None:
+            trace = read_trace(given)
+            if trace.ground_truth is None:
                 raise TraceError(str(given), "has no measured times", place="$.ground_truth")
-            return given
-        path: Path = alone(_capture, case, self.traces, self.recipe.seed, self.command)
+            if not case.variants or any(op.variants for op in trace.ops):
+                return given
+            path = _vary(trace, self.traces, self.recipe.seed)
+            self.say(f"measured the variants of {path.name}")
+            return path
+        path = alone(_capture, case, self.traces, self.recipe.seed, self.command)
         self.say(f"captured {path.name}")
         return path
 
@@ -165,6 +171,14 @@ def _capture(case: Case, folder: Path, seed: int, command: str) -> Path:
     return path
 
 
+def _vary(trace: Trace, folder: Path, seed: int) -> Path:
+    from gpusim.runtime.variant_capture import with_variants
+
+    path = folder / f"{trace.name}.json.gz"
+    write_trace(with_variants(trace, seed), path)
+    return path
+
+
 def _replay(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
     """Measure the chosen schedules; what was searched becomes the contender that is fastest in a trial."""
     from gpusim.runtime.replay import replay
@@ -172,8 +186,8 @@ def _replay(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[C
     trace = read_trace(path)
     hardware = hardware_of(trace)
     if chosen.contenders:
-        _, number = fastest(trace, chosen.contenders, hardware, recipe.seed)
-        chosen = chosen.with_searched(number)
+        times_ns, _ = fastest(trace, chosen.contenders, hardware, recipe.seed)
+        chosen = chosen.with_searched(times_ns)
     measured = replay(
         trace, chosen.schedules, hardware, command=command, seed=recipe.seed, recordings=recipe.recordings
     )

@@ -74,7 +74,9 @@ def measure_calls(trace: Trace, seed: int, autotuned: bool) -> Measured:
     runner.bind(make_initial(trace, device, seed).tensors)
     runner.run_in_order()
     calls = [call for op in equal_calls(trace) for call in _calls(trace, op, autotuned)]
-    calls = [call for call in calls if _works(runner, call)]
+    # Setting by setting: right behind another call of the same op, a call would find its arguments in the cache.
+    names = list(dict.fromkeys(call.name for call in calls))
+    calls = sorted((call for call in calls if _works(runner, call)), key=lambda call: names.index(call.name))
     return dict(zip(((call.op, call.name) for call in calls), _profile(runner, calls), strict=True))
 
 

@@ -7,7 +7,7 @@ same time: else their gain would be that of more search.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpusim.engine.batch import BatchEngine
@@ -15,10 +15,18 @@ from gpusim.errors import OptionError, PlanError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import GROUP_SMS, Partition, lay_out
 from gpusim.policies.base import Assignment
+from gpusim.policies.registry import POLICIES, stream_counts
+from gpusim.search.local import local_search
 from gpusim.search.refine import Refined, refine
 
 #: Shares of the SMs and of the streams that the first of two partitions gets where nothing else is asked for.
 SPLITS = ((0.5, 0.5), (0.75, 0.5), (0.75, 0.75), (0.85, 0.5))
+
+#: What an op's kernels are ranked by, where a schedule is planned for other kernels: this much is the share of the GPU
+#: they take over time, the rest the time they take alone. Side by side, less of the GPU may be worth more.
+AREA_WEIGHTS = (0.0, 0.4, 0.6)
+#: Share of the search with variants that goes to list schedules of the step with such kernels, all weights together.
+PLANNED_SHARE = 0.2
 
 Progress = Callable[[float, float], None]
 
@@ -66,11 +74,19 @@ class PartitionsTried:
         return 1.0 - self.makespan_ns / self.without_ns
 
 
-def fastest_variants(graph: OpGraph) -> tuple[int, ...]:
-    """For each op the number of what takes least time alone: its variant, counted from 1, or 0."""
+def ranked_variants(graph: OpGraph, area_weight: float) -> tuple[int, ...]:
+    """For each op the number of what ranks best at this weight of area: its variant, counted from 1, or 0.
+
+    At weight 0 that is what takes least time alone.
+    """
+
+    def cost(op: int, number: int) -> float:
+        tasks = graph.variants[op][number - 1] if number else graph.tasks[op]
+        area = sum(task.dur_ns * min(1.0, max(task.demand.resources)) for task in tasks)
+        return (1.0 - area_weight) * _solo_ns(graph, op, number) + area_weight * area
+
     return tuple(
-        min(range(1 + len(others)), key=lambda number: _solo_ns(graph, op, number))
-        for op, others in enumerate(graph.variants)
+        min(range(1 + len(others)), key=lambda number: cost(op, number)) for op, others in enumerate(graph.variants)
     )
 
 
@@ -90,26 +106,55 @@ def search_variants(
     memory_limit_bytes: int | None,
     progress: Progress,
 ) -> Refined:
-    """Schedules that may run other kernels, from these seeds and from them with each op's fastest kernels."""
-    fastest = fastest_variants(graph)
-    varied = [dataclasses.replace(each, variants=fastest) for each in seeds]
-    return refine(
+    """Schedules that may run other kernels, from these seeds and from what policies and list schedules make of others.
+
+    Which kernels those are is ranked op by op (`AREA_WEIGHTS`), and the schedules are made for them.
+    """
+    starts, tried, interrupted = list(seeds), 0, False
+    try:
+        choices = list(dict.fromkeys(ranked_variants(graph, weight) for weight in AREA_WEIGHTS))
+        for choice in choices:
+            share = PLANNED_SHARE / len(choices)
+            limit = None if evaluations is None else max(1, round(share * evaluations))
+            chosen = graph.choosing(choice)
+            lists = local_search(chosen, streams, budget_s=share * budget_s, seed=seed, evaluations=limit)
+            tried += lists.evaluations
+            planned = [*seeds, *(candidate.assignment for candidate in lists.candidates), *_policies(chosen, streams)]
+            starts += [dataclasses.replace(each, variants=choice) for each in planned]
+            if lists.interrupted:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        interrupted, budget_s = True, 0.0
+    found = refine(
         graph,
-        [*seeds, *varied],
+        starts,
         streams,
-        budget_s=budget_s,
+        budget_s=(1.0 - PLANNED_SHARE) * budget_s,
         seed=seed,
-        evaluations=evaluations,
+        evaluations=None if evaluations is None else max(1, evaluations - tried),
         memory_limit_bytes=memory_limit_bytes,
         variants=True,
-        progress=progress,
+        progress=lambda share, best_ns: progress(PLANNED_SHARE + (1.0 - PLANNED_SHARE) * share, best_ns),
     )
+    return dataclasses.replace(
+        found, evaluations=found.evaluations + tried, interrupted=found.interrupted or interrupted
+    )
+
+
+def _policies(graph: OpGraph, streams: int) -> Iterator[Assignment]:
+    """What every policy that is not slow makes of a step, on each number of streams."""
+    for policy in POLICIES.values():
+        if not policy.slow:
+            for count in policy.stream_counts(stream_counts(streams)):
+                yield policy(graph, count)
 
 
 def tried_variants(graph: OpGraph, plain: Refined, found: Refined) -> VariantsTried:
     """The search with variants against the one without that went on as long."""
     best, captured = found.assignments[0], plain.assignments[0]
-    fastest = BatchEngine(graph).evaluate([captured.order], [captured.streams], [fastest_variants(graph)], threads=1)
+    fastest = BatchEngine(graph).evaluate(
+        [captured.order], [captured.streams], [ranked_variants(graph, 0.0)], threads=1
+    )
     changed = [op for op, number in enumerate(best.variants) if number]
     return VariantsTried(
         ops=sum(bool(others) for others in graph.variants),

@@ -21,7 +21,7 @@ from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_streams, make_schedule
 from gpusim.policies.base import Assignment
 from gpusim.policies.list_scheduling import list_schedule
-from gpusim.policies.registry import POLICIES
+from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
 from gpusim.search.searches import SEARCH, SEARCHED, Report, search_all
@@ -268,8 +268,3 @@ def _within(rows: list[Row], memory_limit_bytes: int | None) -> list[Row]:
         least, limit = format_bytes(min(row.peak_bytes for row in rows)), format_bytes(memory_limit_bytes or 0)
         raise OptionError(f"memory limit {limit}: the least that any schedule found needs is {least}")
     return kept
-
-
-def stream_counts(limit: int) -> tuple[int, ...]:
-    """Stream counts to try for each policy: all small ones, then powers of two, and the limit."""
-    return tuple(sorted({n for n in (2, 3, 4, 6, 8, 16, 32, 64, 128) if n < limit} | {limit}))

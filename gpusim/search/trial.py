@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from gpusim.plan.measurement import Measurement
 from gpusim.search.explore import Explored, Row
@@ -29,16 +30,21 @@ class Trial:
 def contenders(explored: Explored, count: int | None = None) -> list[Row]:
     """The best of each policy, and of each search on each number of streams; at most `count`, best prediction first.
 
-    Each makespan once, and those that keep the memory limit, if there is one.
+    Each makespan once, and those that keep the memory limit, if there is one. Where there are more than `count`, the
+    policies and each of the searches have as many of them: predictions of one kind err alike.
     """
     rows: list[Row] = []
-    kinds: dict[tuple[str, int], list[Row]] = {}
+    alike: dict[tuple[str, int], list[Row]] = {}
     for row in sorted(explored.allowed, key=_rank):
-        kinds.setdefault((row.policy, row.streams if row.policy in SEARCHED else 0), []).append(row)
-    for (policy, _), of_kind in kinds.items():
-        rows += of_kind[: _OF_A_SEARCH if policy in SEARCHED else 1]
+        alike.setdefault((row.policy, row.streams if row.policy in SEARCHED else 0), []).append(row)
+    for (policy, _), group in alike.items():
+        rows += group[: _OF_A_SEARCH if policy in SEARCHED else 1]
     rows.sort(key=_rank)
-    return list({row.makespan_ns: row for row in reversed(rows)}.values())[::-1][:count]
+    kinds: dict[str, list[Row]] = {}
+    for row in {row.makespan_ns: row for row in reversed(rows)}.values():
+        kinds.setdefault(row.policy if row.policy in SEARCHED else "", []).insert(0, row)
+    in_turn = [row for turn in zip_longest(*sorted(kinds.values(), key=lambda kind: _rank(kind[0]))) for row in turn]
+    return sorted([row for row in in_turn if row is not None][:count], key=_rank)
 
 
 def _rank(row: Row) -> tuple[int, int]:
