@@ -26,6 +26,7 @@ from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES
+from gpusim.recipes.recipe import WITHOUT_VARIANTS
 from gpusim.report.results import ResultCase, Results, read_results
 from gpusim.search.explore import Explored, explore
 from gpusim.search.searches import SEARCH
@@ -39,10 +40,10 @@ TIMELINE_TRACE = "googlenet-train-b8"
 BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 INK, PALE = "#222222", "#9A9A9A"
 PHASES = {"forward": BLUE, "backward": ORANGE, "optimizer": GREEN}
-POLICY_MARKS = {
-    "wavefront": ("s", SKY),
-    "round_robin": ("^", ORANGE),
-    "critical_path": ("D", GREEN),
+#: Marks and colours of what was replayed; all policies have the same.
+MARKS = {
+    "policies": ("s", PALE),
+    WITHOUT_VARIANTS: ("D", GREEN),
     SEARCH: ("o", BLUE),
 }
 #: Width of the window that SM residency is averaged over.
@@ -190,7 +191,7 @@ def draw_steps(axes: Axes, cases: Sequence[ResultCase]) -> None:
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("speed-up over the sequential CUDA graph")
     axes.xaxis.set_major_formatter("{x:.2f}x")
-    axes.set_title("Recommended schedule of each step", loc="left", fontsize=10.5, fontweight="bold")
+    axes.set_title("Fastest of eight tried for each step", loc="left", fontsize=10.5, fontweight="bold")
     axes.legend(
         handles=[
             Line2D([], [], marker="o", color=BLUE, linestyle="", markersize=6.5, label="measured"),
@@ -206,8 +207,8 @@ def draw_errors(axes: Axes, cases: Sequence[ResultCase]) -> None:
     cases = [case for case in cases if case.streams > 1]
     axes.axhspan(-5, 5, color="#EBEBEB", linewidth=0)
     axes.axhline(0, color=PALE, linewidth=1)
-    for policy, (mark, colour) in POLICY_MARKS.items():
-        mine = [case for case in cases if case.policy == policy]
+    for what, (mark, colour) in MARKS.items():
+        mine = [case for case in cases if (case.policy if case.policy in MARKS else "policies") == what]
         axes.plot(
             [case.measured_ns / 1e6 for case in mine],
             [100 * case.error for case in mine],
@@ -216,7 +217,7 @@ def draw_errors(axes: Axes, cases: Sequence[ResultCase]) -> None:
             markersize=5.5,
             markeredgecolor="white",
             markeredgewidth=0.6,
-            label=policy,
+            label=what,
         )
     times = [case.measured_ns / 1e6 for case in cases]
     limits = min(times) / 1.3, max(times) * 1.3
@@ -258,8 +259,9 @@ def measured_case(files: Sequence[Results], explored: Explored) -> ResultCase | 
 
 
 def newest_results(folder: Path) -> list[Path]:
-    """The newest results file of the recipes `loop` and `others`."""
-    return [max(found) for recipe in ("loop", "others") if (found := sorted(folder.glob(f"{recipe}_*.json")))]
+    """The newest results file of each recipe that compares the searched schedule with all policies."""
+    recipes = ("search_inference", "search_training", "search_training_32")
+    return [max(found) for recipe in recipes if (found := sorted(folder.glob(f"{recipe}_h200_*[0-9].json")))]
 
 
 def save(path: Path, draw: Callable[[], plt.Figure]) -> None:

@@ -4,7 +4,7 @@
 
 Needs plotly, and for the picture kaleido with a Chrome or Chromium (`pip install ".[app]"`); `--no-picture` omits it.
 To be run again whenever a rule of the engine, a hardware model's numbers, the example's trace or the newest results
-of the recipe `search` change.
+of a search recipe change.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from pathlib import Path
 
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
+from gpusim.recipes.again import trace_files
 from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step
 from gpusim.report.limits_table import print_limits
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule
 from gpusim.search.limits import Limits, limits
-from gpusim.trace.store import bundled_traces, load_trace
+from gpusim.trace.store import load_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "limits.md"
 PICTURE = ROOT / "docs" / "images" / "limits.png"
 EXAMPLE, HARDWARE = "googlenet-train-b8", "h200"
-RESULTS, TRACES = ROOT / "validate" / "results", ROOT / "validate" / "traces"
+RESULTS = ROOT / "validate" / "results"
 
 
 def printed(found: Limits) -> str:
@@ -44,10 +45,13 @@ def with_part(page: str, name: str, lines: str) -> str:
     return f"{before}{begin}{lines}\n{end}{rest.split(end)[1]}"
 
 
-def gaps(schedules: list[ReplayedSchedule]) -> str:
-    """The tables of measured gaps."""
-    files = {**bundled_traces(), **{file.name.removesuffix(".json.gz"): file for file in TRACES.glob("*.json.gz")}}
-    return "\n".join(gaps_markdown(measured_gaps(schedules, files)))
+def gaps(results: dict[Path, list[ReplayedSchedule]]) -> str:
+    """The tables of measured gaps. A file's traces, with the variants that were measured for it, lie in its folder."""
+    found = []
+    for path, schedules in results.items():
+        traces = trace_files(path.with_name(path.name.removesuffix(SUFFIX) + ".json"))
+        found += measured_gaps(schedules, traces)
+    return "\n".join(gaps_markdown(found))
 
 
 def main() -> None:
@@ -57,11 +61,10 @@ def main() -> None:
     options = parser.parse_args()
     found = limits(load_trace(EXAMPLE), load_hardware(HARDWARE))
     page = with_part(PAGE.read_text("utf-8"), "example", f"```\n{printed(found)}\n```")
-    results = newest_of_each_step(list(RESULTS.glob(f"search_*{SUFFIX}")))
-    schedules = [schedule for of_file in results.values() for schedule in of_file]
+    results = newest_of_each_step(sorted(RESULTS.glob(f"search_*{SUFFIX}")))
     names = " and ".join(f"`validate/results/{path.name}`" for path, of_file in results.items() if of_file)
     source = f"*Steps and times of {names} (each step's newest), in us; bounds of this version.*"
-    write_bytes(PAGE, with_part(page, "measured", f"{gaps(schedules)}\n\n{source}").encode())
+    write_bytes(PAGE, with_part(page, "measured", f"{gaps(results)}\n\n{source}").encode())
     print(PAGE)
     if not options.no_picture:
         from gpusim.report.figures.limits import limits_figure

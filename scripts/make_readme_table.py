@@ -16,14 +16,19 @@ from gpusim.report.results_table import summary_lines
 from gpusim.search.searches import SEARCH
 
 ROOT = Path(__file__).resolve().parent.parent
+GPU = "h200"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 RESULTS_NAME = re.compile(r"^(?P<recipe>\w+)_(?P<gpu>[\w-]+)_(?P<date>\d{8})\.json$")
+
+
+#: Recipes whose newest results the table shows.
+SHOWN = ("search_inference", "search_training", "search_training_32")
 
 
 def newest(folder: Path, recipe: str) -> Path:
     """The newest results file of a recipe. Exits where there is none."""
     found = [(match["date"], path) for path in folder.glob("*.json") if (match := RESULTS_NAME.match(path.name))]
-    mine = [(date, path) for date, path in found if path.name.startswith(f"{recipe}_")]
+    mine = [(date, path) for date, path in found if path.name.startswith(f"{recipe}_{GPU}_")]
     if not mine:
         raise SystemExit(f"{folder}: no results of the recipe '{recipe}' ({recipe}_<gpu>_<yyyymmdd>.json)")
     return max(mine)[1]
@@ -40,23 +45,26 @@ def recommended(cases: Iterable[ResultCase]) -> list[ResultCase]:
     ]
 
 
-def section(results: Results, source: str) -> str:
-    """The text between the markers: the table, and how it was measured."""
+def section(runs: Sequence[tuple[str, Results]]) -> str:
+    """The text between the markers: the table, and how it was measured. `runs` are results with their files' names."""
+    cases = [case for _, results in runs for case in results.cases]
     lines = [
-        "The searched schedule of each step as it was predicted best, replayed. Times in us; *speed-up* is sequential "
-        "graph over concurrent schedule, both measured; *error* is that of the schedule's predicted time; *outputs* "
-        "are compared with the sequential run's: bit for bit, or "
+        "The schedule that a trial on the GPU of the eight best predictions found, as `gpusim explore --measure 8` "
+        "does; it may run [other kernels](docs/variants_and_partitions.md) than the captured ones. Times in us; "
+        "*speed-up* is sequential graph over concurrent schedule, both measured; *error* is that of the schedule's "
+        "predicted time; *outputs* are compared with the sequential run's: bit for bit, or "
         "[within a tolerance](docs/capture_and_replay.md#comparing-results).",
         "",
         "| step | sequential graph | concurrent schedule (streams) | speed-up | predicted | error | outputs |",
         "|---|--:|--:|--:|--:|--:|---|",
-        *(_row(case) for case in recommended(results.cases)),
+        *(_row(case) for _, results in runs for case in recommended(results.cases)),
         "",
-        _provenance(results, source),
+        *(_provenance(results, source) for source, results in runs),
         "",
-        "All schedules replayed by that command, not only the best ones:",
+        "All schedules replayed by these commands, not only the best ones "
+        "([one table of everything](validate/results/all.md)):",
         "",
-        *summary_lines(results.cases),
+        *summary_lines(cases),
     ]
     return "\n".join(lines)
 
@@ -82,7 +90,7 @@ def _provenance(results: Results, source: str) -> str:
     names = (("driver", "driver"), ("CUDA", "cuda"), ("torch", "torch"), ("cuDNN", "cudnn"))
     software = ", ".join(f"{name} {versions[key]}" for name, key in names if key in versions)
     return (
-        f"[`validate/results/{source}`](validate/results/{source}): one {results.gpu}, {results.date}, {software}, "
+        f"- [`validate/results/{source}`](validate/results/{source}): one {results.gpu}, {results.date}, {software}, "
         f"SM clock {clock} MHz; `gpusim validate validate/{results.recipe}.toml -o validate/results` reproduces it."
     )
 
@@ -100,18 +108,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check README.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether README.md is up to date")
-    parser.add_argument("--results", type=Path, help="results file [default: the newest of the recipe 'loop']")
     options = parser.parse_args(arguments)
-    path = options.results or newest(ROOT / "validate" / "results", "loop")
+    paths = [newest(ROOT / "validate" / "results", recipe) for recipe in SHOWN]
     readme = ROOT / "README.md"
     old = readme.read_text(encoding="utf-8")
-    new = filled(old, section(read_results(path), path.name))
+    new = filled(old, section([(path.name, read_results(path)) for path in paths]))
     if options.check:
         if new != old:
-            print(f"README.md does not show {path.name}: run python scripts/make_readme_table.py")
+            print("README.md does not show the newest results: run python scripts/make_readme_table.py")
         return int(new != old)
     write_bytes(readme, new.encode())
-    print(f"README.md shows {path.name}")
+    print(f"README.md shows {', '.join(path.name for path in paths)}")
     return 0
 
 
