@@ -61,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     found = limits(load_trace(EXAMPLE), load_hardware(HARDWARE))
     page = with_part(PAGE.read_text("utf-8"), "example", f"```\n{printed(found)}\n```")
-    results = newest_of_each_step(sorted(RESULTS.glob(f"search_*{SUFFIX}")))
+    results = newest_of_each_step(list(RESULTS.glob(f"search_*{SUFFIX}")))
     names = " and ".join(f"`validate/results/{path.name}`" for path, of_file in results.items() if of_file)
     source = f"*Steps and times of {names} (each step's newest), in us; bounds of this version.*"
     write_bytes(PAGE, with_part(page, "measured", f"{gaps(results)}\n\n{source}").encode())

@@ -20,6 +20,7 @@ from gpusim.engine.base import engine_by_name
 from gpusim.errors import OptionError
 from gpusim.hardware.model import HardwareModel, load_hardware
 from gpusim.policies.dag import descendants
+from gpusim.recipes.again import trace_files
 from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step
 from gpusim.report.limits_table import CSV_FIELDS, limits_csv, limits_document, print_limits
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule, write_replayed
@@ -394,6 +395,9 @@ def test_each_step_comes_from_the_newest_results_that_have_it(tmp_path: Path) ->
     assert {path: [each.measured_ns for each in mine] for path, mine in found.items()} == {old: [1], new: [3]}
 
 
+SMALL = "squeezenet1_1-infer-b1"
+
+
 def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() -> None:
     """Every step of it, and one row anew. Where this fails, run scripts/make_limits_page.py."""
     page = (ROOT / "docs" / "limits.md").read_text("utf-8")
@@ -401,11 +405,12 @@ def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() ->
     newest = newest_of_each_step(list((ROOT / "validate" / "results").glob(f"search_*{SUFFIX}")))
     assert all(path.name in table for path, schedules in newest.items() if schedules)
     schedules = [schedule for of_file in newest.values() for schedule in of_file]
+    (source,) = (path for path, of_file in newest.items() if any(each.trace == SMALL for each in of_file))
     assert {schedule.trace for schedule in schedules} <= {
         line.split(" ")[1] for line in table.splitlines() if line.startswith("| ")
     }
-    small = [schedule for schedule in schedules if schedule.trace == "squeezenet1_1-infer-b1"]
-    files = {"squeezenet1_1-infer-b1": ROOT / "traces" / "squeezenet1_1-infer-b1.json.gz"}
+    small = [schedule for schedule in newest[source] if schedule.trace == SMALL]
+    files = trace_files(source.with_name(source.name.removesuffix(SUFFIX) + ".json"))
     assert gaps_markdown(measured_gaps(small, files))[2] in table
 
 

@@ -36,12 +36,12 @@ class MeasuredGap:
 
 
 def newest_of_each_step(files: Sequence[Path]) -> dict[Path, list[ReplayedSchedule]]:
-    """Of several files of replayed schedules, each step's from the newest file that has it; files by their date.
+    """Of several files of replayed schedules, each step's from the newest file that has it; files by date and name.
 
     The date is the end of a file's name, as `gpusim validate` writes it. Raises `MeasurementError`.
     """
     of_step: dict[str, tuple[Path, list[ReplayedSchedule]]] = {}
-    dated = sorted(files, key=lambda path: path.name.removesuffix(SUFFIX).rpartition("_")[2])
+    dated = sorted(files, key=lambda path: (path.name.removesuffix(SUFFIX).rpartition("_")[2], path.name))
     for path in dated:
         mine: dict[str, list[ReplayedSchedule]] = {}
         for schedule in read_replayed(path):
