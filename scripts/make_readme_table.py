@@ -70,7 +70,6 @@ def section(runs: Sequence[tuple[str, Results]]) -> str:
 
 
 def _row(case: ResultCase) -> str:
-    outputs = "bit-equal" if case.bit_equal else ("equal" if case.outputs_equal else "DIFFERENT")
     cells = (
         f"`{case.trace}`",
         f"{case.sequential_ns / 1e3:.0f}",
@@ -78,7 +77,7 @@ def _row(case: ResultCase) -> str:
         f"**{case.speedup:.2f}x**",
         f"{case.predicted_ns / 1e3:.0f}",
         f"{case.error:+.1%}",
-        outputs,
+        case.outputs,
     )
     return f"| {' | '.join(cells)} |"
 

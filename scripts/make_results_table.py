@@ -93,12 +93,11 @@ def _run_row(run: Run) -> str:
 def _case_rows(run: Run) -> Iterator[str]:
     for number, case in enumerate(run.results.cases):
         others = run.other_kernels(number)
-        outputs = "bit-equal" if case.bit_equal else ("equal" if case.outputs_equal else "DIFFERENT")
         yield (
             f"| {run.path.stem} | {case.trace} | {case.policy} | {case.streams} | {'' if others is None else others} "
             f"| {case.predicted_ns / 1e3:,.0f} | {case.measured_ns / 1e3:,.0f} | {case.error:+.1%} "
             f"| {case.sequential_ns / 1e3:,.0f} | {case.speedup:.2f}x | {case.eager_ns / case.measured_ns:.1f}x "
-            f"| {outputs} |"
+            f"| {case.outputs} |"
         )
 
 

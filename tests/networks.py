@@ -59,6 +59,31 @@ class Branches(nn.Module):
         return self.head(F.adaptive_avg_pool2d(joined, 1).flatten(1))
 
 
+class Faint(nn.Module):
+    """Convolutions with weights so small that nothing of the input is left beside the last layer's bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(6)))
+        for weight in self.body.parameters():
+            nn.init.normal_(weight, std=1e-3)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+class Deaf(nn.Module):
+    """The output does not depend on the input, whatever the weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.zeros_like(x))
+
+
 class Views(nn.Module):
     """Views of views, read and written: halves changed through slices, read through the whole."""
 
@@ -297,6 +322,14 @@ class Untrainable(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.relu()
+
+
+def faint(batch: int) -> Made:
+    return Faint(), (image(batch, 4),)
+
+
+def deaf(batch: int) -> Made:
+    return Deaf(), (torch.randn(batch, 5),)
 
 
 def branches(batch: int) -> Made:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from gpusim.plan.measurement import outputs_in_words
 from gpusim.report.measured import Measured, bundled_measured, parse_measured, read_measured
 from gpusim.trace.schema import Trace
 from gpusim.units import format_ns
@@ -79,7 +80,7 @@ def summary(found: Measured, simulated_ns: int) -> None:
             f"sequential {format_ns(measurement.sequential.median_ns)}",
         )
         outputs = measurement.outputs
-        equal = "bit-equal" if outputs.bit_equal else "equal" if outputs.equal else "DIFFERENT"
+        equal = outputs_in_words(outputs.equal, outputs.bit_equal, outputs.sensitive)
         view.metric(cells[3], "Outputs", equal, f"{measurement.gpu.name}, {measurement.date}")
     else:
         view.metric(cells[1], "Measured, profiled", format_ns(found.makespan_ns), found.title)

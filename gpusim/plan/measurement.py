@@ -29,11 +29,22 @@ class OutputCheck(Document, frozen=True, kw_only=True):
     tolerance: float
     compared: Count
     """Number of tensors compared."""
+    sensitive: bool = True
+    """Whether the outputs change with the input by more than a tolerance; equal ones show nothing where they do not."""
     fp32_error: Annotated[float, Meta(ge=0)] | None = None
     """Of a TF32 step's schedule with variants: how far it is from a run in FP32, the role that is worst. It is held to
     `tolerance`, which is twice what follows at least."""
     sequential_fp32_error: Annotated[float, Meta(ge=0)] | None = None
     """How far the captured kernels are from that run, in the same role."""
+
+
+def outputs_in_words(equal: bool, bit_equal: bool, sensitive: bool) -> str:
+    """How outputs compare with the sequential run's, in a word or two."""
+    if not equal:
+        return "DIFFERENT"
+    if not sensitive:
+        return "equal for any input"
+    return "bit-equal" if bit_equal else "equal"
 
 
 class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):

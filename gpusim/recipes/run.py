@@ -244,6 +244,7 @@ def _row(case: Case, trace: Trace, chosen: Chosen, measurement: Measurement, pea
         eager_ns=trace.ground_truth.eager.median_ns,
         outputs_equal=outputs.equal,
         bit_equal=outputs.bit_equal,
+        outputs_sensitive=outputs.sensitive,
         worst_error=outputs.worst_error,
         sequential_error=outputs.sequential_error,
         fitted=case.fitted,

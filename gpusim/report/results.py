@@ -7,6 +7,7 @@ from typing import Final
 
 from gpusim.errors import MeasurementError
 from gpusim.files import Count, Document, Nanoseconds, Positive, document_schema, read_document
+from gpusim.plan.measurement import outputs_in_words
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode
 
 SCHEMA: Final = "gpusim-results/1"
@@ -40,6 +41,8 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     eager_ns: Nanoseconds
     outputs_equal: bool
     bit_equal: bool
+    outputs_sensitive: bool = True
+    """As in a measurement. Runs that did not look have True; GoogLeNet's inference was not sensitive in them."""
     worst_error: float
     sequential_error: float
     """Difference between two sequential runs."""
@@ -53,6 +56,11 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     events: Count
     sm_clock_mhz: Count
     baselines: dict[str, Nanoseconds] = {}
+
+    @property
+    def outputs(self) -> str:
+        """How the outputs compare with the sequential run's, in a word or two."""
+        return outputs_in_words(self.outputs_equal, self.bit_equal, self.outputs_sensitive)
 
     @property
     def speedup(self) -> float:

@@ -50,12 +50,12 @@ def case_table(cases: Iterable[ResultCase]) -> list[str]:
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for case in cases:
-        outputs = "bit-equal" if case.bit_equal else ("equal" if case.outputs_equal else "DIFFERENT")
         interval = f"{case.interval_ns[0] / 1e3:.0f}-{case.interval_ns[1] / 1e3:.0f}"
         rows.append(
             f"| {case.trace} | {case.policy} | {case.streams} | {case.eager_ns / 1e3:.0f} | "
             f"{case.sequential_ns / 1e3:.0f} | {case.measured_ns / 1e3:.0f} | {interval} | **{case.speedup:.2f}x** | "
-            f"{case.predicted_ns / 1e3:.0f} | {case.error:+.1%} | {case.sequential_prediction_error:+.1%} | {outputs} |"
+            f"{case.predicted_ns / 1e3:.0f} | {case.error:+.1%} | {case.sequential_prediction_error:+.1%} "
+            f"| {case.outputs} |"
         )
     return rows
 
@@ -90,7 +90,7 @@ def print_results(results: Results) -> None:
             f"{case.speedup:.2f}x",
             format_ns(case.predicted_ns),
             f"{case.error:+.1%}",
-            "equal" if case.outputs_equal else "DIFFERENT",
+            case.outputs.removeprefix("bit-"),
         )
     out = console()
     out.print(table)

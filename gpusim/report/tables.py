@@ -198,6 +198,8 @@ def print_measurement(measurement: Measurement, trace: Trace) -> None:
         same += (
             f", from a run in FP32 {outputs.fp32_error:.2g} (the captured kernels {outputs.sequential_fp32_error:.2g})"
         )
+    if not outputs.sensitive:
+        same += ", but they are for any input: that shows nothing"
     eager = f"\n  eager step        {_timing(truth.eager)}  (with the capture)" if truth else ""
     peak, sequential_peak = format_bytes(measurement.peak_bytes), format_bytes(measurement.sequential_peak_bytes)
     predicted, predicted_alone = format_ns(measurement.predicted_ns), format_ns(measurement.predicted_sequential_ns)

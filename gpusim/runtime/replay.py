@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import torch
 
 from gpusim.engine.fast import FastEngine
@@ -17,11 +18,13 @@ from gpusim.plan.lower import lower
 from gpusim.plan.measurement import SCHEMA, Measurement
 from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_partitions, check_schedule, chosen_variants
+from gpusim.plan.sync import plan_sync
 from gpusim.runtime.allowlist import check_operators
 from gpusim.runtime.compare import check_same_kernels, check_variants, compare
 from gpusim.runtime.cudagraph import GraphRecorder, RecordedGraph
 from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.runtime.execute import InitialState, Runner, make_initial, results_of
+from gpusim.runtime.sensitivity import make_sensitive
 from gpusim.runtime.timing import RECORDINGS, time_typical
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import structure_hash
@@ -75,6 +78,8 @@ def replay(
     runner.bind(state.tensors)
     recorder = GraphRecorder(runner, graph.preds)
     n = len(trace.ops)
+    releases = plan_sync(trace, graph.preds, range(n), [0] * n).releases
+    sensitive = make_sensitive(runner, state, releases, seed)
     all_of_them = (Arrangement(range(n), [0] * n), *legal)
     recorded = [_record(recorder, state, each) for each in all_of_them]
     say("comparing outputs")
@@ -119,7 +124,7 @@ def replay(
             predicted_interval_ns=hardware.interval_ns(predicted[index], schedule.streams),
             predicted_sequential_ns=predicted[0],
             hardware=hardware.label,
-            outputs=checks[index - 1],
+            outputs=msgspec.structs.replace(checks[index - 1], sensitive=sensitive),
             peak_bytes=peaks[index],
             sequential_peak_bytes=peaks[0],
             events=events[index],
