@@ -1,11 +1,11 @@
 """Anytime local search over schedules themselves: launch order and stream of every op, each tried on the fast engine.
 
 The list schedulers decide by rules; this search starts from the best schedules that they and the policies made, and
-changes them a little at a time: an op to another stream, a stretch of a stream to another, an op to another place in
-the launch order, two streams exchanged from some place on, other kernels for an op that has variants. The order is kept
-as a key for each op (the next op is the one of smallest key whose predecessors are launched), so that every change
-gives a legal schedule. A change for the worse is accepted at first, less and less as the budget is spent (threshold
-accepting, Dueck and Scheuer 1990).
+changes them a little at a time: an op to another stream, a stretch of a stream to another, an op past others of its
+stream, two streams exchanged from some place on, other kernels for an op that has variants. The order is kept as a key
+for each op (the next op is the one of smallest key whose predecessors are launched), so that every change gives a legal
+schedule. Changes that leave what every op waits for as it is are not tried, and several that are better are tried
+together, too. No change for the worse is accepted: there is nearly always one in a batch that costs nothing.
 """
 
 from __future__ import annotations
@@ -24,29 +24,25 @@ from gpusim.engine.compiled.orders import orders_by_keys
 from gpusim.engine.threads import in_ranges
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition, lay_out
-from gpusim.policies.base import Assignment, spread_views, work_order
+from gpusim.policies.base import Assignment, spread_views
+from gpusim.search.moves import Candidates, Current, Fingerprints, Moves, joined
 
 #: Neighbours of one schedule that are tried at once. Not the number of cores: that must not change what is found.
-BATCH = 64
-#: Schedules that the search starts from and goes on with, each in its turn.
+BATCH = 32
+#: Where several neighbours are better, how many schedules with the changes of two or more of them are tried then.
+JOINED = 6
+#: How many batches are drawn at most for one that has only neighbours that were not tried.
+DRAWN = 3
+#: Schedules that the search gives, and that it starts from and goes on with, each in its turn.
 KEPT = 4
-#: Makespan that a step may lose at the start of the search, as a share.
-FIRST_THRESHOLD = 0.004
+#: With how many it goes on from which share of its budget on: many are a waste where the best of them gains every time.
+NARROWED = ((0.05, 2), (0.2, 1))
 #: Batches without a better best after which a schedule that the search goes on with falls back to the best.
-PATIENCE = 60
+PATIENCE = 30
 #: Batches without a better best after which a search ends that has neither a time nor a number of evaluations.
-LAST_BATCHES = 40
-#: Kinds of moves, and how often each is drawn.
-RESTREAM, RESTREAM_STRETCH, REORDER, EXCHANGE, VARY = range(5)
-MOVE_SHARES = (0.3, 0.2, 0.4, 0.1, 0.0)
-MOVE_SHARES_WITH_VARIANTS = (0.2, 0.15, 0.25, 0.05, 0.35)
-#: How many ops get another variant in one move.
-VARIED = (1, 1, 2, 6)
-#: The makespan of a schedule that needs too much memory; far enough from the largest number for a threshold above it.
+LAST_BATCHES = 80
+#: The makespan of a schedule that needs too much memory.
 REFUSED_NS = 1 << 60
-#: How far an op moves in the launch order (places), and how many ops of a stream move together.
-SHIFTS = (2.0, 8.0, 40.0)
-STRETCHES = (2, 3, 5, 9)
 
 
 @dataclass(frozen=True)
@@ -96,38 +92,13 @@ def refine(
             if max(tried, passed) >= 1.0:
                 break
             progress(max(tried, passed), search.best_ns if search.found else 0.0)
-            # Where there is a number of evaluations, what is accepted depends on no clock.
-            search.step(FIRST_THRESHOLD * (1.0 - (tried if evaluations else passed)) ** 2)
+            # Where there is a number of evaluations, what the search goes on with depends on no clock.
+            search.step(tried if evaluations else passed)
     except KeyboardInterrupt:
         interrupted = True
         if not search.found:
             raise
     return search.result(interrupted)
-
-
-@dataclass
-class _Current:
-    """A schedule that the search goes on with."""
-
-    keys: npt.NDArray[np.float64]
-    streams: npt.NDArray[np.int32]
-    variants: npt.NDArray[np.int32]
-    makespan_ns: int
-    stale: int = 0
-
-
-@dataclass
-class _Candidates:
-    """Schedules to evaluate, one in each row."""
-
-    keys: npt.NDArray[np.float64]
-    streams: npt.NDArray[np.int32]
-    variants: npt.NDArray[np.int32]
-
-    def row(self, number: int, makespan_ns: int, stale: int = 0) -> _Current:
-        """One of them, copied."""
-        keys, streams, variants = self.keys[number].copy(), self.streams[number].copy(), self.variants[number].copy()
-        return _Current(keys, streams, variants, makespan_ns, stale)
 
 
 class _Search:
@@ -147,16 +118,14 @@ class _Search:
         self.partitions = partitions
         layout = lay_out(partitions, max_streams, graph.hardware.limits.sms) if partitions else None
         self.engine = BatchEngine(graph, layout)
-        self.variable = [op for op, others in enumerate(graph.variants) if others] if variants else []
-        """Ops whose kernels the search may choose."""
-        self.move_shares = MOVE_SHARES_WITH_VARIANTS if self.variable else MOVE_SHARES
         self.max_streams = max_streams
         self.random = np.random.Generator(np.random.PCG64(seed))
+        self.moves = Moves(graph, max_streams, self.random, variants)
+        self.fingerprints = Fingerprints(graph, self.random, layout)
         self.memory_limit_bytes = memory_limit_bytes
         self.threads = threads
-        self.work = np.array(work_order(graph), np.int64)
-        self.current: list[_Current] = []
-        self.found: list[_Current] = []
+        self.current: list[Current] = []
+        self.found: list[Current] = []
         self.turn = 0
         self.stale = 0
         """Batches since the last one that gave a better best."""
@@ -169,14 +138,14 @@ class _Search:
     def start(self, seeds: Sequence[Assignment]) -> None:
         """Evaluate the seeds and go on with the best of those that differ."""
         shape = (len(seeds), len(self.graph))
-        made = _Candidates(np.zeros(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
+        made = Candidates(np.zeros(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
         for number, assignment in enumerate(seeds):
             made.keys[number, list(assignment.order)] = np.arange(len(self.graph))
             made.streams[number] = assignment.streams
             if self.partitions:
                 made.streams[number] %= self.max_streams
             made.variants[number] = assignment.variants or 0
-        makespans = self._evaluate(made)
+        makespans = self._evaluate(made, self._orders(made.keys))
         order = np.argsort(makespans, kind="stable")
         for number in order:
             if len(self.current) < KEPT and all(abs(makespans[number] - c.makespan_ns) > 1 for c in self.current):
@@ -184,68 +153,69 @@ class _Search:
         for current in self.current:
             self._note(current)
 
-    def step(self, threshold: float) -> None:
-        """Try a batch of neighbours of one schedule and move on to the best of them, if that loses little enough."""
+    def step(self, share: float) -> None:
+        """Try a batch of neighbours of one schedule and move on to the best of them, unless that is worse.
+
+        Where several are better than the schedule, their changes are tried together, too. `share` is that of the
+        budget which is used.
+        """
+        for begin, count in NARROWED:
+            if share >= begin and len(self.current) > count:
+                self.current = sorted(self.current, key=lambda c: c.makespan_ns)[:count]
         number = self.turn % len(self.current)
         self.turn += 1
         current = self.current[number]
-        near = self._neighbours(current)
-        makespans = self._evaluate(near)
+        near, orders = self._untried(current)
+        makespans = self._evaluate(near, orders)
+        better = [row for row in np.argsort(makespans, kind="stable") if makespans[row] < current.makespan_ns]
+        more = joined(current, near, better, JOINED)
+        if len(more.keys):
+            near = near.with_more(more)
+            orders = np.concatenate([orders, self._orders(more.keys)])
+            makespans = np.append(makespans, self._evaluate(more, orders[len(makespans) :]))
         best = int(np.argmin(makespans))
         current.stale += 1
         self.stale = 0 if makespans[best] < self.best_ns else self.stale + 1
-        if makespans[best] <= current.makespan_ns * (1.0 + threshold * float(self.random.random())):
+        if makespans[best] <= current.makespan_ns:
             stale = 0 if makespans[best] < current.makespan_ns else current.stale
             current = near.row(best, int(makespans[best]), stale)
+            current.keys[orders[best]] = np.arange(len(current.keys))  # moves count places
             self._note(current)
         if current.stale > PATIENCE and self.found:
-            current = replace(self.found[0], stale=0)
+            current = replace(self.found[0], stale=0)  # what was tried around it stays so
         self.current[number] = current
 
-    def _note(self, candidate: _Current) -> None:
+    def _note(self, candidate: Current) -> None:
         if candidate.makespan_ns < REFUSED_NS and all(
             abs(candidate.makespan_ns - other.makespan_ns) > 0 for other in self.found
         ):
             self.found = sorted([*self.found, candidate], key=lambda c: c.makespan_ns)[:KEPT]
 
-    def _neighbours(self, current: _Current) -> _Candidates:
-        """A batch of changed copies."""
-        keys = np.repeat(current.keys[None, :], BATCH, axis=0)
-        streams = np.repeat(current.streams[None, :], BATCH, axis=0)
-        variants = np.repeat(current.variants[None, :], BATCH, axis=0)
-        moves = np.searchsorted(np.cumsum(self.move_shares[:-1]), self.random.random(BATCH))
-        by_key = self.work[np.argsort(current.keys[self.work], kind="stable")]
-        for row in range(BATCH):
-            place = self._below(len(by_key))
-            move = moves[row]
-            if move == RESTREAM:
-                streams[row, by_key[place]] = self._below(self.max_streams)
-            elif move == RESTREAM_STRETCH:
-                ahead = by_key[place:]
-                stretch = ahead[current.streams[ahead] == current.streams[by_key[place]]]
-                streams[row, stretch[: STRETCHES[self._below(len(STRETCHES))]]] = self._below(self.max_streams)
-            elif move == REORDER:
-                spread = SHIFTS[self._below(len(SHIFTS))]
-                keys[row, by_key[place]] += spread * (2.0 * float(self.random.random()) - 1.0)
-            elif move == VARY and self.variable:
-                for _ in range(VARIED[self._below(len(VARIED))]):
-                    op = self.variable[self._below(len(self.variable))]
-                    variants[row, op] = self._below(1 + len(self.graph.variants[op]))
-                    if self._below(2):  # a smaller kernel pays only beside another
-                        streams[row, op] = self._below(self.max_streams)
+    def _untried(self, current: Current) -> tuple[Candidates, npt.NDArray[np.int32]]:
+        """A batch of changed copies that were not tried, with their launch orders.
+
+        Filled up with others where too few are found: a batch is always as large, so that evaluations come to an end.
+        """
+        if not current.tried:
+            same = Candidates.copies(current, 1)
+            current.tried.update(self.fingerprints.of(self._orders(same.keys), same))
+        drawn = self.moves.draw(current, DRAWN * BATCH)
+        orders = self._orders(drawn.keys)
+        new: list[int] = []
+        others: list[int] = []
+        for row, fingerprint in enumerate(self.fingerprints.of(orders, drawn)):
+            if len(new) == BATCH:
+                break
+            if fingerprint in current.tried:
+                others.append(row)
             else:
-                one, other = self._below(self.max_streams), self._below(self.max_streams)
-                ahead = by_key[place:]
-                streams[row, ahead[current.streams[ahead] == one]] = other
-                streams[row, ahead[current.streams[ahead] == other]] = one
-        return _Candidates(keys, streams, variants)
+                current.tried.add(fingerprint)
+                new.append(row)
+        rows = [*new, *others][:BATCH]
+        return drawn.rows(rows), orders[rows]
 
-    def _below(self, limit: int) -> int:
-        return int(float(self.random.random()) * limit)
-
-    def _evaluate(self, made: _Candidates) -> npt.NDArray[np.int64]:
+    def _evaluate(self, made: Candidates, orders: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Makespans in ns; what needs too much memory never ends."""
-        orders = self._orders(made.keys)
         limited = self.memory_limit_bytes is not None
         variants = made.variants if made.variants.any() else None
         found = self.engine.evaluate(orders, made.streams, variants, peak=limited, threads=self.threads)
@@ -269,7 +239,7 @@ class _Search:
     def result(self, interrupted: bool) -> Refined:
         """The best as assignments; streams are numbered in order of first use, but where partitions name them."""
         orders = self._orders(np.array([each.keys for each in self.found]).reshape(-1, len(self.graph)))
-        works = set(self.work.tolist())
+        works = set(self.moves.work.tolist())
         assignments = []
         for order, each in zip(orders.tolist(), self.found, strict=True):
             ops = [op for op in order if op in works]

@@ -1,0 +1,198 @@
+"""What `gpusim.search.refine` changes in a schedule: moves, several of them at once, and which were tried before.
+
+Of the changes drawn at random, a third to two thirds leave what every op waits for as it is: a chain goes to a stream
+that is free, or an op past another that depends on it. `Fingerprints` tells these from those that are worth an
+evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.partitions import Layout
+from gpusim.policies.base import work_order
+
+#: Kinds of moves, and how often each is drawn.
+RESTREAM, RESTREAM_STRETCH, REORDER, EXCHANGE, VARY = range(5)
+MOVE_SHARES = (0.3, 0.2, 0.4, 0.1, 0.0)
+MOVE_SHARES_WITH_VARIANTS = (0.2, 0.15, 0.25, 0.05, 0.35)
+#: How many ops get another variant in one move.
+VARIED = (1, 1, 2, 6)
+#: Past how many ops of its stream an op moves, and how many ops of a stream go to another together.
+HOPS = (1, 2, 3, 8)
+STRETCHES = (2, 3, 5, 9)
+#: Ops up to which it is known who depends on whom: a bit for each pair, 50 MB. Of larger steps, fewer schedules count
+#: as the same.
+MOST_RELATED = 20_000
+#: Uniform numbers that a move needs, but for one that draws variants.
+_DRAWS = 4
+
+
+@dataclass
+class Current:
+    """A schedule that the search goes on with."""
+
+    keys: npt.NDArray[np.float64]
+    streams: npt.NDArray[np.int32]
+    variants: npt.NDArray[np.int32]
+    makespan_ns: int
+    stale: int = 0
+    """Batches of its neighbours without a better one."""
+    tried: set[int] = field(default_factory=set, repr=False)
+    """Fingerprints of its neighbours that were evaluated."""
+
+
+@dataclass
+class Candidates:
+    """Schedules to evaluate, one in each row."""
+
+    keys: npt.NDArray[np.float64]
+    streams: npt.NDArray[np.int32]
+    variants: npt.NDArray[np.int32]
+
+    @classmethod
+    def copies(cls, current: Current, count: int) -> Candidates:
+        """So many times the same."""
+        return cls(
+            np.repeat(current.keys[None, :], count, axis=0),
+            np.repeat(current.streams[None, :], count, axis=0),
+            np.repeat(current.variants[None, :], count, axis=0),
+        )
+
+    def row(self, number: int, makespan_ns: int, stale: int = 0) -> Current:
+        """One of them, copied."""
+        keys, streams, variants = self.keys[number].copy(), self.streams[number].copy(), self.variants[number].copy()
+        return Current(keys, streams, variants, makespan_ns, stale)
+
+    def rows(self, numbers: Iterable[int]) -> Candidates:
+        """Some of them."""
+        chosen = list(numbers)
+        return Candidates(self.keys[chosen], self.streams[chosen], self.variants[chosen])
+
+    def with_more(self, more: Candidates) -> Candidates:
+        """These, then others."""
+        return Candidates(
+            np.concatenate([self.keys, more.keys]),
+            np.concatenate([self.streams, more.streams]),
+            np.concatenate([self.variants, more.variants]),
+        )
+
+
+class Moves:
+    """Draws neighbours. Uses nothing of numpy's generators but uniform numbers, which no version changes."""
+
+    def __init__(self, graph: OpGraph, max_streams: int, random: np.random.Generator, variants: bool) -> None:
+        self.graph = graph
+        self.max_streams = max_streams
+        self.random = random
+        self.work = np.array(work_order(graph), np.int64)
+        self.variable = [op for op, others in enumerate(graph.variants) if others] if variants else []
+        """Ops whose kernels the search may choose."""
+        self.shares: tuple[float, ...] = MOVE_SHARES_WITH_VARIANTS if self.variable else MOVE_SHARES
+
+    def draw(self, current: Current, count: int) -> Candidates:
+        """So many changed copies."""
+        made = Candidates.copies(current, count)
+        by_key = self.work[np.argsort(current.keys[self.work], kind="stable")]
+        limit = self.max_streams
+        kinds = np.searchsorted(np.cumsum(self.shares[:-1]), self.random.random(count), side="right").tolist()
+        for row, (kind, draws) in enumerate(zip(kinds, self.random.random((count, _DRAWS)).tolist(), strict=True)):
+            place = int(draws[0] * len(by_key))
+            op, own = by_key[place], current.streams[by_key[place]]
+            other = (own + 1 + int(draws[1] * (limit - 1))) % limit
+            if kind == RESTREAM:
+                made.streams[row, op] = other
+            elif kind == RESTREAM_STRETCH:
+                ahead = by_key[place:]
+                stretch = ahead[current.streams[ahead] == own]
+                made.streams[row, stretch[: STRETCHES[int(draws[2] * len(STRETCHES))]]] = other
+            elif kind == REORDER:
+                later = draws[1] < 0.5
+                ahead = by_key[place:] if later else by_key[place::-1]
+                passed = ahead[current.streams[ahead] == own][: 1 + HOPS[int(draws[2] * len(HOPS))]]
+                made.keys[row, op] = current.keys[passed[-1]] + (draws[3] if later else -draws[3])
+            elif kind == EXCHANGE:
+                ahead = by_key[place:]
+                made.streams[row, ahead[current.streams[ahead] == own]] = other
+                made.streams[row, ahead[current.streams[ahead] == other]] = own
+            else:
+                self._vary(made, row, VARIED[int(draws[2] * len(VARIED))])
+        return made
+
+    def _vary(self, made: Candidates, row: int, count: int) -> None:
+        """Give some ops other kernels."""
+        for draws in self.random.random((count, 4)).tolist():
+            op = self.variable[int(draws[0] * len(self.variable))]
+            made.variants[row, op] = int(draws[1] * (1 + len(self.graph.variants[op])))
+            if draws[2] < 0.5:  # a smaller kernel pays only beside another
+                made.streams[row, op] = int(draws[3] * self.max_streams)
+
+
+def joined(current: Current, near: Candidates, better: Iterable[int], most: int) -> Candidates:
+    """Changed copies with the changes of several neighbours: of the first two, the first three and so on.
+
+    `better` numbers them, best first; what changes an op that one before it changed is left out. `most` at most.
+    """
+    changed = (near.keys != current.keys) | (near.streams != current.streams) | (near.variants != current.variants)
+    made = Candidates.copies(current, most + 1)
+    so_far = np.zeros(len(current.keys), bool)
+    count = 0
+    for number in better:
+        change = changed[number]
+        if count <= most and not (so_far & change).any():
+            so_far |= change
+            made.keys[count:, change] = near.keys[number, change]
+            made.streams[count:, change] = near.streams[number, change]
+            made.variants[count:, change] = near.variants[number, change]
+            count += 1
+    return made.rows(range(1, count))
+
+
+class Fingerprints:
+    """Numbers that tell schedules apart whose ops wait for others, or run other kernels or on other SMs.
+
+    An op waits for the one before it in its stream, unless it depends on that one anyway: then the stream adds nothing.
+    Two that differ only in which successor of an op is recorded first count as the same: forks start theirs in turn,
+    but that is a fraction of a microsecond.
+    """
+
+    def __init__(self, graph: OpGraph, random: np.random.Generator, layout: Layout | None) -> None:
+        self.work = len(work_order(graph))
+        self.of_stream = None if layout is None else np.array(layout.of_stream, np.uint64)
+        self.ancestors = _ancestors(graph) if len(graph) <= MOST_RELATED else None
+        # Sums of products of large random numbers, modulo 2^64.
+        weights = (random.random((4, len(graph))) * 2.0**53).astype(np.uint64)
+        self.before, self.behind, self.kernels, self.places = weights
+
+    def of(self, orders: npt.NDArray[np.int32], made: Candidates) -> list[int]:
+        """One for each schedule; `orders` are their launch orders, with the views last."""
+        orders = orders[:, : self.work]
+        rows = np.arange(len(orders))[:, None]
+        streams = made.streams[rows, orders]
+        by_stream = np.argsort(streams, axis=1, kind="stable")
+        ops, streams = orders[rows, by_stream], streams[rows, by_stream]
+        before, behind = ops[:, :-1], ops[:, 1:]
+        waits = streams[:, 1:] == streams[:, :-1]
+        if self.ancestors is not None:
+            waits &= self.ancestors[behind, before >> 3] & (1 << (before & 7)) == 0
+        found = (self.before[before] * self.behind[behind] * waits).sum(axis=1, dtype=np.uint64)
+        if made.variants.any():
+            found += (made.variants.astype(np.uint64) * self.kernels).sum(axis=1, dtype=np.uint64)
+        if self.of_stream is not None:
+            found += (self.of_stream[streams] * self.places[ops]).sum(axis=1, dtype=np.uint64)
+        return [int(each) for each in found]
+
+
+def _ancestors(graph: OpGraph) -> npt.NDArray[np.uint8]:
+    """For each op, a bit for each op with kernels that it depends on, directly or not."""
+    found = np.zeros((len(graph), (len(graph) + 7) // 8), np.uint8)
+    for op, preds in graph.work_dependencies[0].items():
+        for before in preds:
+            found[op] |= found[before]
+            found[op, before >> 3] |= 1 << (before & 7)
+    return found
