@@ -106,9 +106,10 @@ BLOCKS = (
 PARTITION_SMS = {0: 32, 1: 24, 2: 40, 5: 36}
 
 
-def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, HardwareModel]:
+def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) -> tuple[Plan, HardwareModel]:
     """A plan and hardware with what makes ties: few different times, zeros, devices, partitions, priorities.
 
+    `alone` plans are on one GPU and have no copies. In graph mode they have an event loop of their own.
     Now and then a dependency comes twice or points to a later task. The plan of fewer tasks begins that of more, so
     that hypothesis can shrink it; a strategy that draws each field would take most of the test's time.
     """
@@ -118,7 +119,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
         ((0.0, 1.0, 100.0), (0.0, 0.3, 7.7, 100.0, 405.3, 1234.5), tuple(dice.uniform(0, 9e3) for _ in "1234"))
     )
     parts = (0.0, 0.01, 0.1, 0.25, 0.3, 0.5, 0.75, 1.0)
-    devices, queues, backward = pick((1, 1, 2, 3)), dice.randint(1, 6), pick((0.0, 0.0, 0.03))
+    devices, queues, backward = pick((1,) if alone else (1, 1, 2, 3)), dice.randint(1, 6), pick((0.0, 0.0, 0.03))
     partitions = pick(((0,), (0,), (0, 1), (0, 0, 1, 2), (2, 5)))
     hardware = make_hardware(
         chain_ns=pick((0.0, 100.0, 405.3)),
@@ -139,6 +140,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
         both=pick((60.0, 100.0)),
     )
     limits = msgspec.structs.replace(hardware.limits, resident_grids=pick((128, 128, 1, 2, 3)))
+    kinds = ("kernel", "kernel", "kernel", "kernel", "memset", *(() if alone else ("h2d", "d2h", "h2d")))
     made: list[Task] = []
     for index in range(tasks):
         deps = dice.sample(range(index), min(index, pick((0, 0, 1, 2, 3))))
@@ -146,7 +148,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
             deps.append(deps[0])
         if dice.random() < backward:
             deps.append(index + dice.randrange(4))  # itself, a later task, or one too many
-        kind = pick(("kernel", "kernel", "kernel", "kernel", "memset", "h2d", "d2h", "h2d"))
+        kind = pick(kinds)
         partition = pick(partitions)
         per_sm, footprint = pick(BLOCKS) if kind == "kernel" else (0, NO_FOOTPRINT)
         made.append(
@@ -177,6 +179,34 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode) -> tuple[Plan, Hardware
 @given(st.builds(random_plan, st.integers(0, 2**32), st.integers(1, 24), st.sampled_from(MODES)))
 def test_any_plan_has_the_same_times_or_the_same_error_on_both_engines(case: tuple[Plan, HardwareModel]) -> None:
     assert_equal(*case)
+
+
+@settings(max_examples=1600)
+@given(st.builds(random_plan, st.integers(0, 2**32), st.integers(1, 40), st.just("graph"), st.just(True)))
+def test_any_plan_of_one_gpu_alone_has_the_same_times_on_both_engines(
+    case: tuple[Plan, HardwareModel],
+) -> None:
+    assert_equal(*case)
+
+
+def test_memory_operations_run_behind_a_blocked_kernel_and_end_before_it_goes_on() -> None:
+    """One pool: the second kernel gets a third of its blocks, the third none; the memset runs all the same."""
+    memset = Task(name="memset", kind="memset", dur_ns=30.0, queue=3)
+    tested = plan(task(90, part=0.75, queue=0), task(60, part=0.75, queue=1), task(10, part=0.5, queue=2), memset)
+    # At 90 the second one has done 30 of 60 ns and goes on whole; the third gets half of its blocks then.
+    assert FastEngine().run(tested, make_hardware()).end_ns == (90, 120, 110, 30)
+    assert_equal(tested, make_hardware())
+
+
+def test_traffic_of_a_pool_that_is_too_much_for_a_while_slows_it_for_that_while() -> None:
+    tested = plan(
+        task(100, part=0.25, queue=0, dram_bytes=80_000.0),
+        task(50, part=0.25, queue=1, dram_bytes=40_000.0),
+        task(100, part=0.25, queue=2),
+    )
+    # Both together want 1,600 of 1,000 bytes a ns: the second is done at 80, the first has 50 ns left then.
+    assert FastEngine().run(tested, make_hardware()).end_ns == (130, 80, 100)
+    assert_equal(tested, make_hardware())
 
 
 def test_as_many_groups_of_sms_as_there_can_be_end_in_the_same_order() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.compiled import jit, warm
+from gpusim.engine.compiled.one_gpu import simulate_one_gpu
 from gpusim.engine.compiled.simulate import simulate
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
@@ -19,20 +20,22 @@ from gpusim.search import explore as exploring
 from gpusim.search.refine import refine
 from tests.helpers import make_hardware, wide_trace
 
-COMPILED = (simulate, *warm.OTHERS)
 
-
-@pytest.mark.parametrize("hardware", [make_hardware(sharing=0.5), make_hardware()], ids=["by block", "one pool"])
-def test_what_is_compiled_ahead_has_the_types_of_what_a_search_runs(hardware: HardwareModel) -> None:
+@pytest.mark.parametrize(
+    ("hardware", "loop"), [(make_hardware(sharing=0.5), simulate_one_gpu), (make_hardware(), simulate)],
+    ids=["by block", "one pool"],
+)  # fmt: skip
+def test_what_is_compiled_ahead_has_the_types_of_what_a_search_runs(hardware: HardwareModel, loop: Any) -> None:
+    compiled = (loop, *warm.OTHERS)
     graph = OpGraph.build(wide_trace(2, 1000, 3), hardware)
     in_order = list(range(len(graph)))
     BatchEngine(graph).evaluate([in_order], [[0] * len(graph)], peak=True)
     FastLists(graph).makespans([graph.bottom_ns], 2)
     refine(graph, [exploring.POLICIES["sequential"](graph, 1)], 2, budget_s=0.0, seed=0)
-    before = [set(each.dispatcher().signatures) for each in COMPILED]  # type: ignore[attr-defined]
+    before = [set(each.dispatcher().signatures) for each in compiled]  # type: ignore[attr-defined]
     warm.compile_simulate(hardware)
     warm.compile_others()
-    assert [set(each.dispatcher().signatures) for each in COMPILED] == before  # type: ignore[attr-defined]
+    assert [set(each.dispatcher().signatures) for each in compiled] == before  # type: ignore[attr-defined]
     assert all(before)
 
 

@@ -31,6 +31,9 @@ OPTIONS = {"error_model": "numpy", "_nrt": False}
 #: A 64-bit integer. Where a constant or a narrower field is passed on, this keeps functions from being compiled twice.
 int64 = cast(Callable[[int], int], np.int64)
 
+#: A number that is not negative. As an index, compiled code need not look whether it counts from the end.
+uint32 = cast(Callable[[int], int], np.uint32)
+
 
 def jit(function: Function) -> Function:
     """Compile `function` as part of whatever entry calls it."""

@@ -14,6 +14,7 @@ from gpusim.engine.compiled.jit import int64, jit, jit_apart
 from gpusim.engine.compiled.sm_groups import (
     add_cohort,
     copy_cohort,
+    earlier,
     merge_empty,
     new_group,
     note_change,
@@ -48,42 +49,61 @@ def go_on(hw: Any, device: Any, blocks: Any, ends: bool, until_ns: float) -> boo
 
 
 @jit
-def start(hw: Any, device: Any, blocks: Any, index: int, task: Any) -> None:
+def start(device: Any, blocks: Any, index: int, row: Any) -> None:
     """`SmPlacement.start`."""
     place = int64(blocks.line[int64(device.running)])
     device.running += 1
     kernel = blocks.kernels[place]
     kernel.index = index
     kernel.crowds = kernel.scanned = kernel.left = 0
+    kernel.threads = row.threads
+    kernel.partition = row.partition
+    kernel.load = row.load
+    kernel.block_ns = row.block_ns
+    kernel.dram_bytes_per_ns = row.dram_bytes_per_ns
+    if row.partition == NO_SMS:
+        kernel.on_sms = 1
+        add_cohort(device, blocks, int64(device.order[0]), kernel, place, int64(1))
+        return
+    if not (device.known >> row.partition) & 1:
+        device.known |= 1 << row.partition
+        new_group(device, blocks, int64(row.partition), int64(row.on_sms))
+    kernel.blocks_per_sm = row.blocks_per_sm
+    kernel.regs = row.regs
+    kernel.smem_bytes = row.smem_bytes
+    kernel.split_bytes = row.split_bytes
+    kernel.own_split_bytes = row.own_split_bytes
+    kernel.left = row.left
+    device.unplaced += 1
+    kernel.on_sms = 0
+
+
+@jit
+def prepare(hw: Any, row: Any, task: Any) -> None:
+    """What `start` needs of a task, which is the same in all plans; `row.on_sms` is the SMs of its partition."""
     bandwidth = hw.memory_dram_bytes_per_ns
     traffic = min(task.dram_bytes / task.dur_ns, bandwidth) if task.dur_ns != 0.0 else 0.0
     count = int64(task.blocks)
-    kernel.threads = task.footprint_threads
-    if kernel.threads == 0.0 or count == 0:
-        kernel.partition = NO_SMS
-        kernel.on_sms = 1
-        kernel.block_ns = task.dur_ns
-        kernel.load = 0.0
-        kernel.dram_bytes_per_ns = traffic
-        add_cohort(device, blocks, int64(device.order[0]), kernel, place, int64(1))
+    row.threads = task.footprint_threads
+    if row.threads == 0.0 or count == 0:
+        row.partition = NO_SMS
+        row.block_ns = task.dur_ns
+        row.load = 0.0
+        row.dram_bytes_per_ns = traffic
         return
-    kernel.partition = int64(task.partition)
+    row.partition = int64(task.partition)
     sms = int64(task.partition_sms) if task.partition_sms > 0.0 else int64(hw.limits_sms)
-    if not (device.known >> kernel.partition) & 1:
-        device.known |= 1 << kernel.partition
-        new_group(device, blocks, int64(kernel.partition), sms)
-    kernel.blocks_per_sm = int64(task.blocks_per_sm)
-    kernel.regs = task.footprint_regs
-    kernel.smem_bytes = task.footprint_smem_bytes
-    kernel.split_bytes = task.footprint_split_bytes
-    kernel.own_split_bytes = task.footprint_own_split_bytes
-    kernel.left = count
-    device.unplaced += 1
-    kernel.on_sms = 0
-    full_waves = waves(hw, count, int64(kernel.blocks_per_sm), sms)
-    kernel.block_ns = task.dur_ns / full_waves
-    kernel.load = 1.0 / kernel.blocks_per_sm
-    kernel.dram_bytes_per_ns = traffic * min(1.0, full_waves) / min(count, sms * kernel.blocks_per_sm)
+    row.on_sms = sms
+    row.blocks_per_sm = int64(task.blocks_per_sm)
+    row.regs = task.footprint_regs
+    row.smem_bytes = task.footprint_smem_bytes
+    row.split_bytes = task.footprint_split_bytes
+    row.own_split_bytes = task.footprint_own_split_bytes
+    row.left = count
+    full_waves = waves(hw, count, int64(row.blocks_per_sm), sms)
+    row.block_ns = task.dur_ns / full_waves
+    row.load = 1.0 / row.blocks_per_sm
+    row.dram_bytes_per_ns = traffic * min(1.0, full_waves) / min(count, sms * row.blocks_per_sm)
 
 
 @jit
@@ -135,19 +155,29 @@ def end_cohorts(device: Any, blocks: Any, kernel: Any, place: int, at: int, ende
     note_change(device, blocks, at)
     kept = first = int64(group.first)
     behind = first + int64(group.cohorts)
+    load = traffic = 0.0
+    ended = int64(0)
     for number in range(first, behind):
         cohort = cohorts[number]
-        cohort.remaining_ns -= elapsed_ns * cohort.rate
-        if cohort.kernel == place and cohort.remaining_ns <= ended_ns:
-            kernel.on_sms -= cohort.blocks * group.sms
-            if kernel.partition != NO_SMS:
-                put(group, kernel, int64(-cohort.blocks))
-                device.empty += 1 if group.blocks == 0 else 0
-        else:
-            if kept < number:
-                copy_cohort(cohorts[kept], cohort)
-            kept += 1
+        holder, count = int64(cohort.kernel), int64(cohort.blocks)
+        remaining_ns = cohort.remaining_ns - elapsed_ns * cohort.rate
+        if holder == place and remaining_ns <= ended_ns:
+            ended += count
+            continue
+        cohort.remaining_ns = remaining_ns
+        load += count * blocks.kernels[holder].load
+        traffic += count * int64(group.sms) * blocks.kernels[holder].dram_bytes_per_ns
+        if kept < number:
+            copy_cohort(cohorts[kept], cohort)
+        kept += 1
     group.cohorts = kept - first
+    group.held_load = load
+    group.held_traffic = traffic
+    if ended > 0:
+        kernel.on_sms -= ended * group.sms
+        if kernel.partition != NO_SMS:
+            put(group, kernel, int64(-ended))
+            device.empty += 1 if group.blocks == 0 else 0
 
 
 @jit
@@ -211,6 +241,8 @@ def place_blocks(hw: Any, device: Any, blocks: Any, kernel: Any, place: int) -> 
             number += 1
     elif kernel.crowds == 1 and kernel.on_sms == 0:
         fill_up(device, blocks, kernel, place, count)
+    elif count == 1:
+        spread_on_one(device, blocks, kernel, place, int64(candidates[0]))
     else:
         spread(device, blocks, kernel, place, count, most, kernel.left >= holds)
     kernel.scanned = 1
@@ -227,21 +259,17 @@ def room_for(hw: Any, group: Any, kernel: Any) -> int:
     if group.blocks == 0:
         return int64(kernel.blocks_per_sm)
     room = (hw.limits_threads_per_sm - group.threads) / kernel.threads
-    slots = hw.limits_blocks_per_sm - group.blocks
-    room = slots if slots < room else room
-    if kernel.regs > 0.0:
-        regs = (hw.limits_regs_per_sm - group.regs) / kernel.regs
-        room = regs if regs < room else room
+    room = earlier(hw.limits_blocks_per_sm - group.blocks, room)
+    room = earlier((hw.limits_regs_per_sm - group.regs) / kernel.regs, room)  # where it needs none: not less
     if group.split_bytes < kernel.split_bytes:
         group.differs = 1 if room >= 1.0 else 0
         return int64(0)
     if kernel.smem_bytes > 0.0:
-        smem = (group.split_bytes - group.smem_bytes) / kernel.smem_bytes
-        room = smem if smem < room else room
-    return int64(room) if room >= 1.0 else int64(0)
+        room = earlier((group.split_bytes - group.smem_bytes) / kernel.smem_bytes, room)
+    return int64(int(room)) if room >= 1.0 else int64(0)
 
 
-@jit
+@jit_apart
 def fill_up(device: Any, blocks: Any, kernel: Any, place: int, count: int) -> None:
     """`SmPlacement._fill_up`."""
     for number in range(count):
@@ -256,6 +284,28 @@ def fill_up(device: Any, blocks: Any, kernel: Any, place: int, count: int) -> No
 
 
 @jit
+def spread_on_one(device: Any, blocks: Any, kernel: Any, place: int, at: int) -> None:
+    """`SmPlacement._spread` where one group has room, which is most often so."""
+    group = blocks.groups[at]
+    left, room, sms = int64(kernel.left), int64(group.room), int64(group.sms)
+    if left >= room * sms:
+        group.gets = room
+        add(device, blocks, kernel, place, at)
+        return
+    level = left // sms  # blocks for each SM, and some SMs get another one
+    left -= level * sms
+    group.gets = level
+    others = at
+    if left > 0:
+        if left < sms and device.groups <= MOST_GROUPS:
+            others = split(device, blocks, at, left)
+        group.gets += 1
+    add(device, blocks, kernel, place, at)
+    if others != at and level > 0:
+        add(device, blocks, kernel, place, others)
+
+
+@jit_apart
 def spread(device: Any, blocks: Any, kernel: Any, place: int, count: int, most: int, all_of_it: bool) -> None:
     """`SmPlacement._spread`; with `all_of_it`, all room is used, whatever the order."""
     groups, candidates = blocks.groups, device.candidates

@@ -1,5 +1,8 @@
 """The event loop, compiled: `gpusim.engine.reference` without recordings.
 
+Plans without copies on one GPU, block by block in graph mode, have a loop of their own, which has less to look at: see
+`one_gpu`.
+
 What happens at one time happens in the reference's order: first ends, then what becomes ready, then starts; among
 equals in the order in which they were scheduled. Each device has the time of its next end, with the number of that
 event; everything else is in a heap. Of the times at which a front end is to be looked at, only the first one counts
@@ -16,6 +19,7 @@ from gpusim.engine.compiled import copies, heap, placement, pool, sm_groups, str
 from gpusim.engine.compiled.arrays import ON_DEVICE, Blocks, Plans, Records, Room
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import entry, int64, jit
+from gpusim.engine.compiled.one_gpu import simulate_one_gpu
 from gpusim.engine.compiled.stream_mode import READY, SERVES
 
 #: What happens to a device: a task on it ends, a copy joins a line, the front end starts a task.
@@ -31,13 +35,19 @@ def simulate_plans(
 
     `launches` is that of the plans in stream mode, else None.
     """
-    simulate(hardware, tasks, plans, launches, room.running, room.blocks, room, first, last)
+    rows = np.empty(len(tasks) if room.blocks is not None else 0, sm_groups.PLACED)
+    one_gpu = launches is None and len(room.devices) == 1 and bool((tasks["kind"] == ON_DEVICE).all())
+    if one_gpu and room.blocks is not None:
+        simulate_one_gpu(hardware, tasks, rows, plans, room.blocks, room.devices, room.heaps, first, last)
+    else:
+        simulate(hardware, tasks, rows, plans, launches, room.running, room.blocks, room, first, last)
 
 
 @entry
 def simulate(
     hardware: Records,
     tasks: Records,
+    rows: Records,
     plans: Plans,
     stream_launches: Records | None,
     running: Records | None,
@@ -53,6 +63,11 @@ def simulate(
     grids = int64(hw.limits_resident_grids)
     several = len(devices) > 1
     always, never = np.inf, -np.inf
+    if blocks is not None:
+        for number in range(len(devices)):
+            sm_groups.forget_loads(devices[number])
+        for number in range(len(tasks)):
+            placement.prepare(hw, rows[number], tasks[number])
     for plan in range(first, last):
         count = plans.tasks[plan]
         nodes, deps, succs, log = plans.nodes[plan, :count], plans.deps[plan], plans.succs[plan], plans.log[plan]
@@ -150,7 +165,7 @@ def simulate(
                     pool.start(hw, running, device.first_running + device.running, index, tasks[node.row])
                     device.running += 1
                 if blocks is not None:
-                    placement.start(hw, device, on_device(blocks, node.device), index, tasks[node.row])
+                    placement.start(device, on_device(blocks, node.device), index, rows[node.row])
                 device.front_end_free = now + front_end_ns
             elif what == COPIES:
                 copies.enqueue(nodes, engines[2 * node.device + tasks[node.row].kind], index)

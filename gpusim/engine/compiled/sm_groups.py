@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpusim.engine.compiled.jit import int64, jit
+from gpusim.engine.compiled.jit import int64, jit, jit_apart
 from gpusim.engine.placement import NEAR_NS, NO_SMS
 
 #: `gpusim.engine.placement.Placed`, with what it needs of the task. `scanned` says that all groups have been looked at
@@ -43,40 +43,43 @@ PLACED: Final = np.dtype(
     align=True,
 )
 #: `gpusim.engine.placement.SmGroup`; `at` is its number in the order; its cohorts begin at `first`; of the one that
-#: ends first, `ending` is the place of the kernel and `number` its own. `room` and `gets` are those of the kernel that
-#: is being placed, `differs` says that only the split keeps it away.
+#: ends first, `ending` is the place of the kernel and `number` its own. `held_load` and `held_traffic` are the sums
+#: over its cohorts, `load` is the one that its rate is of. `room` and `gets` are those of the kernel that is being
+#: placed, `differs` says that only the split keeps it away.
 SM_GROUP: Final = np.dtype(
     [
         ("at", "u4"),
-        ("changed", "i8"),
+        ("changed", "u4"),
         ("first", "u4"),
         ("cohorts", "u4"),
-        ("sms", "i8"),
-        ("partition", "i8"),
-        ("blocks", "i8"),
         ("threads", "f8"),
         ("regs", "f8"),
         ("smem_bytes", "f8"),
         ("split_bytes", "f8"),
-        ("room", "i8"),
-        ("gets", "i8"),
-        ("differs", "i8"),
-        ("ending", "i8"),
-        ("number", "i8"),
         ("load", "f8"),
         ("rate", "f8"),
         ("updated_ns", "f8"),
+        ("held_load", "f8"),
+        ("held_traffic", "f8"),
+        ("sms", "i4"),
+        ("partition", "i4"),
+        ("blocks", "i4"),
+        ("room", "i4"),
+        ("gets", "i4"),
+        ("differs", "i4"),
+        ("ending", "i8"),
+        ("number", "i8"),
     ],
     align=True,
 )
 #: `gpusim.engine.placement.Cohort`: its kernel by its place.
 COHORT: Final = np.dtype(
-    [("kernel", "u4"), ("blocks", "i8"), ("number", "i8"), ("remaining_ns", "f8"), ("rate", "f8")], align=True
+    [("kernel", "u4"), ("blocks", "u4"), ("number", "i8"), ("remaining_ns", "f8"), ("rate", "f8")], align=True
 )
 #: Groups whose first end is known together.
 ROW: Final = 8
 #: Loads whose rate is kept: a power of 2.
-LOADS: Final = 64
+LOADS: Final = 256
 #: The traffic of all groups is added up in order where a running sum, which rounds otherwise, comes as near to the
 #: bandwidth as this.
 SURELY_LESS: Final = 0.999
@@ -88,13 +91,18 @@ def set_up(device: Any, blocks: Any) -> None:
     device.groups = device.unplaced = device.placed = device.touched = device.waiting = device.known = 0
     device.clock_ns = device.wanted = 0.0
     device.slow = 1.0
-    device.loads[:] = 0.0
     device.ends[:] = device.row_ends[:] = np.inf
     device.end_ns = np.inf
     device.end_place = -1
     device.alone = device.settled = 0
     new_group(device, blocks, int64(NO_SMS), int64(1))
     device.empty = 0
+
+
+@jit
+def forget_loads(device: Any) -> None:
+    """No rate of any load is known."""
+    device.loads[:] = 0.0
 
 
 @jit
@@ -113,7 +121,7 @@ def new_group(device: Any, blocks: Any, partition: int, sms: int) -> None:
     group.threads = group.regs = group.smem_bytes = group.split_bytes = 0.0
     group.changed = group.cohorts = group.differs = 0
     group.ending = -1
-    group.load = group.updated_ns = 0.0
+    group.load = group.updated_ns = group.held_load = group.held_traffic = 0.0
     group.rate = 1.0
 
 
@@ -130,6 +138,8 @@ def add_cohort(device: Any, blocks: Any, at: int, kernel: Any, place: int, count
     cohort.blocks = count
     cohort.remaining_ns = kernel.block_ns
     cohort.rate = 0.0
+    group.held_load += count * kernel.load
+    group.held_traffic += count * group.sms * kernel.dram_bytes_per_ns
 
 
 @jit
@@ -174,7 +184,7 @@ def put(group: Any, kernel: Any, blocks: int) -> None:
     group.blocks += blocks
 
 
-@jit
+@jit_apart
 def split(device: Any, blocks: Any, at: int, sms: int) -> int:
     """`SmPlacement._split`: the place of the others, which get as many blocks as the group got before."""
     touch(device, blocks, at)
@@ -201,10 +211,24 @@ def split(device: Any, blocks: Any, at: int, sms: int) -> int:
         copy_cohort(cohort, blocks.cohorts[int64(group.first) + number])
         device.placed += 1
         cohort.number = device.placed
+    others.held_load = group.held_load
+    add_up_traffic(blocks, group)
+    add_up_traffic(blocks, others)
     return new
 
 
 @jit
+def add_up_traffic(blocks: Any, group: Any) -> None:
+    """The traffic of a group whose number of SMs has changed."""
+    traffic = 0.0
+    first = int64(group.first)
+    for number in range(first, first + int64(group.cohorts)):
+        cohort = blocks.cohorts[number]
+        traffic += int64(cohort.blocks) * group.sms * blocks.kernels[int64(cohort.kernel)].dram_bytes_per_ns
+    group.held_traffic = traffic
+
+
+@jit_apart
 def merge_empty(device: Any, blocks: Any) -> None:
     """`SmPlacement._merge_empty`."""
     groups, order, ends, traffic = blocks.groups, device.order, device.ends, device.traffic
@@ -263,7 +287,7 @@ def set_rates(hw: Any, device: Any, blocks: Any) -> tuple[float, int]:
     return max(0.0, device.end_ns - device.clock_ns), int64(blocks.kernels[device.end_place].index)
 
 
-@jit
+@jit_apart
 def limit_traffic(hw: Any, device: Any, blocks: Any) -> None:
     """Rule 5: where it slows more or less than before, those who use DRAM are touched."""
     wanted, bandwidth = 0.0, hw.memory_dram_bytes_per_ns
@@ -298,21 +322,20 @@ def earlier(a: float, b: float) -> float:
 @jit
 def next_end(device: Any, blocks: Any) -> None:
     """`SmPlacement.next_end`, and whether that group ends `alone`, well before all others."""
-    end_ns, row = device.row_ends[0], int64(0)
+    end_ns, row, next_ns = device.row_ends[0], int64(0), np.inf
     for number in range(1, (int64(device.groups) + ROW - 1) >> 3):
         row_ns = device.row_ends[number]
         row = number if row_ns < end_ns else row
+        next_ns = earlier(end_ns if row_ns < end_ns else row_ns, next_ns)
         end_ns = earlier(row_ns, end_ns)
     near_ns = end_ns + 2 * NEAR_NS
-    near = int64(0)
-    for number in range((int64(device.groups) + ROW - 1) >> 3):
-        near += 1 if device.row_ends[number] <= near_ns else 0
+    near = int64(2) if next_ns <= near_ns else int64(1)
     row = row << 3 & 120
     found = int64(0)
     for number in range(ROW):  # of those at one time, the first one
         this_ns = device.ends[row + ROW - 1 - number]
         near += 1 if this_ns <= near_ns else 0
-        found = row + ROW - 1 - number if this_ns == end_ns else found
+        found = row + ROW - 1 - number if this_ns <= end_ns else found
     group = blocks.groups[int64(device.order[found])]
     device.alone = 1 if near == 2 else 0
     if near > 2:  # of those together, the one that was placed first
@@ -331,13 +354,8 @@ def set_end(hw: Any, device: Any, blocks: Any, at: int) -> None:
     group, kernels, cohorts = blocks.groups[at], blocks.kernels, blocks.cohorts
     first = int64(group.first)
     behind = first + int64(group.cohorts)
-    sms, clock_ns, slow = group.sms, device.clock_ns, device.slow  # stores below may change these, for all LLVM knows
-    load = traffic = 0.0
-    for number in range(first, behind):
-        cohort = cohorts[number]
-        kernel = kernels[int64(cohort.kernel)]
-        load += cohort.blocks * kernel.load
-        traffic += cohort.blocks * sms * kernel.dram_bytes_per_ns
+    clock_ns, slow = device.clock_ns, device.slow  # stores below may change these, for all LLVM knows
+    load = group.held_load
     if load != group.load:
         group.load = load
         group.rate = known_rate(hw, device, load)
@@ -357,7 +375,7 @@ def set_end(hw: Any, device: Any, blocks: Any, at: int) -> None:
     number = int64(group.at)
     note_end(device, number, first_ns)
     device.wanted -= device.traffic[number]
-    device.traffic[number] = group_rate * traffic
+    device.traffic[number] = group_rate * group.held_traffic
     device.wanted += device.traffic[number]
 
 
@@ -366,7 +384,7 @@ def known_rate(hw: Any, device: Any, load: float) -> float:
     """`shared_rate`, which takes long, looked up where it was of the same load the last time."""
     if load <= 0.0:
         return 1.0
-    place = int64(int(load * 64.0)) & (LOADS - 1)
+    place = int64(int(load * 256.0)) & (LOADS - 1)
     if device.loads[place] != load:
         device.loads[place] = load
         device.load_rates[place] = shared_rate(hw, load)

@@ -23,6 +23,7 @@ from gpusim.engine.compiled.jit import is_kept
 from gpusim.engine.compiled.link import link_plans
 from gpusim.engine.compiled.lists import ListRoom, schedule_lists
 from gpusim.engine.compiled.memory import find_peaks
+from gpusim.engine.compiled.one_gpu import simulate_one_gpu
 from gpusim.engine.compiled.op_graph import OP, VARIANT, LoweringRoom, OpArrays, lower_schedules
 from gpusim.engine.compiled.orders import orders_by_keys
 from gpusim.engine.compiled.simulate import simulate, simulate_plans
@@ -42,8 +43,9 @@ BY_BLOCK, ONE_POOL, ALL_OTHERS = "by-block", "one-pool", "others"
 def warm_up(hardware: HardwareModel) -> float:
     """Have all that a search on this GPU needs compiled, or read from disk; the seconds that took."""
     begin = time.monotonic()
-    first_start = is_kept(simulate) is False and not all(is_kept(each) for each in OTHERS)
     by_block = hardware.contention.sharing_exponent > 0.0
+    loop = simulate_one_gpu if by_block else simulate
+    first_start = is_kept(loop) is False and not all(is_kept(each) for each in OTHERS)
     wanted = (BY_BLOCK if by_block else ONE_POOL, ALL_OTHERS) if first_start and cores() > 1 else ()
     helpers: list[subprocess.Popen[bytes]] = []
     try:
@@ -89,7 +91,7 @@ def help_with(what: str) -> None:
 
 
 def compile_simulate(hardware: HardwareModel) -> None:
-    """Compile the event loop in graph mode with this GPU's rule for SMs: simulate none of no plans."""
+    """Compile the event loop for one GPU in graph mode with this GPU's rule for SMs: simulate none of no plans."""
     plans = Plans.of_size(0, 0, 0, stream_mode=False)
     room = Room.for_plans(plans, 1, 1, hardware)
     simulate_plans(encode_hardware(hardware), np.zeros(0, TASK), plans, None, room, 0, 0)

@@ -1,0 +1,150 @@
+"""The event loop where all is on one GPU, block by block, in graph mode and without copies: what a search simulates.
+
+It does what `gpusim.engine.compiled.simulate` does, with less to look at: tasks that get ready are a line by time, not
+a heap, since hardly one gets ready before one that was known earlier; and nothing but the GPU's next end, the first of
+that line and the front end can be next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpusim.engine.compiled import heap, placement, sm_groups
+from gpusim.engine.compiled.arrays import Blocks, Plans, Records
+from gpusim.engine.compiled.heap import not_before
+from gpusim.engine.compiled.jit import entry, int64, jit, uint32
+
+
+@entry
+def simulate_one_gpu(
+    hardware: Records,
+    tasks: Records,
+    rows: Records,
+    plans: Plans,
+    blocks: Blocks,
+    devices: Records,
+    heaps: Records,
+    first: int,
+    last: int,
+) -> None:
+    """`gpusim.engine.compiled.simulate.simulate_plans`; `rows` is room for what all plans need of each of `tasks`."""
+    hw, device = hardware[0], devices[0]
+    grids, front_end_ns = int64(hw.limits_resident_grids), hw.graph_front_end_ns
+    for number in range(len(tasks)):
+        placement.prepare(hw, rows[number], tasks[number])
+    sm_groups.forget_loads(device)
+    for plan in range(first, last):
+        count = plans.tasks[plan]
+        nodes, succs, log = plans.nodes[plan, :count], plans.succs[plan], plans.log[plan]
+        waiting, known = heaps[:count], heaps[count:]  # for the front end: a heap; to become ready: by time
+        head = tail = n_waiting = n_running = logged = ended = int64(0)
+        for index in range(count):
+            node = nodes[index]
+            node.ready_ns = node.start_ns = node.end_ns = -1.0
+            node.waiting = node.n_deps + (1 if node.previous >= 0 else 0)
+            if node.waiting == 0:
+                tail = insert(known, head, tail, -1.0, index)  # -1: before all that happens at 0
+        set_up(device, on_the_gpu(blocks))
+        now = end_ns = front_end_free = 0.0
+        end_at = serve_at = np.inf
+        while True:
+            ready_at = known[uint32(head)].time if head < tail else np.inf
+            if end_at <= ready_at and end_at <= serve_at:
+                if end_at == np.inf:
+                    break
+                now = end_at
+                index = int64(uint32(device.end_index))
+                device.clock_ns += now - device.updated
+                device.updated = now
+                if device.all_of_it == 0 and not placement.go_on(hw, device, on_the_gpu(blocks), True, -np.inf):
+                    end_at = device.end_at  # a part of its blocks: nothing else follows
+                    continue
+                n_running = int64(device.running)
+                node = nodes[index]
+                node.end_ns = end_ns = now
+                log[uint32(logged)] = ~index
+                ended += 1
+                busy_ns = hw.graph_busy_ns if n_running > 0 else 0.0
+                first_succ, n_succs = int64(uint32(node.first_succ)), int64(node.n_succs)
+                for number in range(n_succs):
+                    after = int64(uint32(succs[first_succ + number]))
+                    nodes[after].waiting -= 1
+                    if nodes[after].waiting == 0:
+                        turn_ns = hw.graph_fork_ns * max(0, min(number, n_succs - 2))
+                        tail = insert(known, head, tail, now + (nodes[after].gap_ns + busy_ns + turn_ns), after)
+            else:
+                if ready_at <= serve_at:
+                    index = int64(uint32(known[uint32(head)].index))
+                    head += 1
+                    if head == tail:
+                        head = tail = int64(0)
+                    now = max(0.0, ready_at)
+                    node = nodes[index]
+                    node.ready_ns = now
+                    at_once = (  # nothing else happens before the front end would be looked at
+                        n_waiting == 0
+                        and now >= front_end_free
+                        and n_running < grids
+                        and min(serve_at, end_at) > now
+                        and (head == tail or known[uint32(head)].time > now)
+                    )
+                    if not at_once:
+                        heap.push(waiting, int64(0), n_waiting, now, -node.priority, index)
+                        n_waiting += 1
+                        serve_at = min(serve_at, not_before(now, max(now, front_end_free)))
+                        continue
+                else:
+                    now, serve_at = serve_at, np.inf
+                    if n_waiting == 0 or now < front_end_free or n_running >= grids:
+                        continue
+                    index = int64(uint32(waiting[0].index))
+                    heap.pop(waiting, int64(0), n_waiting)
+                    n_waiting -= 1
+                node = nodes[index]
+                node.start_ns = now
+                log[uint32(logged)] = index
+                front_end_free = now + front_end_ns
+                device.clock_ns += now - device.updated
+                device.updated = now
+                placement.start(device, on_the_gpu(blocks), index, rows[uint32(node.row)])
+                n_running += 1
+            logged += 1
+            if n_waiting > 0:
+                serve_at = min(serve_at, not_before(now, max(now, front_end_free)))
+            until_ns = min(known[uint32(head)].time if head < tail else np.inf, serve_at)
+            all_of_it = placement.go_on(hw, device, on_the_gpu(blocks), False, until_ns)
+            device.all_of_it = 1 if all_of_it else 0
+            end_at = device.end_at
+        plans.ended[plan] = ended
+        plans.makespan_ns[plan] = int64(np.rint(end_ns))
+
+
+@jit
+def insert(known: Any, head: int, tail: int, at: float, index: int) -> int:
+    """Put a task that gets ready at a time into the line, behind those of the same time; the line's new tail."""
+    place = tail
+    while place > head and known[uint32(place - 1)].time > at:
+        known[uint32(place)].time = known[uint32(place - 1)].time
+        known[uint32(place)].index = known[uint32(place - 1)].index
+        place -= 1
+    known[uint32(place)].time = at
+    known[uint32(place)].index = index
+    return tail + 1
+
+
+@jit
+def on_the_gpu(blocks: Any) -> Any:
+    """What is on the SMs."""
+    return Blocks(blocks.kernels[0], blocks.line[0], blocks.groups[0], blocks.cohorts[0])
+
+
+@jit
+def set_up(device: Any, blocks: Any) -> None:
+    """Nothing runs."""
+    sm_groups.set_up(device, blocks)
+    device.updated = 0.0
+    device.end_at = np.inf
+    device.end_index = -1
+    device.running = device.all_of_it = 0
