@@ -38,11 +38,12 @@ def main(folder: str = "validate/calibration") -> None:
         points[step] = points_of(trace, model, schedules[0].sequential_ns, arrangements, took_ns)
     found = fit([point for of_step in points.values() for point in of_step], gaps)
     print(
-        f"sharing exponent {found.sharing_exponent:g}, busy {found.busy_ns:g} ns, one pool {found.younger_slowdown:g}"
+        f"sharing exponent {found.sharing_exponent:g}, of matrix kernels {found.matrix_exponent:g}, "
+        f"busy {found.busy_ns:g} ns, one pool {found.younger_slowdown:g}"
     )
     print(f"residual: median {found.median:.1%}, 90 % within {found.p90:.1%}")
     for step, of_step in points.items():
-        left = errors(of_step, by_block, (found.sharing_exponent, found.busy_ns))
+        left = errors(of_step, by_block, (found.sharing_exponent, found.matrix_exponent, found.busy_ns))
         rms = math.sqrt(sum(error**2 for error in left) / len(left))
         print(f"{step}: root mean square {rms:.1%}, mean {sum(left) / len(left):+.1%}")
 

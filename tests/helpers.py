@@ -210,6 +210,7 @@ def make_hardware(
     memory_node_ns: float = 0.0,
     slowdown: float = 0.0,
     sharing: float = 0.0,
+    matrix: float = 0.0,
     dram_bytes_per_ns: float = 1000.0,
     launch_ns: float = 0.0,
     start_ns: float = 0.0,
@@ -226,7 +227,7 @@ def make_hardware(
 ) -> HardwareModel:
     """The bundled H200 with round numbers in place of everything that is measured; its limits stay.
 
-    Its SMs are one pool, unless `sharing` gives an exponent.
+    Its SMs are one pool, unless `sharing` gives an exponent; `matrix` is that of matrix kernels.
     """
     model = load_hardware("h200")
     replace = msgspec.structs.replace
@@ -259,7 +260,9 @@ def make_hardware(
             event_host_ns=event_host_ns,
             queues=queues,
         ),
-        contention=replace(model.contention, younger_slowdown=slowdown, sharing_exponent=sharing),
+        contention=replace(
+            model.contention, younger_slowdown=slowdown, sharing_exponent=sharing, matrix_exponent=matrix
+        ),
         uncertainty=replace(model.uncertainty, sequential_frac=uncertainty, schedule_frac=uncertainty),
         **top_level,
     )
@@ -437,6 +440,7 @@ def hardware_models(draw: st.DrawFn) -> HardwareModel:
         front_end_ns=draw(st.sampled_from((0.0, 250.0, 333.3))),
         memory_node_ns=draw(st.sampled_from((0.0, 700.0))),
         slowdown=draw(st.sampled_from((0.0, 0.8))),
+        matrix=draw(st.sampled_from((0.0, 0.2, 0.9))),
         launch_ns=draw(st.sampled_from((0.0, 5000.0))),
         start_ns=draw(st.sampled_from((0.0, 2000.0))),
         stream_chain_ns=draw(st.sampled_from((0.0, 405.3))),

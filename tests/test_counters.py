@@ -14,7 +14,7 @@ import torch
 from gpusim.errors import CaptureError, GpuError
 from gpusim.runtime import counted_step, counters
 from gpusim.runtime.counters import METRICS, attach, find_ncu, ncu_command, parse_ncu, with_counters
-from gpusim.trace.names import SHOWN_CHARS, base_name, shown_name
+from gpusim.trace.names import SHOWN_CHARS, base_name, multiplies_matrices, shown_name
 from gpusim.trace.schema import Counters, Kernel, Trace
 from gpusim.trace.store import read_trace, write_trace
 from tests.helpers import Step, make_trace, memset, op
@@ -134,6 +134,27 @@ def test_table_that_cannot_be_read_is_one_line(text: str, message: str) -> None:
 )
 def test_names_are_compared_without_what_tools_write_differently(name: str, base: str) -> None:
     assert base_name(name) == base
+
+
+@pytest.mark.parametrize(
+    ("name", "multiplies"),
+    [
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x128_32x3_nn_align4>(Params)", True),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize64x64x64_stage3", True),
+        ("nvjet_sm90_tst_64x128_64x8_1x2_h_bz_splitK_TNT", True),
+        ("void wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>(int)", True),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(Params)", True),
+        ("void cask_plugin__5x_cudnn::xmma__5x_cudnn::init_device_workspace_kernel<(int)0>()", False),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float>(cublasLt::Params)", False),
+        ("void cutlass__5x_cudnn::Kernel<cutlass__5x_cudnn::reduction::kernel::ReduceSplitK<float>>()", False),
+        ("void internal::gemvx::kernel<int, int, float, float>(cublasGemvParams)", False),
+        ("void at::native::(anonymous namespace)::conv_depthwise2d_forward_kernel<3, float>()", False),
+        ("void cudnn::engines_precompiled::nchwToNhwcKernel<float, float>()", False),
+        ("void cudnn::bn_fw_tr_1C11_singleread<float, 512>()", False),
+    ],
+)
+def test_kernels_that_multiply_matrices_are_known_by_their_names(name: str, multiplies: bool) -> None:
+    assert multiplies_matrices(name) == multiplies
 
 
 def test_name_in_a_message_is_short() -> None:

@@ -130,6 +130,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
         front_end_ns=pick((0.0, 100.0, 250.0, 333.3)),
         slowdown=pick((0.0, 0.8)),
         sharing=pick((0.0, 0.5, 0.55, 1.0)),
+        matrix=pick((0.0, 0.3, 1.0)),
         launch_ns=pick((0.0, 100.0, 5000.0)),
         start_ns=pick((0.0, 2000.0)),
         stream_chain_ns=pick((0.0, 405.3)),

@@ -136,6 +136,16 @@ def test_blocks_that_share_an_sm_take_the_root_of_its_load_longer() -> None:
         assert shorter.end_ns == (12071, 7071)  # 5000 x 1.4142; then half of the first is left, alone
 
 
+def test_kernels_that_multiply_matrices_have_an_exponent_of_their_own() -> None:
+    """Load 2: twice as long for these, 2^0.5 times for the other, which has 2,929 of 10,000 ns left when they end."""
+    for engine in ENGINES:
+        tasks = beside(blocks_of(10_000, SMS), blocks_of(5_000, SMS, matrix=True))
+        assert run(engine, *tasks, matrix=1.0).end_ns == (12929, 10000)
+        assert run(engine, *tasks).end_ns == (12071, 7071), "0: the same as of all others"
+        alone = run(engine, blocks_of(9_000, 3 * SMS, matrix=True), matrix=1.0)
+        assert alone.end_ns == (9000,)
+
+
 def test_a_kernel_of_many_blocks_loads_its_sms_more_than_one_of_few() -> None:
     """Three eighths of an SM and one: the first takes (4 / 3)^0.5 as long, the second goes on at half its pace."""
     for engine in ENGINES:

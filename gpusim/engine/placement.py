@@ -12,7 +12,8 @@ The rules, in one place (docs/engine.md, "Where blocks go", has the measurement 
    SMs to empty, they do so one after the other, and each is filled up at once: its blocks then crowd on a few SMs.
 4. *Sharing.* The load of an SM is the sum of its blocks' shares, one over the number of such blocks that it could
    hold: full of one kernel's blocks, it has load 1. Blocks take load^p times as long as at load 1, below 1, too; and at
-   load 1 the time that makes their kernel take what it takes alone, wave by wave.
+   load 1 the time that makes their kernel take what it takes alone, wave by wave. Kernels that multiply matrices have a
+   p of their own.
 5. *DRAM.* Where the traffic of all would exceed the bandwidth, those who use it slow down alike.
 
 Rules 1 to 4 hold in each SM partition by itself. SMs that hold the same are one group, blocks placed on a group at one
@@ -27,7 +28,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from gpusim.hardware.model import HardwareModel
+from gpusim.hardware.model import Contention, HardwareModel
 from gpusim.hardware.occupancy import NO_FOOTPRINT
 from gpusim.plan.tasks import Task
 
@@ -55,10 +56,10 @@ class SmGroup:
     split_bytes: int = 0
     cohorts: list[Cohort] = field(default_factory=list)
     """In the order in which they were placed."""
-    rate: float = 1.0
-    """Of its cohorts, as far as they share SMs."""
+    rates: tuple[float, float] = (1.0, 1.0)
+    """Of its cohorts, as far as they share SMs: of kernels that do not multiply matrices, and of those that do."""
     dram_bytes_per_ns: float = 0.0
-    """Their traffic at that rate."""
+    """Their traffic at these rates."""
     updated_ns: float = 0.0
     """Up to when their remaining times are."""
     end_ns: float = math.inf
@@ -140,7 +141,7 @@ class SmPlacement:
             sms = task.partition_sms or self.hardware.limits.sms
             if all(group.partition != task.partition for group in self.groups):
                 self.groups.append(SmGroup(task.partition, sms))
-            full_waves = waves(task, sms, self.hardware.contention.sharing_exponent)
+            full_waves = waves(task, sms, self.hardware.contention)
             kernel = Placed(
                 index,
                 task,
@@ -311,12 +312,13 @@ class SmPlacement:
         groups, bandwidth = self._all_groups, self.hardware.memory.dram_bytes_per_ns
         for group in groups:
             if group.changed:
-                load, traffic = 0.0, 0.0
+                load, traffic = 0.0, [0.0, 0.0]
                 for cohort in group.cohorts:
                     load += cohort.blocks * cohort.kernel.load
-                    traffic += cohort.blocks * group.sms * cohort.kernel.dram_bytes_per_ns
-                group.rate = 1.0 / load**self.hardware.contention.sharing_exponent if load > 0.0 else 1.0
-                group.dram_bytes_per_ns = group.rate * traffic
+                    traffic[cohort.kernel.task.matrix] += cohort.blocks * group.sms * cohort.kernel.dram_bytes_per_ns
+                others, matrix = self.hardware.contention.exponents
+                group.rates = (1.0 / load**others, 1.0 / load**matrix) if load > 0.0 else (1.0, 1.0)
+                group.dram_bytes_per_ns = group.rates[0] * traffic[0] + group.rates[1] * traffic[1]
         wanted = 0.0
         for group in groups:
             wanted += group.dram_bytes_per_ns
@@ -334,7 +336,7 @@ class SmPlacement:
         """The rates of a group's cohorts, and which of them ends first."""
         group.changed, group.end_ns, group.ending = False, math.inf, None
         for cohort in group.cohorts:
-            cohort.rate = group.rate
+            cohort.rate = group.rates[cohort.kernel.task.matrix]
             if cohort.kernel.dram_bytes_per_ns > 0.0:
                 cohort.rate *= self.slow
             end_ns = self.clock_ns + max(0.0, cohort.remaining_ns / cohort.rate)
@@ -365,10 +367,10 @@ class SmPlacement:
         return sum(c.rate * c.blocks * c.group.sms * c.kernel.dram_bytes_per_ns for c in self.cohorts)
 
 
-def waves(task: Task, sms: int, exponent: float) -> float:
+def waves(task: Task, sms: int, contention: Contention) -> float:
     """Time of a kernel alone on so many SMs over that of its blocks at load 1: a wave that is not full takes less."""
     full, left = divmod(task.blocks, sms * task.blocks_per_sm)
-    return float(full + (-(-left // sms) / task.blocks_per_sm) ** exponent)
+    return float(full + (-(-left // sms) / task.blocks_per_sm) ** contention.exponents[task.matrix])
 
 
 def _put(group: SmGroup, task: Task, blocks: int) -> None:

@@ -130,6 +130,13 @@ class Contention(Document, frozen=True, kw_only=True):
     0 where it is not used: SMs are then shared out as one pool (`gpusim.engine.pool`), else one by one
     (`gpusim.engine.placement`).
     """
+    matrix_exponent: Exponent = 0.0
+    """p of kernels that multiply matrices, which keep an SM busier than others do; 0: as for all others."""
+
+    @property
+    def exponents(self) -> tuple[float, float]:
+        """p of kernels that do not multiply matrices, and of those that do."""
+        return self.sharing_exponent, self.matrix_exponent or self.sharing_exponent
 
 
 class Uncertainty(Document, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from gpusim.hardware.model import HardwareModel, hardware_for_gpu
 from gpusim.hardware.occupancy import kernel_demand, kernel_footprint, kernel_occupancy
 from gpusim.plan.tasks import Task
 from gpusim.trace.check import DTYPE_BYTES
+from gpusim.trace.names import multiplies_matrices
 from gpusim.trace.schema import Dtype, Kernel, Op, Trace
 
 
@@ -87,6 +88,7 @@ def _op_tasks(
                 blocks=0 if memory_node else prod(kernel.grid),
                 blocks_per_sm=resident,
                 footprint=kernel_footprint(hardware.limits, kernel),
+                matrix=multiplies_matrices(kernel.name),
                 op=index,
                 kernel=number,
             )

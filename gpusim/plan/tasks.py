@@ -46,6 +46,8 @@ class Task:
     """How many of them an SM holds."""
     footprint: Footprint = NO_FOOTPRINT
     """What one of them takes of its SM."""
+    matrix: bool = False
+    """Whether it multiplies matrices: products and convolutions."""
     partition: int = 0
     """The SM partition it runs in; `demand` is a share of that partition, which is the whole GPU where there is one."""
     partition_sms: int = 0

@@ -74,7 +74,8 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         f"residual median {found.median:.1%}, 90 % within {found.p90:.1%}"
     )
     pooled = statistics.median(found.pooled_residuals)
-    sources |= {"contention.sharing_exponent": note, "graph.busy_ns": note}
+    fitted = ("contention.sharing_exponent", "contention.matrix_exponent", "graph.busy_ns")
+    sources |= dict.fromkeys(fitted, note)
     sources["contention.younger_slowdown"] = (
         f"{when}; to the same schedules with the SMs as one pool, median {pooled:.1%}"
     )
@@ -84,7 +85,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         f"over its gaps, median of {_listed(steps.branches_ns)} ns"
     )
     sources["uncertainty"] = f"{when}; the residuals of that fit, until validation replaces them"
-    model = with_contention(model, found.sharing_exponent, found.busy_ns, found.younger_slowdown)
+    model = with_contention(model, found.sharing_exponent, found.matrix_exponent, found.busy_ns, found.younger_slowdown)
     return msgspec.structs.replace(
         model,
         graph=msgspec.structs.replace(model.graph, chain_ns=found.chain_ns, branch_ns=steps.branch_ns),

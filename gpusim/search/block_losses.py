@@ -69,8 +69,9 @@ class BlockLosses:
                 if cohort.kernel is kernel:
                     blocks = cohort.blocks * cohort.group.sms
                     resident += blocks
-                    slow += blocks * max(0.0, 1.0 - cohort.group.rate / alone)
-                    short += blocks * (cohort.group.rate - cohort.rate) / alone  # where DRAM is short
+                    shared = cohort.group.rates[kernel.task.matrix]
+                    slow += blocks * max(0.0, 1.0 - shared / alone)
+                    short += blocks * (shared - cohort.rate) / alone  # where DRAM is short
             by = next((other.index for other in self.sms.kernels if other is not kernel), None)
             waiting = max(0.0, possible - resident) if kernel.left else 0.0
             lost = {self._held_by(kernel): waiting} if waiting else {}
@@ -82,7 +83,9 @@ class BlockLosses:
         """Rate of its blocks if that many were spread over the SMs, and nothing else."""
         if not kernel.load:
             return 1.0
-        return float((math.ceil(possible / sms) * kernel.load) ** -self.hardware.contention.sharing_exponent)
+        return float(
+            (math.ceil(possible / sms) * kernel.load) ** -self.hardware.contention.exponents[kernel.task.matrix]
+        )
 
     def _held_by(self, kernel: Placed) -> str:
         """What the blocks that are not placed wait for: on most SMs, where it differs."""

@@ -16,8 +16,9 @@ to its load, and goes on at 1 / load^p, p <= 1; f is at most l, since l is one o
 number above 1 and l' = min(l, c f), which counts no more than l. Then all blocks of an SM of load x together do at most
 1 of the sum of (u l' + (1 - u) f) x rate a ns, with u = (c^p - 1) / (c - 1). Where x is above 1: the sum of l' lies
 between 0 and c, the sum of f below 1, and u x + (1 - u) <= x^p at both ends of 1 to c, and so between, the right side
-being concave. Where x is below 1, both sums are at most x, and x / x^p is at most 1. So kernels take at least that
-much, each block for its time at load 1; `_CROWDS` has the c that are tried, and c = 1 is the plain area.
+being concave. Where x is below 1, both sums are at most x, and x / x^p is at most 1. Kernels that multiply matrices
+have a p of their own; with the smaller one as p, no rate above load 1 is larger than that. So kernels take at least
+that much, each block for its time at load 1; `_CROWDS` has the c that are tried, and c = 1 is the plain area.
 
 Which kernels must run in a stretch follows from their heads and tails (the longest chains before and behind them, with
 the gaps between kernels): those with a head of at least h and a tail of at least q run between h and T - q, so
@@ -69,7 +70,7 @@ class Kernels:
     traffic_bytes: Floats
     """DRAM traffic of each kernel."""
     exponent: float
-    """p; 0 where SMs are shared out as one pool."""
+    """The least p of any kernel; 0 where SMs are shared out as one pool."""
 
     @classmethod
     def of(cls, graph: OpGraph) -> Kernels:
@@ -88,7 +89,7 @@ class Kernels:
                 now += task.dur_ns
             ends[op] = now
         rows = np.array(times).reshape(len(times), 3)
-        exponent = graph.hardware.contention.sharing_exponent
+        exponent = min(graph.hardware.contention.exponents)
         use = _use_by_block if exponent else _use_of_pool
         found = [use(task, graph.hardware) for tasks in graph.tasks for task in tasks]
         area, more, traffic = zip(*found, strict=True) if found else ((), (), ())
@@ -126,7 +127,7 @@ def _use_by_block(task: Task, hardware: HardwareModel) -> _Use:
     if need == NO_FOOTPRINT or not task.blocks:
         return (0.0,) * 4, (1.0,) * 4, traffic
     at_once = limits.sms * task.blocks_per_sm
-    full_waves = waves(task, limits.sms, hardware.contention.sharing_exponent)
+    full_waves = waves(task, limits.sms, hardware.contention)
     load = 1.0 / task.blocks_per_sm
     largest_smem = max(limits.smem_per_sm_bytes, *limits.smem_splits_bytes, 0)
     parts = (

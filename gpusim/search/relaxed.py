@@ -58,7 +58,9 @@ def relaxed(graph: OpGraph, limits_on: Iterable[str]) -> OpGraph:
 def without_contention(hardware: HardwareModel) -> HardwareModel:
     """The same GPU with kernels that run together slowing each other only by what SMs and bandwidth they take."""
     exponent = min(hardware.contention.sharing_exponent, _NO_SLOWDOWN)
-    contention = msgspec.structs.replace(hardware.contention, younger_slowdown=0.0, sharing_exponent=exponent)
+    contention = msgspec.structs.replace(
+        hardware.contention, younger_slowdown=0.0, sharing_exponent=exponent, matrix_exponent=0.0
+    )
     return msgspec.structs.replace(hardware, contention=contention)
 
 

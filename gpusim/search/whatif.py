@@ -180,10 +180,14 @@ def changed_hardware(hardware: HardwareModel, change: Change) -> HardwareModel:
         words.append(f"{change.launch_cost:g}x launch cost")
     if change.contention != 1.0:
         slowdown = hardware.contention.younger_slowdown * change.contention
-        exponent = hardware.contention.sharing_exponent
-        if exponent:  # an exponent of 0 would be another rule, not no contention
-            exponent = max(LEAST_EXPONENT, exponent * change.contention)
-        found = new(found, contention=new(found.contention, younger_slowdown=slowdown, sharing_exponent=exponent))
+        exponents = tuple(  # an exponent of 0 would be another rule, not no contention
+            min(1.0, max(LEAST_EXPONENT, exponent * change.contention)) if exponent else 0.0
+            for exponent in (hardware.contention.sharing_exponent, hardware.contention.matrix_exponent)
+        )
+        contention = new(
+            found.contention, younger_slowdown=slowdown, sharing_exponent=exponents[0], matrix_exponent=exponents[1]
+        )
+        found = new(found, contention=contention)
         words.append(f"{change.contention:g}x contention")
     if change.queues is not None and change.queues != hardware.stream.queues:
         if change.queues > hardware.stream.max_queues:

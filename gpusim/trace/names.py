@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 #: Longest kernel name in a message.
@@ -13,6 +14,12 @@ _TOKEN = re.compile(
 )
 #: Tokens that open what an `E` closes.
 _OPENING = frozenset({"N", "I", "X", "J", "F", "Z", "_Z", "Dt", "DT", "Ul"})
+#: Names of kernels that multiply matrices: those of cuBLAS, cuDNN, CUTLASS and of fused attention. Depthwise
+#: convolutions are not among them (their base names have none of these), nor are the kernels beside a product that
+#: change layouts, make workspaces or add up parts.
+_MULTIPLIES = re.compile(r"gemm|xmma|nvjet|convolve|[dw]grad\w*_engine|flash|fmha", re.IGNORECASE)
+#: Base names that say nothing: what they do is in their template arguments.
+_GENERIC = frozenset({"Kernel", "Kernel2", "kernel"})
 _ANONYMOUS = ("(anonymous namespace)", "<unnamed>", "{anonymous}")
 
 
@@ -28,6 +35,13 @@ def base_name(name: str) -> str:
         name = name.replace(anonymous, "")
     name = _without_arguments(name).strip()
     return name.split()[-1].rsplit("::", 1)[-1] if name else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def multiplies_matrices(name: str) -> bool:
+    """Whether a kernel of this name is a matrix product or a convolution, which works on tiles that it reuses."""
+    base = base_name(name)
+    return bool(_MULTIPLIES.search(name if base in _GENERIC else base)) and "workspace" not in base
 
 
 def shown_name(name: str) -> str:

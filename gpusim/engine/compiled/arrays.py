@@ -17,7 +17,8 @@ import numpy.typing as npt
 from gpusim.engine.compiled.copies import COPY_ENGINE
 from gpusim.engine.compiled.heap import ENTRY
 from gpusim.engine.compiled.pool import RUNNING
-from gpusim.engine.compiled.sm_groups import COHORT, LOADS, PLACED, ROW, SM_GROUP
+from gpusim.engine.compiled.rates import LOADS
+from gpusim.engine.compiled.sm_groups import COHORT, PLACED, ROW, SM_GROUP
 from gpusim.engine.placement import MOST_GROUPS
 from gpusim.hardware.model import Contention, Copies, GraphCosts, HardwareModel, Memory, StreamCosts
 from gpusim.hardware.occupancy import Demand, Footprint
@@ -40,7 +41,7 @@ LIMITS = ("sms", "resident_grids", "threads_per_sm", "blocks_per_sm", "regs_per_
 ON_DEVICE, H2D, D2H = -1, 0, 1
 KINDS = {"h2d": H2D, "d2h": D2H}
 
-NUMBERS = ("dur_ns", "extra_ns", "dram_bytes", "copy_bytes")
+NUMBERS = ("dur_ns", "extra_ns", "dram_bytes", "copy_bytes", "matrix")
 PLACES = ("partition", "partition_sms", "blocks", "blocks_per_sm")
 #: A task as far as it does not depend on the schedule.
 TASK = np.dtype(
@@ -123,6 +124,7 @@ DEVICE = np.dtype(
         ("row_ends", "f8", (GROUPS // ROW,)),
         ("loads", "f8", (LOADS,)),
         ("load_rates", "f8", (LOADS,)),
+        ("load_matrix_rates", "f8", (LOADS,)),
         ("traffic", "f8", (GROUPS,)),
         ("order", "u4", (GROUPS,)),
         ("touched_groups", "u4", (GROUPS,)),

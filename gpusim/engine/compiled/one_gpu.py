@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.engine.compiled import heap, placement, sm_groups
+from gpusim.engine.compiled import heap, placement, rates, sm_groups
 from gpusim.engine.compiled.arrays import Blocks, Plans, Records
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import entry, int64, jit, uint32
@@ -34,7 +34,7 @@ def simulate_one_gpu(
     grids, front_end_ns = int64(hw.limits_resident_grids), hw.graph_front_end_ns
     for number in range(len(tasks)):
         placement.prepare(hw, rows[number], tasks[number])
-    sm_groups.forget_loads(device)
+    rates.forget_loads(device)
     for plan in range(first, last):
         count = plans.tasks[plan]
         nodes, succs, log = plans.nodes[plan, :count], plans.succs[plan], plans.log[plan]

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import int64, jit, jit_apart
+from gpusim.engine.compiled.rates import waves
 from gpusim.engine.compiled.sm_groups import (
     add_cohort,
     copy_cohort,
@@ -59,6 +60,7 @@ def start(device: Any, blocks: Any, index: int, row: Any) -> None:
     kernel.threads = row.threads
     kernel.partition = row.partition
     kernel.load = row.load
+    kernel.matrix = row.matrix
     kernel.block_ns = row.block_ns
     kernel.dram_bytes_per_ns = row.dram_bytes_per_ns
     if row.partition == NO_SMS:
@@ -85,6 +87,7 @@ def prepare(hw: Any, row: Any, task: Any) -> None:
     traffic = min(task.dram_bytes / task.dur_ns, bandwidth) if task.dur_ns != 0.0 else 0.0
     count = int64(task.blocks)
     row.threads = task.footprint_threads
+    row.matrix = int64(task.matrix)
     if row.threads == 0.0 or count == 0:
         row.partition = NO_SMS
         row.block_ns = task.dur_ns
@@ -100,18 +103,10 @@ def prepare(hw: Any, row: Any, task: Any) -> None:
     row.split_bytes = task.footprint_split_bytes
     row.own_split_bytes = task.footprint_own_split_bytes
     row.left = count
-    full_waves = waves(hw, count, int64(row.blocks_per_sm), sms)
+    full_waves = waves(hw, count, int64(row.blocks_per_sm), sms, int64(row.matrix))
     row.block_ns = task.dur_ns / full_waves
     row.load = 1.0 / row.blocks_per_sm
     row.dram_bytes_per_ns = traffic * min(1.0, full_waves) / min(count, sms * row.blocks_per_sm)
-
-
-@jit
-def waves(hw: Any, count: int, blocks_per_sm: int, sms: int) -> float:
-    """`gpusim.engine.placement.waves`."""
-    at_once = sms * blocks_per_sm
-    last = (count % at_once + sms - 1) // sms
-    return float(count // at_once + (last / blocks_per_sm) ** hw.contention_sharing_exponent)
 
 
 @jit
@@ -155,7 +150,7 @@ def end_cohorts(device: Any, blocks: Any, kernel: Any, place: int, at: int, ende
     note_change(device, blocks, at)
     kept = first = int64(group.first)
     behind = first + int64(group.cohorts)
-    load = traffic = 0.0
+    load = traffic = matrix_traffic = 0.0
     ended = int64(0)
     for number in range(first, behind):
         cohort = cohorts[number]
@@ -166,13 +161,18 @@ def end_cohorts(device: Any, blocks: Any, kernel: Any, place: int, at: int, ende
             continue
         cohort.remaining_ns = remaining_ns
         load += count * blocks.kernels[holder].load
-        traffic += count * int64(group.sms) * blocks.kernels[holder].dram_bytes_per_ns
+        this = count * int64(group.sms) * blocks.kernels[holder].dram_bytes_per_ns
+        if blocks.kernels[holder].matrix == 1:
+            matrix_traffic += this
+        else:
+            traffic += this
         if kept < number:
             copy_cohort(cohorts[kept], cohort)
         kept += 1
     group.cohorts = kept - first
     group.held_load = load
     group.held_traffic = traffic
+    group.held_matrix_traffic = matrix_traffic
     if ended > 0:
         kernel.on_sms -= ended * group.sms
         if kernel.partition != NO_SMS:

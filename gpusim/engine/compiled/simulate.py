@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.engine.compiled import copies, heap, placement, pool, sm_groups, stream_mode
+from gpusim.engine.compiled import copies, heap, placement, pool, rates, sm_groups, stream_mode
 from gpusim.engine.compiled.arrays import ON_DEVICE, Blocks, Plans, Records, Room
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import entry, int64, jit
@@ -65,7 +65,7 @@ def simulate(
     always, never = np.inf, -np.inf
     if blocks is not None:
         for number in range(len(devices)):
-            sm_groups.forget_loads(devices[number])
+            rates.forget_loads(devices[number])
         for number in range(len(tasks)):
             placement.prepare(hw, rows[number], tasks[number])
     for plan in range(first, last):

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpusim.engine.compiled.jit import int64, jit, jit_apart
+from gpusim.engine.compiled.rates import known_rates
 from gpusim.engine.placement import NEAR_NS, NO_SMS
 
 #: `gpusim.engine.placement.Placed`, with what it needs of the task. `scanned` says that all groups have been looked at
@@ -38,14 +39,14 @@ PLACED: Final = np.dtype(
         ("block_ns", "f8"),
         ("load", "f8"),
         ("dram_bytes_per_ns", "f8"),
-        ("unused", "i8"),  # 128 bytes: a place is found without a multiplication
+        ("matrix", "i8"),  # 128 bytes: a place is found without a multiplication
     ],
     align=True,
 )
 #: `gpusim.engine.placement.SmGroup`; `at` is its number in the order; its cohorts begin at `first`; of the one that
-#: ends first, `ending` is the place of the kernel and `number` its own. `held_load` and `held_traffic` are the sums
-#: over its cohorts, `load` is the one that its rate is of. `room` and `gets` are those of the kernel that is being
-#: placed, `differs` says that only the split keeps it away.
+#: ends first, `ending` is the place of the kernel and `number` its own. `held_load`, `held_traffic` and, of kernels
+#: that multiply matrices, `held_matrix_traffic` are the sums over its cohorts, `load` is that of its rates. `room` and
+#: `gets` are those of the kernel that is being placed, `differs` says that only the split keeps it away.
 SM_GROUP: Final = np.dtype(
     [
         ("at", "u4"),
@@ -58,9 +59,11 @@ SM_GROUP: Final = np.dtype(
         ("split_bytes", "f8"),
         ("load", "f8"),
         ("rate", "f8"),
+        ("matrix_rate", "f8"),
         ("updated_ns", "f8"),
         ("held_load", "f8"),
         ("held_traffic", "f8"),
+        ("held_matrix_traffic", "f8"),
         ("sms", "i4"),
         ("partition", "i4"),
         ("blocks", "i4"),
@@ -78,8 +81,6 @@ COHORT: Final = np.dtype(
 )
 #: Groups whose first end is known together.
 ROW: Final = 8
-#: Loads whose rate is kept: a power of 2.
-LOADS: Final = 256
 #: The traffic of all groups is added up in order where a running sum, which rounds otherwise, comes as near to the
 #: bandwidth as this.
 SURELY_LESS: Final = 0.999
@@ -100,12 +101,6 @@ def set_up(device: Any, blocks: Any) -> None:
 
 
 @jit
-def forget_loads(device: Any) -> None:
-    """No rate of any load is known."""
-    device.loads[:] = 0.0
-
-
-@jit
 def new_group(device: Any, blocks: Any, partition: int, sms: int) -> None:
     """An empty group, behind the others."""
     number = int64(device.groups)
@@ -121,8 +116,8 @@ def new_group(device: Any, blocks: Any, partition: int, sms: int) -> None:
     group.threads = group.regs = group.smem_bytes = group.split_bytes = 0.0
     group.changed = group.cohorts = group.differs = 0
     group.ending = -1
-    group.load = group.updated_ns = group.held_load = group.held_traffic = 0.0
-    group.rate = 1.0
+    group.load = group.updated_ns = group.held_load = group.held_traffic = group.held_matrix_traffic = 0.0
+    group.rate = group.matrix_rate = 1.0
 
 
 @jit
@@ -139,7 +134,11 @@ def add_cohort(device: Any, blocks: Any, at: int, kernel: Any, place: int, count
     cohort.remaining_ns = kernel.block_ns
     cohort.rate = 0.0
     group.held_load += count * kernel.load
-    group.held_traffic += count * group.sms * kernel.dram_bytes_per_ns
+    traffic = count * group.sms * kernel.dram_bytes_per_ns
+    if kernel.matrix == 1:
+        group.held_matrix_traffic += traffic
+    else:
+        group.held_traffic += traffic
 
 
 @jit
@@ -204,6 +203,7 @@ def split(device: Any, blocks: Any, at: int, sms: int) -> int:
     others.differs = group.differs
     others.load = group.load
     others.rate = group.rate
+    others.matrix_rate = group.matrix_rate
     others.updated_ns = group.updated_ns
     others.cohorts = group.cohorts
     for number in range(int64(group.cohorts)):
@@ -220,12 +220,18 @@ def split(device: Any, blocks: Any, at: int, sms: int) -> int:
 @jit
 def add_up_traffic(blocks: Any, group: Any) -> None:
     """The traffic of a group whose number of SMs has changed."""
-    traffic = 0.0
+    traffic = matrix_traffic = 0.0
     first = int64(group.first)
     for number in range(first, first + int64(group.cohorts)):
         cohort = blocks.cohorts[number]
-        traffic += int64(cohort.blocks) * group.sms * blocks.kernels[int64(cohort.kernel)].dram_bytes_per_ns
+        kernel = blocks.kernels[int64(cohort.kernel)]
+        this = int64(cohort.blocks) * group.sms * kernel.dram_bytes_per_ns
+        if kernel.matrix == 1:
+            matrix_traffic += this
+        else:
+            traffic += this
     group.held_traffic = traffic
+    group.held_matrix_traffic = matrix_traffic
 
 
 @jit_apart
@@ -358,12 +364,13 @@ def set_end(hw: Any, device: Any, blocks: Any, at: int) -> None:
     load = group.held_load
     if load != group.load:
         group.load = load
-        group.rate = known_rate(hw, device, load)
-    group_rate, first_ns, ending = group.rate, np.inf, first
+        group.rate, group.matrix_rate = known_rates(hw, device, load)
+    group_rate, matrix_rate, first_ns, ending = group.rate, group.matrix_rate, np.inf, first
     for number in range(first, behind):
         cohort = cohorts[number]
-        rate = group_rate
-        if slow != 1.0 and kernels[int64(cohort.kernel)].dram_bytes_per_ns > 0.0:
+        kernel = kernels[int64(cohort.kernel)]
+        rate = matrix_rate if kernel.matrix == 1 else group_rate
+        if slow != 1.0 and kernel.dram_bytes_per_ns > 0.0:
             rate *= slow
         cohort.rate = rate
         end_ns = clock_ns + max(0.0, cohort.remaining_ns / rate)
@@ -375,23 +382,5 @@ def set_end(hw: Any, device: Any, blocks: Any, at: int) -> None:
     number = int64(group.at)
     note_end(device, number, first_ns)
     device.wanted -= device.traffic[number]
-    device.traffic[number] = group_rate * group.held_traffic
+    device.traffic[number] = group_rate * group.held_traffic + matrix_rate * group.held_matrix_traffic
     device.wanted += device.traffic[number]
-
-
-@jit
-def known_rate(hw: Any, device: Any, load: float) -> float:
-    """`shared_rate`, which takes long, looked up where it was of the same load the last time."""
-    if load <= 0.0:
-        return 1.0
-    place = int64(int(load * 256.0)) & (LOADS - 1)
-    if device.loads[place] != load:
-        device.loads[place] = load
-        device.load_rates[place] = shared_rate(hw, load)
-    return float(device.load_rates[place])
-
-
-@jit
-def shared_rate(hw: Any, load: float) -> float:
-    """Rule 4: the rate of blocks on an SM of that load."""
-    return float(1.0 / load**hw.contention_sharing_exponent)
