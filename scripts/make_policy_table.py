@@ -19,6 +19,7 @@ from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES, stream_counts
+from gpusim.report.pages import with_section
 from gpusim.search.bounds import bounds
 from gpusim.search.explore import DEFAULT_STREAMS
 from gpusim.trace.store import bundled_traces, load_trace, read_trace
@@ -128,15 +129,6 @@ def section(rows: Sequence[Row]) -> str:
     )
 
 
-def filled(page: str, text: str) -> str:
-    """The page with `text` between the markers. Exits where the markers are missing."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{PAGE.name}: no section between {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write docs/policies.md, or print one trace."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -151,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for row in pool.map(predict, names()):
             print(speedup_line(row), flush=True)
             rows.append(row)
-    write_bytes(PAGE, filled(PAGE.read_text(encoding="utf-8"), section(rows)).encode())
+    write_bytes(PAGE, with_section(PAGE.read_text(encoding="utf-8"), PAGE.name, BEGIN, END, section(rows)).encode())
     print(f"{PAGE.name} shows {len(rows)} steps")
     return 0
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gpusim.files import write_bytes
+from gpusim.report.pages import with_section
 from gpusim.report.results import ResultCase, Results, read_results
 from gpusim.report.results_table import summary_lines
 from gpusim.search.searches import SEARCH
@@ -94,15 +95,6 @@ def _provenance(results: Results, source: str) -> str:
     )
 
 
-def filled(readme: str, text: str) -> str:
-    """README with `text` between the markers. Exits where the markers are missing."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"README.md: no section between {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check README.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -111,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     paths = [newest(ROOT / "validate" / "results", recipe) for recipe in SHOWN]
     readme = ROOT / "README.md"
     old = readme.read_text(encoding="utf-8")
-    new = filled(old, section([(path.name, read_results(path)) for path in paths]))
+    new = with_section(old, "README.md", BEGIN, END, section([(path.name, read_results(path)) for path in paths]))
     if options.check:
         if new != old:
             print("README.md does not show the newest results: run python scripts/make_readme_table.py")

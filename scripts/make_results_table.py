@@ -17,6 +17,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.recipes.again import trace_files
 from gpusim.recipes.chosen import hardware_of
 from gpusim.recipes.recipe import FASTEST_KERNELS, SEARCHES, WITHOUT_VARIANTS
+from gpusim.report.pages import with_section
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed
 from gpusim.report.results import ResultCase, Results, read_results
 from gpusim.search.bounds import bounds
@@ -152,15 +153,6 @@ def _bound_ns(run: Run, number: int) -> float:
     return bounds(graph.choosing(schedule.variants)).largest[0]
 
 
-def filled(page: str, text: str) -> str:
-    """The page with `text` between the markers. Exits where the markers are missing."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{PAGE.name}: no section between {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -168,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     runs = read_runs(RESULTS)
     page = PAGE.read_text(encoding="utf-8")
-    wanted = {TABLE: everything(runs), PAGE: filled(page, searched(runs))}
+    wanted = {TABLE: everything(runs), PAGE: with_section(page, PAGE.name, BEGIN, END, searched(runs))}
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if options.check:

@@ -117,7 +117,7 @@ def test_importing_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_public_names_exist(name: str) -> None:
     if name.startswith("gpusim.runtime") and importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch")
+        pytest.skip(f"{name} needs torch, which the tests' command of the README installs")
     module = importlib.import_module(name)
     names = getattr(module, "__all__", [])
     assert len(names) == len(set(names))

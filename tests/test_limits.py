@@ -1,11 +1,10 @@
-"""Limits of parallelism: known small graphs by hand, losses that add up, the width against brute force, the command."""
+"""Limits of parallelism: known small graphs by hand, losses that add up, the command."""
 
 from __future__ import annotations
 
 import csv
 import json
 import sys
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gpusim.search.limits as module
 from gpusim.cli import main
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import OptionError
-from gpusim.hardware.model import HardwareModel, load_hardware
-from gpusim.policies.dag import descendants
-from gpusim.recipes.again import trace_files
-from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step
-from gpusim.report.limits_table import CSV_FIELDS, limits_csv, limits_document, print_limits
-from gpusim.report.replayed import SUFFIX, ReplayedSchedule, write_replayed
-from gpusim.search.limits import STEP, Scope, limits, phase_graph, scope_limits
+from gpusim.hardware.model import HardwareModel
+from gpusim.report.limits_table import CSV_FIELDS, limits_csv, limits_document
+from gpusim.search.limits import STEP, Scope, limits
 from gpusim.search.relaxed import (
     CONTENTION,
     DEPENDENCIES,
@@ -37,15 +31,12 @@ from gpusim.search.relaxed import (
     relaxed,
     without_contention,
 )
-from gpusim.search.width import width
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
-from gpusim.trace.store import load_trace, write_trace
-from gpusim.units import format_ns
+from gpusim.trace.store import write_trace
 from tests.helpers import (
     HALF,
     Step,
-    ancestors,
     build_graph,
     chain_trace,
     hardware_models,
@@ -296,122 +287,6 @@ def test_engine_that_is_asked_for_is_used() -> None:
 def test_stream_count_is_checked() -> None:
     with pytest.raises(OptionError, match="--streams 0"):
         limits(chain_trace(), make_hardware(), streams=0)
-
-
-# --- Width ---
-
-
-@st.composite
-def orders(draw: st.DrawFn) -> list[list[int]]:
-    """Predecessors in a random acyclic graph of up to 9 nodes."""
-    count = draw(st.integers(0, 9))
-    return [sorted(draw(st.sets(st.integers(0, node - 1), max_size=3))) if node else [] for node in range(count)]
-
-
-@settings(max_examples=300)
-@given(orders())
-def test_width_is_the_largest_antichain(preds: list[list[int]]) -> None:
-    before = ancestors(preds)
-    nodes = range(len(preds))
-    independent = [
-        len(group)
-        for size in range(len(preds) + 1)
-        for group in combinations(nodes, size)
-        if not any(a in before[b] for a, b in combinations(group, 2))
-    ]
-    assert width(preds) == max(independent)
-
-
-@given(orders())
-def test_descendants_are_the_transitive_closure(preds: list[list[int]]) -> None:
-    before = ancestors(preds)
-    for node, mask in enumerate(descendants(preds)):
-        assert {other for other in range(len(preds)) if mask >> other & 1} == {
-            other for other in range(len(preds)) if node in before[other]
-        }
-
-
-def test_width_refuses_an_order_that_runs_backwards() -> None:
-    with pytest.raises(ValueError, match="node 0 has predecessor 1"):
-        width([[1], []])
-
-
-def test_width_of_too_many_ops_is_a_lower_bound_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "MAX_EXACT_OPS", 3)
-    found = limits(wide_trace(3, depth=1), make_hardware())
-    parallelism = found.scopes[-1].parallelism
-    assert (parallelism.width_exact, parallelism.width) == (False, parallelism.maximum)
-    print_limits(found)
-    assert ">= 3" in capsys.readouterr().out
-
-
-# --- The page ---
-
-
-def test_example_in_the_documentation_is_what_the_command_says_today() -> None:
-    """One column of it: the forward phase. Where this fails, run scripts/make_limits_page.py."""
-    graph = build_graph(load_trace("googlenet-train-b8"), load_hardware("h200"))
-    scope = scope_limits("forward", phase_graph(graph, "forward"), 8, engine_by_name("reference"))
-    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
-    example = page.split("<!-- example:begin -->")[1].split("<!-- example:end -->")[0]
-    example, gaps = example.split("From the largest lower bound")
-    rows = [[cell.strip() for cell in line.split("│")] for line in example.splitlines() if "│" in line]
-    column = {row[0]: row[1].split() for row in rows}
-    for loss in scope.losses:
-        sign = "+" if loss.loss_ns > 0 else "-"
-        shown = f"{sign}{format_ns(abs(loss.loss_ns))} {scope.share(loss.loss_ns):.1%}".split()
-        assert column[f"+ {loss.limit}"] == (shown if loss.loss_ns else ["-"])
-    assert column["= best list schedule"] == format_ns(scope.best_ns).split()
-    assert column["= sequential graph"] == format_ns(scope.sequential_ns).split()
-    found = scope.parallelism
-    assert next(row for row in rows if row[0] == "forward")[4:7] == [
-        f"{found.mean:.2f}",
-        str(found.maximum),
-        str(found.width),
-    ]
-    over = next(line for line in gaps.splitlines() if "over the bound" in line)
-    assert over.split("│")[1].strip() == f"{scope.gap.ratio:.2f}x"
-
-
-def test_each_step_comes_from_the_newest_results_that_have_it(tmp_path: Path) -> None:
-    """A run that was cut short takes the place of an earlier one only for the steps that it did."""
-
-    def made(trace: str, measured_ns: int) -> ReplayedSchedule:
-        return ReplayedSchedule(
-            trace=trace,
-            trace_hash="",
-            policy="search",
-            order=(),
-            stream_of=(),
-            measured_ns=measured_ns,
-            sequential_ns=1,
-        )
-
-    old = write_replayed([made("a", 1), made("b", 2)], tmp_path / "search_h200_20250101.json")
-    new = write_replayed([made("b", 3)], tmp_path / "search_a100_20250102.json")
-    found = newest_of_each_step([new, old])
-    assert {path: [each.measured_ns for each in mine] for path, mine in found.items()} == {old: [1], new: [3]}
-
-
-SMALL = "squeezenet1_1-infer-b1"
-
-
-def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() -> None:
-    """Every step of it, and one row anew. Where this fails, run scripts/make_limits_page.py."""
-    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
-    table = page.split("<!-- measured:begin -->")[1].split("<!-- measured:end -->")[0]
-    newest = newest_of_each_step(list((ROOT / "validate" / "results").glob(f"search_*{SUFFIX}")))
-    assert all(path.name in table for path, schedules in newest.items() if schedules)
-    schedules = [schedule for of_file in newest.values() for schedule in of_file]
-    (source,) = (path for path, of_file in newest.items() if any(each.trace == SMALL for each in of_file))
-    assert {schedule.trace for schedule in schedules} <= {
-        line.split(" ")[1] for line in table.splitlines() if line.startswith("| ")
-    }
-    small = [schedule for schedule in newest[source] if schedule.trace == SMALL]
-    files = trace_files(source.with_name(source.name.removesuffix(SUFFIX) + ".json"))
-    assert gaps_markdown(measured_gaps(small, files))[2] in table
 
 
 # --- The command ---

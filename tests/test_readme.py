@@ -12,10 +12,12 @@ from types import ModuleType
 import pytest
 
 from gpusim.engine.reference import ReferenceEngine
+from gpusim.errors import OutputError
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES
+from gpusim.report.pages import with_section
 from gpusim.trace.store import bundled_traces, load_trace, read_manifest
 from gpusim.units import format_ns
 
@@ -69,6 +71,12 @@ def test_readme_has_the_commands_that_ci_runs(name: str) -> None:
 
 def test_readme_shows_the_newest_results(capsys: pytest.CaptureFixture[str]) -> None:
     assert script("make_readme_table").main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_page_without_markers_is_one_line_with_its_name() -> None:
+    assert with_section("a <b> old <e> c", "p.md", "<b>", "<e>", "new") == "a <b>\nnew\n<e> c"
+    with pytest.raises(OutputError, match=r"p\.md: no section between <b> and <e>"):
+        with_section("a <b> old", "p.md", "<b>", "<e>", "new")
 
 
 def test_table_of_everything_and_the_searched_schedules_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,8 @@ from gpusim.runtime import variant_capture
 from gpusim.runtime.execute import Runner
 from gpusim.runtime.variant_capture import choose_variants, equal_calls, launches
 from gpusim.runtime.variants import applied, call_variant, settings_for
+from gpusim.search import choices
+from gpusim.search.choices import ranked_variants, search_variants
 from gpusim.search.explore import explore
 from gpusim.search.refine import refine
 from gpusim.search.searches import VARIANTS
@@ -366,6 +368,30 @@ def test_search_finds_the_smaller_kernels_and_says_what_they_gain(trace: Trace) 
     timeline = FastEngine().run(lower_schedule(found.schedule, graph), graph.hardware)
     assert timeline.makespan_ns == found.best.makespan_ns == found.timeline.makespan_ns == 14_000
     assert found.bounds.largest[0] <= 14_000
+
+
+def test_kernels_are_ranked_by_their_time_and_by_the_share_of_the_gpu_they_take(trace: Trace) -> None:
+    """By hand: b's two kernels take 9,000 of 10,000 ns; on half the GPU, so 4,500 ns x GPU, and a's other 6,000."""
+    graph = build_graph(trace)
+    assert ranked_variants(graph, 0.0) == (0, 0, 1, 0)
+    assert ranked_variants(graph, 1.0) == (0, 1, 1, 0)
+
+
+@pytest.mark.parametrize("where", ["local_search", "_policies"])
+def test_interrupt_while_schedules_are_planned_for_other_kernels_loses_nothing(
+    trace: Trace, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(choices, where, interrupted)
+    graph = build_graph(trace)
+    seeds = [POLICIES["wavefront"](graph, 2)]
+    found = search_variants(
+        graph, seeds, 2, budget_s=60, seed=0, evaluations=None, memory_limit_bytes=None, progress=lambda *_: None
+    )
+    assert found.interrupted
+    assert min(found.makespans_ns) == 22_000
 
 
 def test_search_with_variants_is_the_same_for_a_seed_on_any_number_of_threads(trace: Trace) -> None:

@@ -1,0 +1,83 @@
+"""What lies between the largest bound and the fastest schedule that was replayed, as docs/limits.md shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpusim.engine.base import engine_by_name
+from gpusim.hardware.model import load_hardware
+from gpusim.recipes.again import trace_files
+from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step
+from gpusim.report.replayed import SUFFIX, ReplayedSchedule, write_replayed
+from gpusim.search.limits import phase_graph, scope_limits
+from gpusim.trace.store import load_trace
+from gpusim.units import format_ns
+from tests.helpers import (
+    build_graph,
+)
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_example_in_the_documentation_is_what_the_command_says_today() -> None:
+    """One column of it: the forward phase. Where this fails, run scripts/make_limits_page.py."""
+    graph = build_graph(load_trace("googlenet-train-b8"), load_hardware("h200"))
+    scope = scope_limits("forward", phase_graph(graph, "forward"), 8, engine_by_name("reference"))
+    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
+    example = page.split("<!-- example:begin -->")[1].split("<!-- example:end -->")[0]
+    example, gaps = example.split("From the largest lower bound")
+    rows = [[cell.strip() for cell in line.split("│")] for line in example.splitlines() if "│" in line]
+    column = {row[0]: row[1].split() for row in rows}
+    for loss in scope.losses:
+        sign = "+" if loss.loss_ns > 0 else "-"
+        shown = f"{sign}{format_ns(abs(loss.loss_ns))} {scope.share(loss.loss_ns):.1%}".split()
+        assert column[f"+ {loss.limit}"] == (shown if loss.loss_ns else ["-"])
+    assert column["= best list schedule"] == format_ns(scope.best_ns).split()
+    assert column["= sequential graph"] == format_ns(scope.sequential_ns).split()
+    found = scope.parallelism
+    assert next(row for row in rows if row[0] == "forward")[4:7] == [
+        f"{found.mean:.2f}",
+        str(found.maximum),
+        str(found.width),
+    ]
+    over = next(line for line in gaps.splitlines() if "over the bound" in line)
+    assert over.split("│")[1].strip() == f"{scope.gap.ratio:.2f}x"
+
+
+def test_each_step_comes_from_the_newest_results_that_have_it(tmp_path: Path) -> None:
+    """A run that was cut short takes the place of an earlier one only for the steps that it did."""
+
+    def made(trace: str, measured_ns: int) -> ReplayedSchedule:
+        return ReplayedSchedule(
+            trace=trace,
+            trace_hash="",
+            policy="search",
+            order=(),
+            stream_of=(),
+            measured_ns=measured_ns,
+            sequential_ns=1,
+        )
+
+    old = write_replayed([made("a", 1), made("b", 2)], tmp_path / "search_h200_20250101.json")
+    new = write_replayed([made("b", 3)], tmp_path / "search_a100_20250102.json")
+    found = newest_of_each_step([new, old])
+    assert {path: [each.measured_ns for each in mine] for path, mine in found.items()} == {old: [1], new: [3]}
+
+
+SMALL = "squeezenet1_1-infer-b1"
+
+
+def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() -> None:
+    """Every step of it, and one row anew. Where this fails, run scripts/make_limits_page.py."""
+    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
+    table = page.split("<!-- measured:begin -->")[1].split("<!-- measured:end -->")[0]
+    newest = newest_of_each_step(list((ROOT / "validate" / "results").glob(f"search_*{SUFFIX}")))
+    assert all(path.name in table for path, schedules in newest.items() if schedules)
+    schedules = [schedule for of_file in newest.values() for schedule in of_file]
+    (source,) = (path for path, of_file in newest.items() if any(each.trace == SMALL for each in of_file))
+    assert {schedule.trace for schedule in schedules} <= {
+        line.split(" ")[1] for line in table.splitlines() if line.startswith("| ")
+    }
+    small = [schedule for schedule in newest[source] if schedule.trace == SMALL]
+    files = trace_files(source.with_name(source.name.removesuffix(SUFFIX) + ".json"))
+    assert gaps_markdown(measured_gaps(small, files))[2] in table
