@@ -13,11 +13,13 @@ from gpusim.hardware.model import load_hardware
 from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import make_schedule
 from gpusim.runtime.capture import CaptureOptions, capture
+from gpusim.runtime.compositions import composed
 from gpusim.runtime.isolate import alone
+from gpusim.runtime.operators import resolve
 from gpusim.runtime.partitions import Partitions, sm_groups
 from gpusim.runtime.replay import replay
 from gpusim.trace.check import check_trace
-from gpusim.trace.schema import Trace
+from gpusim.trace.schema import Composition, Trace
 from tests.networks import spec
 
 # Libraries warn about themselves on a GPU; that is not what these tests are about.
@@ -65,6 +67,38 @@ def test_captured_variants_have_kernels_of_their_own_and_give_the_same_results(t
     schedule = make_schedule(trace, range(n), streams, policy="test", made_by="test", variants=chosen)
     (measured,) = replay(trace, [schedule], load_hardware("h200"), recordings=1)
     assert measured.outputs.equal, measured.outputs
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("native", torch.float32), ("by_sample", torch.float32), ("by_sample", torch.bfloat16)]
+)
+def test_batch_norm_by_other_operators_gives_the_same_results(name: Composition, dtype: torch.dtype) -> None:
+    """Forward with running statistics, and backward, of cuDNN's operators, and of torch's own in bf16."""
+    torch.manual_seed(0)
+    image = (torch.randn(8, 32, 57, 57, device="cuda") + 1).to(dtype)
+    grad = torch.randn_like(image)
+    weight, bias = torch.rand(32, device="cuda").to(dtype), torch.rand(32, device="cuda").to(dtype)
+    library = "cudnn" if dtype == torch.float32 else "native"
+    targets = [f"aten.{library}_batch_norm.default", f"aten.{library}_batch_norm_backward.default"]
+    results = []
+    for forward, backward in (
+        [resolve(target) for target in targets],
+        [composed(target, name) for target in targets],
+    ):
+        running = [torch.zeros(32, device="cuda", dtype=dtype), torch.ones(32, device="cuda", dtype=dtype)]
+        with torch.no_grad():
+            out, mean, invstd, *reserve = forward(image, weight, bias, *running, True, 0.1, 1e-3)
+            saved = (weight, *running, mean, invstd)
+            if library == "cudnn":
+                back = backward(image, grad, *saved, 1e-3, *reserve)
+            else:
+                back = backward(grad, image, *saved, True, 1e-3, [True, True, True])
+        results.append([out, mean, invstd, *running, *back])
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for found, expected in zip(results[1], results[0], strict=True):
+        assert found.dtype == expected.dtype
+        error = (found.double() - expected.double()).norm() / expected.double().norm()
+        assert error <= tolerance
 
 
 def test_partitioned_schedule_gives_the_same_results(trace: Trace) -> None:

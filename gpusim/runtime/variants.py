@@ -1,8 +1,8 @@
 """Running an op under other settings of its library: other algorithms, other layouts, other kernels.
 
 What torch lets one choose for a single call: cuDNN or not, its autotuner, deterministic algorithms, TF32, the layout of
-the arguments, and the library of matrix products. Conversions of layouts are part of the variant, so the tensors
-between ops stay as the trace has them, and so do all other kernels.
+the arguments, the library of matrix products, and the same result by other operators (`compositions`). Conversions of
+layouts are part of the variant, so the tensors between ops stay as the trace has them, and so do all other kernels.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from gpusim.runtime.compositions import composed, compositions_for
 from gpusim.runtime.tensors import flat_results
 from gpusim.trace.schema import Op, Tensor, Trace, VariantSettings
 
-#: Operators that have variants. None of them changes an argument.
+#: Operators that have variants, beside those of `compositions`.
 CONVOLUTIONS = ("aten.convolution.default", "aten.convolution_backward.default")
 PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
 
@@ -45,6 +46,8 @@ def settings_for(op: Op, trace: Trace) -> dict[str, VariantSettings]:
         tried = CONVOLUTION_SETTINGS
     elif op.target in PRODUCTS:
         tried = PRODUCT_SETTINGS
+    else:
+        return compositions_for(op, trace)
     return {
         name: settings
         for name, settings in tried.items()
@@ -106,6 +109,8 @@ def call_here(
     function: Any, args: list[Any], kwargs: dict[str, Any], settings: VariantSettings, outputs: list[Tensor | None]
 ) -> list[Any]:
     """As `call_variant`, in this thread."""
+    if settings.composition is not None:
+        function = composed(str(function), settings.composition)
     with applied(settings):
         if settings.memory_format is not None:
             layout = torch.channels_last if settings.memory_format == "channels_last" else torch.contiguous_format

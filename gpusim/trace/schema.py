@@ -26,6 +26,7 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 Frontend = Literal["aten", "inductor"]
 TaskKind = Literal["kernel", "memset", "memcpy"]
 Blas = Literal["cublas", "cublaslt"]
+Composition = Literal["native", "by_sample", "forward_pool", "by_index"]
 
 
 class Gpu(Document, frozen=True, kw_only=True):
@@ -157,6 +158,9 @@ class VariantSettings(Document, frozen=True, kw_only=True):
     """4-dimensional arguments are converted to this layout before the call, and results back to the traced one."""
     blas: Blas | None = None
     """Library of matrix products (`torch.backends.cuda.preferred_blas_library`)."""
+    composition: Composition | None = None
+    """Other operators of torch in place of the op's own: batch norm by torch's own kernels or by sample, the backward
+    of an average pool as a pool, of a max pool by its indices."""
 
 
 class Variant(Document, frozen=True, kw_only=True):
