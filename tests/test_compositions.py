@@ -31,10 +31,10 @@ def _cpu_operators() -> Iterator[None]:
     def stats(x: Any, eps: float) -> Any:
         return x.mean(over(x)), (x.var(over(x), unbiased=False) + eps).rsqrt()
 
-    def gather(x: Any, mean: Any, invstd: Any, run_mean: Any, run_var: Any, momentum: float, eps: float, n: int) -> Any:
+    def gather(x: Any, mean: Any, invstd: Any, run_mean: Any, run_var: Any, momentum: float, eps: float, n: Any) -> Any:
         total = mean.mean(0)
         var = (invstd**-2 - eps + (mean - total) ** 2).mean(0)
-        every = n * mean.shape[0]
+        every = n.sum()
         if run_mean is not None:
             run_mean.mul_(1 - momentum).add_(total, alpha=momentum)
             run_var.mul_(1 - momentum).add_(var * every / (every - 1), alpha=momentum)
@@ -57,7 +57,7 @@ def _cpu_operators() -> Iterator[None]:
 
     for name, function in {
         "batch_norm_stats": stats,
-        "batch_norm_gather_stats": gather,
+        "batch_norm_gather_stats_with_counts": gather,
         "batch_norm_elemt": elemt,
         "batch_norm_backward_reduce": reduce,
         "batch_norm_backward_elemt": back,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -73,7 +74,7 @@ def test_captured_variants_have_kernels_of_their_own_and_give_the_same_results(t
     ("name", "dtype"), [("native", torch.float32), ("by_sample", torch.float32), ("by_sample", torch.bfloat16)]
 )
 def test_batch_norm_by_other_operators_gives_the_same_results(name: Composition, dtype: torch.dtype) -> None:
-    """Forward with running statistics, and backward, of cuDNN's operators, and of torch's own in bf16."""
+    """Forward with running statistics, and backward, in a CUDA graph; cuDNN's operators, and torch's own in bf16."""
     torch.manual_seed(0)
     image = (torch.randn(8, 32, 57, 57, device="cuda") + 1).to(dtype)
     grad = torch.randn_like(image)
@@ -86,14 +87,26 @@ def test_batch_norm_by_other_operators_gives_the_same_results(name: Composition,
         [composed(target, name) for target in targets],
     ):
         running = [torch.zeros(32, device="cuda", dtype=dtype), torch.ones(32, device="cuda", dtype=dtype)]
-        with torch.no_grad():
+
+        def run(forward: Any = forward, backward: Any = backward, running: Any = running) -> list[torch.Tensor]:
             out, mean, invstd, *reserve = forward(image, weight, bias, *running, True, 0.1, 1e-3)
             saved = (weight, *running, mean, invstd)
             if library == "cudnn":
                 back = backward(image, grad, *saved, 1e-3, *reserve)
             else:
                 back = backward(grad, image, *saved, True, 1e-3, [True, True, True])
-        results.append([out, mean, invstd, *running, *back])
+            return [out, mean, invstd, *back]
+
+        with torch.no_grad():
+            run()
+            for part, value in zip(running, (0, 1), strict=True):
+                part.fill_(value)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                recorded = run()
+            graph.replay()
+        results.append([*recorded, *running])
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     for found, expected in zip(results[1], results[0], strict=True):
         assert found.dtype == expected.dtype

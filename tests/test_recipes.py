@@ -321,7 +321,7 @@ def test_trace_of_a_case_is_replayed_as_it_is(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.usefixtures("edge")
 def test_given_trace_gets_variants_where_the_recipe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured once: a trace that has variants is taken as it is, and the given file stays."""
+    """The trace with them is kept, also as the case of a later run; the given file stays."""
     asked: list[str] = []
 
     def with_variants(trace: Trace, seed: int) -> Trace:
@@ -344,9 +344,11 @@ def test_given_trace_gets_variants_where_the_recipe_says_so(tmp_path: Path, monk
     assert (fastest.policy, fastest.streams) == ("fastest kernels", 1)
     assert fastest.predicted_ns < wavefront.predicted_sequential_ns
     assert (asked, mine.read_bytes()) == ([read_trace(mine).name], before)
-    run_recipe(recipe(case=(Case(trace=str(varied), variants=True),), **fields), tmp_path, "c", lambda _: None)
     run_recipe(recipe(case=(Case(trace=str(mine)),), **fields), tmp_path, "c", lambda _: None)
     assert len(asked) == 1
+    run_recipe(recipe(case=(Case(trace=str(varied), variants=True),), **fields), tmp_path, "c", lambda _: None)
+    assert len(asked) == 2
+    assert list(kept.iterdir()) == [varied]
 
 
 @pytest.mark.parametrize(("measure", "wanted"), [(0, 0), (3, 2)])

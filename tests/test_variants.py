@@ -476,3 +476,14 @@ def test_variants_are_measured_once_for_equal_calls_and_scaled_to_each(monkeypat
         [("deterministic", 3750)],
         [("deterministic", 7500)],
     ]
+
+
+def test_only_operators_without_variants_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution that has them stays as it is, and so do its likes; with nothing to measure no GPU is asked for."""
+    one = conv_trace()
+    known = with_variants(one, {0: (variant("slow", kernel(9000), cudnn=False),)})
+    monkeypatch.setattr(variant_capture, "require_gpu", lambda: pytest.fail("asked for a GPU"))
+    assert variant_capture.with_variants(known) == known
+    again = msgspec.structs.replace(one.ops[0], name="again")
+    assert equal_calls(msgspec.structs.replace(known, ops=(*known.ops, again))) == {}
+    assert equal_calls(msgspec.structs.replace(one, ops=(*one.ops, again))) == {0: [0, 1]}

@@ -37,7 +37,7 @@ class Case(Document, frozen=True, kw_only=True):
     frontend: Frontend = "aten"
     variants: bool = False
     """As for `gpusim capture`: other algorithms are measured, and the search may use them. A trace that is given gets
-    them where it has none."""
+    those of operators of which it has none."""
     trace: str | None = None
     """A trace file or a bundled trace's name."""
     fitted: bool = False

@@ -100,7 +100,7 @@ class _Run:
             trace = read_trace(given)
             if trace.ground_truth is None:
                 raise TraceError(str(given), "has no measured times", place="$.ground_truth")
-            if not case.variants or any(op.variants for op in trace.ops):
+            if not case.variants:
                 return given
             path = _vary(trace, self.traces, self.recipe.seed)
             self.say(f"measured the variants of {path.name}")

@@ -71,14 +71,10 @@ def _forward_by_sample(
     image = image.contiguous()
     samples, channels = image.shape[:2]
     of_sample = torch.ops.aten.batch_norm_stats.default(_channels_of_samples(image), eps)
-    saved = torch.ops.aten.batch_norm_gather_stats.default(
-        image,
-        *(part.view(samples, channels) for part in of_sample),
-        mean,
-        variance,
-        momentum,
-        eps,
-        image.numel() // (samples * channels),
+    dtype = image.dtype if mean is None else mean.dtype
+    counts = torch.full((samples,), image.numel() // (samples * channels), dtype=dtype, device=image.device)
+    saved = torch.ops.aten.batch_norm_gather_stats_with_counts.default(
+        image, *(part.view(samples, channels) for part in of_sample), mean, variance, momentum, eps, counts
     )
     return [torch.ops.aten.batch_norm_elemt.default(image, weight, bias, *saved, eps), *saved]
 

@@ -1,13 +1,15 @@
 """`gpusim capture --variants`: the kernels and times of each op's other algorithms.
 
 Every distinct call (operator, arguments, shapes, kernels) is run under each of the settings that torch lets one choose,
-in one profiler session, with the call as captured among them. What launches the kernels that are there already is left
+in one profiler session, with the call as captured among them. Operators of which an op has variants already are left as
+they are. What launches the kernels that are there already is left
 out, and so is what is no better in any respect: neither faster nor smaller. Slower kernels that leave room for their
 neighbours stay.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,12 +55,15 @@ def with_variants(trace: Trace, seed: int = 0, say: Callable[[str], None] = lamb
 
     It may be any trace that was captured on this kind of GPU: the step is rebuilt from it.
     """
-    say("profiling other algorithms")
-    measured: Measured = alone(measure_calls, trace, seed, False)
-    say("letting cuDNN time its algorithms")
-    measured |= alone(measure_calls, trace, seed, True)
+    measured: Measured = {}
+    for autotuned, doing in ((False, "profiling other algorithms"), (True, "letting cuDNN time its algorithms")):
+        if any(call.settings is not None for call in _all_calls(trace, autotuned)):
+            say(doing)
+            measured |= alone(measure_calls, trace, seed, autotuned)
+    if not measured:
+        return trace
     found = variants_from(trace, measured)
-    ops = (msgspec.structs.replace(op, variants=each) for op, each in zip(trace.ops, found, strict=True))
+    ops = (msgspec.structs.replace(op, variants=op.variants + each) for op, each in zip(trace.ops, found, strict=True))
     return msgspec.structs.replace(trace, ops=tuple(ops))
 
 
@@ -73,7 +78,7 @@ def measure_calls(trace: Trace, seed: int, autotuned: bool) -> Measured:
     runner = Runner(trace, device)
     runner.bind(make_initial(trace, device, seed).tensors)
     runner.run_in_order()
-    calls = [call for op in equal_calls(trace) for call in _calls(trace, op, autotuned)]
+    calls = _all_calls(trace, autotuned)
     # Setting by setting: right behind another call of the same op, a call would find its arguments in the cache.
     names = list(dict.fromkeys(call.name for call in calls))
     calls = sorted((call for call in calls if _works(runner, call)), key=lambda call: names.index(call.name))
@@ -81,7 +86,7 @@ def measure_calls(trace: Trace, seed: int, autotuned: bool) -> Measured:
 
 
 def variants_from(trace: Trace, measured: Measured) -> list[tuple[Variant, ...]]:
-    """The variants of each op, from what was measured of the ops that stand for others."""
+    """The variants of each op that are new, from what was measured of the ops that stand for others."""
     hardware = hardware_for_gpu(trace.provenance.gpu.name)
     result: list[tuple[Variant, ...]] = [()] * len(trace.ops)
     for op, members in equal_calls(trace).items():
@@ -101,8 +106,9 @@ def variants_from(trace: Trace, measured: Measured) -> list[tuple[Variant, ...]]
 def equal_calls(trace: Trace) -> dict[int, list[int]]:
     """Ops that have settings to try: the first of each distinct call, and all that are like it."""
     groups: dict[Any, list[int]] = {}
+    known = {op.target for op in trace.ops if op.variants}
     for index, op in enumerate(trace.ops):
-        if op.kernels and settings_for(op, trace):
+        if op.kernels and op.target not in known and settings_for(op, trace):
             groups.setdefault(_signature(trace, op), []).append(index)
     return {members[0]: members for members in groups.values()}
 
@@ -119,22 +125,45 @@ def launches(kernels: Sequence[Kernel]) -> Launches:
     return tuple((k.name, k.kind, k.grid, k.block, k.regs_per_thread, k.smem_bytes) for k in kernels)
 
 
-def _calls(trace: Trace, op: int, autotuned: bool) -> list[_Call]:
-    tried = settings_for(trace.ops[op], trace)
-    found = [_Call(op, name, settings) for name, settings in tried.items() if settings.benchmark == autotuned]
-    return found if autotuned else [_Call(op, "", None), *found]
+def _all_calls(trace: Trace, autotuned: bool) -> list[_Call]:
+    """What `measure_calls` runs, op by op; without the autotuner each op as captured, too."""
+    found = []
+    for op in equal_calls(trace):
+        tried = settings_for(trace.ops[op], trace)
+        found += [] if autotuned else [_Call(op, "", None)]
+        found += [_Call(op, name, settings) for name, settings in tried.items() if settings.benchmark == autotuned]
+    return found
 
 
 def _works(runner: Runner, call: _Call) -> bool:
-    """Run it once, as a warm-up; an algorithm that refuses these arguments is no variant of them."""
+    """Run it once, as a warm-up, and record it; an algorithm that refuses its arguments or a CUDA graph is no variant."""
     try:
         _run(runner, call)
         torch.cuda.synchronize()
-    except ReplayError:
+        _record(runner, call)
+    except (ReplayError, RuntimeError):  # the latter: a recording that the refusal spoilt
         if call.settings is None:
             raise
         return False
     return True
+
+
+def _record(runner: Runner, call: _Call) -> None:
+    """Record it in a graph of its own, which `torch.cuda.graph` would collect all garbage for, each time."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(_recording_stream()):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            _run(runner, call)
+        finally:
+            graph.capture_end()
+    graph.reset()
+
+
+@functools.cache
+def _recording_stream() -> torch.cuda.Stream:
+    """One for all recordings: libraries keep a workspace for each stream."""
+    return torch.cuda.Stream()
 
 
 def _run(runner: Runner, call: _Call) -> None:
