@@ -12,7 +12,6 @@ import pytest
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.compiled import jit, warm
 from gpusim.engine.compiled.one_gpu import simulate_one_gpu
-from gpusim.engine.compiled.simulate import simulate
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.policies.fast_lists import FastLists
@@ -21,12 +20,9 @@ from gpusim.search.refine import refine
 from tests.helpers import make_hardware, wide_trace
 
 
-@pytest.mark.parametrize(
-    ("hardware", "loop"), [(make_hardware(sharing=0.5), simulate_one_gpu), (make_hardware(), simulate)],
-    ids=["by block", "one pool"],
-)  # fmt: skip
-def test_what_is_compiled_ahead_has_the_types_of_what_a_search_runs(hardware: HardwareModel, loop: Any) -> None:
-    compiled = (loop, *warm.OTHERS)
+@pytest.mark.parametrize("hardware", [make_hardware(sharing=0.5), make_hardware()], ids=["by block", "one pool"])
+def test_what_is_compiled_ahead_has_the_types_of_what_a_search_runs(hardware: HardwareModel) -> None:
+    compiled = (simulate_one_gpu, *warm.OTHERS)
     graph = OpGraph.build(wide_trace(2, 1000, 3), hardware)
     in_order = list(range(len(graph)))
     BatchEngine(graph).evaluate([in_order], [[0] * len(graph)], peak=True)

@@ -242,6 +242,17 @@ def test_an_empty_sm_gets_as_many_blocks_as_alone_and_more_at_the_next_step_if_i
         assert found.end_ns == (11_547, 500)
 
 
+def test_room_that_is_left_beside_new_blocks_is_used_when_others_of_the_kernel_end() -> None:
+    """Half the SMs hold one long block and then one of the second kernel, which ends first: by then the others, which
+    were empty and took two, have room for two more.
+    """
+    long = blocks_of(1e6, SMS // 2, threads=1536, per_sm=10)
+    reference, fast = (
+        run(engine, *beside(long, blocks_of(1e5, 10 * SMS, threads=512, per_sm=2))) for engine in ENGINES
+    )
+    assert fast.end_ns == reference.end_ns
+
+
 def test_rates_change_only_where_something_changes() -> None:
     """Two kernels on SMs of their own; when a third joins the first, the second's end stays as it was."""
     found = placed(gpu(), blocks_of(9_000, 60), blocks_of(7_000, 60))

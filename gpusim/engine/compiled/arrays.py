@@ -122,6 +122,8 @@ DEVICE = np.dtype(
         ("all_of_it", "i8"),  # whether that was the end of the kernel, which is off the SMs already
         ("ends", "f8", (GROUPS,)),  # of groups, by number
         ("row_ends", "f8", (GROUPS // ROW,)),
+        ("row_next", "f8", (GROUPS // ROW,)),
+        ("row_at", "u4", (GROUPS // ROW,)),
         ("loads", "f8", (LOADS,)),
         ("load_rates", "f8", (LOADS,)),
         ("load_matrix_rates", "f8", (LOADS,)),
@@ -214,7 +216,7 @@ class Blocks(NamedTuple):
     @classmethod
     def of_size(cls, devices: int, grids: int, blocks_per_sm: int) -> Blocks:
         """Room for `grids` kernels at a time on each device."""
-        cohorts = max(grids, blocks_per_sm)  # a cohort has a block on an SM at least, or is a memory operation
+        cohorts = max(grids, blocks_per_sm) | 1  # a cohort has a block on an SM at least, or is a memory operation
         groups = np.zeros((devices, GROUPS), SM_GROUP)
         groups["first"] = np.arange(GROUPS) * cohorts
         return cls(

@@ -1,4 +1,4 @@
-"""The event loop where all is on one GPU, block by block, in graph mode and without copies: what a search simulates.
+"""The event loop where all is on one GPU, in graph mode and without copies: what a search simulates.
 
 It does what `gpusim.engine.compiled.simulate` does, with less to look at: tasks that get ready are a line by time, not
 a heap, since hardly one gets ready before one that was known earlier; and nothing but the GPU's next end, the first of
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.engine.compiled import heap, placement, rates, sm_groups
+from gpusim.engine.compiled import heap, placement, pool, rates, sm_groups
 from gpusim.engine.compiled.arrays import Blocks, Plans, Records
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import entry, int64, jit, uint32
@@ -23,18 +23,23 @@ def simulate_one_gpu(
     tasks: Records,
     rows: Records,
     plans: Plans,
-    blocks: Blocks,
+    running: Records | None,
+    blocks: Blocks | None,
     devices: Records,
     heaps: Records,
     first: int,
     last: int,
 ) -> None:
-    """`gpusim.engine.compiled.simulate.simulate_plans`; `rows` is room for what all plans need of each of `tasks`."""
+    """`gpusim.engine.compiled.simulate.simulate_plans`; `rows` is room for what all plans need of each of `tasks`.
+
+    What runs is in `running`, or block by block in `blocks`; what the other one needs is not compiled.
+    """
     hw, device = hardware[0], devices[0]
     grids, front_end_ns = int64(hw.limits_resident_grids), hw.graph_front_end_ns
-    for number in range(len(tasks)):
-        placement.prepare(hw, rows[number], tasks[number])
-    rates.forget_loads(device)
+    if blocks is not None:
+        for number in range(len(tasks)):
+            placement.prepare(hw, rows[number], tasks[number])
+        rates.forget_loads(device)
     for plan in range(first, last):
         count = plans.tasks[plan]
         nodes, succs, log = plans.nodes[plan, :count], plans.succs[plan], plans.log[plan]
@@ -46,22 +51,27 @@ def simulate_one_gpu(
             node.waiting = node.n_deps + (1 if node.previous >= 0 else 0)
             if node.waiting == 0:
                 tail = insert(known, head, tail, -1.0, index)  # -1: before all that happens at 0
-        set_up(device, on_the_gpu(blocks))
-        now = end_ns = front_end_free = 0.0
+        if blocks is not None:
+            set_up(device, on_the_gpu(blocks))
+        now = end_ns = front_end_free = updated = 0.0
         end_at = serve_at = np.inf
+        ending = int64(-1)
         while True:
             ready_at = known[uint32(head)].time if head < tail else np.inf
             if end_at <= ready_at and end_at <= serve_at:
                 if end_at == np.inf:
                     break
                 now = end_at
-                index = int64(uint32(device.end_index))
-                device.clock_ns += now - device.updated
-                device.updated = now
-                if device.all_of_it == 0 and not placement.go_on(hw, device, on_the_gpu(blocks), True, -np.inf):
-                    end_at = device.end_at  # a part of its blocks: nothing else follows
-                    continue
-                n_running = int64(device.running)
+                index = int64(uint32(ending))
+                if running is not None:
+                    pool.finish(running, int64(0), n_running, index)
+                if blocks is not None:
+                    device.clock_ns += now - device.updated
+                    device.updated = now
+                    if device.all_of_it == 0 and not placement.go_on(hw, device, on_the_gpu(blocks), True, -np.inf):
+                        end_at, ending = device.end_at, int64(device.end_index)
+                        continue  # a part of its blocks: nothing else follows
+                n_running -= 1
                 node = nodes[index]
                 node.end_ns = end_ns = now
                 log[uint32(logged)] = ~index
@@ -106,17 +116,25 @@ def simulate_one_gpu(
                 node.start_ns = now
                 log[uint32(logged)] = index
                 front_end_free = now + front_end_ns
-                device.clock_ns += now - device.updated
-                device.updated = now
-                placement.start(device, on_the_gpu(blocks), index, rows[uint32(node.row)])
+                if running is not None:
+                    pool.start(hw, running, n_running, index, tasks[uint32(node.row)])
+                if blocks is not None:
+                    device.clock_ns += now - device.updated
+                    device.updated = now
+                    placement.start(device, on_the_gpu(blocks), index, rows[uint32(node.row)])
                 n_running += 1
             logged += 1
             if n_waiting > 0:
                 serve_at = min(serve_at, not_before(now, max(now, front_end_free)))
-            until_ns = min(known[uint32(head)].time if head < tail else np.inf, serve_at)
-            all_of_it = placement.go_on(hw, device, on_the_gpu(blocks), False, until_ns)
-            device.all_of_it = 1 if all_of_it else 0
-            end_at = device.end_at
+            if running is not None:
+                delay_ns, ending = pool.update(hw, running, int64(0), n_running, now - updated)
+                end_at = not_before(now, now + delay_ns) if ending >= 0 else np.inf
+                updated = now
+            if blocks is not None:
+                until_ns = min(known[uint32(head)].time if head < tail else np.inf, serve_at)
+                all_of_it = placement.go_on(hw, device, on_the_gpu(blocks), False, until_ns)
+                device.all_of_it = 1 if all_of_it else 0
+                end_at, ending = device.end_at, int64(device.end_index)
         plans.ended[plan] = ended
         plans.makespan_ns[plan] = int64(np.rint(end_ns))
 

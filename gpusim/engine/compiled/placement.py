@@ -25,6 +25,9 @@ from gpusim.engine.compiled.sm_groups import (
 )
 from gpusim.engine.placement import ENDED_NS, MOST_GROUPS, NEAR_NS, NO_SMS
 
+#: What ends: parts of a kernel; these, and others took their place; the rest of it.
+PARTS, REFILLED, ALL_OF_IT = 0, 1, 2
+
 
 @jit_apart
 def go_on(hw: Any, device: Any, blocks: Any, ends: bool, until_ns: float) -> bool:
@@ -36,9 +39,12 @@ def go_on(hw: Any, device: Any, blocks: Any, ends: bool, until_ns: float) -> boo
     more in registers.
     """
     while True:
-        if ends and finish(device, blocks):
+        ended = finish(hw, device, blocks) if ends else PARTS
+        if ended == ALL_OF_IT:
             return True
-        delay_ns, index = update(hw, device, blocks)
+        if ended == PARTS:
+            place_all(hw, device, blocks)
+        delay_ns, index = set_rates(hw, device, blocks)
         now = device.updated
         device.end_index = index
         device.end_at = not_before(now, now + delay_ns) if index >= 0 else np.inf
@@ -110,8 +116,11 @@ def prepare(hw: Any, row: Any, task: Any) -> None:
 
 
 @jit
-def finish(device: Any, blocks: Any) -> bool:
-    """`SmPlacement.finish` of the task whose end `set_rates` found to be the next."""
+def finish(hw: Any, device: Any, blocks: Any) -> int:
+    """`SmPlacement.finish` of the task whose end `set_rates` found to be the next.
+
+    Where the same blocks of the kernel follow, they are placed, too.
+    """
     place = int64(device.end_place)
     kernel = blocks.kernels[place]
     ended_ns = ENDED_NS + device.clock_ns * 2.0**-50
@@ -120,11 +129,22 @@ def finish(device: Any, blocks: Any) -> bool:
     behind = first + 1 if device.alone == 1 else int64(device.groups)
     for number in range(first, behind):
         if device.ends[number] - device.clock_ns <= NEAR_NS:
-            end_cohorts(device, blocks, kernel, place, int64(device.order[number]), ended_ns)
+            at = int64(device.order[number])
+            ended = end_cohorts(device, blocks, place, at, ended_ns)
+            if ended > 0:
+                group = blocks.groups[at]
+                if device.alone == 1 and same_again(hw, device, group, kernel, ended):
+                    kernel.left -= ended * group.sms
+                    add_cohort(device, blocks, at, kernel, place, ended)
+                    return REFILLED
+                kernel.on_sms -= ended * group.sms
+                if kernel.partition != NO_SMS:
+                    put(group, kernel, -ended)
+                    device.empty += 1 if group.blocks == 0 else 0
     if device.empty > 1:
         merge_empty(device, blocks)
     if kernel.on_sms > 0 or kernel.left > 0:
-        return False
+        return PARTS
     device.running -= 1
     number, line = int64(0), blocks.line
     while line[number] != place:
@@ -138,12 +158,29 @@ def finish(device: Any, blocks: Any) -> bool:
     line[behind] = place
     if device.running == 0:
         device.clock_ns = 0.0
-    return True
+    return ALL_OF_IT
 
 
 @jit
-def end_cohorts(device: Any, blocks: Any, kernel: Any, place: int, at: int, ended_ns: float) -> None:
-    """`touch` a group, and take the cohorts of a kernel that have ended off it."""
+def same_again(hw: Any, device: Any, group: Any, kernel: Any, ended: int) -> bool:
+    """Whether the room that blocks of a kernel leave is taken by as many blocks of it, and nothing else is placed.
+
+    That is so where it was the next to be placed and there was no room for it.
+    """
+    return bool(
+        hw.partitions == 1.0
+        and kernel.scanned == 1
+        and kernel.left > ended * group.sms
+        and (
+            group.blocks > ended
+            or (kernel.blocks_per_sm == ended and kernel.own_split_bytes == group.split_bytes and device.empty == 0)
+        )
+    )
+
+
+@jit
+def end_cohorts(device: Any, blocks: Any, place: int, at: int, ended_ns: float) -> int:
+    """`touch` a group, and take the cohorts of a kernel that have ended off it; how many blocks of an SM these were."""
     group, cohorts = blocks.groups[at], blocks.cohorts
     elapsed_ns = device.clock_ns - group.updated_ns
     group.updated_ns = device.clock_ns
@@ -173,19 +210,12 @@ def end_cohorts(device: Any, blocks: Any, kernel: Any, place: int, at: int, ende
     group.held_load = load
     group.held_traffic = traffic
     group.held_matrix_traffic = matrix_traffic
-    if ended > 0:
-        kernel.on_sms -= ended * group.sms
-        if kernel.partition != NO_SMS:
-            put(group, kernel, int64(-ended))
-            device.empty += 1 if group.blocks == 0 else 0
+    return ended
 
 
 @jit
-def update(hw: Any, device: Any, blocks: Any) -> tuple[float, int]:
-    """`SmPlacement.update` and `next_end`: time until blocks end, and of which task.
-
-    Where none do, the time is infinite and the index -1.
-    """
+def place_all(hw: Any, device: Any, blocks: Any) -> None:
+    """`SmPlacement.update` but for the rates."""
     if device.unplaced > 0:
         blocked = int64(0)  # a bit for each partition
         unbroken = True
@@ -205,7 +235,6 @@ def update(hw: Any, device: Any, blocks: Any) -> tuple[float, int]:
                 device.waiting = number
             elif hw.partitions == 1.0 and blocked != 0:
                 break
-    return set_rates(hw, device, blocks)
 
 
 @jit
@@ -258,15 +287,18 @@ def room_for(hw: Any, group: Any, kernel: Any) -> int:
     group.differs = 0
     if group.blocks == 0:
         return int64(kernel.blocks_per_sm)
-    room = (hw.limits_threads_per_sm - group.threads) / kernel.threads
-    room = earlier(hw.limits_blocks_per_sm - group.blocks, room)
-    room = earlier((hw.limits_regs_per_sm - group.regs) / kernel.regs, room)  # where it needs none: not less
-    if group.split_bytes < kernel.split_bytes:
-        group.differs = 1 if room >= 1.0 else 0
+    threads, regs = hw.limits_threads_per_sm - group.threads, hw.limits_regs_per_sm - group.regs
+    slots, smem_bytes = hw.limits_blocks_per_sm - group.blocks, group.split_bytes - group.smem_bytes
+    if earlier(earlier(threads - kernel.threads, regs - kernel.regs), slots - 1.0) < 0.0:  # most often
         return int64(0)
-    if kernel.smem_bytes > 0.0:
-        room = earlier((group.split_bytes - group.smem_bytes) / kernel.smem_bytes, room)
-    return int64(int(room)) if room >= 1.0 else int64(0)
+    if group.split_bytes < kernel.split_bytes:
+        group.differs = 1
+        return int64(0)
+    if smem_bytes < kernel.smem_bytes:
+        return int64(0)
+    room = earlier(slots, threads / kernel.threads)
+    room = earlier(regs / kernel.regs, room)  # where it needs none: not less
+    return int64(int(earlier(smem_bytes / kernel.smem_bytes, room)))
 
 
 @jit_apart

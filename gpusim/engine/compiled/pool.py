@@ -13,7 +13,7 @@ import numpy as np
 from gpusim.engine.compiled.jit import int64, jit
 from gpusim.engine.pool import EPSILON
 
-#: `gpusim.engine.pool.Running`; `needs_sm` is `any(demand)`.
+#: `gpusim.engine.pool.Running`; `needs_sm` is `any(demand)`, `slowdown` how much longer it takes beside an older one.
 RUNNING = np.dtype(
     [
         ("index", "i8"),
@@ -21,7 +21,7 @@ RUNNING = np.dtype(
         ("regs", "f8"),
         ("smem", "f8"),
         ("slots", "f8"),
-        ("cover", "f8"),
+        ("slowdown", "f8"),
         ("dram_bytes_per_ns", "f8"),
         ("remaining_ns", "f8"),
         ("rate", "f8"),
@@ -42,7 +42,7 @@ def start(hw: Any, running: Any, place: int, index: int, task: Any) -> None:
     kernel.regs = task.regs
     kernel.smem = task.smem
     kernel.slots = task.slots
-    kernel.cover = task.cover
+    kernel.slowdown = 1.0 + hw.contention_younger_slowdown * task.cover
     needs_sm = task.threads != 0.0 or task.regs != 0.0 or task.smem != 0.0 or task.slots != 0.0
     kernel.needs_sm = needs_sm
     rate = task.dram_bytes / task.dur_ns if task.dur_ns != 0.0 else 0.0
@@ -68,7 +68,7 @@ def finish(running: Any, base: int, count: int, index: int) -> None:
         kernel.regs = following.regs
         kernel.smem = following.smem
         kernel.slots = following.slots
-        kernel.cover = following.cover
+        kernel.slowdown = following.slowdown
         kernel.needs_sm = following.needs_sm
         kernel.dram_bytes_per_ns = following.dram_bytes_per_ns
         kernel.remaining_ns = following.remaining_ns
@@ -116,7 +116,8 @@ def share_out(
         if several and kernel.partition != partition:
             continue
         # advance
-        kernel.remaining_ns -= elapsed_ns * kernel.rate
+        remaining_ns = kernel.remaining_ns - elapsed_ns * kernel.rate
+        kernel.remaining_ns = remaining_ns
         # update
         if blocked and kernel.needs_sm:
             kernel.share = kernel.rate = 0.0
@@ -143,12 +144,13 @@ def share_out(
             slots = slots if slots > EPSILON else 0.0
             blocked = share < 1.0
         kernel.share = share
-        kernel.rate = share if elder else share / (1.0 + hw.contention_younger_slowdown * kernel.cover)
+        rate = share if elder else share / kernel.slowdown
+        kernel.rate = rate
         elder = elder and not kernel.needs_sm
-        traffic += kernel.rate * kernel.dram_bytes_per_ns
+        traffic += rate * kernel.dram_bytes_per_ns
         # next_end
-        if kernel.rate > 0.0:
-            time_ns = max(0.0, kernel.remaining_ns / kernel.rate)
+        if rate > 0.0:
+            time_ns = max(0.0, remaining_ns / rate)
             if ending < 0 or time_ns < end_ns:
                 end_ns, ending = time_ns, kernel.index
     return traffic, end_ns, ending

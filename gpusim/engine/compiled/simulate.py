@@ -1,7 +1,6 @@
 """The event loop, compiled: `gpusim.engine.reference` without recordings.
 
-Plans without copies on one GPU, block by block in graph mode, have a loop of their own, which has less to look at: see
-`one_gpu`.
+Plans without copies on one GPU, in graph mode, have a loop of their own, which has less to look at: see `one_gpu`.
 
 What happens at one time happens in the reference's order: first ends, then what becomes ready, then starts; among
 equals in the order in which they were scheduled. Each device has the time of its next end, with the number of that
@@ -37,8 +36,8 @@ def simulate_plans(
     """
     rows = np.empty(len(tasks) if room.blocks is not None else 0, sm_groups.PLACED)
     one_gpu = launches is None and len(room.devices) == 1 and bool((tasks["kind"] == ON_DEVICE).all())
-    if one_gpu and room.blocks is not None:
-        simulate_one_gpu(hardware, tasks, rows, plans, room.blocks, room.devices, room.heaps, first, last)
+    if one_gpu:
+        simulate_one_gpu(hardware, tasks, rows, plans, room.running, room.blocks, room.devices, room.heaps, first, last)
     else:
         simulate(hardware, tasks, rows, plans, launches, room.running, room.blocks, room, first, last)
 

@@ -92,7 +92,8 @@ def set_up(device: Any, blocks: Any) -> None:
     device.groups = device.unplaced = device.placed = device.touched = device.waiting = device.known = 0
     device.clock_ns = device.wanted = 0.0
     device.slow = 1.0
-    device.ends[:] = device.row_ends[:] = np.inf
+    device.ends[:] = device.row_ends[:] = device.row_next[:] = np.inf
+    device.row_at[:] = 0
     device.end_ns = np.inf
     device.end_place = -1
     device.alone = device.settled = 0
@@ -310,13 +311,22 @@ def limit_traffic(hw: Any, device: Any, blocks: Any) -> None:
 
 @jit
 def note_end(device: Any, number: int, end_ns: float) -> None:
-    """When the first cohort of a group ends; and the first end of its row of `ROW` groups."""
+    """When the first cohort of a group ends; and of its row of `ROW` groups the first end, whose, and the next."""
     ends, row = device.ends, number >> 3 & 15
     ends[number] = end_ns
-    first = row << 3
-    a, b = earlier(ends[first], ends[first + 1]), earlier(ends[first + 2], ends[first + 3])
-    c, d = earlier(ends[first + 4], ends[first + 5]), earlier(ends[first + 6], ends[first + 7])
-    device.row_ends[row] = earlier(earlier(a, b), earlier(c, d))
+    at = row << 3
+    a, b, c, d = ends[at], ends[at + 1], ends[at + 2], ends[at + 3]
+    ab, cd = earlier(b, a), earlier(d, c)
+    abcd, next_abcd = earlier(cd, ab), earlier(earlier(later(a, b), later(c, d)), later(ab, cd))
+    in_ab, in_cd = int64(1) if b < a else int64(0), int64(3) if d < c else int64(2)
+    e, f, g, h = ends[at + 4], ends[at + 5], ends[at + 6], ends[at + 7]
+    ef, gh = earlier(f, e), earlier(h, g)
+    efgh, next_efgh = earlier(gh, ef), earlier(earlier(later(e, f), later(g, h)), later(ef, gh))
+    in_ef, in_gh = int64(5) if f < e else int64(4), int64(7) if h < g else int64(6)
+    in_abcd, in_efgh = in_cd if cd < ab else in_ab, in_gh if gh < ef else in_ef
+    device.row_ends[row] = earlier(efgh, abcd)
+    device.row_next[row] = earlier(earlier(next_abcd, next_efgh), later(abcd, efgh))
+    device.row_at[row] = at + (in_efgh if efgh < abcd else in_abcd)
 
 
 @jit
@@ -326,25 +336,23 @@ def earlier(a: float, b: float) -> float:
 
 
 @jit
+def later(a: float, b: float) -> float:
+    """The larger of two numbers."""
+    return a if b < a else b
+
+
+@jit
 def next_end(device: Any, blocks: Any) -> None:
     """`SmPlacement.next_end`, and whether that group ends `alone`, well before all others."""
-    end_ns, row, next_ns = device.row_ends[0], int64(0), np.inf
-    for number in range(1, (int64(device.groups) + ROW - 1) >> 3):
-        row_ns = device.row_ends[number]
-        row = number if row_ns < end_ns else row
-        next_ns = earlier(end_ns if row_ns < end_ns else row_ns, next_ns)
+    end_ns, next_ns, found = device.row_ends[0], device.row_next[0], int64(device.row_at[0])
+    for row in range(1, (int64(device.groups) + ROW - 1) >> 3):
+        row_ns = device.row_ends[row]
+        found = int64(device.row_at[row]) if row_ns < end_ns else found  # of those at one time, the first one
+        next_ns = earlier(earlier(next_ns, device.row_next[row]), later(end_ns, row_ns))
         end_ns = earlier(row_ns, end_ns)
-    near_ns = end_ns + 2 * NEAR_NS
-    near = int64(2) if next_ns <= near_ns else int64(1)
-    row = row << 3 & 120
-    found = int64(0)
-    for number in range(ROW):  # of those at one time, the first one
-        this_ns = device.ends[row + ROW - 1 - number]
-        near += 1 if this_ns <= near_ns else 0
-        found = row + ROW - 1 - number if this_ns <= end_ns else found
     group = blocks.groups[int64(device.order[found])]
-    device.alone = 1 if near == 2 else 0
-    if near > 2:  # of those together, the one that was placed first
+    device.alone = 1 if next_ns > end_ns + 2 * NEAR_NS else 0
+    if next_ns == end_ns:  # of those together, the one that was placed first
         for number in range(found + 1, int64(device.groups)):
             other = blocks.groups[int64(device.order[number])]
             if device.ends[number] == end_ns and other.number < group.number:

@@ -26,7 +26,7 @@ from gpusim.engine.compiled.memory import find_peaks
 from gpusim.engine.compiled.one_gpu import simulate_one_gpu
 from gpusim.engine.compiled.op_graph import OP, VARIANT, LoweringRoom, OpArrays, lower_schedules
 from gpusim.engine.compiled.orders import orders_by_keys
-from gpusim.engine.compiled.simulate import simulate, simulate_plans
+from gpusim.engine.compiled.simulate import simulate_plans
 from gpusim.engine.threads import cores
 from gpusim.hardware.model import HardwareModel, load_hardware
 
@@ -44,8 +44,7 @@ def warm_up(hardware: HardwareModel) -> float:
     """Have all that a search on this GPU needs compiled, or read from disk; the seconds that took."""
     begin = time.monotonic()
     by_block = hardware.contention.sharing_exponent > 0.0
-    loop = simulate_one_gpu if by_block else simulate
-    first_start = is_kept(loop) is False and not all(is_kept(each) for each in OTHERS)
+    first_start = is_kept(simulate_one_gpu) is False and not all(is_kept(each) for each in OTHERS)
     wanted = (BY_BLOCK if by_block else ONE_POOL, ALL_OTHERS) if first_start and cores() > 1 else ()
     helpers: list[subprocess.Popen[bytes]] = []
     try:
