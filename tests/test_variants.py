@@ -312,6 +312,8 @@ def test_variant_that_refuses_its_arguments_is_an_error_of_the_replay() -> None:
     args, kwargs = runner.arguments(0)
     with pytest.raises(ReplayError, match=r"op 'conv' \(aten.convolution.default\) failed"):
         runner.call(0, args, kwargs, VariantSettings(deterministic=True))
+    with pytest.raises(ReplayError, match=r"aten.convolution.default has no composition 'by_sample'"):
+        runner.call(0, args, kwargs, VariantSettings(composition="by_sample"))
 
 
 # --- What capture keeps ---

@@ -22,7 +22,9 @@ MIN_OP_NS: Final = 12_000
 
 
 def composed(target: str, composition: Composition) -> Composed:
-    """What to call in place of the operator `target`; takes its arguments. Raises `KeyError` where there is none."""
+    """What to call in place of the operator `target`; takes its arguments. Raises `ValueError` where there is none."""
+    if (target, composition) not in _COMPOSED:
+        raise ValueError(f"{target} has no composition '{composition}'")
     return _COMPOSED[target, composition]
 
 
