@@ -145,6 +145,7 @@ def test_max_pool_backward_by_index_is_its_backward(layout: torch.memory_format)
     target = "aten.max_pool2d_with_indices_backward.default"
     found = composed(target, "by_index")(grad, image, *window, indices)
     assert torch.allclose(found, aten.max_pool2d_with_indices_backward.default(grad, image, *window, indices))
+    assert found.is_contiguous(memory_format=layout)
 
 
 def changed(op: Op, **fields: Any) -> Op:

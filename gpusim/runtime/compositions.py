@@ -149,8 +149,14 @@ def _pool_backward_by_index(
     grad: Any, image: Any, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, indices: Any
 ) -> Any:
     """Each gradient added to the place of its window's maximum; in any order, so results differ by rounding."""
-    result = torch.zeros(image.shape, dtype=grad.dtype, device=grad.device)
-    result.flatten(-2).scatter_add_(-1, indices.contiguous().flatten(-2), grad.contiguous().flatten(-2))
+    layout = torch.contiguous_format if image.is_contiguous() else torch.channels_last
+    result = torch.zeros_like(image, dtype=grad.dtype, memory_format=layout)
+    indices, grad = indices.contiguous(memory_format=layout), grad.contiguous(memory_format=layout)
+    if layout == torch.contiguous_format:
+        result.flatten(-2).scatter_add_(-1, indices.flatten(-2), grad.flatten(-2))
+    else:
+        places, of_windows, values = (part.permute(0, 2, 3, 1).flatten(1, 2) for part in (result, indices, grad))
+        places.scatter_add_(1, of_windows, values)
     return result
 
 

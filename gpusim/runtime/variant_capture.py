@@ -136,7 +136,7 @@ def _all_calls(trace: Trace, autotuned: bool) -> list[_Call]:
 
 
 def _works(runner: Runner, call: _Call) -> bool:
-    """Run it once, as a warm-up, and record it; an algorithm that refuses its arguments or a CUDA graph is no variant."""
+    """Run it once, as a warm-up, and record it; what refuses its arguments or a CUDA graph is no variant."""
     try:
         _run(runner, call)
         torch.cuda.synchronize()
