@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusim.engine.batch import BatchEngine
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import OptionError
 from gpusim.plan.graph import OpGraph, is_legal_order
@@ -15,7 +18,8 @@ from gpusim.plan.lower import lower
 from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.search.explore import explore
-from gpusim.search.refine import BATCH, JOINED, Refined, refine
+from gpusim.search.refine import BATCH, JOINED, JUDGED, Refined, refine
+from gpusim.search.steady import OFF_FRAC, STEPS, SteadyEngine
 from gpusim.search.trial import contenders
 from gpusim.trace.schema import Trace
 from tests.helpers import build_graph, hardware_models, make_hardware, make_trace, op, traces, wide_trace
@@ -36,6 +40,14 @@ def made(graph: OpGraph, streams: int) -> list[Assignment]:
     return [policy(graph, min(streams, policy.max_streams or streams)) for policy in POLICIES.values()]
 
 
+def steady_ns(graph: OpGraph, assignments: Sequence[Assignment]) -> list[int]:
+    """What the search judges schedules by."""
+    orders, streams = (
+        np.array([getattr(each, name) for each in assignments], np.int32) for name in ("order", "streams")
+    )
+    return SteadyEngine(BatchEngine(graph)).mean_ns(orders, streams, None, None).tolist()
+
+
 def search(graph: OpGraph, streams: int, evaluations: int = 6 * BATCH, **options: Any) -> Refined:
     wanted: dict[str, Any] = {"budget_s": NO_TIME_PRESSURE_S, "seed": 0, "evaluations": evaluations}
     return refine(graph, made(graph, streams), streams, **wanted | options)
@@ -52,8 +64,9 @@ def test_result_is_legal_is_what_the_engine_says_and_is_never_worse_than_any_pol
         assert is_legal_order(assignment.order, graph.preds)
         assert max(assignment.streams) < streams
         assert simulate(graph, assignment)[0] == makespan_ns
-    assert list(found.makespans_ns) == sorted(set(found.makespans_ns))
-    assert found.makespans_ns[0] <= min(simulate(graph, each)[0] for each in made(graph, streams))
+    assert list(found.steady_ns) == sorted(set(found.steady_ns))
+    assert list(found.steady_ns) == steady_ns(graph, found.assignments)
+    assert found.steady_ns[0] <= min(steady_ns(graph, made(graph, streams)))
 
 
 def test_search_ends_at_once_where_a_seed_meets_the_bound() -> None:
@@ -98,7 +111,29 @@ def test_number_of_evaluations_is_kept_to_a_batch() -> None:
     graph = build_graph(wide_trace(6, 9000, 3), HARDWARE)
     for evaluations in (1, 100, 1000):
         spent = search(graph, 4, evaluations).evaluations
-        assert spent <= max(evaluations, len(made(graph, 4))) + BATCH + JOINED - 1
+        seeds = len(made(graph, 4)) * (1 + STEPS)
+        assert spent <= max(evaluations, seeds) + BATCH + JOINED - 1 + 2 * JUDGED * STEPS
+
+
+# --- What schedules are judged by ---
+
+
+def test_times_are_multiplied_task_by_task() -> None:
+    """A chain of 1, 2 and 4 us without gaps, the second kernel half as long again: 8 us. The engine itself stays."""
+    trace = make_trace([op("a", "x", dur_ns=1000), op("b", "a", dur_ns=2000), op("c", "b", dur_ns=4000)])
+    engine = BatchEngine(OpGraph.build(trace, make_hardware(chain_ns=0, front_end_ns=0)))
+    longer = engine.with_times(np.array([1.0, 1.5, 1.0]))
+    schedule = ([[0, 1, 2]], [[0, 0, 0]])
+    assert [each.evaluate(*schedule).makespan_ns[0] for each in (engine, longer, engine)] == [7000, 8000, 7000]
+
+
+def test_mean_is_near_the_prediction_and_the_same_for_everybody() -> None:
+    """Of a chain it is within what the times are off; the search's seed has no part in it."""
+    graph = build_graph(make_trace([op("a", "x"), op("b", "a"), op("c", "b")]), HARDWARE)
+    (sequential,) = [POLICIES["sequential"](graph, 1)]
+    (mean,) = steady_ns(graph, [sequential])
+    assert abs(mean / simulate(graph, sequential)[0] - 1) < OFF_FRAC
+    assert steady_ns(graph, [sequential] * 2) == [mean, mean]
 
 
 # --- The memory limit ---

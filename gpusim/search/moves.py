@@ -41,6 +41,7 @@ class Current:
     streams: npt.NDArray[np.int32]
     variants: npt.NDArray[np.int32]
     makespan_ns: int
+    """As the search judges it: of schedules, the mean over steps with other times (`gpusim.search.steady`)."""
     stale: int = 0
     """Batches of its neighbours without a better one."""
     tried: set[int] = field(default_factory=set, repr=False)

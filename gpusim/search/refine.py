@@ -6,6 +6,9 @@ stream, two streams exchanged from some place on, other kernels for an op that h
 for each op (the next op is the one of smallest key whose predecessors are launched), so that every change gives a legal
 schedule. Changes that leave what every op waits for as it is are not tried, and several that are better are tried
 together, too. No change for the worse is accepted: there is nearly always one in a batch that costs nothing.
+
+What is better is judged by the mean makespan over the step with its times a little off (`gpusim.search.steady`): of
+each batch, the few that are fastest as predicted are simulated that way.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition, lay_out
 from gpusim.policies.base import Assignment, spread_views
 from gpusim.search.moves import Candidates, Current, Fingerprints, Moves, joined
+from gpusim.search.steady import SteadyEngine
 
 #: Neighbours of one schedule that are tried at once. Not the number of cores: that must not change what is found.
 BATCH = 32
@@ -33,6 +37,8 @@ BATCH = 32
 JOINED = 6
 #: How many batches are drawn at most for one that has only neighbours that were not tried.
 DRAWN = 3
+#: How many of the neighbours that are tried at once, and of the seeds, are judged by the mean: the fastest ones.
+JUDGED, JUDGED_SEEDS = 4, 16
 #: Schedules that the search gives, and that it starts from and goes on with, each in its turn.
 KEPT = 4
 #: With how many it goes on from which share of its budget on: many are a waste where the best of them gains every time.
@@ -47,11 +53,14 @@ REFUSED_NS = 1 << 60
 
 @dataclass(frozen=True)
 class Refined:
-    """The best schedules found, best first with their makespans, and how many were tried."""
+    """The best schedules found, best first as judged by `steady_ns`, with their makespans."""
 
     assignments: tuple[Assignment, ...]
     makespans_ns: tuple[int, ...]
+    steady_ns: tuple[int, ...]
+    """Mean makespans over the step with other times (`gpusim.search.steady`)."""
     evaluations: int
+    """Simulations, those with other times among them."""
     interrupted: bool
 
 
@@ -75,16 +84,16 @@ def refine(
     The same seed and number of evaluations give the same result on any number of cores. Schedules that need more than
     `memory_limit_bytes` are refused, and none is found where all are. With `variants`, ops may run other kernels than
     the captured ones; else those of the seeds stay. With `partitions`, all `max_streams` streams are as these say; the
-    seeds' own are not looked at. `progress` gets the share of the budget used and the best makespan so far, 0
+    seeds' own are not looked at. `progress` gets the share of the budget used and the best mean makespan so far, 0
     while there is none.
     """
     search = _Search(graph, max_streams, seed, memory_limit_bytes, threads, variants, tuple(partitions))
     interrupted = False
     try:
-        search.start(seeds)
+        search.start(seeds, lower_bound_ns)
         deadline = time.monotonic() + budget_s
         endless = evaluations is None and not math.isfinite(budget_s)
-        while search.best_ns > lower_bound_ns + 0.5 and not (endless and search.stale > LAST_BATCHES):
+        while search.least_ns > lower_bound_ns + 0.5 and not (endless and search.stale > LAST_BATCHES):
             tried = search.evaluations / evaluations if evaluations else 0.0
             passed = 0.0
             if math.isfinite(budget_s):
@@ -118,6 +127,7 @@ class _Search:
         self.partitions = partitions
         layout = lay_out(partitions, max_streams, graph.hardware.limits.sms) if partitions else None
         self.engine = BatchEngine(graph, layout)
+        self.steady = SteadyEngine(self.engine)
         self.max_streams = max_streams
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.moves = Moves(graph, max_streams, self.random, variants)
@@ -130,13 +140,15 @@ class _Search:
         self.stale = 0
         """Batches since the last one that gave a better best."""
         self.evaluations = 0
+        self.least_ns = math.inf
+        """The least makespan of all schedules tried, as predicted."""
 
     @property
     def best_ns(self) -> float:
         return self.found[0].makespan_ns if self.found else math.inf
 
-    def start(self, seeds: Sequence[Assignment]) -> None:
-        """Evaluate the seeds and go on with the best of those that differ."""
+    def start(self, seeds: Sequence[Assignment], lower_bound_ns: float = 0.0) -> None:
+        """Evaluate the seeds and go on with the best of those that differ; where one meets the bound, that is all."""
         shape = (len(seeds), len(self.graph))
         made = Candidates(np.zeros(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
         for number, assignment in enumerate(seeds):
@@ -145,7 +157,7 @@ class _Search:
             if self.partitions:
                 made.streams[number] %= self.max_streams
             made.variants[number] = assignment.variants or 0
-        makespans = self._evaluate(made, self._orders(made.keys))
+        makespans = self._evaluate(made, self._orders(made.keys), JUDGED_SEEDS, lower_bound_ns)
         order = np.argsort(makespans, kind="stable")
         for number in order:
             if len(self.current) < KEPT and all(abs(makespans[number] - c.makespan_ns) > 1 for c in self.current):
@@ -214,8 +226,17 @@ class _Search:
         rows = [*new, *others][:BATCH]
         return drawn.rows(rows), orders[rows]
 
-    def _evaluate(self, made: Candidates, orders: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """Makespans in ns; what needs too much memory never ends."""
+    def _evaluate(
+        self,
+        made: Candidates,
+        orders: npt.NDArray[np.int32],
+        judged: int = JUDGED,
+        lower_bound_ns: float = 0.0,
+    ) -> npt.NDArray[np.int64]:
+        """Mean makespans in ns of the fastest; what is not judged or needs too much memory never ends.
+
+        Where one meets the bound, makespans are as predicted: there is nothing to choose between.
+        """
         limited = self.memory_limit_bytes is not None
         variants = made.variants if made.variants.any() else None
         found = self.engine.evaluate(orders, made.streams, variants, peak=limited, threads=self.threads)
@@ -223,7 +244,16 @@ class _Search:
         makespans = found.makespan_ns.copy()
         if found.peak_bytes is not None and self.memory_limit_bytes is not None:
             makespans[found.peak_bytes > self.memory_limit_bytes] = REFUSED_NS
-        return makespans
+        self.least_ns = min(self.least_ns, float(makespans.min(initial=REFUSED_NS)))
+        if self.least_ns <= lower_bound_ns + 0.5:
+            return makespans
+        fastest = [row for row in np.argsort(makespans, kind="stable")[:judged] if makespans[row] < REFUSED_NS]
+        chosen = None if variants is None else variants[fastest]
+        means = np.full(len(makespans), REFUSED_NS, np.int64)
+        if fastest:
+            means[fastest] = self.steady.mean_ns(orders[fastest], made.streams[fastest], chosen, self.threads)
+            self.evaluations += len(fastest) * len(self.steady.engines)
+        return means
 
     def _orders(self, keys: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
         orders = np.zeros(keys.shape, np.int32)
@@ -249,6 +279,9 @@ class _Search:
             made = spread_views(self.graph, ops, {op: numbers[int(each.streams[op])] for op in ops})
             variants = tuple(each.variants.tolist()) if each.variants.any() else ()
             assignments.append(replace(made, variants=variants, partitions=self.partitions))
-        return Refined(
-            tuple(assignments), tuple(each.makespan_ns for each in self.found), self.evaluations, interrupted
-        )
+        makespans: list[int] = []
+        if assignments:
+            streams, chosen = (np.array([getattr(c, name) for c in self.found]) for name in ("streams", "variants"))
+            makespans = self.engine.evaluate(orders, streams, chosen, threads=self.threads).makespan_ns.tolist()
+        steady = tuple(each.makespan_ns for each in self.found)
+        return Refined(tuple(assignments), tuple(makespans), steady, self.evaluations, interrupted)
