@@ -60,7 +60,7 @@ class CaptureOptions:
     frontend: Frontend = "aten"
     seed: int = 0
     variants: bool = False
-    """Whether other algorithms of convolutions and matrix products are measured, too."""
+    """Whether other kernels of the operators that have some are measured, too."""
     command: str = ""
 
 
