@@ -54,7 +54,9 @@ DEFAULT_STREAMS = 4
     metavar="|".join(FRONTENDS),
     callback=one_of("front end", FRONTENDS),
 )
-@click.option("--variants", is_flag=True, help="Measure other kernels of convolutions, products, batch norm and pooling, too.")
+@click.option(
+    "--variants", is_flag=True, help="Measure other kernels of convolutions, products, batch norm and pooling, too."
+)
 @click.option(
     "--counters", is_flag=True, help="Count each kernel's traffic and instructions with ncu (Nsight Compute)."
 )
