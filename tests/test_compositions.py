@@ -183,8 +183,8 @@ def test_compositions_are_tried_of_long_ops_whose_arguments_allow_them() -> None
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [(2, [2, 2]), (3, [2, 2]), (4, [0, 0]), (5, True), (6, False)],
-    ids=["size", "stride", "pad", "ceil", "count"],
+    [(2, [2, 2]), (3, [2, 2]), (4, [0, 0]), (4, [1]), (5, True), (6, False)],
+    ids=["size", "stride", "pad", "one pad", "ceil", "count"],
 )
 def test_pools_that_are_not_their_own_backward_are_left_alone(place: int, value: Any) -> None:
     step = load_trace("inception_v3-train-b8")

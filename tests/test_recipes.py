@@ -32,27 +32,6 @@ from gpusim.trace.schema import Gpu, Timing, Trace, Variant, VariantSettings
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
 from tests.helpers import wide_trace
 
-GOOD = """
-name = "small"
-policies = ["wavefront", "search"]
-streams = 4
-budget_s = 0.05
-
-[[case]]
-spec = "m.py:a"
-mode = "infer"
-batch = 1
-
-[[case]]
-spec = "m.py:b"
-mode = "train"
-batch = 8
-dtype = "bf16"
-memory_format = "channels_last"
-fitted = true
-"""
-
-
 GPU = Gpu(
     name="NVIDIA H200", driver="580.1", cuda="13.0", torch="2.13.0", cudnn="9", sm_clock_mhz=1980, mem_clock_mhz=1
 )

@@ -41,7 +41,7 @@ def _applies(name: Composition, op: Op, trace: Trace) -> bool:
         return False
     if name == "forward_pool":
         _, _, size, stride, padding, ceil_mode, include_pad, divisor = op.args
-        centred = all(k % 2 and p == k // 2 for k, p in zip(size, padding, strict=True))
+        centred = list(padding) == [k // 2 for k in size] and all(k % 2 for k in size)
         return centred and all(step == 1 for step in stride or size) and not ceil_mode and bool(include_pad or divisor)
     if op.target in _TRAINING and not op.args[_TRAINING[op.target]]:
         return False
