@@ -35,6 +35,7 @@ class Dispatcher:
     """A GPU made up for tests: places blocks as the engines take it, unless told to break a rule."""
 
     sms: int = SMS
+    timer_sms: frozenset[int] = frozenset()
     best_room: bool = True
     in_line: bool = True
     by_priority: bool = True
@@ -74,8 +75,11 @@ class Dispatcher:
                     break
         return [Blocks(*(tuple(column) for column in zip(*row, strict=True))) for row in rows]
 
-    def chains(self, width: int, length: int, hold: Hold) -> list[list[Blocks]]:
-        step = round(hold.hold_us * 1000) + self.gap_ns(width, hold.blocks)
+    def chains(
+        self, width: int, length: int, hold: Hold, beside: tuple[str, int, int] | None = None
+    ) -> list[list[Blocks]]:
+        gap_ns = self.gap_ns(width, hold.blocks) + (beside[1] if beside else 0)
+        step = round(hold.hold_us * 1000) + gap_ns
         one = [Blocks((0,), (step * place,), (step * place + round(hold.hold_us * 1000),)) for place in range(length)]
         return [one] * width
 
@@ -112,12 +116,14 @@ def test_gpu_that_follows_the_rules_is_said_to() -> None:
         "priority": True,
         "shared-memory split": True,
         "gap in a chain": True,
+        "gap beside others": None,
         "bandwidth by SMs and warps": None,
         "sharing an SM": None,
     }
     assert found["gap in a chain"].found.startswith(
         "medians from 0.80 to 0.80 us; for one kernel at most 0.00 us apart"
     )
+    assert found["gap beside others"].found == "800 ns alone, 20 to 120 ns more beside other kernels"
     assert found["sharing an SM"].numbers["fma 8 beside l2 8: fma"] == 2.0
     assert found["bandwidth by SMs and warps"].numbers["dram, 132 SMs, 8 warps"] == pytest.approx(132 * 8 * 4.096)
 
@@ -159,6 +165,13 @@ def test_blocks_are_spread_as_worked_out_by_hand() -> None:
     """2 SMs hold 5 blocks of 256 threads and have room for 12 of 64; one holds 6, with room for 8: the first two get
     four each before all are level, then each gets one in turn."""
     assert experiments.spread([5, 6, 5], 256, 10, 64, LIMITS) == {(5, 5): 1, (5, 4): 1, (6, 1): 1}
+
+
+def test_of_sms_with_as_much_room_one_where_a_block_has_ended_comes_first() -> None:
+    """By hand: all are level after eight blocks, and the first two of the order get the ninth and tenth."""
+    assert experiments.spread([5, 6, 5], 256, 10, 64, LIMITS, {2}) == {(5, 5): 1, (5, 4): 1, (6, 1): 1}
+    assert experiments.spread([5, 6, 5], 256, 9, 64, LIMITS, {2}) == {(5, 5): 1, (5, 4): 1}
+    assert experiments.spread([5, 6, 5], 256, 9, 64, LIMITS) == {(5, 4): 2, (6, 1): 1}
 
 
 def test_work_kernels_have_all_their_places_filled() -> None:

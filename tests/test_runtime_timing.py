@@ -135,6 +135,29 @@ def test_typical_recordings_are_timed_in_turns_and_the_spread_is_kept(
     assert times == {"one": (1, 2, 4), "other": (3, 5, 7)}
 
 
+def test_what_memory_does_not_hold_together_is_timed_in_groups_with_the_first(
+    rounds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three recordings of 100 fit: of one recording each, the first and one more, and then the first and another."""
+    alive: list[str] = []
+    monkeypatch.setattr(timing, "free_bytes", lambda: 399 - 100 * len(alive))
+    most = []
+
+    def recorder(name: str) -> Callable[[], Graph]:
+        def make() -> Graph:
+            made = Graph(name, alive)
+            most.append(len(alive))
+            return made
+
+        return make
+
+    found = time_typical({name: recorder(name) for name in ("a", "bb", "ccc", "dddd")}, recordings=1, rounds=2)
+    assert {name: each.median_ns for name, each in found.items()} == {"a": 1, "bb": 2, "ccc": 3, "dddd": 4}
+    assert max(most) == 2
+    assert [name for name in rounds if name != "a"][-4:] == ["dddd"] * 4
+    assert alive == []
+
+
 def test_spread_holds_the_time_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The long timing may come out beyond the short trials; fastest <= median <= slowest all the same."""
     monkeypatch.setattr(timing, "free_bytes", lambda: 10**9)
@@ -187,6 +210,22 @@ def test_out_of_memory_is_one_line_with_numbers(monkeypatch: pytest.MonkeyPatch)
     assert f"{format_bytes(3 * 2**30)} of {format_bytes(140 * 2**30)} are free" in text
     assert "try a smaller batch or fewer streams (CUDA out of memory)" in text
     assert step.__name__ == "step"
+
+
+def test_out_of_memory_within_a_capture_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ending a capture that broke off fails with an error of its own, which says nothing of memory."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3)
+
+    @explain_out_of_memory
+    def step() -> None:
+        try:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 392 MiB.")
+        finally:
+            raise RuntimeError("CUDA error: capturing stream has unjoined work")
+
+    with pytest.raises(GpuError, match="GPU out of memory"):
+        step()
 
 
 def test_other_errors_pass_the_explanation() -> None:

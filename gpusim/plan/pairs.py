@@ -18,6 +18,8 @@ class PairCase(Document, frozen=True, kw_only=True):
     together_ns: Nanoseconds
     predicted_ns: Nanoseconds
     fitted: bool = False
+    cold: bool = False
+    """Whether nothing of theirs was in the L2 cache. Where it was, what they read was there from a run just before."""
 
     @property
     def slowdown(self) -> float:

@@ -12,20 +12,27 @@ from gpusim.errors import MeasurementError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.recipes.chosen import hardware_of
+from gpusim.recipes.recipe import read_recipe
 from gpusim.report.replayed import SUFFIX, read_replayed
 from gpusim.report.results import Results, read_results
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
 
 
 def trace_files(results: Path) -> dict[str, Path]:
-    """The traces that the cases of a results file may be of, by name: those beside it before the bundled ones.
+    """The traces that the cases of a results file may be of, by name.
 
-    Beside `results/` lies `traces/`; a folder in it with the recipe's name holds what only that recipe captured.
+    First those that its recipe names, in the folder above; then those beside the results, before the bundled ones:
+    beside `results/` lies `traces/`, and a folder in it with the recipe's name holds what only that recipe captured.
     """
-    traces = results.parent.parent / "traces"
-    folders = (traces, traces / read_results(results).recipe)
+    place = results.parent.parent
+    name = read_results(results).recipe
+    folders = (place / "traces", place / "traces" / name)
     found = {file.name.removesuffix(".json.gz"): file for folder in folders for file in folder.glob("*.json.gz")}
-    return {**bundled_traces(), **found}
+    recipe = place / f"{name}.toml"
+    named = [case.trace for case in read_recipe(recipe).case if case.trace] if recipe.is_file() else []
+    files = [place.parent / each for each in named if each.endswith(".json.gz")]
+    given = {file.name.removesuffix(".json.gz"): file for file in files if file.is_file()}
+    return {**bundled_traces(), **found, **given}
 
 
 def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:

@@ -62,7 +62,9 @@ def pairs_markdown(results: PairResults, source: str) -> str:
         f"Generated from `{source}`. {results.date}, {versions}, hardware model {results.hardware}. "
         f"Command: `{results.command}`",
         "",
-        "Slow-down: two or three kernels side by side, over the longest of them alone. Error: predicted over measured.",
+        "Slow-down: two or three kernels side by side, over the longest of them alone. Error: predicted over measured. "
+        + ("Nothing of theirs" if all(case.cold for case in results.cases) else "What they read")
+        + " was in the L2 cache.",
         "",
         "| trace | pairs and triples | measured slow-down, median | error, median | 95 % within | bias |",
         "|---|--:|--:|--:|--:|--:|",

@@ -178,6 +178,8 @@ class BlockBench:
         self.streams: dict[tuple[int, int], Any] = {}
         self.work: dict[str, Any] = {}
         self.data: torch.Tensor | None = None
+        self.timer_sms: frozenset[int] = frozenset()
+        """Where the timers of the last `place` lay."""
         self.sms: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
         self._launch(0, Hold(1, 32, 1))
         torch.cuda.synchronize()
@@ -207,19 +209,36 @@ class BlockBench:
                 base += hold.blocks
             for lane in lanes:
                 root.wait_stream(lane)
-        return self._replayed(graph, [hold.blocks for hold in holds])
+        found = self._replayed(graph, [hold.blocks for hold in holds])
+        timers = self.rows.view(-1, 3)[ROWS - 1 - len(holds) :, 0]
+        self.timer_sms = frozenset(timers.tolist())
+        return found
 
-    def chains(self, width: int, length: int, hold: Hold) -> list[list[Blocks]]:
-        """`width` independent chains of `length` kernels in one CUDA graph; kernels by chain."""
+    def chains(
+        self, width: int, length: int, hold: Hold, beside: tuple[str, int, int] | None = None
+    ) -> list[list[Blocks]]:
+        """`width` independent chains of `length` kernels in one CUDA graph; kernels by chain.
+
+        `beside` is a kernel (kind of work, blocks, warps of a block) that runs all along.
+        """
         root, lanes = self._stream(99, 0), [self._stream(i, 0) for i in range(width)]
+        arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
+        if beside is not None:
+            self._prepare_work(beside[0])
+            lanes.append(self._stream(98, 0))
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=root, capture_error_mode="thread_local"):
+            arrived.zero_()
             self._launch(ROWS - 1, Hold(1, 32, 1))
             for lane in lanes:
                 lane.wait_stream(root)
+            if beside is not None:
+                cycles = round((length + 5) * (hold.hold_us + 2) * self.mhz)
+                with torch.cuda.stream(lanes[width]):
+                    self._launch_work(beside, width * length * hold.blocks, arrived, beside[1], cycles, 0)
             for step in range(length):
-                for chain, lane in enumerate(lanes):
+                for chain, lane in enumerate(lanes[:width]):
                     with torch.cuda.stream(lane):
                         self._launch((chain * length + step) * hold.blocks, hold)
             for lane in lanes:
@@ -247,27 +266,19 @@ class BlockBench:
 
         All blocks must be resident at once: they wait for each other, and then work for the same time.
         """
-        if self.data is None:
-            self.data = torch.zeros(DRAM_BYTES // 4, dtype=torch.int32, device="cuda")
+        for kind, _, _ in parts:
+            self._prepare_work(kind)
         arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
         samples: list[list[float]] = []
         for number in range(rounds + 1):
             arrived.zero_()
             torch.cuda.synchronize()
             base = 0
-            for place, (kind, blocks, warps) in enumerate(parts):
-                if kind not in self.work:
-                    self.work[kind] = _compiled(WORK[kind].source, "work")
-                mask = WORK[kind].mask
-                skew = ((2 * number + place) << 24) & mask
+            for place, part in enumerate(parts):
                 total, cycles = sum(blocks for _, blocks, _ in parts), round(window_us * self.mhz)
                 with torch.cuda.stream(self._stream(place, 0)):
-                    self.work[kind](
-                        grid=(blocks, 1, 1),
-                        block=(32 * warps, 1, 1),
-                        args=[self.rows, base, arrived, total, cycles, self.data, mask, skew],
-                    )
-                base += blocks
+                    self._launch_work(part, base, arrived, total, cycles, (2 * number + place) << 24)
+                base += part[1]
             torch.cuda.synchronize()
             found, base = self.rows.cpu()[: 3 * base].view(-1, 3).double(), 0
             samples.append([])
@@ -304,6 +315,25 @@ class BlockBench:
             block=(hold.threads, 1, 1),
             args=[self.rows, base, round(hold.hold_us * 1000), round(hold.vary_us * 1000)],
             shared_mem=hold.smem_bytes,
+        )
+
+    def _prepare_work(self, kind: str) -> None:
+        """Compile it, and have the memory that it goes through."""
+        if self.data is None:
+            self.data = torch.zeros(DRAM_BYTES // 4, dtype=torch.int32, device="cuda")
+        if kind not in self.work:
+            self.work[kind] = _compiled(WORK[kind].source, "work")
+
+    def _launch_work(
+        self, part: tuple[str, int, int], base: int, arrived: torch.Tensor, total: int, cycles: int, skew: int
+    ) -> None:
+        """A work kernel that starts when `total` blocks are there; `skew` is where in its memory it begins."""
+        kind, blocks, warps = part
+        mask = WORK[kind].mask
+        self.work[kind](
+            grid=(blocks, 1, 1),
+            block=(32 * warps, 1, 1),
+            args=[self.rows, base, arrived, total, cycles, self.data, mask, skew & mask],
         )
 
     def _stream(self, number: int, priority: int) -> Any:

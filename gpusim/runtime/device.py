@@ -91,7 +91,10 @@ def explain_out_of_memory(function: Callable[Params, Result]) -> Callable[Params
     def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         try:
             return function(*args, **kwargs)
-        except torch.cuda.OutOfMemoryError as cause:
+        except RuntimeError as error:
+            cause = _out_of_memory(error)
+            if cause is None:
+                raise
             free, total = torch.cuda.mem_get_info()
             used = torch.cuda.max_memory_allocated()
             raise GpuError(
@@ -100,3 +103,10 @@ def explain_out_of_memory(function: Callable[Params, Result]) -> Callable[Params
             ) from cause
 
     return wrapped
+
+
+def _out_of_memory(error: BaseException | None) -> torch.cuda.OutOfMemoryError | None:
+    """The out-of-memory error behind an error. Within a capture, ending the capture fails in its turn."""
+    while error is not None and not isinstance(error, torch.cuda.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
@@ -28,12 +28,15 @@ class Bench(Protocol):
     """Runs kernels; see `BlockBench`."""
 
     sms: int
+    timer_sms: frozenset[int]
 
     def place(self, holds: Sequence[Hold]) -> list[Blocks]:
         """Kernels as branches of a CUDA graph."""
 
-    def chains(self, width: int, length: int, hold: Hold) -> list[list[Blocks]]:
-        """Independent chains in a CUDA graph."""
+    def chains(
+        self, width: int, length: int, hold: Hold, beside: tuple[str, int, int] | None = None
+    ) -> list[list[Blocks]]:
+        """Independent chains in a CUDA graph, beside a kernel of work (kind, blocks, warps a block)."""
 
     def rates(self, parts: Sequence[tuple[str, int, int]]) -> list[float]:
         """Chunks of work a us of kernels (kind, blocks, warps a block) side by side."""
@@ -44,8 +47,8 @@ def rules(bench: Bench, limits: Limits, say: Callable[[str], None] = lambda _: N
     for experiment in (most_room, head_of_line, draining, priorities, splits, gaps):
         say(f"blocks: {experiment.__name__.replace('_', ' ')}")
         yield experiment(bench, limits)
-    for measure in (bandwidth, sharing):
-        say(f"blocks: {measure.__name__}")
+    for measure in (gaps_beside, bandwidth, sharing):
+        say(f"blocks: {measure.__name__.replace('_', ' ')}")
         yield measure(bench)
 
 
@@ -56,7 +59,10 @@ FIRST_BLOCKS = (0.5, 1.0, 1.5, 3.8, 5.94, 7.6)
 
 
 def most_room(bench: Bench, limits: Limits) -> Rule:
-    """A second kernel's blocks beside a first one's that are spread unevenly."""
+    """A second kernel's blocks beside a first one's that are spread unevenly.
+
+    All blocks of the first are still there; those of the timers before it are the only ones that have ended.
+    """
     right, wrong = 0, []
     for share in FIRST_BLOCKS:
         for blocks, threads in ((75, 64), (40, 256), (300, 128)):
@@ -66,15 +72,15 @@ def most_room(bench: Bench, limits: Limits) -> Rule:
             before = [held[sm] for sm in range(bench.sms)]
             beside = [sm for sm, at in zip(second.sm, second.start_ns, strict=True) if at < min(first.end_ns)]
             found = Counter((held[sm], number) for sm, number in Counter(beside).items())
-            if found == spread(before, 256, blocks, threads, limits):
+            if found == spread(before, 256, blocks, threads, limits, bench.timer_sms):
                 right += 1
             else:
                 wrong.append(f"{count} blocks of 256 threads, then {blocks} of {threads}")
     total = right + len(wrong)
     return Rule(
         name="most room",
-        rule="the next block goes to the SM that can take the most further blocks of its kernel; of several, to the "
-        "one that has had that room for longest",
+        rule="the next block goes to the SM that can take the most further blocks of its kernel; of several, to one "
+        "where a block has ended, then to the one that has had that room for longest",
         holds=not wrong,
         found=f"{right} of {total} second kernels lay as the rule says"
         + (f"; not: {'; '.join(wrong)}" if wrong else ""),
@@ -83,18 +89,18 @@ def most_room(bench: Bench, limits: Limits) -> Rule:
 
 
 def spread(
-    before: Sequence[int], threads: int, blocks: int, new_threads: int, limits: Limits
+    before: Sequence[int], threads: int, blocks: int, new_threads: int, limits: Limits, first: Collection[int] = ()
 ) -> Counter[tuple[int, int]]:
     """How many SMs have n blocks of a first kernel and get m of a second, placed where there is most room.
 
-    Of SMs with as much room, one that has had it for longer comes first.
+    Of SMs with as much room, those in `first` come first, then one that has had it for longer.
     """
     room = [
         min((limits.threads_per_sm - held * threads) // new_threads, limits.blocks_per_sm - held) for held in before
     ]
     gets = [0] * len(before)
     for level in range(max(room), 0, -1):
-        for sm in sorted(range(len(before)), key=room.__getitem__):
+        for sm in sorted(range(len(before)), key=lambda sm: (sm not in first, room[sm])):
             if room[sm] >= level and blocks > 0:
                 gets[sm] += 1
                 blocks -= 1
@@ -262,6 +268,29 @@ def gaps(bench: Bench, limits: Limits) -> Rule:
 
 
 # --- Numbers ---
+
+
+#: Kernels beside a chain: kinds of work, and how many SMs have no block of them.
+BESIDE = (("fma", 12), ("tensor", 12), ("latency", 12), ("l2", 12), ("dram", 112), ("dram", 12))
+
+
+def gaps_beside(bench: Bench) -> Rule:
+    """The gap of a chain of small kernels while another kernel works all along: what `graph.busy_ns` stands for."""
+    numbers: dict[str, float] = {}
+    for kind, spared in ((None, 0), *BESIDE):
+        beside = kind and (kind, bench.sms - spared, 8)
+        (chain,) = bench.chains(1, CHAIN_KERNELS, Hold(1, 32, 5), beside or None)
+        waited = [min(after.start_ns) - max(before.end_ns) for before, after in pairwise(chain[1:])]
+        numbers[f"beside {kind} on {bench.sms - spared} SMs" if kind else "alone"] = statistics.median(waited)
+    alone_ns, *others = numbers.values()
+    return Rule(
+        name="gap beside others",
+        rule="a kernel starts later after its predecessor while others run; the engines know one time for all of them",
+        holds=None,
+        found=f"{alone_ns:.0f} ns alone, {min(others) - alone_ns:.0f} to {max(others) - alone_ns:.0f} ns more beside "
+        "other kernels",
+        numbers=numbers,
+    )
 
 
 def bandwidth(bench: Bench) -> Rule:
