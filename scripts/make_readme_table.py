@@ -50,8 +50,9 @@ def section(runs: Sequence[tuple[str, Results]]) -> str:
     """The text between the markers: the table, and how it was measured. `runs` are results with their files' names."""
     cases = [case for _, results in runs for case in results.cases]
     lines = [
-        "The schedule that a trial on the GPU of the eight (inference) or twelve best predictions found, as `gpusim explore --measure 12` "
-        "does; it may run [other kernels](docs/variants_and_partitions.md) than the captured ones. Times in us; "
+        "The schedule that a trial on the GPU of the eight (inference) or twelve best predictions found, as "
+        "`gpusim explore --measure 12` does; it may run [other kernels](docs/variants_and_partitions.md) than the "
+        "captured ones. Times in us; "
         "*speed-up* is sequential graph over concurrent schedule, both measured; *error* is that of the schedule's "
         "predicted time; *outputs* are compared with the sequential run's: bit for bit, or "
         "[within a tolerance](docs/capture_and_replay.md#comparing-results).",

@@ -30,14 +30,22 @@ def main(model_file: str, *results_files: str) -> None:
     cases = [case for result in results for case in result.cases if not case.fitted]
     concurrent = [abs(case.error) for case in cases if case.streams > 1]
     sequential = {case.trace: abs(case.sequential_prediction_error) for case in cases}
-    found = Uncertainty(sequential_frac=quantile_90(list(sequential.values())), schedule_frac=quantile_90(concurrent))
     model = read_hardware(Path(model_file))
+    found = Uncertainty(
+        sequential_frac=quantile_90(list(sequential.values())),
+        schedule_frac=quantile_90(concurrent),
+        cache_frac=model.uncertainty.cache_frac,
+    )
     names = ", ".join(Path(file).name for file in results_files)
     source = (
         f"90 % of {len(concurrent)} replayed schedules and of {len(sequential)} sequential graphs lie within: {names}; "
         "no constant was fitted on their networks, but the model's form was chosen on some of them (docs/fidelity.md)"
     )
-    sources = {key: value for key, value in model.sources.items() if not key.startswith("uncertainty")}
+    sources = {
+        key: value
+        for key, value in model.sources.items()
+        if key not in ("uncertainty", "uncertainty.schedule_frac", "uncertainty.sequential_frac")
+    }
     model = msgspec.structs.replace(model, uncertainty=found, sources={**sources, "uncertainty": source})
     write_document(Path(model_file), model, indent=1)
     print(f"{model_file}: sequential {found.sequential_frac:.1%}, schedules {found.schedule_frac:.1%}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +17,17 @@ from gpusim.plan.pairs import PairCase
 from gpusim.report.pairs import pair_errors, pairs_markdown, read_pairs, write_pairs
 from gpusim.report.results import results_name
 from gpusim.runtime import pairs as pairs_module
-from gpusim.runtime.pairs import MAX_NS, MAX_RATIO, MIN_NS, TRIPLE_EVERY, _Stages, draw, measure_pairs, predict
+from gpusim.runtime.pairs import (
+    MAX_NS,
+    MAX_RATIO,
+    MIN_NS,
+    TRIPLE_EVERY,
+    _Stages,
+    draw,
+    measure_pairs,
+    predict,
+    unlike_the_step,
+)
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import load_trace
 from tests.helpers import Step, kernel, make_hardware, make_trace, memset, op, task, traces
@@ -211,6 +222,15 @@ def test_stages_of_the_same_ops_are_averaged_over_places_and_replays() -> None:
     assert stages.times(samples) == {(0, 1): 150.0, (): 20.0, (0,): 55.0}
 
 
+def test_state_of_the_cache_is_judged_by_the_ops_alone() -> None:
+    """By hand: 4 and 5 us where the step has 5 and 5, less 1 us for the stamps: ratios 0.6 and 0.8; and 1 for all."""
+    trace = independent(5000, 5000)
+    warm = {(): 1000.0, (0,): 4000.0, (1,): 5000.0, (0, 1): 99_000.0}
+    assert unlike_the_step(trace, warm) == pytest.approx(math.sqrt((math.log(0.6) ** 2 + math.log(0.8) ** 2) / 2))
+    assert unlike_the_step(trace, {(): 1000.0, (0,): 6000.0, (1,): 6000.0}) == 0.0
+    assert unlike_the_step(trace, {(): 1000.0}) == 0.0
+
+
 def test_measured_and_predicted_times_of_a_trace_are_put_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU's edge replaced: every stage takes 700 for each op and 600 for the stamps."""
     import torch
@@ -224,9 +244,9 @@ def test_measured_and_predicted_times_of_a_trace_are_put_side_by_side(monkeypatc
 
     measured: list[tuple[tuple[int, ...], ...]] = []
 
-    def measure(runner: Runner, stages: _Stages) -> dict[tuple[int, ...], float]:
+    def measure(runner: Runner, stages: _Stages, cold: bool) -> dict[tuple[int, ...], float]:
         measured.append(stages.stages)
-        return {stage: EMPTY_NS + 4100.4 * len(stage) for stage in stages.stages}
+        return {stage: EMPTY_NS + (4100.4 if cold else 3000.0) * len(stage) for stage in stages.stages}
 
     monkeypatch.setattr(pairs_module, "require_gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(pairs_module, "check_operators", lambda trace, name: None)
@@ -238,11 +258,13 @@ def test_measured_and_predicted_times_of_a_trace_are_put_side_by_side(monkeypatc
     assert [len(pair.ops) for pair in found] == [2, 2, 2, 3]
     for pair in found:
         assert pair.trace == trace.name
+        assert pair.cold  # alone 4.1 us are nearer to the 5 of the step than 3 are
         assert pair.kernels == ("k5000",) * len(pair.ops)
         assert pair.alone_ns == (4700,) * len(pair.ops)
         assert pair.together_ns == round(EMPTY_NS + 4100.4 * len(pair.ops))
         assert pair.predicted_ns == round(EMPTY_NS + 4000.4 + GAP_NS)  # small kernels: all fit side by side
-    (stages,) = measured
+    stages, again = measured
+    assert stages == again
     assert stages.count(()) == pairs_module.EMPTY_STAGES
     assert {op for stage in stages for op in stage} == {op for stage in stages if len(stage) == 1 for op in stage}
     assert measure_pairs(trace, make_hardware(chain_ns=GAP_NS), 4, 0) == found

@@ -144,6 +144,13 @@ class Uncertainty(Document, frozen=True, kw_only=True):
 
     sequential_frac: Fraction
     schedule_frac: Fraction
+    cache_frac: Fraction = 0.0
+    """How much longer still a schedule on several streams may take where its step may lose the L2 cache
+    (`gpusim.plan.cache`)."""
+
+    def late_frac(self, streams: int, may_lose_cache: bool) -> float:
+        """What a schedule may take more than predicted, over and above the error of any prediction."""
+        return self.cache_frac if may_lose_cache and streams > 1 else 0.0
 
 
 class HardwareModel(Document, frozen=True, kw_only=True):
@@ -165,10 +172,11 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     uncertainty: Uncertainty
     sources: dict[str, str]
 
-    def interval_ns(self, predicted_ns: int, streams: int) -> tuple[int, int]:
+    def interval_ns(self, predicted_ns: int, streams: int, may_lose_cache: bool) -> tuple[int, int]:
         """The interval around a prediction that 90 % of measurements of past schedules lay in."""
         spread = self.uncertainty.schedule_frac if streams > 1 else self.uncertainty.sequential_frac
-        return round(predicted_ns / (1 + spread)), round(predicted_ns / (1 - spread))
+        late = 1 + self.uncertainty.late_frac(streams, may_lose_cache)
+        return round(predicted_ns / (1 + spread)), round(predicted_ns / (1 - spread) * late)
 
     @property
     def label(self) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.anchor import anchor, anchored
+from gpusim.plan.cache import may_lose_cache
 from gpusim.plan.kernels import kernel_tasks, variant_tasks
 from gpusim.plan.tasks import Task
 from gpusim.trace.dependencies import dependencies
@@ -57,6 +58,11 @@ class OpGraph:
     def chain_ns(self) -> float:
         """Gap between the end of a kernel and the start of the next one in a chain."""
         return self.hardware.graph.chain_ns
+
+    @cached_property
+    def may_lose_cache(self) -> bool:
+        """Whether schedules on several streams may take longer than predicted for the L2 cache's sake."""
+        return may_lose_cache(self.trace, self.hardware.memory)
 
     @cached_property
     def succs(self) -> tuple[tuple[int, ...], ...]:

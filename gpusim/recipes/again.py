@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from gpusim.errors import MeasurementError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.recipes.chosen import hardware_of
-from gpusim.recipes.recipe import read_recipe
 from gpusim.report.replayed import SUFFIX, read_replayed
 from gpusim.report.results import Results, read_results
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
@@ -28,9 +28,10 @@ def trace_files(results: Path) -> dict[str, Path]:
     name = read_results(results).recipe
     folders = (place / "traces", place / "traces" / name)
     found = {file.name.removesuffix(".json.gz"): file for folder in folders for file in folder.glob("*.json.gz")}
+    # Not `read_recipe`: paths in a recipe are those of where it was run.
     recipe = place / f"{name}.toml"
-    named = [case.trace for case in read_recipe(recipe).case if case.trace] if recipe.is_file() else []
-    files = [place.parent / each for each in named if each.endswith(".json.gz")]
+    named = tomllib.loads(recipe.read_text()).get("case", []) if recipe.is_file() else []
+    files = [place.parent / case["trace"] for case in named if case.get("trace", "").endswith(".json.gz")]
     given = {file.name.removesuffix(".json.gz"): file for file in files if file.is_file()}
     return {**bundled_traces(), **found, **given}
 

@@ -123,7 +123,7 @@ def replay(
             schedule=times[str(index)],
             sequential=times["0"],
             predicted_ns=predicted[index],
-            predicted_interval_ns=hardware.interval_ns(predicted[index], schedule.streams),
+            predicted_interval_ns=hardware.interval_ns(predicted[index], schedule.streams, graph.may_lose_cache),
             predicted_sequential_ns=predicted[0],
             hardware=hardware.label,
             outputs=msgspec.structs.replace(checks[index - 1], sensitive=sensitive),

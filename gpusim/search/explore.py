@@ -233,7 +233,9 @@ def _conclude(
             concurrency_ns=sequential_ns - program_ns,
             order_ns=program_ns - best.makespan_ns,
         ),
-        "verdict": verdict(hardware, sequential_ns, best.makespan_ns, best.policy, best.streams, bound),
+        "verdict": verdict(
+            hardware, sequential_ns, best.makespan_ns, best.policy, best.streams, bound, graph.may_lose_cache
+        ),
         "schedule": make_schedule(
             trace,
             assignment.order,

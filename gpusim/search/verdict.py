@@ -19,19 +19,32 @@ class Verdict:
     high: float
     """Interval of the speed-up over the sequential graph that 90 % of past cases lay in."""
     text: str
+    may_lose_cache: bool = False
+    """Whether the interval counts that, too."""
 
 
 def verdict(
-    hardware: HardwareModel, sequential_ns: int, best_ns: int, best_policy: str, streams: int, bound: Bounds
+    hardware: HardwareModel,
+    sequential_ns: int,
+    best_ns: int,
+    best_policy: str,
+    streams: int,
+    bound: Bounds,
+    may_lose_cache: bool = False,
 ) -> Verdict:
     """The verdict on the best schedule found."""
     speedup = sequential_ns / best_ns
     spread = hardware.uncertainty.schedule_frac if streams > 1 else 0.0
-    low, high = speedup / (1 + spread), speedup / (1 - spread)
+    late = hardware.uncertainty.late_frac(streams, may_lose_cache)
+    low, high = speedup / (1 + spread) / (1 + late), speedup / (1 - spread)
     limit_ns, limit = bound.largest
     ceiling = sequential_ns / limit_ns if limit_ns else 1.0
     worth_it = low > 1.0
     source = "" if hardware.calibrated else f" The model of {hardware.name} is uncalibrated: treat this as a trend."
+    if late:
+        source = (
+            f" Its memory fits the L2 cache on one stream and may not on several: it may take {late:.0%} longer."
+        ) + source
     room = (
         f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}); `gpusim limits` says what is between."
     )
@@ -46,4 +59,4 @@ def verdict(
             f"Not worth it: predicted {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph, an "
             f"interval that includes no gain; {why}. Keep the sequential schedule.{source}"
         )
-    return Verdict(worth_it, speedup, low, high, text)
+    return Verdict(worth_it, speedup, low, high, text, late > 0.0)

@@ -1,0 +1,63 @@
+"""Whether a step may lose the L2 cache by running on several streams.
+
+The kernels of a trace were timed on one stream, again and again. Where all that the step touches fits the cache, its
+parameters stay there from one replay to the next. On several streams it touches more memory, since the allocator gives
+each stream its own: what fitted may fit no more, and then every kernel that reads parameters waits for DRAM. No
+prediction counts that (docs/fidelity.md, "What the remaining error is made of"); this says where to expect it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gpusim.hardware.model import Memory
+from gpusim.trace.dependencies import reads_writes_storages
+from gpusim.trace.schema import Trace
+
+#: Share of the L2 cache that a step may fill before it loses what it would read again. Measured on an H200 (60 MiB)
+#: with GoogLeNet inference: schedules that touch up to 38 MB take what is predicted, those that touch 50 MB 8 % more.
+USABLE_SHARE: Final = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Memory that one replay of a step reads or writes, in bytes."""
+
+    lasting_bytes: int
+    """What it reads that was there before: parameters, states, inputs."""
+    one_stream_bytes: int
+    """With memory used again as on one stream."""
+    at_most_bytes: int
+    """With no memory used again."""
+
+
+def touched(trace: Trace) -> Touched:
+    """What a replay of the trace's step touches, in recorded order."""
+    sizes = [storage.bytes for storage in trace.storages]
+    there_before = {tensor.storage for tensor in trace.tensors if tensor.init is not None}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    lasting: set[int] = set()
+    for op, (reads, writes) in enumerate(reads_writes_storages(trace)):
+        lasting |= reads & there_before
+        for storage in (reads | writes) - there_before:
+            first.setdefault(storage, op)
+            last[storage] = op
+    changes = [0] * (len(trace.ops) + 1)
+    for storage, op in first.items():
+        changes[op] += sizes[storage]
+        changes[last[storage] + 1] -= sizes[storage]
+    level = peak = 0
+    for change in changes:
+        level += change
+        peak = max(peak, level)
+    lasting_bytes = sum(sizes[storage] for storage in lasting)
+    return Touched(lasting_bytes, lasting_bytes + peak, lasting_bytes + sum(sizes[storage] for storage in first))
+
+
+def may_lose_cache(trace: Trace, memory: Memory) -> bool:
+    """Whether the step fits the cache on one stream, and may not on several."""
+    usable = USABLE_SHARE * memory.l2_bytes
+    found = touched(trace)
+    return found.one_stream_bytes <= usable < found.at_most_bytes
