@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -25,7 +26,9 @@ SCHEDULES = 16
 """Different schedules that every engine simulates."""
 MOST_STREAMS = 8
 ROUNDS = 5
-"""All measurements take turns this many times; the median counts."""
+"""All measurements take turns this many times. What simulates all schedules at once is repeated, and the median counts;
+what simulates one at a time does some of them in each round, and all of them once in the end: their times differ by
+several times, so that all must count alike."""
 
 
 @dataclass(frozen=True)
@@ -92,29 +95,42 @@ def bench(
     ready_s = time.perf_counter() - begin
     plans = [lower(graph, each.order, each.streams) for each in made]
     reference, fast = ReferenceEngine(), FastEngine()
-    expected = [reference.run(plan, graph.hardware, record=False).makespan_ns for plan in plans]
+    expected = [0] * SCHEDULES
     priorities = np.tile(np.array(graph.bottom_ns), (SCHEDULES, 1))
     counts = [_streams(number) for number in range(SCHEDULES)]
     copies = 4 * cores()
     many_orders, many_streams = np.tile(orders, (copies, 1)), np.tile(streams, (copies, 1))
-    one, all_of_them = 1, SCHEDULES
-    works: dict[str, tuple[int, Callable[[int], object]]] = {
-        "reference": (one, lambda number: reference.run(plans[number], graph.hardware, record=False)),
-        "fast": (all_of_them, lambda number: ready.simulate()),
-        "fast_run": (one, lambda number: fast.run(plans[number], graph.hardware)),
-        "fast_with_lowering": (all_of_them, lambda number: engine.evaluate(orders, streams, threads=1)),
-        "fast_all_cores": (copies * all_of_them, lambda number: engine.evaluate(many_orders, many_streams)),
-        "list_reference": (one, lambda number: list_schedule(graph, counts[number], graph.bottom_ns, MIN_SHARE)),
-        "list_fast": (all_of_them, lambda number: lists.makespans(priorities, counts, MIN_SHARE, threads=1)),
+
+    def run_reference(number: int) -> None:
+        expected[number] = reference.run(plans[number], graph.hardware, record=False).makespan_ns
+
+    one_at_a_time: dict[str, Callable[[int], object]] = {
+        "reference": run_reference,
+        "fast_run": lambda number: fast.run(plans[number], graph.hardware),
+        "list_reference": lambda number: list_schedule(graph, counts[number], graph.bottom_ns, MIN_SHARE),
     }
-    rates: dict[str, list[float]] = {name: [] for name in works}
+    all_at_once: dict[str, Callable[[], object]] = {
+        "fast": ready.simulate,
+        "fast_with_lowering": lambda: engine.evaluate(orders, streams, threads=1),
+        "fast_all_cores": lambda: engine.evaluate(many_orders, many_streams),
+        "list_fast": lambda: lists.makespans(priorities, counts, MIN_SHARE, threads=1),
+    }
+    seconds = dict.fromkeys(one_at_a_time, 0.0)
+    rates: dict[str, list[float]] = {name: [] for name in all_at_once}
     for turn in range(ROUNDS):
         report(f"round {turn + 1} of {ROUNDS}")
-        for name, (schedules, work) in works.items():
-            clock = time.perf_counter if name == "fast_all_cores" else time.thread_time
-            rates[name].append(schedules * _calls_per_s(work, round_s, clock))
+        for name, run in one_at_a_time.items():
+            numbers = range(turn, SCHEDULES, ROUNDS)
+            for number in numbers:
+                seconds[name] += _seconds_a_call(partial(run, number), round_s / len(numbers), time.thread_time)
+        for name, work in all_at_once.items():
+            schedules, clock = SCHEDULES, time.thread_time
+            if name == "fast_all_cores":
+                schedules, clock = copies * SCHEDULES, time.perf_counter
+            rates[name].append(schedules / _seconds_a_call(work, round_s, clock))
     kernels = len(plans[0])
     medians = {name: statistics.median(found) for name, found in rates.items()}
+    medians |= {name: SCHEDULES / spent for name, spent in seconds.items()}
     return Bench(
         trace=trace.name,
         kernels=kernels,
@@ -130,12 +146,12 @@ def _streams(number: int) -> int:
     return 1 + number % MOST_STREAMS
 
 
-def _calls_per_s(work: Callable[[int], object], seconds: float, clock: Callable[[], float]) -> float:
-    """Call `work` with 0, 1, ... (and again from 0) for about `seconds` of a clock."""
+def _seconds_a_call(work: Callable[[], object], seconds: float, clock: Callable[[], float]) -> float:
+    """Seconds of a clock for each call of `work`, called for about `seconds`."""
     calls, begin = 0, clock()
     while True:
-        work(calls % SCHEDULES)
+        work()
         calls += 1
         spent = clock() - begin
         if spent >= seconds:
-            return calls / spent
+            return spent / calls

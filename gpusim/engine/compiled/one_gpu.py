@@ -68,7 +68,7 @@ def simulate_one_gpu(
                 if blocks is not None:
                     device.clock_ns += now - device.updated
                     device.updated = now
-                    if device.all_of_it == 0 and not placement.go_on(hw, device, on_the_gpu(blocks), True, -np.inf):
+                    if device.all_of_it == 0 and not placement.go_on(hw, device, on_the_gpu(blocks), int64(1), -np.inf):
                         end_at, ending = device.end_at, int64(device.end_index)
                         continue  # a part of its blocks: nothing else follows
                 n_running -= 1
@@ -132,7 +132,7 @@ def simulate_one_gpu(
                 updated = now
             if blocks is not None:
                 until_ns = min(known[uint32(head)].time if head < tail else np.inf, serve_at)
-                all_of_it = placement.go_on(hw, device, on_the_gpu(blocks), False, until_ns)
+                all_of_it = placement.go_on(hw, device, on_the_gpu(blocks), int64(0), until_ns)
                 device.all_of_it = 1 if all_of_it else 0
                 end_at, ending = device.end_at, int64(device.end_index)
         plans.ended[plan] = ended

@@ -30,16 +30,17 @@ PARTS, REFILLED, ALL_OF_IT = 0, 1, 2
 
 
 @jit_apart
-def go_on(hw: Any, device: Any, blocks: Any, ends: bool, until_ns: float) -> bool:
+def go_on(hw: Any, device: Any, blocks: Any, ends: int, until_ns: float) -> bool:
     """Let blocks end, where the device is at such an end, and place others, as `SmPlacement.finish` and `update` do.
 
-    Goes on with what ends up to `until_ns`, as long as no kernel ends as a whole. Gives True where one does: it is off
-    the GPU, and the next call is to place blocks. Else `device.end_at` and `device.end_index` are of the next end.
+    The device is where `ends` is 1, which is no bool, as that would be compiled once for True and once for False. Goes
+    on with what ends up to `until_ns`, as long as no kernel ends as a whole. Gives True where one does: it is off the
+    GPU, and the next call is to place blocks. Else `device.end_at` and `device.end_index` are of the next end.
     It is compiled as a function by itself: of all that the event loop does this takes longest, and by itself it keeps
     more in registers.
     """
     while True:
-        ended = finish(hw, device, blocks) if ends else PARTS
+        ended = finish(hw, device, blocks) if ends == 1 else PARTS
         if ended == ALL_OF_IT:
             return True
         if ended == PARTS:
@@ -52,7 +53,7 @@ def go_on(hw: Any, device: Any, blocks: Any, ends: bool, until_ns: float) -> boo
             return False
         device.clock_ns += device.end_at - now
         device.updated = device.end_at
-        ends = True
+        ends = int64(1)
 
 
 @jit
@@ -69,6 +70,8 @@ def start(device: Any, blocks: Any, index: int, row: Any) -> None:
     kernel.matrix = row.matrix
     kernel.block_ns = row.block_ns
     kernel.dram_bytes_per_ns = row.dram_bytes_per_ns
+    kernel.other_bytes_per_ns = row.other_bytes_per_ns
+    kernel.matrix_bytes_per_ns = row.matrix_bytes_per_ns
     if row.partition == NO_SMS:
         kernel.on_sms = 1
         add_cohort(device, blocks, int64(device.order[0]), kernel, place, int64(1))
@@ -89,6 +92,14 @@ def start(device: Any, blocks: Any, index: int, row: Any) -> None:
 @jit
 def prepare(hw: Any, row: Any, task: Any) -> None:
     """What `start` needs of a task, which is the same in all plans; `row.on_sms` is the SMs of its partition."""
+    prepare_blocks(hw, row, task)
+    row.other_bytes_per_ns = 0.0 if row.matrix == 1 else row.dram_bytes_per_ns
+    row.matrix_bytes_per_ns = row.dram_bytes_per_ns if row.matrix == 1 else 0.0
+
+
+@jit
+def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
+    """`prepare` but for the traffic by kind."""
     bandwidth = hw.memory_dram_bytes_per_ns
     traffic = min(task.dram_bytes / task.dur_ns, bandwidth) if task.dur_ns != 0.0 else 0.0
     count = int64(task.blocks)
@@ -198,11 +209,9 @@ def end_cohorts(device: Any, blocks: Any, place: int, at: int, ended_ns: float) 
             continue
         cohort.remaining_ns = remaining_ns
         load += count * blocks.kernels[holder].load
-        this = count * int64(group.sms) * blocks.kernels[holder].dram_bytes_per_ns
-        if blocks.kernels[holder].matrix == 1:
-            matrix_traffic += this
-        else:
-            traffic += this
+        on_sms = float(count * int64(group.sms))
+        traffic += on_sms * blocks.kernels[holder].other_bytes_per_ns
+        matrix_traffic += on_sms * blocks.kernels[holder].matrix_bytes_per_ns
         if kept < number:
             copy_cohort(cohorts[kept], cohort)
         kept += 1

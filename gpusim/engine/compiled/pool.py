@@ -13,7 +13,8 @@ import numpy as np
 from gpusim.engine.compiled.jit import int64, jit
 from gpusim.engine.pool import EPSILON
 
-#: `gpusim.engine.pool.Running`; `needs_sm` is `any(demand)`, `slowdown` how much longer it takes beside an older one.
+#: `gpusim.engine.pool.Running`; `needs_sm` is `any(demand)`, `slowdown` how much longer it takes beside an older one,
+#: `younger_rate` its rate then with all of its demand, which saves a division each time.
 RUNNING = np.dtype(
     [
         ("index", "i8"),
@@ -22,6 +23,7 @@ RUNNING = np.dtype(
         ("smem", "f8"),
         ("slots", "f8"),
         ("slowdown", "f8"),
+        ("younger_rate", "f8"),
         ("dram_bytes_per_ns", "f8"),
         ("remaining_ns", "f8"),
         ("rate", "f8"),
@@ -43,6 +45,7 @@ def start(hw: Any, running: Any, place: int, index: int, task: Any) -> None:
     kernel.smem = task.smem
     kernel.slots = task.slots
     kernel.slowdown = 1.0 + hw.contention_younger_slowdown * task.cover
+    kernel.younger_rate = 1.0 / kernel.slowdown
     needs_sm = task.threads != 0.0 or task.regs != 0.0 or task.smem != 0.0 or task.slots != 0.0
     kernel.needs_sm = needs_sm
     rate = task.dram_bytes / task.dur_ns if task.dur_ns != 0.0 else 0.0
@@ -69,6 +72,7 @@ def finish(running: Any, base: int, count: int, index: int) -> None:
         kernel.smem = following.smem
         kernel.slots = following.slots
         kernel.slowdown = following.slowdown
+        kernel.younger_rate = following.younger_rate
         kernel.needs_sm = following.needs_sm
         kernel.dram_bytes_per_ns = following.dram_bytes_per_ns
         kernel.remaining_ns = following.remaining_ns
@@ -123,6 +127,7 @@ def share_out(
             kernel.share = kernel.rate = 0.0
             continue
         share = 1.0
+        rate = 1.0 if elder else kernel.younger_rate
         if kernel.needs_sm:
             fits = kernel.threads <= threads and kernel.regs <= regs and kernel.smem <= smem and kernel.slots <= slots
             if not fits:  # asked once: four divisions for each kernel that fits would be most of the time
@@ -134,6 +139,7 @@ def share_out(
                     share = min(share, smem / kernel.smem)
                 if kernel.slots > slots:
                     share = min(share, slots / kernel.slots)
+                rate = share if elder else share / kernel.slowdown
             threads -= share * kernel.threads
             regs -= share * kernel.regs
             smem -= share * kernel.smem
@@ -144,7 +150,6 @@ def share_out(
             slots = slots if slots > EPSILON else 0.0
             blocked = share < 1.0
         kernel.share = share
-        rate = share if elder else share / kernel.slowdown
         kernel.rate = rate
         elder = elder and not kernel.needs_sm
         traffic += rate * kernel.dram_bytes_per_ns

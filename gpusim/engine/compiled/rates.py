@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from gpusim.engine.compiled.jit import int64, jit
 
-#: Loads whose rates are kept: a power of 2.
-LOADS: Final = 256
+#: Loads whose rates are kept: a power of 2, of loads up to 2 each another place.
+LOADS: Final = 512
 
 
 @jit

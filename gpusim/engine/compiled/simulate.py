@@ -179,7 +179,7 @@ def simulate(
                     device.running -= 1
                 elif blocks is not None:
                     if device.all_of_it == 0:
-                        all_of_it = placement.go_on(hw, device, on_device(blocks, node.device), True, never)
+                        all_of_it = placement.go_on(hw, device, on_device(blocks, node.device), int64(1), never)
                     device.all_of_it = 0
                 if not all_of_it:
                     what = COPIES  # a part of its blocks: nothing else follows
@@ -214,7 +214,7 @@ def simulate(
                     until_ns = never
                     if not several and device.copying == 0:  # nothing else happens before
                         until_ns = min(heaps[events].time if pending > 0 else always, device.serve_at)
-                    ended_as_well = placement.go_on(hw, device, on_device(blocks, node.device), False, until_ns)
+                    ended_as_well = placement.go_on(hw, device, on_device(blocks, node.device), int64(0), until_ns)
                     device.all_of_it = 1 if ended_as_well else 0
                 if device.end_place >= 0:
                     delay_ns, index = max(0.0, device.end_ns - device.clock_ns), int64(device.end_index)

@@ -24,11 +24,11 @@ from gpusim.engine.placement import NEAR_NS, NO_SMS
 #: for it and what had room was used: from then on only groups that change can have room.
 PLACED: Final = np.dtype(
     [
-        ("index", "i8"),
         ("left", "i8"),
         ("on_sms", "i8"),
-        ("crowds", "i8"),
-        ("scanned", "i8"),
+        ("index", "i4"),
+        ("crowds", "i2"),
+        ("scanned", "i2"),
         ("partition", "i8"),
         ("blocks_per_sm", "i8"),
         ("threads", "f8"),
@@ -39,7 +39,10 @@ PLACED: Final = np.dtype(
         ("block_ns", "f8"),
         ("load", "f8"),
         ("dram_bytes_per_ns", "f8"),
-        ("matrix", "i8"),  # 128 bytes: a place is found without a multiplication
+        ("matrix", "i8"),
+        # Its traffic by kind, one of them 0: sums of both need not ask, which is often mispredicted.
+        ("other_bytes_per_ns", "f8"),
+        ("matrix_bytes_per_ns", "f8"),  # 128 bytes: a place is found without a multiplication
     ],
     align=True,
 )
@@ -103,11 +106,10 @@ def set_up(device: Any, blocks: Any) -> None:
 
 @jit
 def new_group(device: Any, blocks: Any, partition: int, sms: int) -> None:
-    """An empty group, behind the others."""
+    """An empty group, behind the others; when it ends is infinite already."""
     number = int64(device.groups)
     group = blocks.groups[int64(device.order[number])]
     group.at = number
-    note_end(device, number, np.inf)
     device.traffic[number] = 0.0
     device.groups += 1
     device.empty += 1
@@ -239,12 +241,14 @@ def add_up_traffic(blocks: Any, group: Any) -> None:
 def merge_empty(device: Any, blocks: Any) -> None:
     """`SmPlacement._merge_empty`."""
     groups, order, ends, traffic = blocks.groups, device.order, device.ends, device.traffic
-    number = int64(1)
-    while number < device.groups:
+    number, behind = int64(1), int64(device.groups)
+    first = changed = behind  # that is empty, and whose number changed
+    while number < device.groups and device.empty > 1:  # one by itself stays
         at = int64(order[number])
         into = int64(-1)
         if groups[at].blocks == 0:
-            for earlier in range(int64(1), number):
+            first = min(first, number)
+            for earlier in range(first, number):
                 other = groups[int64(order[earlier])]
                 if other.blocks == 0 and other.partition == groups[at].partition:
                     into = int64(order[earlier])
@@ -252,6 +256,7 @@ def merge_empty(device: Any, blocks: Any) -> None:
         if into < 0:
             number += 1
             continue
+        changed = min(changed, number)
         groups[into].sms += groups[at].sms
         groups[at].changed = 0
         device.wanted -= traffic[number]
@@ -265,8 +270,8 @@ def merge_empty(device: Any, blocks: Any) -> None:
             groups[int64(order[later])].at = later
         order[last] = at
         ends[last] = np.inf
-    for number in range(0, int64(device.groups) + 1, ROW):
-        note_end(device, number, ends[number])
+    for row in range(changed // ROW, (behind - 1) // ROW + 1):  # those before are as they were
+        note_end(device, row * ROW, ends[row * ROW])
     kept = int64(0)
     for number in range(int64(device.touched)):  # without those that are no more
         at = int64(device.touched_groups[number])
@@ -344,12 +349,13 @@ def later(a: float, b: float) -> float:
 @jit
 def next_end(device: Any, blocks: Any) -> None:
     """`SmPlacement.next_end`, and whether that group ends `alone`, well before all others."""
-    end_ns, next_ns, found = device.row_ends[0], device.row_next[0], int64(device.row_at[0])
+    end_ns, next_ns, found_row = device.row_ends[0], device.row_next[0], int64(0)
     for row in range(1, (int64(device.groups) + ROW - 1) >> 3):
         row_ns = device.row_ends[row]
-        found = int64(device.row_at[row]) if row_ns < end_ns else found  # of those at one time, the first one
+        found_row = row if row_ns < end_ns else found_row  # the first of those at one time; reading here would branch
         next_ns = earlier(earlier(next_ns, device.row_next[row]), later(end_ns, row_ns))
         end_ns = earlier(row_ns, end_ns)
+    found = int64(device.row_at[found_row])
     group = blocks.groups[int64(device.order[found])]
     device.alone = 1 if next_ns > end_ns + 2 * NEAR_NS else 0
     if next_ns == end_ns:  # of those together, the one that was placed first
