@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpusim.errors import MeasurementError
+from gpusim.errors import MeasurementError, RecipeError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import check_schedule
-from gpusim.recipes.again import predict_again
+from gpusim.recipes.again import predict_again, trace_files
 from gpusim.recipes.chosen import choose_schedules, hardware_of
 from gpusim.recipes.recipe import Case, Recipe
 from gpusim.report.fidelity import Fidelity, fidelity
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed, write_replayed
-from gpusim.report.results import ResultCase
+from gpusim.report.results import ResultCase, read_results
 from gpusim.report.results_table import write_results
 from gpusim.trace.store import bundled_traces, load_trace
 from tests.made_results import case as make_case
@@ -160,3 +160,20 @@ def test_broken_file_of_schedules_is_one_line(text: str, tmp_path: Path) -> None
         read_replayed(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_traces_of_results_are_those_that_the_recipe_names(tmp_path: Path) -> None:
+    """Wherever it is asked from; a recipe that cannot be read is an error of its own, and one that is gone is none."""
+    (folder := tmp_path / "validate" / "results").mkdir(parents=True)
+    kept = tmp_path / "validate" / "traces" / "others"
+    kept.mkdir(parents=True)
+    results = write_results(make_results([make_case(1, 1)]), folder)
+    trace = kept / "squeezenet1_1-infer-b1.json.gz"
+    trace.touch()
+    assert trace_files(results)["squeezenet1_1-infer-b1"] == bundled_traces()["squeezenet1_1-infer-b1"]
+    recipe = tmp_path / "validate" / f"{read_results(results).recipe}.toml"
+    recipe.write_text(f'name = "r"\n[[case]]\ntrace = "validate/traces/others/{trace.name}"\n')
+    assert trace_files(results)["squeezenet1_1-infer-b1"] == trace
+    recipe.write_text("name = ")
+    with pytest.raises(RecipeError, match=recipe.name):
+        trace_files(results)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from gpusim.engine.fast import FastEngine
-from gpusim.errors import MeasurementError
+from gpusim.errors import MeasurementError, RecipeError
+from gpusim.files import read_toml
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.recipes.chosen import hardware_of
+from gpusim.recipes.recipe import Recipe
 from gpusim.report.replayed import SUFFIX, read_replayed
 from gpusim.report.results import Results, read_results
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
@@ -23,15 +24,16 @@ def trace_files(results: Path) -> dict[str, Path]:
 
     First those that its recipe names, in the folder above; then those beside the results, before the bundled ones:
     beside `results/` lies `traces/`, and a folder in it with the recipe's name holds what only that recipe captured.
+    Raises `MeasurementError` or `RecipeError`.
     """
     place = results.parent.parent
     name = read_results(results).recipe
     folders = (place / "traces", place / "traces" / name)
     found = {file.name.removesuffix(".json.gz"): file for folder in folders for file in folder.glob("*.json.gz")}
-    # Not `read_recipe`: paths in a recipe are those of where it was run.
+    # Not `read_recipe`, which looks for the traces: paths in a recipe are those of where it was run.
     recipe = place / f"{name}.toml"
-    named = tomllib.loads(recipe.read_text()).get("case", []) if recipe.is_file() else []
-    files = [place.parent / case["trace"] for case in named if case.get("trace", "").endswith(".json.gz")]
+    named = read_toml(recipe, Recipe, RecipeError).case if recipe.is_file() else ()
+    files = [place.parent / case.trace for case in named if case.trace is not None and case.trace.endswith(".json.gz")]
     given = {file.name.removesuffix(".json.gz"): file for file in files if file.is_file()}
     return {**bundled_traces(), **found, **given}
 
