@@ -191,7 +191,7 @@ def draw_steps(axes: Axes, cases: Sequence[ResultCase]) -> None:
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("speed-up over the sequential CUDA graph")
     axes.xaxis.set_major_formatter("{x:.2f}x")
-    axes.set_title("Fastest of eight tried for each step", loc="left", fontsize=10.5, fontweight="bold")
+    axes.set_title("Fastest tried for each step", loc="left", fontsize=10.5, fontweight="bold")
     axes.legend(
         handles=[
             Line2D([], [], marker="o", color=BLUE, linestyle="", markersize=6.5, label="measured"),

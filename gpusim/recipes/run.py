@@ -32,6 +32,7 @@ from gpusim.runtime.isolate import alone
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
+from gpusim.units import counted
 
 Result = TypeVar("Result")
 
@@ -76,9 +77,13 @@ class _Run:
                 if path is not None
             ]
             for case, path, choosing in waiting:
+                if not choosing.done():
+                    self.say(f"choosing schedules of {path.name}")
                 chosen = self._step(choosing.result)
                 if chosen is None:
                     continue
+                tried = f" after a trial of {len(chosen.contenders)}" if chosen.contenders else ""
+                self.say(f"replaying {counted(len(chosen.schedules), 'schedule')} of {path.name}{tried}")
                 replayed = self._step(alone, _replay, path, chosen, self.recipe, self.command)
                 measured = None
                 if replayed is not None:
