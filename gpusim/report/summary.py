@@ -28,6 +28,7 @@ class SummaryVerdict(Document, frozen=True, kw_only=True):
     low: float
     high: float
     text: str
+    may_lose_cache: bool
 
 
 class Summary(Document, frozen=True, kw_only=True):
@@ -84,6 +85,11 @@ def summarize(explored: Explored) -> Summary:
         eager_ns=explored.attribution.eager_ns,
         concurrency_ns=explored.attribution.concurrency_ns,
         verdict=SummaryVerdict(
-            worth_it=found.worth_it, speedup=found.speedup, low=found.low, high=found.high, text=found.text
+            worth_it=found.worth_it,
+            speedup=found.speedup,
+            low=found.low,
+            high=found.high,
+            text=found.text,
+            may_lose_cache=found.may_lose_cache,
         ),
     )
