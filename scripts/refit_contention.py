@@ -1,9 +1,10 @@
 """Fit the contention constants again to the schedules that a calibration replayed, without a GPU.
 
-    python scripts/refit_contention.py [validate/calibration]
+    python scripts/refit_contention.py [validate/calibration [CROSS_LOAD]]
 
 The folder has the calibration's traces and one file of its schedules with what they took. Prints the constants that
-today's engine gives with the bundled hardware model, and what is left, step by step. Needs torch, as calibrating does.
+today's engine gives with the bundled hardware model, and what is left, step by step. `contention.cross_load` is not
+fitted: it is that of the model, or the number given. Needs torch, as calibrating does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+
+import msgspec
 
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.anchor import anchor
@@ -21,9 +24,12 @@ from gpusim.trace.store import read_trace
 HARDWARE = "h200"
 
 
-def main(folder: str = "validate/calibration") -> None:
+def main(folder: str = "validate/calibration", cross_load: str = "") -> None:
     """Print constants and residuals."""
     model = load_hardware(HARDWARE)
+    if cross_load:
+        contention = msgspec.structs.replace(model.contention, cross_load=float(cross_load))
+        model = msgspec.structs.replace(model, contention=contention)
     (file,) = Path(folder).glob(f"*{SUFFIX}")
     steps: dict[str, list[ReplayedSchedule]] = {}
     for schedule in read_replayed(file):

@@ -211,6 +211,7 @@ def make_hardware(
     slowdown: float = 0.0,
     sharing: float = 0.0,
     matrix: float = 0.0,
+    cross: float = 1.0,
     dram_bytes_per_ns: float = 1000.0,
     launch_ns: float = 0.0,
     start_ns: float = 0.0,
@@ -261,7 +262,11 @@ def make_hardware(
             queues=queues,
         ),
         contention=replace(
-            model.contention, younger_slowdown=slowdown, sharing_exponent=sharing, matrix_exponent=matrix
+            model.contention,
+            younger_slowdown=slowdown,
+            sharing_exponent=sharing,
+            matrix_exponent=matrix,
+            cross_load=cross,
         ),
         uncertainty=replace(model.uncertainty, sequential_frac=uncertainty, schedule_frac=uncertainty),
         **top_level,
@@ -441,6 +446,7 @@ def hardware_models(draw: st.DrawFn) -> HardwareModel:
         memory_node_ns=draw(st.sampled_from((0.0, 700.0))),
         slowdown=draw(st.sampled_from((0.0, 0.8))),
         matrix=draw(st.sampled_from((0.0, 0.2, 0.9))),
+        cross=draw(st.sampled_from((1.0, 0.6))),
         launch_ns=draw(st.sampled_from((0.0, 5000.0))),
         start_ns=draw(st.sampled_from((0.0, 2000.0))),
         stream_chain_ns=draw(st.sampled_from((0.0, 405.3))),

@@ -146,6 +146,19 @@ def test_kernels_that_multiply_matrices_have_an_exponent_of_their_own() -> None:
         assert alone.end_ns == (9000,)
 
 
+def test_kernels_of_the_other_kind_count_in_part() -> None:
+    """Of the other kind, half: load 1.5 for either, 1.5 and 1.5^0.5 times as long; 6,124 of 10,000 ns are done by then.
+
+    Of their own kind they count in full.
+    """
+    for engine in ENGINES:
+        tasks = beside(blocks_of(10_000, SMS), blocks_of(5_000, SMS, matrix=True))
+        assert run(engine, *tasks, matrix=1.0, cross=0.5).end_ns == (11376, 7500)
+        assert run(engine, *tasks, matrix=1.0, cross=0.0).end_ns == (10000, 5000)
+        alike = beside(blocks_of(10_000, SMS), blocks_of(10_000, SMS))
+        assert run(engine, *alike, cross=0.5).end_ns == (14142, 14142)
+
+
 def test_a_kernel_of_many_blocks_loads_its_sms_more_than_one_of_few() -> None:
     """Three eighths of an SM and one: the first takes (4 / 3)^0.5 as long, the second goes on at half its pace."""
     for engine in ENGINES:

@@ -13,7 +13,7 @@ The rules, in one place (docs/engine.md, "Where blocks go", has the measurement 
 4. *Sharing.* The load of an SM is the sum of its blocks' shares, one over the number of such blocks that it could
    hold: full of one kernel's blocks, it has load 1. Blocks take load^p times as long as at load 1, below 1, too; and at
    load 1 the time that makes their kernel take what it takes alone, wave by wave. Kernels that multiply matrices have a
-   p of their own.
+   p of their own, and count only in part in the load of others, as others in theirs (`cross_load`).
 5. *DRAM.* Where the traffic of all would exceed the bandwidth, those who use it slow down alike.
 
 Rules 1 to 4 hold in each SM partition by itself. SMs that hold the same are one group, blocks placed on a group at one
@@ -312,12 +312,11 @@ class SmPlacement:
         groups, bandwidth = self._all_groups, self.hardware.memory.dram_bytes_per_ns
         for group in groups:
             if group.changed:
-                load, traffic = 0.0, [0.0, 0.0]
+                loads, traffic = [0.0, 0.0], [0.0, 0.0]
                 for cohort in group.cohorts:
-                    load += cohort.blocks * cohort.kernel.load
+                    loads[cohort.kernel.task.matrix] += cohort.blocks * cohort.kernel.load
                     traffic[cohort.kernel.task.matrix] += cohort.blocks * group.sms * cohort.kernel.dram_bytes_per_ns
-                others, matrix = self.hardware.contention.exponents
-                group.rates = (1.0 / load**others, 1.0 / load**matrix) if load > 0.0 else (1.0, 1.0)
+                group.rates = shared_rates(loads[0], loads[1], self.hardware.contention)
                 group.dram_bytes_per_ns = group.rates[0] * traffic[0] + group.rates[1] * traffic[1]
         wanted = 0.0
         for group in groups:
@@ -365,6 +364,15 @@ class SmPlacement:
     def traffic_bytes_per_ns(self) -> float:
         """DRAM traffic at the current rates."""
         return sum(c.rate * c.blocks * c.group.sms * c.kernel.dram_bytes_per_ns for c in self.cohorts)
+
+
+def shared_rates(others: float, matrix: float, contention: Contention) -> tuple[float, float]:
+    """Rates on an SM with these loads of kernels that do not multiply matrices, and of those that do."""
+    exponents, cross = contention.exponents, contention.cross_load
+    return (
+        1.0 / (others + cross * matrix) ** exponents[0] if others > 0.0 else 1.0,
+        1.0 / (matrix + cross * others) ** exponents[1] if matrix > 0.0 else 1.0,
+    )
 
 
 def waves(task: Task, sms: int, contention: Contention) -> float:

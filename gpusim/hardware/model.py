@@ -132,6 +132,9 @@ class Contention(Document, frozen=True, kw_only=True):
     """
     matrix_exponent: Exponent = 0.0
     """p of kernels that multiply matrices, which keep an SM busier than others do; 0: as for all others."""
+    cross_load: Exponent = 1.0
+    """How much the blocks of kernels that multiply matrices count in the load of the others on an SM, and the other way
+    round: the two kinds wait for different things; 1: as much as those of their own kind."""
 
     @property
     def exponents(self) -> tuple[float, float]:

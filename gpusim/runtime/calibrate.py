@@ -21,8 +21,9 @@ from gpusim.runtime.contention import fit, measure_points, with_contention
 from gpusim.runtime.device import gpu_facts, require_gpu
 
 REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
-#: Not measured here, but by an experiment of its own (docs/fidelity.md).
-CACHE_SOURCE = "uncertainty.cache_frac"
+#: Numbers that stay as they are: one of an experiment of its own, one that was chosen with the others fitted for each
+#: value (docs/fidelity.md, docs/hardware_models.md).
+KEPT = ("uncertainty.cache_frac", "contention.cross_load")
 JOIN_SOURCE = "not measured; kernels of one block that waited for several others on an H200 started no later"
 LIMITS_FROM_DRIVER = {
     "sms": "multi_processor_count",
@@ -45,7 +46,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
             raise GpuError(f"the driver says {name} = {found}, the base model {getattr(base.limits, field)}")
     when = f"measured {datetime.date.today().isoformat()} by `{command}`, torch {facts.torch}, driver {facts.driver}"
     when += f", SM clock {facts.sm_clock_mhz} MHz"
-    sources = {k: v for k, v in base.sources.items() if not k.startswith(REMEASURED) or k == CACHE_SOURCE}
+    sources = {k: v for k, v in base.sources.items() if not k.startswith(REMEASURED) or k in KEPT}
     say("CUDA graphs: chains, forks, joins, front end")
     graph, notes = graph_costs()
     sources |= {f"graph.{field}": f"{when}; {note}" for field, note in notes.items()}

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from gpusim.engine.fast import FastEngine
-from gpusim.hardware.model import Contention, HardwareModel
+from gpusim.hardware.model import HardwareModel
 from gpusim.plan.anchor import anchor
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
@@ -197,7 +197,9 @@ def with_contention(
     """The model with other constants of what kernels do to each other."""
     return msgspec.structs.replace(
         model,
-        contention=Contention(younger_slowdown=slowdown, sharing_exponent=exponent, matrix_exponent=matrix_exponent),
+        contention=msgspec.structs.replace(
+            model.contention, younger_slowdown=slowdown, sharing_exponent=exponent, matrix_exponent=matrix_exponent
+        ),
         graph=msgspec.structs.replace(model.graph, busy_ns=busy_ns),
     )
 

@@ -55,7 +55,8 @@ def bounds(graph: OpGraph) -> Bounds:
     """Bounds of a step on its GPU.
 
     Area: a kernel that holds the share s of its demand d runs at rate s at most, so it takes d x its time alone of each
-    resource, whenever and beside whatever it runs; so does a block of its SM. Bandwidth likewise.
+    resource, whenever and beside whatever it runs; so does a block of its SM, but for what kernels of two kinds do more
+    side by side (`gpusim.search.cross_load`). Bandwidth likewise.
     """
     hardware = graph.hardware
     kernels = Kernels.of(graph)

@@ -20,6 +20,13 @@ being concave. Where x is below 1, both sums are at most x, and x / x^p is at mo
 have a p of their own; with the smaller one as p, no rate above load 1 is larger than that. So kernels take at least
 that much, each block for its time at load 1; `_CROWDS` has the c that are tried, and c = 1 is the plain area.
 
+With a cross load w below 1 rates go by loads in which the other kind counts w times. Where both kinds run on an SM they
+then do more than 1 together, C at most; a kind by itself still does 1, its own load being counted in full. So kernels
+take at least what those of either kind do, and at least what both do over C. More generally, the two kinds may count
+with any weights, and C is that of the weights: where there is little of one kind, it counts for somewhat less, and the
+other in full. `gpusim.search.cross_load` has the proof and the numbers; one C serves all c. The largest of these is
+taken in each stretch, so one of only one kind loses nothing, and with w = 1 all count in full.
+
 Which kernels must run in a stretch follows from their heads and tails (the longest chains before and behind them, with
 the gaps between kernels): those with a head of at least h and a tail of at least q run between h and T - q, so
 T >= h + q + what those need. That is energetic reasoning (Erschler, Lopez, Thuriot, "Raisonnement temporel sous
@@ -41,6 +48,7 @@ from gpusim.hardware.model import HardwareModel
 from gpusim.hardware.occupancy import NO_FOOTPRINT
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import Task
+from gpusim.search.cross_load import IN_FULL, Weights, weights
 
 Floats = npt.NDArray[np.float64]
 
@@ -70,7 +78,11 @@ class Kernels:
     traffic_bytes: Floats
     """DRAM traffic of each kernel."""
     exponent: float
-    """The least p of any kernel; 0 where SMs are shared out as one pool."""
+    """The smaller p of the two kinds; 0 where SMs are shared out as one pool."""
+    matrix: npt.NDArray[np.bool_]
+    """Which kernels multiply matrices."""
+    weights: tuple[Weights, ...]
+    """What the area of either kind may count, so that an SM takes 1 a ns at most."""
 
     @classmethod
     def of(cls, graph: OpGraph) -> Kernels:
@@ -89,7 +101,10 @@ class Kernels:
                 now += task.dur_ns
             ends[op] = now
         rows = np.array(times).reshape(len(times), 3)
-        exponent = min(graph.hardware.contention.exponents)
+        contention = graph.hardware.contention
+        exponent = min(contention.exponents)
+        matrix = np.array([task.matrix for tasks in graph.tasks for task in tasks], np.bool_)
+        both = bool(exponent) and bool(matrix.any()) and not matrix.all()
         use = _use_by_block if exponent else _use_of_pool
         found = [use(task, graph.hardware) for tasks in graph.tasks for task in tasks]
         area, more, traffic = zip(*found, strict=True) if found else ((), (), ())
@@ -105,6 +120,8 @@ class Kernels:
             crowding=extra if exponent else none,
             traffic_bytes=np.array(traffic, np.float64),
             exponent=exponent,
+            matrix=matrix,
+            weights=weights(contention.exponents, contention.cross_load) if both else IN_FULL,
         )
 
     def __len__(self) -> int:
@@ -144,7 +161,14 @@ def _use_by_block(task: Task, hardware: HardwareModel) -> _Use:
 
 def area_ns(kernels: Kernels) -> float:
     """SM-time: what the kernels take of the scarcest resource."""
-    return float(kernels.area_ns.sum(axis=0).max(initial=0.0))
+    others_ns, matrix_ns = (kernels.area_ns[kind].sum(axis=0) for kind in (~kernels.matrix, kernels.matrix))
+    return float(_counted_ns(kernels, others_ns, matrix_ns).max(initial=0.0))
+
+
+def _counted_ns(kernels: Kernels, others_ns: Floats, matrix_ns: Floats) -> Floats:
+    """The least time for so much area of either kind: the largest that any weights give."""
+    counted: Floats = np.max([others * others_ns + matrix * matrix_ns for others, matrix in kernels.weights], axis=0)
+    return counted
 
 
 def crowded_area_ns(kernels: Kernels) -> float:
@@ -184,11 +208,18 @@ def _largest_by_block_ns(kernels: Kernels, resource: int, heads: Floats, tails: 
     before = (kernels.head_ns[None, :] >= heads[:, None]).astype(np.float64)
     behind = (kernels.tail_ns[None, :] >= tails[:, None]).astype(np.float64)
     some = before @ behind.T > 0.5
+    kinds = [
+        (before[:, kind], behind[:, kind], kernels.area_ns[kind, resource], kernels.crowding[kind, resource])
+        for kind in (~kernels.matrix, kernels.matrix)
+    ]
     best_ns = 0.0
     for crowd in _CROWDS:
         loaded = (crowd**kernels.exponent - 1.0) / (crowd - 1.0) if crowd > 1.0 else 0.0
-        more = 1.0 + loaded * (np.minimum(kernels.crowding[:, resource], crowd) - 1.0)
-        spans = before @ (kernels.area_ns[:, resource] * more * behind).T
+        others_ns, matrix_ns = (
+            after_head @ (area_ns * (1.0 + loaded * (np.minimum(crowding, crowd) - 1.0)) * before_tail).T
+            for after_head, before_tail, area_ns, crowding in kinds
+        )
+        spans = _counted_ns(kernels, others_ns, matrix_ns)
         best_ns = max(best_ns, float(np.max(np.where(some, heads[:, None] + tails[None, :] + spans, 0.0))))
     return best_ns
 

@@ -66,8 +66,8 @@ def start(device: Any, blocks: Any, index: int, row: Any) -> None:
     kernel.crowds = kernel.scanned = kernel.left = 0
     kernel.threads = row.threads
     kernel.partition = row.partition
-    kernel.load = row.load
-    kernel.matrix = row.matrix
+    kernel.other_load = row.other_load
+    kernel.matrix_load = row.matrix_load
     kernel.block_ns = row.block_ns
     kernel.dram_bytes_per_ns = row.dram_bytes_per_ns
     kernel.other_bytes_per_ns = row.other_bytes_per_ns
@@ -93,8 +93,8 @@ def start(device: Any, blocks: Any, index: int, row: Any) -> None:
 def prepare(hw: Any, row: Any, task: Any) -> None:
     """What `start` needs of a task, which is the same in all plans; `row.on_sms` is the SMs of its partition."""
     prepare_blocks(hw, row, task)
-    row.other_bytes_per_ns = 0.0 if row.matrix == 1 else row.dram_bytes_per_ns
-    row.matrix_bytes_per_ns = row.dram_bytes_per_ns if row.matrix == 1 else 0.0
+    row.other_bytes_per_ns = 0.0 if task.matrix == 1 else row.dram_bytes_per_ns
+    row.matrix_bytes_per_ns = row.dram_bytes_per_ns if task.matrix == 1 else 0.0
 
 
 @jit
@@ -104,11 +104,10 @@ def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
     traffic = min(task.dram_bytes / task.dur_ns, bandwidth) if task.dur_ns != 0.0 else 0.0
     count = int64(task.blocks)
     row.threads = task.footprint_threads
-    row.matrix = int64(task.matrix)
     if row.threads == 0.0 or count == 0:
         row.partition = NO_SMS
         row.block_ns = task.dur_ns
-        row.load = 0.0
+        row.other_load = row.matrix_load = 0.0
         row.dram_bytes_per_ns = traffic
         return
     row.partition = int64(task.partition)
@@ -120,9 +119,11 @@ def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
     row.split_bytes = task.footprint_split_bytes
     row.own_split_bytes = task.footprint_own_split_bytes
     row.left = count
-    full_waves = waves(hw, count, int64(row.blocks_per_sm), sms, int64(row.matrix))
+    full_waves = waves(hw, count, int64(row.blocks_per_sm), sms, int64(task.matrix))
     row.block_ns = task.dur_ns / full_waves
-    row.load = 1.0 / row.blocks_per_sm
+    load = 1.0 / row.blocks_per_sm
+    row.other_load = 0.0 if task.matrix == 1 else load
+    row.matrix_load = load if task.matrix == 1 else 0.0
     row.dram_bytes_per_ns = traffic * min(1.0, full_waves) / min(count, sms * row.blocks_per_sm)
 
 
@@ -198,7 +199,7 @@ def end_cohorts(device: Any, blocks: Any, place: int, at: int, ended_ns: float) 
     note_change(device, blocks, at)
     kept = first = int64(group.first)
     behind = first + int64(group.cohorts)
-    load = traffic = matrix_traffic = 0.0
+    load = matrix_load = traffic = matrix_traffic = 0.0
     ended = int64(0)
     for number in range(first, behind):
         cohort = cohorts[number]
@@ -208,7 +209,8 @@ def end_cohorts(device: Any, blocks: Any, place: int, at: int, ended_ns: float) 
             ended += count
             continue
         cohort.remaining_ns = remaining_ns
-        load += count * blocks.kernels[holder].load
+        load += count * blocks.kernels[holder].other_load
+        matrix_load += count * blocks.kernels[holder].matrix_load
         on_sms = float(count * int64(group.sms))
         traffic += on_sms * blocks.kernels[holder].other_bytes_per_ns
         matrix_traffic += on_sms * blocks.kernels[holder].matrix_bytes_per_ns
@@ -217,6 +219,7 @@ def end_cohorts(device: Any, blocks: Any, place: int, at: int, ended_ns: float) 
         kept += 1
     group.cohorts = kept - first
     group.held_load = load
+    group.held_matrix_load = matrix_load
     group.held_traffic = traffic
     group.held_matrix_traffic = matrix_traffic
     return ended

@@ -37,10 +37,11 @@ PLACED: Final = np.dtype(
         ("split_bytes", "f8"),
         ("own_split_bytes", "f8"),
         ("block_ns", "f8"),
-        ("load", "f8"),
         ("dram_bytes_per_ns", "f8"),
-        ("matrix", "i8"),
-        # Its traffic by kind, one of them 0: sums of both need not ask, which is often mispredicted.
+        # What a block adds to the load, and its traffic, by kind, one of them 0: sums of both need not ask, which is
+        # often mispredicted. A kernel multiplies matrices where its `matrix_load` is not 0.
+        ("other_load", "f8"),
+        ("matrix_load", "f8"),
         ("other_bytes_per_ns", "f8"),
         ("matrix_bytes_per_ns", "f8"),  # 128 bytes: a place is found without a multiplication
     ],
@@ -48,8 +49,8 @@ PLACED: Final = np.dtype(
 )
 #: `gpusim.engine.placement.SmGroup`; `at` is its number in the order; its cohorts begin at `first`; of the one that
 #: ends first, `ending` is the place of the kernel and `number` its own. `held_load`, `held_traffic` and, of kernels
-#: that multiply matrices, `held_matrix_traffic` are the sums over its cohorts, `load` is that of its rates. `room` and
-#: `gets` are those of the kernel that is being placed, `differs` says that only the split keeps it away.
+#: that multiply matrices, `held_matrix_...` are the sums over its cohorts, `load` and `matrix_load` what its rates are
+#: for. `room` and `gets` are those of the kernel that is being placed, `differs`: only the split keeps it away.
 SM_GROUP: Final = np.dtype(
     [
         ("at", "u4"),
@@ -61,10 +62,12 @@ SM_GROUP: Final = np.dtype(
         ("smem_bytes", "f8"),
         ("split_bytes", "f8"),
         ("load", "f8"),
+        ("matrix_load", "f8"),
         ("rate", "f8"),
         ("matrix_rate", "f8"),
         ("updated_ns", "f8"),
         ("held_load", "f8"),
+        ("held_matrix_load", "f8"),
         ("held_traffic", "f8"),
         ("held_matrix_traffic", "f8"),
         ("sms", "i4"),
@@ -119,7 +122,8 @@ def new_group(device: Any, blocks: Any, partition: int, sms: int) -> None:
     group.threads = group.regs = group.smem_bytes = group.split_bytes = 0.0
     group.changed = group.cohorts = group.differs = 0
     group.ending = -1
-    group.load = group.updated_ns = group.held_load = group.held_traffic = group.held_matrix_traffic = 0.0
+    group.load = group.matrix_load = group.updated_ns = group.held_load = group.held_matrix_load = 0.0
+    group.held_traffic = group.held_matrix_traffic = 0.0
     group.rate = group.matrix_rate = 1.0
 
 
@@ -136,12 +140,11 @@ def add_cohort(device: Any, blocks: Any, at: int, kernel: Any, place: int, count
     cohort.blocks = count
     cohort.remaining_ns = kernel.block_ns
     cohort.rate = 0.0
-    group.held_load += count * kernel.load
-    traffic = count * group.sms * kernel.dram_bytes_per_ns
-    if kernel.matrix == 1:
-        group.held_matrix_traffic += traffic
-    else:
-        group.held_traffic += traffic
+    group.held_load += count * kernel.other_load
+    group.held_matrix_load += count * kernel.matrix_load
+    on_sms = float(count * int64(group.sms))
+    group.held_traffic += on_sms * kernel.other_bytes_per_ns
+    group.held_matrix_traffic += on_sms * kernel.matrix_bytes_per_ns
 
 
 @jit
@@ -205,6 +208,7 @@ def split(device: Any, blocks: Any, at: int, sms: int) -> int:
     others.gets = group.gets
     others.differs = group.differs
     others.load = group.load
+    others.matrix_load = group.matrix_load
     others.rate = group.rate
     others.matrix_rate = group.matrix_rate
     others.updated_ns = group.updated_ns
@@ -215,6 +219,7 @@ def split(device: Any, blocks: Any, at: int, sms: int) -> int:
         device.placed += 1
         cohort.number = device.placed
     others.held_load = group.held_load
+    others.held_matrix_load = group.held_matrix_load
     add_up_traffic(blocks, group)
     add_up_traffic(blocks, others)
     return new
@@ -228,11 +233,9 @@ def add_up_traffic(blocks: Any, group: Any) -> None:
     for number in range(first, first + int64(group.cohorts)):
         cohort = blocks.cohorts[number]
         kernel = blocks.kernels[int64(cohort.kernel)]
-        this = int64(cohort.blocks) * group.sms * kernel.dram_bytes_per_ns
-        if kernel.matrix == 1:
-            matrix_traffic += this
-        else:
-            traffic += this
+        on_sms = float(int64(cohort.blocks) * group.sms)
+        traffic += on_sms * kernel.other_bytes_per_ns
+        matrix_traffic += on_sms * kernel.matrix_bytes_per_ns
     group.held_traffic = traffic
     group.held_matrix_traffic = matrix_traffic
 
@@ -375,15 +378,19 @@ def set_end(hw: Any, device: Any, blocks: Any, at: int) -> None:
     first = int64(group.first)
     behind = first + int64(group.cohorts)
     clock_ns, slow = device.clock_ns, device.slow  # stores below may change these, for all LLVM knows
-    load = group.held_load
-    if load != group.load:
+    load = group.held_load + hw.contention_cross_load * group.held_matrix_load
+    matrix_load = group.held_matrix_load + hw.contention_cross_load * group.held_load
+    if load != group.load and group.held_load > 0.0:
         group.load = load
-        group.rate, group.matrix_rate = known_rates(hw, device, load)
+        group.rate, _ = known_rates(hw, device, load)
+    if matrix_load != group.matrix_load and group.held_matrix_load > 0.0:
+        group.matrix_load = matrix_load
+        _, group.matrix_rate = known_rates(hw, device, matrix_load)
     group_rate, matrix_rate, first_ns, ending = group.rate, group.matrix_rate, np.inf, first
     for number in range(first, behind):
         cohort = cohorts[number]
         kernel = kernels[int64(cohort.kernel)]
-        rate = matrix_rate if kernel.matrix == 1 else group_rate
+        rate = matrix_rate if kernel.matrix_load > 0.0 else group_rate
         if slow != 1.0 and kernel.dram_bytes_per_ns > 0.0:
             rate *= slow
         cohort.rate = rate
