@@ -325,9 +325,9 @@ def test_page_of_pairs_has_a_row_for_each_trace_and_one_for_all(tmp_path: Path) 
     assert f"Command: `{RESULTS.command}`" in text
     rows = [line for line in text.splitlines() if line.startswith("|")][2:]
     assert rows == [
-        "| a-infer-b1 | 2 | 1.75 | 15.0% | 20.0% | -5.0% |",
-        "| b-infer-b1 | 1 | 1.25 | 1.0% | 1.0% | +1.0% |",
-        "| all | 3 | 1.50 | 10.0% | 20.0% | -3.0% |",
+        "| a-infer-b1 | warm | 2 | 1.75 | 15.0% | 20.0% | -5.0% |",
+        "| b-infer-b1 | warm | 1 | 1.25 | 1.0% | 1.0% | +1.0% |",
+        "| all | warm | 3 | 1.50 | 10.0% | 20.0% | -3.0% |",
     ]
 
 

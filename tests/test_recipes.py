@@ -257,7 +257,7 @@ def test_pairs_are_kept_beside_the_results_and_marked_as_fitted_where_their_case
         *[("a-infer-b1", True)] * 3,
         *[("b-infer-b1", False)] * 3,
     ]
-    assert "| all | 6 | 1.50 | 10.0% | 10.0% | +10.0% |" in path.with_suffix(".md").read_text(encoding="utf-8")
+    assert "| all | warm | 6 | 1.50 | 10.0% | 10.0% | +10.0% |" in path.with_suffix(".md").read_text(encoding="utf-8")
     assert "b-infer-b1: 3 pairs and triples of kernels" in said
 
 

@@ -96,13 +96,16 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     )
     tried = [] if explored is None else contenders(explored, recipe.measure)
     spread = 1 + hardware.uncertainty.schedule_frac
+    late = [
+        1 + hardware.uncertainty.late_frac(max(assignment.streams) + 1, graph.may_lose_cache) for _, assignment in found
+    ]
     bound = bounds(graph)
     return Chosen(
         schedules,
         tuple(timeline.peak_bytes for timeline in timelines),
         tuple(schedule(SEARCH, row.assignment, row.makespan_ns) for row in tried),
         tuple(row.peak_bytes for row in tried),
-        any(timeline.makespan_ns * spread < sequential_ns for timeline in timelines),
+        any(each.makespan_ns * spread * more < sequential_ns for each, more in zip(timelines, late, strict=True)),
         {name.removesuffix("_ns"): time_ns for name, time_ns in bound.document().items()},
         hardware.label,
     )

@@ -63,18 +63,18 @@ def pairs_markdown(results: PairResults, source: str) -> str:
         f"Command: `{results.command}`",
         "",
         "Slow-down: two or three kernels side by side, over the longest of them alone. Error: predicted over measured. "
-        + ("Nothing of theirs" if all(case.cold for case in results.cases) else "What they read")
-        + " was in the L2 cache.",
+        "The L2 cache before: *warm* with what they read, *cold* without.",
         "",
-        "| trace | pairs and triples | measured slow-down, median | error, median | 95 % within | bias |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| trace | L2 cache | pairs and triples | measured slow-down, median | error, median | 95 % within | bias |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
     traces = dict.fromkeys(case.trace for case in results.cases)
     groups = {trace: [case for case in results.cases if case.trace == trace] for trace in traces}
     for name, cases in ({**groups, "all": list(results.cases)}).items():
         slowdown = statistics.median(case.slowdown for case in cases)
         median, p95, bias = pair_errors(cases)
-        lines.append(f"| {name} | {len(cases)} | {slowdown:.2f} | {median:.1%} | {p95:.1%} | {bias:+.1%} |")
+        cache = " and ".join(sorted({"cold" if case.cold else "warm" for case in cases}))
+        lines.append(f"| {name} | {cache} | {len(cases)} | {slowdown:.2f} | {median:.1%} | {p95:.1%} | {bias:+.1%} |")
     return "\n".join(lines) + "\n"
 
 

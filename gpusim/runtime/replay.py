@@ -88,6 +88,7 @@ def replay(
     gpu = gpu_facts(sequential.replay)
     peaks, events, checks = [sequential.peak_bytes], [sequential.sync.events], []
     in_fp32 = None
+    recorded = sequential
     for each in legal:
         # Not kept for the timing: a GPU may not hold all of them at once.
         recorded = _record(recorder, state, each)

@@ -191,7 +191,7 @@ def explore(
         for assignment in refined.assignments:
             if name == SEARCH or assignment.variants or assignment.partitions:
                 add(name, max(assignment.streams) + 1, assignment)
-    best = choose(_within(rows, memory_limit_bytes), hardware, sequential_ns)
+    best = choose(_within(rows, memory_limit_bytes), hardware, sequential_ns, graph.may_lose_cache)
     concluded = _conclude(graph, hardware, best, sequential_ns, bound, seed)
     return Explored(
         trace=trace,
@@ -249,7 +249,7 @@ def _conclude(
     }
 
 
-def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int) -> Row:
+def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_lose_cache: bool = False) -> Row:
     """The row to recommend: the fastest policy, or a searched schedule that is predicted to win clearly over it.
 
     The sequential row stays where nothing is predicted to win beyond the model's uncertainty.
@@ -258,7 +258,8 @@ def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int) -> Row:
     searched = min((row for row in rows if row.policy in SEARCHED), key=lambda row: row.makespan_ns, default=fastest)
     if searched.makespan_ns < fastest.makespan_ns * (1 - SEARCH_MARGIN):
         fastest = searched
-    if fastest.makespan_ns * (1 + hardware.uncertainty.schedule_frac) > sequential_ns:
+    late = 1 + hardware.uncertainty.late_frac(fastest.streams, may_lose_cache)
+    if fastest.makespan_ns * (1 + hardware.uncertainty.schedule_frac) * late > sequential_ns:
         return next((row for row in rows if row.policy == "sequential"), fastest)
     return fastest
 

@@ -1,0 +1,71 @@
+"""Predict pairs and triples of kernels again with the model of today, and say how like the step they were measured.
+
+    python scripts/predict_pairs_again.py validate/results/pairs_h200_20261122.pairs.json ...
+
+For each step: the state of the L2 cache, what ops took alone over what they take in the step (5 %, median, 95 %), and
+the errors of the times together as predicted then and now (docs/fidelity.md). Needs torch, as measuring does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from gpusim.plan.kernels import kernel_tasks
+from gpusim.plan.pairs import PairCase
+from gpusim.recipes.again import trace_files
+from gpusim.recipes.chosen import hardware_of
+from gpusim.report.fidelity import quantile
+from gpusim.report.pairs import SUFFIX, pair_errors, read_pairs
+from gpusim.runtime.pairs import predict
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import read_trace
+
+
+def again(cases: list[PairCase], trace: Trace) -> list[PairCase]:
+    """The cases of one step with what is predicted of them now."""
+    hardware = hardware_of(trace)
+    tasks = dict(zip((op.name for op in trace.ops), kernel_tasks(trace, hardware), strict=True))
+    return [
+        msgspec.structs.replace(
+            case,
+            predicted_ns=round(
+                predict([tasks[op][0] for op in case.ops], case.alone_ns, float(case.empty_ns), hardware)
+            ),
+        )
+        for case in cases
+    ]
+
+
+def unlike(cases: list[PairCase], trace: Trace) -> list[float]:
+    """For each op once, its time alone over that in the step; ascending."""
+    took_ns = {op.name: op.kernels[0].dur_ns for op in trace.ops if op.kernels}
+    found = {
+        op: (alone_ns - case.empty_ns) / took_ns[op]
+        for case in cases
+        for op, alone_ns in zip(case.ops, case.alone_ns, strict=True)
+    }
+    return sorted(found.values())
+
+
+def main(*files: str) -> None:
+    """Print the table of each file."""
+    for file in map(Path, files):
+        cases = read_pairs(file).cases
+        traces = trace_files(file.with_name(file.name.removesuffix(SUFFIX) + ".json"))
+        print(f"{file.name}\n\n| step | cache | n | alone / in the step | then: median, 95 % within, bias | now |")
+        print("|---|---|--:|--:|--:|--:|")
+        for name in dict.fromkeys(case.trace for case in cases):
+            mine, trace = [case for case in cases if case.trace == name], read_trace(traces[name])
+            ratios = ", ".join(f"{quantile(unlike(mine, trace), part):.2f}" for part in (0.05, 0.5, 0.95))
+            errors = " | ".join(
+                "{:.1%}, {:.1%}, {:+.1%}".format(*pair_errors(each)) for each in (mine, again(mine, trace))
+            )
+            print(f"| {name} | {'cold' if mine[0].cold else 'warm'} | {len(mine)} | {ratios} | {errors} |")
+        print()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
