@@ -21,6 +21,8 @@ from gpusim.runtime.partitions import Partitions, sm_groups
 from gpusim.runtime.replay import replay
 from gpusim.trace.check import check_trace
 from gpusim.trace.schema import Composition, Trace
+from gpusim.trace.store import load_trace
+from tests.chains import chosen_by_name, with_chains
 from tests.networks import spec
 
 # Libraries warn about themselves on a GPU; that is not what these tests are about.
@@ -68,6 +70,28 @@ def test_captured_variants_have_kernels_of_their_own_and_give_the_same_results(t
     schedule = make_schedule(trace, range(n), streams, policy="test", made_by="test", variants=chosen)
     (measured,) = replay(trace, [schedule], load_hardware("h200"), recordings=1)
     assert measured.outputs.equal, measured.outputs
+
+
+@pytest.mark.parametrize(
+    ("bundled", "name"),
+    [
+        ("squeezenet1_1-infer-b1", "fused"),
+        ("squeezenet1_1-infer-b1", "fused_channels_last"),
+        ("squeezenet1_1-infer-b1", "joined"),
+        ("googlenet-infer-b1", "fused"),
+        ("resnet50-train-b8", "joined"),
+    ],
+)
+def test_ops_run_as_one_give_the_same_results(bundled: str, name: str) -> None:
+    """Wherever they can be, on two streams, covered ops on another one than the op that does their work."""
+    step = with_chains(load_trace(bundled))
+    chosen = chosen_by_name(step, name)
+    n = len(step.ops)
+    streams = [index % 2 for index in range(n)]
+    schedule = make_schedule(step, range(n), streams, policy="test", made_by="test", variants=chosen)
+    (measured,) = replay(step, [schedule], load_hardware("h200"), recordings=1)
+    assert measured.outputs.equal, measured.outputs
+    assert measured.outputs.sensitive
 
 
 @pytest.mark.parametrize(

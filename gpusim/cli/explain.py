@@ -54,7 +54,7 @@ def explain(
     """
     from gpusim.engine.fast import FastEngine
     from gpusim.plan.graph import OpGraph
-    from gpusim.plan.schedule import check_streams, lower_schedule, read_schedule
+    from gpusim.plan.schedule import check_streams, chosen_variants, lower_schedule, read_schedule
     from gpusim.policies.registry import policy_by_name
     from gpusim.report import explain_table as table
     from gpusim.search.explain import explain as run
@@ -77,6 +77,7 @@ def explain(
     if schedule_file is not None:
         schedule = read_schedule(Path(schedule_file))
         plan = lower_schedule(schedule, graph, mode, schedule_file)
+        graph = graph.choosing(chosen_variants(schedule, step, schedule_file))
     else:
         assignment = make(graph, streams or DEFAULT_STREAMS)
         plan = assignment.lowered(graph, mode)

@@ -187,7 +187,7 @@ def _write_side_by_side(
     events = measured_events(graph.trace, order, streams, seed, variants=variants, partitions=schedule.partitions)
     title = f"{schedule.policy}, {schedule.streams} streams"
     runs = [
-        run_from_timeline(simulated, graph.trace, f"simulated: {title}", model),
+        run_from_timeline(simulated, graph.choosing(variants).trace, f"simulated: {title}", model),
         run_from_kineto(events, f"measured (profiled replay): {title}"),
     ]
     write_perfetto(target, runs, measurement)

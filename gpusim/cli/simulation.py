@@ -171,7 +171,7 @@ def simulate(
     from gpusim.engine.base import engine_by_name
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.lower import lower
-    from gpusim.plan.schedule import check_streams, lower_schedule, read_schedule
+    from gpusim.plan.schedule import check_streams, chosen_variants, lower_schedule, read_schedule
     from gpusim.policies.registry import POLICIES, policy_by_name
     from gpusim.report.tables import print_simulated
     from gpusim.search.bounds import bounds
@@ -200,10 +200,11 @@ def simulate(
         schedule = read_schedule(Path(schedule_file))
         plan = lower_schedule(schedule, graph, "stream" if launch == "stream" else "graph", schedule_file)
         name, used = schedule.policy, schedule.streams
+        chosen = graph.choosing(chosen_variants(schedule, step, schedule_file))
     else:
         assignment = make(graph, streams or DEFAULT_STREAMS)
         plan = lower(graph, assignment.order, assignment.streams, "stream" if launch == "stream" else "graph")
-        name, used = policy or "critical_path", max(assignment.streams) + 1
+        name, used, chosen = policy or "critical_path", max(assignment.streams) + 1, graph
     timeline = engine.run(plan, graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
     sequential = engine.run(lower(graph, alone.order, alone.streams), graph.hardware)
@@ -214,15 +215,15 @@ def simulate(
     if target is not None:
         from gpusim.report.perfetto import run_from_timeline, write_perfetto
 
-        write_perfetto(target, [run_from_timeline(seen, step, title, model)])
+        write_perfetto(target, [run_from_timeline(seen, chosen.trace, title, model)])
     if figures:
         from gpusim.report.figures.timeline import timeline_figure
 
         run = measured.run if measured else None
         timed_ns = measured.timed_ns if measured else None
-        figure = timeline_figure(seen, step, graph.hardware, title=title, measured=run, measured_ns=timed_ns)
+        figure = timeline_figure(seen, chosen.trace, graph.hardware, title=title, measured=run, measured_ns=timed_ns)
         figures.write(figure, f"{step.name}, {title}")
-    document = _document(graph, name, used, timeline.makespan_ns, sequential.makespan_ns, bounds(graph))
+    document = _document(graph, name, used, timeline.makespan_ns, sequential.makespan_ns, bounds(chosen))
     document |= {"peak_bytes": timeline.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
     eager = {
         "predicted_ns": predict_eager(graph, engine),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+import msgspec
 
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.anchor import anchor, anchored
 from gpusim.plan.cache import may_lose_cache
 from gpusim.plan.kernels import kernel_tasks, variant_tasks
 from gpusim.plan.tasks import Task
+from gpusim.trace.covers import covered_by
 from gpusim.trace.dependencies import dependencies
-from gpusim.trace.schema import Trace
+from gpusim.trace.schema import Kernel, Op, Trace
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class OpGraph:
     tasks: tuple[tuple[Task, ...], ...]
     variants: tuple[tuple[tuple[Task, ...], ...], ...] = ()
     """For each op, the tasks of each of its variants; empty where no op has any."""
+    covered: Mapping[int, int] = field(default_factory=dict)
+    """Ops whose work the chosen variant of another one does, and that other one."""
 
     @classmethod
     def build(cls, trace: Trace, hardware: HardwareModel) -> OpGraph:
@@ -41,15 +46,26 @@ class OpGraph:
     def choosing(self, variants: Sequence[int]) -> OpGraph:
         """The graph with other kernels: of each op its `variants[op]`-th variant, counted from 1; 0 is as captured.
 
-        An empty list chooses nothing. What is chosen once is what counts as captured in the graph returned: it has no
-        variants.
+        An empty list chooses nothing. What is chosen once is what counts as captured in the graph returned and in its
+        trace: they have no variants. An op that a variant covers has no kernels, and waits for the op with that variant
+        alone.
         """
         if not any(variants):
             return self
-        tasks = tuple(
-            self.variants[op][variants[op] - 1] if variants[op] else tasks for op, tasks in enumerate(self.tasks)
+        covered = covered_by(self.trace, variants)
+        waits = (
+            (covered[op], *(p for p in preds if p in covered)) if op in covered else preds
+            for op, preds in enumerate(self.preds)
         )
-        return replace(self, tasks=tasks, variants=())
+        tasks = (self.variants[op][variants[op] - 1] if variants[op] else own for op, own in enumerate(self.tasks))
+        return replace(
+            self,
+            trace=_with_kernels(self.trace, variants, covered),
+            preds=tuple(waits),
+            tasks=tuple(() if op in covered else chosen for op, chosen in enumerate(tasks)),
+            variants=(),
+            covered=covered,
+        )
 
     def __len__(self) -> int:
         return len(self.preds)
@@ -110,6 +126,21 @@ class OpGraph:
         for op, preds in enumerate(self.preds):
             found[op] = max((found[p] + (1 if self.tasks[p] else 0) for p in preds), default=0)
         return tuple(found)
+
+
+def _with_kernels(trace: Trace, variants: Sequence[int], covered: Mapping[int, int]) -> Trace:
+    """The trace with the kernels of the chosen variants as if they had been captured."""
+
+    def kernels(index: int, op: Op) -> tuple[Kernel, ...]:
+        if index in covered:
+            return ()
+        return op.variants[variants[index] - 1].kernels if variants[index] else op.kernels
+
+    ops = (
+        msgspec.structs.replace(op, kernels=kernels(index, op), variants=()) if op.variants or index in covered else op
+        for index, op in enumerate(trace.ops)
+    )
+    return msgspec.structs.replace(trace, ops=tuple(ops))
 
 
 def is_legal_order(order: Sequence[int], preds: Sequence[Sequence[int]]) -> bool:

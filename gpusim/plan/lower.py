@@ -38,6 +38,8 @@ def lower(
         host_ns += graph.trace.ops[op].host_ns
         if not graph.tasks[op]:
             ends[op] = waits
+            if op in graph.covered:  # its storages are in use as long as the op runs that does its work
+                tasks_of[op] = tasks_of[graph.covered[op]]
             continue
         share = host_ns / len(graph.tasks[op])
         partition = layout.of_stream[streams[op]]

@@ -13,13 +13,14 @@ from gpusim.engine.base import Timeline
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule, make_schedule
 from gpusim.policies.base import Assignment
 from gpusim.policies.random_schedules import RANDOM, random_assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.recipes.recipe import FASTEST_KERNELS, SEARCHES, WITHOUT_VARIANTS, Recipe
 from gpusim.search.bounds import bounds
-from gpusim.search.choices import parse_splits, ranked_variants
+from gpusim.search.choices import parse_splits
 from gpusim.search.explore import Explored, explore
 from gpusim.search.searches import PARTITIONS, SEARCH, VARIANTS
 from gpusim.search.trial import contenders
@@ -97,7 +98,8 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     tried = [] if explored is None else contenders(explored, recipe.measure)
     spread = 1 + hardware.uncertainty.schedule_frac
     late = [
-        1 + hardware.uncertainty.late_frac(max(assignment.streams) + 1, graph.may_lose_cache) for _, assignment in found
+        1 + hardware.uncertainty.late_frac(max(made.streams) + 1, graph.may_lose_cache, any(made.variants))
+        for _, made in found
     ]
     bound = bounds(graph)
     return Chosen(

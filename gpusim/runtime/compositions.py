@@ -71,14 +71,19 @@ def _forward_by_sample(
 ) -> list[Any]:
     """Result, mean and inverse standard deviation of each channel; running statistics change in place."""
     image = image.contiguous()
+    saved = statistics_by_sample(image, mean, variance, momentum, eps)
+    return [torch.ops.aten.batch_norm_elemt.default(image, weight, bias, *saved, eps), *saved]
+
+
+def statistics_by_sample(image: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
+    """Mean and inverse standard deviation of each channel of a contiguous image; running statistics change in place."""
     samples, channels = image.shape[:2]
     of_sample = torch.ops.aten.batch_norm_stats.default(_channels_of_samples(image), eps)
     dtype = image.dtype if mean is None else mean.dtype
     counts = torch.full((samples,), image.numel() // (samples * channels), dtype=dtype, device=image.device)
-    saved = torch.ops.aten.batch_norm_gather_stats_with_counts.default(
+    return torch.ops.aten.batch_norm_gather_stats_with_counts.default(
         image, *(part.view(samples, channels) for part in of_sample), mean, variance, momentum, eps, counts
     )
-    return [torch.ops.aten.batch_norm_elemt.default(image, weight, bias, *saved, eps), *saved]
 
 
 def _cudnn_forward_by_sample(image: Any, *rest: Any) -> list[Any]:

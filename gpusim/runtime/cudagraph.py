@@ -12,6 +12,7 @@ from gpusim.plan.partitions import Partition, lay_out
 from gpusim.plan.sync import SyncPlan, plan_sync
 from gpusim.runtime.execute import Runner
 from gpusim.runtime.partitions import Partitions, sm_groups
+from gpusim.trace.covers import beside_theirs, covered_by
 
 
 @dataclass
@@ -50,14 +51,16 @@ class GraphRecorder:
 
         `variants` are as for `Runner.variants`. Raises `GpuError` where this GPU or driver has no SM partitions.
         """
-        sync = plan_sync(self.runner.trace, self.preds, order, streams)
+        trace = self.runner.trace
+        order, streams = beside_theirs(order, streams, covered_by(trace, variants))
+        sync = plan_sync(trace, self.preds, order, streams)
         lanes = self._lanes(max(streams) + 1, tuple(partitions))
         torch.cuda.synchronize()
-        self.runner.variants = variants
+        self.runner.choose(variants)
         try:
             return self._record(order, streams, sync, lanes, warm)
         finally:
-            self.runner.variants = ()
+            self.runner.choose(())
 
     def _lanes(self, count: int, partitions: tuple[Partition, ...]) -> list[torch.cuda.Stream]:
         """The streams of a schedule, made where they are not there yet."""

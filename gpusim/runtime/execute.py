@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,11 @@ import torch
 
 from gpusim.errors import ReplayError
 from gpusim.runtime.encode import decode
+from gpusim.runtime.fused import Kept
 from gpusim.runtime.operators import describe, resolve
 from gpusim.runtime.tensors import copy_sharing, flat_results
-from gpusim.runtime.variants import call_here, call_variant
+from gpusim.runtime.variants import call_chain, call_here, call_variant
+from gpusim.trace.covers import covered_by
 from gpusim.trace.schema import Tensor, Trace, VariantSettings
 
 
@@ -28,6 +30,9 @@ class Runner:
         self.functions = [resolve(op.target) for op in trace.ops]
         self.variants: Sequence[int] = ()
         """For each op the number of the variant that `run` runs, counted from 1, or 0; empty: as captured."""
+        self.covered: dict[int, int] = {}
+        """Ops that `run` leaves to the variant of another one, and that other one."""
+        self._kept: dict[tuple[int, VariantSettings], Kept] = {}
         self.tensors: list[torch.Tensor | None] = [None] * len(trace.tensors)
         self.initial_bytes = sum(
             trace.storages[storage].bytes for storage in {t.storage for t in trace.tensors if t.init is not None}
@@ -41,15 +46,40 @@ class Runner:
         for index, tensor in tensors.items():
             self.tensors[index] = tensor
 
-    def run(self, op: int) -> None:
-        """Run one op on the current stream."""
-        self.store(op, self.call(op, *self.arguments(op)))
+    def choose(self, variants: Sequence[int]) -> None:
+        """What `run` runs from now on; see `variants`."""
+        self.variants, self.covered = variants, covered_by(self.trace, variants)
 
-    def arguments(self, op: int) -> tuple[list[Any], dict[str, Any]]:
-        """An op's arguments, decoded."""
+    def run(self, op: int) -> None:
+        """Run one op on the current stream, unless the variant of another op has done its work."""
+        if op in self.covered:
+            return
+        variant = self.trace.ops[op].variants[self.variants[op] - 1] if self.variants and self.variants[op] else None
+        if variant is None or not variant.covers:
+            self.store(op, self.call(op, *self.arguments(op)))
+            return
+        parts = self.call_chain((op, *variant.covers), variant.settings)
+        for each, results in zip((op, *variant.covers), parts, strict=True):
+            for index, part in zip(self.trace.ops[each].outputs, results, strict=True):
+                if index is not None and part is not None:
+                    self.tensors[index] = part
+
+    def call_chain(self, chain: Sequence[int], settings: VariantSettings) -> list[list[Any]]:
+        """Call ops as one, under these settings: the results of each, None where nobody needs them.
+
+        Raises `ReplayError` with the first op and the reason where they cannot be.
+        """
+        calls = [self.arguments(op, absent=op != chain[0])[0] for op in chain]
+        kept = self._kept.setdefault((chain[0], settings), {})
+        targets = tuple(self.trace.ops[op].target for op in chain)
+        outputs = [self._outputs(op) for op in chain]
+        return self._tried(chain[0], lambda: call_chain(targets, calls, settings, outputs, kept))
+
+    def arguments(self, op: int, absent: bool = False) -> tuple[list[Any], dict[str, Any]]:
+        """An op's arguments, decoded; with `absent`, None for tensors that are not there yet."""
         node = self.trace.ops[op]
-        kwargs = {key: decode(value, self.tensors, self.device) for key, value in node.kwargs.items()}
-        return decode(list(node.args), self.tensors, self.device), kwargs
+        kwargs = {key: decode(value, self.tensors, self.device, absent) for key, value in node.kwargs.items()}
+        return decode(list(node.args), self.tensors, self.device, absent), kwargs
 
     def call(self, op: int, args: list[Any], kwargs: dict[str, Any], settings: VariantSettings | None = None) -> Any:
         """Call an op's operator, under these settings in this thread, or as the variant that `variants` names.
@@ -60,12 +90,19 @@ class Runner:
         call = call_here
         if settings is None and self.variants and self.variants[op]:
             call, settings = call_variant, node.variants[self.variants[op] - 1].settings
+        if settings is None:
+            return self._tried(op, lambda: self.functions[op](*args, **kwargs))
+        return self._tried(op, lambda: call(self.functions[op], args, kwargs, settings, self._outputs(op)))
+
+    def _outputs(self, op: int) -> list[Tensor | None]:
+        """What an op returns, as the trace has it."""
+        return [None if index is None else self.trace.tensors[index] for index in self.trace.ops[op].outputs]
+
+    def _tried(self, op: int, call: Callable[[], Any]) -> Any:
+        """What `call`, a call of this op, returns. Raises `ReplayError`."""
         try:
             with torch.no_grad():
-                if settings is not None:
-                    outputs = [None if index is None else self.trace.tensors[index] for index in node.outputs]
-                    return call(self.functions[op], args, kwargs, settings, outputs)
-                return self.functions[op](*args, **kwargs)
+                return call()
         except torch.cuda.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as cause:

@@ -1,10 +1,10 @@
 """`gpusim capture --variants`: the kernels and times of each op's other algorithms.
 
 Every distinct call (operator, arguments, shapes, kernels) is run under each of the settings that torch lets one choose,
-in one profiler session, with the call as captured among them. Operators of which an op has variants already are left as
-they are. What launches the kernels that are there already is left
-out, and so is what is no better in any respect: neither faster nor smaller. Slower kernels that leave room for their
-neighbours stay.
+in one profiler session, with the call as captured among them; so are ops with those behind them that can be run as one
+(`gpusim.runtime.fused`). Operators of which an op has such variants already are left as they are. What launches the
+kernels that are there already is left out, and so is what is no better in any respect: neither faster nor smaller.
+Slower kernels that leave room for their neighbours stay.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from gpusim.hardware.model import HardwareModel, hardware_for_gpu
 from gpusim.hardware.occupancy import kernel_demand
 from gpusim.runtime.device import require_gpu, set_precision
 from gpusim.runtime.execute import Runner, make_initial
+from gpusim.runtime.fused import Chain, chains_of
 from gpusim.runtime.isolate import alone
 from gpusim.runtime.profiling import RANGE, attribute, exported_events
+from gpusim.runtime.variant_anchor import anchored_variants, scaled
 from gpusim.runtime.variants import settings_for
 from gpusim.trace.schema import Kernel, Op, Trace, Variant, VariantSettings
 
@@ -33,6 +35,8 @@ ITERATIONS = 7
 SPIN_CYCLES_PER_CALL = 200_000
 #: Most variants kept of one op, the fastest ones.
 MAX_VARIANTS = 4
+#: The same of those that cover others.
+MAX_COVERING = 3
 #: A smaller difference in time or demand is none.
 TOLERANCE_FRAC = 0.02
 
@@ -48,6 +52,7 @@ class _Call:
     op: int
     name: str
     settings: VariantSettings | None
+    covers: tuple[int, ...] = ()
 
 
 def with_variants(trace: Trace, seed: int = 0, say: Callable[[str], None] = lambda _: None) -> Trace:
@@ -57,14 +62,14 @@ def with_variants(trace: Trace, seed: int = 0, say: Callable[[str], None] = lamb
     """
     measured: Measured = {}
     for autotuned, doing in ((False, "profiling other algorithms"), (True, "letting cuDNN time its algorithms")):
-        if any(call.settings is not None for call in _all_calls(trace, autotuned)):
+        if any(call.name for call in _all_calls(trace, autotuned)):
             say(doing)
             measured |= alone(measure_calls, trace, seed, autotuned)
     if not measured:
         return trace
     found = variants_from(trace, measured)
     ops = (msgspec.structs.replace(op, variants=op.variants + each) for op, each in zip(trace.ops, found, strict=True))
-    return msgspec.structs.replace(trace, ops=tuple(ops))
+    return anchored_variants(msgspec.structs.replace(trace, ops=tuple(ops)), seed, say)
 
 
 def measure_calls(trace: Trace, seed: int, autotuned: bool) -> Measured:
@@ -79,37 +84,76 @@ def measure_calls(trace: Trace, seed: int, autotuned: bool) -> Measured:
     runner.bind(make_initial(trace, device, seed).tensors)
     runner.run_in_order()
     calls = _all_calls(trace, autotuned)
-    # Setting by setting: right behind another call of the same op, a call would find its arguments in the cache.
-    names = list(dict.fromkeys(call.name for call in calls))
-    calls = sorted((call for call in calls if _works(runner, call)), key=lambda call: names.index(call.name))
+    calls = in_turns([call for call in calls if _works(runner, call)])
     return dict(zip(((call.op, call.name) for call in calls), _profile(runner, calls), strict=True))
+
+
+def in_turns(calls: Sequence[_Call]) -> list[_Call]:
+    """Round by round one call of each op that has one left, neighbours under different settings.
+
+    Right behind another call of the same op, a call would find its arguments in the cache; right behind one of another
+    op under the same settings, often the kernel's instructions. In a step it finds neither.
+    """
+    of_op: dict[int, list[_Call]] = {}
+    for call in calls:
+        of_op.setdefault(call.op, []).append(call)
+    for turn, mine in enumerate(of_op.values()):
+        first = turn % len(mine)
+        mine[:] = mine[first:] + mine[:first]
+    rounds = max(map(len, of_op.values()), default=0)
+    return [mine[number] for number in range(rounds) for mine in of_op.values() if number < len(mine)]
 
 
 def variants_from(trace: Trace, measured: Measured) -> list[tuple[Variant, ...]]:
     """The variants of each op that are new, from what was measured of the ops that stand for others."""
     hardware = hardware_for_gpu(trace.provenance.gpu.name)
     result: list[tuple[Variant, ...]] = [()] * len(trace.ops)
+    tried = ways_to_try(trace)
     for op, members in equal_calls(trace).items():
-        mine = [
-            Variant(name=name, settings=settings, kernels=measured[(op, name)])
-            for name, settings in settings_for(trace.ops[op], trace).items()
-            if (op, name) in measured
-        ]
         control = measured[(op, "")]
-        kept = choose_variants(control, mine, hardware)
-        for member in members:
-            factor = _total_ns(trace.ops[member].kernels) / max(1, _total_ns(control))
-            result[member] = tuple(_scaled(variant, factor) for variant in kept)
+        for covering in (False, True):
+            mine = {name: way for name, way in tried[op].items() if bool(way.covers) == covering}
+            found = [
+                Variant(name=name, settings=way.settings, kernels=measured[(op, name)], covers=way.covers)
+                for name, way in mine.items()
+                if (op, name) in measured
+            ]
+            kept = choose_variants(control, found, hardware, trace.ops if covering else ())
+            for member in members:
+                factor = _total_ns(trace.ops[member].kernels) / max(1, _total_ns(control))
+                result[member] += tuple(
+                    msgspec.structs.replace(scaled(variant, factor), covers=tried[member][variant.name].covers)
+                    for variant in kept
+                )
     return result
 
 
-def equal_calls(trace: Trace) -> dict[int, list[int]]:
-    """Ops that have settings to try: the first of each distinct call, and all that are like it."""
-    groups: dict[Any, list[int]] = {}
-    known = {op.target for op in trace.ops if op.variants}
+def ways_to_try(trace: Trace) -> dict[int, dict[str, Chain]]:
+    """For each op the ways to run it that are to be measured, by name; those that cover other ops among them."""
+    plain = {op.target for op in trace.ops for variant in op.variants if not variant.covers}
+    covering = {op.target for op in trace.ops for variant in op.variants if variant.covers}
+    chains = chains_of(trace)
+    found: dict[int, dict[str, Chain]] = {}
     for index, op in enumerate(trace.ops):
-        if op.kernels and op.target not in known and settings_for(op, trace):
-            groups.setdefault(_signature(trace, op), []).append(index)
+        if not op.kernels:
+            continue
+        ways: dict[str, Chain] = {}
+        if op.target not in plain:
+            ways |= {name: Chain((), settings) for name, settings in settings_for(op, trace).items()}
+        if op.target not in covering:
+            ways |= chains.get(index, {})
+        if ways:
+            found[index] = ways
+    return found
+
+
+def equal_calls(trace: Trace) -> dict[int, list[int]]:
+    """Ops that have ways to try: the first of each distinct call, and all that are like it."""
+    groups: dict[Any, list[int]] = {}
+    for index, ways in ways_to_try(trace).items():
+        behind = dict.fromkeys(covers for way in ways.values() for covers in (way.covers,))
+        chains = [[_signature(trace, trace.ops[op]) for op in (index, *covers)] for covers in behind]
+        groups.setdefault((tuple(ways), repr(chains)), []).append(index)
     return {members[0]: members for members in groups.values()}
 
 
@@ -128,10 +172,14 @@ def launches(kernels: Sequence[Kernel]) -> Launches:
 def _all_calls(trace: Trace, autotuned: bool) -> list[_Call]:
     """What `measure_calls` runs, op by op; without the autotuner each op as captured, too."""
     found = []
+    tried = ways_to_try(trace)
     for op in equal_calls(trace):
-        tried = settings_for(trace.ops[op], trace)
         found += [] if autotuned else [_Call(op, "", None)]
-        found += [_Call(op, name, settings) for name, settings in tried.items() if settings.benchmark == autotuned]
+        found += [
+            _Call(op, name, way.settings, way.covers)
+            for name, way in tried[op].items()
+            if way.settings.benchmark == autotuned
+        ]
     return found
 
 
@@ -167,6 +215,10 @@ def _recording_stream() -> torch.cuda.Stream:
 
 
 def _run(runner: Runner, call: _Call) -> None:
+    if call.covers:
+        assert call.settings is not None
+        runner.call_chain((call.op, *call.covers), call.settings)
+        return
     args, kwargs = runner.arguments(call.op)
     runner.call(call.op, args, kwargs, call.settings)
 
@@ -188,29 +240,31 @@ def _profile(runner: Runner, calls: Sequence[_Call]) -> list[tuple[Kernel, ...]]
 
 
 def choose_variants(
-    control: Sequence[Kernel], found: Sequence[Variant], hardware: HardwareModel | None
+    control: Sequence[Kernel], found: Sequence[Variant], hardware: HardwareModel | None, ops: Sequence[Op] = ()
 ) -> tuple[Variant, ...]:
     """The variants worth keeping beside the captured kernels (`control`), fastest first.
 
     Each has kernels of its own, and is faster than the captured ones or takes less of the GPU: less of it at most, or
-    less of it over time. Without a hardware model, nobody can tell what they take: faster ones stay.
+    less of it over time. Without a hardware model, nobody can tell what they take: faster ones stay. Those that cover
+    some of `ops` are held against the kernels of these, too, and there each launch less counts.
     """
     seen = {launches(control)}
     kept: list[Variant] = []
-    limit = _merits(control, hardware)
     for variant in sorted(found, key=lambda each: _total_ns(each.kernels)):
         if launches(variant.kernels) in seen or not variant.kernels:
             continue
         seen.add(launches(variant.kernels))
-        merits = _merits(variant.kernels, hardware)
+        gap_ns = hardware.graph.chain_ns if hardware is not None and variant.covers else 0.0
+        instead = (*control, *(kernel for op in variant.covers for kernel in ops[op].kernels))
+        merits, limit = (_merits(kernels, hardware, gap_ns) for kernels in (variant.kernels, instead))
         if any(mine < (1 - TOLERANCE_FRAC) * other for mine, other in zip(merits, limit, strict=True)):
             kept.append(variant)
-    return tuple(kept[:MAX_VARIANTS])
+    return tuple(kept[: MAX_COVERING if ops else MAX_VARIANTS])
 
 
-def _merits(kernels: Sequence[Kernel], hardware: HardwareModel | None) -> tuple[float, ...]:
-    """Time, largest share of the GPU's SMs at any time, share times time; less is better."""
-    total_ns = float(_total_ns(kernels))
+def _merits(kernels: Sequence[Kernel], hardware: HardwareModel | None, gap_ns: float) -> tuple[float, ...]:
+    """Time with a gap for each launch, largest share of the GPU's SMs at any time, share times time; less is better."""
+    total_ns = _total_ns(kernels) + gap_ns * len(kernels)
     if hardware is None:
         return (total_ns,)
     try:
@@ -223,20 +277,3 @@ def _merits(kernels: Sequence[Kernel], hardware: HardwareModel | None) -> tuple[
 
 def _total_ns(kernels: Sequence[Kernel]) -> int:
     return sum(kernel.dur_ns for kernel in kernels)
-
-
-def _scaled(variant: Variant, factor: float) -> Variant:
-    """Times in the step: as much longer or shorter as the captured kernels were in the step than beside it."""
-    replace = msgspec.structs.replace
-    return replace(
-        variant,
-        kernels=tuple(
-            replace(
-                kernel,
-                dur_ns=max(1, round(kernel.dur_ns * factor)),
-                lo_ns=round(kernel.lo_ns * factor),
-                hi_ns=round(kernel.hi_ns * factor),
-            )
-            for kernel in variant.kernels
-        ),
-    )

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gpusim.runtime.compositions import composed, compositions_for
+from gpusim.runtime.fused import Kept, fused
 from gpusim.runtime.tensors import flat_results
 from gpusim.trace.schema import Op, Tensor, Trace, VariantSettings
 
@@ -118,6 +119,24 @@ def call_here(
             kwargs = {name: _converted(value, layout) for name, value in kwargs.items()}
         results = flat_results(function(*args, **kwargs))
     return [_as_traced(part, tensor) for part, tensor in zip(results, outputs, strict=True)]
+
+
+def call_chain(
+    targets: tuple[str, ...],
+    calls: list[list[Any]],
+    settings: VariantSettings,
+    outputs: list[list[Tensor | None]],
+    kept: Kept,
+) -> list[list[Any]]:
+    """Call operators that feed each other as one, under these settings; results as those of `call_variant`, by op."""
+    assert settings.composition is not None
+    function = fused(targets, settings.composition)
+    with applied(settings):
+        results = function(calls, settings.memory_format == "channels_last", kept)
+    return [
+        [_as_traced(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
+        for parts, tensors in zip(results, outputs, strict=True)
+    ]
 
 
 def _converted(value: Any, layout: torch.memory_format) -> Any:

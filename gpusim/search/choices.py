@@ -14,6 +14,7 @@ from gpusim.engine.batch import BatchEngine
 from gpusim.errors import OptionError, PlanError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import GROUP_SMS, Partition, lay_out
+from gpusim.plan.ranking import is_slower, ranked_variants
 from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.local import local_search
@@ -72,27 +73,6 @@ class PartitionsTried:
     def gain(self) -> float:
         """Time saved over the whole GPU, as a share; negative where it loses."""
         return 1.0 - self.makespan_ns / self.without_ns
-
-
-def ranked_variants(graph: OpGraph, area_weight: float) -> tuple[int, ...]:
-    """For each op the number of what ranks best at this weight of area: its variant, counted from 1, or 0.
-
-    At weight 0 that is what takes least time alone.
-    """
-
-    def cost(op: int, number: int) -> float:
-        tasks = graph.variants[op][number - 1] if number else graph.tasks[op]
-        area = sum(task.dur_ns * min(1.0, max(task.demand.resources)) for task in tasks)
-        return (1.0 - area_weight) * _solo_ns(graph, op, number) + area_weight * area
-
-    return tuple(
-        min(range(1 + len(others)), key=lambda number: cost(op, number)) for op, others in enumerate(graph.variants)
-    )
-
-
-def _solo_ns(graph: OpGraph, op: int, number: int) -> float:
-    tasks = graph.variants[op][number - 1] if number else graph.tasks[op]
-    return sum(task.dur_ns + graph.chain_ns + task.extra_ns for task in tasks)
 
 
 def search_variants(
@@ -162,7 +142,7 @@ def tried_variants(graph: OpGraph, plain: Refined, found: Refined) -> VariantsTr
         without_ns=plain.makespans_ns[0],
         with_ns=found.makespans_ns[0],
         fastest_ns=int(fastest.makespan_ns[0]),
-        slower=sum(_solo_ns(graph, op, best.variants[op]) > _solo_ns(graph, op, 0) for op in changed),
+        slower=sum(is_slower(graph, op, best.variants[op]) for op in changed),
     )
 
 

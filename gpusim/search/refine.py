@@ -30,6 +30,7 @@ from gpusim.plan.partitions import Partition, lay_out
 from gpusim.policies.base import Assignment, spread_views
 from gpusim.search.moves import Candidates, Current, Fingerprints, Moves, joined
 from gpusim.search.steady import SteadyEngine
+from gpusim.trace.covers import covered_by, settled
 
 #: Neighbours of one schedule that are tried at once. Not the number of cores: that must not change what is found.
 BATCH = 32
@@ -273,11 +274,13 @@ class _Search:
         assignments = []
         for order, each in zip(orders.tolist(), self.found, strict=True):
             ops = [op for op in order if op in works]
-            numbers = {stream: number for number, stream in enumerate(dict.fromkeys(each.streams[ops].tolist()))}
+            variants = settled(self.graph.trace, each.variants.tolist()) if each.variants.any() else ()
+            covered = covered_by(self.graph.trace, variants)
+            placed = {op: int(each.streams[covered.get(op, op)]) for op in ops}
+            numbers = {stream: number for number, stream in enumerate(dict.fromkeys(placed.values()))}
             if self.partitions:
                 numbers = {stream: stream for stream in numbers}
-            made = spread_views(self.graph, ops, {op: numbers[int(each.streams[op])] for op in ops})
-            variants = tuple(each.variants.tolist()) if each.variants.any() else ()
+            made = spread_views(self.graph, ops, {op: numbers[stream] for op, stream in placed.items()})
             assignments.append(replace(made, variants=variants, partitions=self.partitions))
         makespans: list[int] = []
         if assignments:

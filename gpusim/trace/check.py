@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpusim.errors import TraceError
-from gpusim.trace.dependencies import handles
+from gpusim.trace.covers import CoverRules
+from gpusim.trace.dependencies import dependencies, handles
 from gpusim.trace.schema import Op, Trace
 from gpusim.trace.values import problem_with
 
@@ -32,6 +33,7 @@ def check_trace(trace: Trace, file: str) -> None:
         _check_arguments(op, len(trace.tensors), file, place)
         _check_variants(op, file, place)
     _check_order(trace, file)
+    _check_covers(trace, file)
 
 
 def _check_tensors(trace: Trace, file: str) -> None:
@@ -83,6 +85,24 @@ def _check_variants(op: Op, file: str, place: str) -> None:
         seen[variant.name] = number
         if not op.kernels or not variant.kernels:
             raise TraceError(file, f"variant '{variant.name}' or its op has no kernels", place=f"{where}.kernels")
+
+
+def _check_covers(trace: Trace, file: str) -> None:
+    """What a variant covers is ops that it can do."""
+    covering = [
+        (index, number)
+        for index, op in enumerate(trace.ops)
+        for number, variant in enumerate(op.variants)
+        if variant.covers
+    ]
+    rules = CoverRules(trace, dependencies(trace)) if covering else None
+    for index, number in covering:
+        assert rules is not None
+        variant = trace.ops[index].variants[number]
+        problem = rules.problem(index, variant.covers)
+        if problem is not None:
+            place = f"$.ops[{index}].variants[{number}].covers"
+            raise TraceError(file, f"variant '{variant.name}' cannot do the work of others: {problem}", place=place)
 
 
 def _check_order(trace: Trace, file: str) -> None:

@@ -26,7 +26,7 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 Frontend = Literal["aten", "inductor"]
 TaskKind = Literal["kernel", "memset", "memcpy"]
 Blas = Literal["cublas", "cublaslt"]
-Composition = Literal["native", "by_sample", "forward_pool", "by_index"]
+Composition = Literal["native", "by_sample", "forward_pool", "by_index", "fused", "joined"]
 
 
 class Gpu(Document, frozen=True, kw_only=True):
@@ -160,7 +160,8 @@ class VariantSettings(Document, frozen=True, kw_only=True):
     """Library of matrix products (`torch.backends.cuda.preferred_blas_library`)."""
     composition: Composition | None = None
     """Other operators of torch in place of the op's own: batch norm by torch's own kernels or by sample, the backward
-    of an average pool as a pool, of a max pool by its indices."""
+    of an average pool as a pool, of a max pool by its indices; a convolution with the ReLU behind it by cuDNN
+    (`fused`), elementwise ops behind each other as one kernel (`joined`)."""
 
 
 class Variant(Document, frozen=True, kw_only=True):
@@ -170,6 +171,8 @@ class Variant(Document, frozen=True, kw_only=True):
     settings: VariantSettings
     kernels: tuple[Kernel, ...]
     """As an op's, conversions between layouts included."""
+    covers: tuple[Count, ...] = ()
+    """Ops behind this one that it does, too: they then run nothing (`gpusim.trace.covers`)."""
 
 
 class Op(Document, frozen=True, kw_only=True):

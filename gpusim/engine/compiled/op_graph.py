@@ -32,8 +32,9 @@ OP = np.dtype(
     ],
     align=True,
 )
-#: The tasks of a variant: `rows` records of `TASK` from `first_row` on.
-VARIANT = np.dtype([("first_row", "i4"), ("rows", "i4")], align=True)
+#: A variant: its tasks are `rows` records of `TASK` from `first_row` on, the ops it covers in `covers` from
+#: `first_cover` on.
+VARIANT = np.dtype([("first_row", "i4"), ("rows", "i4"), ("first_cover", "i4"), ("n_covers", "i4")], align=True)
 
 
 class OpArrays(NamedTuple):
@@ -52,6 +53,7 @@ class OpArrays(NamedTuple):
     buffer_bytes: npt.NDArray[np.int64]
     kept_bytes: int
     variants: Records
+    covers: Indices
     partition_of: Indices
     """The partition of each stream; of streams beyond it, the first."""
     rows_of_partition: int
@@ -74,14 +76,15 @@ class OpArrays(NamedTuple):
         for number, buffer in enumerate(plan.buffers):
             for task in buffer.tasks:
                 buffers_of[plan.tasks[task].op][number] = None
-        rows, ops["first_variant"], ops["n_variants"], variants = _variants(graph)
+        rows, ops["first_variant"], ops["n_variants"], variants, covers, work_of = _variants(graph)
         sms = layout.sms if layout is not None else (graph.hardware.limits.sms,)
         tasks = (
             rows
             if layout is None
             else [in_partition(row, number, size, graph.hardware) for number, size in enumerate(sms) for row in rows]
         )
-        first_buffer, _, buffer_of = _lists(list(buffers_of[row.op]) for row in tasks)
+        of_row = [list(dict.fromkeys(buffer for op in work for buffer in buffers_of[op])) for work in work_of]
+        first_buffer, _, buffer_of = _lists(of_row * len(sms))
         return cls(
             tasks=encode_tasks(tasks),
             ops=ops,
@@ -92,6 +95,7 @@ class OpArrays(NamedTuple):
             buffer_bytes=np.array([buffer.bytes for buffer in plan.buffers], np.int64),
             kept_bytes=plan.kept_bytes,
             variants=variants,
+            covers=covers,
             partition_of=np.array(layout.of_stream if layout is not None else (0,), np.int32),
             rows_of_partition=len(rows),
             most_tasks=sum(
@@ -101,27 +105,29 @@ class OpArrays(NamedTuple):
         )
 
 
-def _variants(graph: OpGraph) -> tuple[list[Task], Indices, Indices, Records]:
+def _variants(graph: OpGraph) -> tuple[list[Task], Indices, Indices, Records, Indices, list[tuple[int, ...]]]:
     """All tasks that any schedule may run, those captured first; for each op where its variants begin in the list of
-    all, how many it has; and that list.
+    all, and how many it has; that list; the ops that variants cover; for each task the ops whose work it does.
     """
     rows = [task for tasks in graph.tasks for task in tasks]
-    found: list[tuple[int, int]] = []
+    work_of: list[tuple[int, ...]] = [(row.op,) for row in rows]
+    found: list[tuple[int, int, int, int]] = []
+    covers: list[int] = []
     first = np.zeros(len(graph), np.int32)
     count = np.zeros(len(graph), np.int32)
     captured = 0
     for op, tasks in enumerate(graph.tasks):
         first[op] = len(found)
-        found.append((captured, len(tasks)))
+        found.append((captured, len(tasks), 0, 0))
         captured += len(tasks)
-        for other in graph.variants[op] if graph.variants else ():
-            found.append((len(rows), len(other)))
-            rows.extend(other)
+        if graph.variants:
+            for variant, other in zip(graph.trace.ops[op].variants, graph.variants[op], strict=True):
+                found.append((len(rows), len(other), len(covers), len(variant.covers)))
+                covers.extend(variant.covers)
+                rows.extend(other)
+                work_of.extend([(op, *variant.covers)] * len(other))
         count[op] = len(found) - first[op]
-    variants = np.zeros(len(found), VARIANT)
-    variants["first_row"] = [row for row, _ in found]
-    variants["rows"] = [number for _, number in found]
-    return rows, first, count, variants
+    return rows, first, count, np.array(found, VARIANT), np.array(covers, np.int32), work_of
 
 
 def _lists(lists: Iterable[Sequence[int]]) -> tuple[Indices, Indices, Indices]:
@@ -133,18 +139,19 @@ def _lists(lists: Iterable[Sequence[int]]) -> tuple[Indices, Indices, Indices]:
 
 
 class LoweringRoom(NamedTuple):
-    """Where lowering one schedule at a time keeps its state: for each op its last task, for each stream its last task
-    and its hardware queue.
+    """Where lowering one schedule at a time keeps its state: for each op its last task and the op that does its work,
+    for each stream its last task and its hardware queue.
     """
 
     last_of_op: Indices
+    done_by: Indices
     last_of_stream: Indices
     queue_of_stream: Indices
 
     @classmethod
     def of_size(cls, ops: int, streams: int) -> LoweringRoom:
         """Room for schedules of `ops` ops on up to `streams` streams."""
-        return cls(np.zeros(ops, np.int32), np.zeros(streams, np.int32), np.zeros(streams, np.int32))
+        return cls(*(np.zeros(size, np.int32) for size in (ops, ops, streams, streams)))
 
 
 @entry
@@ -171,6 +178,7 @@ def lower_schedules(
             graph.ops,
             graph.preds,
             graph.variants,
+            graph.covers,
             graph.partition_of,
             orders[number],
             streams[number],
@@ -179,6 +187,7 @@ def lower_schedules(
             plans.launches[plan],
             plans.deps[plan],
             room.last_of_op,
+            room.done_by,
             room.last_of_stream,
             room.queue_of_stream,
         )
@@ -195,6 +204,7 @@ def lower_one(
     ops: Any,
     preds: Any,
     variants: Any,
+    covers: Any,
     partition_of: Any,
     order: Any,
     stream_of: Any,
@@ -203,6 +213,7 @@ def lower_one(
     launches: Any,
     deps: Any,
     last_of_op: Any,
+    done_by: Any,
     last_of_stream: Any,
     queue_of_stream: Any,
 ) -> int:
@@ -211,6 +222,7 @@ def lower_one(
     """
     for op in range(len(ops)):
         last_of_op[op] = -2  # not placed
+        done_by[op] = op
     for stream in range(len(last_of_stream)):
         last_of_stream[stream] = -1
         queue_of_stream[stream] = -1
@@ -225,8 +237,16 @@ def lower_one(
         if chosen is not None:
             if chosen[op] < 0 or chosen[op] >= ops[op].n_variants:
                 return -1
-            rows = variants[ops[op].first_variant + chosen[op]].rows
-            first_row = variants[ops[op].first_variant + chosen[op]].first_row
+            variant = variants[ops[op].first_variant + chosen[op]]
+            rows = variant.rows
+            first_row = variant.first_row
+            if done_by[op] != op:
+                if last_of_op[done_by[op]] < 0:
+                    return -1
+                rows = 0
+            elif variant.n_covers > 0:
+                for place in range(variant.first_cover, variant.first_cover + variant.n_covers):
+                    done_by[covers[place]] = op
         last_of_op[op] = -1  # a view: what depends on it depends on what it looks at, in `preds`
         if rows == 0:
             continue
@@ -236,12 +256,20 @@ def lower_one(
         if stream < len(partition_of):
             first_row += partition_of[stream] * rows_of_partition
         first_dep = filled
+        covering = False
         for place in range(ops[op].first_pred, ops[op].first_pred + ops[op].n_preds):
             before = preds[place]
+            if done_by[before] != before:
+                if last_of_op[before] == -2:
+                    return -1
+                before = done_by[before]
+                covering = True
             if last_of_op[before] < 0:
                 return -1
             deps[filled] = last_of_op[before]
             filled += 1 if stream_of[before] != stream else 0  # no branch: nobody can predict this one
+        if covering:  # an op may be waited for by its own name and those it covers
+            filled = first_dep + distinct(deps[first_dep:filled])
         if queue_of_stream[stream] < 0:
             queue_of_stream[stream] = dealt % queues
             dealt += 1
@@ -263,3 +291,17 @@ def lower_one(
         last_of_op[op] = index - 1
         host_ns = 0.0
     return index
+
+
+@jit
+def distinct(numbers: Any) -> int:
+    """Move each number that is there more than once to the front once, in order; how many that leaves."""
+    kept = 0
+    for index in range(len(numbers)):
+        new = True
+        for earlier in range(kept):
+            new = new and numbers[earlier] != numbers[index]
+        if new:
+            numbers[kept] = numbers[index]
+            kept += 1
+    return kept

@@ -122,6 +122,7 @@ def _no_ops() -> OpArrays:
         buffer_bytes=np.zeros(0, np.int64),
         kept_bytes=0,
         variants=np.zeros(0, VARIANT),
+        covers=np.zeros(0, np.int32),
         partition_of=np.zeros(0, np.int32),
         rows_of_partition=0,
         most_tasks=0,

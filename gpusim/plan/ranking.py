@@ -1,0 +1,47 @@
+"""Which kernels each op would best run, looked at by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.tasks import Task
+
+
+def ranked_variants(graph: OpGraph, area_weight: float) -> tuple[int, ...]:
+    """For each op the number of what ranks best at this weight of area: its variant, counted from 1, or 0.
+
+    Empty where no op has any. At weight 0 that is what takes least time alone. What a variant covers is held against it
+    as it would rank best.
+    """
+
+    def cost(op: int, number: int) -> float:
+        tasks = graph.variants[op][number - 1] if number else graph.tasks[op]
+        area = sum(task.dur_ns * min(1.0, max(task.demand.resources)) for task in tasks)
+        saved = sum(least[covered] for covered in _covers(graph, op, number))
+        return (1.0 - area_weight) * _tasks_ns(graph, tasks) + area_weight * area - saved
+
+    if not graph.variants:
+        return ()
+    least = [0.0] * len(graph)
+    best = [0] * len(graph)
+    for op in reversed(range(len(graph))):
+        costs = [cost(op, number) for number in range(1 + len(graph.variants[op]))]
+        least[op] = min(costs)
+        best[op] = costs.index(least[op])
+    return tuple(best)
+
+
+def is_slower(graph: OpGraph, op: int, number: int) -> bool:
+    """Whether a variant takes longer alone than the captured kernels of all ops whose work it does."""
+    instead = sum(_tasks_ns(graph, graph.tasks[each]) for each in (op, *_covers(graph, op, number)))
+    return number > 0 and _tasks_ns(graph, graph.variants[op][number - 1]) > instead
+
+
+def _covers(graph: OpGraph, op: int, number: int) -> tuple[int, ...]:
+    return graph.trace.ops[op].variants[number - 1].covers if number else ()
+
+
+def _tasks_ns(graph: OpGraph, tasks: Sequence[Task]) -> float:
+    """Time of tasks alone on the GPU, with the gap before each."""
+    return sum(task.dur_ns + graph.chain_ns + task.extra_ns for task in tasks)
