@@ -27,7 +27,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES
 from gpusim.recipes.recipe import WITHOUT_VARIANTS
-from gpusim.report.results import ResultCase, Results, read_results
+from gpusim.report.results import ResultCase, Results, first_of_each_step, read_results
 from gpusim.search.explore import Explored, explore
 from gpusim.search.searches import SEARCH
 from gpusim.trace.schema import Trace
@@ -260,7 +260,7 @@ def measured_case(files: Sequence[Results], explored: Explored) -> ResultCase | 
 
 def newest_results(folder: Path) -> list[Path]:
     """The newest results file of each recipe that compares the searched schedule with all policies."""
-    recipes = ("search_inference", "search_training", "search_training_32")
+    recipes = ("search_again", "search_inference", "search_training", "search_training_32")
     return [max(found) for recipe in recipes if (found := sorted(folder.glob(f"{recipe}_h200_*[0-9].json")))]
 
 
@@ -283,7 +283,7 @@ def main() -> None:
     paths = options.results or newest_results(ROOT / "validate" / "results")
     if not paths:
         raise SystemExit("no results files: give some with --results")
-    files = [read_results(path) for path in paths]
+    files = first_of_each_step([read_results(path) for path in paths])
     trace = read_trace(options.traces / f"{TIMELINE_TRACE}.json.gz")
     hardware = load_hardware("h200")
     explored = explore(trace, hardware)

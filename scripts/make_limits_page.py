@@ -17,7 +17,7 @@ from pathlib import Path
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
 from gpusim.recipes.again import trace_files
-from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step
+from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step, search_files
 from gpusim.report.limits_table import print_limits
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule
 from gpusim.search.limits import Limits, limits
@@ -61,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     found = limits(load_trace(EXAMPLE), load_hardware(HARDWARE))
     page = with_part(PAGE.read_text("utf-8"), "example", f"```\n{printed(found)}\n```")
-    results = newest_of_each_step(list(RESULTS.glob(f"search_*{SUFFIX}")))
+    results = newest_of_each_step(search_files(RESULTS))
     names = " and ".join(f"`validate/results/{path.name}`" for path, of_file in results.items() if of_file)
     source = f"*Steps and times of {names} (each step's newest), in us; bounds of this version.*"
     write_bytes(PAGE, with_part(page, "measured", f"{gaps(results)}\n\n{source}").encode())

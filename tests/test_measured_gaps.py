@@ -7,7 +7,7 @@ from pathlib import Path
 from gpusim.engine.base import engine_by_name
 from gpusim.hardware.model import load_hardware
 from gpusim.recipes.again import trace_files
-from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step
+from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step, search_files
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule, write_replayed
 from gpusim.search.limits import phase_graph, scope_limits
 from gpusim.trace.store import load_trace
@@ -71,7 +71,7 @@ def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() ->
     """Every step of it, and one row anew. Where this fails, run scripts/make_limits_page.py."""
     page = (ROOT / "docs" / "limits.md").read_text("utf-8")
     table = page.split("<!-- measured:begin -->")[1].split("<!-- measured:end -->")[0]
-    newest = newest_of_each_step(list((ROOT / "validate" / "results").glob(f"search_*{SUFFIX}")))
+    newest = newest_of_each_step(search_files(ROOT / "validate" / "results"))
     assert all(path.name in table for path, schedules in newest.items() if schedules)
     schedules = [schedule for of_file in newest.values() for schedule in of_file]
     (source,) = (path for path, of_file in newest.items() if any(each.trace == SMALL for each in of_file))

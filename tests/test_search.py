@@ -104,7 +104,7 @@ def test_attribution_adds_up_to_the_whole_gain() -> None:
     parts = found.attribution
     assert parts.eager_ns == 500_000
     assert parts.launch_ns == 500_000 - found.sequential_ns
-    assert parts.concurrency_ns + parts.order_ns == found.sequential_ns - found.best.makespan_ns
+    assert parts.concurrency_ns + parts.kernels_ns + parts.order_ns == found.sequential_ns - found.best.makespan_ns
     assert parts.concurrency_ns >= 0
 
 

@@ -126,7 +126,7 @@ def test_fastest_in_the_trial_becomes_the_result_with_its_own_numbers(explored: 
     assert found.schedule == tried[1]
     assert found.timeline.makespan_ns == found.best.makespan_ns == found.schedule.predicted_ns
     gain = found.attribution
-    assert gain.concurrency_ns + gain.order_ns == found.sequential_ns - found.best.makespan_ns
+    assert gain.concurrency_ns + gain.kernels_ns + gain.order_ns == found.sequential_ns - found.best.makespan_ns
     assert found.rows == explored.rows
 
 

@@ -177,9 +177,8 @@ place = st.selectbox("Schedule", range(len(rows)), best_place, format_func=names
 row = rows[place]
 timeline = results.timeline_of(choice, row.assignment)
 schedule = row_schedule(explored, row)
-run = run_from_timeline(
-    timeline, choice.trace, f"simulated: {row.policy}, {counted(row.streams, 'stream')}", choice.hardware
-)
+ran = results.graph_of(choice).choosing(row.assignment.variants).trace
+run = run_from_timeline(timeline, ran, f"simulated: {row.policy}, {counted(row.streams, 'stream')}", choice.hardware)
 cells = st.columns(3)
 cells[0].download_button(
     "Schedule (JSON)",

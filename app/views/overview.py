@@ -18,7 +18,9 @@ top, about, middle, bottom = (st.container() for _ in range(4))
 def show_verdict(found: Summary) -> None:
     """The verdict, its numbers, and what they are made of."""
     verdict, best = found.verdict, found.best
-    low_ns, high_ns = choice.hardware.interval_ns(best.makespan_ns, best.streams, verdict.may_lose_cache)
+    low_ns, high_ns = choice.hardware.interval_ns(
+        best.makespan_ns, best.streams, verdict.may_lose_cache, verdict.other_kernels
+    )
     largest_ns, largest = found.largest_bound
     with top:
         box = st.success if verdict.worth_it else st.info

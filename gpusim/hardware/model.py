@@ -150,10 +150,14 @@ class Uncertainty(Document, frozen=True, kw_only=True):
     cache_frac: Fraction = 0.0
     """How much longer still a schedule on several streams may take where its step may lose the L2 cache
     (`gpusim.plan.cache`)."""
+    variants_frac: Fraction = 0.0
+    """How much longer still a schedule may take that runs variants: they are timed apart from the step, and those that
+    came out fast are chosen."""
 
-    def late_frac(self, streams: int, may_lose_cache: bool) -> float:
+    def late_frac(self, streams: int, may_lose_cache: bool, other_kernels: bool = False) -> float:
         """What a schedule may take more than predicted, over and above the error of any prediction."""
-        return self.cache_frac if may_lose_cache and streams > 1 else 0.0
+        cache = self.cache_frac if may_lose_cache and streams > 1 else 0.0
+        return (1 + cache) * (1 + (self.variants_frac if other_kernels else 0.0)) - 1
 
 
 class HardwareModel(Document, frozen=True, kw_only=True):
@@ -175,10 +179,12 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     uncertainty: Uncertainty
     sources: dict[str, str]
 
-    def interval_ns(self, predicted_ns: int, streams: int, may_lose_cache: bool) -> tuple[int, int]:
+    def interval_ns(
+        self, predicted_ns: int, streams: int, may_lose_cache: bool, other_kernels: bool = False
+    ) -> tuple[int, int]:
         """The interval around a prediction that 90 % of measurements of past schedules lay in."""
         spread = self.uncertainty.schedule_frac if streams > 1 else self.uncertainty.sequential_frac
-        late = 1 + self.uncertainty.late_frac(streams, may_lose_cache)
+        late = 1 + self.uncertainty.late_frac(streams, may_lose_cache, other_kernels)
         return round(predicted_ns / (1 + spread)), round(predicted_ns / (1 - spread) * late)
 
     @property

@@ -35,13 +35,19 @@ class MeasuredGap:
     gap: Gap
 
 
-def newest_of_each_step(files: Sequence[Path]) -> dict[Path, list[ReplayedSchedule]]:
-    """Of several files of replayed schedules, each step's from the newest file that has it; files by date and name.
+def search_files(folder: Path) -> list[Path]:
+    """The replayed schedules of the search recipes, those that measured steps of another one again at the end."""
+    return sorted(folder.glob(f"search_*{SUFFIX}"), key=lambda path: (path.name.startswith("search_again"), path.name))
 
-    The date is the end of a file's name, as `gpusim validate` writes it. Raises `MeasurementError`.
+
+def newest_of_each_step(files: Sequence[Path]) -> dict[Path, list[ReplayedSchedule]]:
+    """Of several files of replayed schedules, each step's from the newest file that has it.
+
+    Files by date, the end of a file's name as `gpusim validate` writes it; those of one day as given. Raises
+    `MeasurementError`.
     """
     of_step: dict[str, tuple[Path, list[ReplayedSchedule]]] = {}
-    dated = sorted(files, key=lambda path: (path.name.removesuffix(SUFFIX).rpartition("_")[2], path.name))
+    dated = sorted(files, key=lambda path: path.name.removesuffix(SUFFIX).rpartition("_")[2])
     for path in dated:
         mine: dict[str, list[ReplayedSchedule]] = {}
         for schedule in read_replayed(path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from gpusim.errors import MeasurementError
 from gpusim.files import Count, Document, Nanoseconds, Positive, document_schema, read_document
@@ -110,6 +113,15 @@ def read_all_results(folder: Path) -> dict[str, Results]:
     for path in sorted(folder.glob("*.json")):
         if document_schema(path, MeasurementError) == SCHEMA:
             found[path.stem] = read_results(path)
+    return found
+
+
+def first_of_each_step(runs: Sequence[Results]) -> list[Results]:
+    """The runs without the cases of steps that an earlier one of them has."""
+    found, seen = [], set[str]()
+    for run in runs:
+        found.append(msgspec.structs.replace(run, cases=tuple(case for case in run.cases if case.trace not in seen)))
+        seen |= {case.trace for case in run.cases}
     return found
 
 

@@ -29,6 +29,7 @@ class SummaryVerdict(Document, frozen=True, kw_only=True):
     high: float
     text: str
     may_lose_cache: bool
+    other_kernels: bool = False
 
 
 class Summary(Document, frozen=True, kw_only=True):
@@ -50,6 +51,8 @@ class Summary(Document, frozen=True, kw_only=True):
     concurrency_ns: int
     """Saved by streams alone, ops in recorded order."""
     verdict: SummaryVerdict
+    kernels_ns: int = 0
+    """Saved by other kernels, likewise."""
 
     @property
     def best(self) -> SummaryRow:
@@ -91,5 +94,7 @@ def summarize(explored: Explored) -> Summary:
             high=found.high,
             text=found.text,
             may_lose_cache=found.may_lose_cache,
+            other_kernels=found.other_kernels,
         ),
+        kernels_ns=explored.attribution.kernels_ns,
     )

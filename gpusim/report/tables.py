@@ -41,6 +41,7 @@ def explored_document(explored: Explored) -> dict[str, Any]:
             "eager_ns": gain.eager_ns,
             "launch_ns": gain.launch_ns,
             "concurrency_ns": gain.concurrency_ns,
+            "kernels_ns": gain.kernels_ns,
             "order_ns": gain.order_ns,
         },
         "verdict": {
@@ -108,6 +109,8 @@ def _print_attribution(out: Console, explored: Explored) -> None:
         steps.append(f"launch overhead removed {_saved(gain.launch_ns)}")
     steps.append(f"sequential graph {format_ns(explored.sequential_ns)}")
     steps.append(f"streams {_saved(gain.concurrency_ns)}")
+    if gain.kernels_ns:
+        steps.append(f"other kernels {_saved(gain.kernels_ns)}")
     steps.append(f"order {_saved(gain.order_ns)}")
     steps.append(f"best {format_ns(explored.best.makespan_ns)}")
     out.print("Where the gain comes from: " + " > ".join(steps))

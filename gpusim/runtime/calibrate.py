@@ -23,7 +23,7 @@ from gpusim.runtime.device import gpu_facts, require_gpu
 REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
 #: Numbers that stay as they are: one of an experiment of its own, one that was chosen with the others fitted for each
 #: value (docs/fidelity.md, docs/hardware_models.md).
-KEPT = ("uncertainty.cache_frac", "contention.cross_load")
+KEPT = ("uncertainty.cache_frac", "uncertainty.variants_frac", "contention.cross_load")
 JOIN_SOURCE = "not measured; kernels of one block that waited for several others on an H200 started no later"
 LIMITS_FROM_DRIVER = {
     "sms": "multi_processor_count",
@@ -93,7 +93,10 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         model,
         graph=msgspec.structs.replace(model.graph, chain_ns=found.chain_ns, branch_ns=steps.branch_ns),
         uncertainty=Uncertainty(
-            sequential_frac=found.p90, schedule_frac=found.p90, cache_frac=base.uncertainty.cache_frac
+            sequential_frac=found.p90,
+            schedule_frac=found.p90,
+            cache_frac=base.uncertainty.cache_frac,
+            variants_frac=base.uncertainty.variants_frac,
         ),
         sources=sources,
     )

@@ -63,6 +63,8 @@ class Attribution:
     """Saved by launching the same kernels from a CUDA graph."""
     concurrency_ns: int
     """Saved by streams alone, ops in recorded order."""
+    kernels_ns: int
+    """Saved by other kernels, likewise; 0 where the best schedule runs the captured ones."""
     order_ns: int
     """Saved by a better order and placement on as many streams."""
 
@@ -222,8 +224,9 @@ def _conclude(
         bound = bounds(graph.choosing(assignment.variants))
     if assignment.partitions:  # each has an elder of its own, which that bound does not know
         bound = dataclasses.replace(bound, contention_ns=0)
-    program = list_schedule(graph, best.streams, [-float(op) for op in range(len(graph))], 0.0).assignment
-    program_ns = min(FastEngine().run(program.lowered(graph), graph.hardware).makespan_ns, sequential_ns)
+    program_ns = min(_recorded_order_ns(graph, best.streams), sequential_ns)
+    chosen_ns = _recorded_order_ns(graph.choosing(assignment.variants), best.streams) if assignment.variants else None
+    kernels_ns = 0 if chosen_ns is None else program_ns - chosen_ns
     truth = trace.ground_truth if trace.provenance.gpu.name == hardware.gpu else None
     return {
         "bounds": bound,
@@ -231,10 +234,18 @@ def _conclude(
             eager_ns=truth.eager.median_ns if truth else None,
             launch_ns=truth.eager.median_ns - sequential_ns if truth else None,
             concurrency_ns=sequential_ns - program_ns,
-            order_ns=program_ns - best.makespan_ns,
+            kernels_ns=kernels_ns,
+            order_ns=program_ns - kernels_ns - best.makespan_ns,
         ),
         "verdict": verdict(
-            hardware, sequential_ns, best.makespan_ns, best.policy, best.streams, bound, graph.may_lose_cache
+            hardware,
+            sequential_ns,
+            best.makespan_ns,
+            best.policy,
+            best.streams,
+            bound,
+            graph.may_lose_cache,
+            any(assignment.variants),
         ),
         "schedule": make_schedule(
             trace,
@@ -249,6 +260,12 @@ def _conclude(
     }
 
 
+def _recorded_order_ns(graph: OpGraph, streams: int) -> int:
+    """Predicted time with ops in recorded order, each in the stream that is free first."""
+    program = list_schedule(graph, streams, [-float(op) for op in range(len(graph))], 0.0).assignment
+    return FastEngine().run(program.lowered(graph), graph.hardware).makespan_ns
+
+
 def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_lose_cache: bool = False) -> Row:
     """The row to recommend: the fastest policy, or a searched schedule that is predicted to win clearly over it.
 
@@ -258,7 +275,7 @@ def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_los
     searched = min((row for row in rows if row.policy in SEARCHED), key=lambda row: row.makespan_ns, default=fastest)
     if searched.makespan_ns < fastest.makespan_ns * (1 - SEARCH_MARGIN):
         fastest = searched
-    late = 1 + hardware.uncertainty.late_frac(fastest.streams, may_lose_cache)
+    late = 1 + hardware.uncertainty.late_frac(fastest.streams, may_lose_cache, any(fastest.assignment.variants))
     if fastest.makespan_ns * (1 + hardware.uncertainty.schedule_frac) * late > sequential_ns:
         return next((row for row in rows if row.policy == "sequential"), fastest)
     return fastest

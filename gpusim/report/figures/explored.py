@@ -105,7 +105,9 @@ def gain_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figure
     rows.append(WaterfallRow("= sequential graph", found.sequential_ns))
     program_ns = found.sequential_ns - found.concurrency_ns
     rows.append(_saved("streams, ops in recorded order", found.sequential_ns, program_ns))
-    rows.append(_saved("better order and placement", program_ns, found.best.makespan_ns))
+    if found.kernels_ns:
+        rows.append(_saved("other kernels", program_ns, program_ns - found.kernels_ns))
+    rows.append(_saved("better order and placement", program_ns - found.kernels_ns, found.best.makespan_ns))
     rows.append(WaterfallRow("= recommended schedule", found.best.makespan_ns))
     figure = make_subplots(rows=1, cols=1)
     add_waterfall(figure, rows, theme, row=1, col=1)
