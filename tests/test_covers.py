@@ -55,8 +55,8 @@ def test_chain_whose_inner_results_nobody_sees_may_be_covered() -> None:
 @pytest.mark.parametrize(
     ("steps", "covers", "outputs", "why"),
     [
-        ([op("a", "x"), op("b", "a")], (2,), "", "does not come behind"),
-        ([op("a", "x"), op("b", "a"), op("c", "b")], (2, 1), "", "does not come behind"),
+        ([op("a", "x"), op("b", "a")], (2,), "", "no ops of this step"),
+        ([op("a", "x"), op("b", "a"), op("c", "b")], (2, 1), "", "not in order"),
         ([op("a", "x"), op("b", "x")], (1,), "", "does not depend on it"),
         ([op("a", "x"), view("v", "a")], (1,), "", "has no kernels"),
         ([op("a", "x"), op("late", "x"), op("b", "a late")], (2,), "", "needs op 'late', which may end later"),
@@ -70,6 +70,49 @@ def test_what_cannot_be_covered(steps: list[Step], covers: tuple[int, ...], outp
     found = problem(steps, 0, *covers, outputs=outputs)
     assert found is not None
     assert why in found
+
+
+def test_ops_before_may_be_covered_where_nobody_else_waits_for_them() -> None:
+    """A sum of several tensors, added one after the other, by the last: what it needs besides may come late."""
+    steps = [op("a", "x"), op("late", "x"), op("b", "a late"), op("c", "b")]
+    assert problem(steps, 2, 0) is None
+    assert problem(steps, 3, 0, 2) is None
+    assert problem(steps, 3, 0, 2, outputs="c") is None
+    assert "some come before it and some behind it" in str(problem(steps, 2, 0, 3))
+    assert "it does not depend on op 'a'" in str(problem([op("a", "x"), op("b", "x")], 1, 0))
+    assert "op 'c' depends on op 'a', too" in str(problem([op("a", "x"), op("b", "a"), op("c", "a")], 1, 0))
+    assert "is a result of the step" in str(problem(steps, 2, 0, outputs="a"))
+    assert problem([in_place("scale", "m"), in_place("add", "m", "g"), in_place("step", "p", "m")], 2, 0, 1) is None
+
+
+def test_of_choices_that_exclude_each_other_the_first_counts() -> None:
+    """Nobody does the work of an op that does another's, nor that of one that is done already."""
+    trace = covering(
+        make_trace([op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c")], outputs="d"),
+        {0: [(100, (1,))], 2: [(100, (0, 1)), (200, ())], 3: [(100, (2,))]},
+    )
+    check_trace(trace, "t")
+    assert covered_by(trace, (1, 0, 1, 0)) == {1: 0}
+    assert settled(trace, (1, 0, 1, 0)) == (1, 0, 0, 0)
+    assert settled(trace, (1, 0, 2, 0)) == (1, 0, 2, 0)
+    assert covered_by(trace, (0, 0, 1, 1)) == {0: 2, 1: 2}
+    assert settled(trace, (0, 0, 1, 1)) == (0, 0, 1, 0)
+    graph = build_graph(trace)
+    for chosen, total_ns in (((1, 0, 1, 0), 2100), ((0, 0, 1, 1), 1100), ((0, 0, 2, 1), 2100)):
+        plan = lower(graph, range(4), [0, 1, 0, 1], variants=chosen)
+        assert sum(task.dur_ns for task in plan.tasks) == total_ns
+        found = BatchEngine(graph).evaluate([range(4)], [[0, 1, 0, 1]], [chosen])
+        assert found.makespan_ns[0] == ReferenceEngine().run(plan, graph.hardware).makespan_ns
+
+
+def test_op_that_does_the_work_of_those_before_waits_for_all_they_need() -> None:
+    """c does b's work: it starts when what b needed has ended, also where that comes late."""
+    steps = [op("a", "x", dur_ns=1000), op("late", "x", dur_ns=9000), op("b", "a late"), op("c", "b", dur_ns=500)]
+    graph = build_graph(covering(make_trace(steps, outputs="c"), {3: [(700, (2,))]}))
+    plan = lower(graph, range(4), [0, 1, 2, 3], variants=(0, 0, 0, 1))
+    assert [(task.op, task.deps) for task in plan.tasks] == [(0, ()), (1, ()), (3, (0, 1))]
+    order, streams = beside_theirs([0, 2, 1, 3], [0, 1, 2, 3], {2: 3})
+    assert (order, streams) == ([0, 1, 2, 3], [0, 1, 3, 3])
 
 
 def test_memory_that_was_there_before_is_not_replaced_where_others_know_it() -> None:

@@ -9,13 +9,18 @@ import pytest
 import torch
 
 from gpusim.runtime.execute import Runner, make_initial, results_of
-from gpusim.runtime.fused import Chain, chains_of, fused
+from gpusim.runtime.fused import SGD, SUM, Call, Chain, chains_of, fused
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import load_trace
 from tests.chains import chosen_by_name, with_chains
 
 CPU = torch.device("cpu")
 CONVOLUTION, NORM = "aten.convolution.default", "aten.cudnn_batch_norm.default"
+
+
+def by_place(*arguments: list[Any]) -> list[Call]:
+    """Calls without arguments by name."""
+    return [(each, {}) for each in arguments]
 
 
 @pytest.mark.parametrize("name", ["fused", "fused_channels_last", "joined"])
@@ -49,17 +54,18 @@ def test_batch_norm_of_inference_goes_into_the_weights() -> None:
         norm = torch.nn.functional.batch_norm(
             torch.conv2d(image, weight, bias, padding=1), mean, variance, scale, shift, eps=1e-3
         )
-        calls = [
+        calls = by_place(
             [image, weight, bias, [1, 1], [1, 1], [1, 1], False, [0, 0], 1],
             [None, scale, shift, mean, variance, False, 0.1, 1e-3],
             [None],
-        ]
+        )
         for channels_last in (False, True):
             function = fused((CONVOLUTION, NORM, "aten.relu_.default"), "fused")
             *rest, [found] = function(calls, channels_last, {})
             assert torch.allclose(found, torch.relu(norm), atol=1e-5)
             assert [len(parts) for parts in rest] == [1, 4]
-    calls = [[norm_input := torch.conv2d(image, weight), scale, shift, mean, variance, False, 0.1, 1e-3], [None]]
+    norm_input = torch.conv2d(image, weight)
+    calls = by_place([norm_input, scale, shift, mean, variance, False, 0.1, 1e-3], [None])
     *_, [found] = fused((NORM, "aten.relu.default"), "joined")(calls, False, {})
     expected = torch.nn.functional.batch_norm(norm_input, mean, variance, scale, shift, eps=1e-3)
     assert torch.allclose(found, torch.relu(expected), atol=1e-5)
@@ -68,7 +74,7 @@ def test_batch_norm_of_inference_goes_into_the_weights() -> None:
 @pytest.mark.parametrize("last", ["aten.relu_.default", "aten.threshold_backward.default"])
 def test_sums_are_joined_with_what_a_relu_does(last: str) -> None:
     one, other, result = torch.tensor([1.0, -3.0, 2.0]), torch.tensor([1.0, 1.0, -5.0]), torch.tensor([0.0, 1.0, 2.0])
-    *_, [found] = fused(("aten.add.Tensor", last), "joined")([[one, other], [None, result, 0]], False, {})
+    *_, [found] = fused(("aten.add.Tensor", last), "joined")(by_place([one, other], [None, result, 0]), False, {})
     expected = [2.0, 0.0, 0.0] if "relu" in last else [0.0, -2.0, -3.0]
     assert found.tolist() == expected
 
@@ -76,8 +82,35 @@ def test_sums_are_joined_with_what_a_relu_does(last: str) -> None:
 def test_not_a_number_stays_one() -> None:
     """torch's ReLU passes it on: a step that diverges must be seen to."""
     broken = torch.tensor([float("nan")])
-    *_, [found] = fused(("aten.add.Tensor", "aten.relu.default"), "joined")([[broken, broken], [None]], False, {})
+    *_, [found] = fused(("aten.add.Tensor", "aten.relu.default"), "joined")(
+        by_place([broken, broken], [None]), False, {}
+    )
     assert found.isnan().all()
+
+
+def test_sums_one_after_the_other_are_one() -> None:
+    """What is added up so far is the argument that is not there, before or behind what is added."""
+    one, two, three, four = (torch.full((2, 3), float(2**place)) for place in range(4))
+    function = fused((SUM, SUM, SUM), "joined")
+    *rest, [found] = function(by_place([one, two], [None, three], [four, None]), False, {})
+    assert found.eq(15.0).all()
+    assert rest == [[None], [None]]
+
+
+def test_sgd_with_momentum_is_one_step_of_torch() -> None:
+    """Momenta and parameters change in place as the three ops change them."""
+    torch.manual_seed(0)
+    parameters, gradients, momenta = ([torch.randn(4), torch.randn(2, 3)] for _ in range(3))
+    expected_momenta = [0.9 * m + g for m, g in zip(momenta, gradients, strict=True)]
+    expected = [p - 0.01 * m for p, m in zip(parameters, expected_momenta, strict=True)]
+    calls: list[Call] = [
+        ([momenta, 0.9], {}),
+        ([momenta, gradients], {}),
+        ([parameters, momenta], {"alpha": -0.01}),
+    ]
+    assert fused(SGD, "fused")(calls, False, {}) == [[], [], []]
+    for found, wanted in zip([*momenta, *parameters], [*expected_momenta, *expected], strict=True):
+        assert torch.allclose(found, wanted)
 
 
 def test_unknown_chain_is_refused() -> None:
@@ -88,15 +121,23 @@ def test_unknown_chain_is_refused() -> None:
 CASES = {
     "squeezenet1_1-infer-b1": {("fused", 1): 26, ("fused_channels_last", 1): 26, ("joined", 1): 26},
     "googlenet-infer-b1": {("fused", 2): 57, ("fused_channels_last", 2): 57, ("joined", 1): 57},
-    "resnet50-train-b8": {("joined", 1): 39},  # 31 sums, and the batch norms that are long enough
-    "googlenet-train-b32-bf16": {},
+    "resnet50-train-b8": {("joined", 1): 39, ("fused_sgd", 2): 3},  # 31 sums, and the batch norms that are long enough
+    "googlenet-train-b8": {
+        ("joined", 1): 3,
+        ("fused_sgd", 2): 3,
+        ("joined_sums", 1): 1,
+        ("joined_sums", 2): 7,
+        ("joined_sums", 3): 2,
+    },
+    "googlenet-train-b32-bf16": {("fused_sgd", 2): 3},
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_chains_are_found_where_they_can_be_run(name: str) -> None:
     """In inference every convolution with the ReLU behind it. In training, no convolution: batch norm is no constant
-    there. In bf16 nothing: kernels made here mix no types.
+    there; but gradients are added up, and the optimizer has three ops. In bf16 only those: kernels made here mix no
+    types.
     """
     trace = load_trace(name)
     counted: dict[tuple[str, int], int] = {}

@@ -80,6 +80,8 @@ def test_captured_variants_have_kernels_of_their_own_and_give_the_same_results(t
         ("squeezenet1_1-infer-b1", "joined"),
         ("googlenet-infer-b1", "fused"),
         ("resnet50-train-b8", "joined"),
+        ("googlenet-train-b8", "joined_sums"),
+        ("googlenet-train-b8", "fused_sgd"),
     ],
 )
 def test_ops_run_as_one_give_the_same_results(bundled: str, name: str) -> None:

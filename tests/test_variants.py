@@ -30,6 +30,7 @@ from gpusim.report.tables import explored_document
 from gpusim.runtime import variant_capture
 from gpusim.runtime.compositions import MIN_OP_NS
 from gpusim.runtime.execute import Runner
+from gpusim.runtime.fused import chains_of
 from gpusim.runtime.variant_capture import choose_variants, equal_calls, launches
 from gpusim.runtime.variants import applied, call_variant, settings_for
 from gpusim.search import choices
@@ -175,9 +176,9 @@ def cases(draw: st.DrawFn) -> tuple[Trace, list[list[int]], list[list[int]], lis
             count = draw(st.integers(0, 2))
             ways = [variant(f"v{place}", *draw(some)) for place in range(count)]
             ways += [
-                msgspec.structs.replace(variant(f"with {behind}", *draw(some)), covers=(behind,))
-                for behind in range(number + 1, len(made.ops))
-                if rules.problem(number, (behind,)) is None
+                msgspec.structs.replace(variant(f"with {other}", *draw(some)), covers=(other,))
+                for other in range(len(made.ops))
+                if rules.problem(number, (other,)) is None
             ]
             found[number] = tuple(ways)
     made = with_variants(made, found)
@@ -333,6 +334,7 @@ def test_equal_calls_are_measured_once(trace: Trace) -> None:
     step = load_trace("googlenet-train-b8")
     groups = equal_calls(step)
     members = [index for group in groups.values() for index in group]
+    assert chains_of(step)
 
     def total_ns(*indices: int) -> int:
         return sum(kernel.dur_ns for index in indices for kernel in step.ops[index].kernels)
@@ -346,7 +348,7 @@ def test_equal_calls_are_measured_once(trace: Trace) -> None:
             ("batch_norm" in each.target or "max_pool2d_with_indices_backward" in each.target)
             and total_ns(index) >= MIN_OP_NS
         )
-        or (each.target == "aten.cudnn_batch_norm.default" and total_ns(index, index + 1) >= MIN_OP_NS)
+        or index in chains_of(step)
     ]
     assert len(groups) < len(members)
     for first, group in groups.items():

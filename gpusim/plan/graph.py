@@ -13,7 +13,7 @@ from gpusim.plan.anchor import anchor, anchored
 from gpusim.plan.cache import may_lose_cache
 from gpusim.plan.kernels import kernel_tasks, variant_tasks
 from gpusim.plan.tasks import Task
-from gpusim.trace.covers import covered_by
+from gpusim.trace.covers import covered_by, settled
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Kernel, Op, Trace
 
@@ -47,14 +47,15 @@ class OpGraph:
         """The graph with other kernels: of each op its `variants[op]`-th variant, counted from 1; 0 is as captured.
 
         An empty list chooses nothing. What is chosen once is what counts as captured in the graph returned and in its
-        trace: they have no variants. An op that a variant covers has no kernels, and waits for the op with that variant
-        alone.
+        trace: they have no variants. An op that a variant covers has no kernels; one behind the op with that variant
+        waits for that alone.
         """
         if not any(variants):
             return self
         covered = covered_by(self.trace, variants)
+        variants = settled(self.trace, variants)
         waits = (
-            (covered[op], *(p for p in preds if p in covered)) if op in covered else preds
+            (covered[op], *(p for p in preds if covered.get(p) == covered[op])) if covered.get(op, op) < op else preds
             for op, preds in enumerate(self.preds)
         )
         tasks = (self.variants[op][variants[op] - 1] if variants[op] else own for op, own in enumerate(self.tasks))

@@ -38,8 +38,6 @@ def lower(
         host_ns += graph.trace.ops[op].host_ns
         if not graph.tasks[op]:
             ends[op] = waits
-            if op in graph.covered:  # its storages are in use as long as the op runs that does its work
-                tasks_of[op] = tasks_of[graph.covered[op]]
             continue
         share = host_ns / len(graph.tasks[op])
         partition = layout.of_stream[streams[op]]
@@ -51,6 +49,8 @@ def lower(
             tasks_of.setdefault(op, []).append(len(tasks) - 1)
         host_ns = 0.0
         ends[op] = (len(tasks) - 1,)
+    for op, doing in graph.covered.items():  # its storages are in use as long as the op runs that does its work
+        tasks_of[op] = tasks_of[doing]
     buffers, kept = _buffers(graph, tasks_of)
     return Plan(tasks=tuple(_without_implied(tasks)), mode=mode, buffers=buffers, kept_bytes=kept)
 

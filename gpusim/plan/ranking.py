@@ -11,14 +11,14 @@ from gpusim.plan.tasks import Task
 def ranked_variants(graph: OpGraph, area_weight: float) -> tuple[int, ...]:
     """For each op the number of what ranks best at this weight of area: its variant, counted from 1, or 0.
 
-    Empty where no op has any. At weight 0 that is what takes least time alone. What a variant covers is held against it
-    as it would rank best.
+    Empty where no op has any. At weight 0 that is what takes least time alone. What a variant covers is held
+    against it: ops behind its own as they would rank best, ops before it as captured.
     """
 
     def cost(op: int, number: int) -> float:
         tasks = graph.variants[op][number - 1] if number else graph.tasks[op]
         area = sum(task.dur_ns * min(1.0, max(task.demand.resources)) for task in tasks)
-        saved = sum(least[covered] for covered in _covers(graph, op, number))
+        saved = sum(least[other] if other > op else cost(other, 0) for other in _covers(graph, op, number))
         return (1.0 - area_weight) * _tasks_ns(graph, tasks) + area_weight * area - saved
 
     if not graph.variants:

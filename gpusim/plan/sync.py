@@ -7,7 +7,7 @@ launch order. The same clocks tell when a storage that was allocated on one stre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpusim.trace.dependencies import handles, reads_writes_storages
@@ -50,8 +50,17 @@ class _Clocks:
                 mine[other] = place
 
 
-def plan_sync(trace: Trace, preds: Sequence[Sequence[int]], order: Sequence[int], streams: Sequence[int]) -> SyncPlan:
-    """Waits and releases for a legal schedule: `order` of op indices, `streams` by op index."""
+def plan_sync(
+    trace: Trace,
+    preds: Sequence[Sequence[int]],
+    order: Sequence[int],
+    streams: Sequence[int],
+    covered: Mapping[int, int] | None = None,
+) -> SyncPlan:
+    """Waits and releases for a legal schedule: `order` of op indices, `streams` by op index.
+
+    `covered` are ops whose work another one does, which then needs their storages, too.
+    """
     preds = through_views(trace, preds)
     n_streams = max(streams, default=0) + 1
     clocks = _Clocks([{} for _ in range(n_streams)])
@@ -63,7 +72,7 @@ def plan_sync(trace: Trace, preds: Sequence[Sequence[int]], order: Sequence[int]
     roots: set[int] = set()
     waits: list[tuple[int, ...]] = []
     releases: list[tuple[int, ...]] = []
-    memory = _Memory.of(trace, order)
+    memory = _Memory.of(trace, order, covered or {})
     for position, op in enumerate(order):
         stream = streams[op]
         if not works(trace.ops[op]):
@@ -126,8 +135,10 @@ class _Memory:
     dead: dict[int, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trace: Trace, order: Sequence[int]) -> _Memory:
+    def of(cls, trace: Trace, order: Sequence[int], covered: Mapping[int, int]) -> _Memory:
         touched = storages_touched(trace)
+        for op, doing in covered.items():
+            touched[doing] |= touched[op]
         remaining: dict[int, int] = {}
         for op in order:
             for storage in touched[op]:

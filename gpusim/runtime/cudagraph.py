@@ -52,8 +52,9 @@ class GraphRecorder:
         `variants` are as for `Runner.variants`. Raises `GpuError` where this GPU or driver has no SM partitions.
         """
         trace = self.runner.trace
-        order, streams = beside_theirs(order, streams, covered_by(trace, variants))
-        sync = plan_sync(trace, self.preds, order, streams)
+        covered = covered_by(trace, variants)
+        order, streams = beside_theirs(order, streams, covered)
+        sync = plan_sync(trace, self.preds, order, streams, covered)
         lanes = self._lanes(max(streams) + 1, tuple(partitions))
         torch.cuda.synchronize()
         self.runner.choose(variants)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -34,16 +34,20 @@ def encode(value: Any, tensor_id: Callable[[torch.Tensor], int]) -> Any:
     raise CaptureError(f"an operator argument of type {type(value).__name__} has no encoding in a trace")
 
 
-def decode(value: Any, tensors: Sequence[torch.Tensor | None], device: torch.device, absent: bool = False) -> Any:
-    """The argument that `encode` encoded; device arguments become `device`. With `absent`, tensors may be None."""
+def decode(
+    value: Any, tensors: Sequence[torch.Tensor | None], device: torch.device, without: Container[int] = ()
+) -> Any:
+    """The argument that `encode` encoded; device arguments become `device`, the tensors `without` None."""
     if isinstance(value, list | tuple):
-        return [decode(part, tensors, device, absent) for part in value]
+        return [decode(part, tensors, device, without) for part in value]
     if not isinstance(value, dict):
         return value
     tag, inner = next(iter(value.items()))
     if tag == "tensor":
+        if inner in without:
+            return None
         tensor = tensors[inner]
-        assert tensor is not None or absent, f"tensor {inner} is not alive"
+        assert tensor is not None, f"tensor {inner} is not alive"
         return tensor
     if tag == "float":
         return float(inner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,11 @@ import torch
 
 from gpusim.errors import ReplayError
 from gpusim.runtime.encode import decode
-from gpusim.runtime.fused import Kept
+from gpusim.runtime.fused import Call, Kept
 from gpusim.runtime.operators import describe, resolve
 from gpusim.runtime.tensors import copy_sharing, flat_results
 from gpusim.runtime.variants import call_chain, call_here, call_variant
-from gpusim.trace.covers import covered_by
+from gpusim.trace.covers import covered_by, settled
 from gpusim.trace.schema import Tensor, Trace, VariantSettings
 
 
@@ -48,7 +48,7 @@ class Runner:
 
     def choose(self, variants: Sequence[int]) -> None:
         """What `run` runs from now on; see `variants`."""
-        self.variants, self.covered = variants, covered_by(self.trace, variants)
+        self.variants, self.covered = settled(self.trace, variants), covered_by(self.trace, variants)
 
     def run(self, op: int) -> None:
         """Run one op on the current stream, unless the variant of another op has done its work."""
@@ -58,28 +58,32 @@ class Runner:
         if variant is None or not variant.covers:
             self.store(op, self.call(op, *self.arguments(op)))
             return
-        parts = self.call_chain((op, *variant.covers), variant.settings)
-        for each, results in zip((op, *variant.covers), parts, strict=True):
+        chain = sorted((op, *variant.covers))
+        for each, results in zip(chain, self.call_chain(chain, variant.settings), strict=True):
             for index, part in zip(self.trace.ops[each].outputs, results, strict=True):
                 if index is not None and part is not None:
                     self.tensors[index] = part
 
     def call_chain(self, chain: Sequence[int], settings: VariantSettings) -> list[list[Any]]:
-        """Call ops as one, under these settings: the results of each, None where nobody needs them.
+        """Call ops, in recorded order, as one under these settings: the results of each, None where nobody needs them.
 
         Raises `ReplayError` with the first op and the reason where they cannot be.
         """
-        calls = [self.arguments(op, absent=op != chain[0])[0] for op in chain]
+        calls: list[Call] = []
+        made: set[int] = set()
+        for op in chain:
+            calls.append(self.arguments(op, without=made))
+            made.update(tensor for tensor in self.trace.ops[op].outputs if tensor is not None)
         kept = self._kept.setdefault((chain[0], settings), {})
         targets = tuple(self.trace.ops[op].target for op in chain)
         outputs = [self._outputs(op) for op in chain]
         return self._tried(chain[0], lambda: call_chain(targets, calls, settings, outputs, kept))
 
-    def arguments(self, op: int, absent: bool = False) -> tuple[list[Any], dict[str, Any]]:
-        """An op's arguments, decoded; with `absent`, None for tensors that are not there yet."""
+    def arguments(self, op: int, without: Container[int] = ()) -> Call:
+        """An op's arguments, decoded; None for the tensors `without`."""
         node = self.trace.ops[op]
-        kwargs = {key: decode(value, self.tensors, self.device, absent) for key, value in node.kwargs.items()}
-        return decode(list(node.args), self.tensors, self.device, absent), kwargs
+        kwargs = {key: decode(value, self.tensors, self.device, without) for key, value in node.kwargs.items()}
+        return decode(list(node.args), self.tensors, self.device, without), kwargs
 
     def call(self, op: int, args: list[Any], kwargs: dict[str, Any], settings: VariantSettings | None = None) -> Any:
         """Call an op's operator, under these settings in this thread, or as the variant that `variants` names.

@@ -217,7 +217,7 @@ def _recording_stream() -> torch.cuda.Stream:
 def _run(runner: Runner, call: _Call) -> None:
     if call.covers:
         assert call.settings is not None
-        runner.call_chain((call.op, *call.covers), call.settings)
+        runner.call_chain(sorted((call.op, *call.covers)), call.settings)
         return
     args, kwargs = runner.arguments(call.op)
     runner.call(call.op, args, kwargs, call.settings)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gpusim.runtime.compositions import composed, compositions_for
-from gpusim.runtime.fused import Kept, fused
+from gpusim.runtime.fused import Call, Kept, fused
 from gpusim.runtime.tensors import flat_results
 from gpusim.trace.schema import Op, Tensor, Trace, VariantSettings
 
@@ -123,7 +123,7 @@ def call_here(
 
 def call_chain(
     targets: tuple[str, ...],
-    calls: list[list[Any]],
+    calls: list[Call],
     settings: VariantSettings,
     outputs: list[list[Tensor | None]],
     kept: Kept,
@@ -133,8 +133,9 @@ def call_chain(
     function = fused(targets, settings.composition)
     with applied(settings):
         results = function(calls, settings.memory_format == "channels_last", kept)
+    # cuDNN's batch norm returns one tensor more than torch's, which is left out there.
     return [
-        [_as_traced(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
+        [_as_traced(part, tensor) for part, tensor in zip(parts, tensors, strict=False)]
         for parts, tensors in zip(results, outputs, strict=True)
     ]
 

@@ -1,7 +1,8 @@
-"""Which ops a variant may cover: those behind its own whose work it does, too, such as the ReLU of a convolution.
+"""Which ops a variant may cover: those whose work it does, too, such as the ReLU behind a convolution.
 
-A covered op runs nothing; what it would have written is there when the op with the variant has ended. So all that the
-covered ops need must be there before that op starts, and nobody may look at a value that is never written.
+A covered op runs nothing; what it would have written is there when the op with the variant has ended. Of ops behind it,
+all that they need must be there before that op starts, and nobody may look at a value that is never written. Of ops
+before it, nobody else may wait for them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ class CoverRules:
             for pred in op_preds:
                 found |= self.before[pred] | 1 << pred
             self.before.append(found)
+        self.succs: list[list[int]] = [[] for _ in preds]
+        for index, op_preds in enumerate(preds):
+            for pred in op_preds:
+                self.succs[pred].append(index)
         self.users: dict[int, dict[int, None]] = {}
         """For each storage the ops that read, write, make or mention it, in recorded order."""
         for index, op in enumerate(trace.ops):
@@ -32,23 +37,47 @@ class CoverRules:
                 self.users.setdefault(trace.tensors[tensor].storage, {})[index] = None
 
     def problem(self, op: int, covers: Sequence[int]) -> str | None:
-        """Why a variant of `op` cannot cover these ops, or None."""
-        trace, chain = self.trace, (op, *covers)
-        for place, covered in enumerate(covers, start=1):
-            if not chain[place - 1] < covered < len(trace.ops):
-                return f"op {covered} does not come behind op {chain[place - 1]}"
-            name = trace.ops[covered].name
-            if not trace.ops[covered].kernels or trace.ops[covered].random:
-                return f"op '{name}' has no kernels, or draws random numbers"
-            if not self.before[covered] >> op & 1:
+        """Why a variant of `op` cannot cover these ops, all behind it or all before it, or None."""
+        chain = sorted((op, *covers))
+        if not covers or list(covers) != sorted(set(covers)) or chain[-1] >= len(self.trace.ops):
+            return "they are not in order, or no ops of this step"
+        if op not in (chain[0], chain[-1]):
+            return "some come before it and some behind it"
+        for covered in covers:
+            if not self.trace.ops[covered].kernels or self.trace.ops[covered].random:
+                return f"op '{self.trace.ops[covered].name}' has no kernels, or draws random numbers"
+        if op == chain[-1]:
+            return self._before(op, covers)
+        return self._behind(chain, covers)
+
+    def _behind(self, chain: Sequence[int], covers: Sequence[int]) -> str | None:
+        """What the covered ops need must have ended before the first one starts."""
+        first = chain[0]
+        for covered in covers:
+            name = self.trace.ops[covered].name
+            if not self.before[covered] >> first & 1:
                 return f"op '{name}' does not depend on it"
-            late = [pred for pred in self.preds[covered] if pred not in chain and not self.before[op] >> pred & 1]
+            late = [p for p in self.preds[covered] if p not in chain and not self.before[first] >> p & 1]
             if late:
-                return f"op '{name}' needs op '{trace.ops[late[0]].name}', which may end later"
+                return f"op '{name}' needs op '{self.trace.ops[late[0]].name}', which may end later"
         for place in range(len(chain) - 1):
             problem = self._hidden(chain, place)
             if problem is not None:
                 return problem
+        return None
+
+    def _before(self, op: int, covers: Sequence[int]) -> str | None:
+        """Nobody else may wait for the covered ops: what they write is there only when the last one has ended."""
+        for covered in covers:
+            name = self.trace.ops[covered].name
+            if not self.before[op] >> covered & 1:
+                return f"it does not depend on op '{name}'"
+            others = [user for user in self.succs[covered] if user != op and user not in covers]
+            if others:
+                return f"op '{self.trace.ops[others[0]].name}' depends on op '{name}', too"
+            result = next(iter(self.trace.ops[covered].outputs), None)
+            if result is not None and self.trace.tensors[result].role in ("output", "gradient"):
+                return f"tensor {result} is a result of the step"
         return None
 
     def _hidden(self, chain: Sequence[int], place: int) -> str | None:
@@ -84,12 +113,17 @@ class CoverRules:
 def covered_by(trace: Trace, variants: Sequence[int]) -> dict[int, int]:
     """For each op that a chosen variant covers, the op with that variant.
 
-    `variants` has for each op the number of its variant, counted from 1, or 0. What a covered op chooses means nothing.
+    `variants` has for each op the number of its variant, counted from 1, or 0. What a covered op chooses means nothing,
+    and so does a variant that covers an op which another one covers, or which covers some itself: in recorded order,
+    the first counts.
     """
     found: dict[int, int] = {}
+    doing: set[int] = set()
     for op, number in enumerate(variants):
-        if number and op not in found:
-            found.update((covered, op) for covered in trace.ops[op].variants[number - 1].covers)
+        covers = trace.ops[op].variants[number - 1].covers if number and op not in found else ()
+        if covers and not any(each in found or each in doing for each in covers):
+            found.update((covered, op) for covered in covers)
+            doing.add(op)
     return found
 
 
@@ -99,20 +133,25 @@ def _mentioned(op: Op) -> set[int]:
 
 
 def settled(trace: Trace, variants: Sequence[int]) -> tuple[int, ...]:
-    """The same choice of variants, with none for ops that are covered."""
+    """The same choice of variants, without those that mean nothing."""
     covered = covered_by(trace, variants)
-    return tuple(0 if op in covered else number for op, number in enumerate(variants))
+    doing = set(covered.values())
+
+    def counts(op: int, number: int) -> bool:
+        return op not in covered and (op in doing or not trace.ops[op].variants[number - 1].covers)
+
+    return tuple(number if number and counts(op, number) else 0 for op, number in enumerate(variants))
 
 
 def beside_theirs(
     order: Sequence[int], streams: Sequence[int], covered: Mapping[int, int]
 ) -> tuple[list[int], list[int]]:
-    """A schedule with each covered op right behind the op that does its work, in its stream.
+    """A schedule with each covered op right behind or before the op that does its work, in its stream.
 
     That is no other schedule: covered ops run nothing. But whoever waits for one then waits for no more than that.
     """
     chains: dict[int, list[int]] = {}
     for op in sorted(covered):
         chains.setdefault(covered[op], []).append(op)
-    together = [each for op in order if op not in covered for each in (op, *chains.get(op, ()))]
+    together = [each for op in order if op not in covered for each in sorted((op, *chains.get(op, ())))]
     return together, [streams[covered.get(op, op)] for op in range(len(streams))]

@@ -139,19 +139,20 @@ def _lists(lists: Iterable[Sequence[int]]) -> tuple[Indices, Indices, Indices]:
 
 
 class LoweringRoom(NamedTuple):
-    """Where lowering one schedule at a time keeps its state: for each op its last task and the op that does its work,
-    for each stream its last task and its hardware queue.
+    """Where lowering one schedule at a time keeps its state: for each op its last task, the op that does its work and
+    its variant, for each stream its last task and its hardware queue.
     """
 
     last_of_op: Indices
     done_by: Indices
+    choice: Indices
     last_of_stream: Indices
     queue_of_stream: Indices
 
     @classmethod
     def of_size(cls, ops: int, streams: int) -> LoweringRoom:
         """Room for schedules of `ops` ops on up to `streams` streams."""
-        return cls(*(np.zeros(size, np.int32) for size in (ops, ops, streams, streams)))
+        return cls(*(np.zeros(size, np.int32) for size in (ops, ops, ops, streams, streams)))
 
 
 @entry
@@ -188,6 +189,7 @@ def lower_schedules(
             plans.deps[plan],
             room.last_of_op,
             room.done_by,
+            room.choice,
             room.last_of_stream,
             room.queue_of_stream,
         )
@@ -214,6 +216,7 @@ def lower_one(
     deps: Any,
     last_of_op: Any,
     done_by: Any,
+    choice: Any,
     last_of_stream: Any,
     queue_of_stream: Any,
 ) -> int:
@@ -226,6 +229,8 @@ def lower_one(
     for stream in range(len(last_of_stream)):
         last_of_stream[stream] = -1
         queue_of_stream[stream] = -1
+    if chosen is not None and not choose(ops, variants, covers, chosen, choice, done_by):
+        return -1
     index = dealt = filled = 0
     host_ns = 0.0
     for op in order:
@@ -234,19 +239,17 @@ def lower_one(
         host_ns += ops[op].host_ns
         rows = ops[op].rows
         first_row = ops[op].first_row
+        first_cover = n_covers = 0
         if chosen is not None:
-            if chosen[op] < 0 or chosen[op] >= ops[op].n_variants:
-                return -1
-            variant = variants[ops[op].first_variant + chosen[op]]
+            variant = variants[ops[op].first_variant + choice[op]]
             rows = variant.rows
             first_row = variant.first_row
+            first_cover = variant.first_cover
+            n_covers = variant.n_covers
             if done_by[op] != op:
-                if last_of_op[done_by[op]] < 0:
+                if done_by[op] < op and last_of_op[done_by[op]] < 0:
                     return -1
                 rows = 0
-            elif variant.n_covers > 0:
-                for place in range(variant.first_cover, variant.first_cover + variant.n_covers):
-                    done_by[covers[place]] = op
         last_of_op[op] = -1  # a view: what depends on it depends on what it looks at, in `preds`
         if rows == 0:
             continue
@@ -256,19 +259,22 @@ def lower_one(
         if stream < len(partition_of):
             first_row += partition_of[stream] * rows_of_partition
         first_dep = filled
-        covering = False
-        for place in range(ops[op].first_pred, ops[op].first_pred + ops[op].n_preds):
-            before = preds[place]
-            if done_by[before] != before:
+        for number in range(-1, n_covers):
+            needing = op if number < 0 else covers[first_cover + number]
+            if needing > op:
+                continue  # what it needs has ended before this op starts
+            for place in range(ops[needing].first_pred, ops[needing].first_pred + ops[needing].n_preds):
+                before = preds[place]
                 if last_of_op[before] == -2:
                     return -1
                 before = done_by[before]
-                covering = True
-            if last_of_op[before] < 0:
-                return -1
-            deps[filled] = last_of_op[before]
-            filled += 1 if stream_of[before] != stream else 0  # no branch: nobody can predict this one
-        if covering:  # an op may be waited for by its own name and those it covers
+                if before == op:
+                    continue
+                if last_of_op[before] < 0:
+                    return -1
+                deps[filled] = last_of_op[before]
+                filled += 1 if stream_of[before] != stream else 0  # no branch: nobody can predict this one
+        if len(covers) > 0:  # an op may be waited for by its own name and those it covers
             filled = first_dep + distinct(deps[first_dep:filled])
         if queue_of_stream[stream] < 0:
             queue_of_stream[stream] = dealt % queues
@@ -305,3 +311,25 @@ def distinct(numbers: Any) -> int:
             numbers[kept] = numbers[index]
             kept += 1
     return kept
+
+
+@jit
+def choose(ops: Any, variants: Any, covers: Any, chosen: Any, choice: Any, done_by: Any) -> bool:
+    """`gpusim.trace.covers.settled`: fill `choice` and `done_by`; False where an op has no such variant."""
+    for op in range(len(ops)):
+        if chosen[op] < 0 or chosen[op] >= ops[op].n_variants:
+            return False
+        choice[op] = chosen[op]
+        variant = variants[ops[op].first_variant + chosen[op]]
+        if variant.n_covers > 0:
+            free = done_by[op] == op
+            for place in range(variant.first_cover, variant.first_cover + variant.n_covers):
+                other = covers[place]
+                doing = other < op and variants[ops[other].first_variant + choice[other]].n_covers > 0
+                free = free and done_by[other] == other and not doing
+            if free:
+                for place in range(variant.first_cover, variant.first_cover + variant.n_covers):
+                    done_by[covers[place]] = op
+            else:
+                choice[op] = 0
+    return True
