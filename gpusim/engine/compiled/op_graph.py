@@ -76,14 +76,15 @@ class OpArrays(NamedTuple):
         for number, buffer in enumerate(plan.buffers):
             for task in buffer.tasks:
                 buffers_of[plan.tasks[task].op][number] = None
-        rows, ops["first_variant"], ops["n_variants"], variants, covers, work_of = _variants(graph)
+        ways = _Ways.of(graph)
+        rows, ops["first_variant"], ops["n_variants"] = ways.rows, ways.first_of_op, ways.number_of_op
         sms = layout.sms if layout is not None else (graph.hardware.limits.sms,)
         tasks = (
             rows
             if layout is None
             else [in_partition(row, number, size, graph.hardware) for number, size in enumerate(sms) for row in rows]
         )
-        of_row = [list(dict.fromkeys(buffer for op in work for buffer in buffers_of[op])) for work in work_of]
+        of_row = [list(dict.fromkeys(buffer for op in work for buffer in buffers_of[op])) for work in ways.work_of]
         first_buffer, _, buffer_of = _lists(of_row * len(sms))
         return cls(
             tasks=encode_tasks(tasks),
@@ -94,8 +95,8 @@ class OpArrays(NamedTuple):
             buffer_of=buffer_of,
             buffer_bytes=np.array([buffer.bytes for buffer in plan.buffers], np.int64),
             kept_bytes=plan.kept_bytes,
-            variants=variants,
-            covers=covers,
+            variants=ways.variants,
+            covers=np.array(ways.covers, np.int32),
             partition_of=np.array(layout.of_stream if layout is not None else (0,), np.int32),
             rows_of_partition=len(rows),
             most_tasks=sum(
@@ -105,29 +106,43 @@ class OpArrays(NamedTuple):
         )
 
 
-def _variants(graph: OpGraph) -> tuple[list[Task], Indices, Indices, Records, Indices, list[tuple[int, ...]]]:
-    """All tasks that any schedule may run, those captured first; for each op where its variants begin in the list of
-    all, and how many it has; that list; the ops that variants cover; for each task the ops whose work it does.
-    """
-    rows = [task for tasks in graph.tasks for task in tasks]
-    work_of: list[tuple[int, ...]] = [(row.op,) for row in rows]
-    found: list[tuple[int, int, int, int]] = []
-    covers: list[int] = []
-    first = np.zeros(len(graph), np.int32)
-    count = np.zeros(len(graph), np.int32)
-    captured = 0
-    for op, tasks in enumerate(graph.tasks):
-        first[op] = len(found)
-        found.append((captured, len(tasks), 0, 0))
-        captured += len(tasks)
-        if graph.variants:
-            for variant, other in zip(graph.trace.ops[op].variants, graph.variants[op], strict=True):
+class _Ways(NamedTuple):
+    """All ways to run the ops of a graph, as captured first."""
+
+    rows: list[Task]
+    """All tasks that any schedule may run, those captured first."""
+    work_of: list[tuple[int, ...]]
+    """For each of them the ops whose work it does."""
+    first_of_op: Indices
+    """For each op where its variants begin in `variants`."""
+    number_of_op: Indices
+    """For each op how many it has."""
+    variants: Records
+    covers: list[int]
+    """The ops that variants cover, one after the other."""
+
+    @classmethod
+    def of(cls, graph: OpGraph) -> _Ways:
+        """The ways of a graph."""
+        rows = [task for tasks in graph.tasks for task in tasks]
+        work_of: list[tuple[int, ...]] = [(row.op,) for row in rows]
+        found: list[tuple[int, int, int, int]] = []
+        covers: list[int] = []
+        first = np.zeros(len(graph), np.int32)
+        count = np.zeros(len(graph), np.int32)
+        captured = 0
+        for op, tasks in enumerate(graph.tasks):
+            first[op] = len(found)
+            found.append((captured, len(tasks), 0, 0))
+            captured += len(tasks)
+            others = zip(graph.trace.ops[op].variants, graph.variants[op], strict=True) if graph.variants else ()
+            for variant, other in others:
                 found.append((len(rows), len(other), len(covers), len(variant.covers)))
                 covers.extend(variant.covers)
                 rows.extend(other)
                 work_of.extend([(op, *variant.covers)] * len(other))
-        count[op] = len(found) - first[op]
-    return rows, first, count, np.array(found, VARIANT), np.array(covers, np.int32), work_of
+            count[op] = len(found) - first[op]
+        return cls(rows, work_of, first, count, np.array(found, VARIANT), covers)
 
 
 def _lists(lists: Iterable[Sequence[int]]) -> tuple[Indices, Indices, Indices]:
