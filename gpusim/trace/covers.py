@@ -30,11 +30,15 @@ class CoverRules:
         for index, op_preds in enumerate(preds):
             for pred in op_preds:
                 self.succs[pred].append(index)
+        self.tensors: dict[int, list[int]] = {}
+        """For each storage its tensors."""
+        for number, tensor in enumerate(trace.tensors):
+            self.tensors.setdefault(tensor.storage, []).append(number)
         self.users: dict[int, dict[int, None]] = {}
         """For each storage the ops that read, write, make or mention it, in recorded order."""
         for index, op in enumerate(trace.ops):
-            for tensor in _mentioned(op):
-                self.users.setdefault(trace.tensors[tensor].storage, {})[index] = None
+            for mentioned in _mentioned(op):
+                self.users.setdefault(trace.tensors[mentioned].storage, {})[index] = None
 
     def problem(self, op: int, covers: Sequence[int]) -> str | None:
         """Why a variant of `op` cannot cover these ops, all behind it or all before it, or None."""
@@ -94,9 +98,8 @@ class CoverRules:
                 if user not in chain and chain[0] < user < until:
                     return f"op '{trace.ops[user].name}' uses tensor {tensor} in between"
             given = {t for each in chain for t in trace.ops[each].outputs}
-            for other, one in enumerate(trace.tensors):
-                if one.storage != storage:
-                    continue
+            for other in self.tensors[storage]:
+                one = trace.tensors[other]
                 if one.init is not None or (not writers and one.role in ("output", "gradient")):
                     return f"tensor {other} is a state or a result of the step"
                 if other not in given and any(
