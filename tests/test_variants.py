@@ -27,12 +27,8 @@ from gpusim.plan.schedule import chosen_variants, lower_schedule, make_schedule,
 from gpusim.plan.tasks import LaunchMode
 from gpusim.policies.registry import POLICIES
 from gpusim.report.tables import explored_document
-from gpusim.runtime import variant_capture
-from gpusim.runtime.compositions import MIN_OP_NS
 from gpusim.runtime.execute import Runner
-from gpusim.runtime.fused import chains_of
-from gpusim.runtime.variant_capture import choose_variants, equal_calls, launches
-from gpusim.runtime.variants import applied, call_variant, settings_for
+from gpusim.runtime.variants import applied, call_variant
 from gpusim.search import choices
 from gpusim.search.choices import search_variants
 from gpusim.search.explore import explore
@@ -327,59 +323,6 @@ def test_variant_that_refuses_its_arguments_is_an_error_of_the_replay() -> None:
         runner.call(0, args, kwargs, VariantSettings(composition="by_sample"))
 
 
-# --- What capture keeps ---
-
-
-def test_equal_calls_are_measured_once(trace: Trace) -> None:
-    step = load_trace("googlenet-train-b8")
-    groups = equal_calls(step)
-    members = [index for group in groups.values() for index in group]
-    assert chains_of(step)
-
-    def total_ns(*indices: int) -> int:
-        return sum(kernel.dur_ns for index in indices for kernel in step.ops[index].kernels)
-
-    assert sorted(members) == [
-        index
-        for index, each in enumerate(step.ops)
-        if (each.kernels and "conv" in each.target)
-        or "mm." in each.target
-        or (
-            ("batch_norm" in each.target or "max_pool2d_with_indices_backward" in each.target)
-            and total_ns(index) >= MIN_OP_NS
-        )
-        or index in chains_of(step)
-    ]
-    assert len(groups) < len(members)
-    for first, group in groups.items():
-        assert all(launches(step.ops[index].kernels) == launches(step.ops[first].kernels) for index in group)
-    assert equal_calls(trace) == {}
-
-
-def test_settings_that_ask_for_what_already_is_are_not_tried() -> None:
-    step = load_trace("googlenet-train-b32-bf16")
-    convolution = next(each for each in step.ops if each.target == "aten.convolution.default")
-    names = set(settings_for(convolution, step))
-    assert "no_tf32" not in names
-    assert ("channels_last" in names) == (step.model.memory_format == "contiguous")
-
-
-def test_kept_are_faster_or_smaller_kernels_that_are_not_there_yet() -> None:
-    control = [kernel(10_000, WHOLE)]
-    found = [
-        variant("the same", kernel(9000, WHOLE, regs=0)),
-        variant("faster", msgspec.structs.replace(kernel(8000, WHOLE), name="fast")),
-        variant("the same as faster", msgspec.structs.replace(kernel(8100, WHOLE), name="fast")),
-        variant("smaller", kernel(15_000, HALF)),
-        variant("slower", msgspec.structs.replace(kernel(11_000, WHOLE), name="slow")),
-        variant("nothing"),
-    ]
-    found[0] = variant("the same", msgspec.structs.replace(control[0], dur_ns=9000))
-    kept = choose_variants(control, found, load_hardware("h200"))
-    assert [each.name for each in kept] == ["faster", "smaller"]
-    assert [each.name for each in choose_variants(control, found, None)] == ["faster"]
-
-
 # --- Search ---
 
 
@@ -457,53 +400,3 @@ def test_command_simulates_a_schedule_with_variants(trace: Trace, tmp_path: Path
     document = json.loads(CliRunner().invoke(cli, options).output)
     graph = OpGraph.build(trace, load_hardware("h200"))
     assert document["makespan_ns"] == FastEngine().run(lower_schedule(made, graph), graph.hardware).makespan_ns
-
-
-# --- Measuring them, with the profiler replaced ---
-
-
-def test_variants_are_measured_once_for_equal_calls_and_scaled_to_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two equal convolutions, of which the second took twice as long in the step: its variant does, too."""
-    one = conv_trace()
-    first = one.ops[0]
-    slower = (msgspec.structs.replace(first.kernels[0], dur_ns=10_000, name=first.kernels[0].name),)
-    second = msgspec.structs.replace(first, name="again", kernels=slower)
-    made = msgspec.structs.replace(one, ops=(first, second))
-    profiled: list[str] = []
-
-    def profile(runner: Runner, calls: Any) -> list[tuple[Kernel, ...]]:
-        profiled.extend(call.name for call in calls)
-        durations = {"": 4000, "deterministic": 3000, "native": 2000}
-        return [
-            (msgspec.structs.replace(kernel(durations.get(call.name, 4000)), name=call.name or "captured"),)
-            for call in calls
-        ]
-
-    def refuse_native(runner: Runner, call: Any) -> bool:
-        return call.name != "native"
-
-    monkeypatch.setattr(variant_capture, "require_gpu", lambda: torch.device("cpu"))
-    monkeypatch.setattr(variant_capture, "_profile", profile)
-    monkeypatch.setattr(variant_capture, "_works", refuse_native)
-    monkeypatch.setattr(variant_capture, "alone", lambda work, *arguments: work(*arguments))
-    monkeypatch.setattr(variant_capture, "anchored_variants", lambda trace, *_: trace)
-    found = [each.variants for each in variant_capture.with_variants(made, seed=0).ops]
-    assert profiled.count("") == 1
-    assert "native" not in profiled
-    autotuned = [name for name in profiled if "benchmark" in name]
-    assert profiled[-len(autotuned) :] == autotuned, "in a process of their own"
-    assert [[(each.name, each.kernels[0].dur_ns) for each in mine] for mine in found] == [
-        [("deterministic", 3750)],
-        [("deterministic", 7500)],
-    ]
-
-
-def test_only_operators_without_variants_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A convolution that has them stays as it is, and so do its likes; with nothing to measure no GPU is asked for."""
-    one = conv_trace()
-    known = with_variants(one, {0: (variant("slow", kernel(9000), cudnn=False),)})
-    monkeypatch.setattr(variant_capture, "require_gpu", lambda: pytest.fail("asked for a GPU"))
-    assert variant_capture.with_variants(known) == known
-    again = msgspec.structs.replace(one.ops[0], name="again")
-    assert equal_calls(msgspec.structs.replace(known, ops=(*known.ops, again))) == {}
-    assert equal_calls(msgspec.structs.replace(one, ops=(*one.ops, again))) == {0: [0, 1]}
