@@ -196,4 +196,4 @@ def test_ops_run_as_one_are_held_against_all_of_them(monkeypatch: pytest.MonkeyP
     assert covering == [[("fused", (1,))], [], [("fused", (3,))], []]
     assert chains_of(made_trace)[0].keys() == {"fused", "fused_channels_last"}
     again = variant_capture.ways_to_try(found)
-    assert not any(way.covers for ways in again.values() for way in ways.values()), "measured once"
+    assert not any("fused" in ways for ways in again.values()), "measured once"

@@ -1,10 +1,10 @@
 """`gpusim capture --variants`: the kernels and times of each op's other algorithms.
 
 Every distinct call (operator, arguments, shapes, kernels) is run under each of the settings that torch lets one choose,
-in one profiler session, with the call as captured among them; so are ops with those behind them that can be run as one
-(`gpusim.runtime.fused`). Operators of which an op has such variants already are left as they are. What launches the
-kernels that are there already is left out, and so is what is no better in any respect: neither faster nor smaller.
-Slower kernels that leave room for their neighbours stay.
+in one profiler session, with the call as captured among them; so are ops with others that can be run as one with them
+(`gpusim.runtime.fused`). Operators of which an op has such variants already (of chains: of that name) are left as they
+are. What launches the kernels that are there already is left out, and so is what is no better in any respect: neither
+faster nor smaller. Slower kernels that leave room for their neighbours stay.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def variants_from(trace: Trace, measured: Measured) -> list[tuple[Variant, ...]]
 def ways_to_try(trace: Trace) -> dict[int, dict[str, Chain]]:
     """For each op the ways to run it that are to be measured, by name; those that cover other ops among them."""
     plain = {op.target for op in trace.ops for variant in op.variants if not variant.covers}
-    covering = {op.target for op in trace.ops for variant in op.variants if variant.covers}
+    covering = {(op.target, variant.name) for op in trace.ops for variant in op.variants if variant.covers}
     chains = chains_of(trace)
     found: dict[int, dict[str, Chain]] = {}
     for index, op in enumerate(trace.ops):
@@ -140,8 +140,7 @@ def ways_to_try(trace: Trace) -> dict[int, dict[str, Chain]]:
         ways: dict[str, Chain] = {}
         if op.target not in plain:
             ways |= {name: Chain((), settings) for name, settings in settings_for(op, trace).items()}
-        if op.target not in covering:
-            ways |= chains.get(index, {})
+        ways |= {name: way for name, way in chains.get(index, {}).items() if (op.target, name) not in covering}
         if ways:
             found[index] = ways
     return found
