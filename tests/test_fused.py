@@ -166,6 +166,18 @@ def test_result_that_somebody_else_reads_is_computed() -> None:
     assert first not in chains_of(msgspec.structs.replace(trace, ops=ops))
 
 
+def test_batch_norm_that_the_step_changes_is_not_kept_as_a_factor() -> None:
+    """Batch norm as in inference within a training step: the optimizer changes its weight."""
+    trace = load_trace("googlenet-infer-b1")
+    norm = next(index for index, op in enumerate(trace.ops) if op.target == NORM)
+    assert chains_of(trace)[norm].keys() == {"joined"}
+    last = len(trace.ops) - 1
+    for kept in trace.ops[norm].reads[1:]:
+        made = changed(trace, last, writes=(*trace.ops[last].writes, kept))
+        assert norm not in chains_of(made)
+        assert norm - 1 not in chains_of(made)
+
+
 def test_weights_that_the_step_changes_are_not_folded() -> None:
     trace = load_trace("squeezenet1_1-infer-b1")
     first = min(chains_of(trace))

@@ -147,12 +147,9 @@ def _applies(trace: Trace, chain: tuple[int, ...], settings: VariantSettings) ->
     if any(op.kwargs for op in ops):
         return False
     if first.target == CONVOLUTION:
-        written = {trace.tensors[t].storage for op in trace.ops for t in op.writes}
-        fixed = [*_tensors(trace, first)[1:], *(t for op in ops[1:] for t in _tensors(trace, op)[1:])]
-        constant = all(t.init is not None and t.storage not in written for t in fixed)
         biased = first.args[2] is not None
         return (
-            constant
+            _constant(trace, ops)
             and not first.args[6]
             and len(_tensors(trace, first)[0].shape) == 4
             and all(not op.args[5] for op in ops[1:] if op.target in NORMS)
@@ -165,11 +162,18 @@ def _applies(trace: Trace, chain: tuple[int, ...], settings: VariantSettings) ->
         if first.args[5]:
             worth_it = sum(kernel.dur_ns for op in ops for kernel in op.kernels) >= MIN_OP_NS
             return worth_it and affine and _all_fp32(trace, ops) and len(image.shape) == 4 and image.shape[0] > 1
-        return affine and _all_fp32(trace, ops) and _unseen(trace, ops)
+        return affine and _constant(trace, ops) and _all_fp32(trace, ops) and _unseen(trace, ops)
     shapes = {tensor.shape for op in ops for tensor in _tensors(trace, op)}
     plain = len(shapes) == 1 and _all_fp32(trace, ops) and len(_tensors(trace, first)) == 2
     last = ops[-1]
     return plain and (last.target in RELUS or (last.target == RELU_BACKWARD and last.args[2] == 0))
+
+
+def _constant(trace: Trace, ops: list[Op]) -> bool:
+    """Whether the step changes none of what ops take beside what they work on: it goes into factors that are kept."""
+    written = {trace.tensors[t].storage for op in trace.ops for t in op.writes}
+    fixed = (tensor for op in ops for tensor in _tensors(trace, op)[1:])
+    return all(tensor.init is not None and tensor.storage not in written for tensor in fixed)
 
 
 def _unseen(trace: Trace, ops: list[Op]) -> bool:
