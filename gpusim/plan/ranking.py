@@ -8,11 +8,12 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import Task
 
 
-def ranked_variants(graph: OpGraph, area_weight: float) -> tuple[int, ...]:
+def ranked_variants(graph: OpGraph, area_weight: float, name: str | None = None) -> tuple[int, ...]:
     """For each op the number of what ranks best at this weight of area: its variant, counted from 1, or 0.
 
     Empty where no op has any. At weight 0 that is what takes least time alone. What a variant covers is held
-    against it: ops behind its own as they would rank best, ops before it as captured.
+    against it: ops behind its own as they would rank best, ops before it as captured. With a name, only variants
+    of that name are looked at.
     """
 
     def cost(op: int, number: int) -> float:
@@ -26,9 +27,9 @@ def ranked_variants(graph: OpGraph, area_weight: float) -> tuple[int, ...]:
     least = [0.0] * len(graph)
     best = [0] * len(graph)
     for op in reversed(range(len(graph))):
-        costs = [cost(op, number) for number in range(1 + len(graph.variants[op]))]
-        least[op] = min(costs)
-        best[op] = costs.index(least[op])
+        variants = graph.trace.ops[op].variants
+        numbers = [0, *(number for number, each in enumerate(variants, 1) if name is None or each.name == name)]
+        least[op], best[op] = min((cost(op, number), number) for number in numbers)
     return tuple(best)
 
 
