@@ -260,7 +260,7 @@ def measured_case(files: Sequence[Results], explored: Explored) -> ResultCase | 
 
 def newest_results(folder: Path) -> list[Path]:
     """The newest results file of each recipe that compares the searched schedule with all policies."""
-    recipes = ("search_again", "search_inference", "search_training", "search_training_32")
+    recipes = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
     return [max(found) for recipe in recipes if (found := sorted(folder.glob(f"{recipe}_h200_*[0-9].json")))]
 
 

@@ -23,7 +23,7 @@ RESULTS_NAME = re.compile(r"^(?P<recipe>\w+)_(?P<gpu>[\w-]+)_(?P<date>\d{8})\.js
 
 
 #: Recipes whose newest results the table shows; a step that is in two, as the first has it.
-SHOWN = ("search_again", "search_inference", "search_training", "search_training_32")
+SHOWN = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
 
 
 def newest(folder: Path, recipe: str) -> Path:

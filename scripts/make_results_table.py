@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "validate" / "results"
 TABLE = RESULTS / "all.md"
 PAGE = ROOT / "docs" / "fidelity.md"
-#: The recipe that measures steps of another one again.
+#: The recipe that measures steps of another one again: theirs are its rows.
 AGAIN = "search_again"
 BEGIN, END = "<!-- searched:begin -->", "<!-- searched:end -->"
 #: The systems that the searched schedule is to beat (`docs/policies.md`).
@@ -103,7 +103,7 @@ def _case_rows(run: Run) -> Iterator[str]:
 
 
 def searched(runs: Sequence[Run]) -> str:
-    """The searched schedule of each step beside the policies that were replayed in the same run."""
+    """The newest searched schedule of each step beside the policies that were replayed in the same run."""
     lines = [
         "| step | sequential graph | fastest kernels, one stream | searched, captured kernels | searched | speed-up "
         "| its prediction | best of all policies | best of Nimble, Opara, torchsched, IOS | over eager "
@@ -111,11 +111,13 @@ def searched(runs: Sequence[Run]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     searches = [run for run in runs if run.results.recipe.startswith("search_")]
-    for run in sorted(searches, key=lambda run: (run.results.recipe == AGAIN, len(run.results.recipe))):
+    rows: dict[str, str] = {}
+    for run in sorted(searches, key=lambda run: (run.results.recipe != AGAIN, len(run.results.recipe))):
         steps: dict[str, dict[str, int]] = {}
         for number, case in enumerate(run.results.cases):
             steps.setdefault(case.trace, {})[case.policy] = number
-        lines += [_searched_row(run, trace, numbers) for trace, numbers in steps.items()]
+        rows = {trace: _searched_row(run, trace, numbers) for trace, numbers in steps.items()} | rows
+    lines += [rows[trace] for trace in sorted(rows)]
     return "\n".join(lines)
 
 
@@ -125,9 +127,8 @@ def _searched_row(run: Run, trace: str, numbers: dict[str, int]) -> str:
     others = run.other_kernels(numbers[SEARCH]) or 0
     kernels = f" ({others} others)" if others else ""
     policies = [case for policy, case in cases.items() if policy not in SEARCHES]
-    again = ", again" if run.results.recipe == AGAIN else ""
     return (
-        f"| `{trace}`{again} | {found.sequential_ns / 1e3:,.0f} | {_time(cases.get(FASTEST_KERNELS))} "
+        f"| `{trace}` | {found.sequential_ns / 1e3:,.0f} | {_time(cases.get(FASTEST_KERNELS))} "
         f"| {_time(cases.get(WITHOUT_VARIANTS))} | {found.measured_ns / 1e3:,.0f}{kernels} "
         f"| {found.speedup:.2f}x | {found.error:+.1%} | {_over(found, policies)} "
         f"| {_over(found, [case for case in policies if case.policy in PUBLISHED])} "
