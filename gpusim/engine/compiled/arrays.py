@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusim.engine.compiled.copies import COPY_ENGINE
+from gpusim.engine.compiled.ends import ROW
 from gpusim.engine.compiled.heap import ENTRY
 from gpusim.engine.compiled.pool import RUNNING
 from gpusim.engine.compiled.rates import LOADS
-from gpusim.engine.compiled.sm_groups import COHORT, PLACED, ROW, SM_GROUP
+from gpusim.engine.compiled.sm_groups import COHORT, PLACED, SM_GROUP
 from gpusim.engine.placement import MOST_GROUPS
 from gpusim.hardware.model import Contention, Copies, GraphCosts, HardwareModel, Memory, StreamCosts
 from gpusim.hardware.occupancy import Demand, Footprint

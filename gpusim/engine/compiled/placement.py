@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from gpusim.engine.compiled.ends import earlier
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import int64, jit, jit_apart
 from gpusim.engine.compiled.rates import waves
 from gpusim.engine.compiled.sm_groups import (
     add_cohort,
     copy_cohort,
-    earlier,
     merge_empty,
     new_group,
     note_change,

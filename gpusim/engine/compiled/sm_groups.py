@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpusim.engine.compiled.ends import ROW, earlier, next_end, note_end
 from gpusim.engine.compiled.jit import int64, jit, jit_apart
 from gpusim.engine.compiled.rates import known_rates
-from gpusim.engine.placement import NEAR_NS, NO_SMS
+from gpusim.engine.placement import NO_SMS
 
 #: `gpusim.engine.placement.Placed`, with what it needs of the task. `scanned` says that all groups have been looked at
 #: for it and what had room was used: from then on only groups that change can have room.
@@ -85,8 +86,6 @@ SM_GROUP: Final = np.dtype(
 COHORT: Final = np.dtype(
     [("kernel", "u4"), ("blocks", "u4"), ("number", "i8"), ("remaining_ns", "f8"), ("rate", "f8")], align=True
 )
-#: Groups whose first end is known together.
-ROW: Final = 8
 #: The traffic of all groups is added up in order where a running sum, which rounds otherwise, comes as near to the
 #: bandwidth as this.
 SURELY_LESS: Final = 0.999
@@ -315,60 +314,6 @@ def limit_traffic(hw: Any, device: Any, blocks: Any) -> None:
             if device.traffic[number] > 0.0:
                 touch(device, blocks, int64(device.order[number]))
         device.slow = slow
-
-
-@jit
-def note_end(device: Any, number: int, end_ns: float) -> None:
-    """When the first cohort of a group ends; and of its row of `ROW` groups the first end, whose, and the next."""
-    ends, row = device.ends, number >> 3 & 15
-    ends[number] = end_ns
-    at = row << 3
-    a, b, c, d = ends[at], ends[at + 1], ends[at + 2], ends[at + 3]
-    ab, cd = earlier(b, a), earlier(d, c)
-    abcd, next_abcd = earlier(cd, ab), earlier(earlier(later(a, b), later(c, d)), later(ab, cd))
-    in_ab, in_cd = int64(1) if b < a else int64(0), int64(3) if d < c else int64(2)
-    e, f, g, h = ends[at + 4], ends[at + 5], ends[at + 6], ends[at + 7]
-    ef, gh = earlier(f, e), earlier(h, g)
-    efgh, next_efgh = earlier(gh, ef), earlier(earlier(later(e, f), later(g, h)), later(ef, gh))
-    in_ef, in_gh = int64(5) if f < e else int64(4), int64(7) if h < g else int64(6)
-    in_abcd, in_efgh = in_cd if cd < ab else in_ab, in_gh if gh < ef else in_ef
-    device.row_ends[row] = earlier(efgh, abcd)
-    device.row_next[row] = earlier(earlier(next_abcd, next_efgh), later(abcd, efgh))
-    device.row_at[row] = at + (in_efgh if efgh < abcd else in_abcd)
-
-
-@jit
-def earlier(a: float, b: float) -> float:
-    """The smaller of two numbers."""
-    return a if a < b else b
-
-
-@jit
-def later(a: float, b: float) -> float:
-    """The larger of two numbers."""
-    return a if b < a else b
-
-
-@jit
-def next_end(device: Any, blocks: Any) -> None:
-    """`SmPlacement.next_end`, and whether that group ends `alone`, well before all others."""
-    end_ns, next_ns, found_row = device.row_ends[0], device.row_next[0], int64(0)
-    for row in range(1, (int64(device.groups) + ROW - 1) >> 3):
-        row_ns = device.row_ends[row]
-        found_row = row if row_ns < end_ns else found_row  # the first of those at one time; reading here would branch
-        next_ns = earlier(earlier(next_ns, device.row_next[row]), later(end_ns, row_ns))
-        end_ns = earlier(row_ns, end_ns)
-    found = int64(device.row_at[found_row])
-    group = blocks.groups[int64(device.order[found])]
-    device.alone = 1 if next_ns > end_ns + 2 * NEAR_NS else 0
-    if next_ns == end_ns:  # of those together, the one that was placed first
-        for number in range(found + 1, int64(device.groups)):
-            other = blocks.groups[int64(device.order[number])]
-            if device.ends[number] == end_ns and other.number < group.number:
-                group = other
-    device.end_ns = end_ns
-    device.end_number = found
-    device.end_place = group.ending if end_ns < np.inf else int64(-1)
 
 
 @jit
