@@ -1,9 +1,10 @@
 """What variants take in a step: their times anchored to measured CUDA graphs, as those of the captured kernels are.
 
 Variants are timed call by call, and a kernel takes longer or shorter among others: what lies in the caches, what ran
-before. How much differs by kind: on an H200 convolutions in channels last took 0.93 to 1.0 of it in a step, elementwise
-kernels of several ops 1.0 to 1.3. So the step is run on one stream with the variants of each name, in turns with
-the captured kernels, and variants of that name are taken to be as much slower or faster as that graph asks for.
+before. How much differs by kind: in graphs of Inception-v3 and SqueezeNet on an H200, convolutions with their ReLU took
+0.94 to 1.02 of it, elementwise kernels of several ops 1.00 to 1.27 (docs/variants_and_partitions.md). So the step is
+run on one stream with the variants of each name, in turns with the captured kernels, and variants of that name are
+taken to be as much slower or faster as that graph asks for.
 """
 
 from __future__ import annotations
