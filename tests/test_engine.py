@@ -88,18 +88,25 @@ def test_successors_of_a_fork_become_ready_one_after_the_other_but_for_the_last_
     assert run(late, hardware).start_ns == (0, 0, 1100, 1130, 2100, 1160)
 
 
-def test_what_waits_for_a_kernel_that_ends_beside_others_starts_later() -> None:
-    """A ends at 1000 while B runs, B at 3000 while C does, C with nothing beside it; a copy beside does not count."""
-    hardware = make_hardware(chain_ns=100, busy_ns=40)
+def test_what_waits_for_a_kernel_beside_which_others_started_starts_later() -> None:
+    """Of 60 ns, one start beside costs 60 x 1 / (1 + 2) = 20, two 30; those before its own cost nothing, nor do ends.
+
+    A (0 to 1000) sees B start, and B (0 to 3000) C. C (1120 to 3620) sees D and F start, those two nobody. The copy is
+    on no SM and does not count.
+    """
+    hardware = make_hardware(chain_ns=100, busy_ns=60, busy_starts=2)
     tested = plan(
         task(1000, part=0.1, queue=0),
         task(3000, part=0.1, queue=1),
         task(2500, part=0.1, queue=0),
         task(10, part=0.1, queue=1),
         task(10, part=0.1, queue=0),
-        copy("h2d", 500_000, queue=2),
+        task(10, part=0.1, queue=1),
+        copy("h2d", 100_000, queue=2),
     )
-    assert spans(run(tested, hardware))[2:5] == [(1140, 3640), (3140, 3150), (3740, 3750)]
+    assert spans(run(tested, hardware))[2:6] == [(1120, 3620), (3120, 3130), (3750, 3760), (3230, 3240)]
+    at_the_first = make_hardware(chain_ns=100, busy_ns=60)
+    assert spans(run(tested, at_the_first))[2:5] == [(1160, 3660), (3160, 3170), (3820, 3830)]
 
 
 def test_gaps_of_a_graph_that_is_no_straight_line_are_longer() -> None:

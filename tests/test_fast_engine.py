@@ -106,6 +106,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
         fork_ns=pick((0.0, 30.0)),
         join_ns=pick((0.0, 40.0)),
         busy_ns=pick((0.0, 60.0)),
+        busy_starts=pick((0.0, 1.7)),
         branch_ns=pick((0.0, 45.0)),
         front_end_ns=pick((0.0, 100.0, 250.0, 333.3)),
         slowdown=pick((0.0, 0.8)),

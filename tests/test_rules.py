@@ -23,6 +23,7 @@ from gpusim.plan.rules import Rule, Rules, read_rules
 from gpusim.report.rules import print_rules, rules_markdown
 from gpusim.runtime import dispatcher_rules as experiments
 from gpusim.runtime.blocks import WORK, Blocks, Hold
+from gpusim.runtime.starts_beside import BESIDE, NETWORK, RUNS, Lost, Single, half_starts, judged
 from gpusim.trace.schema import Gpu
 
 H200 = load_hardware("h200")
@@ -159,6 +160,36 @@ def test_gap_may_differ_between_kernels_and_on_a_full_gpu() -> None:
     assert found.holds
     assert found.found.startswith("medians from 0.90 to 1.29 us; for one kernel at most 0.00 us apart, but +0.26 us")
     assert list(found.numbers)[-2:] == ["528 blocks, 1 chains", "528 blocks, 2 chains"]
+
+
+def lost(limit_ns: float, half: float = 2.0, runs_ns: float = 0.0) -> Lost:
+    """What is lost by the rule to each number of starts."""
+    starts = [0.2 * 1.7**number for number in range(len(BESIDE))]
+    return Lost(3000.0, runs_ns, tuple((n, limit_ns * n / (n + half)) for n in starts))
+
+
+def test_starts_that_cost_half_of_what_many_cost_are_found() -> None:
+    """By the rule: of 900 ns a first start takes 900 x 1 / (1 + 2) = 300."""
+    network = lost(900.0)
+    assert half_starts(network) == 2.0
+    assert network.limit_ns(2.0) == pytest.approx(900.0)
+    assert half_starts(lost(500.0, half=0.7)) == 0.7
+
+
+@pytest.mark.parametrize(
+    ("runs_ns", "single", "holds"),
+    [
+        (20.0, Single(end_ns=5.0, start_ns=250.0, late_ns=-10.0), True),
+        (300.0, Single(end_ns=5.0, start_ns=250.0, late_ns=-10.0), False),  # others need only run
+        (20.0, Single(end_ns=260.0, start_ns=250.0, late_ns=-10.0), False),  # ends cost as much
+    ],
+)
+def test_time_lost_beside_others_is_lost_to_their_starts(runs_ns: float, single: Single, holds: bool) -> None:
+    found = judged({"GEMM": lost(800.0, runs_ns=runs_ns), NETWORK: lost(900.0, runs_ns=runs_ns)}, single)
+    assert found.holds is holds
+    assert found.numbers["busy_starts"] == 2.0
+    assert found.numbers["GEMM: limit"] == pytest.approx(800.0)
+    assert found.numbers[f"{NETWORK}: more beside {RUNS}"] == runs_ns
 
 
 def test_blocks_are_spread_as_worked_out_by_hand() -> None:

@@ -68,7 +68,7 @@ class _Simulation:
         self.ready = [-1.0] * count
         self.ended = [self.env.event() for _ in range(count)]
         self.finish_order: dict[int, int] = {}
-        self.beside_others: set[int] = set()
+        self.lost_ns = [0.0] * count
         self.branch_ns = hardware.graph.branch_ns if plan.branches else 0.0
         self.devices: dict[int, _Device] = {}
         for task in plan.tasks:
@@ -90,16 +90,16 @@ class _Simulation:
             yield self.env.all_of([self.ended[p] for p in sorted(preds)])
             last = max(preds, key=self.finish_order.__getitem__)
             gap_ns = costs.chain_ns + costs.join_ns * (len(preds) - 1) + task.extra_ns
-            gap_ns += self.branch_ns + (costs.busy_ns if last in self.beside_others else 0.0)
+            gap_ns += self.branch_ns + self.lost_ns[last]
             siblings = self.successors[last]
             yield self.env.timeout(gap_ns + costs.fork_ns * max(0, min(siblings.index(index), len(siblings) - 2)))
         self.ready[index] = self.env.now
         self.devices[task.device].arrive(index, task)
 
-    def finished(self, index: int, beside_others: bool) -> None:
+    def finished(self, index: int, starts_beside: int) -> None:
+        """A task has ended, and so many others have started on its GPU since it did."""
         self.end[index] = self.env.now
-        if beside_others:
-            self.beside_others.add(index)
+        self.lost_ns[index] = self.hardware.graph.lost_ns(starts_beside)
         self.finish_order[index] = len(self.finish_order)
         self.ended[index].succeed()
 
@@ -145,6 +145,9 @@ class _Device:
         self.front_end_ns = self.hardware.graph.front_end_ns if simulation.plan.mode == "graph" else 0.0
         self.front_end_free = 0.0
         self.waiting: list[tuple[float, int, int]] = []
+        self.starts = 0
+        self.started: dict[int, int] = {}
+        """How many starts there were when a task had started, its own among them."""
         self.copies = {direction: _CopyEngine() for direction in COPY_DIRECTIONS}
         self.record = record
         self.occupied: list[tuple[int, float]] = []
@@ -173,6 +176,8 @@ class _Device:
         self._advance()
         self.simulation.start[index] = self.env.now
         self.pool.start(index, self.simulation.plan.tasks[index])
+        self.starts += 1
+        self.started[index] = self.starts
         self.front_end_free = self.env.now + self.front_end_ns
         self._update()
         if self.waiting:
@@ -207,16 +212,16 @@ class _Device:
             return  # the rates have changed since
         self._advance()
         task = self.simulation.plan.tasks[index]
-        all_of_it, beside_others = True, False
+        all_of_it, starts_beside = True, 0
         if task.kind in COPY_DIRECTIONS:
             self.copies[task.kind].active = None
         else:
             all_of_it = self.pool.finish(index)
-            beside_others = self.pool.busy
+            starts_beside = self.starts - self.started[index]
         self._update()
         if not all_of_it:
             return
-        self.simulation.finished(index, beside_others)
+        self.simulation.finished(index, starts_beside)
         if self.waiting:
             self._serve(max(self.env.now, self.front_end_free))
 

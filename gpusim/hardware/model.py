@@ -90,13 +90,19 @@ class GraphCosts(Document, frozen=True, kw_only=True):
     join_ns: NonNegative
     """Extra delay of a kernel for each predecessor beyond the first."""
     busy_ns: NonNegative = 0.0
-    """Extra delay of what waits for a kernel, where others run at its end."""
+    """What a kernel loses to starts of others while it runs, where there are many; what waits for it starts later."""
+    busy_starts: NonNegative = 0.0
+    """Starts of others to which half of that is lost; 0: the first takes all of it."""
     branch_ns: NonNegative = 0.0
     """Extra delay of everything that waits, in a graph that is no straight line: one of several streams."""
     front_end_ns: NonNegative
     """Least time between two kernel starts."""
     memory_node_ns: NonNegative
     """Extra delay around a memset or memcpy node."""
+
+    def lost_ns(self, starts: int) -> float:
+        """What a kernel loses where so many others start while it runs (docs/engine.md, "Graph mode")."""
+        return self.busy_ns * starts / (starts + self.busy_starts) if starts else 0.0
 
 
 class StreamCosts(Document, frozen=True, kw_only=True):

@@ -36,6 +36,8 @@ class _Lane:
     op: int = -1
     kernel: int = 0
     start_at: float = -1.0
+    started: int = 0
+    """How many kernels had started when it had, its own among them."""
     ended_at: float = 0.0
     used: bool = False
 
@@ -69,6 +71,7 @@ class _Scheduler:
         self.pool = SmPool(graph.hardware)
         self.now = 0.0
         self.front_end_free = 0.0
+        self.starts = 0
 
     def run(self) -> ListSchedule:
         """Alternate between giving idle streams work and going on to the next start or end."""
@@ -109,6 +112,8 @@ class _Scheduler:
         self.pool.start(lane.op, self.graph.tasks[lane.op][lane.kernel])
         self.pool.update()
         lane.start_at = -1.0
+        self.starts += 1
+        lane.started = self.starts
 
     def _end(self, op: int) -> None:
         """A kernel has ended: its op goes on to the next one, or its stream is free and its successors may be ready."""
@@ -118,7 +123,7 @@ class _Scheduler:
         lane = self.lanes[number]
         lane.kernel += 1
         tasks = self.graph.tasks[op]
-        seen_at = self.now + (self.costs.busy_ns if self.pool.busy else 0.0)
+        seen_at = self.now + self.costs.lost_ns(self.starts - lane.started)
         if lane.kernel < len(tasks):
             lane.start_at = seen_at + self.chain_ns + tasks[lane.kernel].extra_ns
             return

@@ -19,6 +19,7 @@ from gpusim.runtime import microbench as bench
 from gpusim.runtime.blocks import BlockBench, Hold
 from gpusim.runtime.contention import fit, measure_points, with_contention
 from gpusim.runtime.device import gpu_facts, require_gpu
+from gpusim.runtime.starts_beside import NETWORK, half_starts, measure, subjects
 
 REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
 #: Numbers that stay as they are: one of an experiment of its own, one that was chosen with the others fitted for each
@@ -118,16 +119,24 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
     small = bench.small_kernel()
     chain_ns = bench.parallel_chains_ns(1, small) - bench.profiled_ns(small)
     memory_node_ns = max(0.0, bench.memset_gap_ns() - chain_ns)
+    lost = measure(subjects()[NETWORK])
     notes = {
         "chain_ns": "gap in a chain of small elementwise kernels over their profiled time",
         "fork_ns": "between the starts of 4, 5 or 6 kernels of one block that wait for one, but the last two",
         "busy_ns": "fitted with the contention",
+        "busy_starts": "the calibration network at batch 1 beside chains of kernels of one thread, half of "
+        f"{lost.limit_ns(half_starts(lost)):.0f} ns a kernel",
         "branch_ns": "of the calibration steps",
         "front_end_ns": "64 against 96 parallel chains of spin kernels",
         "memory_node_ns": "chain of memsets between small kernels, less the usual gaps",
     }
     costs = GraphCosts(
-        chain_ns=chain_ns, fork_ns=fork_ns(), join_ns=0.0, front_end_ns=front_end_ns, memory_node_ns=memory_node_ns
+        chain_ns=chain_ns,
+        fork_ns=fork_ns(),
+        join_ns=0.0,
+        busy_starts=half_starts(lost),
+        front_end_ns=front_end_ns,
+        memory_node_ns=memory_node_ns,
     )
     return costs, notes
 

@@ -53,8 +53,8 @@ Build = Callable[[HardwareModel, Constants], HardwareModel]
 #: inference) differ by several percent, by where its tensors lie, and it must not decide for all others.
 OUTLIER = 0.02
 #: Where the least loss is looked for: a grid, and then points so far apart.
-BY_BLOCK_GRID = ((0.1, 0.25, 0.4, 0.55), (0.3, 0.45, 0.6, 0.75, 0.9), (150.0, 300.0, 450.0, 600.0))
-BY_BLOCK_SPACING, BY_BLOCK_MOST = (0.05, 0.05, 75.0), (1.0, 1.0, math.inf)
+BY_BLOCK_GRID = ((0.1, 0.25, 0.4, 0.55), (0.3, 0.45, 0.6, 0.75, 0.9), (300.0, 600.0, 900.0, 1200.0))
+BY_BLOCK_SPACING, BY_BLOCK_MOST = (0.05, 0.05, 150.0), (1.0, 1.0, math.inf)
 POOLED_GRID, POOLED_SPACING = ((0.0, 0.4, 0.8, 1.2, 1.6),), (0.1,)
 POOLED_MOST = (math.inf,)
 #: Points along each of one or two constants, and of more; how often they are laid around the lowest point found.

@@ -24,6 +24,8 @@ from gpusim.units import GIB, KIB, NS_PER_US
 
 SPIN_US = 5
 ROUNDS = 15
+#: What the profiler calls work on the GPU.
+GPU_CATEGORIES = ("kernel", "gpu_memset", "gpu_memcpy")
 
 Branches = Sequence[Sequence[Callable[[], object]]]
 
@@ -97,6 +99,16 @@ def profiled_kernel(call: Callable[[], object], repeats: int = 50) -> Kernel:
     if len(names) != 1:
         raise CaptureError(f"a micro-benchmark expected one kernel a call, the profiler saw {len(names)}")
     return kernel_of(kernels)
+
+
+def profiled_names(call: Callable[[], object]) -> list[str]:
+    """The kernels, memsets and copies of one call, as the profiler sees them."""
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as session:
+        call()
+        torch.cuda.synchronize()
+    return [str(event["name"]) for event in exported_events(session) if event.get("cat") in GPU_CATEGORIES]
 
 
 def profiled_ns(call: Callable[[], object]) -> float:

@@ -13,6 +13,7 @@ from gpusim.runtime.blocks import BlockBench
 from gpusim.runtime.device import gpu_facts, require_gpu
 from gpusim.runtime.dispatcher_rules import rules
 from gpusim.runtime.hyper_q import measure_hyper_q
+from gpusim.runtime.starts_beside import starts_beside
 
 #: Clock taken where the driver does not tell it.
 ASSUMED_MHZ = 1980
@@ -22,12 +23,14 @@ def check_rules(hardware: HardwareModel, command: str, say: Callable[[str], None
     """Run all experiments on the current GPU; `hardware` has its limits. Raises `GpuError` without a GPU."""
     require_gpu()
     facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
-    found = tuple(rules(BlockBench(facts.sm_clock_mhz or ASSUMED_MHZ), hardware.limits, say))
+    found = list(rules(BlockBench(facts.sm_clock_mhz or ASSUMED_MHZ), hardware.limits, say))
+    say("starts beside")
+    found.append(starts_beside())
     return Rules(
         schema=SCHEMA,
         gpu=facts,
         date=datetime.date.today().isoformat(),
         command=command,
-        rules=found,
+        rules=tuple(found),
         hyper_q=measure_hyper_q(command, say),
     )

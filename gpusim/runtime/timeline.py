@@ -16,11 +16,10 @@ from gpusim.plan.partitions import Partition
 from gpusim.runtime.cudagraph import GraphRecorder
 from gpusim.runtime.device import explain_out_of_memory, require_gpu, set_precision
 from gpusim.runtime.execute import Runner, make_initial
+from gpusim.runtime.microbench import GPU_CATEGORIES
 from gpusim.runtime.profiling import exported_events
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
-
-GPU_CATEGORIES = ("kernel", "gpu_memset", "gpu_memcpy")
 
 
 @explain_out_of_memory

@@ -65,6 +65,7 @@ NODE = np.dtype(
         ("n_succs", "i4"),
         ("next_copy", "i4"),  # the one after it in its copy engine's line
         ("waiting", "i4"),  # how many predecessors have not ended
+        ("started", "i4"),  # how many had started on its GPU when it had, itself among them
         ("priority", "i8"),
         ("gap_ns", "f8"),  # from the end of its last predecessor until it is ready (graph mode)
         ("ready_ns", "f8"),
@@ -104,6 +105,7 @@ DEVICE = np.dtype(
         ("end_index", "i8"),
         ("serve_at", "f8"),
         ("running", "i8"),
+        ("starts", "i8"),  # so far
         ("first_running", "i8"),
         ("groups", "i8"),
         ("known", "i8"),  # a bit for each partition that has groups

@@ -1,4 +1,4 @@
-"""From what each task waits for to what waits for it, and the gap before each (graph mode), compiled."""
+"""From what each task waits for to what waits for it, and the gap between them (graph mode), compiled."""
 
 from __future__ import annotations
 
@@ -42,3 +42,9 @@ def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
             succs[before.first_succ + before.waiting] = index
             before.waiting += 1
         node.gap_ns = chain_ns + hw.graph_join_ns * (preds - 1) + tasks[node.row].extra_ns
+
+
+@jit
+def lost_ns(hw: Any, starts: int) -> float:
+    """`GraphCosts.lost_ns`."""
+    return float(hw.graph_busy_ns * starts / (starts + hw.graph_busy_starts)) if starts > 0 else 0.0

@@ -14,12 +14,23 @@ from gpusim.engine.compiled import heap, pool
 from gpusim.engine.compiled.arrays import Indices, Records
 from gpusim.engine.compiled.heap import ENTRY
 from gpusim.engine.compiled.jit import entry, int64, jit
+from gpusim.engine.compiled.link import lost_ns
 from gpusim.engine.compiled.op_graph import OpArrays
 from gpusim.engine.compiled.pool import RUNNING
 
-#: A stream: its op, which kernel of it is next, when that may start (-1: it runs, or there is none).
+#: A stream: its op, which kernel of it is next, when that may start (-1: it runs, or there is none), and how many
+#: kernels had started when it had.
 LANE = np.dtype(
-    [("op", "i8"), ("kernel", "i8"), ("start_at", "f8"), ("ended_at", "f8"), ("used", "i8"), ("idle", "i8")], align=True
+    [
+        ("op", "i8"),
+        ("kernel", "i8"),
+        ("start_at", "f8"),
+        ("started", "i8"),
+        ("ended_at", "f8"),
+        ("used", "i8"),
+        ("idle", "i8"),
+    ],
+    align=True,
 )
 #: What is known of an op: how many predecessors have not ended, when the last of them did, its stream, its place.
 STATE = np.dtype([("waiting", "i8"), ("ready_at", "f8"), ("stream", "i8"), ("place", "i8")], align=True)
@@ -103,7 +114,7 @@ def schedule_one(
     order: Any,
 ) -> float:
     """`_Scheduler.run`."""
-    base = n_ready = n_running = n_order = int64(0)
+    base = n_ready = n_running = n_starts = n_order = int64(0)
     rank = int64(0)  # entries of one priority: by op
     for number in range(len(lanes)):
         lane = lanes[number]
@@ -213,7 +224,7 @@ def schedule_one(
             n_running -= 1
             lane = lanes[states[ending].stream]
             lane.kernel += 1
-            seen_at = now + (hw.graph_busy_ns if n_running > 0 else 0.0)
+            seen_at = now + lost_ns(hw, n_starts - lane.started)
             if lane.kernel < ops[ending].rows:
                 lane.start_at = seen_at + chain_ns + tasks[ops[ending].first_row + lane.kernel].extra_ns
             else:
@@ -235,6 +246,8 @@ def schedule_one(
             front_end_free = now + hw.graph_front_end_ns
             pool.start(hw, running, n_running, lane.op, tasks[ops[lane.op].first_row + lane.kernel])
             n_running += 1
+            n_starts += 1
+            lane.started = n_starts
             lane.start_at = -1.0
         else:
             return -1.0

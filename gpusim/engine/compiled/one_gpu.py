@@ -15,6 +15,7 @@ from gpusim.engine.compiled import heap, placement, pool, rates, sm_groups
 from gpusim.engine.compiled.arrays import Blocks, Plans, Records
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import entry, int64, jit, uint32
+from gpusim.engine.compiled.link import lost_ns
 
 
 @entry
@@ -44,7 +45,7 @@ def simulate_one_gpu(
         count = plans.tasks[plan]
         nodes, succs, log = plans.nodes[plan, :count], plans.succs[plan], plans.log[plan]
         waiting, known = heaps[:count], heaps[count:]  # for the front end: a heap; to become ready: by time
-        head = tail = n_waiting = n_running = logged = ended = int64(0)
+        head = tail = n_waiting = n_running = n_starts = logged = ended = int64(0)
         for index in range(count):
             node = nodes[index]
             node.ready_ns = node.start_ns = node.end_ns = -1.0
@@ -76,14 +77,14 @@ def simulate_one_gpu(
                 node.end_ns = end_ns = now
                 log[uint32(logged)] = ~index
                 ended += 1
-                busy_ns = hw.graph_busy_ns if n_running > 0 else 0.0
+                lost = lost_ns(hw, n_starts - node.started)
                 first_succ, n_succs = int64(uint32(node.first_succ)), int64(node.n_succs)
                 for number in range(n_succs):
                     after = int64(uint32(succs[first_succ + number]))
                     nodes[after].waiting -= 1
                     if nodes[after].waiting == 0:
                         turn_ns = hw.graph_fork_ns * max(0, min(number, n_succs - 2))
-                        tail = insert(known, head, tail, now + (nodes[after].gap_ns + busy_ns + turn_ns), after)
+                        tail = insert(known, head, tail, now + (nodes[after].gap_ns + lost + turn_ns), after)
             else:
                 if ready_at <= serve_at:
                     index = int64(uint32(known[uint32(head)].index))
@@ -114,6 +115,8 @@ def simulate_one_gpu(
                     n_waiting -= 1
                 node = nodes[index]
                 node.start_ns = now
+                n_starts += 1
+                node.started = n_starts
                 log[uint32(logged)] = index
                 front_end_free = now + front_end_ns
                 if running is not None:

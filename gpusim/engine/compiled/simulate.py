@@ -18,6 +18,7 @@ from gpusim.engine.compiled import copies, heap, placement, pool, rates, sm_grou
 from gpusim.engine.compiled.arrays import ON_DEVICE, Blocks, Plans, Records, Room
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import entry, int64, jit
+from gpusim.engine.compiled.link import lost_ns
 from gpusim.engine.compiled.one_gpu import simulate_one_gpu
 from gpusim.engine.compiled.stream_mode import READY, SERVES
 
@@ -158,6 +159,8 @@ def simulate(
             node = nodes[index]
             if what == STARTS:
                 node.start_ns = now
+                device.starts += 1
+                node.started = device.starts
                 log[logged] = index
                 logged += 1
                 if running is not None:
@@ -191,13 +194,13 @@ def simulate(
                 if not all_of_it:
                     pass
                 elif stream_launches is None:
-                    busy_ns = hw.graph_busy_ns if kind == ON_DEVICE and device.running > 0 else 0.0
+                    lost = lost_ns(hw, device.starts - node.started) if kind == ON_DEVICE else 0.0
                     for place in range(node.first_succ, node.first_succ + node.n_succs):
                         after = int64(succs[place])
                         nodes[after].waiting -= 1
                         if nodes[after].waiting == 0:
                             turn_ns = hw.graph_fork_ns * max(0, min(place - node.first_succ, node.n_succs - 2))
-                            ready_at = now + (nodes[after].gap_ns + busy_ns + turn_ns)
+                            ready_at = now + (nodes[after].gap_ns + lost + turn_ns)
                             heap.push(heaps, events, pending, ready_at, seq, after << 3 | READY)
                             pending += 1
                             seq += 1
@@ -262,7 +265,7 @@ def set_up(nodes: Any, devices: Any, engines: Any, grids: int) -> None:
         device.end_at = device.serve_at = np.inf
         device.end_seq = 0
         device.end_index = -1
-        device.running = device.ready = device.copying = device.all_of_it = 0
+        device.running = device.starts = device.ready = device.copying = device.all_of_it = 0
         device.first_running = number * grids
         device.first_ready = 0
     for number in range(len(engines)):
