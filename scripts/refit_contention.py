@@ -1,10 +1,10 @@
 """Fit the contention constants again to the schedules that a calibration replayed, without a GPU.
 
-    python scripts/refit_contention.py [validate/calibration [CROSS_LOAD]]
+    python scripts/refit_contention.py [validate/calibration [CROSS_LOAD [BUSY_NS]]]
 
 The folder has the calibration's traces and one file of its schedules with what they took. Prints the constants that
-today's engine gives with the bundled hardware model, and what is left, step by step. `contention.cross_load` is not
-fitted: it is that of the model, or the number given. Needs torch, as calibrating does.
+today's engine gives with the bundled hardware model, and what is left, step by step. `contention.cross_load` and
+`graph.busy_ns` are not fitted: they are those of the model, or the numbers given. Needs torch, as calibrating does.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from gpusim.trace.store import read_trace
 HARDWARE = "h200"
 
 
-def main(folder: str = "validate/calibration", cross_load: str = "") -> None:
+def main(folder: str = "validate/calibration", cross_load: str = "", busy_ns: str = "") -> None:
     """Print constants and residuals."""
     model = load_hardware(HARDWARE)
     if cross_load:
         contention = msgspec.structs.replace(model.contention, cross_load=float(cross_load))
         model = msgspec.structs.replace(model, contention=contention)
+    if busy_ns:
+        model = msgspec.structs.replace(model, graph=msgspec.structs.replace(model.graph, busy_ns=float(busy_ns)))
     (file,) = Path(folder).glob(f"*{SUFFIX}")
     steps: dict[str, list[ReplayedSchedule]] = {}
     for schedule in read_replayed(file):
@@ -45,11 +47,11 @@ def main(folder: str = "validate/calibration", cross_load: str = "") -> None:
     found = fit([point for of_step in points.values() for point in of_step], gaps)
     print(
         f"sharing exponent {found.sharing_exponent:g}, of matrix kernels {found.matrix_exponent:g}, "
-        f"busy {found.busy_ns:g} ns, one pool {found.younger_slowdown:g}"
+        f"one pool {found.younger_slowdown:g}"
     )
     print(f"residual: median {found.median:.1%}, 90 % within {found.p90:.1%}")
     for step, of_step in points.items():
-        left = errors(of_step, by_block, (found.sharing_exponent, found.matrix_exponent, found.busy_ns))
+        left = errors(of_step, by_block, (found.sharing_exponent, found.matrix_exponent))
         rms = math.sqrt(sum(error**2 for error in left) / len(left))
         print(f"{step}: root mean square {rms:.1%}, mean {sum(left) / len(left):+.1%}")
 

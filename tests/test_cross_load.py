@@ -213,6 +213,6 @@ def _holds(graph: OpGraph, bound: Bounds, order: Sequence[int], streams: Sequenc
 def test_other_constants_keep_the_cross_load_of_the_model() -> None:
     """Fitted exponents say nothing of it."""
     for cross, sharing in itertools.product((1.0, 0.8), (0.0, 0.5)):
-        changed = with_contention(make_hardware(cross=cross), sharing, 0.6, 100.0, 0.7)
+        changed = with_contention(make_hardware(cross=cross, busy_ns=100), sharing, 0.6, 0.7)
         assert changed.contention.cross_load == cross
         assert (changed.contention.exponents, changed.contention.younger_slowdown) == ((sharing, 0.6), 0.7)

@@ -78,7 +78,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         f"residual median {found.median:.1%}, 90 % within {found.p90:.1%}"
     )
     pooled = statistics.median(found.pooled_residuals)
-    fitted = ("contention.sharing_exponent", "contention.matrix_exponent", "graph.busy_ns")
+    fitted = ("contention.sharing_exponent", "contention.matrix_exponent")
     sources |= dict.fromkeys(fitted, note)
     sources["contention.younger_slowdown"] = (
         f"{when}; to the same schedules with the SMs as one pool, median {pooled:.1%}"
@@ -89,7 +89,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         f"over its gaps, median of {_listed(steps.branches_ns)} ns"
     )
     sources["uncertainty"] = f"{when}; the residuals of that fit, until validation replaces them"
-    model = with_contention(model, found.sharing_exponent, found.matrix_exponent, found.busy_ns, found.younger_slowdown)
+    model = with_contention(model, found.sharing_exponent, found.matrix_exponent, found.younger_slowdown)
     return msgspec.structs.replace(
         model,
         graph=msgspec.structs.replace(model.graph, chain_ns=found.chain_ns, branch_ns=steps.branch_ns),
@@ -120,12 +120,12 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
     chain_ns = bench.parallel_chains_ns(1, small) - bench.profiled_ns(small)
     memory_node_ns = max(0.0, bench.memset_gap_ns() - chain_ns)
     lost = measure(subjects()[NETWORK])
+    half = half_starts(lost)
     notes = {
         "chain_ns": "gap in a chain of small elementwise kernels over their profiled time",
         "fork_ns": "between the starts of 4, 5 or 6 kernels of one block that wait for one, but the last two",
-        "busy_ns": "fitted with the contention",
-        "busy_starts": "the calibration network at batch 1 beside chains of kernels of one thread, half of "
-        f"{lost.limit_ns(half_starts(lost)):.0f} ns a kernel",
+        "busy_ns": "the calibration network at batch 1 beside chains of kernels of one thread, a kernel",
+        "busy_starts": "the calibration network at batch 1 beside chains of kernels of one thread",
         "branch_ns": "of the calibration steps",
         "front_end_ns": "64 against 96 parallel chains of spin kernels",
         "memory_node_ns": "chain of memsets between small kernels, less the usual gaps",
@@ -134,7 +134,8 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
         chain_ns=chain_ns,
         fork_ns=fork_ns(),
         join_ns=0.0,
-        busy_starts=half_starts(lost),
+        busy_ns=lost.limit_ns(half),
+        busy_starts=half,
         front_end_ns=front_end_ns,
         memory_node_ns=memory_node_ns,
     )

@@ -53,12 +53,14 @@ Build = Callable[[HardwareModel, Constants], HardwareModel]
 #: inference) differ by several percent, by where its tensors lie, and it must not decide for all others.
 OUTLIER = 0.02
 #: Where the least loss is looked for: a grid, and then points so far apart.
-BY_BLOCK_GRID = ((0.1, 0.25, 0.4, 0.55), (0.3, 0.45, 0.6, 0.75, 0.9), (300.0, 600.0, 900.0, 1200.0))
-BY_BLOCK_SPACING, BY_BLOCK_MOST = (0.05, 0.05, 150.0), (1.0, 1.0, math.inf)
+BY_BLOCK_GRID = (tuple(number / 10 for number in range(1, 8)), tuple(number / 10 for number in range(1, 10)))
+BY_BLOCK_SPACING, BY_BLOCK_MOST = (0.05, 0.05), (1.0, 1.0)
 POOLED_GRID, POOLED_SPACING = ((0.0, 0.4, 0.8, 1.2, 1.6),), (0.1,)
 POOLED_MOST = (math.inf,)
 #: Points along each of one or two constants, and of more; how often they are laid around the lowest point found.
 AROUND, AROUND_MANY, ROUNDS = 5, 5, 3
+#: Times the loss where a surface was laid; to more than that it does not lead.
+MUCH_MORE = 1.25
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,6 @@ class Fit:
 
     sharing_exponent: float
     matrix_exponent: float
-    busy_ns: float
     younger_slowdown: float
     """Fitted after the others, for the SMs as one pool."""
     chain_ns: float
@@ -164,18 +165,17 @@ def points_of(
 
 
 def fit(points: Sequence[Point], gaps: Sequence[float]) -> Fit:
-    """Least loss of log(predicted / measured) over both exponents and the busy cost, then over the slow-down."""
+    """Least loss of log(predicted / measured) over both exponents, then over the slow-down."""
     constants = _least(points, by_block, BY_BLOCK_GRID, BY_BLOCK_SPACING, BY_BLOCK_MOST)
-    exponent, matrix_exponent, busy_ns = constants
+    exponent, matrix_exponent = constants
 
     def pooled(model: HardwareModel, constants: Constants) -> HardwareModel:
-        return with_contention(model, 0.0, 0.0, busy_ns, constants[0])
+        return with_contention(model, 0.0, 0.0, constants[0])
 
     (slowdown,) = _least(points, pooled, POOLED_GRID, POOLED_SPACING, POOLED_MOST)
     return Fit(
         sharing_exponent=exponent,
         matrix_exponent=matrix_exponent,
-        busy_ns=busy_ns,
         younger_slowdown=slowdown,
         chain_ns=statistics.median(gaps),
         residuals=tuple(abs(error) for error in errors(points, by_block, constants)),
@@ -184,23 +184,20 @@ def fit(points: Sequence[Point], gaps: Sequence[float]) -> Fit:
 
 
 def by_block(model: HardwareModel, constants: Constants) -> HardwareModel:
-    """The model with these exponents and this busy cost, its SMs one by one."""
-    exponent, matrix_exponent, busy_ns = constants
+    """The model with these exponents, its SMs one by one."""
+    exponent, matrix_exponent = constants
     # 0 would stand for the pool, and for the same as other kernels
     least = max(exponent, LEAST), max(matrix_exponent, LEAST)
-    return with_contention(model, *least, busy_ns, model.contention.younger_slowdown)
+    return with_contention(model, *least, model.contention.younger_slowdown)
 
 
-def with_contention(
-    model: HardwareModel, exponent: float, matrix_exponent: float, busy_ns: float, slowdown: float
-) -> HardwareModel:
+def with_contention(model: HardwareModel, exponent: float, matrix_exponent: float, slowdown: float) -> HardwareModel:
     """The model with other constants of what kernels do to each other."""
     return msgspec.structs.replace(
         model,
         contention=msgspec.structs.replace(
             model.contention, younger_slowdown=slowdown, sharing_exponent=exponent, matrix_exponent=matrix_exponent
         ),
-        graph=msgspec.structs.replace(model.graph, busy_ns=busy_ns),
     )
 
 
@@ -231,8 +228,10 @@ def _least(
         ]
         around = {at: loss(at) for at in itertools.product(*axes)}
         lowest = _lowest(around, best, spacing)
-        # No further than the points that are known: beyond, the surface is a guess.
-        best = tuple(min(max(value, axis[0]), axis[-1]) for value, axis in zip(lowest, axes, strict=True))
+        # No further than the points that are known: beyond, the surface is a guess. And a bad one where it leads to
+        # much more loss than there is where it was laid.
+        lowest = tuple(min(max(value, axis[0]), axis[-1]) for value, axis in zip(lowest, axes, strict=True))
+        best = lowest if loss(lowest) <= MUCH_MORE * loss(best) else best
     return best
 
 
