@@ -57,8 +57,8 @@ BY_BLOCK_GRID = (tuple(number / 10 for number in range(1, 8)), tuple(number / 10
 BY_BLOCK_SPACING, BY_BLOCK_MOST = (0.05, 0.05), (1.0, 1.0)
 POOLED_GRID, POOLED_SPACING = ((0.0, 0.4, 0.8, 1.2, 1.6),), (0.1,)
 POOLED_MOST = (math.inf,)
-#: Points along each of one or two constants, and of more; how often they are laid around the lowest point found.
-AROUND, AROUND_MANY, ROUNDS = 5, 5, 3
+#: Points along each constant; how often they are laid around the lowest point found.
+AROUND, ROUNDS = 5, 3
 #: Times the loss where a surface was laid; to more than that it does not lead.
 MUCH_MORE = 1.25
 
@@ -220,10 +220,9 @@ def _least(
         return _loss(points, build, constants)
 
     best = min(itertools.product(*grid), key=loss)
-    around_it = AROUND if len(best) < 3 else AROUND_MANY
     for _ in range(ROUNDS):
         axes = [
-            [min(max(0.0, value + step * (place - around_it // 2)), limit) for place in range(around_it)]
+            [min(max(0.0, value + step * (place - AROUND // 2)), limit) for place in range(AROUND)]
             for value, step, limit in zip(best, spacing, most, strict=True)
         ]
         around = {at: loss(at) for at in itertools.product(*axes)}

@@ -275,7 +275,7 @@ BESIDE = (("fma", 12), ("tensor", 12), ("latency", 12), ("l2", 12), ("dram", 112
 
 
 def gaps_beside(bench: Bench) -> Rule:
-    """The gap of a chain of small kernels while another kernel works all along: what `graph.busy_ns` stands for."""
+    """The gap of a chain of small kernels while another kernel works all along."""
     numbers: dict[str, float] = {}
     for kind, spared in ((None, 0), *BESIDE):
         beside = kind and (kind, bench.sms - spared, 8)
@@ -285,7 +285,7 @@ def gaps_beside(bench: Bench) -> Rule:
     alone_ns, *others = numbers.values()
     return Rule(
         name="gap beside others",
-        rule="a kernel starts later after its predecessor while others run; the engines know one time for all of them",
+        rule="a kernel starts later after its predecessor where others load the memory; the engines do not know that",
         holds=None,
         found=f"{alone_ns:.0f} ns alone, {min(others) - alone_ns:.0f} to {max(others) - alone_ns:.0f} ns more beside "
         "other kernels",
