@@ -29,6 +29,7 @@ from gpusim.search.explain import (
     GRAPH_GAPS,
     LAUNCH,
     QUEUE,
+    STARTS_BESIDE,
     Explained,
     explain,
     totals_ns,
@@ -111,6 +112,15 @@ def test_join_and_front_end_costs() -> None:
     """b and c are ready at 1100; c starts 70 later; d has two predecessors."""
     found = explained(make_trace(FORK), [0, 0, 1, 0], make_hardware(chain_ns=100, join_ns=30, front_end_ns=70))
     assert causes(found) == {GRAPH_GAPS: 30, FRONT_END: 70}
+
+
+def test_start_beside_a_kernel_delays_what_waits_for_it() -> None:
+    """b starts 70 after a; one start beside takes 60 x 1 / (1 + 2) of a, and c is ready 20 later. b sees none."""
+    steps = [op("a", "x", dur_ns=2000), op("b", "x", dur_ns=1000), op("c", "a", dur_ns=1000)]
+    hardware = make_hardware(chain_ns=100, front_end_ns=70, busy_ns=60, busy_starts=2)
+    found = explained(make_trace(steps), [0, 1, 0], hardware)
+    assert found.timeline.start_ns == (0, 70, 2120)
+    assert causes(found) == {STARTS_BESIDE: 20}
 
 
 def test_younger_kernel_loses_issue_slots() -> None:

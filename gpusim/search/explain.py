@@ -10,6 +10,7 @@ up to the gap exactly.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -19,18 +20,19 @@ from gpusim.engine.base import Timeline
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.search.critical import waits
-from gpusim.search.losses import BLOCKS, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS
+from gpusim.search.losses import BLOCKS, COPIES, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS
 from gpusim.search.slowdowns import alone_ns, losses
 
 DEPENDENCY: Final = "dependency"
 QUEUE: Final = "queue"
+STARTS_BESIDE: Final = "starts beside"
 GRAPH_GAPS: Final = "graph gaps"
 LAUNCH: Final = "launch"
 FRONT_END: Final = "front end"
 GRID_SLOT: Final = "grid slot"
 CAUSES: Final = (
-    DEPENDENCY, QUEUE, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS, SMEM, SPLIT,
-    ISSUE, DRAM,
+    DEPENDENCY, QUEUE, STARTS_BESIDE, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS,
+    SMEM, SPLIT, ISSUE, DRAM,
 )  # fmt: skip
 """All causes; docs/explain.md has what each means. `DEPENDENCY` occurs between two ops, never in a step's gap."""
 
@@ -180,6 +182,7 @@ def _delays(found: Explained) -> Iterator[tuple[Delay, ...]]:
     stream_mode = timeline.plan.mode == "stream"
     run_losses, started_by = losses(timeline, hardware), waits(timeline, hardware)
     launched_ns = _launched_ns(timeline, hardware)
+    lost_ns = [] if stream_mode else _lost_to_starts_ns(timeline, hardware)
     previous: dict[tuple[int, int], int] = {}
     for index, task in enumerate(timeline.plan.tasks):
         before = previous.get((task.device, task.queue))
@@ -192,6 +195,10 @@ def _delays(found: Explained) -> Iterator[tuple[Delay, ...]]:
         else:
             if before is not None and before not in found.preds[index]:
                 steps.append((QUEUE, min(ends[before] + _gap_ns(found, index), ready[index]), before))
+            last = max((*found.preds[index], *([] if before is None else [before])), key=ends.__getitem__, default=None)
+            if last is not None:
+                until_ns = ends[last] + _gap_ns(found, index) + lost_ns[last]
+                steps.append((STARTS_BESIDE, min(until_ns, ready[index]), None))
             steps.append((GRAPH_GAPS, ready[index], None))
         wait = started_by[index]
         cause = {"grid slot": GRID_SLOT, "copy engine": COPY}.get(wait.cause, FRONT_END)
@@ -199,6 +206,20 @@ def _delays(found: Explained) -> Iterator[tuple[Delay, ...]]:
         rows = _one_after_another(index, found.data_ns[index], steps)
         rows += [Delay(index, r.cause, r.by, r.from_ns, r.until_ns, r.lost_ns) for r in run_losses[index]]
         yield tuple(rows)
+
+
+def _lost_to_starts_ns(timeline: Timeline, hardware: HardwareModel) -> list[float]:
+    """What each task lost to others that started on its GPU while it ran (docs/engine.md, "Graph mode")."""
+    tasks, starts, ready = timeline.plan.tasks, timeline.start_ns, timeline.ready_ns
+    lost_ns = [0.0] * len(tasks)
+    for device in sorted({task.device for task in tasks}):
+        here = [i for i, task in enumerate(tasks) if task.device == device and task.kind not in COPIES]
+        here.sort(key=lambda i: (starts[i], ready[i], -tasks[i].priority, i))  # as the front end starts them
+        started_ns = [starts[i] for i in here]
+        for place, index in enumerate(here):
+            beside = bisect_left(started_ns, timeline.end_ns[index]) - place - 1
+            lost_ns[index] = hardware.graph.lost_ns(max(0, beside))
+    return lost_ns
 
 
 def _one_after_another(task: int, now_ns: float, steps: Sequence[tuple[str, float, int | None]]) -> list[Delay]:
