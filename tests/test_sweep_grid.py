@@ -18,8 +18,9 @@ from gpusim.errors import SweepError, TraceError, UnknownNameError, WorkerError
 from gpusim.files import encode_json
 from gpusim.hardware.model import bundled_hardware, load_hardware
 from gpusim.policies.registry import POLICIES
+from gpusim.resources import code_version
 from gpusim.sweep import point as point_module
-from gpusim.sweep.grid import Grid, Point, build_grid, code_version, hardware_hash, make_point, trace_hash
+from gpusim.sweep.grid import Grid, Point, build_grid, hardware_hash, make_point, trace_hash
 from gpusim.sweep.spec import Sweep, hardware_files, policy_names, read_sweep, trace_files
 from gpusim.sweep.todo import Todo
 from gpusim.trace.store import bundled_traces, write_trace

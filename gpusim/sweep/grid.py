@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +9,17 @@ from typing import Any, Final
 
 from msgspec.structs import asdict
 
-import gpusim
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import TraceError
 from gpusim.files import encode_json
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware, read_hardware
 from gpusim.policies.registry import policy_by_name
+from gpusim.resources import code_version
 from gpusim.sweep.spec import Sweep, hardware_files, policy_names, trace_files
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, Trace
 from gpusim.trace.store import parse_trace
 
 DEFAULT_HARDWARE: Final = "h200"
-
-#: What a result follows from, besides trace and hardware model: these parts of the package.
-_SIMULATION = ("trace", "hardware", "plan", "engine", "policies", "search/bounds.py", "sweep/point.py", "units.py")
-
 
 Group = tuple[str, str]
 """Hashes of a trace and a hardware model. Points of a group share an op graph, which takes as long as a few points."""
@@ -141,22 +136,6 @@ def hardware_hash(model: HardwareModel) -> str:
 def read_content(path: Path) -> HardwareContent:
     """A hardware model from its file. Raises `HardwareError`."""
     return _content(read_hardware(path))
-
-
-@functools.cache
-def code_version() -> str:
-    """Version of gpusim with a hash of the code that simulates: `0.1.0+1f2e3d4c`.
-
-    A release number alone would call results comparable between two states of a checkout.
-    """
-    package = Path(gpusim.__file__).parent
-    found = hashlib.sha256()
-    for part in _SIMULATION:
-        top = package / part
-        for file in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
-            found.update(f"{file.relative_to(package).as_posix()}\0".encode())
-            found.update(file.read_bytes().replace(b"\r\n", b"\n"))
-    return f"{gpusim.__version__}+{found.hexdigest()[:8]}"
 
 
 def _read_trace(path: Path) -> tuple[TraceContent, str]:
