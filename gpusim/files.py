@@ -176,6 +176,14 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise OutputError(str(path), f"cannot be written: {cause.strerror or cause}") from cause
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it. Raises `OutputError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise OutputError(str(folder), f"cannot be made: {cause.strerror or cause}") from cause
+
+
 def check_writable(path: Path) -> None:
     """Fail early, before long work, where `path` could not be written later. Raises `OutputError`."""
     folder = path.parent

@@ -21,6 +21,7 @@ from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck
 from gpusim.plan.pairs import PairCase
 from gpusim.plan.schedule import Schedule
 from gpusim.recipes import run as run_module
+from gpusim.recipes import steps
 from gpusim.recipes.chosen import Chosen, choose_schedules, hardware_of
 from gpusim.recipes.recipe import Case, Recipe
 from gpusim.recipes.run import run_recipe
@@ -119,9 +120,9 @@ def edge(monkeypatch: pytest.MonkeyPatch) -> None:
         return work(*args)
 
     monkeypatch.setattr(run_module, "alone", here)
-    monkeypatch.setattr(run_module, "_capture", capture)
-    monkeypatch.setattr(run_module, "_replay", replay)
-    monkeypatch.setattr(run_module, "_pairs", pairs)
+    monkeypatch.setattr(run_module, "capture_case", capture)
+    monkeypatch.setattr(run_module, "replay_chosen", replay)
+    monkeypatch.setattr(run_module, "measure_pairs_of", pairs)
     monkeypatch.setattr(run_module, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
 
 
@@ -268,7 +269,7 @@ def test_pairs_that_cannot_be_measured_leave_the_schedules_results(
     def no_memory(*_: object) -> list[PairCase]:
         raise GpuError("GPU out of memory")
 
-    monkeypatch.setattr(run_module, "_pairs", no_memory)
+    monkeypatch.setattr(run_module, "measure_pairs_of", no_memory)
     said: list[str] = []
     results = run_recipe(recipe("a", policies=("wavefront",), pairs=3), tmp_path, "c", said.append)
     assert len(results.cases) == 1
@@ -285,8 +286,8 @@ def test_trace_of_a_case_is_replayed_as_it_is(tmp_path: Path, monkeypatch: pytes
         asked.append((path, recipe.recordings))
         return replay(path, chosen, recipe, command)
 
-    monkeypatch.setattr(run_module, "_replay", noting)
-    monkeypatch.delattr(run_module, "_capture")
+    monkeypatch.setattr(run_module, "replay_chosen", noting)
+    monkeypatch.delattr(run_module, "capture_case")
     mine = tmp_path / "mine.json"
     write_trace(wide_trace(eager_ns=400_000, graph_ns=130_000), mine)
     cases = (Case(trace=str(mine)), Case(trace="squeezenet1_1-infer-b1", fitted=True))
@@ -348,7 +349,7 @@ def test_searched_schedule_is_the_contender_that_is_fastest_in_a_trial(
     path = tmp_path / "t.json"
     write_trace(wide_trace(eager_ns=400_000, graph_ns=130_000), path)
     chosen = choose_schedules(path, recipe(policies=("wavefront", "search"), measure=measure))
-    found, _ = run_module._replay(path, chosen, recipe(), "c")
+    found, _ = steps.replay_chosen(path, chosen, recipe(), "c")
     assert asked == [found.schedules]
     assert found.schedules[0] == chosen.schedules[0]
     assert found.schedules[1] == (chosen.contenders[wanted] if measure else chosen.schedules[1])

@@ -32,6 +32,7 @@ MODES = ("train", "infer")
 DTYPES = ("fp32", "tf32", "bf16")
 FORMATS = ("contiguous", "channels_last")
 FRONTENDS = ("aten", "inductor")
+STAGES = ("capture", "predict", "measure")
 DEFAULT_STREAMS = 4
 
 
@@ -243,20 +244,48 @@ def calibrate(output: str | None, base: str, rules_file: str | None, as_json: bo
 @click.option(
     "-o", "output", default="validate/results", show_default=True, metavar="DIR", help="Folder for the results."
 )
+@click.option(
+    "--stage",
+    default=None,
+    metavar="|".join(STAGES),
+    callback=one_of("stage", STAGES),
+    help="Do one stage of a run over several days; each continues where it stopped. 'predict' needs no GPU.",
+)
+@click.option(
+    "--case", "cases", type=int, multiple=True, metavar="N", help="Only this case, counted from 1; repeatable."
+)
 @json_option
-def validate(recipe: str, output: str, as_json: bool) -> None:
+def validate(recipe: str, output: str, stage: str | None, cases: tuple[int, ...], as_json: bool) -> None:
     """Capture, explore, replay and compare the cases of RECIPE (a .toml file) on this GPU."""
     from gpusim.recipes.recipe import read_recipe
-
-    plan = read_recipe(Path(recipe))
-    with needs_torch():
-        from gpusim.recipes.run import run_recipe
-        from gpusim.runtime.device import require_gpu
     from gpusim.report.results_table import print_results
     from gpusim.runtime.isolate import alone
 
-    alone(require_gpu)  # in a process of its own, like all that touches the GPU here
-    results = run_recipe(plan, Path(output), command_line(), say)
+    plan = read_recipe(Path(recipe))
+    if stage is not None or cases:
+        from gpusim.recipes.stages import capture_stage, measure_stage, predict_stage, selected
+
+        chosen = selected(plan, cases)
+        if stage != "predict":
+            with needs_torch():
+                from gpusim.runtime.device import require_gpu
+            alone(require_gpu)
+        made: list[Path] = []
+        if stage in (None, "capture"):
+            made = capture_stage(plan, chosen, command_line(), say)
+        if stage in (None, "predict"):
+            made = predict_stage(plan, chosen, say)
+        if stage in ("capture", "predict"):
+            if as_json:
+                print_json([str(path) for path in made])
+            return
+        results = measure_stage(plan, chosen, Path(output), command_line(), say)
+    else:
+        with needs_torch():
+            from gpusim.recipes.run import run_recipe
+            from gpusim.runtime.device import require_gpu
+        alone(require_gpu)  # in a process of its own, like all that touches the GPU here
+        results = run_recipe(plan, Path(output), command_line(), say)
     if as_json:
         print_json(results)
     else:

@@ -18,11 +18,11 @@ from gpusim.plan.schedule import Schedule, make_schedule
 from gpusim.policies.base import Assignment
 from gpusim.policies.random_schedules import RANDOM, random_assignment
 from gpusim.policies.registry import POLICIES
-from gpusim.recipes.recipe import FASTEST_KERNELS, SEARCHES, WITHOUT_VARIANTS, Recipe
+from gpusim.recipes.recipe import FASTEST_KERNELS, RECOMMENDED, SEARCHES, WITHOUT_VARIANTS, Recipe
 from gpusim.search.bounds import bounds
 from gpusim.search.choices import parse_splits
 from gpusim.search.explore import Explored, explore
-from gpusim.search.searches import PARTITIONS, SEARCH, VARIANTS
+from gpusim.search.searches import PARTITIONS, SEARCH, SEARCHED, VARIANTS
 from gpusim.search.trial import contenders
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace
@@ -45,6 +45,10 @@ class Chosen:
     """Whether any of them is predicted to win beyond the model's uncertainty."""
     bounds_ns: dict[str, int]
     hardware: str
+    sequential_ns: int
+    """Predicted time of the sequential graph."""
+    intervals_ns: tuple[tuple[int, int], ...]
+    """Of each schedule: 90 % of measurements are to lie in it."""
 
     def with_searched(self, times_ns: Sequence[int]) -> Chosen:
         """The same with the fastest contender for the searched schedule; without variants, the fastest of those that
@@ -110,6 +114,11 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
         any(each.makespan_ns * spread * more < sequential_ns for each, more in zip(timelines, late, strict=True)),
         {name.removesuffix("_ns"): time_ns for name, time_ns in bound.document().items()},
         hardware.label,
+        sequential_ns,
+        tuple(
+            hardware.interval_ns(timeline.makespan_ns, max(made.streams) + 1, graph.may_lose_cache, any(made.variants))
+            for timeline, (_, made) in zip(timelines, found, strict=True)
+        ),
     )
 
 
@@ -145,8 +154,11 @@ def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Ite
 
 def _searched(explored: Explored, what: str) -> Iterator[tuple[str, Assignment]]:
     """One of `SEARCHES`: what is recommended, or the best of one kind; of partitions, the best on each split."""
-    if what == SEARCH:
-        yield SEARCH, explored.best.assignment
+    if what == RECOMMENDED:
+        yield RECOMMENDED, explored.best.assignment
+    elif what == SEARCH:
+        searched = (row for row in explored.rows if row.policy in SEARCHED)
+        yield SEARCH, min(searched, key=lambda row: row.makespan_ns, default=explored.best).assignment
     elif what == WITHOUT_VARIANTS:
         yield WITHOUT_VARIANTS, explored.best_of(SEARCH).assignment
     elif what == VARIANTS and explored.variants is not None:

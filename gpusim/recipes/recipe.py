@@ -13,15 +13,17 @@ from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
 from gpusim.search.explore import MAX_BUDGET_S
 from gpusim.search.searches import SEARCH, SEARCHED
-from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode
+from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, named_trace
 from gpusim.trace.store import bundled_traces
 
 #: The best searched schedule of the captured kernels, where the search may use others, too.
 WITHOUT_VARIANTS = "without variants"
 #: Recorded order on one stream, each op with the variant that is fastest alone: what choosing kernels gains by itself.
 FASTEST_KERNELS = "fastest kernels"
+#: What `gpusim explore` recommends: a policy's schedule or a searched one.
+RECOMMENDED = "recommended"
 #: What a recipe may name besides the policies: what is recommended, and the best searched schedules of one kind.
-SEARCHES = (*SEARCHED, WITHOUT_VARIANTS, FASTEST_KERNELS)
+SEARCHES = (RECOMMENDED, *SEARCHED, WITHOUT_VARIANTS, FASTEST_KERNELS)
 StreamCount = Annotated[int, Meta(ge=1, le=MAX_STREAMS)]
 
 
@@ -43,6 +45,15 @@ class Case(Document, frozen=True, kw_only=True):
     fitted: bool = False
     """Whether a constant of the hardware model was fitted on this network."""
 
+    @property
+    def trace_name(self) -> str:
+        """Name of the trace that a capture of this case makes. Only for a case with `spec`."""
+        assert self.spec is not None
+        assert self.mode is not None
+        assert self.batch is not None
+        network = self.spec.rpartition(":")[2]
+        return named_trace(network, self.mode, self.batch, self.dtype, self.frontend)
+
 
 class Recipe(Document, frozen=True, kw_only=True):
     """Cases, and what is done with each."""
@@ -60,6 +71,8 @@ class Recipe(Document, frozen=True, kw_only=True):
     """Number of random pairs and triples of kernels run together for each case."""
     measure: Count = 0
     """Number of the schedules predicted best that are tried on the GPU; the fastest of them is the searched one."""
+    processes: Positive = 1
+    """Processes in which each schedule is replayed; only for runs in stages."""
     recordings: Positive = 7
     """Recordings of each schedule, of which the one of median time is timed."""
     partitions: str | None = None

@@ -59,6 +59,12 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     events: Count
     sm_clock_mhz: Count
     baselines: dict[str, Nanoseconds] = {}
+    commit: str = ""
+    """Version and hash of the code that predicted, where the prediction was kept before the measurement."""
+    date: str = ""
+    """When the case was measured, where a file joins several days."""
+    versions: dict[str, str] = {}
+    """As of `Results`, for this case."""
 
     @property
     def outputs(self) -> str:

@@ -242,15 +242,20 @@ class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def name(self) -> str:
-        """`<network>-<train|infer>-b<batch>[-<dtype>][-<frontend>]`; TF32 and ATen are not spelled out."""
+        """See `named_trace`."""
         return trace_name(self.model)
 
 
 def trace_name(model: Model) -> str:
     """The name under which a capture of `model` is bundled."""
-    parts = [model.network, model.mode, f"b{model.batch}"]
-    if model.dtype != "tf32":
-        parts.append(model.dtype)
-    if model.frontend != "aten":
-        parts.append(model.frontend)
+    return named_trace(model.network, model.mode, model.batch, model.dtype, model.frontend)
+
+
+def named_trace(network: str, mode: Mode, batch: int, dtype: Dtype, frontend: Frontend) -> str:
+    """`<network>-<train|infer>-b<batch>[-<dtype>][-<frontend>]`; TF32 and ATen are not spelled out."""
+    parts = [network, mode, f"b{batch}"]
+    if dtype != "tf32":
+        parts.append(dtype)
+    if frontend != "aten":
+        parts.append(frontend)
     return "-".join(parts)

@@ -1,0 +1,120 @@
+"""Predictions of a step's schedules, kept before any of them has run: what makes a test of the model blind.
+
+The file holds the schedules themselves, the hash of the trace they are of, and the hash of the code that predicted.
+Replaying them takes these numbers and makes no new ones.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from gpusim.errors import RecipeError
+from gpusim.files import Count, Document, Nanoseconds, encode_json, read_document, write_document
+from gpusim.plan.measurement import Measurement
+from gpusim.plan.schedule import Schedule
+from gpusim.recipes.chosen import Chosen
+from gpusim.resources import code_version
+from gpusim.trace.schema import Trace
+
+SCHEMA: Final = "gpusim-predictions/1"
+SUFFIX: Final = ".predicted.json.gz"
+
+
+class Predictions(Document, frozen=True, kw_only=True, omit_defaults=False):
+    """The schedules that a recipe replays of one step, in that order, with their predictions."""
+
+    schema: Literal["gpusim-predictions/1"]
+    recipe: str
+    trace: str
+    trace_sha256: str
+    """Of the whole trace, durations included."""
+    code: str
+    """Version and hash of the code that predicted."""
+    date: str
+    hardware: str
+    sequential_ns: Nanoseconds
+    worth_it: bool
+    bounds_ns: dict[str, Nanoseconds]
+    schedules: tuple[Schedule, ...]
+    intervals_ns: tuple[tuple[Nanoseconds, Nanoseconds], ...]
+    """Of each schedule: 90 % of measurements are to lie in it."""
+    peaks_bytes: tuple[Count, ...]
+
+    def chosen(self) -> Chosen:
+        """The schedules in the form in which recipes replay them."""
+        return Chosen(
+            self.schedules,
+            self.peaks_bytes,
+            (),
+            (),
+            self.worth_it,
+            self.bounds_ns,
+            self.hardware,
+            self.sequential_ns,
+            self.intervals_ns,
+        )
+
+    def held_to(self, measured: list[Measurement]) -> list[Measurement]:
+        """The measurements with these predictions in place of new ones."""
+        return [
+            msgspec.structs.replace(
+                each,
+                predicted_ns=schedule.predicted_ns,
+                predicted_interval_ns=interval,
+                predicted_sequential_ns=self.sequential_ns,
+            )
+            for each, schedule, interval in zip(measured, self.schedules, self.intervals_ns, strict=True)
+        ]
+
+
+def predictions_path(trace: Path) -> Path:
+    """Beside the trace's file: `NAME.predicted.json.gz`."""
+    return trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + SUFFIX)
+
+
+def trace_sha256(trace: Trace) -> str:
+    """Hash of everything that a trace holds."""
+    return hashlib.sha256(encode_json(trace)).hexdigest()
+
+
+def predictions_of(trace: Trace, chosen: Chosen, recipe: str) -> Predictions:
+    """The document of what was chosen and predicted."""
+    return Predictions(
+        schema=SCHEMA,
+        recipe=recipe,
+        trace=trace.name,
+        trace_sha256=trace_sha256(trace),
+        code=code_version(),
+        date=datetime.date.today().isoformat(),
+        hardware=chosen.hardware,
+        sequential_ns=chosen.sequential_ns,
+        worth_it=chosen.worth_it,
+        bounds_ns=chosen.bounds_ns,
+        schedules=chosen.schedules,
+        intervals_ns=chosen.intervals_ns,
+        peaks_bytes=chosen.peaks,
+    )
+
+
+def write_predictions(predictions: Predictions, trace: Path) -> Path:
+    """Write them beside the trace's file. Raises `OutputError`."""
+    path = predictions_path(trace)
+    write_document(path, predictions)
+    return path
+
+
+def read_predictions(path: Path, trace: Trace) -> Predictions:
+    """Read the predictions of `trace`. Raises `RecipeError`, also where they are of another trace."""
+    predictions = read_document(path, Predictions, SCHEMA, RecipeError)
+    if predictions.trace_sha256 != trace_sha256(trace):
+        problem = f"predictions of another capture of '{predictions.trace}' than the trace beside them"
+        raise RecipeError(str(path), problem, place="$.trace_sha256")
+    counts = {len(predictions.schedules), len(predictions.intervals_ns), len(predictions.peaks_bytes)}
+    if len(counts) != 1:
+        raise RecipeError(str(path), "schedules, intervals_ns and peaks_bytes differ in length", place="$")
+    return predictions

@@ -1,0 +1,210 @@
+"""A recipe in stages, on several days: capture (GPU), predict (no GPU), measure (GPU).
+
+Each stage leaves what an earlier run of it has done, so that an interrupted one is simply run again. Predictions are
+files that can be committed between capture and measurement; measured cases join those of earlier days in the newest
+results file of the recipe.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpusim.errors import GpusimError, RecipeError
+from gpusim.files import make_folder
+from gpusim.plan.measurement import Measurement
+from gpusim.recipes.chosen import choose_schedules
+from gpusim.recipes.predictions import (
+    Predictions,
+    predictions_of,
+    predictions_path,
+    read_predictions,
+    write_predictions,
+)
+from gpusim.recipes.recipe import Case, Recipe
+from gpusim.recipes.steps import capture_case, replay_chosen, replayed_schedule, result_case
+from gpusim.report.replayed import SUFFIX as REPLAYED_SUFFIX
+from gpusim.report.replayed import ReplayedSchedule, read_replayed, write_replayed
+from gpusim.report.results import SCHEMA, ResultCase, Results, read_all_results
+from gpusim.report.results_table import write_results
+from gpusim.runtime.isolate import alone
+from gpusim.trace.schema import Timing, Trace
+from gpusim.trace.store import bundled_traces, read_trace
+
+Stage = Literal["capture", "predict", "measure"]
+Say = Callable[[str], None]
+
+
+def selected(recipe: Recipe, numbers: Sequence[int]) -> tuple[Case, ...]:
+    """The cases with these numbers, counted from 1; all where none is given. Raises `RecipeError`."""
+    for number in numbers:
+        if not 1 <= number <= len(recipe.case):
+            raise RecipeError(recipe.name, f"no case {number}: cases are numbered 1 to {len(recipe.case)}")
+    return tuple(recipe.case[number - 1] for number in numbers) or recipe.case
+
+
+def trace_path(case: Case, recipe: Recipe) -> Path:
+    """Where a case's trace is, or will be once it is captured. Raises `RecipeError` for a recipe that keeps none."""
+    if case.trace is not None:
+        return bundled_traces().get(case.trace, Path(case.trace))
+    if recipe.traces is None:
+        raise RecipeError(recipe.name, "stages need a folder that keeps the traces", place="$.traces")
+    return Path(recipe.traces) / f"{case.trace_name}.json.gz"
+
+
+def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say) -> list[Path]:
+    """Capture each case that has no trace yet. Where one fails the others go on; if all fail, the first error."""
+    paths: list[Path] = []
+    errors: list[GpusimError] = []
+    for case in cases:
+        path = trace_path(case, recipe)
+        if not path.is_file():
+            make_folder(path.parent)
+            try:
+                path = alone(capture_case, case, path.parent, recipe.seed, command)
+            except GpusimError as cause:
+                errors.append(cause)
+                say(f"failed: {case.spec}: {cause}")
+                continue
+            say(f"captured {path.name}")
+        paths.append(path)
+    if errors and not paths:
+        raise errors[0]
+    return paths
+
+
+def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]:
+    """Choose and predict the schedules of each captured case that has no predictions of its trace yet.
+
+    Predictions are never made anew for a trace that has some: that would make a blind test worthless.
+    """
+    if recipe.measure:
+        raise RecipeError(recipe.name, "trials choose schedules on the GPU, after predictions", place="$.measure")
+    paths: list[Path] = []
+    for case in cases:
+        path = trace_path(case, recipe)
+        if not path.is_file():
+            say(f"not captured yet: {path.name}")
+            continue
+        trace = read_trace(path)
+        target = predictions_path(path)
+        if target.is_file():
+            read_predictions(target, trace)
+        else:
+            target = write_predictions(predictions_of(trace, choose_schedules(path, recipe), recipe.name), path)
+            say(f"predicted {path.name}")
+        paths.append(target)
+    return paths
+
+
+def measure_stage(recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say) -> Results:
+    """Replay the predicted schedules of each case that the recipe's results do not have yet; write after each case.
+
+    Each schedule is timed in `recipe.processes` processes; `interval_ns` is what their medians span.
+    """
+    make_folder(folder)
+    joined = _Joined.of(recipe, folder)
+    errors: list[GpusimError] = []
+    for case in cases:
+        path = trace_path(case, recipe)
+        try:
+            if not path.is_file():
+                raise RecipeError(str(path), "not captured yet: run the stage 'capture' first")
+            trace = read_trace(path)
+            if joined.has(trace):
+                continue
+            predictions = read_predictions(predictions_path(path), trace)
+            chosen = predictions.chosen()
+            runs = [alone(replay_chosen, path, chosen, recipe, command)[1] for _ in range(recipe.processes)]
+        except GpusimError as cause:
+            errors.append(cause)
+            say(f"failed: {cause}")
+            continue
+        measured = predictions.held_to([between_processes(each) for each in zip(*runs, strict=True)])
+        joined.add(case, trace, predictions, measured, command)
+        say(f"measured {len(measured)} schedules of {trace.name}")
+    if joined.results is None:
+        raise errors[0] if errors else RecipeError(recipe.name, "has no case to measure")
+    return joined.results
+
+
+def between_processes(runs: Sequence[Measurement]) -> Measurement:
+    """Measurements of one schedule in several processes as one: medians of medians, which span the interval."""
+    if len(runs) == 1:
+        return runs[0]
+    outputs = max((each.outputs for each in runs), key=lambda check: (not check.equal, check.worst_error))
+    return msgspec.structs.replace(
+        runs[0],
+        schedule=_across([each.schedule for each in runs]),
+        sequential=_across([each.sequential for each in runs]),
+        outputs=outputs,
+        peak_bytes=max(each.peak_bytes for each in runs),
+        sequential_peak_bytes=max(each.sequential_peak_bytes for each in runs),
+    )
+
+
+def _across(times: Sequence[Timing]) -> Timing:
+    medians_ns = [each.median_ns for each in times]
+    return Timing(
+        median_ns=round(statistics.median(medians_ns)),
+        lo_ns=min(medians_ns),
+        hi_ns=max(medians_ns),
+        rounds=sum(each.rounds for each in times),
+        fastest_ns=min(each.fastest_ns for each in times),
+        slowest_ns=max(each.slowest_ns for each in times),
+    )
+
+
+class _Joined:
+    """The newest results file of a recipe in a folder, and what is added to it."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        self.recipe, self.folder = recipe, folder
+        self.results: Results | None = None
+        self.replayed: list[ReplayedSchedule] = []
+
+    @classmethod
+    def of(cls, recipe: Recipe, folder: Path) -> _Joined:
+        joined = cls(recipe, folder)
+        earlier = {name: each for name, each in read_all_results(folder).items() if each.recipe == recipe.name}
+        if earlier:
+            name, joined.results = max(earlier.items(), key=lambda item: item[1].date)
+            joined.replayed = list(read_replayed(folder / f"{name}{REPLAYED_SUFFIX}"))
+        return joined
+
+    def has(self, trace: Trace) -> bool:
+        return self.results is not None and any(case.trace == trace.name for case in self.results.cases)
+
+    def add(
+        self, case: Case, trace: Trace, predictions: Predictions, measured: Sequence[Measurement], command: str
+    ) -> None:
+        gpu = measured[0].gpu
+        today = datetime.date.today().isoformat()
+        versions = {"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn}
+        rows: list[ResultCase] = []
+        for each, schedule, peak_bytes in zip(measured, predictions.schedules, predictions.peaks_bytes, strict=True):
+            row = result_case(case, trace, predictions.chosen(), each, peak_bytes)
+            rows.append(msgspec.structs.replace(row, commit=predictions.code, date=today, versions=versions))
+            self.replayed.append(replayed_schedule(trace, schedule, each))
+        if self.results is None:
+            self.results = Results(
+                schema=SCHEMA,
+                recipe=self.recipe.name,
+                gpu=gpu.name,
+                date=today,
+                command=command,
+                hardware=predictions.hardware,
+                versions=versions,
+                cases=tuple(rows),
+            )
+        elif self.results.gpu != gpu.name:
+            problem = f"results in '{self.folder}' are of {self.results.gpu}, this is {gpu.name}; give another folder"
+            raise RecipeError(self.recipe.name, problem)
+        else:
+            self.results = msgspec.structs.replace(self.results, cases=(*self.results.cases, *rows))
+        write_replayed(self.replayed, write_results(self.results, self.folder))

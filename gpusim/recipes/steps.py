@@ -1,0 +1,132 @@
+"""The steps that a recipe takes with one case; those on the GPU are module-level functions, to run alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpusim.plan.measurement import Measurement
+from gpusim.plan.pairs import PairCase
+from gpusim.plan.schedule import Schedule, check_schedule, chosen_variants
+from gpusim.recipes.chosen import Chosen, hardware_of
+from gpusim.recipes.recipe import Case, Recipe
+from gpusim.recipes.trial import fastest
+from gpusim.report.replayed import ReplayedSchedule
+from gpusim.report.results import ResultCase
+from gpusim.trace.dependencies import dependencies
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import read_trace, structure_hash, write_trace
+
+
+def capture_case(case: Case, folder: Path, seed: int, command: str) -> Path:
+    """Capture a case of a recipe into `folder`. Raises `CaptureError` and what `capture` raises."""
+    from gpusim.runtime.capture import CaptureOptions, capture
+
+    assert case.spec is not None
+    assert case.mode is not None
+    assert case.batch is not None
+    options = CaptureOptions(
+        spec=case.spec,
+        mode=case.mode,
+        batch=case.batch,
+        dtype=case.dtype,
+        memory_format=case.memory_format,
+        frontend=case.frontend,
+        variants=case.variants,
+        seed=seed,
+        command=command,
+    )
+    trace = capture(options).trace
+    path = folder / f"{trace.name}.json.gz"
+    write_trace(trace, path)
+    return path
+
+
+def add_variants(trace: Trace, folder: Path, seed: int) -> Path:
+    """Measure the kernel variants of a trace and write it with them into `folder`."""
+    from gpusim.runtime.variant_capture import with_variants
+
+    path = folder / f"{trace.name}.json.gz"
+    write_trace(with_variants(trace, seed), path)
+    return path
+
+
+def replay_chosen(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
+    """Measure the chosen schedules; what was searched becomes the contender that is fastest in a trial."""
+    from gpusim.runtime.replay import replay
+
+    trace = read_trace(path)
+    hardware = hardware_of(trace)
+    if chosen.contenders:
+        times_ns, _ = fastest(trace, chosen.contenders, hardware, recipe.seed)
+        chosen = chosen.with_searched(times_ns)
+    measured = replay(
+        trace, chosen.schedules, hardware, command=command, seed=recipe.seed, recordings=recipe.recordings
+    )
+    return chosen, measured
+
+
+def measure_pairs_of(path: Path, recipe: Recipe) -> list[PairCase]:
+    """Run pairs and triples of a trace's kernels together, as many as the recipe says."""
+    from gpusim.runtime.pairs import measure_pairs
+
+    trace = read_trace(path)
+    return measure_pairs(trace, hardware_of(trace), recipe.pairs, recipe.seed)
+
+
+def replayed_schedule(trace: Trace, schedule: Schedule, measurement: Measurement) -> ReplayedSchedule:
+    """A schedule with its measured time, in the form that can be predicted again without a GPU."""
+    order, stream_of = check_schedule(schedule, trace, dependencies(trace))
+    return ReplayedSchedule(
+        trace=trace.name,
+        trace_hash=structure_hash(trace),
+        policy=measurement.policy,
+        order=tuple(order),
+        stream_of=tuple(stream_of),
+        variants=chosen_variants(schedule, trace),
+        partitions=schedule.partitions,
+        measured_ns=measurement.schedule.median_ns,
+        sequential_ns=measurement.sequential.median_ns,
+    )
+
+
+def result_case(case: Case, trace: Trace, chosen: Chosen, measurement: Measurement, peak_bytes: int) -> ResultCase:
+    """One row of a results file. `peak_bytes` is the predicted peak memory."""
+    assert trace.ground_truth is not None
+    schedule, sequential, outputs = measurement.schedule, measurement.sequential, measurement.outputs
+    model = trace.model
+    return ResultCase(
+        trace=trace.name,
+        network=model.network,
+        mode=model.mode,
+        batch=model.batch,
+        dtype=model.dtype,
+        memory_format=model.memory_format,
+        frontend=model.frontend,
+        policy=measurement.policy,
+        streams=measurement.streams,
+        predicted_ns=measurement.predicted_ns,
+        predicted_interval_ns=measurement.predicted_interval_ns,
+        measured_ns=schedule.median_ns,
+        interval_ns=(schedule.lo_ns, schedule.hi_ns),
+        sequential_ns=sequential.median_ns,
+        sequential_interval_ns=(sequential.lo_ns, sequential.hi_ns),
+        predicted_sequential_ns=measurement.predicted_sequential_ns,
+        fastest_ns=schedule.fastest_ns,
+        slowest_ns=schedule.slowest_ns,
+        sequential_fastest_ns=sequential.fastest_ns,
+        sequential_slowest_ns=sequential.slowest_ns,
+        eager_ns=trace.ground_truth.eager.median_ns,
+        outputs_equal=outputs.equal,
+        bit_equal=outputs.bit_equal,
+        outputs_sensitive=outputs.sensitive,
+        worst_error=outputs.worst_error,
+        sequential_error=outputs.sequential_error,
+        fitted=case.fitted,
+        worth_it=chosen.worth_it,
+        bounds_ns=chosen.bounds_ns,
+        predicted_peak_bytes=peak_bytes,
+        measured_peak_bytes=measurement.peak_bytes,
+        sequential_peak_bytes=measurement.sequential_peak_bytes,
+        events=measurement.events,
+        sm_clock_mhz=measurement.gpu.sm_clock_mhz,
+    )

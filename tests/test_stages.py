@@ -1,0 +1,163 @@
+"""A recipe in stages: each continues where it stopped, predictions stand before measurements, days are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusim.errors import CaptureError, RecipeError
+from gpusim.plan.measurement import Measurement
+from gpusim.recipes import stages
+from gpusim.recipes.chosen import Chosen
+from gpusim.recipes.predictions import predictions_path, read_predictions
+from gpusim.recipes.recipe import Case, Recipe
+from gpusim.recipes.stages import between_processes, capture_stage, measure_stage, predict_stage, selected
+from gpusim.report.results import read_results
+from gpusim.resources import code_version
+from gpusim.trace.store import read_trace, write_trace
+from tests.test_recipes import capture
+from tests.test_recipes import replay as replayed
+
+CALLS: list[str] = []
+
+
+def slower_each_time(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
+    """Measurements as if replayed; a second process takes 10 ns more, and predicts something else."""
+    CALLS.append(path.name)
+    chosen, measured = replayed(path, chosen, recipe, command)
+    again = 10 * (CALLS.count(path.name) - 1)
+
+    def later(timing: Any) -> Any:
+        return msgspec.structs.replace(timing, median_ns=timing.median_ns + again)
+
+    return chosen, [
+        msgspec.structs.replace(each, schedule=later(each.schedule), sequential=later(each.sequential), predicted_ns=1)
+        for each in measured
+    ]
+
+
+@pytest.fixture(autouse=True)
+def edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of its own and no GPU."""
+
+    def here(work: Callable[..., Any], *args: object) -> Any:
+        return work(*args)
+
+    CALLS.clear()
+    monkeypatch.setattr(stages, "alone", here)
+    monkeypatch.setattr(stages, "capture_case", captured)
+    monkeypatch.setattr(stages, "replay_chosen", slower_each_time)
+
+
+def captured(case: Case, folder: Path, seed: int, command: str) -> Path:
+    """A trace under the name that a capture gives it."""
+    made = read_trace(capture(case, folder, seed, command))
+    (folder / f"{made.model.network}.json").unlink()
+    path = folder / f"{made.name}.json.gz"
+    write_trace(made, path)
+    return path
+
+
+def recipe(tmp_path: Path, *networks: str, **fields: Any) -> Recipe:
+    cases = tuple(Case(spec=f"m.py:{name}", mode="infer", batch=1) for name in networks)
+    given = {"name": "kinds", "case": cases, "streams": 4, "budget_s": 0.05, "policies": ("wavefront",)}
+    return Recipe(**(given | {"traces": str(tmp_path / "traces"), "processes": 2} | fields))
+
+
+def run(tmp_path: Path, plan: Recipe, *numbers: int) -> Any:
+    cases = selected(plan, numbers)
+    capture_stage(plan, cases, "c", lambda _: None)
+    predict_stage(plan, cases, lambda _: None)
+    return measure_stage(plan, cases, tmp_path / "results", "c", lambda _: None)
+
+
+def test_predictions_stand_before_measurements_and_measuring_makes_no_new_ones(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    results = run(tmp_path, plan)
+    (path,) = (tmp_path / "traces").glob("*.predicted.json.gz")
+    predictions = read_predictions(path, read_trace(tmp_path / "traces" / "a-infer-b1.json.gz"))
+    assert predictions.code == code_version()
+    assert [case.predicted_ns for case in results.cases] == [each.predicted_ns for each in predictions.schedules]
+    assert results.cases[0].commit == predictions.code
+    assert results.cases[0].predicted_interval_ns == predictions.intervals_ns[0]
+
+
+def test_interval_is_what_medians_of_processes_span(tmp_path: Path) -> None:
+    (case,) = run(tmp_path, recipe(tmp_path, "a")).cases
+    assert CALLS == ["a-infer-b1.json.gz"] * 2
+    low, high = case.interval_ns
+    assert high - low == 10
+    assert case.measured_ns == low + 5
+
+
+def test_outputs_that_differ_in_one_process_are_reported_as_different(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
+    predict_stage(plan, plan.case, lambda _: None)
+    chosen = read_predictions(predictions_path(path), read_trace(path)).chosen()
+    (good,) = slower_each_time(path, chosen, plan, "c")[1]
+    bad = msgspec.structs.replace(good, outputs=msgspec.structs.replace(good.outputs, equal=False))
+    assert not between_processes([good, bad]).outputs.equal
+    assert not between_processes([bad, good]).outputs.equal
+
+
+def test_cases_of_several_runs_join_in_one_file_and_none_is_measured_twice(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a", "b")
+    run(tmp_path, plan, 2)
+    run(tmp_path, plan, 1)
+    results = run(tmp_path, plan)
+    (path,) = (tmp_path / "results").glob("*.json")
+    assert [case.network for case in read_results(path).cases] == ["b", "a"]
+    assert results == read_results(path)
+    assert len(CALLS) == 4
+    assert all(case.date and case.versions["torch"] for case in results.cases)
+
+
+def test_predictions_are_never_made_anew_and_hold_for_their_own_capture_only(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
+    (first,) = predict_stage(plan, plan.case, lambda _: None)
+    before = first.read_bytes()
+    predict_stage(plan, plan.case, lambda _: None)
+    assert first.read_bytes() == before
+    trace = read_trace(path)
+    slower = msgspec.structs.replace(trace.ops[0], host_ns=trace.ops[0].host_ns + 1)
+    write_trace(msgspec.structs.replace(trace, ops=(slower, *trace.ops[1:])), path)
+    with pytest.raises(RecipeError, match=r"predicted.json.gz: \$\.trace_sha256: predictions of another capture"):
+        predict_stage(plan, plan.case, lambda _: None)
+
+
+def test_capture_that_fails_leaves_the_others_and_is_tried_again_next_time(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "fails to capture", "b")
+    said: list[str] = []
+    for _ in range(2):
+        paths = capture_stage(plan, plan.case, "c", said.append)
+        assert [path.name for path in paths] == ["b-infer-b1.json.gz"]
+    assert [line for line in said if "failed" in line] == [
+        "failed: m.py:fails to capture: cannot capture m.py:fails to capture"
+    ] * 2
+    with pytest.raises(CaptureError):
+        capture_stage(plan, plan.case[:1], "c", said.append)
+
+
+@pytest.mark.parametrize("number", [0, 3, -1])
+def test_case_that_the_recipe_does_not_have_is_refused(number: int, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=rf"kinds: no case {number}: cases are numbered 1 to 2"):
+        selected(recipe(tmp_path, "a", "b"), (number,))
+
+
+def test_measuring_before_predicting_is_refused(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    with pytest.raises(RecipeError, match="not captured yet"):
+        measure_stage(plan, plan.case, tmp_path / "results", "c", lambda _: None)
+
+
+def test_stages_need_a_folder_of_traces_and_no_trials(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"\$\.traces: stages need a folder"):
+        capture_stage(recipe(tmp_path, "a", traces=None), recipe(tmp_path, "a").case, "c", lambda _: None)
+    with pytest.raises(RecipeError, match=r"\$\.measure: trials choose"):
+        predict_stage(recipe(tmp_path, "a", measure=4), recipe(tmp_path, "a").case, lambda _: None)
