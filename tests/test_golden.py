@@ -6,6 +6,8 @@ traces of the same runs lie in validate/traces, or are bundled.
 
 from __future__ import annotations
 
+import functools
+import json
 from pathlib import Path
 
 import msgspec
@@ -20,7 +22,7 @@ from gpusim.recipes.chosen import choose_schedules, hardware_of
 from gpusim.recipes.recipe import Case, Recipe
 from gpusim.report.fidelity import Fidelity, fidelity
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed, write_replayed
-from gpusim.report.results import ResultCase, read_results
+from gpusim.report.results import ResultCase, Results, read_results
 from gpusim.report.results_table import write_results
 from gpusim.trace.store import bundled_traces, load_trace, read_trace
 from tests.made_results import case as make_case
@@ -42,13 +44,19 @@ def golden_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith(PAIRS))
 
 
+@functools.cache
+def _again(results: Path) -> tuple[Results, Results]:
+    """Predicted once for all tests of a file."""
+    return predict_again(results)
+
+
 def replayed_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
     """The cases of the results file beside `path`, and the same with what is predicted of their schedules now.
 
     Without the steps that may lose the L2 cache, which no rule counts: how near they are is luck.
     """
     results = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
-    then, now = predict_again(results)
+    then, now = _again(results)
     files = trace_files(results)
     traces = {name: read_trace(files[name]) for name in {case.trace for case in then.cases}}
     counted = {name for name, trace in traces.items() if not may_lose_cache(trace, hardware_of(trace).memory)}
@@ -104,6 +112,16 @@ def test_schedules_replayed_on_a_gpu_are_predicted_as_well_as_when_they_were_mea
 ) -> None:
     then, now = replayed_again(GOLDEN[name] if name in GOLDEN else make_golden(tmp_path))
     check_no_worse(fidelity(then), fidelity(now), FEW.get(name.partition("_")[0], MAY_GROW))
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN))
+def test_prediction_is_the_same_to_the_nanosecond_unless_a_rule_has_changed(name: str) -> None:
+    """`scripts/make_golden.py` writes the numbers; a commit that does so says which rule changed them."""
+    stem = name.removesuffix(SUFFIX)
+    known = json.loads((ROOT / "tests" / "data" / "predicted_ns.json").read_text())
+    assert sorted(known) == sorted(each.removesuffix(SUFFIX) for each in GOLDEN)
+    now = _again(RESULTS / f"{stem}.json")[1]
+    assert [case.predicted_ns for case in now.cases] == known[stem]
 
 
 def test_folder_of_results_is_read(tmp_path: Path) -> None:

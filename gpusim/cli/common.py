@@ -63,11 +63,11 @@ def check_output(path: str | None) -> Path | None:
     return Path(path)
 
 
-def one_of(what: str, known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], str]:
-    """A callback that holds an option to a few words and suggests the nearest."""
+def one_of(what: str, known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    """A callback that holds an option to a few words and suggests the nearest; None where it is not given."""
 
-    def check(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-        if value not in known:
+    def check(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and value not in known:
             raise UnknownNameError(what, value, known)
         return value
 

@@ -254,9 +254,26 @@ def calibrate(output: str | None, base: str, rules_file: str | None, as_json: bo
 @click.option(
     "--case", "cases", type=int, multiple=True, metavar="N", help="Only this case, counted from 1; repeatable."
 )
+@click.option("--again", is_flag=True, help="RECIPE is a results file: predict its schedules again, without a GPU.")
+@click.option(
+    "--traces", "traces_folder", default=None, metavar="DIR", help="With --again: look for NAME.json.gz here first."
+)
 @json_option
-def validate(recipe: str, output: str, stage: str | None, cases: tuple[int, ...], as_json: bool) -> None:
+def validate(
+    recipe: str,
+    output: str,
+    stage: str | None,
+    cases: tuple[int, ...],
+    again: bool,
+    traces_folder: str | None,
+    as_json: bool,
+) -> None:
     """Capture, explore, replay and compare the cases of RECIPE (a .toml file) on this GPU."""
+    if again:
+        _predict_again(Path(recipe), None if traces_folder is None else Path(traces_folder), as_json)
+        return
+    if traces_folder is not None:
+        raise OptionError("--traces goes with --again")
     from gpusim.recipes.recipe import read_recipe
     from gpusim.report.results_table import print_results
     from gpusim.runtime.isolate import alone
@@ -290,3 +307,15 @@ def validate(recipe: str, output: str, stage: str | None, cases: tuple[int, ...]
         print_json(results)
     else:
         print_results(results)
+
+
+def _predict_again(results: Path, traces_folder: Path | None, as_json: bool) -> None:
+    """Predict the schedules of a results file with the model of today."""
+    from gpusim.recipes.again import predict_again, traces_in
+    from gpusim.report.again_table import again_document, print_again
+
+    then, now = predict_again(results, None if traces_folder is None else traces_in(traces_folder))
+    if as_json:
+        print_json(again_document(then, now))
+    else:
+        print_again(then, now)

@@ -38,13 +38,21 @@ def trace_files(results: Path) -> dict[str, Path]:
     return {**bundled_traces(), **found, **given}
 
 
+def traces_in(folder: Path) -> dict[str, Path]:
+    """The traces `NAME.json.gz` of a folder, by name. Raises `MeasurementError` where there is no such folder."""
+    if not folder.is_dir():
+        raise MeasurementError(str(folder), "there is no such folder of traces")
+    return {file.name.removesuffix(".json.gz"): file for file in sorted(folder.glob("*.json.gz"))}
+
+
 def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:
     """A results file as it is, and the same with what is predicted of its schedules now.
 
-    The schedules lie in the file beside it (`gpusim.report.replayed`), one for each of its cases. Raises
+    `traces` are looked at before those that `trace_files` names. The schedules lie in the file beside it
+    (`gpusim.report.replayed`), one for each of its cases. Raises
     `MeasurementError` where they are those of other cases, or a trace is missing or has changed.
     """
-    files = trace_files(results) if traces is None else traces
+    files = {**trace_files(results), **(traces or {})}
     then = read_results(results)
     schedules = read_replayed(results.with_name(results.stem + SUFFIX))
     if len(schedules) != len(then.cases):
