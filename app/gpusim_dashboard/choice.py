@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import streamlit as st
@@ -15,6 +15,7 @@ from gpusim.plan.schedule import MAX_STREAMS, check_streams
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, parse_upload
+from gpusim_dashboard.cache import cached
 
 DEFAULT_TRACE = "googlenet-train-b8"
 DEFAULT_POLICY = "critical_path"
@@ -58,14 +59,14 @@ class Upload:
     trace: Trace
 
 
-@st.cache_resource(max_entries=64, show_spinner=False)
+@cached
 def bundled_trace(name: str) -> tuple[str, Trace]:
     """Hash and value of a bundled trace."""
     data = bundled_traces()[name].read_bytes()
     return hashlib.sha256(data).hexdigest(), parse_upload(data, name)
 
 
-@st.cache_resource(max_entries=64, show_spinner=False)
+@cached
 def hardware_model(name: str) -> HardwareModel:
     """A bundled hardware model."""
     return load_hardware(name)
@@ -88,7 +89,7 @@ def take_upload(data: bytes, file: str) -> str:
 def trace_of(name: str) -> tuple[str, Trace]:
     """Hash and trace of a name. Raises `TraceError` for an upload of another session, `UnknownNameError`."""
     if name.startswith(UPLOAD):
-        upload = st.session_state.uploads.get(name)
+        upload: Upload | None = st.session_state.uploads.get(name)
         if upload is None:
             raise TraceError(name, "an uploaded trace is only in the session that uploaded it; upload it again")
         return upload.content, upload.trace
@@ -116,7 +117,7 @@ def begin(link: Mapping[str, str]) -> list[str]:
     state.measured_chosen = {}
     problems = []
 
-    def valid(key: str, check: object) -> str | None:
+    def valid(key: str, check: Callable[[str], object]) -> str | None:
         if key not in link:
             return None
         try:

@@ -11,13 +11,14 @@ from gpusim.report.measured import Measured, bundled_measured, parse_measured, r
 from gpusim.trace.schema import Trace
 from gpusim.units import format_ns
 from gpusim_dashboard import uploads, view
+from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
 
 NONE = "none"
 UPLOADER = "replay"
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
+@cached
 def _bundled(path: Path, content: str, _trace: Trace) -> Measured:
     return read_measured(path, _trace)
 

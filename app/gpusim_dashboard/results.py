@@ -1,14 +1,8 @@
-"""Results that pages share, each computed once: cached under the hash of the trace, the hardware and the settings.
-
-All are frozen values that nobody changes, so every session may have the same object (`cache_resource`): to unpickle
-one on every rerun (`cache_data`) would take longer than to simulate it.
-"""
+"""Results that pages share, each computed once: cached under the hash of the trace, the hardware and the settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import streamlit as st
 
 from gpusim.engine.base import Timeline, engine_by_name
 from gpusim.errors import GpusimError
@@ -26,11 +20,10 @@ from gpusim.search.limits import Limits, limits
 from gpusim.search.searches import SEARCH
 from gpusim.trace.schema import Trace
 from gpusim_dashboard import kept
+from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
 
 Sensitivities = tuple[tuple[str, float, float, float], ...]
-
-_cached = st.cache_resource(max_entries=64, show_spinner=False)
 
 
 def graph_of(choice: Choice) -> OpGraph:
@@ -38,7 +31,7 @@ def graph_of(choice: Choice) -> OpGraph:
     return _graph(choice.content, choice.hardware.name, choice)
 
 
-@_cached
+@cached
 def _graph(content: str, hardware: str, _choice: Choice) -> OpGraph:
     return OpGraph.build(_choice.trace, _choice.hardware)
 
@@ -48,7 +41,7 @@ def breakdown_of(choice: Choice) -> Breakdown:
     return _breakdown(choice.content, choice.hardware.name, graph_of(choice))
 
 
-@_cached
+@cached
 def _breakdown(content: str, hardware: str, _graph: OpGraph) -> Breakdown:
     return breakdown(_graph)
 
@@ -64,7 +57,7 @@ def quick_of(choice: Choice) -> Explored:
     return _explored(choice.content, choice.hardware.name, choice.streams, choice)
 
 
-@_cached
+@cached
 def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> Explored:
     before = kept.load(_choice, *kept.QUICK)
     found = kept.restore(before, _choice) if before is not None else None
@@ -87,7 +80,7 @@ def assignment_of(choice: Choice) -> Assignment:
     return _assignment(choice.content, choice.hardware.name, choice.policy, choice.streams, graph_of(choice))
 
 
-@_cached
+@cached
 def _assignment(content: str, hardware: str, policy: str, streams: int, _graph: OpGraph) -> Assignment:
     return POLICIES[policy](_graph, streams)
 
@@ -97,7 +90,7 @@ def timeline_of(choice: Choice, assignment: Assignment, mode: LaunchMode = "grap
     return _timeline(choice.content, choice.hardware.name, assignment, mode, graph_of(choice))
 
 
-@_cached
+@cached
 def _timeline(content: str, hardware: str, assignment: Assignment, mode: LaunchMode, _graph: OpGraph) -> Timeline:
     return engine_by_name("reference").run(assignment.lowered(_graph, mode), _graph.hardware)
 
@@ -109,7 +102,7 @@ def baseline_of(choice: Choice, mode: LaunchMode) -> whatif.Simulated:
     return _baseline(*key, searched, graph_of(choice))
 
 
-@_cached
+@cached
 def _baseline(
     content: str,
     hardware: str,
@@ -152,7 +145,7 @@ def answer_of(choice: Choice, question: Question, graph: OpGraph) -> whatif.Simu
     return _answer(choice.content, policy, repr(question), hash(fixed), fixed, question, graph)
 
 
-@_cached
+@cached
 def _answer(
     content: str,
     policy: str,
@@ -171,12 +164,12 @@ def sensitivities_of(choice: Choice, question: Question, base: whatif.Simulated)
     return _sensitivities(choice.content, base.policy, repr(question), hash(base.assignment), base)
 
 
-@_cached
+@cached
 def _sensitivities(content: str, policy: str, asked: str, assignment: int, _base: whatif.Simulated) -> Sensitivities:
     return whatif.sensitivities(_base)
 
 
-@_cached
+@cached
 def other_graph(trace: str, content: str, gpu: str, _trace: Trace, _hardware: HardwareModel) -> OpGraph:
     """The op graph of another trace or GPU than the chosen one."""
     return OpGraph.build(_trace, _hardware)
@@ -187,12 +180,12 @@ def limits_of(choice: Choice) -> Limits:
     return _limits(choice.content, choice.hardware.name, choice.streams, choice)
 
 
-@_cached
+@cached
 def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> Limits:
     return limits(_choice.trace, _choice.hardware, streams=streams)
 
 
-@_cached
+@cached
 def results_files() -> dict[str, Results]:
     """File name -> results of every replay that ships with gpusim; empty where none do."""
     try:

@@ -15,7 +15,7 @@ from gpusim.report.figures.explored import bounds_figure
 from gpusim.report.perfetto import chrome_trace, run_from_timeline
 from gpusim.search.background import Exploration
 from gpusim.search.choices import parse_splits
-from gpusim.search.explore import DEFAULT_BUDGET_S
+from gpusim.search.explore import DEFAULT_BUDGET_S, Row
 from gpusim.search.schedules import row_schedule
 from gpusim.units import MIB, NS_PER_US, counted, format_bytes, format_ns
 
@@ -84,11 +84,11 @@ if cells[4].button("Start", type="primary", disabled=running or bool(wrong), wid
         splits=splits,
     ).start()
     st.rerun()
-if cells[5].button("Stop", disabled=not running, width="stretch"):
+if cells[5].button("Stop", disabled=not running, width="stretch") and job is not None:
     job.stop()
 
 
-def table(rows: list) -> None:
+def table(rows: list[Row]) -> None:
     """The schedules so far, the fastest first."""
     view.table(
         [

@@ -1,5 +1,7 @@
 """Fidelity: predicted against measured, for every replay that was kept."""
 
+from typing import Any
+
 import msgspec
 import streamlit as st
 from gpusim_dashboard import results, view
@@ -17,9 +19,10 @@ if not files:
 cells = st.columns(4)
 
 
-def pick(cell: object, label: str, values: set[str]) -> list[str]:
+def pick(cell: Any, label: str, values: set[str]) -> list[str]:
     """A filter; nothing picked is everything."""
-    return cell.multiselect(label, sorted(values), placeholder="all") or sorted(values)
+    picked: list[str] = cell.multiselect(label, sorted(values), placeholder="all")
+    return picked or sorted(values)
 
 
 sources = pick(cells[0], "Results", set(files))
