@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gpusim.errors import GpuError, PlanError, TraceError, UnknownNameError
+from gpusim.hardware import DEFAULT_HARDWARE
 
 if TYPE_CHECKING:
     from gpusim.hardware.model import HardwareModel
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-DEFAULT_HARDWARE = "h200"
 MISSING_TORCH = (
     "no GPU: torch is not installed, and this command runs kernels on a CUDA GPU (pip install 'gpusim[gpu]')"
 )
@@ -39,11 +39,9 @@ def hardware_option(function: Function) -> Function:
 
 def choose_hardware(name: str | None, trace: Trace) -> HardwareModel:
     """The hardware model asked for, or the one of the GPU that the trace was captured on."""
-    from gpusim.hardware.model import hardware_for_gpu, load_hardware
+    from gpusim.hardware.model import default_hardware, load_hardware
 
-    if name is not None:
-        return load_hardware(name)
-    return hardware_for_gpu(trace.provenance.gpu.name) or load_hardware(DEFAULT_HARDWARE)
+    return default_hardware(trace.provenance.gpu.name) if name is None else load_hardware(name)
 
 
 def print_json(document: Any) -> None:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from gpusim.errors import HardwareError, UnknownNameError
 from gpusim.files import Count, Document, Positive, read_document
+from gpusim.hardware import DEFAULT_HARDWARE
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Dtype
 
@@ -228,6 +229,11 @@ def load_hardware(name_or_file: str) -> HardwareModel:
     if name_or_file not in bundled:
         raise UnknownNameError("hardware", name_or_file, bundled)
     return read_hardware(bundled[name_or_file])
+
+
+def default_hardware(gpu: str) -> HardwareModel:
+    """The model to begin with for a trace captured on this GPU: its own, or `DEFAULT_HARDWARE` where there is none."""
+    return hardware_for_gpu(gpu) or load_hardware(DEFAULT_HARDWARE)
 
 
 def hardware_for_gpu(gpu: str) -> HardwareModel | None:
