@@ -19,6 +19,7 @@ CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
 
 
 EXPLORING = "Running every policy and a short search (the first after an installation compiles the engine: 10 s) ..."
+SCHEDULE_NOTE = "best.json is the schedule that the Explore page offers for download."
 MARKUP = "\\`*_[]<>$~&|#"
 CLEAR = "rgba(0,0,0,0)"
 
@@ -26,6 +27,20 @@ CLEAR = "rgba(0,0,0,0)"
 def plain(text: str) -> str:
     """Text that may come from a file, as it is: no part of it becomes Markdown, a formula or an image to load."""
     return "".join(f"\\{character}" if character in MARKUP else character for character in text)
+
+
+def broken_address(problems: list[str]) -> str:
+    """What is wrong with an address, as one text of Markdown."""
+    parts = "\n".join(f"- {plain(problem)}" for problem in problems)
+    return f"Parts of this address cannot be followed; defaults are shown in their place.\n\n{parts}"
+
+
+def download(cell: Any, label: str, make: Callable[[], bytes | str], name: str, mime: str) -> None:
+    """A button for a file that is made when it is asked for.
+
+    A click does not run the page again: the browser would then ask for a file of the run before, which is gone.
+    """
+    cell.download_button(label, make, name, mime, on_click="ignore", width="stretch")
 
 
 def explained(draw: Callable[[], None]) -> Callable[[], None]:

@@ -179,28 +179,27 @@ timeline = results.timeline_of(choice, row.assignment)
 schedule = row_schedule(explored, row)
 ran = results.graph_of(choice).choosing(row.assignment.variants).trace
 run = run_from_timeline(timeline, ran, f"simulated: {row.policy}, {counted(row.streams, 'stream')}", choice.hardware)
-# Made when asked for: each choice runs the page anew, and the browser may still look for files of the run before.
 cells = st.columns(3)
-cells[0].download_button(
+view.download(
+    cells[0],
     "Schedule (JSON)",
     lambda: msgspec.json.format(msgspec.json.encode(schedule), indent=1) + b"\n",
     f"{choice.trace.name}-{row.policy}.json",
     "application/json",
-    width="stretch",
 )
-cells[1].download_button(
+view.download(
+    cells[1],
     "Table (CSV)",
     lambda: rows_csv(explored.rows, choice.trace.name, choice.hardware.label, choice.hardware.calibrated),
     f"{choice.trace.name}-schedules.csv",
     "text/csv",
-    width="stretch",
 )
-cells[2].download_button(
+view.download(
+    cells[2],
     "Timeline for Perfetto",
     lambda: compress(msgspec.json.encode(chrome_trace([run]))),
     f"{choice.trace.name}-{row.policy}.perfetto.json.gz",
     "application/gzip",
-    width="stretch",
 )
 words = ["--streams", str(choice.streams), *kept.search_words(choice), "-o", "best.json"]
 view.command("explore", choice.words, *view.hardware_words(choice), *words)
