@@ -8,18 +8,22 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from gpusim.cli.common import choose_hardware
 from gpusim.errors import GpusimError, OptionError, TraceError, UnknownNameError
+from gpusim.hardware import model as hardware_models
 from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
 from gpusim.plan.schedule import MAX_STREAMS, check_streams
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, parse_upload
 from gpusim_dashboard.cache import cached
+from gpusim_dashboard.shelf import BOUNDS, shelf
 
 DEFAULT_TRACE = "googlenet-train-b8"
-DEFAULT_POLICY = "critical_path"
 UPLOAD = "upload-"
+#: Digits of an upload's hash in its name, hence in the address: as hard to guess as the file.
+NAME_DIGITS = 32
+#: In the place of a policy: the schedule that the verdict recommends.
+RECOMMENDED = DEFAULT_POLICY = "recommended"
 #: As `gpusim.search.explore` has them, which would load the engine: the first page does without.
 SEARCH, DEFAULT_STREAMS = "search", 8
 #: The most that the control offers; an address may say more, up to what a GPU can have.
@@ -52,7 +56,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Upload:
-    """A trace that this session uploaded. It lives in the session and nowhere else."""
+    """A trace that this session uploaded, or opened by the address of one."""
 
     file: str
     content: str
@@ -73,25 +77,34 @@ def hardware_model(name: str) -> HardwareModel:
 
 
 def policies() -> tuple[str, ...]:
-    """What may be chosen: the policies, and the schedule that the search found."""
-    return (*POLICIES, SEARCH)
+    """What may be chosen: the recommended schedule, the policies, and the best schedule that the search found."""
+    return (RECOMMENDED, *POLICIES, SEARCH)
 
 
 def take_upload(data: bytes, file: str) -> str:
-    """Check an uploaded file and keep it in this session; gives the name it is chosen by. Raises `TraceError`."""
+    """Check an uploaded file and keep it; gives the name it is chosen by. Raises `TraceError`."""
     trace = parse_upload(data, file)
-    content = hashlib.sha256(data).hexdigest()
-    name = f"{UPLOAD}{content[:16]}"
+    content = shelf().put(file, data)
+    name = f"{UPLOAD}{content[:NAME_DIGITS]}"
     st.session_state.uploads[name] = Upload(file, content, trace)
     return name
 
 
+def _reopened(name: str) -> Upload:
+    """An upload that the server has kept, for a session that has not opened it. Raises `TraceError`."""
+    digits = name.removeprefix(UPLOAD)
+    file = shelf().get(digits) if len(digits) == NAME_DIGITS else None
+    if file is None:
+        raise TraceError(name, f"the uploaded file is gone; upload it again. {BOUNDS}, until it is restarted")
+    upload = Upload(file.name, hashlib.sha256(file.data).hexdigest(), parse_upload(file.data, file.name))
+    st.session_state.uploads[name] = upload
+    return upload
+
+
 def trace_of(name: str) -> tuple[str, Trace]:
-    """Hash and trace of a name. Raises `TraceError` for an upload of another session, `UnknownNameError`."""
+    """Hash and trace of a name. Raises `TraceError` for an upload that is gone, `UnknownNameError`."""
     if name.startswith(UPLOAD):
-        upload: Upload | None = st.session_state.uploads.get(name)
-        if upload is None:
-            raise TraceError(name, "an uploaded trace is only in the session that uploaded it; upload it again")
+        upload: Upload = st.session_state.uploads.get(name) or _reopened(name)
         return upload.content, upload.trace
     if name not in bundled_traces():
         raise UnknownNameError("trace", name, bundled_traces())
@@ -99,8 +112,8 @@ def trace_of(name: str) -> tuple[str, Trace]:
 
 
 def default_hardware(trace: Trace) -> str:
-    """The command line's default: the model of the GPU that the trace was captured on."""
-    model = choose_hardware(None, trace)
+    """The name of the model of the GPU that the trace was captured on, or of the library's default."""
+    model = hardware_models.default_hardware(trace.provenance.gpu.name)
     return next(name for name in bundled_hardware() if hardware_model(name) == model)
 
 
@@ -115,6 +128,7 @@ def begin(link: Mapping[str, str]) -> list[str]:
     state.search_words = {}
     state.measured = {}
     state.measured_chosen = {}
+    state.what_if = {}
     problems = []
 
     def valid(key: str, check: Callable[[str], object]) -> str | None:
@@ -123,7 +137,7 @@ def begin(link: Mapping[str, str]) -> list[str]:
         try:
             check(link[key])
         except GpusimError as error:
-            problems.append(f"The address says {key}={link[key]!r}: {error}")
+            problems.append(f"{key}={link[key]!r}: {error}")
             return None
         return link[key]
 
@@ -148,8 +162,8 @@ def current() -> Choice:
     return Choice(state.trace, content, trace, hardware_model(state.hw), state.policy, state.streams)
 
 
-def write_address(page: str) -> None:
-    """Put the state into the page's address, so that it survives a reload and can be sent to others."""
+def write_address(page: str, more: Mapping[str, object] | None = None) -> None:
+    """Put the state and `more` into the page's address, so that it survives a reload and can be sent to others."""
     state = st.session_state
     wanted = {
         "page": page,
@@ -157,6 +171,7 @@ def write_address(page: str) -> None:
         "hw": state.hw,
         "policy": state.policy,
         "streams": str(state.streams),
+        **{name: str(value) for name, value in (more or {}).items()},
     }
     if st.query_params.to_dict() != wanted:
         st.query_params.from_dict(wanted)

@@ -13,6 +13,7 @@ from gpusim.units import format_ns
 from gpusim_dashboard import uploads, view
 from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
+from gpusim_dashboard.results import Shown
 
 NONE = "none"
 UPLOADER = "replay"
@@ -23,7 +24,7 @@ def _bundled(path: Path, content: str, _trace: Trace) -> Measured:
     return read_measured(path, _trace)
 
 
-def choose(choice: Choice) -> tuple[str, Measured | None]:
+def choose(choice: Choice, shown: Shown) -> tuple[str, Measured | None]:
     """Two controls, one to choose a measured run and one to load it; gives its name and the run, if one is chosen."""
     cells = st.columns([3, 1], vertical_alignment="bottom")
     mine: dict[str, Measured] = st.session_state.measured.setdefault(choice.content, {})
@@ -37,14 +38,13 @@ def choose(choice: Choice) -> tuple[str, Measured | None]:
     with cells[1].popover("Load a replay", icon=":material/upload:", width="stretch"):
         file = st.file_uploader(
             "What `gpusim replay --perfetto` or `-o` wrote, or a trace of PyTorch's profiler",
-            type=["json", "gz"],
             key=f"upload of {key}",
-            help="It stays in this session.",
+            help="Under any file name. It stays in this session.",
         )
         uploads.take(file, UPLOADER, read)
     bundled = bundled_measured(choice.trace)
     offered = [NONE, *bundled, *(name for name in mine if name not in bundled)]
-    fitting = f"{choice.policy}-{choice.streams}"
+    fitting = f"{shown.policy}-{shown.streams}"
     if st.session_state.get(key) not in offered:
         # Streamlit forgets the value of a control whose page is left.
         before = st.session_state.measured_chosen.get(choice.content)

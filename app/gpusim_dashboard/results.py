@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusim.engine.base import Timeline, engine_by_name
 from gpusim.errors import GpusimError
@@ -19,10 +19,15 @@ from gpusim.search.explore import Explored, explore
 from gpusim.search.limits import Limits, limits
 from gpusim.search.searches import SEARCH
 from gpusim.trace.schema import Trace
+from gpusim.units import counted
 from gpusim_dashboard import kept
 from gpusim_dashboard.cache import cached
-from gpusim_dashboard.choice import Choice
+from gpusim_dashboard.choice import RECOMMENDED, Choice
 
+#: As the commands under pages call a downloaded schedule.
+SCHEDULE_FILE = "best.json"
+#: The policy for a step that a searched schedule is not for.
+STAND_IN = "critical_path"
 Sensitivities = tuple[tuple[str, float, float, float], ...]
 
 
@@ -73,11 +78,57 @@ def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> Exp
     return found
 
 
-def assignment_of(choice: Choice) -> Assignment:
-    """The chosen policy's assignment, or that of the best searched schedule."""
-    if choice.policy == SEARCH:
-        return explored_of(choice).best_of(SEARCH).assignment
-    return _assignment(choice.content, choice.hardware.name, choice.policy, choice.streams, graph_of(choice))
+@dataclass(frozen=True)
+class Shown:
+    """The schedule that pages of one schedule show."""
+
+    policy: str
+    """A policy's name, or that of a search."""
+    streams: int
+    """What the policy was given."""
+    assignment: Assignment
+    recommended: bool
+
+    @property
+    def searched(self) -> bool:
+        """Whether it is no policy's, hence only good for its own step."""
+        return self.policy not in POLICIES
+
+    @property
+    def used(self) -> int:
+        """Streams in use."""
+        return max(self.assignment.streams, default=0) + 1
+
+    @property
+    def words(self) -> list[str]:
+        """Options of `gpusim simulate` for it; a searched one is in the file that the Explore page offers."""
+        if self.searched:
+            return ["--schedule", SCHEDULE_FILE]
+        return ["--policy", self.policy, "--streams", str(self.streams)]
+
+    def fixed_on(self, graph: OpGraph) -> tuple[OpGraph, Assignment | None]:
+        """For what-if questions: the graph with the kernels it runs, and the schedule itself where it is no policy's.
+
+        Kernels chosen from variants count as captured there, so that a change applies to them.
+        """
+        if not self.searched:
+            return graph, None
+        return graph.choosing(self.assignment.variants), replace(self.assignment, variants=())
+
+    @property
+    def label(self) -> str:
+        """Its name on pages."""
+        return f"{'recommended: ' if self.recommended else ''}{self.policy}, {counted(self.used, 'stream')}"
+
+
+def shown_of(choice: Choice) -> Shown:
+    """The schedule chosen: a policy's, the best searched one, or the recommended one."""
+    if choice.policy in (RECOMMENDED, SEARCH):
+        explored = explored_of(choice)
+        row = explored.best if choice.policy == RECOMMENDED else explored.best_of(SEARCH)
+        return Shown(row.policy, row.streams, row.assignment, choice.policy == RECOMMENDED)
+    assignment = _assignment(choice.content, choice.hardware.name, choice.policy, choice.streams, graph_of(choice))
+    return Shown(choice.policy, choice.streams, assignment, False)
 
 
 @cached
@@ -97,9 +148,10 @@ def _timeline(content: str, hardware: str, assignment: Assignment, mode: LaunchM
 
 def baseline_of(choice: Choice, mode: LaunchMode) -> whatif.Simulated:
     """The what-if page's baseline: `gpusim simulate`."""
-    searched = assignment_of(choice) if choice.policy == SEARCH else None
-    key = (choice.content, choice.hardware.name, choice.policy, choice.streams, mode)
-    return _baseline(*key, searched, graph_of(choice))
+    shown = shown_of(choice)
+    graph, fixed = shown.fixed_on(graph_of(choice))
+    key = (choice.content, choice.hardware.name, shown.policy, shown.streams, mode)
+    return _baseline(*key, hash(fixed), fixed, graph)
 
 
 @cached
@@ -109,10 +161,11 @@ def _baseline(
     policy: str,
     streams: int,
     mode: LaunchMode,
-    searched: Assignment | None,
+    fixed: int,
+    _fixed: Assignment | None,
     _graph: OpGraph,
 ) -> whatif.Simulated:
-    return whatif.simulate(_graph, policy, streams, mode, assignment=searched)
+    return whatif.simulate(_graph, policy, streams, mode, assignment=_fixed)
 
 
 @dataclass(frozen=True)
@@ -138,10 +191,11 @@ class Question:
 
 def answer_of(choice: Choice, question: Question, graph: OpGraph) -> whatif.Simulated:
     """The changed step; `graph` is that of the question's trace and GPU."""
-    own = choice.policy == SEARCH and question.trace == choice.name
+    shown = shown_of(choice)
     # A searched schedule belongs to one step and is no rule that would give another: elsewhere a policy stands in.
-    policy = choice.policy if own or choice.policy != SEARCH else "critical_path"
-    fixed = assignment_of(choice) if own else None
+    own = shown.searched and question.trace == choice.name
+    policy = STAND_IN if shown.searched and not own else shown.policy
+    graph, fixed = shown.fixed_on(graph) if own else (graph, None)
     return _answer(choice.content, policy, repr(question), hash(fixed), fixed, question, graph)
 
 

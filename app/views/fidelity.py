@@ -74,6 +74,7 @@ view.table(
         for case in each.cases
     ]
 )
-for each in shown:
-    st.caption(f"{each.gpu}, {each.date}, model {each.hardware}: `{each.command}`")
+with st.expander("Where each result comes from"):
+    for each in shown:
+        st.caption(f"{each.gpu}, {each.date}, model {each.hardware}: `{each.command}`")
 view.command("figure", "fidelity", "--html", "fidelity.html")
