@@ -122,7 +122,7 @@ def explore(
         document = explored_document(explored)
         print_json(document if trial is None else {**document, "measured": trial_document(trial)})
         return
-    print_explored(explored)
+    print_explored(explored, tried=trial is not None)
     if trial is not None:
         print_trial(trial)
     if target is not None:
