@@ -153,7 +153,9 @@ def _print_attribution(out: Console, explored: Explored) -> None:
             time_ns -= saved_ns
             steps.append((name, -saved_ns, time_ns))
     times = format_times_ns(time for _, _, time in steps)
-    changes = format_times_ns([*(change or 0 for _, change, _ in steps), max(time for _, _, time in steps)], signed=True)
+    changes = format_times_ns(
+        [*(change or 0 for _, change, _ in steps), max(time for _, _, time in steps)], signed=True
+    )
     table = Table(show_edge=False, header_style="bold")
     for column in ("where the gain comes from", "change", "time"):
         table.add_column(column, justify="left" if column.startswith("where") else "right")
@@ -171,12 +173,22 @@ def print_simulated(document: Mapping[str, Any]) -> None:
         f"{document['streams']} streams, launched by {document['launch']}\n"
         f"  predicted   {format_ns(document['makespan_ns'])}\n"
         f"  sequential  {format_ns(document['sequential_ns'])}  (speed-up {document['speedup']:.2f}x)\n"
+        f"{_measured(document.get('measured'))}"
         f"{_eager(document['eager'])}"
         f"  memory      {format_bytes(document['peak_bytes'])} at the peak\n"
         f"  bounds      critical path {format_ns(bound['critical_path_ns'])}, SM area {format_ns(bound['area_ns'])} "
         f"({format_ns(bound['contention_ns'])} with contention), DRAM {format_ns(bound['bandwidth_ns'])}, "
         f"front end {format_ns(bound['front_end_ns'])}"
     )
+
+
+def _measured(found: Mapping[str, Any] | None) -> str:
+    """The measured run beside the prediction, as a line: by how much they differ, or why that says nothing."""
+    if found is None:
+        return ""
+    error = found["error"]
+    words = f"not compared: {found['not_compared']}" if error is None else f"{error:+.1%} against measured"
+    return f"  measured    {format_ns(found['time_ns'])}  ({words})\n"
 
 
 def _eager(times: Mapping[str, int]) -> str:
