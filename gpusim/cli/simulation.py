@@ -26,6 +26,7 @@ from gpusim.errors import OptionError
 
 if TYPE_CHECKING:
     from gpusim.plan.graph import OpGraph
+    from gpusim.plan.tasks import LaunchMode
     from gpusim.search.bounds import Bounds
 
 DEFAULT_STREAMS = 4
@@ -122,7 +123,7 @@ def explore(
         document = explored_document(explored)
         print_json(document if trial is None else {**document, "measured": trial_document(trial)})
         return
-    print_explored(explored)
+    print_explored(explored, tried=trial is not None)
     if trial is not None:
         print_trial(trial)
     if target is not None:
@@ -180,6 +181,7 @@ def simulate(
 
     if schedule_file is not None and (policy is not None or streams is not None):
         raise OptionError("--schedule goes without --policy and --streams: the file has both")
+    mode: LaunchMode = "stream" if launch == "stream" else "graph"
     engine = engine_by_name(engine_name)
     make = policy_by_name(policy or "critical_path")
     check_streams(DEFAULT_STREAMS if streams is None else streams)
@@ -198,12 +200,12 @@ def simulate(
         graph = OpGraph.build(step, model)
     if schedule_file is not None:
         schedule = read_schedule(Path(schedule_file))
-        plan = lower_schedule(schedule, graph, "stream" if launch == "stream" else "graph", schedule_file)
+        plan = lower_schedule(schedule, graph, mode, schedule_file)
         name, used = schedule.policy, schedule.streams
         chosen = graph.choosing(chosen_variants(schedule, step, schedule_file))
     else:
         assignment = make(graph, streams or DEFAULT_STREAMS)
-        plan = lower(graph, assignment.order, assignment.streams, "stream" if launch == "stream" else "graph")
+        plan = lower(graph, assignment.order, assignment.streams, mode)
         name, used, chosen = policy or "critical_path", max(assignment.streams) + 1, graph
     timeline = engine.run(plan, graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
@@ -230,6 +232,15 @@ def simulate(
         "measured_ns": step.ground_truth.eager.median_ns if step.ground_truth else None,
     }
     document["eager"] = {key: time_ns for key, time_ns in eager.items() if time_ns is not None}
+    if measured is not None:
+        from gpusim.report.measured import not_comparable
+
+        why = not_comparable(measured, model, mode, name, used)
+        document["measured"] = {
+            "time_ns": measured.makespan_ns,
+            "error": None if why else timeline.makespan_ns / measured.makespan_ns - 1,
+            "not_compared": why or None,
+        }
     if as_json:
         print_json(document)
         return

@@ -8,7 +8,7 @@ is slower than the one that was timed, and its lanes are those of the CUDA graph
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +17,9 @@ import msgspec
 
 from gpusim.errors import GpusimError, MeasurementError
 from gpusim.files import decode_document, decompress
+from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import SCHEMA, Measurement
+from gpusim.plan.tasks import LaunchMode
 from gpusim.report.perfetto import MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Trace
@@ -165,11 +167,54 @@ def _from_events(file: _File, name: str, trace: Trace) -> Measured:
         raise MeasurementError(name, "has no GPU kernel")
     if len(work) > MAX_SLICES:
         raise MeasurementError(name, f"has {len(work):,} kernels; the limit is {MAX_SLICES:,}")
+    if not own:
+        check_kernels([event["name"] for event in work], name, trace)
     run = run_from_kineto(work, title)
     streams = len({(piece.device, piece.stream) for piece in run.slices})
     if streams > MAX_STREAMS:
         raise MeasurementError(name, f"has {streams:,} streams; the limit is {MAX_STREAMS}")
     return Measured(title, measurement, run)
+
+
+def check_kernels(names: Sequence[str], file: str, trace: Trace) -> None:
+    """Refuse a profiler's file of another step, by the names of its kernels. Raises `MeasurementError`.
+
+    More than half of the step's kernels must be in the file, and more than half of the file's be of the step; the
+    kernels of variants count as well, as a replay may run them. Names count as often as they occur.
+    """
+    captured = Counter(kernel.name for op in trace.ops for kernel in op.kernels)
+    others = Counter(kernel.name for op in trace.ops for variant in op.variants for kernel in variant.kernels)
+    matching = (Counter(names) & (captured + others)).total()
+    wanted = captured.total()
+    if 2 * min(matching, wanted) > max(wanted, len(names)):
+        return
+    raise MeasurementError(
+        file,
+        f"is a profile of another step than '{trace.name}': {min(matching, wanted):,} of that step's {wanted:,} kernels "
+        f"are among the file's {len(names):,} (one run of that step has most of them, and little else)",
+    )
+
+
+def not_comparable(measured: Measured, hardware: HardwareModel, mode: LaunchMode, policy: str, streams: int) -> str:
+    """Why a predicted time must not be held against a measured one; empty where it may be.
+
+    Both must be of one GPU, one way to launch and one schedule. A replay runs in a CUDA graph (mode "graph").
+    `policy` and `streams` are those of the predicted schedule, `streams` counted as used.
+    """
+    found = measured.measurement
+    if found is None:
+        return "a profile does not say which schedule ran, and a profiler slows a step"
+    if found.gpu.name != hardware.gpu:
+        return f"measured on {found.gpu.name}, predicted for {hardware.gpu}"
+    if mode != "graph":
+        return "measured in one CUDA graph, predicted as launched from the host"
+    if (found.policy, found.streams) != (policy, streams):
+        ran, asked = (
+            f"{name} on {counted(count, 'stream')}"
+            for name, count in ((found.policy, found.streams), (policy, streams))
+        )
+        return f"measured {ran}, predicted {asked}"
+    return ""
 
 
 def _of_graph(work: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -11,20 +11,16 @@ from rich.table import Table
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import Measurement
 from gpusim.report.choices import choices_document, choices_lines
+from gpusim.report.fit import console, print_table
 from gpusim.search.explore import Explored
+from gpusim.search.verdict import best_way
 from gpusim.trace.schema import Timing, Trace
-from gpusim.units import format_bytes, format_ns
-
-
-def console() -> Console:
-    """Standard output, as wide as a table needs where it is no terminal."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=120)
+from gpusim.units import format_bytes, format_ns, format_times_ns
 
 
 def explored_document(explored: Explored) -> dict[str, Any]:
     """`explore --json`."""
-    gain = explored.attribution
+    gain, passed = explored.attribution, explored.passed_over
     return {
         "trace": explored.trace.name,
         "hardware": explored.hardware.label,
@@ -49,6 +45,21 @@ def explored_document(explored: Explored) -> dict[str, Any]:
             "speedup": explored.verdict.speedup,
             "interval": [explored.verdict.low, explored.verdict.high],
             "text": explored.verdict.text,
+            "rows": [
+                {
+                    "what": row.what,
+                    "label": row.label,
+                    "time_ns": row.time_ns,
+                    "measured": row.measured,
+                    "streams": row.streams,
+                    "speedup_over_eager": row.speedup_over_eager,
+                    "advice": row.advice,
+                }
+                for row in explored.verdict.rows
+            ],
+            "passed_over": None
+            if passed is None
+            else _row(passed.policy, passed.streams, passed.makespan_ns, passed.speedup),
         },
         "search": {
             "evaluations": explored.evaluations,
@@ -62,8 +73,8 @@ def _row(policy: str, streams: int, makespan_ns: int, speedup: float) -> dict[st
     return {"policy": policy, "streams": streams, "makespan_ns": makespan_ns, "speedup": speedup}
 
 
-def print_explored(explored: Explored) -> None:
-    """The table of policies, the bounds, the attribution, the verdict."""
+def print_explored(explored: Explored, tried: bool = False) -> None:
+    """The table of policies, the bounds, the attribution, the verdict; `tried`: the GPU chose the best schedule."""
     out = console()
     model = explored.trace.model
     kernels = sum(len(op.kernels) for op in explored.trace.ops)
@@ -74,12 +85,12 @@ def print_explored(explored: Explored) -> None:
     table = Table(show_edge=False, header_style="bold")
     for column in ("policy", "streams", "predicted", "speed-up", "memory"):
         table.add_column(column, justify="left" if column == "policy" else "right")
-    for policy in dict.fromkeys(row.policy for row in explored.rows):
-        row = explored.best_of(policy)
+    rows = [explored.best_of(policy) for policy in dict.fromkeys(row.policy for row in explored.rows)]
+    for row, time in zip(rows, format_times_ns(row.makespan_ns for row in rows), strict=True):
         style = "bold green" if row is explored.best else None
-        cells = (str(row.streams), format_ns(row.makespan_ns), f"{row.speedup:.2f}x", format_bytes(row.peak_bytes))
-        table.add_row(policy, *cells, style=style)
-    out.print(table)
+        cells = (str(row.streams), time, f"{row.speedup:.2f}x", format_bytes(row.peak_bytes))
+        table.add_row(row.policy, *cells, style=style)
+    print_table(out, table)
     searched = f"{explored.evaluations} schedules searched"
     if explored.interrupted:
         searched += ", stopped early: the best found so far"
@@ -88,8 +99,31 @@ def print_explored(explored: Explored) -> None:
     _print_attribution(out, explored)
     for line in choices_lines(explored):
         out.print(line)
-    mark = "[green]" if explored.verdict.worth_it else "[yellow]"
-    out.print(f"\n{mark}[bold]Verdict.[/bold] {explored.verdict.text}[/]")
+    trusted = explored.verdict.worth_it and explored.hardware.calibrated
+    mark = "[green]" if trusted else "[yellow]"
+    out.print(f"\n{mark}[bold]Verdict.[/bold] {explored.verdict.text}[/]\n")
+    _print_verdict_rows(out, explored)
+    passed = explored.passed_over
+    if passed is not None and not tried:
+        out.print(
+            f"\n{passed.policy} found {passed.speedup:.2f}x, not recommended: within what the model overrates; "
+            "try it with --measure"
+        )
+
+
+def _print_verdict_rows(out: Console, explored: Explored) -> None:
+    """Eager, one CUDA graph, streams in the graph, streams without one: what each takes."""
+    rows = explored.verdict.rows
+    best = best_way(rows)
+    table = Table(show_edge=False, header_style="bold")
+    for column in ("way to run the step", "time", "over eager", "", "what to do"):
+        table.add_column(column, justify="right" if column in ("time", "over eager") else "left")
+    for row, time in zip(rows, format_times_ns(row.time_ns for row in rows), strict=True):
+        ratio = "" if row.speedup_over_eager is None else f"{row.speedup_over_eager:.2f}x"
+        source = "measured" if row.measured else "predicted"
+        style = "bold" if row is best else None
+        table.add_row(row.label, time, ratio, source, row.advice, style=style)
+    print_table(out, table)
 
 
 def _print_bounds(out: Console, explored: Explored) -> None:
@@ -98,27 +132,36 @@ def _print_bounds(out: Console, explored: Explored) -> None:
         f"[bold]{name} {format_ns(time)}[/bold]" if name == largest else f"{name} {format_ns(time)}"
         for time, name in explored.bounds.named
     ]
-    out.print(f"\nLower bounds: {', '.join(parts)}")
+    out.print(f"\nLower bounds: {', '.join(parts)}\n")
 
 
 def _print_attribution(out: Console, explored: Explored) -> None:
+    """Where the gain comes from: each change and the time that is left after it."""
     gain = explored.attribution
-    steps = []
+    time_ns = explored.sequential_ns
+    steps: list[tuple[str, int | None, int]] = []
     if gain.eager_ns is not None and gain.launch_ns is not None:
-        steps.append(f"eager step {format_ns(gain.eager_ns)} (measured)")
-        steps.append(f"launch overhead removed {_saved(gain.launch_ns)}")
-    steps.append(f"sequential graph {format_ns(explored.sequential_ns)}")
-    steps.append(f"streams {_saved(gain.concurrency_ns)}")
-    if gain.kernels_ns:
-        steps.append(f"other kernels {_saved(gain.kernels_ns)}")
-    steps.append(f"order {_saved(gain.order_ns)}")
-    steps.append(f"best {format_ns(explored.best.makespan_ns)}")
-    out.print("Where the gain comes from: " + " > ".join(steps))
-
-
-def _saved(time_ns: int) -> str:
-    """Time saved, as a change: a gain is negative."""
-    return f"-{format_ns(time_ns)}" if time_ns >= 0 else f"+{format_ns(-time_ns)}"
+        steps += [("eager step, measured", None, gain.eager_ns), ("launch overhead removed", -gain.launch_ns, time_ns)]
+    else:
+        steps.append(("sequential graph", None, time_ns))
+    for name, saved_ns in (
+        ("streams", gain.concurrency_ns),
+        ("other kernels", gain.kernels_ns),
+        ("order", gain.order_ns),
+    ):
+        if saved_ns:
+            time_ns -= saved_ns
+            steps.append((name, -saved_ns, time_ns))
+    times = format_times_ns(time for _, _, time in steps)
+    changes = format_times_ns(
+        [*(change or 0 for _, change, _ in steps), max(time for _, _, time in steps)], signed=True
+    )
+    table = Table(show_edge=False, header_style="bold")
+    for column in ("where the gain comes from", "change", "time"):
+        table.add_column(column, justify="left" if column.startswith("where") else "right")
+    for (name, change, _), changed, time in zip(steps, changes[:-1], times, strict=True):
+        table.add_row(name, "" if change is None else changed, time)
+    print_table(out, table)
 
 
 def print_simulated(document: Mapping[str, Any]) -> None:
@@ -130,12 +173,22 @@ def print_simulated(document: Mapping[str, Any]) -> None:
         f"{document['streams']} streams, launched by {document['launch']}\n"
         f"  predicted   {format_ns(document['makespan_ns'])}\n"
         f"  sequential  {format_ns(document['sequential_ns'])}  (speed-up {document['speedup']:.2f}x)\n"
+        f"{_measured(document.get('measured'))}"
         f"{_eager(document['eager'])}"
         f"  memory      {format_bytes(document['peak_bytes'])} at the peak\n"
         f"  bounds      critical path {format_ns(bound['critical_path_ns'])}, SM area {format_ns(bound['area_ns'])} "
         f"({format_ns(bound['contention_ns'])} with contention), DRAM {format_ns(bound['bandwidth_ns'])}, "
         f"front end {format_ns(bound['front_end_ns'])}"
     )
+
+
+def _measured(found: Mapping[str, Any] | None) -> str:
+    """The measured run beside the prediction, as a line: by how much they differ, or why that says nothing."""
+    if found is None:
+        return ""
+    error = found["error"]
+    words = f"not compared: {found['not_compared']}" if error is None else f"{error:+.1%} against measured"
+    return f"  measured    {format_ns(found['time_ns'])}  ({words})\n"
 
 
 def _eager(times: Mapping[str, int]) -> str:

@@ -25,7 +25,7 @@ from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
 from gpusim.search.searches import SEARCH, SEARCHED, Report, search_all
-from gpusim.search.verdict import Verdict, verdict
+from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.trace.schema import Trace
 from gpusim.units import format_bytes
 
@@ -107,6 +107,15 @@ class Explored:
         """The rows that keep the memory limit."""
         limit = self.memory_limit_bytes
         return [row for row in self.rows if limit is None or row.peak_bytes <= limit]
+
+    @property
+    def passed_over(self) -> Row | None:
+        """The searched schedule that is predicted to beat the recommended one by less than the model overrates.
+
+        None where the recommended one is predicted fastest.
+        """
+        searched = [row for row in self.allowed if row.policy in SEARCHED and row.makespan_ns < self.best.makespan_ns]
+        return min(searched, key=lambda row: row.makespan_ns, default=None)
 
     def with_best(self, row: Row) -> Explored:
         """The same with another of its rows as the best: one that a trial on the GPU found."""
@@ -246,6 +255,7 @@ def _conclude(
             bound,
             graph.may_lose_cache,
             any(assignment.variants),
+            verdict_rows(graph, assignment, sequential_ns, best.makespan_ns, truth.eager.median_ns if truth else None),
         ),
         "schedule": make_schedule(
             trace,

@@ -1,0 +1,109 @@
+"""Tables that fit the terminal: names and numbers stay whole, columns that matter least go first."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+#: Width of output that goes to no terminal, where `COLUMNS` does not say.
+PIPED_COLUMNS = 120
+#: A folded column keeps at least this width.
+LEAST_FOLDED = 8
+#: Where the cell of a number may break: before a share, which then stands below the number.
+_BEFORE_SHARE = re.compile(r" +(?=[+-]?[\d.]+%)")
+
+
+def console() -> Console:
+    """Standard output, as wide as the terminal, else as `COLUMNS` says, else `PIPED_COLUMNS`."""
+    found = Console(highlight=False)
+    if found.is_terminal:
+        return found
+    columns = os.environ.get("COLUMNS", "")
+    return Console(highlight=False, width=int(columns) if columns.isdecimal() and int(columns) else PIPED_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Widths:
+    """Widths of a column: of its cells as they are, and of the longest part that stays on one line."""
+
+    natural: int
+    least: int
+
+
+def print_table(out: Console, table: Table, drop: Sequence[str] = (), fold: Sequence[str] = ()) -> None:
+    """Print `table` within the width of `out`.
+
+    Where it is too wide, columns are left out in the order of `drop`; then text breaks between words, and the names in
+    the columns of `fold` break anywhere. The first column and numbers stay whole: a table of these that is wider still
+    is printed wider than `out`.
+    """
+    left_out: list[str] = []
+    for name in (*drop, None):
+        kept = [column for column in table.columns if str(column.header) not in left_out]
+        widths = [_widths(column, first=column is table.columns[0], fold=fold) for column in kept]
+        rebuilt = _rebuilt(table, kept)
+        room = out.width - _overhead(out, rebuilt)
+        if name is None or sum(width.least for width in widths) <= room:
+            break
+        left_out.append(name)
+    for column, width in zip(rebuilt.columns, _shared_out(widths, room), strict=True):
+        column.width = column.min_width = width
+    out.print(rebuilt, crop=False)
+
+
+def _widths(column: Column, first: bool, fold: Sequence[str]) -> _Widths:
+    header, *cells = (_plain(cell) for cell in (column.header, *column.cells))
+    natural = max(map(cell_len, (header, *cells)))
+    if str(column.header) in fold:
+        return _Widths(natural, min(natural, max(LEAST_FOLDED, *map(cell_len, header.split()))))
+    parts = list(header.split())
+    for cell in cells:
+        if first:
+            parts.append(cell)
+        elif column.justify == "right":
+            parts += _BEFORE_SHARE.split(cell.strip())
+        else:
+            parts += cell.split()
+    return _Widths(natural, max(map(cell_len, parts), default=0))
+
+
+def _shared_out(widths: Sequence[_Widths], room: int) -> list[int]:
+    """Widths that fit `room` where the least ones do: the column with most to give gives first."""
+    found = [width.natural for width in widths]
+    while sum(found) > room:
+        spare = [width - each.least for width, each in zip(found, widths, strict=True)]
+        if max(spare) <= 0:
+            break
+        found[spare.index(max(spare))] -= 1
+    return found
+
+
+def _rebuilt(table: Table, kept: Sequence[Column]) -> Table:
+    """The same table with these of its columns."""
+    found = Table(box=table.box, show_edge=table.show_edge, pad_edge=table.pad_edge, header_style=table.header_style)
+    for column in kept:
+        found.add_column(column.header, justify=column.justify, style=column.style, overflow="fold")
+    cells = [list(column.cells) for column in kept]
+    for number, row in enumerate(table.rows):
+        found.add_row(*(column[number] for column in cells), style=row.style, end_section=row.end_section)
+    return found
+
+
+def _overhead(out: Console, table: Table) -> int:
+    """Width of lines and spaces between the columns."""
+    wide = out.options.update(width=10_000)
+    for column in table.columns:
+        column.width = column.min_width = 1
+    total = table.__rich_measure__(out, wide).maximum
+    return total - len(table.columns)
+
+
+def _plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
