@@ -24,6 +24,7 @@ def sidebar() -> None:
             help=f"Up to {MAX_UPLOAD_BYTES // MIB} MiB, under any file name. Nothing in it is executed. "
             f"{shelf.BOUNDS}, in memory: a reload finds yours again, and so does anybody with its address.",
         )
+        st.caption("Any file name: its content counts. A reload keeps it.")
         # Before the choice of traces is drawn: a new upload is chosen, and after that it could not be.
         uploads.take(file, UPLOADER, _choose_upload)
         above.selectbox(
@@ -75,7 +76,7 @@ def _trace_label(name: str) -> str:
 
 def _policy_label(name: str) -> str:
     if name == choice.RECOMMENDED:
-        return "recommended: the schedule of the verdict"
+        return "recommended by the verdict"
     if name == choice.SEARCH:
         return "search: the best found by searching"
     policy = POLICIES[name]

@@ -11,7 +11,7 @@ import streamlit as st
 
 #: Less empty space around a page than by default: figures need the width.
 STYLE = """<style>
-.stMainBlockContainer { padding: 3rem 2rem 2rem; }
+.stMainBlockContainer { padding: 4rem 2rem 2rem; }
 .stMainBlockContainer h1 { font-size: 1.75rem; padding: 0 0 0.5rem; }
 .st-key-no-verdict { background: rgba(128, 128, 128, 0.15); border-radius: 0.5rem; padding: 1rem; }
 </style>"""

@@ -65,12 +65,14 @@ def choose(choice: Choice, shown: Shown) -> tuple[str, Measured | None]:
     return name, mine[name] if name in mine else _bundled(bundled[name], choice.content, choice.trace)
 
 
-def summary(found: Measured, simulated_ns: int) -> None:
-    """Measured against simulated, as numbers."""
+def summary(found: Measured, simulated_ns: int, why_not: str) -> None:
+    """Measured beside simulated, as numbers; with an error where nothing says `why_not` to compare them."""
     cells = st.columns(4)
     measurement = found.measurement
-    error = simulated_ns / found.makespan_ns - 1 if found.makespan_ns else 0.0
-    view.metric(cells[0], "Simulated", format_ns(simulated_ns), f"{error:+.1%} against measured")
+    compared = "another run than the measured one"
+    if not why_not and found.makespan_ns:
+        compared = f"{simulated_ns / found.makespan_ns - 1:+.1%} against measured"
+    view.metric(cells[0], "Simulated", format_ns(simulated_ns), compared)
     if measurement is not None:
         profiled = f"profiled: {format_ns(found.profiled_ns)}" if found.profiled_ns else "not profiled"
         view.metric(cells[1], "Measured", format_ns(measurement.schedule.median_ns), profiled)
@@ -85,3 +87,5 @@ def summary(found: Measured, simulated_ns: int) -> None:
         view.metric(cells[3], "Outputs", equal, f"{measurement.gpu.name}, {measurement.date}")
     else:
         view.metric(cells[1], "Measured, profiled", format_ns(found.makespan_ns), found.title)
+    if why_not:
+        st.caption(f"No error is given: {view.plain(why_not)}.")

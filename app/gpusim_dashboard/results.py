@@ -118,7 +118,7 @@ class Shown:
     @property
     def label(self) -> str:
         """Its name on pages."""
-        return f"{'recommended: ' if self.recommended else ''}{self.policy}, {counted(self.used, 'stream')}"
+        return f"{self.policy}, {counted(self.used, 'stream')}{' (recommended)' if self.recommended else ''}"
 
 
 def shown_of(choice: Choice) -> Shown:

@@ -12,6 +12,8 @@ import streamlit as st
 from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.report.figures.theme import DARK, LIGHT, Theme
+from gpusim.report.summary import SummaryRow, SummaryVerdict
+from gpusim.units import counted, format_ns, format_times_ns
 from gpusim_dashboard.choice import Choice
 
 #: plotly.js loads nothing and sends nothing.
@@ -21,12 +23,46 @@ CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
 EXPLORING = "Running every policy and a short search (the first after an installation compiles the engine: 10 s) ..."
 SCHEDULE_NOTE = "best.json is the schedule that the Explore page offers for download."
 MARKUP = "\\`*_[]<>$~&|#"
+NO_VERDICT = "no-verdict"
 CLEAR = "rgba(0,0,0,0)"
 
 
 def plain(text: str) -> str:
     """Text that may come from a file, as it is: no part of it becomes Markdown, a formula or an image to load."""
     return "".join(f"\\{character}" if character in MARKUP else character for character in text)
+
+
+def verdict_box(verdict: SummaryVerdict, hardware: HardwareModel) -> None:
+    """The verdict, and the ways to run the step with their times; grey where the hardware model is uncalibrated."""
+    if not hardware.calibrated:
+        with st.container(key=NO_VERDICT):
+            st.markdown(
+                f":material/help: **No verdict: the model of {plain(hardware.name)} is uncalibrated.** It comes from "
+                f"data sheets, not from measurements on that GPU, so these numbers are a trend. {verdict.text}"
+            )
+    elif verdict.worth_it:
+        st.success(verdict.text, icon=":material/check_circle:")
+    else:
+        st.info(verdict.text, icon=":material/do_not_disturb_on:")
+    lines = ["| way to run the step | time | over eager | | what to do |", "|---|--:|--:|---|---|"]
+    for row, time in zip(verdict.rows, format_times_ns(row.time_ns for row in verdict.rows), strict=True):
+        mark = "**" if row.best else ""
+        ratio = "" if row.speedup_over_eager is None else f"{row.speedup_over_eager:.2f}x"
+        source = "measured" if row.measured else "predicted"
+        name = "eager today" if row.what == "eager" else row.label
+        lines.append(f"| {mark}{name}{mark} | {mark}{time}{mark} | {mark}{ratio}{mark} | {source} | {row.advice} |")
+    st.markdown("\n".join(lines))
+    st.page_link("views/limits.py", label="What keeps the step from the best possible: Limits", icon=":material/speed:")
+
+
+def passed_over(row: SummaryRow | None) -> None:
+    """Why a searched schedule that is predicted faster is not recommended, where there is one."""
+    if row is not None:
+        st.caption(
+            f"The best searched schedule ({row.policy}, {counted(row.streams, 'stream')}) is predicted at "
+            f"{format_ns(row.makespan_ns)}, {row.speedup:.2f}x, and still not recommended: its lead is within what "
+            "predictions of searched schedules overrate. Measure it on your GPU with `gpusim explore --measure`."
+        )
 
 
 def broken_address(problems: list[str]) -> str:

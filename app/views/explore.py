@@ -13,6 +13,7 @@ from gpusim.report.explored_table import rows_csv
 from gpusim.report.figures.breakdown import front_figure
 from gpusim.report.figures.explored import bounds_figure
 from gpusim.report.perfetto import chrome_trace, run_from_timeline
+from gpusim.report.summary import summarize
 from gpusim.search.background import Exploration
 from gpusim.search.choices import parse_splits
 from gpusim.search.explore import DEFAULT_BUDGET_S, Row
@@ -138,10 +139,12 @@ if job is None and key not in state.explorations:
     st.caption(f"Every policy and {explored.evaluations} searched schedules; press Start to search longer.")
 elif explored.interrupted:
     st.caption(f"Stopped after {explored.evaluations} searched schedules: the best found so far.")
-st.markdown(f"**Verdict.** {explored.verdict.text}")
+summary = summarize(explored)
+view.verdict_box(summary.verdict, choice.hardware)
+view.passed_over(summary.passed_over)
 for line in choices_lines(explored):
     st.markdown(view.plain(line))
-view.show(bounds_figure(explored, view.theme()), "bounds")
+view.show(bounds_figure(summary, view.theme()), "bounds")
 view.show(front_figure(explored.rows, f"{choice.trace.name} on {choice.hardware.label}", view.theme()), "front")
 table(list(explored.rows))
 

@@ -9,6 +9,7 @@ from gpusim_dashboard.choice import current
 from gpusim.plan.tasks import LaunchMode
 from gpusim.report.figures.timeline import timeline_figure
 from gpusim.report.lanes import whole
+from gpusim.report.measured import not_comparable
 from gpusim.report.perfetto import run_from_timeline
 from gpusim.report.waiting import waiting_text
 from gpusim.search.critical import critical_path
@@ -26,7 +27,8 @@ with st.spinner("Simulating ..."):
 graph = results.graph_of(choice).choosing(shown.assignment.variants)
 measured_name, replayed = measured.choose(choice, shown)
 if replayed is not None:
-    measured.summary(replayed, timeline.makespan_ns)
+    why_not = not_comparable(replayed, choice.hardware, mode, shown.policy, shown.used)
+    measured.summary(replayed, timeline.makespan_ns, why_not)
 run_ns = whole(replayed.run)[1] if replayed is not None and replayed.run is not None else 0
 timed_ns = replayed.timed_ns if replayed is not None else None
 end_us = max(1, -(-max(timeline.makespan_ns, run_ns, timed_ns or 0) // 1000))

@@ -37,7 +37,7 @@ def what_if() -> None:
     about = (choice.content[:8], choice.hardware.name)
     first = st.columns(4)
     gpu: str = first[0].selectbox(
-        "Another GPU",
+        "GPU to try",
         list(bundled_hardware()),
         key=changes.control("gpu", choice.hardware.name, *about),
         format_func=lambda name: hardware_model(name).label,
@@ -67,7 +67,7 @@ def what_if() -> None:
     fixed = shown.searched and batch == own_batch
     usual_streams = min(changes.MAX_STREAMS, shown.streams)
     streams: int = first[3].slider(
-        "On so many streams, at most",
+        "Streams to try",
         1,
         changes.MAX_STREAMS,
         key=changes.control("on_streams", usual_streams, *about, choice.policy, choice.streams),

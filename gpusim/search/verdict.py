@@ -13,6 +13,8 @@ from gpusim.search.bounds import Bounds
 from gpusim.search.eager import predict_eager
 from gpusim.units import counted, format_ns
 
+LIMITS_HINT = "; `gpusim limits` says what is between"
+
 Way = Literal["eager", "graph", "streams", "streams_without_graph"]
 """How a step is launched: op by op from Python, in one CUDA graph, on streams in the graph, on streams from Python."""
 
@@ -95,6 +97,11 @@ class Verdict:
     rows: tuple[VerdictRow, ...] = ()
     """The ways to run the step, eager first."""
 
+    @property
+    def sentence(self) -> str:
+        """The text without the command that says more: for a page, which has links."""
+        return self.text.replace(LIMITS_HINT, "")
+
 
 def verdict(
     hardware: HardwareModel,
@@ -124,9 +131,7 @@ def verdict(
         source = (
             f" Its memory fits the L2 cache on one stream and may not on several: it may take {cache:.0%} longer."
         ) + source
-    room = (
-        f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}); `gpusim limits` says what is between."
-    )
+    room = f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}){LIMITS_HINT}."
     if worth_it:
         text = (
             f"Worth it: {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph with {streams} streams "
