@@ -190,8 +190,8 @@ def check_kernels(names: Sequence[str], file: str, trace: Trace) -> None:
         return
     raise MeasurementError(
         file,
-        f"is a profile of another step than '{trace.name}': {min(matching, wanted):,} of that step's {wanted:,} kernels "
-        f"are among the file's {len(names):,} (one run of that step has most of them, and little else)",
+        f"is a profile of another step than '{trace.name}': {min(matching, wanted):,} of that step's {wanted:,} "
+        f"kernels are among the file's {len(names):,} (one run of that step has most of them, and little else)",
     )
 
 
