@@ -106,7 +106,7 @@ def other(trace: Trace) -> Trace:
         (lambda t: b"", "is empty"),
         (lambda t: b"{", "is not valid JSON"),
         (lambda t: b"[1]", "is neither a measurement"),
-        (lambda t: b'{"schema": "gpusim-trace/1"}', "is neither a measurement"),
+        (lambda t: b'{"schema": "gpusim-trace/1"}', "is a trace, and a measurement"),
         (lambda t: b'{"schema": "gpusim-measurement/9"}', "unknown schema version 'gpusim-measurement/9'"),
         (lambda t: b'{"schema": "gpusim-measurement/1"}', "missing required field"),
         (lambda t: b'{"traceEvents": 3}', "is neither a measurement"),
