@@ -106,7 +106,7 @@ def other(trace: Trace) -> Trace:
         (lambda t: b"", "is empty"),
         (lambda t: b"{", "is not valid JSON"),
         (lambda t: b"[1]", "is neither a measurement"),
-        (lambda t: b'{"schema": "gpusim-trace/1"}', "is neither a measurement"),
+        (lambda t: b'{"schema": "gpusim-trace/1"}', "is a trace, and a measurement"),
         (lambda t: b'{"schema": "gpusim-measurement/9"}', "unknown schema version 'gpusim-measurement/9'"),
         (lambda t: b'{"schema": "gpusim-measurement/1"}', "missing required field"),
         (lambda t: b'{"traceEvents": 3}', "is neither a measurement"),
@@ -115,7 +115,7 @@ def other(trace: Trace) -> Trace:
         (lambda t: kernels({"dur": -1}), "kernel 'k' has dur '-1', which is no time in us"),
         (lambda t: kernels({"ts": 1e300}), "which is no time in us"),
         (lambda t: kernels({"args": {"stream": "seven"}}), "has stream 'seven', which is no number"),
-        (lambda t: kernels(*({"name": "other"} for _ in range(20))), "0 of that step's 14 kernels are among the file's 20"),
+        (lambda t: kernels(*[{"name": "other"}] * 20), "0 of that step's 14 kernels are among the file's 20"),
         (lambda t: timeline_of(t, name="resnet"), "is a timeline of 'resnet', not of"),
         (lambda t: timeline_of(t, measurement_of(other(t))), "measures another step"),
         (lambda t: msgspec.json.encode(measurement_of(other(t))), "measures another step"),
@@ -123,8 +123,8 @@ def other(trace: Trace) -> Trace:
     ],
     ids=[
         "empty", "half", "list", "trace", "newer", "incomplete", "events are a number", "no events", "time is a word",
-        "backwards", "far future", "stream is a word", "profile of another step", "other trace", "other step inside", "other step",
-        "simulated",
+        "backwards", "far future", "stream is a word", "profile of another step", "other trace", "other step inside",
+        "other step", "simulated",
     ],
 )  # fmt: skip
 def test_a_broken_file_is_one_line_with_its_name(make: Callable[[Trace], bytes], words: str) -> None:

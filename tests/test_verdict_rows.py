@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -114,7 +115,7 @@ def test_printed_waterfall_adds_up_and_has_one_line_a_change(capsys: pytest.Capt
     assert [cell[0] for cell in cells] == ["eager step, measured", "launch overhead removed", "streams"]
     values = [[float(text.split()[0]) if text else None for text in cell[1:]] for cell in cells]
     assert values[0] == [None, 900.0]
-    for (_, before), (change, after) in zip(values, values[1:], strict=False):
+    for (_, before), (change, after) in pairwise(values):
         assert change is not None
         assert before is not None
         assert after == pytest.approx(before + change)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
@@ -12,12 +11,15 @@ from gpusim.cli.analysis import limits
 from gpusim.cli.app import app
 from gpusim.cli.bench import bench
 from gpusim.cli.catalogue import hardware, traces
+from gpusim.cli.common import tell
 from gpusim.cli.explain import explain
 from gpusim.cli.gpu import calibrate, capture, replay, validate
+from gpusim.cli.output import ReaderGoneError, checked_output, quiet_errors
 from gpusim.cli.simulation import explore, simulate
 from gpusim.cli.sweep import sweep
 from gpusim.cli.whatif import figure, whatif
 from gpusim.errors import EXIT_USER_ERROR, GpusimError
+from gpusim.text import message
 
 EXIT_INTERRUPTED = 130
 
@@ -57,21 +59,25 @@ for command in (
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line on standard error and exit code 2, our own bug a traceback."""
-    try:
-        cli(standalone_mode=False)
-    except GpusimError as error:
-        click.echo(f"gpusim: {error}", err=True)
-        sys.exit(EXIT_USER_ERROR)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(EXIT_USER_ERROR)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("gpusim: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    """Entry point: a user's mistake is one line on standard error and exit code 2, our own bug a traceback.
+
+    Where nobody reads the output to its end (`| head -1`), the command ends without a word and exit code 0.
+    """
+    with quiet_errors():
+        try:
+            with checked_output():
+                cli(standalone_mode=False)
+        except GpusimError as error:
+            tell(f"gpusim: {error}", err=True)
+            sys.exit(EXIT_USER_ERROR)
+        except click.ClickException as error:
+            click.UsageError(message(error.format_message()), getattr(error, "ctx", None)).show()
+            sys.exit(EXIT_USER_ERROR)
+        except (click.Abort, KeyboardInterrupt):
+            tell("gpusim: interrupted", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+        except ReaderGoneError:
+            sys.exit(0)
 
 
 __all__ = ["cli", "main"]

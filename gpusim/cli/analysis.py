@@ -12,6 +12,7 @@ from gpusim.cli.common import (
     naming,
     print_json,
     progress_bar,
+    tell,
 )
 from gpusim.cli.figures import check_figures, figure_options
 
@@ -60,5 +61,5 @@ def limits(
         return
     print_limits(found)
     if table is not None:
-        click.echo(f"losses written to {table}")
+        tell(f"losses written to {table}")
     figures.announce()

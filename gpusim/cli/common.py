@@ -13,6 +13,7 @@ import click
 
 from gpusim.errors import GpuError, PlanError, TraceError, UnknownNameError
 from gpusim.hardware import DEFAULT_HARDWARE
+from gpusim.text import json_ascii, visible
 
 if TYPE_CHECKING:
     from gpusim.hardware.model import HardwareModel
@@ -44,11 +45,16 @@ def choose_hardware(name: str | None, trace: Trace) -> HardwareModel:
     return default_hardware(trace.provenance.gpu.name) if name is None else load_hardware(name)
 
 
+def tell(*words: str, err: bool = False) -> None:
+    """One line on standard output, or on standard error, with all of its text visible."""
+    click.echo(visible(" ".join(words)), err=err)
+
+
 def print_json(document: Any) -> None:
     """One JSON document on standard output, and nothing else there."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+    click.echo(json_ascii(msgspec.json.format(msgspec.json.encode(document), indent=1).decode()))
 
 
 def check_output(path: str | None) -> Path | None:
@@ -78,17 +84,18 @@ def progress_bar(enabled: bool) -> Iterator[Callable[[str, float, int], None]]:
     if not enabled or not sys.stderr.isatty():
         yield lambda what, share, best_ns: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from gpusim.report.terminal import console
     from gpusim.units import format_ns
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[best]}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    texts = [TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[best]}")]
+    columns = (texts[0], BarColumn(), texts[1], TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("explore", total=1.0, best="")
 
         def report(what: str, share: float, best_ns: int) -> None:
-            bar.update(task, description=what, completed=share, best=f"best {format_ns(best_ns)}")
+            bar.update(task, description=visible(what), completed=share, best=f"best {format_ns(best_ns)}")
 
         yield report
 
@@ -125,7 +132,7 @@ def check_gpu(step: Trace, file: str) -> None:
 
 def say(text: str) -> None:
     """One line of progress on standard error."""
-    click.echo(f"  {text} ...", err=True)
+    tell(f"  {text} ...", err=True)
 
 
 def command_line() -> str:

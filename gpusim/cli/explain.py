@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STREAMS = 4
 LAUNCH_MODES = ("graph", "stream")
-_TIME = re.compile(r"^(\d+(?:\.\d*)?)(ns|us|ms)$")
+_TIME = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{0,15})?)(ns|us|ms)$")
 _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 
 

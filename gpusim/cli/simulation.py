@@ -20,6 +20,7 @@ from gpusim.cli.common import (
     progress_bar,
     say,
     seed_option,
+    tell,
 )
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.errors import OptionError
@@ -127,7 +128,7 @@ def explore(
     if trial is not None:
         print_trial(trial)
     if target is not None:
-        click.echo(f"schedule written to {target}")
+        tell(f"schedule written to {target}")
 
 
 @click.command()
@@ -246,7 +247,7 @@ def simulate(
         return
     print_simulated(document)
     if target is not None:
-        click.echo(f"timeline written to {target}; open it at ui.perfetto.dev")
+        tell(f"timeline written to {target}; open it at ui.perfetto.dev")
     figures.announce()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json
+from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json, tell
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.errors import OptionError, UnknownNameError
 
@@ -88,17 +88,15 @@ def whatif(
             }
         )
         return
-    click.echo(
-        f"{step.name}: {policy}, {result.streams} streams, launched by {launch}\n"
-        f"  baseline  {format_ns(baseline.makespan_ns)} on {model.label}\n"
-        f"  what if   {format_ns(result.makespan_ns)} on {changed.hardware.label} "
-        f"({result.makespan_ns / baseline.makespan_ns - 1:+.1%} time)\n"
-        f"  speed-up  {result.speedup:.2f}x over its own sequential graph (baseline {baseline.speedup:.2f}x)\n"
-        f"  memory    {format_bytes(result.timeline.peak_bytes)} at the peak\n"
-        f"Sensitivities: the same schedule, one parameter at a time"
-    )
+    tell(f"{step.name}: {policy}, {result.streams} streams, launched by {launch}")
+    tell(f"  baseline  {format_ns(baseline.makespan_ns)} on {model.label}")
+    more = result.makespan_ns / baseline.makespan_ns - 1
+    tell(f"  what if   {format_ns(result.makespan_ns)} on {changed.hardware.label} ({more:+.1%} time)")
+    tell(f"  speed-up  {result.speedup:.2f}x over its own sequential graph (baseline {baseline.speedup:.2f}x)")
+    tell(f"  memory    {format_bytes(result.timeline.peak_bytes)} at the peak")
+    tell("Sensitivities: the same schedule, one parameter at a time")
     for name, low, high, _ in rows:
-        click.echo(f"  {name}: {format_ns(low)} to {format_ns(high)}")
+        tell(f"  {name}: {format_ns(low)} to {format_ns(high)}")
     figures.announce()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -223,7 +224,7 @@ def bundled_hardware() -> dict[str, Path]:
 
 def load_hardware(name_or_file: str) -> HardwareModel:
     """A hardware model by file name (`.json`) or bundled name. Raises `HardwareError`, `UnknownNameError`."""
-    if name_or_file.endswith(".json"):
+    if name_or_file.endswith(".json") or os.path.isfile(name_or_file):
         return read_hardware(Path(name_or_file))
     bundled = bundled_hardware()
     if name_or_file not in bundled:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
-from gpusim.report.tables import console
+from gpusim.report.terminal import Table, console
 from gpusim.search.bench import Bench
+from gpusim.text import visible
 
 ROWS = (
     ("reference", "reference engine"),
@@ -30,7 +29,8 @@ def print_bench(bench: Bench) -> None:
     """The rates, each beside the one it is to be compared with."""
     out = console()
     out.print(
-        f"{bench.trace}: {bench.kernels} kernels a schedule. Seconds of CPU time on one of {bench.cores} cores.\n"
+        f"{visible(bench.trace)}: {bench.kernels} kernels a schedule. "
+        f"Seconds of CPU time on one of {bench.cores} cores.\n"
     )
     table = Table("", "schedules/s", "kernels/s", "against the reference", box=None)
     for column in table.columns[1:]:

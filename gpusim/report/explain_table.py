@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
-from gpusim.report.tables import console
+from gpusim.report.terminal import Table, console, styled
 from gpusim.search.explain import Delay, Explained, totals_ns
 from gpusim.search.explain_pair import Pair, merged
+from gpusim.text import visible
 from gpusim.units import format_ns
 
 ROWS = 12
@@ -94,11 +93,11 @@ def print_pair(document: Mapping[str, Any]) -> None:
     out = console()
     for which in ("first", "second"):
         begin, end = document[f"{which}_ns"]
-        out.print(f"[bold]{document[which]}[/bold]  {format_ns(begin)} to {format_ns(end)}")
+        out.print(styled((visible(document[which]), "bold"), f"  {format_ns(begin)} to {format_ns(end)}"))
     together = document["together_ns"]
     out.print(f"side by side for {format_ns(together)}" if together else "never side by side")
     if document["chain"]:
-        out.print(f"the second depends on the first: {' > '.join(document['chain'])}")
+        out.print(f"the second depends on the first: {' > '.join(map(visible, document['chain']))}")
     elif document["apart"]:
         out.print("\nWhat kept the second from starting with the first:")
     if document["apart"]:
@@ -110,13 +109,15 @@ def print_pair(document: Mapping[str, Any]) -> None:
     short = [name for name, need in needs.items() if need["first"] + need["second"] > 1.0]
     parts = [f"{name} {need['first']:.0%} + {need['second']:.0%}" for name, need in needs.items()]
     verdict = f"too much of {', '.join(short)}" if short else "both fit"
-    out.print(f"\nof the whole GPU they ask for {', '.join(parts)}: {verdict} (traffic: {document['traffic']})")
+    out.print(
+        f"\nof the whole GPU they ask for {', '.join(parts)}: {verdict} (traffic: {visible(document['traffic'])})"
+    )
 
 
 def _causes(causes: Mapping[str, int], whole_ns: int, path: Mapping[str, int] | None = None) -> Table:
     table = Table(box=None, pad_edge=False)
     for name, justify in (("cause", "left"), ("time", "right"), ("share", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify)
     if path is not None:
         table.add_column("decided the end", justify="right")
     for cause, lost_ns in sorted(causes.items(), key=lambda item: -item[1]):

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
-#: Width of output that goes to no terminal, where `COLUMNS` does not say.
-PIPED_COLUMNS = 120
+from gpusim.report.terminal import Table
+
 #: A folded column keeps at least this width.
 LEAST_FOLDED = 8
 #: Where the cell of a number may break: before a share, which then stands below the number.
 _BEFORE_SHARE = re.compile(r" +(?=[+-]?[\d.]+%)")
-
-
-def console() -> Console:
-    """Standard output, as wide as the terminal, else as `COLUMNS` says, else `PIPED_COLUMNS`."""
-    found = Console(highlight=False)
-    if found.is_terminal:
-        return found
-    columns = os.environ.get("COLUMNS", "")
-    return Console(highlight=False, width=int(columns) if columns.isdecimal() and int(columns) else PIPED_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +96,4 @@ def _overhead(out: Console, table: Table) -> int:
 
 
 def _plain(cell: object) -> str:
-    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
+    return cell.plain if isinstance(cell, Text) else str(cell)

@@ -6,11 +6,10 @@ import csv
 import io
 from typing import Any
 
-from rich.table import Table
-
-from gpusim.report.tables import console
+from gpusim.report.terminal import Table, console, styled
 from gpusim.search.gap import PARTS, Gap
 from gpusim.search.limits import Limits, Scope
+from gpusim.text import csv_cell, visible
 from gpusim.units import format_ns
 
 CSV_FIELDS = (
@@ -104,7 +103,8 @@ def limits_csv(limits: Limits) -> str:
         head += [found.mean, found.maximum, found.width, str(found.width_exact).lower(), scope.sequential_ns]
         head += [scope.unlimited_ns, scope.best_ns, scope.streams]
         for loss in scope.losses:
-            writer.writerow([*head, loss.limit, loss.makespan_ns, loss.loss_ns, scope.share(loss.loss_ns)])
+            row = [*head, loss.limit, loss.makespan_ns, loss.loss_ns, scope.share(loss.loss_ns)]
+            writer.writerow(map(csv_cell, row))
     return out.getvalue()
 
 
@@ -112,20 +112,32 @@ def print_limits(limits: Limits) -> None:
     """Parallelism of each scope, and where its potential goes."""
     out = console()
     out.print(
-        f"[bold]{limits.trace}[/bold] on [bold]{limits.hardware}[/bold]: inter-op parallelism, and what is lost of it "
-        f"on up to {limits.streams} streams\n"
+        styled(
+            (visible(limits.trace), "bold"),
+            " on ",
+            (visible(limits.hardware), "bold"),
+            f": inter-op parallelism, and what is lost of it on up to {limits.streams} streams\n",
+        )
     )
     out.print(_parallelism_table(limits))
-    out.print("\n[bold]Where the potential goes[/bold]: limits switched on one after the other, share of the potential")
+    out.print(
+        styled(
+            ("\nWhere the potential goes", "bold"),
+            ": limits switched on one after the other, share of the potential",
+        )
+    )
     out.print(_losses_table(limits))
-    out.print("\n[bold]From the largest lower bound to the best list schedule[/bold]: limits of that one schedule")
+    out.print(
+        styled(("\nFrom the largest lower bound to the best list schedule", "bold"), ": limits of that one schedule")
+    )
     out.print(_gap_table(limits))
     out.print(
-        "[dim]T1: all kernels one after the other, without gaps; T-inf: the longest chain of dependent ones. "
-        "A negative loss is a scheduling anomaly. docs/limits.md explains each number.[/dim]"
+        "T1: all kernels one after the other, without gaps; T-inf: the longest chain of dependent ones. "
+        "A negative loss is a scheduling anomaly. docs/limits.md explains each number.",
+        style="dim",
     )
     if not all(scope.parallelism.width_exact for scope in limits.scopes):
-        out.print("[dim]>= width: too many ops for the exact one; at least as many as run at once[/dim]")
+        out.print(">= width: too many ops for the exact one; at least as many as run at once", style="dim")
 
 
 def _parallelism_table(limits: Limits) -> Table:

@@ -17,6 +17,7 @@ import msgspec
 
 from gpusim.errors import GpusimError, MeasurementError
 from gpusim.files import decode_document, decompress
+from gpusim.formats_known import known_format
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import SCHEMA, Measurement
 from gpusim.plan.tasks import LaunchMode
@@ -96,13 +97,12 @@ def parse_measured(data: bytes, name: str, trace: Trace) -> Measured:
     except msgspec.ValidationError:
         file = _File()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise MeasurementError(name, f"is not valid JSON: {cause}") from cause
+        raise MeasurementError(name, known_format(text, name, SCHEMA) or f"is not valid JSON: {cause}") from cause
     if file.traceEvents is not None:
         return _from_events(file, name, trace)
-    if not str(file.schema).startswith(SCHEMA.partition("/")[0]):
-        raise MeasurementError(
-            name, "is neither a measurement (gpusim replay -o) nor a timeline (gpusim replay --perfetto)"
-        )
+    if str(file.schema).partition("/")[0] != SCHEMA.partition("/")[0]:
+        neither = "is neither a measurement (gpusim replay -o) nor a timeline (gpusim replay --perfetto)"
+        raise MeasurementError(name, known_format(text, name, SCHEMA) or neither)
     measurement = decode_document(text, Measurement, SCHEMA, name, MeasurementError)
     _check_step(measurement, name, trace)
     return Measured(_title(measurement), measurement, None)
@@ -190,8 +190,8 @@ def check_kernels(names: Sequence[str], file: str, trace: Trace) -> None:
         return
     raise MeasurementError(
         file,
-        f"is a profile of another step than '{trace.name}': {min(matching, wanted):,} of that step's {wanted:,} kernels "
-        f"are among the file's {len(names):,} (one run of that step has most of them, and little else)",
+        f"is a profile of another step than '{trace.name}': {min(matching, wanted):,} of that step's {wanted:,} "
+        f"kernels are among the file's {len(names):,} (one run of that step has most of them, and little else)",
     )
 
 

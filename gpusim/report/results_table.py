@@ -6,12 +6,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from gpusim.files import write_bytes, write_document
 from gpusim.report.fidelity import fidelity_table, quantile
 from gpusim.report.results import ResultCase, Results, results_name
-from gpusim.report.tables import console
+from gpusim.report.terminal import Table, console
 from gpusim.units import format_ns
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.rules import Rule, Rules
 from gpusim.report.hyper_q import hyper_q_markdown, predict_hyper_q
-from gpusim.report.tables import console
+from gpusim.report.terminal import Table, console, styled
 
 VERDICTS = {True: "holds", False: "does not hold", None: "measured"}
 
@@ -20,7 +18,7 @@ def print_rules(report: Rules, hardware: HardwareModel) -> None:
         table.add_column(column)
     for rule in report.rules:
         verdict = VERDICTS[rule.holds]
-        table.add_row(rule.name, f"[red]{verdict}[/red]" if rule.holds is False else verdict, rule.found)
+        table.add_row(rule.name, styled((verdict, "red")) if rule.holds is False else verdict, rule.found)
     out.print(table)
     if report.hyper_q is not None:
         errors = [abs(cell.error) for cell in predict_hyper_q(report.hyper_q, hardware)]

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import Measurement
 from gpusim.report.choices import choices_document, choices_lines
-from gpusim.report.fit import console, print_table
+from gpusim.report.fit import print_table
+from gpusim.report.terminal import Table, console, styled
 from gpusim.search.explore import Explored
 from gpusim.search.verdict import best_way
-from gpusim.trace.schema import Timing, Trace
+from gpusim.text import visible
+from gpusim.trace.schema import Gpu, Timing, Trace
 from gpusim.units import format_bytes, format_ns, format_times_ns
 
 
@@ -79,8 +80,13 @@ def print_explored(explored: Explored, tried: bool = False) -> None:
     model = explored.trace.model
     kernels = sum(len(op.kernels) for op in explored.trace.ops)
     out.print(
-        f"[bold]{explored.trace.name}[/bold]: {model.network}, {model.mode}, batch {model.batch}, {model.dtype}, "
-        f"{len(explored.trace.ops)} ops, {kernels} kernels; hardware [bold]{explored.hardware.label}[/bold]\n"
+        styled(
+            (visible(explored.trace.name), "bold"),
+            f": {visible(model.network)}, {model.mode}, batch {model.batch}, {model.dtype}, {len(explored.trace.ops)} "
+            f"ops, {kernels} kernels; hardware ",
+            (visible(explored.hardware.label), "bold"),
+            "\n",
+        )
     )
     table = Table(show_edge=False, header_style="bold")
     for column in ("policy", "streams", "predicted", "speed-up", "memory"):
@@ -94,14 +100,14 @@ def print_explored(explored: Explored, tried: bool = False) -> None:
     searched = f"{explored.evaluations} schedules searched"
     if explored.interrupted:
         searched += ", stopped early: the best found so far"
-    out.print(f"\n[dim]speed-up over the sequential CUDA graph of the same kernels; {searched}[/dim]")
+    out.print(f"\nspeed-up over the sequential CUDA graph of the same kernels; {searched}", style="dim")
     _print_bounds(out, explored)
     _print_attribution(out, explored)
     for line in choices_lines(explored):
-        out.print(line)
+        out.print(visible(line))
     trusted = explored.verdict.worth_it and explored.hardware.calibrated
-    mark = "[green]" if trusted else "[yellow]"
-    out.print(f"\n{mark}[bold]Verdict.[/bold] {explored.verdict.text}[/]\n")
+    colour = "green" if trusted else "yellow"
+    out.print(styled("\n", ("Verdict.", f"bold {colour}"), (f" {visible(explored.verdict.text)}\n", colour)))
     _print_verdict_rows(out, explored)
     passed = explored.passed_over
     if passed is not None and not tried:
@@ -128,11 +134,13 @@ def _print_verdict_rows(out: Console, explored: Explored) -> None:
 
 def _print_bounds(out: Console, explored: Explored) -> None:
     largest = explored.bounds.largest[1]
-    parts = [
-        f"[bold]{name} {format_ns(time)}[/bold]" if name == largest else f"{name} {format_ns(time)}"
-        for time, name in explored.bounds.named
-    ]
-    out.print(f"\nLower bounds: {', '.join(parts)}\n")
+    parts: list[str | tuple[str, str]] = []
+    for time, name in explored.bounds.named:
+        parts += [
+            ", " if parts else "\nLower bounds: ",
+            (f"{name} {format_ns(time)}", "bold" if name == largest else ""),
+        ]
+    out.print(styled(*parts, "\n"))
 
 
 def _print_attribution(out: Console, explored: Explored) -> None:
@@ -169,8 +177,9 @@ def print_simulated(document: Mapping[str, Any]) -> None:
     out = console()
     bound = document["bounds"]
     out.print(
-        f"[bold]{document['trace']}[/bold] on {document['hardware']}: {document['policy']}, "
-        f"{document['streams']} streams, launched by {document['launch']}\n"
+        styled((visible(document["trace"]), "bold")),
+        f"on {visible(document['hardware'])}: {visible(document['policy'])}, {document['streams']} streams, "
+        f"launched by {document['launch']}\n"
         f"  predicted   {format_ns(document['makespan_ns'])}\n"
         f"  sequential  {format_ns(document['sequential_ns'])}  (speed-up {document['speedup']:.2f}x)\n"
         f"{_measured(document.get('measured'))}"
@@ -178,7 +187,7 @@ def print_simulated(document: Mapping[str, Any]) -> None:
         f"  memory      {format_bytes(document['peak_bytes'])} at the peak\n"
         f"  bounds      critical path {format_ns(bound['critical_path_ns'])}, SM area {format_ns(bound['area_ns'])} "
         f"({format_ns(bound['contention_ns'])} with contention), DRAM {format_ns(bound['bandwidth_ns'])}, "
-        f"front end {format_ns(bound['front_end_ns'])}"
+        f"front end {format_ns(bound['front_end_ns'])}",
     )
 
 
@@ -230,7 +239,8 @@ def print_captured(document: Mapping[str, Any]) -> None:
     out = console()
     gpu = document["gpu"]
     out.print(
-        f"[bold]{document['trace']}[/bold] written to {document['file']}\n"
+        styled((visible(document["trace"]), "bold")),
+        f"written to {visible(document['file'])}\n"
         f"  {document['ops']} ops, {document['kernels']} kernels, {format_ns(document['kernel_ns'])} of kernel time, "
         f"{document['attributed_frac']:.2%} tied to an op\n"
         f"  eager step        {_timing(document['eager'])}\n"
@@ -238,7 +248,7 @@ def print_captured(document: Mapping[str, Any]) -> None:
         f"  rebuilt step against the model: output {document['output_error']:.2g}, "
         f"gradients {document['gradient_error']:.2g} apart\n"
         f"{_variants(document['variants'])}"
-        f"  {gpu.name}, driver {gpu.driver}, torch {gpu.torch}, SM clock {gpu.sm_clock_mhz} MHz"
+        f"  {_gpu(gpu)}",
     )
 
 
@@ -259,19 +269,25 @@ def print_measurement(measurement: Measurement, trace: Trace) -> None:
     eager = f"\n  eager step        {_timing(truth.eager)}  (with the capture)" if truth else ""
     peak, sequential_peak = format_bytes(measurement.peak_bytes), format_bytes(measurement.sequential_peak_bytes)
     predicted, predicted_alone = format_ns(measurement.predicted_ns), format_ns(measurement.predicted_sequential_ns)
-    out.print(
-        f"[bold]{measurement.trace}[/bold]: {measurement.policy}, {measurement.streams} streams, "
-        f"{measurement.events} events{eager}\n"
+    verdict = ("equal", "green") if outputs.equal else ("DIFFERENT", "red")
+    text = styled(
+        (visible(measurement.trace), "bold"),
+        f": {visible(measurement.policy)}, {measurement.streams} streams, {measurement.events} events{eager}\n"
         f"  sequential graph  {_timing(measurement.sequential)}  predicted {predicted_alone} "
         f"({measurement.sequential_error:+.1%})\n"
         f"  schedule          {_timing(measurement.schedule)}  predicted {predicted} "
-        f"({measurement.prediction_error:+.1%}, {measurement.hardware})\n"
-        f"  [bold]speed-up          {measurement.speedup:.2f}x[/bold]\n"
-        f"  outputs           {same}, {outputs.compared} tensors, tolerance {outputs.tolerance:g}: "
-        f"{'[green]equal[/green]' if outputs.equal else '[red]DIFFERENT[/red]'}\n"
-        f"  memory            {peak} at the peak, sequential {sequential_peak}\n"
-        f"  {gpu.name}, driver {gpu.driver}, torch {gpu.torch}, SM clock {gpu.sm_clock_mhz} MHz"
+        f"({measurement.prediction_error:+.1%}, {visible(measurement.hardware)})\n  ",
+        (f"speed-up          {measurement.speedup:.2f}x", "bold"),
+        f"\n  outputs           {same}, {outputs.compared} tensors, tolerance {outputs.tolerance:g}: ",
+        verdict,
+        f"\n  memory            {peak} at the peak, sequential {sequential_peak}\n  {_gpu(gpu)}",
     )
+    out.print(text)
+
+
+def _gpu(gpu: Gpu) -> str:
+    names = f"{visible(gpu.name)}, driver {visible(gpu.driver)}, torch {visible(gpu.torch)}"
+    return f"{names}, SM clock {gpu.sm_clock_mhz} MHz"
 
 
 def _timing(timing: Timing) -> str:
@@ -304,7 +320,7 @@ def print_hardware(models: Sequence[HardwareModel]) -> None:
             f"{model.memory.dram_bytes_per_ns / 1000:.2f} TB/s",
             format_ns(model.graph.chain_ns),
             format_ns(model.graph.front_end_ns),
-            "yes" if model.calibrated else "[yellow]no: data sheet only[/yellow]",
+            "yes" if model.calibrated else styled(("no: data sheet only", "yellow")),
         )
     console().print(table)
 

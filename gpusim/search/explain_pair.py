@@ -13,6 +13,8 @@ from gpusim.search.losses import DRAM, RESOURCES
 
 #: What both ask of these says which half of "issue and L2" is the scarcer one.
 L2, ISSUE_SLOTS = "L2 bandwidth", "issue slots"
+#: Longer numbers are no op's.
+MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ def find_op(graph: OpGraph, text: str) -> int:
     names = {op.name: index for index, op in enumerate(graph.trace.ops)}
     if text in names:
         found = names[text]
-    elif text.isdecimal() and int(text) < len(graph):
+    elif text.isdecimal() and len(text) <= MOST_DIGITS and int(text) < len(graph):
         found = int(text)
     else:
         raise UnknownNameError("op", text, names)

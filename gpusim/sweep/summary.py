@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.table import Table
-
-from gpusim.report.tables import console
+from gpusim.report.terminal import Table, console
 from gpusim.sweep.store import Row
+from gpusim.text import message
 from gpusim.units import format_ns
 
 #: Different failures that are printed; the store has all.
@@ -113,6 +112,6 @@ def print_summary(rows: Sequence[Row]) -> None:
     failed = failures(rows)
     for failure in failed[:SHOWN_FAILURES]:
         text = f"{failure.points} points of {failure.trace} on {failure.hardware} failed: {failure.error}"
-        out.print(text, style="yellow", markup=False)
+        out.print(message(text), style="yellow")
     if len(failed) > SHOWN_FAILURES:
         out.print(f"... and {sum(failure.points for failure in failed[SHOWN_FAILURES:])} more; the store has them all")
