@@ -11,7 +11,7 @@ import streamlit as st
 from gpusim.errors import GpusimError, OptionError, TraceError, UnknownNameError
 from gpusim.hardware import model as hardware_models
 from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
-from gpusim.plan.schedule import MAX_STREAMS, check_streams
+from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, parse_upload
@@ -188,6 +188,5 @@ def _check_policy(name: str) -> None:
 
 
 def _check_streams(text: str) -> None:
-    if not text.isdecimal() or len(text) > 6:
-        raise OptionError(f"streams {text[:20]}: a number between 1 and {MAX_STREAMS}")
-    check_streams(int(text))
+    if not (text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= MAX_STREAMS):
+        raise OptionError(f"a number between 1 and {MAX_STREAMS}")

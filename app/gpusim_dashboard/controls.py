@@ -59,7 +59,8 @@ def show_upload_error() -> None:
     st.error(view.plain(upload_error()), icon=":material/error:")
     st.markdown(
         "No page is shown for this file. A trace for this dashboard comes from `gpusim capture` on a machine with a "
-        "GPU; its name does not matter, its content does. Upload another file at the left, or go on with "
+        "GPU; its name does not matter, its content does. A trace of PyTorch's profiler can be drawn below a simulated "
+        "run: load it on the Timeline page. Upload another file at the left, or go on with "
         f"**{view.plain(_trace_label(st.session_state.trace))}**."
     )
     st.button("Go on without it", on_click=uploads.forget_error, args=(UPLOADER,))

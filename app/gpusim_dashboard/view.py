@@ -38,7 +38,8 @@ def verdict_box(verdict: SummaryVerdict, hardware: HardwareModel) -> None:
         with st.container(key=NO_VERDICT):
             st.markdown(
                 f":material/help: **No verdict: the model of {plain(hardware.name)} is uncalibrated.** It comes from "
-                f"data sheets, not from measurements on that GPU, so these numbers are a trend. {verdict.text}"
+                f"data sheets, not from measurements on that GPU. As a trend: {verdict.speedup:.2f}x "
+                f"({verdict.low:.2f} to {verdict.high:.2f}) over one CUDA graph."
             )
     elif verdict.worth_it:
         st.success(verdict.text, icon=":material/check_circle:")
@@ -46,11 +47,12 @@ def verdict_box(verdict: SummaryVerdict, hardware: HardwareModel) -> None:
         st.info(verdict.text, icon=":material/do_not_disturb_on:")
     lines = ["| way to run the step | time | over eager | | what to do |", "|---|--:|--:|---|---|"]
     for row, time in zip(verdict.rows, format_times_ns(row.time_ns for row in verdict.rows), strict=True):
-        mark = "**" if row.best else ""
+        mark = "**" if row.best and hardware.calibrated else ""
+        advice = "best as a trend" if row.best and not hardware.calibrated else row.advice
         ratio = "" if row.speedup_over_eager is None else f"{row.speedup_over_eager:.2f}x"
         source = "measured" if row.measured else "predicted"
         name = "eager today" if row.what == "eager" else row.label
-        lines.append(f"| {mark}{name}{mark} | {mark}{time}{mark} | {mark}{ratio}{mark} | {source} | {row.advice} |")
+        lines.append(f"| {mark}{name}{mark} | {mark}{time}{mark} | {mark}{ratio}{mark} | {source} | {advice} |")
     st.markdown("\n".join(lines))
     st.page_link("views/limits.py", label="What keeps the step from the best possible: Limits", icon=":material/speed:")
 
@@ -104,14 +106,15 @@ def show(figure: Any, key: str, **options: Any) -> Any:
     return st.plotly_chart(figure, width="stretch", theme=None, key=key, config=CONFIG, **options)
 
 
-def heading(choice: Choice) -> None:
-    """What a page is about, and a warning where the hardware model is uncalibrated."""
+def heading(choice: Choice, warn: bool = True) -> None:
+    """What a page is about; and, unless the page says so in another way, that the hardware model is uncalibrated."""
     model = choice.trace.model
     st.markdown(
         f"**{plain(choice.trace.name)}**: {plain(model.network)}, {model.mode}, batch {model.batch}, {model.dtype}, on "
         f"**{plain(choice.hardware.label)}**"
     )
-    uncalibrated(choice.hardware)
+    if warn:
+        uncalibrated(choice.hardware)
 
 
 def metric(cell: Any, label: str, value: str, note: str = " ") -> None:
