@@ -165,13 +165,62 @@ def test_upload_is_analysed_and_can_be_explored(tab: Any, server: str, tmp_path:
     assert "gpusim-schedule/1" in Path(download.value.path()).read_text(encoding="utf-8")
 
 
-def test_broken_upload_is_a_message(tab: Any, server: str, tmp_path: Path) -> None:
-    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
+def test_downloads_work_again_and_again_after_a_search(tab: Any, server: str) -> None:
+    visit(tab, server, page="explore", trace=SMALL, streams="2")
+    tab.get_by_role("spinbutton", name="Schedules, at most").fill("40")
+    tab.get_by_role("button", name="Start").click()
+    tab.get_by_text("Compare two schedules").wait_for()
+    settle(tab)
+    for name in ("Schedule (JSON)", "Table (CSV)", "Timeline for Perfetto"):
+        download_5_times(tab, name)
+    tab.get_by_role("link", name="Limits", exact=True).click()
+    tab.get_by_role("heading", name="Limits", exact=True).wait_for()
+    tab.get_by_role("button", name="Losses (CSV)").wait_for()
+    settle(tab)
+    download_5_times(tab, "Losses (CSV)")
+
+
+def download_5_times(tab: Any, name: str) -> None:
+    """Each time the same file, with something in it."""
+    files = set()
+    for _ in range(5):
+        with tab.expect_download() as download:
+            tab.get_by_role("button", name=name).click()
+        files.add(Path(download.value.path()).read_bytes())
+    assert len(files) == 1
+    assert files != {b""}
+
+
+def test_broken_upload_is_a_message_in_the_place_of_the_page(tab: Any, server: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.sqlite").write_text("{", encoding="utf-8")
     visit(tab, server, trace=SMALL, streams="2")
-    upload(tab, tmp_path / "broken.json")
-    tab.get_by_text("broken.json: is not valid JSON").wait_for()
+    tab.locator("[data-testid=stMetric]").first.wait_for()
+    upload(tab, tmp_path / "broken.sqlite")
+    tab.locator("[data-testid=stMain]").get_by_text("broken.sqlite: is not valid JSON").wait_for()
     settle(tab)
     assert f"trace={SMALL}" in tab.url
+    assert tab.locator("[data-testid=stMetric]").count() == 0
+    tab.get_by_role("button", name="Go on without it").click()
+    tab.locator("[data-testid=stMetric]").first.wait_for()
+    settle(tab)
+
+
+def test_a_reload_keeps_the_upload_and_the_what_if_settings(tab: Any, server: str, tmp_path: Path) -> None:
+    write_trace(wide_trace(), tmp_path / "mine.json.gz")
+    visit(tab, server, page="what-if", trace=SMALL, streams="2")
+    upload(tab, tmp_path / "mine.json.gz")
+    tab.get_by_text("tiny-infer-b1: tiny, infer").wait_for()
+    settle(tab)
+    slider = tab.locator("[data-testid=stSlider]").filter(has_text="SMs")
+    slider.get_by_role("slider").press("PageDown")
+    tab.wait_for_url(re.compile("[&]sms="))
+    settle(tab)
+    shown = slider.inner_text()
+    tab.reload()
+    tab.get_by_text("tiny-infer-b1: tiny, infer").wait_for()
+    settle(tab)
+    assert slider.inner_text() == shown
+    assert "sms=" in tab.url
 
 
 def test_a_file_over_the_limit_is_a_message(tab: Any, server: str, tmp_path: Path) -> None:
@@ -264,7 +313,7 @@ def test_a_link_opens_its_page_and_state_and_both_survive_a_reload_and_a_change_
 
 def test_a_broken_link_is_a_message(tab: Any, server: str) -> None:
     visit(tab, server, trace="nonsense", streams="2")
-    tab.get_by_text("The address says trace='nonsense'").wait_for()
+    tab.get_by_text("trace='nonsense': unknown trace").wait_for()
     assert tab.locator("h1").inner_text() == "Overview"
 
 

@@ -131,9 +131,8 @@ def what_if() -> None:
     )
     changes.keep("op_speed", speed, 1.0)
     write_address("what-if", changes.settings())
-    if changes.settings() and st.button("Reset", icon=":material/undo:"):
-        changes.reset()
-        st.rerun(scope="fragment")
+    if changes.settings():
+        st.button("Reset", icon=":material/undo:", on_click=changes.reset)
 
     question = results.Question(name, gpu, mode, streams, sms, bandwidth, launch_cost, queues, op, speed)
     baseline = results.baseline_of(choice, "graph")
