@@ -12,6 +12,7 @@ from gpusim.errors import GpusimError, OptionError, TraceError, UnknownNameError
 from gpusim.hardware import model as hardware_models
 from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
 from gpusim.plan.schedule import MAX_STREAMS
+from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, parse_upload
@@ -22,10 +23,8 @@ DEFAULT_TRACE = "googlenet-train-b8"
 UPLOAD = "upload-"
 #: Digits of an upload's hash in its name, hence in the address: as hard to guess as the file.
 NAME_DIGITS = 32
-#: In the place of a policy: the schedule that the verdict recommends.
-RECOMMENDED = DEFAULT_POLICY = "recommended"
-#: As `gpusim.search.explore` has them, which would load the engine: the first page does without.
-SEARCH, DEFAULT_STREAMS = "search", 8
+#: As `gpusim.search.searches` has it, which would load the engine: the first page does without.
+SEARCH = "search"
 #: The most that the control offers; an address may say more, up to what a GPU can have.
 STREAMS_OFFERED = 32
 
@@ -143,7 +142,7 @@ def begin(link: Mapping[str, str]) -> list[str]:
 
     state.trace = valid("trace", trace_of) or DEFAULT_TRACE
     state.hw = valid("hw", _check_hardware) or default_hardware(trace_of(state.trace)[1])
-    state.policy = valid("policy", _check_policy) or DEFAULT_POLICY
+    state.policy = valid("policy", _check_policy) or RECOMMENDED
     state.streams = int(valid("streams", _check_streams) or DEFAULT_STREAMS)
     return problems
 
@@ -152,7 +151,7 @@ def first() -> Choice:
     """What a session looks at whose address says nothing."""
     content, trace = bundled_trace(DEFAULT_TRACE)
     hardware = hardware_model(default_hardware(trace))
-    return Choice(DEFAULT_TRACE, content, trace, hardware, DEFAULT_POLICY, DEFAULT_STREAMS)
+    return Choice(DEFAULT_TRACE, content, trace, hardware, RECOMMENDED, DEFAULT_STREAMS)
 
 
 def current() -> Choice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from gpusim.hardware.model import bundled_hardware
+from gpusim.policies import RECOMMENDED
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.store import MAX_UPLOAD_BYTES, bundled_traces
 from gpusim.units import MIB
@@ -76,7 +77,7 @@ def _trace_label(name: str) -> str:
 
 
 def _policy_label(name: str) -> str:
-    if name == choice.RECOMMENDED:
+    if name == RECOMMENDED:
         return "recommended by the verdict"
     if name == choice.SEARCH:
         return "search: the best found by searching"

@@ -9,6 +9,7 @@ from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import LaunchMode
+from gpusim.policies import DEFAULT_POLICY, RECOMMENDED
 from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.report.breakdown import Breakdown, breakdown
@@ -22,12 +23,12 @@ from gpusim.trace.schema import Trace
 from gpusim.units import counted
 from gpusim_dashboard import kept
 from gpusim_dashboard.cache import cached
-from gpusim_dashboard.choice import RECOMMENDED, Choice
+from gpusim_dashboard.choice import Choice
 
 #: As the commands under pages call a downloaded schedule.
 SCHEDULE_FILE = "best.json"
 #: The policy for a step that a searched schedule is not for.
-STAND_IN = "critical_path"
+STAND_IN = DEFAULT_POLICY
 Sensitivities = tuple[tuple[str, float, float, float], ...]
 
 

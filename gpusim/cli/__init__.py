@@ -10,7 +10,7 @@ from gpusim import __version__
 from gpusim.cli.analysis import limits
 from gpusim.cli.app import app
 from gpusim.cli.bench import bench
-from gpusim.cli.catalogue import hardware, traces
+from gpusim.cli.catalogue import hardware, policies, traces
 from gpusim.cli.common import tell
 from gpusim.cli.explain import explain
 from gpusim.cli.gpu import calibrate, capture, replay, validate
@@ -24,7 +24,44 @@ from gpusim.text import message
 EXIT_INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+#: Commands as `--help` groups them, each with what it does in a few words.
+GROUPS = {
+    "Ask (no GPU needed)": {
+        "explore": "Find the fastest schedule; say whether it is worth it",
+        "simulate": "Predict one schedule",
+        "limits": "Say what keeps ops from running side by side",
+        "explain": "Say why a schedule is not faster",
+        "whatif": "Ask for other SMs, bandwidth, costs, faster ops",
+        "sweep": "Simulate many traces, GPUs and policies",
+        "app": "Open the dashboard in a browser",
+        "figure": "Draw one of the dashboard's figures",
+    },
+    "Prove on a GPU": {
+        "capture": "Capture one step of a model",
+        "replay": "Run a schedule, check its outputs and time it",
+        "validate": "Compare predictions with replays of a recipe",
+        "calibrate": "Measure this GPU's hardware model",
+    },
+    "See what there is": {
+        "traces": "List the bundled traces",
+        "hardware": "List the hardware models, or compare two",
+        "policies": "List the policies that --policy takes",
+        "bench": "Measure how fast the engines are here",
+    },
+}
+
+
+class GroupedCommands(click.Group):
+    """Commands in the order and under the headings of `GROUPS`."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One section a group."""
+        for heading, summaries in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(summaries.items()))
+
+
+@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="gpusim")
 def cli() -> None:
     """Predict, search and prove concurrent schedules of a PyTorch step on a GPU.
@@ -34,7 +71,7 @@ def cli() -> None:
                      gpusim app
     On a GPU:        gpusim capture torchvision:googlenet --mode train --batch 8 -o t.json.gz
                      gpusim explore t.json.gz -o best.json
-                     gpusim replay --trace t.json.gz --schedule best.json
+                     gpusim replay t.json.gz --schedule best.json
     """  # noqa: D301  (click's mark for "keep these lines" is the character, not the two letters)
 
 
@@ -50,6 +87,7 @@ for command in (
     validate,
     traces,
     hardware,
+    policies,
     bench,
     whatif,
     figure,

@@ -15,12 +15,15 @@ from gpusim.cli.common import (
     tell,
 )
 from gpusim.cli.figures import check_figures, figure_options
+from gpusim.policies import DEFAULT_STREAMS
 
 
 @click.command()
 @click.argument("trace")
 @hardware_option
-@click.option("--streams", type=int, default=8, show_default=True, help="Most streams of the schedules compared.")
+@click.option(
+    "--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Most streams of the schedules compared."
+)
 @json_option
 @figure_options
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the losses as CSV, one row for each scope and limit.")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusim.errors import GpuError, PlanError, TraceError, UnknownNameError
+from gpusim.errors import GpuError, OptionError, PlanError, TraceError, UnknownNameError
 from gpusim.hardware import DEFAULT_HARDWARE
+from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.text import json_ascii, visible
 
 if TYPE_CHECKING:
@@ -57,6 +58,34 @@ def print_json(document: Any) -> None:
     click.echo(json_ascii(msgspec.json.format(msgspec.json.encode(document), indent=1).decode()))
 
 
+def trace_either_way(function: Function) -> Function:
+    """TRACE as an argument, and as `--trace`, which older scripts have; `one_trace` makes one of them."""
+    function = click.option("--trace", default=None, metavar="TRACE", help="The same as the argument TRACE.")(function)
+    return click.argument("trace_argument", metavar="TRACE", required=False)(function)
+
+
+def one_trace(argument: str | None, option: str | None, default: str | None = None) -> str:
+    """The trace given either way. Raises `OptionError` for none and for two."""
+    if argument is not None and option is not None:
+        raise OptionError(f"give the trace once: {argument}, or --trace {option}")
+    trace = argument or option or default
+    if trace is None:
+        raise OptionError("give a TRACE: a file or a bundled name (gpusim traces)")
+    return trace
+
+
+def policy_option(what: str) -> Callable[[Function], Function]:
+    """`--policy P`, whose schedule a command simulates, explains or replays."""
+    text = f"{what} this policy's schedule; `{RECOMMENDED}`: the one that explore recommends (gpusim policies)"
+    return click.option("--policy", default=None, metavar="P", help=f"{text}.")
+
+
+def streams_option(function: Function) -> Function:
+    """`--streams N` of a command that takes a policy or a schedule."""
+    text = f"Most streams for the policy [default: {DEFAULT_STREAMS}]."
+    return click.option("--streams", type=int, default=None, help=text)(function)
+
+
 def check_output(path: str | None) -> Path | None:
     """The output path, known to be writable before long work begins. Raises `OutputError`."""
     from gpusim.files import check_writable
@@ -95,7 +124,8 @@ def progress_bar(enabled: bool) -> Iterator[Callable[[str, float, int], None]]:
         task = bar.add_task("explore", total=1.0, best="")
 
         def report(what: str, share: float, best_ns: int) -> None:
-            bar.update(task, description=visible(what), completed=share, best=f"best {format_ns(best_ns)}")
+            best = f"best {format_ns(best_ns)}" if best_ns else ""
+            bar.update(task, description=visible(what), completed=share, best=best)
 
         yield report
 

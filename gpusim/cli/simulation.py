@@ -16,28 +16,30 @@ from gpusim.cli.common import (
     json_option,
     naming,
     one_of,
+    policy_option,
     print_json,
     progress_bar,
     say,
     seed_option,
+    streams_option,
     tell,
 )
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.errors import OptionError
+from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.tasks import LaunchMode
     from gpusim.search.bounds import Bounds
 
-DEFAULT_STREAMS = 4
 LAUNCH_MODES = ("graph", "stream")
 
 
 @click.command()
 @click.argument("trace")
 @hardware_option
-@click.option("--streams", type=int, default=8, show_default=True, help="Most streams to use.")
+@click.option("--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Most streams to use.")
 @click.option("--budget", type=float, default=9.0, show_default=True, metavar="SECONDS", help="Time for the search.")
 @click.option(
     "--evaluations",
@@ -134,8 +136,8 @@ def explore(
 @click.command()
 @click.argument("trace")
 @hardware_option
-@click.option("--policy", default=None, metavar="P", help="Policy [default: critical_path].")
-@click.option("--streams", type=int, default=None, help=f"Streams for the policy [default: {DEFAULT_STREAMS}].")
+@policy_option("Simulate")
+@streams_option
 @click.option("--schedule", "schedule_file", metavar="FILE", help="Simulate this schedule instead of a policy's.")
 @click.option("--engine", "engine_name", default="fast", show_default=True, metavar="fast|reference")
 @click.option(
@@ -174,17 +176,19 @@ def simulate(
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.lower import lower
     from gpusim.plan.schedule import check_streams, chosen_variants, lower_schedule, read_schedule
-    from gpusim.policies.registry import POLICIES, policy_by_name
+    from gpusim.policies.registry import POLICIES
     from gpusim.report.tables import print_simulated
     from gpusim.search.bounds import bounds
     from gpusim.search.eager import predict_eager
+    from gpusim.search.explore import assignment_of, check_policy
     from gpusim.trace.store import load_trace
 
     if schedule_file is not None and (policy is not None or streams is not None):
         raise OptionError("--schedule goes without --policy and --streams: the file has both")
     mode: LaunchMode = "stream" if launch == "stream" else "graph"
     engine = engine_by_name(engine_name)
-    make = policy_by_name(policy or "critical_path")
+    wanted = policy or DEFAULT_POLICY
+    check_policy(wanted)
     check_streams(DEFAULT_STREAMS if streams is None else streams)
     target = check_output(perfetto_file)
     figures = check_figures(html_file, png_file)
@@ -205,9 +209,10 @@ def simulate(
         name, used = schedule.policy, schedule.streams
         chosen = graph.choosing(chosen_variants(schedule, step, schedule_file))
     else:
-        assignment = make(graph, streams or DEFAULT_STREAMS)
-        plan = lower(graph, assignment.order, assignment.streams, mode)
-        name, used, chosen = policy or "critical_path", max(assignment.streams) + 1, graph
+        with progress_bar(not as_json) as report:
+            name, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
+        plan = assignment.lowered(graph, mode)
+        used, chosen = max(assignment.streams) + 1, graph.choosing(assignment.variants)
     timeline = engine.run(plan, graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
     sequential = engine.run(lower(graph, alone.order, alone.streams), graph.hardware)

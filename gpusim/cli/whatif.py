@@ -10,13 +10,13 @@ import click
 from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json, tell
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.errors import OptionError, UnknownNameError
+from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
     from gpusim.report.results import Results
     from gpusim.search.whatif import Simulated
     from gpusim.trace.schema import Trace
 
-DEFAULT_POLICY, DEFAULT_STREAMS = "critical_path", 8
 #: Schedules searched for a figure of an exploration; as the dashboard does.
 EVALUATIONS, BUDGET_S = 512, 60.0
 EXPLORED = ("bounds", "gain", "front")
@@ -119,11 +119,11 @@ def figure(
     """Draw a figure of the dashboard's; `simulate`, `limits` and `whatif` draw their own.
 
     `fidelity` draws RESULTS, a file or folder of `gpusim validate` [default: those that ship with gpusim]; all others
-    draw TRACE.
+    draw TRACE. Without --html and --png the page is TRACE-KIND.html, such as googlenet-train-b8-gain.html.
     """
+    if html_file is None and png_file is None:
+        html_file = f"{_name_of(source)}-{kind}.html" if source and kind != FIDELITY else f"{kind}.html"
     files = check_figures(html_file, png_file)
-    if not files:
-        raise OptionError("figure: give --html FILE or --png FILE")
     if kind == FIDELITY:
         from gpusim.report.figures.comparisons import measured_figure
 
@@ -142,6 +142,11 @@ def figure(
     with naming(source):
         files.write(_draw(kind, step, hardware, policy, streams), f"{kind} of {step.name}")
     files.announce()
+
+
+def _name_of(source: str) -> str:
+    """The name of a trace or of its file, without folders and endings."""
+    return Path(source).name.removesuffix(".gz").removesuffix(".json")
 
 
 def _results(source: str | None) -> list[Results]:

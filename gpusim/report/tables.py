@@ -9,6 +9,8 @@ from rich.console import Console
 
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import Measurement
+from gpusim.policies import DEFAULT_POLICY, RECOMMENDED
+from gpusim.policies.registry import RegisteredPolicy
 from gpusim.report.choices import choices_document, choices_lines
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
@@ -306,6 +308,20 @@ def print_traces(rows: Sequence[Mapping[str, Any]]) -> None:
     console().print(table)
 
 
+def print_policies(policies: Sequence[RegisteredPolicy]) -> None:
+    """The policies, and the name that stands for the recommended schedule."""
+    table = Table(show_edge=False, header_style="bold")
+    for column in ("policy", "what it does", "source", "streams"):
+        table.add_column(column)
+    for policy in policies:
+        most = "any" if policy.max_streams is None else f"at most {policy.max_streams}"
+        default = " The default." if policy.name == DEFAULT_POLICY else ""
+        slow = " Slow: explore leaves it out." if policy.slow else ""
+        table.add_row(policy.name, f"{policy.summary}{default}{slow}", policy.source, most)
+    table.add_row(RECOMMENDED, "What explore recommends, after its search.", "gpusim", "any")
+    print_table(console(), table, drop=("source", "streams"))
+
+
 def print_hardware(models: Sequence[HardwareModel]) -> None:
     """Hardware models."""
     table = Table(show_edge=False, header_style="bold")
@@ -333,6 +349,7 @@ __all__ = [
     "print_explored",
     "print_hardware",
     "print_measurement",
+    "print_policies",
     "print_simulated",
     "print_traces",
 ]

@@ -14,14 +14,15 @@ from gpusim.engine.batch import BatchEngine
 from gpusim.engine.compiled.warm import warm_up
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.errors import OptionError
+from gpusim.errors import OptionError, UnknownNameError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_streams, make_schedule
+from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.policies.base import Assignment
 from gpusim.policies.list_scheduling import list_schedule
-from gpusim.policies.registry import POLICIES, stream_counts
+from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
 from gpusim.search.searches import SEARCH, SEARCHED, Report, search_all
@@ -29,7 +30,6 @@ from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.trace.schema import Trace
 from gpusim.units import format_bytes
 
-DEFAULT_STREAMS = 8
 DEFAULT_BUDGET_S = 9.0
 MAX_BUDGET_S = 86_400.0
 #: Share of the budget that compiling on a first start may take; the rest is searched in any case.
@@ -222,6 +222,31 @@ def explore(
         ),
         memory_limit_bytes=memory_limit_bytes,
     )
+
+
+def check_policy(name: str) -> None:
+    """Raises `UnknownNameError` where `name` is no policy and not `RECOMMENDED`."""
+    if name != RECOMMENDED and name not in POLICIES:
+        raise UnknownNameError("policy", name, (*POLICIES, RECOMMENDED))
+
+
+def assignment_of(
+    graph: OpGraph,
+    hardware: HardwareModel,
+    policy: str,
+    streams: int = DEFAULT_STREAMS,
+    report: Report = lambda what, share, best_ns: None,
+) -> tuple[str, Assignment]:
+    """The name and the assignment of a policy on up to `streams` streams.
+
+    `RECOMMENDED` explores the step as `explore` does by default, and gives the recommended one under its own name.
+    Raises `UnknownNameError` for the policy and `OptionError` for the number of streams.
+    """
+    check_streams(streams)
+    if policy != RECOMMENDED:
+        return policy, policy_by_name(policy)(graph, streams)
+    best = explore(graph.trace, hardware, streams=streams, report=report).best
+    return best.policy, best.assignment
 
 
 def _conclude(
