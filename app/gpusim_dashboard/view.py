@@ -45,16 +45,19 @@ def verdict_box(verdict: SummaryVerdict, hardware: HardwareModel) -> None:
         st.success(verdict.text, icon=":material/check_circle:")
     else:
         st.info(verdict.text, icon=":material/do_not_disturb_on:")
-    lines = ["| way to run the step | time | over eager | | what to do |", "|---|--:|--:|---|---|"]
+    lines = ["| way to run the step | time | over eager |", "|---|--:|--:|"]
     for row, time in zip(verdict.rows, format_times_ns(row.time_ns for row in verdict.rows), strict=True):
         mark = "**" if row.best and hardware.calibrated else ""
         advice = "best as a trend" if row.best and not hardware.calibrated else row.advice
         ratio = "" if row.speedup_over_eager is None else f"{row.speedup_over_eager:.2f}x"
-        source = "measured" if row.measured else "predicted"
-        name = "eager today" if row.what == "eager" else row.label
-        lines.append(f"| {mark}{name}{mark} | {mark}{time}{mark} | {mark}{ratio}{mark} | {source} | {advice} |")
+        name = row.label
+        if row.what == "eager":  # the others are always predicted
+            name = f"eager today ({'measured' if row.measured else 'predicted'})"
+        time = time.replace(" ", "\N{NO-BREAK SPACE}")
+        told = f": {advice}" if advice else ""
+        lines.append(f"| {mark}{name}{mark}{told} | {mark}{time}{mark} | {mark}{ratio}{mark} |")
     st.markdown("\n".join(lines))
-    st.page_link("views/limits.py", label="What keeps the step from the best possible: Limits", icon=":material/speed:")
+    st.page_link("views/limits.py", label="Why not more? See Limits", icon=":material/speed:")
 
 
 def passed_over(row: SummaryRow | None) -> None:
