@@ -24,6 +24,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
 from gpusim.plan.schedule import check_streams
 from gpusim.plan.tasks import LaunchMode, Plan, Task
+from gpusim.plan.traffic import arithmetic
 from gpusim.policies.base import Assignment
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, policy_by_name
@@ -263,13 +264,15 @@ def _scaled(trace: Trace, op: Op, tasks: Sequence[Task], scaling: Scaling) -> tu
     """The tasks of an op with times and demands of the changed GPU."""
     foreign = trace.provenance.gpu.name != scaling.source.gpu
     found = []
+    work = arithmetic(trace, op, op.kernels)
     for task in tasks:
         kernel = op.kernels[task.kernel]
         if foreign:
             kernel = fit_to(kernel, scaling.source)
         whole = round(task.dur_ns)
         # Kernels have whole ns; the ratio keeps what the anchor added to them.
-        ratio = scaling.dur_ns(msgspec.structs.replace(kernel, dur_ns=whole), task.dram_bytes) / whole if whole else 1.0
+        timed = msgspec.structs.replace(kernel, dur_ns=whole)
+        ratio = scaling.dur_ns(timed, task.dram_bytes, work[task.kernel]) / whole if whole else 1.0
         demand = kernel_demand(scaling.target.limits, kernel)
         found.append(replace(task, dur_ns=task.dur_ns * ratio, demand=demand))
     return tuple(found)
