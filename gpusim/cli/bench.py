@@ -28,7 +28,7 @@ def bench(trace: str, hardware: str | None, seconds: float, as_json: bool) -> No
 
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
-    with naming(trace):
+    with naming(trace, hardware):
         found = run(step, model, round_s=seconds, report=say)
     if as_json:
         print_json(bench_document(found))

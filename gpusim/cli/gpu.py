@@ -147,7 +147,7 @@ def replay(
     step = load_trace(trace)
     check_operators(step, trace)
     model = choose_hardware(hardware, step)
-    with naming(trace):
+    with naming(trace, hardware):
         graph = OpGraph.build(step, model)
     if make is not None and policy is not None:
         assignment = make(graph, streams or DEFAULT_STREAMS)
