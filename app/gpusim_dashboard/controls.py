@@ -8,7 +8,7 @@ from gpusim.hardware.model import bundled_hardware
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.store import MAX_UPLOAD_BYTES, bundled_traces
 from gpusim.units import MIB
-from gpusim_dashboard import choice, uploads
+from gpusim_dashboard import choice, uploads, view
 
 UPLOADER = "upload"
 
@@ -49,7 +49,7 @@ def _choose_upload(data: bytes, name: str) -> None:
 
 def _trace_label(name: str) -> str:
     upload = st.session_state.uploads.get(name)
-    return f"{upload.trace.name} (uploaded)" if upload else name
+    return f"{view.option(upload.trace.name)} (uploaded)" if upload else name
 
 
 def _policy_label(name: str) -> str:

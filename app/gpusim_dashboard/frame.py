@@ -52,6 +52,7 @@ def main() -> None:
     st.title(page.title)
 
     from gpusim.errors import GpusimError, UnknownNameError
+    from gpusim.text import message
     from gpusim_dashboard import choice, controls, ready, view
 
     if new:
@@ -59,7 +60,7 @@ def main() -> None:
         if wanted not in PAGES:
             state.problems.append(f"The address says page={wanted!r}: {UnknownNameError('page', wanted, PAGES)}")
     for problem in state.problems:
-        st.error(view.plain(problem), icon=":material/link_off:")
+        st.error(view.plain(message(problem)), icon=":material/link_off:")
     state.problems = []
     controls.sidebar()
     choice.write_address(name)

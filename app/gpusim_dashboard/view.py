@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import streamlit as st
 from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.report.figures.theme import DARK, LIGHT, Theme
+from gpusim.text import shortened, visible
 from gpusim_dashboard.choice import Choice
 
 #: plotly.js loads nothing and sends nothing.
@@ -20,12 +22,24 @@ CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
 
 EXPLORING = "Running every policy and a short search (the first after an installation compiles the engine: 10 s) ..."
 MARKUP = "\\`*_[]<>$~&|#"
+#: Characters of a name that a download's name takes.
+MOST_OF_NAME = 100
 CLEAR = "rgba(0,0,0,0)"
 
 
 def plain(text: str) -> str:
     """Text that may come from a file, as it is: no part of it becomes Markdown, a formula or an image to load."""
-    return "".join(f"\\{character}" if character in MARKUP else character for character in text)
+    return "".join(f"\\{character}" if character in MARKUP else character for character in visible(text))
+
+
+def option(name: str) -> str:
+    """A name from a file as an option of a control, where no Markdown is read."""
+    return shortened(visible(name))
+
+
+def file_name(*parts: str) -> str:
+    """A name for a download: what is no letter, digit, dot, dash or underscore in a part becomes an underscore."""
+    return "-".join(re.sub(r"[^\w.-]", "_", part, flags=re.ASCII)[:MOST_OF_NAME].lstrip(".") for part in parts)
 
 
 def explained(draw: Callable[[], None]) -> Callable[[], None]:
@@ -57,7 +71,8 @@ def heading(choice: Choice) -> None:
     """What a page is about, and a warning where the hardware model is uncalibrated."""
     model = choice.trace.model
     st.markdown(
-        f"**{plain(choice.trace.name)}**: {plain(model.network)}, {model.mode}, batch {model.batch}, {model.dtype}, on "
+        f"**{plain(shortened(choice.trace.name))}**: {plain(shortened(model.network))}, {model.mode}, "
+        f"batch {model.batch}, {model.dtype}, on "
         f"**{plain(choice.hardware.label)}**"
     )
     uncalibrated(choice.hardware)
@@ -87,15 +102,16 @@ def table(rows: list[dict[str, Any]], **options: Any) -> None:
         for unit, text in FORMATS.items()
         if name.endswith(unit)
     }
-    st.dataframe(rows, hide_index=True, column_config=columns, **options)
+    shown = [{key: option(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows]
+    st.dataframe(shown, hide_index=True, column_config=columns, **options)
 
 
 def uncalibrated(hardware: HardwareModel) -> None:
     """Say so where a hardware model is uncalibrated."""
     if not hardware.calibrated:
         st.warning(
-            f"The model of {hardware.name} is uncalibrated: it comes from data sheets, not from measurements on that "
-            "GPU. Read what it gives as a trend.",
+            f"The model of {plain(hardware.name)} is uncalibrated: it comes from data sheets, not from measurements on "
+            "that GPU. Read what it gives as a trend.",
             icon=":material/warning:",
         )
 
@@ -103,9 +119,8 @@ def uncalibrated(hardware: HardwareModel) -> None:
 def command(*words: str, then: str = "") -> None:
     """The command line that gives what the page shows."""
     st.caption("The same on the command line:")
-    st.code(
-        " ".join(["gpusim", *map(shlex.quote, words)]) + (f" {then}" if then else ""), language="sh", wrap_lines=True
-    )
+    text = " ".join(["gpusim", *map(shlex.quote, words)]) + (f" {then}" if then else "")
+    st.code(visible(text), language="sh", wrap_lines=True)
 
 
 def hardware_words(choice: Choice) -> list[str]:

@@ -114,7 +114,7 @@ def progress() -> None:
         st.rerun()
     if running:
         best = "" if job.best_ns is None else f", best so far {format_ns(job.best_ns)}"
-        st.progress(min(1.0, job.share), f"{job.what}: {len(job.rows)} schedules kept{best}")
+        st.progress(min(1.0, job.share), f"{view.plain(job.what)}: {len(job.rows)} schedules kept{best}")
         table(list(job.rows))
 
 
@@ -138,7 +138,7 @@ if job is None and key not in state.explorations:
     st.caption(f"Every policy and {explored.evaluations} searched schedules; press Start to search longer.")
 elif explored.interrupted:
     st.caption(f"Stopped after {explored.evaluations} searched schedules: the best found so far.")
-st.markdown(f"**Verdict.** {explored.verdict.text}")
+st.markdown(f"**Verdict.** {view.plain(explored.verdict.text)}")
 for line in choices_lines(explored):
     st.markdown(view.plain(line))
 view.show(bounds_figure(explored, view.theme()), "bounds")
@@ -184,21 +184,21 @@ cells = st.columns(3)
 cells[0].download_button(
     "Schedule (JSON)",
     lambda: msgspec.json.format(msgspec.json.encode(schedule), indent=1) + b"\n",
-    f"{choice.trace.name}-{row.policy}.json",
+    view.file_name(choice.trace.name, f"{row.policy}.json"),
     "application/json",
     width="stretch",
 )
 cells[1].download_button(
     "Table (CSV)",
     lambda: rows_csv(explored.rows, choice.trace.name, choice.hardware.label, choice.hardware.calibrated),
-    f"{choice.trace.name}-schedules.csv",
+    view.file_name(choice.trace.name, "schedules.csv"),
     "text/csv",
     width="stretch",
 )
 cells[2].download_button(
     "Timeline for Perfetto",
     lambda: compress(msgspec.json.encode(chrome_trace([run]))),
-    f"{choice.trace.name}-{row.policy}.perfetto.json.gz",
+    view.file_name(choice.trace.name, f"{row.policy}.perfetto.json.gz"),
     "application/gzip",
     width="stretch",
 )

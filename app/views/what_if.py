@@ -72,7 +72,7 @@ def what_if() -> None:
         "Op",
         offered,
         format_func=lambda index: (
-            f"{op_label(graph.trace.ops[index])}: {format_ns(sum(t.dur_ns for t in graph.tasks[index]))}"
+            f"{view.option(op_label(graph.trace.ops[index]))}: {format_ns(sum(t.dur_ns for t in graph.tasks[index]))}"
         ),
         help=f"The {OPS_OFFERED} longest.",
         key=f"op of {trace.name}",
@@ -85,8 +85,8 @@ def what_if() -> None:
     changed = result.graph
     if model.calibrated and not changed.hardware.calibrated:
         st.warning(
-            f"Uncalibrated: {changed.hardware.label}. Kernel times are scaled, not measured; read the result as a "
-            "trend.",
+            f"Uncalibrated: {view.plain(changed.hardware.label)}. Kernel times are scaled, not measured; read the "
+            "result as a trend.",
             icon=":material/warning:",
         )
     elif model is not choice.hardware:
