@@ -138,7 +138,7 @@ if job is None and key not in state.explorations:
     st.caption(f"Every policy and {explored.evaluations} searched schedules; press Start to search longer.")
 elif explored.interrupted:
     st.caption(f"Stopped after {explored.evaluations} searched schedules: the best found so far.")
-st.markdown(f"**Verdict.** {view.plain(explored.verdict.text)}")
+st.markdown(f"**Verdict.** {explored.verdict.text}")
 for line in choices_lines(explored):
     st.markdown(view.plain(line))
 view.show(bounds_figure(explored, view.theme()), "bounds")

@@ -24,8 +24,7 @@ def show_verdict(found: Summary) -> None:
     largest_ns, largest = found.largest_bound
     with top:
         box = st.success if verdict.worth_it else st.info
-        icon = ":material/check_circle:" if verdict.worth_it else ":material/do_not_disturb_on:"
-        box(view.plain(verdict.text), icon=icon)
+        box(verdict.text, icon=":material/check_circle:" if verdict.worth_it else ":material/do_not_disturb_on:")
         cells = st.columns(5)
         interval = f"90 %: {verdict.low:.2f}x to {verdict.high:.2f}x"
         view.metric(cells[0], "Predicted speed-up", f"{verdict.speedup:.2f}x", interval)
