@@ -53,7 +53,7 @@ def main() -> None:
 
     from gpusim.errors import GpusimError, UnknownNameError
     from gpusim.text import message
-    from gpusim_dashboard import choice, controls, ready, view
+    from gpusim_dashboard import choice, controls, lifetime, ready, view
 
     if new:
         state.problems = choice.begin(link)
@@ -62,10 +62,12 @@ def main() -> None:
     for problem in state.problems:
         st.error(view.plain(message(problem)), icon=":material/link_off:")
     state.problems = []
-    controls.sidebar()
+    with lifetime.script():
+        controls.sidebar()
     choice.write_address(name)
     try:
-        page.run()
+        with lifetime.script():
+            page.run()
     except GpusimError as error:  # the user's: one line, as on the command line
         st.error(view.plain(str(error)), icon=":material/error:")
     finally:

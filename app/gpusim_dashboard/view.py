@@ -14,6 +14,7 @@ from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.report.figures.theme import DARK, LIGHT, Theme
 from gpusim.text import shortened, visible
+from gpusim_dashboard import lifetime
 from gpusim_dashboard.choice import Choice
 
 #: plotly.js loads nothing and sends nothing.
@@ -48,7 +49,8 @@ def explained(draw: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(draw)
     def drawn() -> None:
         try:
-            draw()
+            with lifetime.script():
+                draw()
         except GpusimError as error:
             st.error(plain(str(error)), icon=":material/error:")
 

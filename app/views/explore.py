@@ -2,7 +2,7 @@
 
 import msgspec
 import streamlit as st
-from gpusim_dashboard import kept, results, view
+from gpusim_dashboard import kept, lifetime, results, view
 from gpusim_dashboard.choice import current
 
 from gpusim.errors import GpusimError
@@ -83,6 +83,7 @@ if cells[4].button("Start", type="primary", disabled=running or bool(wrong), wid
         policies=tuple(chosen),
         splits=splits,
     ).start()
+    lifetime.search(state.job)
     st.rerun()
 if cells[5].button("Stop", disabled=not running, width="stretch"):
     job.stop()
