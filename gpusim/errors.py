@@ -13,6 +13,7 @@
     ├── OptionError             an option out of its range
     ├── OperatorError           an operator that replay does not run
     ├── PlanError               a plan no engine can run (a cycle, a block over the GPU's limits)
+    │   └── LimitError          the last of these: kernel and GPU do not go together
     ├── CaptureError            a step that cannot be captured, or whose copy does not check out
     ├── ReplayError             a replay whose outputs differ
     ├── WorkerError             a sweep without workers: none reachable, of another version, or dying
@@ -139,6 +140,10 @@ class OperatorError(GpusimError):
 
 class PlanError(GpusimError):
     """A plan that no engine can run: a cycle, a dangling reference, a block over the GPU's limits."""
+
+
+class LimitError(PlanError):
+    """A kernel that a limit of the GPU does not admit: trace and hardware model do not go together."""
 
 
 class CaptureError(GpusimError):

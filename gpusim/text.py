@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, Final
+from unicodedata import category
 
 #: Longest value that a message repeats, and longest message; both with the mark of what was left out.
 VALUE_CHARACTERS: Final = 200
@@ -14,15 +15,11 @@ MESSAGE_CHARACTERS: Final = 2_000
 #: A cell that begins so is a formula to a spreadsheet.
 FORMULA_MARKS: Final = ("=", "+", "-", "@", "\t", "\r")
 
-# C0, DEL and C1; soft hyphen, Arabic letter mark, Mongolian separator; zero width, marks and overrides of direction;
-# line and paragraph separators; word joiner and invisible operators; isolates; lone surrogates; byte order mark,
-# interlinear marks; tags.
-_HIDDEN: Final = (
-    "\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
-    "\U000e0000-\U000e007f"
-)
-_CONTROL: Final = re.compile(f"[{_HIDDEN}]")
-_CONTROL_BUT_LAYOUT: Final = re.compile(f"(?![\n\t])[{_HIDDEN}]")
+#: Unicode's categories of what is not seen or acts: controls, formats (directions, zero width), lone surrogates, and
+#: separators of lines and paragraphs.
+_HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+_LAYOUT: Final = "\n\t"
+_MAYBE_HIDDEN: Final = re.compile(r"[^ -~]")
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _LONG: Final = f"{{{VALUE_CHARACTERS + 1},}}"
 # A value in a message: between two quotes of one kind (no apostrophe), or without a space in it.
@@ -34,7 +31,7 @@ def visible(text: str, *, layout: bool = False) -> str:
 
     With `layout`, line feeds and tabs stay: for text whose lines are our own.
     """
-    return (_CONTROL_BUT_LAYOUT if layout else _CONTROL).sub(_escape, text)
+    return _MAYBE_HIDDEN.sub(lambda match: _escape(match[0], _LAYOUT if layout else ""), text)
 
 
 def shortened(text: str, most: int = VALUE_CHARACTERS) -> str:
@@ -64,21 +61,22 @@ def csv_cell(value: Any) -> Any:
 
 def json_ascii(text: str) -> str:
     r"""A JSON document with the same values and no control or invisible character: each is a `\u....`."""
-    return _CONTROL_BUT_LAYOUT.sub(_json_escape, text)
+    return _MAYBE_HIDDEN.sub(lambda match: _json_escape(match[0]), text)
 
 
-def _escape(match: re.Match[str]) -> str:
-    character = match[0]
-    if character in _SHORT:
-        return _SHORT[character]
+def _escape(character: str, kept: str) -> str:
+    if character in kept or category(character) not in _HIDDEN:
+        return character
     code = ord(character)
     if code <= 0xFF:
-        return f"\\x{code:02x}"
+        return _SHORT.get(character, f"\\x{code:02x}")
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
-def _json_escape(match: re.Match[str]) -> str:
-    units = match[0].encode("utf-16-be", "surrogatepass").hex()
+def _json_escape(character: str) -> str:
+    if character in _LAYOUT or category(character) not in _HIDDEN:
+        return character
+    units = character.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))
 
 

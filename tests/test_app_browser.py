@@ -33,8 +33,14 @@ NEEDS = "pip install playwright, and a Chromium (apt-get install chromium, or it
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SMALL = "squeezenet1_1-infer-b1"
 START_S, PAGE_MS = 60, 60_000
+#: A server is idle by then; what it may use meanwhile, in ticks of 10 ms: it answers health checks.
+IDLE_S, IDLE_TICKS = 10, 15
 #: As Streamlit marks its own page while the script runs and when it is done.
 DONE = "[data-testid=stApp][data-test-script-state=notRunning]"
+
+
+#: The process of the dashboard that runs.
+server_process: list[int] = []
 
 
 def browser_path() -> str:
@@ -53,12 +59,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = probe.getsockname()[1]
     words = [sys.executable, "-m", "gpusim.cli", "app", "--headless", "--port", str(port)]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    server_process.clear()
     with subprocess.Popen(
         words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         address = f"http://127.0.0.1:{port}"
         try:
             wait_for(f"{address}/_stcore/health", process)
+            server_process.append(process.pid)
             yield address
         finally:
             process.terminate()
@@ -131,7 +139,7 @@ def settle(tab: Any) -> None:
     """Wait until the page's title is there and its script has ended."""
     tab.wait_for_selector("h1")
     tab.wait_for_selector(DONE)
-    assert tab.locator("[data-testid=stException]").count() == 0
+    assert tab.locator("[data-testid=stException]").all_inner_texts() == []
 
 
 def metric(tab: Any, label: str) -> str:
@@ -330,3 +338,54 @@ def test_no_page_is_wider_than_the_window_or_shows_an_error(browser: Any, server
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("[data-testid=stAlertContentError]").count() == 0
     context.close()
+
+
+def cpu_ticks() -> int:
+    """CPU time of the server so far."""
+    fields = Path(f"/proc/{server_process[0]}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def wait_until_idle() -> None:
+    """Until the server computes nothing for a second."""
+    deadline = time.monotonic() + IDLE_S
+    before, since = cpu_ticks(), time.monotonic()
+    while time.monotonic() - since < 1.0:
+        assert time.monotonic() < deadline, "the server goes on computing"
+        time.sleep(0.1)
+        if cpu_ticks() > before + IDLE_TICKS:
+            before, since = cpu_ticks(), time.monotonic()
+
+
+def test_a_closed_tab_ends_its_search(server: str, browser: Any) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PAGE_MS)
+    visit(page, server, page="explore", trace="googlenet-train-b8")
+    page.get_by_label("Search, seconds").fill("300")
+    page.get_by_label("Search, seconds").press("Tab")
+    page.get_by_role("button", name="Start").click()
+    page.get_by_role("button", name="Stop").and_(page.locator(":enabled")).wait_for()
+    before = cpu_ticks()
+    page.wait_for_timeout(3_000)
+    assert cpu_ticks() > before + 100
+    context.close()
+    wait_until_idle()
+
+
+def test_a_closed_tab_ends_its_simulation(server: str, browser: Any, tmp_path: Path) -> None:
+    """A page whose script computes for a long time and draws nothing meanwhile."""
+    path = tmp_path / "long.json.gz"
+    write_trace(wide_trace(40_000), path)
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PAGE_MS)
+    visit(page, server, page="memory", trace=SMALL)
+    page.locator("[data-testid=stFileUploaderDropzoneInput]").first.set_input_files(path)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=running]")
+    page.wait_for_timeout(10_000)
+    before = cpu_ticks()
+    page.wait_for_timeout(2_000)
+    assert cpu_ticks() > before + 2 * IDLE_TICKS
+    context.close()
+    wait_until_idle()

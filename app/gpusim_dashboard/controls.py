@@ -73,7 +73,7 @@ def _choose_upload(data: bytes, name: str) -> None:
 
 def _trace_label(name: str) -> str:
     upload = st.session_state.uploads.get(name)
-    return f"{upload.trace.name} (uploaded)" if upload else name
+    return f"{view.option(upload.trace.name)} (uploaded)" if upload else name
 
 
 def _policy_label(name: str) -> str:

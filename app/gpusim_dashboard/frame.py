@@ -62,7 +62,8 @@ def main() -> None:
     st.title(page.title)
 
     from gpusim.errors import GpusimError, UnknownNameError
-    from gpusim_dashboard import changes, choice, controls, ready, view
+    from gpusim.text import message
+    from gpusim_dashboard import changes, choice, controls, lifetime, ready, view
 
     if new:
         state.problems = choice.begin(link)
@@ -70,15 +71,17 @@ def main() -> None:
         if wanted not in PAGES:
             state.problems.append(f"page={wanted[:40]!r}: {UnknownNameError('page', wanted, PAGES)}")
     if state.problems:
-        st.error(view.broken_address(state.problems), icon=":material/link_off:")
+        st.error(view.broken_address([message(problem) for problem in state.problems]), icon=":material/link_off:")
     state.problems = []
-    controls.sidebar()
+    with lifetime.script():
+        controls.sidebar()
     choice.write_address(name, changes.settings() if name == "what-if" else None)
     try:
-        if controls.upload_error():
-            controls.show_upload_error()
-        else:
-            page.run()
+        with lifetime.script():
+            if controls.upload_error():
+                controls.show_upload_error()
+            else:
+                page.run()
     except GpusimError as error:  # the user's: one line, as on the command line
         st.error(view.plain(str(error)), icon=":material/error:")
     finally:

@@ -8,6 +8,7 @@ import streamlit as st
 
 from gpusim.plan.measurement import outputs_in_words
 from gpusim.report.measured import Measured, bundled_measured, parse_measured, read_measured
+from gpusim.text import shortened
 from gpusim.trace.schema import Trace
 from gpusim.units import format_ns
 from gpusim_dashboard import uploads, view
@@ -54,6 +55,7 @@ def choose(choice: Choice, shown: Shown) -> tuple[str, Measured | None]:
         "Measured run below the simulated one",
         offered,
         key=key,
+        format_func=view.option,
         disabled=offered == [NONE],
         help="Profiled on a GPU, which slows a step: the dotted line is its time without. Lanes are the CUDA graph "
         "executor's own.",
@@ -84,8 +86,8 @@ def summary(found: Measured, simulated_ns: int, why_not: str) -> None:
         )
         outputs = measurement.outputs
         equal = outputs_in_words(outputs.equal, outputs.bit_equal, outputs.sensitive)
-        view.metric(cells[3], "Outputs", equal, f"{measurement.gpu.name}, {measurement.date}")
+        view.metric(cells[3], "Outputs", equal, view.plain(shortened(f"{measurement.gpu.name}, {measurement.date}")))
     else:
-        view.metric(cells[1], "Measured, profiled", format_ns(found.makespan_ns), found.title)
+        view.metric(cells[1], "Measured, profiled", format_ns(found.makespan_ns), view.plain(shortened(found.title)))
     if why_not:
         st.caption(f"No error is given: {view.plain(why_not)}.")

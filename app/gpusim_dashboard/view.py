@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,9 @@ from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.report.figures.theme import DARK, LIGHT, Theme
 from gpusim.report.summary import SummaryRow, SummaryVerdict
+from gpusim.text import shortened, visible
 from gpusim.units import counted, format_ns, format_times_ns
+from gpusim_dashboard import lifetime
 from gpusim_dashboard.choice import Choice
 
 #: plotly.js loads nothing and sends nothing.
@@ -24,12 +27,24 @@ EXPLORING = "Running every policy and a short search (the first after an install
 SCHEDULE_NOTE = "best.json is the schedule that the Explore page offers for download."
 MARKUP = "\\`*_[]<>$~&|#"
 NO_VERDICT = "no-verdict"
+#: Characters of a name that a download's name takes.
+MOST_OF_NAME = 100
 CLEAR = "rgba(0,0,0,0)"
 
 
 def plain(text: str) -> str:
     """Text that may come from a file, as it is: no part of it becomes Markdown, a formula or an image to load."""
-    return "".join(f"\\{character}" if character in MARKUP else character for character in text)
+    return "".join(f"\\{character}" if character in MARKUP else character for character in visible(text))
+
+
+def option(name: str) -> str:
+    """A name from a file as an option of a control, where no Markdown is read."""
+    return shortened(visible(name))
+
+
+def file_name(*parts: str) -> str:
+    """A name for a download: what is no letter, digit, dot, dash or underscore in a part becomes an underscore."""
+    return "-".join(re.sub(r"[^\w.-]", "_", part, flags=re.ASCII)[:MOST_OF_NAME].lstrip(".") for part in parts)
 
 
 def verdict_box(verdict: SummaryVerdict, hardware: HardwareModel) -> None:
@@ -90,7 +105,8 @@ def explained(draw: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(draw)
     def drawn() -> None:
         try:
-            draw()
+            with lifetime.script():
+                draw()
         except GpusimError as error:
             st.error(plain(str(error)), icon=":material/error:")
 
@@ -113,7 +129,8 @@ def heading(choice: Choice, warn: bool = True) -> None:
     """What a page is about; and, unless the page says so in another way, that the hardware model is uncalibrated."""
     model = choice.trace.model
     st.markdown(
-        f"**{plain(choice.trace.name)}**: {plain(model.network)}, {model.mode}, batch {model.batch}, {model.dtype}, on "
+        f"**{plain(shortened(choice.trace.name))}**: {plain(shortened(model.network))}, {model.mode}, "
+        f"batch {model.batch}, {model.dtype}, on "
         f"**{plain(choice.hardware.label)}**"
     )
     if warn:
@@ -144,15 +161,16 @@ def table(rows: list[dict[str, Any]], **options: Any) -> None:
         for unit, text in FORMATS.items()
         if name.endswith(unit)
     }
-    st.dataframe(rows, hide_index=True, column_config=columns, **options)
+    shown = [{key: option(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows]
+    st.dataframe(shown, hide_index=True, column_config=columns, **options)
 
 
 def uncalibrated(hardware: HardwareModel) -> None:
     """Say so where a hardware model is uncalibrated."""
     if not hardware.calibrated:
         st.warning(
-            f"The model of {hardware.name} is uncalibrated: it comes from data sheets, not from measurements on that "
-            "GPU. Read what it gives as a trend.",
+            f"The model of {plain(hardware.name)} is uncalibrated: it comes from data sheets, not from measurements on "
+            "that GPU. Read what it gives as a trend.",
             icon=":material/warning:",
         )
 
@@ -160,9 +178,8 @@ def uncalibrated(hardware: HardwareModel) -> None:
 def command(*words: str, then: str = "") -> None:
     """The command line that gives what the page shows."""
     st.caption("The same on the command line:")
-    st.code(
-        " ".join(["gpusim", *map(shlex.quote, words)]) + (f" {then}" if then else ""), language="sh", wrap_lines=True
-    )
+    text = " ".join(["gpusim", *map(shlex.quote, words)]) + (f" {then}" if then else "")
+    st.code(visible(text), language="sh", wrap_lines=True)
 
 
 def hardware_words(choice: Choice) -> list[str]:

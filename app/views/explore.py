@@ -2,7 +2,7 @@
 
 import msgspec
 import streamlit as st
-from gpusim_dashboard import kept, results, view
+from gpusim_dashboard import kept, lifetime, results, view
 from gpusim_dashboard.choice import current
 
 from gpusim.errors import GpusimError
@@ -84,6 +84,7 @@ if cells[4].button("Start", type="primary", disabled=running or bool(wrong), wid
         policies=tuple(chosen),
         splits=splits,
     ).start()
+    lifetime.search(state.job)
     st.rerun()
 if cells[5].button("Stop", disabled=not running, width="stretch") and job is not None:
     job.stop()
@@ -115,7 +116,7 @@ def progress() -> None:
         st.rerun()
     if running:
         best = "" if job.best_ns is None else f", best so far {format_ns(job.best_ns)}"
-        st.progress(min(1.0, job.share), f"{job.what}: {len(job.rows)} schedules kept{best}")
+        st.progress(min(1.0, job.share), f"{view.plain(job.what)}: {len(job.rows)} schedules kept{best}")
         table(list(job.rows))
 
 
@@ -187,21 +188,21 @@ view.download(
     cells[0],
     "Schedule (JSON)",
     lambda: msgspec.json.format(msgspec.json.encode(schedule), indent=1) + b"\n",
-    f"{choice.trace.name}-{row.policy}.json",
+    view.file_name(choice.trace.name, f"{row.policy}.json"),
     "application/json",
 )
 view.download(
     cells[1],
     "Table (CSV)",
     lambda: rows_csv(explored.rows, choice.trace.name, choice.hardware.label, choice.hardware.calibrated),
-    f"{choice.trace.name}-schedules.csv",
+    view.file_name(choice.trace.name, "schedules.csv"),
     "text/csv",
 )
 view.download(
     cells[2],
     "Timeline for Perfetto",
     lambda: compress(msgspec.json.encode(chrome_trace([run]))),
-    f"{choice.trace.name}-{row.policy}.perfetto.json.gz",
+    view.file_name(choice.trace.name, f"{row.policy}.perfetto.json.gz"),
     "application/gzip",
 )
 words = ["--streams", str(choice.streams), *kept.search_words(choice), "-o", "best.json"]

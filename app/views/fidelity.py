@@ -9,6 +9,7 @@ from gpusim_dashboard import results, view
 from gpusim.hardware.model import hardware_for_gpu
 from gpusim.report.fidelity import fidelity
 from gpusim.report.figures.comparisons import measured_figure
+from gpusim.text import message
 from gpusim.units import NS_PER_US
 
 st.markdown("Schedules replayed on real GPUs: the time predicted beforehand, and the time measured.")
@@ -76,5 +77,5 @@ view.table(
 )
 with st.expander("Where each result comes from"):
     for each in shown:
-        st.caption(f"{each.gpu}, {each.date}, model {each.hardware}: `{each.command}`")
+        st.caption(view.plain(message(f"{each.gpu}, {each.date}, model {each.hardware}: {each.command}")))
 view.command("figure", "fidelity", "--html", "fidelity.html")

@@ -46,6 +46,6 @@ view.table(
         for scope in found.scopes
     ]
 )
-view.download(st, "Losses (CSV)", lambda: limits_csv(found), f"{found.trace}-limits.csv", "text/csv")
+view.download(st, "Losses (CSV)", lambda: limits_csv(found), view.file_name(found.trace, "limits.csv"), "text/csv")
 words = ["--streams", str(choice.streams), "--html", "limits.html"]
 view.command("limits", choice.words, *view.hardware_words(choice), *words)

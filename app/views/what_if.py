@@ -27,7 +27,7 @@ st.caption("The page's address has every setting, so a reload keeps them and a l
 
 def op_text(graph: OpGraph, op: int) -> str:
     """An op of the list: its layer, what it is, and its time."""
-    return f"{op_label(graph.trace.ops[op])}: {format_ns(sum(task.dur_ns for task in graph.tasks[op]))}"
+    return f"{view.option(op_label(graph.trace.ops[op]))}: {format_ns(sum(task.dur_ns for task in graph.tasks[op]))}"
 
 
 @st.fragment
@@ -140,8 +140,8 @@ def what_if() -> None:
     changed = result.graph
     if model.calibrated and not changed.hardware.calibrated:
         st.warning(
-            f"Uncalibrated: {changed.hardware.label}. Kernel times are scaled, not measured; read the result as a "
-            "trend.",
+            f"Uncalibrated: {view.plain(changed.hardware.label)}. Kernel times are scaled, not measured; read the "
+            "result as a trend.",
             icon=":material/warning:",
         )
     elif model is not choice.hardware:

@@ -51,7 +51,7 @@ def limits(
     table = check_output(csv_file)
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
-    with naming(trace), progress_bar(not as_json) as report:
+    with naming(trace, hardware), progress_bar(not as_json) as report:
         found = find(step, model, streams=streams, report=report)
     if table is not None:
         write_bytes(table, limits_csv(found).encode())

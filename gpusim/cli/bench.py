@@ -41,7 +41,7 @@ def bench(trace_argument: str | None, trace: str | None, hardware: str | None, s
 
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
-    with naming(trace):
+    with naming(trace, hardware):
         found = run(step, model, round_s=seconds, report=say)
     if as_json:
         print_json(bench_document(found))

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusim.errors import GpuError, OptionError, PlanError, TraceError, UnknownNameError
+from gpusim.errors import (
+    GpuError,
+    HardwareError,
+    LimitError,
+    OptionError,
+    PlanError,
+    TraceError,
+    UnknownNameError,
+)
 from gpusim.hardware import DEFAULT_HARDWARE
 from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.text import json_ascii, visible
@@ -131,10 +139,19 @@ def progress_bar(enabled: bool) -> Iterator[Callable[[str, float, int], None]]:
 
 
 @contextmanager
-def naming(file: str) -> Iterator[None]:
-    """Put the file's name before a plan's error: the kernel at fault came out of that file."""
+def naming(file: str, hardware: str | None = None) -> Iterator[None]:
+    """Put the file's name before a plan's error: the trace's, which the kernel at fault came out of.
+
+    Where `hardware`, the model asked for, is a file and its limits admit no such kernel, that file's name.
+    """
+    from gpusim.hardware.model import bundled_hardware
+
     try:
         yield
+    except LimitError as cause:
+        if hardware is None or hardware in bundled_hardware():
+            raise TraceError(file, str(cause)) from cause
+        raise HardwareError(hardware, f"has no room for a kernel of {file}: {cause}") from cause
     except PlanError as cause:
         raise TraceError(file, str(cause)) from cause
 

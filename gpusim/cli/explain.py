@@ -83,7 +83,7 @@ def explain(
     mode: LaunchMode = "stream" if launch == "stream" else "graph"
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
-    with naming(trace):
+    with naming(trace, hardware):
         graph = OpGraph.build(step, model)
     if schedule_file is not None:
         schedule = read_schedule(Path(schedule_file))

@@ -156,7 +156,7 @@ def replay(
     step = load_trace(trace)
     check_operators(step, trace)
     model = choose_hardware(hardware, step)
-    with naming(trace):
+    with naming(trace, hardware):
         graph = OpGraph.build(step, model)
     if policy is not None:
         name, assignment = assignment_of(graph, model, policy, streams or DEFAULT_STREAMS)

@@ -103,7 +103,7 @@ def explore(
     if measure is not None:
         check_gpu(step, trace)
     splits = [] if partitions is None else parse_splits(partitions, streams, model.limits.sms)
-    with naming(trace), progress_bar(not as_json) as report:
+    with naming(trace, hardware), progress_bar(not as_json) as report:
         explored = run(
             step,
             model,
@@ -201,7 +201,7 @@ def simulate(
 
         measured = load_measured(measured_file, step)
     model = choose_hardware(hardware, step)
-    with naming(trace):
+    with naming(trace, hardware):
         graph = OpGraph.build(step, model)
     if schedule_file is not None:
         schedule = read_schedule(Path(schedule_file))

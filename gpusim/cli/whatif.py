@@ -65,7 +65,7 @@ def whatif(
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
     change = Change(sms, bandwidth, launch_cost, 1.0, queues, _op_speeds(step, ops))
-    with naming(trace):
+    with naming(trace, hardware):
         graph = OpGraph.build(step, model)
         changed = changed_graph(graph, change)
     baseline = simulate(graph, policy, streams)
@@ -139,7 +139,7 @@ def figure(
     check_streams(streams)
     policy_by_name(policy)
     step = load_trace(source)
-    with naming(source):
+    with naming(source, hardware):
         files.write(_draw(kind, step, hardware, policy, streams), f"{kind} of {step.name}")
     files.announce()
 

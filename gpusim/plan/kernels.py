@@ -8,7 +8,7 @@ from math import prod
 
 import msgspec
 
-from gpusim.errors import PlanError
+from gpusim.errors import LimitError
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu
 from gpusim.hardware.occupancy import kernel_demand, kernel_footprint, kernel_occupancy
 from gpusim.plan.tasks import Task
@@ -23,7 +23,7 @@ NO_ARITHMETIC = Arithmetic(0.0, False)
 def kernel_tasks(trace: Trace, hardware: HardwareModel, scale: float = 1.0) -> tuple[tuple[Task, ...], ...]:
     """For each op its tasks, not yet placed (no queue, no dependencies); `scale` multiplies their durations.
 
-    Raises `PlanError`, naming op and kernel, where a kernel breaks a limit of the GPU.
+    Raises `LimitError`, naming op and kernel, where a kernel breaks a limit of the GPU.
     """
     scaling = _scaling(trace, hardware)
     return tuple(
@@ -76,8 +76,8 @@ def _op_tasks(
             kernel = fit_to(kernel, hardware)
         try:
             demand = kernel_demand(hardware.limits, kernel)
-        except PlanError as cause:
-            raise PlanError(f"{place}: {cause} on '{hardware.name}'") from cause
+        except LimitError as cause:
+            raise LimitError(f"{place}: {cause} on '{hardware.name}'") from cause
         memory_node = kernel.kind != "kernel"
         resident = 0 if memory_node else kernel_occupancy(hardware.limits, kernel).blocks
         tasks.append(

@@ -21,7 +21,7 @@ from gpusim.formats_known import known_format
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import SCHEMA, Measurement
 from gpusim.plan.tasks import LaunchMode
-from gpusim.report.perfetto import MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
+from gpusim.report.perfetto import MAX_EXACT_INT, MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, structure_hash
@@ -35,6 +35,8 @@ MAX_SLICES, MAX_STREAMS = 200_000, 256
 MAX_TIME_US = 1e16
 #: Of the titles of measured runs in files of `gpusim replay --perfetto`.
 TITLE = "measured"
+#: Arguments of a kernel that are shown as sizes and as launch shapes.
+_SIZES, _SHAPES = ("bytes", "correlation", "registers per thread", "shared memory"), ("grid", "block")
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,10 @@ def bundled_measured(trace: Trace) -> dict[str, Path]:
         folder = resource_dir(FOLDER)
     except GpusimError:
         return {}
-    found = sorted(folder.glob(f"{trace.name}.*{SUFFIX}"))
-    return {path.name.removesuffix(SUFFIX).removeprefix(f"{trace.name}."): path for path in found}
+    # No glob with the name in it: that is anybody's text.
+    begin = f"{trace.name}."
+    found = sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name.startswith(begin))
+    return {path.name.removesuffix(SUFFIX).removeprefix(begin): path for path in found}
 
 
 def _from_events(file: _File, name: str, trace: Trace) -> Measured:
@@ -240,8 +244,17 @@ def _checked(event: _Event, name: str) -> Mapping[str, Any]:
         value = args.get(field, 0)
         if isinstance(value, bool) or not isinstance(value, int):
             raise MeasurementError(name, f"kernel '{kernel}' has {field} {str(value)[:30]!r}, which is no number")
-    kept = {"stream": 0, **args}
+    kept = {"stream": 0, **{key: value for key, value in args.items() if _is_plain(key, value)}}
     return {"ph": "X", "cat": event.cat, "name": str(event.name), "ts": event.ts, "dur": event.dur, "args": kept}
+
+
+def _is_plain(key: str, value: object) -> bool:
+    """Whether an argument of a kernel is what the profiler writes under that name; another is left out."""
+    if key in _SIZES:
+        return isinstance(value, int) and abs(value) <= MAX_EXACT_INT
+    if key in _SHAPES:
+        return isinstance(value, list) and all(isinstance(size, int) for size in value)
+    return isinstance(value, str | int | float)
 
 
 def _check_step(measurement: Measurement, name: str, trace: Trace) -> None:
