@@ -259,6 +259,9 @@ def test_a_replay_of_another_step_or_a_broken_one_is_a_message() -> None:
     app = replayed(page("timeline"), "replay.json", timeline_of(other))
     assert not app.exception
     assert [f"is a timeline of '{other.name}'" in error for error in errors(app)] == [True]
+    kernel = {"ph": "X", "cat": "kernel", "name": "another", "ts": 1, "dur": 2, "args": {"stream": 7}}
+    app = replayed(app, "kineto.json", msgspec.json.encode({"traceEvents": [kernel] * 20}))
+    assert [f"is a profile of another step than '{SMALL}'" in error for error in errors(app)] == [True]
     app = replayed(app, "broken.json", b"{")
     assert ["broken.json: is not valid JSON" in error for error in errors(app)] == [True]
     assert "Measured" not in metrics(app)
