@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpusim.cli import GROUPS, cli, main
+from gpusim.cli.common import progress_bar
 from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS, RECOMMENDED
 from gpusim.policies.registry import POLICIES
 from gpusim.search import explore as exploring
@@ -160,3 +162,18 @@ def test_figure_without_a_file_writes_one_named_after_trace_and_kind(
     assert code == 0
     assert "figure written to wide-breakdown.html" in out
     assert (tmp_path / "wide-breakdown.html").is_file()
+
+
+def test_progress_without_a_best_time_claims_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """limits showed `best 0 ns` throughout."""
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar(True) as report:
+        report("limits of step", 0.5, 0)
+    assert "limits of step" in shown.getvalue()
+    assert "best" not in shown.getvalue()
+    with progress_bar(True) as report:
+        report("search", 0.5, 3_170_000)
+    assert "best 3.17 ms" in shown.getvalue()

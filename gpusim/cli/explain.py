@@ -45,7 +45,7 @@ _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
     help="In one CUDA graph, or kernel by kernel from the host.",
 )
 @click.option("--window", metavar="FROM:TO", help="Explain a stretch of the timeline, such as 100us:200us.")
-@click.option("--ops", "ops", metavar="A,B", help="Explain two ops, by name or number in the trace.")
+@click.option("--ops", "ops", metavar="A,B", help="Explain two ops: names, numbers, or `LAYER OPERATOR`.")
 @json_option
 def explain(
     trace: str,

@@ -173,6 +173,7 @@ def simulate(
 ) -> None:
     """Predict one schedule of TRACE: a policy's or one from a file."""
     from gpusim.engine.base import engine_by_name
+    from gpusim.engine.compiled.warm import COMPILING, needs_compiling
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.lower import lower
     from gpusim.plan.schedule import check_streams, chosen_variants, lower_schedule, read_schedule
@@ -213,7 +214,10 @@ def simulate(
             name, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
         plan = assignment.lowered(graph, mode)
         used, chosen = max(assignment.streams) + 1, graph.choosing(assignment.variants)
-    timeline = engine.run(plan, graph.hardware)
+    with progress_bar(not as_json) as report:
+        if engine_name == "fast" and needs_compiling():
+            report(COMPILING, 0.0, 0)
+        timeline = engine.run(plan, graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
     sequential = engine.run(lower(graph, alone.order, alone.streams), graph.hardware)
     title = f"simulated: {name}, {used} streams"

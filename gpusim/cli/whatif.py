@@ -9,7 +9,7 @@ import click
 
 from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json, tell
 from gpusim.cli.figures import check_figures, figure_options
-from gpusim.errors import OptionError, UnknownNameError
+from gpusim.errors import OptionError
 from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpusim.search.whatif import Simulated
     from gpusim.trace.schema import Trace
 
+OP_HELP = "X times as fast: an op by name or number, `LAYER OPERATOR` as printed below, or all ops of a LAYER."
 #: Schedules searched for a figure of an exploration; as the dashboard does.
 EVALUATIONS, BUDGET_S = 512, 60.0
 EXPLORED = ("bounds", "gain", "front")
@@ -32,12 +33,19 @@ streams_option = click.option("--streams", type=int, default=DEFAULT_STREAMS, sh
 @hardware_option
 @policy_option
 @streams_option
-@click.option("--launch", default="graph", metavar="graph|stream", callback=one_of("launch mode", ("graph", "stream")))
+@click.option(
+    "--launch",
+    default="graph",
+    show_default=True,
+    metavar="graph|stream",
+    callback=one_of("launch mode", ("graph", "stream")),
+    help="In one CUDA graph, or kernel by kernel from the host.",
+)
 @click.option("--sms", type=int, default=None, metavar="N", help="SMs of the GPU.")
 @click.option("--bandwidth", type=float, default=1.0, metavar="X", help="Factor on DRAM bandwidth.")
 @click.option("--launch-cost", type=float, default=1.0, metavar="X", help="Factor on gaps, forks, joins, launches.")
 @click.option("--queues", type=int, default=None, metavar="N", help="Hardware queues, for --launch stream.")
-@click.option("--op", "ops", type=(str, float), multiple=True, metavar="NAME X", help="An op is X times as fast.")
+@click.option("--op", "ops", type=(str, float), multiple=True, metavar="NAME X", help=OP_HELP)
 @figure_options
 @json_option
 def whatif(
@@ -59,7 +67,7 @@ def whatif(
     from gpusim.plan.graph import OpGraph
     from gpusim.search.whatif import Change, changed_graph, sensitivities, simulate
     from gpusim.trace.store import load_trace
-    from gpusim.units import format_bytes, format_ns
+    from gpusim.units import format_bytes, format_times_ns
 
     figures = check_figures(html_file, png_file)
     step = load_trace(trace)
@@ -89,14 +97,16 @@ def whatif(
         )
         return
     tell(f"{step.name}: {policy}, {result.streams} streams, launched by {launch}")
-    tell(f"  baseline  {format_ns(baseline.makespan_ns)} on {model.label}")
+    before, after = format_times_ns((baseline.makespan_ns, result.makespan_ns))
+    tell(f"  baseline  {before} on {model.label}")
     more = result.makespan_ns / baseline.makespan_ns - 1
-    tell(f"  what if   {format_ns(result.makespan_ns)} on {changed.hardware.label} ({more:+.1%} time)")
+    tell(f"  what if   {after} on {changed.hardware.label} ({more:+.1%} time)")
     tell(f"  speed-up  {result.speedup:.2f}x over its own sequential graph (baseline {baseline.speedup:.2f}x)")
     tell(f"  memory    {format_bytes(result.timeline.peak_bytes)} at the peak")
     tell("Sensitivities: the same schedule, one parameter at a time")
-    for name, low, high, _ in rows:
-        tell(f"  {name}: {format_ns(low)} to {format_ns(high)}")
+    times = format_times_ns(time for _, low, high, _ in rows for time in (low, high))
+    for (name, *_), low_text, high_text in zip(rows, times[::2], times[1::2], strict=True):
+        tell(f"  {name}: {low_text} to {high_text}")
     figures.announce()
 
 
@@ -190,12 +200,9 @@ def _draw(kind: str, step: Trace, hardware: str | None, policy: str, streams: in
 
 def _op_speeds(step: Trace, ops: tuple[tuple[str, float], ...]) -> dict[int, float]:
     """Factors by op index. Raises `UnknownNameError`."""
-    index_of = {op.name: index for index, op in enumerate(step.ops)}
-    for name, _ in ops:
-        if name not in index_of:
-            near = [known for known in index_of if name.lower() in known.lower()][:20]
-            raise UnknownNameError("op", name, near or list(index_of)[:20])
-    return {index_of[name]: speed for name, speed in ops}
+    from gpusim.trace.op_names import find_ops
+
+    return {index: speed for name, speed in ops for index in find_ops(step, name)}
 
 
 def _document(found: Simulated) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console
 from gpusim.search.bench import Bench
 from gpusim.text import visible
@@ -44,6 +45,6 @@ def print_bench(bench: Bench) -> None:
             f"{rate.kernels_per_s:,.0f}",
             f"{rate.schedules_per_s / base.schedules_per_s:,.0f}x",
         )
-    out.print(table)
+    print_table(out, table)
     agree = "agree" if bench.makespans_equal else "DISAGREE"
     out.print(f"\nThe engines {agree} on every makespan. Compiled functions were ready after {bench.ready_s:.1f} s.")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
 from gpusim.search.calibrations import TOLERANCE, Difference
 
@@ -46,7 +47,7 @@ def print_compared(document: Mapping[str, Any]) -> None:
         table.add_row(
             row["parameter"], f"{row['first']:.5g}", f"{row['second']:.5g}", _difference(row), agrees, _effect(row)
         )
-    out.print(table)
+    print_table(out, table)
     names = [row["parameter"] for row in document["parameters"] if not row["agrees"]]
     total = len(document["parameters"])
     out.print(

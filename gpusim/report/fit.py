@@ -13,18 +13,20 @@ from rich.text import Text
 
 from gpusim.report.terminal import Table
 
-#: A folded column keeps at least this width.
-LEAST_FOLDED = 8
+#: A folded column is at least this wide, and other columns are left out to keep it as wide as the second.
+LEAST_FOLDED, READABLE_FOLDED = 8, 20
 #: Where the cell of a number may break: before a share, which then stands below the number.
 _BEFORE_SHARE = re.compile(r" +(?=[+-]?[\d.]+%)")
 
 
 @dataclass(frozen=True, slots=True)
 class _Widths:
-    """Widths of a column: of its cells as they are, and of the longest part that stays on one line."""
+    """Widths of a column: of its cells as they are, of the longest part that stays on one line, and between them."""
 
     natural: int
     least: int
+    readable: int
+    """What other columns are left out for."""
 
 
 def print_table(out: Console, table: Table, drop: Sequence[str] = (), fold: Sequence[str] = ()) -> None:
@@ -40,19 +42,26 @@ def print_table(out: Console, table: Table, drop: Sequence[str] = (), fold: Sequ
         widths = [_widths(column, first=column is table.columns[0], fold=fold) for column in kept]
         rebuilt = _rebuilt(table, kept)
         room = out.width - _overhead(out, rebuilt)
-        if name is None or sum(width.least for width in widths) <= room:
+        if name is None or sum(width.readable for width in widths) <= room:
             break
         left_out.append(name)
-    for column, width in zip(rebuilt.columns, _shared_out(widths, room), strict=True):
+    shared = _shared_out(widths, room)
+    for column, width in zip(rebuilt.columns, shared, strict=True):
         column.width = column.min_width = width
-    out.print(rebuilt, crop=False)
+    before = out.width
+    out.width = max(before, before - room + sum(shared))
+    try:
+        out.print(rebuilt)
+    finally:
+        out.width = before
 
 
 def _widths(column: Column, first: bool, fold: Sequence[str]) -> _Widths:
     header, *cells = (_plain(cell) for cell in (column.header, *column.cells))
     natural = max(map(cell_len, (header, *cells)))
     if str(column.header) in fold:
-        return _Widths(natural, min(natural, max(LEAST_FOLDED, *map(cell_len, header.split()))))
+        least = max(LEAST_FOLDED, cell_len(header))
+        return _Widths(natural, min(natural, least), min(natural, max(least, READABLE_FOLDED)))
     parts = list(header.split())
     for cell in cells:
         if first:
@@ -61,7 +70,8 @@ def _widths(column: Column, first: bool, fold: Sequence[str]) -> _Widths:
             parts += _BEFORE_SHARE.split(cell.strip())
         else:
             parts += cell.split()
-    return _Widths(natural, max(map(cell_len, parts), default=0))
+    least = max(map(cell_len, parts), default=0)
+    return _Widths(natural, least, least)
 
 
 def _shared_out(widths: Sequence[_Widths], room: int) -> list[int]:

@@ -18,7 +18,7 @@ from gpusim.search.explore import Explored
 from gpusim.search.verdict import best_way
 from gpusim.text import visible
 from gpusim.trace.schema import Gpu, Timing, Trace
-from gpusim.units import format_bytes, format_ns, format_times_ns
+from gpusim.units import GIB, format_bytes, format_ns, format_times_ns
 
 
 def explored_document(explored: Explored) -> dict[str, Any]:
@@ -178,12 +178,13 @@ def print_simulated(document: Mapping[str, Any]) -> None:
     """One simulated schedule."""
     out = console()
     bound = document["bounds"]
+    predicted, sequential = format_times_ns((document["makespan_ns"], document["sequential_ns"]))
     out.print(
         styled((visible(document["trace"]), "bold")),
         f"on {visible(document['hardware'])}: {visible(document['policy'])}, {document['streams']} streams, "
         f"launched by {document['launch']}\n"
-        f"  predicted   {format_ns(document['makespan_ns'])}\n"
-        f"  sequential  {format_ns(document['sequential_ns'])}  (speed-up {document['speedup']:.2f}x)\n"
+        f"  predicted   {predicted}\n"
+        f"  sequential  {sequential}  (speed-up {document['speedup']:.2f}x)\n"
         f"{_measured(document.get('measured'))}"
         f"{_eager(document['eager'])}"
         f"  memory      {format_bytes(document['peak_bytes'])} at the peak\n"
@@ -301,11 +302,12 @@ def print_traces(rows: Sequence[Mapping[str, Any]]) -> None:
     table = Table(show_edge=False, header_style="bold")
     for column in ("trace", "ops", "kernels", "eager", "sequential graph", "GPU", "date"):
         table.add_column(column, justify="left" if column in ("trace", "GPU", "date") else "right")
-    for row in rows:
-        times = [format_ns(row[key]) if key in row else "" for key in ("eager_ns", "graph_ns")]
+    columns = [format_times_ns(row.get(key, 0) for row in rows) for key in ("eager_ns", "graph_ns")]
+    for row, *formatted in zip(rows, *columns, strict=True):
+        times = [time if key in row else "" for key, time in zip(("eager_ns", "graph_ns"), formatted, strict=True)]
         cells = (str(row.get("ops", "")), str(row.get("kernels", "")), *times, row.get("gpu", ""), row.get("date", ""))
         table.add_row(row["name"], *cells)
-    console().print(table)
+    print_table(console(), table, drop=("date", "GPU"))
 
 
 def print_policies(policies: Sequence[RegisteredPolicy]) -> None:
@@ -332,13 +334,13 @@ def print_hardware(models: Sequence[HardwareModel]) -> None:
             model.name,
             model.gpu,
             str(model.limits.sms),
-            format_bytes(model.memory.dram_bytes),
+            f"{model.memory.dram_bytes / GIB:.1f} GiB",
             f"{model.memory.dram_bytes_per_ns / 1000:.2f} TB/s",
             format_ns(model.graph.chain_ns),
             format_ns(model.graph.front_end_ns),
             "yes" if model.calibrated else styled(("no: data sheet only", "yellow")),
         )
-    console().print(table)
+    print_table(console(), table, drop=("GPU", "front end", "gap"))
 
 
 __all__ = [

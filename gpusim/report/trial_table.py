@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
 from gpusim.search.trial import Trial
 from gpusim.text import visible
@@ -32,7 +33,7 @@ def print_trial(trial: Trial) -> None:
         style = "bold green" if row is trial.fastest else None
         table.add_row(row.policy, str(row.streams), format_ns(row.makespan_ns), format_ns(time_ns), style=style)
     out.print()
-    out.print(table)
+    print_table(out, table)
     found = trial.measurement
     if found is None:
         out.print(styled(("\nMeasured.", "bold"), " Nothing tried was faster than the sequential graph."))

@@ -11,7 +11,7 @@ from typing import Any
 import gpusim
 from gpusim.engine.base import Timeline
 from gpusim.engine.batch import BatchEngine
-from gpusim.engine.compiled.warm import warm_up
+from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.errors import OptionError, UnknownNameError
@@ -152,6 +152,8 @@ def explore(
     """
     check_streams(streams)
     graph = OpGraph.build(trace, hardware)
+    if needs_compiling():
+        report(COMPILING, 0.0, 0)
     compiling_s = warm_up(graph.hardware)
     if evaluations is None:
         budget_s -= min(compiling_s, COMPILING_SHARE * budget_s)

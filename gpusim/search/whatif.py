@@ -29,6 +29,8 @@ from gpusim.policies.base import Assignment
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, policy_by_name
 from gpusim.search.bounds import Bounds, bounds
+from gpusim.trace.op_names import full_label
+from gpusim.trace.op_names import op_label as op_label  # the dashboard's
 from gpusim.trace.schema import Op, Trace
 
 SectionT = TypeVar("SectionT", GraphCosts, StreamCosts)
@@ -230,7 +232,7 @@ def sensitivities(
         most = hardware.stream.max_queues
         ranges.append((f"hardware queues, 1 to {most}", Change(queues=1), Change(queues=most)))
     for op in longest(base.graph, longest_ops):
-        name = f"speed of {op_label(base.graph.trace.ops[op])}, 0.5x to 2x"
+        name = f"speed of {full_label(base.graph.trace.ops[op])}, 0.5x to 2x"
         ranges.append((name, Change(op_speed={op: LOW}), Change(op_speed={op: HIGH})))
     return tuple((name, makespan(low), makespan(high), now) for name, low, high in ranges)
 
@@ -251,13 +253,6 @@ def longest(graph: OpGraph, count: int) -> tuple[int, ...]:
     """The ops that take longest alone, the longest first."""
     times = {op: sum(task.dur_ns for task in tasks) for op, tasks in enumerate(graph.tasks) if tasks}
     return tuple(sorted(times, key=lambda op: (-times[op], op))[:count])
-
-
-def op_label(op: Op) -> str:
-    """A short name of an op that people recognise: its layer and its operator."""
-    words = op.target.split(".")
-    operator = words[1] if len(words) > 1 else op.target
-    return f"{op.layer or op.name} {operator}"
 
 
 def _scaled(trace: Trace, op: Op, tasks: Sequence[Task], scaling: Scaling) -> tuple[Task, ...]:
