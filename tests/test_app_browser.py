@@ -356,11 +356,11 @@ def test_a_name_is_shown_as_it_is_and_becomes_no_link_icon_or_formula(server: st
         "[data-testid=stSidebar] [data-testid=stFileUploaderDropzoneInput]", str(tmp_path / "lively.json")
     )
     shown = f"{LIVELY}\\x1b\\u202e"
-    tab.locator("[data-testid=stMarkdown]").filter(has_text=shown).wait_for()
+    tab.locator("[data-testid=stMarkdown]").filter(has_text=shown).first.wait_for()
     for page in ("Explore", "Timeline", "What-if", "Limits", "Memory", "Overview"):
         tab.locator("[data-testid=stSidebarNavLink]").filter(has_text=page).click()
         tab.locator("h1").filter(has_text=page).wait_for()
         settle(tab)
-        tab.locator("[data-testid=stMarkdown]").filter(has_text=shown).wait_for()
+        tab.locator("[data-testid=stMarkdown]").filter(has_text=shown).first.wait_for()
         assert tab.locator("a[href*=evil], img[src*=evil], .katex").count() == 0
         assert not re.search("[\x1b\u202e]", tab.content())
