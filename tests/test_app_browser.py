@@ -24,6 +24,7 @@ import pytest
 
 from gpusim.trace.store import MAX_UPLOAD_BYTES, load_trace, write_trace
 from tests.helpers import wide_trace
+from tests.test_hostile_names import hostile_trace
 from tests.test_measured import measurement_of, timeline_of
 
 pytestmark = pytest.mark.browser
@@ -389,3 +390,26 @@ def test_a_closed_tab_ends_its_simulation(server: str, browser: Any, tmp_path: P
     assert cpu_ticks() > before + 2 * IDLE_TICKS
     context.close()
     wait_until_idle()
+
+
+LIVELY = (
+    "https://evil.example/a www.evil.example b@evil.example :smile: :material/home: :red[x] $x^2$ **b** `c` <b>d</b> "
+    "![i](https://evil.example/i.png)"
+)
+
+
+def test_a_name_is_shown_as_it_is_and_becomes_no_link_icon_or_formula(server: str, tab: Any, tmp_path: Path) -> None:
+    write_trace(hostile_trace(f"{LIVELY}\x1b\u202e"), tmp_path / "lively.json")
+    visit(tab, server, trace=SMALL)
+    tab.set_input_files(
+        "[data-testid=stSidebar] [data-testid=stFileUploaderDropzoneInput]", str(tmp_path / "lively.json")
+    )
+    shown = f"{LIVELY}\\x1b\\u202e"
+    tab.locator("[data-testid=stMarkdown]").filter(has_text=shown).first.wait_for()
+    for page in ("Explore", "Timeline", "What-if", "Limits", "Memory", "Overview"):
+        tab.locator("[data-testid=stSidebarNavLink]").filter(has_text=page).click()
+        tab.locator("h1").filter(has_text=page).wait_for()
+        settle(tab)
+        tab.locator("[data-testid=stMarkdown]").filter(has_text=shown).first.wait_for()
+        assert tab.locator("a[href*=evil], img[src*=evil], .katex").count() == 0
+        assert not re.search("[\x1b\u202e]", tab.content())

@@ -27,14 +27,26 @@ EXPLORING = "Running every policy and a short search (the first after an install
 SCHEDULE_NOTE = "best.json is the schedule that the Explore page offers for download."
 MARKUP = "\\`*_[]<>$~&|#"
 NO_VERDICT = "no-verdict"
+#: What Streamlit makes links, emoji, icons and colours of in text where no backslash counts: up to the character before
+#: which an empty span, of which nothing is seen, keeps it apart from the rest.
+UNESCAPED = re.compile(r":material(?=/)|:[\w+/-]{1,64}(?=[:\[])|https?(?=://)|www(?=\.)|[\w.+-](?=@)", re.IGNORECASE)
+APART = ":small[]"
 #: Characters of a name that a download's name takes.
 MOST_OF_NAME = 100
 CLEAR = "rgba(0,0,0,0)"
 
 
 def plain(text: str) -> str:
-    """Text that may come from a file, as it is: no part of it becomes Markdown, a formula or an image to load."""
-    return "".join(f"\\{character}" if character in MARKUP else character for character in visible(text))
+    """Text that may come from a file, as it is: no part of it becomes Markdown, a link, an icon or a formula."""
+    shown, place, parts = visible(text), 0, []
+    for found in UNESCAPED.finditer(shown):
+        parts += [_escaped(shown[place : found.end()]), APART]
+        place = found.end()
+    return "".join([*parts, _escaped(shown[place:])])
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{character}" if character in MARKUP else character for character in text)
 
 
 def option(name: str) -> str:

@@ -7,6 +7,7 @@ is slower than the one that was timed, and its lanes are those of the CUDA graph
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def load_measured(name_or_file: str, trace: Trace) -> Measured:
     bundled = bundled_measured(trace)
     if name_or_file in bundled:
         return read_measured(bundled[name_or_file], trace)
-    if Path(name_or_file).suffix or Path(name_or_file).exists():
+    if Path(name_or_file).suffix or os.path.exists(name_or_file):
         return read_measured(Path(name_or_file), trace)
     known = f"those of {trace.name}: {', '.join(bundled)}" if bundled else f"none of {trace.name} ships with gpusim"
     raise MeasurementError(name_or_file, f"is no file and no measured run ({known})")
