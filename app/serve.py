@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from streamlit.web.cli import main
 
@@ -40,7 +41,36 @@ def wait_for_server() -> None:
         time.sleep(0.01)
 
 
+class HostCheck:
+    """Answers requests for the hosts in `server.allowedHosts` alone; Streamlit itself holds only WebSockets to them."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """As ASGI wants it."""
+        from starlette.datastructures import Headers
+        from starlette.responses import PlainTextResponse
+        from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
+
+        if scope["type"] == "http" and not is_host_allowed(Headers(scope=scope).get("host")):
+            refusal = PlainTextResponse("This name is not the dashboard's: gpusim app --allow-host NAME.", 403)
+            await refusal(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+def check_hosts() -> None:
+    """Put the check before everything else that the server does."""
+    from starlette.middleware import Middleware
+    from streamlit.web.server.starlette import starlette_app
+
+    own = starlette_app.create_streamlit_middleware
+    starlette_app.create_streamlit_middleware = lambda: [Middleware(HostCheck), *own()]
+
+
 if __name__ == "__main__":
+    check_hosts()
     # The thread that sends pages must not wait long for one that computes (5 ms each time by default).
     sys.setswitchinterval(SWITCH_S)
     threading.Thread(target=prepare, name="prepare", daemon=True).start()

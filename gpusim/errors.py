@@ -13,6 +13,7 @@
     ├── OptionError             an option out of its range
     ├── OperatorError           an operator that replay does not run
     ├── PlanError               a plan no engine can run (a cycle, a block over the GPU's limits)
+    │   └── LimitError          the last of these: kernel and GPU do not go together
     ├── CaptureError            a step that cannot be captured, or whose copy does not check out
     ├── ReplayError             a replay whose outputs differ
     ├── WorkerError             a sweep without workers: none reachable, of another version, or dying
@@ -28,23 +29,35 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from gpusim.text import VALUE_CHARACTERS, message, shortened
+
 EXIT_USER_ERROR = 2
+#: Names that `UnknownNameError` lists where there are more than `ALL_NAMES`, or all of them take more than
+#: `MOST_LISTED` characters.
+NEAREST_NAMES = 5
+ALL_NAMES = 32
+MOST_LISTED = 1_000
+#: Names among which the nearest is looked for: comparing takes time.
+COMPARED_NAMES = 2_000
 
 
 class GpusimError(Exception):
-    """A problem the user can act on; its text is one line that names place and value."""
+    """A problem the user can act on; its text is one line that names place and value, as `gpusim.text.message` has it.
 
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+    Values are anybody's text: put those that may hold spaces between quotes, so that long ones are cut.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(message(text))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by text and fields: subclasses take other arguments, and errors cross process borders."""
         return _restore, (type(self), str(self), self.__dict__)
 
 
-def _restore(kind: type[GpusimError], message: str, fields: dict[str, Any]) -> GpusimError:
+def _restore(kind: type[GpusimError], text: str, fields: dict[str, Any]) -> GpusimError:
     error = kind.__new__(kind)
-    Exception.__init__(error, message)
+    Exception.__init__(error, text)
     error.__dict__.update(fields)
     return error
 
@@ -88,13 +101,33 @@ class OutputError(FileError):
 
 
 class UnknownNameError(GpusimError):
-    """A name that is not in a registry; the message suggests the nearest and lists what there is."""
+    """A name that is not in a registry; the message suggests the nearest and lists all there are, or a few."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         choices = sorted(known)
-        near = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.4)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        super().__init__(f"unknown {what} '{name}'{hint} (there are: {', '.join(choices) or 'none'})")
+        near = _nearest(name, choices)
+        hint = f"; did you mean '{shortened(near[0])}'?" if near else ""
+        super().__init__(f"unknown {what} '{shortened(name)}'{hint} (there are: {_some(choices, near) or 'none'})")
+
+
+def _nearest(name: str, choices: list[str]) -> list[str]:
+    """The names most like `name`, the nearest first."""
+    wanted = name.lower()[:VALUE_CHARACTERS]
+    if len(choices) > COMPARED_NAMES:
+        alike = [choice for choice in choices if choice[:2].lower() == wanted[:2]]
+        choices = (alike or choices)[:COMPARED_NAMES]
+    of_start = {choice[:VALUE_CHARACTERS]: choice for choice in reversed(choices)}
+    found = difflib.get_close_matches(wanted, list(of_start), n=NEAREST_NAMES, cutoff=0.4)
+    return [of_start[start] for start in found]
+
+
+def _some(choices: list[str], near: list[str]) -> str:
+    """All names where they are few and short, else the nearest ones and how many more there are."""
+    text = ", ".join(choices)
+    if len(choices) <= ALL_NAMES and len(text) <= MOST_LISTED:
+        return text
+    listed = [shortened(name, VALUE_CHARACTERS // 2) for name in near or choices[:NEAREST_NAMES]]
+    return f"{', '.join(listed)} and {len(choices) - len(listed):,} more"
 
 
 class OptionError(GpusimError):
@@ -107,6 +140,10 @@ class OperatorError(GpusimError):
 
 class PlanError(GpusimError):
     """A plan that no engine can run: a cycle, a dangling reference, a block over the GPU's limits."""
+
+
+class LimitError(PlanError):
+    """A kernel that a limit of the GPU does not admit: trace and hardware model do not go together."""
 
 
 class CaptureError(GpusimError):

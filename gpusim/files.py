@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from gpusim.errors import FileError, OutputError
+from gpusim.formats_known import known_format
 from gpusim.units import GIB
 
 DocumentT = TypeVar("DocumentT")
@@ -119,10 +120,13 @@ def decode_document(data: bytes, kind: type[DocumentT], schema: str, name: str, 
     try:
         found = msgspec.json.decode(data, type=_SchemaOnly).schema
     except msgspec.ValidationError as cause:
-        raise error(name, f"is not a {schema} document: no text field 'schema' at its top level") from cause
+        other = known_format(data, name, schema)
+        raise error(name, other or f"is not a {schema} document: no text field 'schema' at its top level") from cause
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise error(name, f"is not valid JSON: {cause}") from cause
+        raise error(name, known_format(data, name, schema) or f"is not valid JSON: {cause}") from cause
     if found != schema:
+        if other := known_format(data, name, schema):
+            raise error(name, other, place="$.schema")
         raise error(name, f"unknown schema version '{found}' (this gpusim reads '{schema}')", place="$.schema")
     try:
         return msgspec.json.decode(data, type=kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -27,6 +29,21 @@ def format_ns(time_ns: float) -> str:
         if abs(time_ns) < limit:
             return f"{time_ns / divisor:.4g} {unit}" if divisor > 1 else f"{time_ns:.0f} ns"
     return f"{time_ns / 1e9:.4g} s"
+
+
+def format_times_ns(times_ns: Iterable[float], signed: bool = False) -> list[str]:
+    """Times for the cells of one table: one unit, that of the longest, with fixed decimals.
+
+    `signed` writes a plus before gains, too.
+    """
+    times = list(times_ns)
+    longest = max((abs(time_ns) for time_ns in times), default=0.0)
+    divisor, unit, decimals = next(
+        (each for each in ((NS_PER_S, "s", 3), (NS_PER_MS, "ms", 3), (NS_PER_US, "us", 1)) if longest >= each[0]),
+        (1, "ns", 0),
+    )
+    sign = "+" if signed else ""
+    return [f"{time_ns / divisor:{sign}.{decimals}f} {unit}" for time_ns in times]
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -18,10 +18,10 @@ from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
+from gpusim.policies import DEFAULT_STREAMS
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.report.pages import with_section
 from gpusim.search.bounds import bounds
-from gpusim.search.explore import DEFAULT_STREAMS
 from gpusim.trace.store import bundled_traces, load_trace, read_trace
 
 ROOT = Path(__file__).resolve().parent.parent

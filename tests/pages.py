@@ -60,7 +60,7 @@ def metrics(app: AppTest) -> dict[str, str]:
 
 def errors(app: AppTest) -> list[str]:
     """The page's errors as they are read: without the marks that keep text from becoming Markdown."""
-    return [re.sub(r"\\(.)", r"\1", error.value) for error in app.error]
+    return [re.sub(r"\\(.)", r"\1", error.value.replace(":small[]", "")) for error in app.error]
 
 
 def widget(widgets: Any, label: str) -> Any:

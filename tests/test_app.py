@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -22,7 +23,7 @@ from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import load_hardware
 from gpusim.resources import resource_dir
-from gpusim.search import explore
+from gpusim.search import searches
 from gpusim.trace.store import bundled_traces
 from gpusim.units import format_bytes, format_ns
 from tests.pages import (
@@ -62,13 +63,67 @@ def test_overview_says_what_explore_prints(capsys: pytest.CaptureFixture[str]) -
     printed = commanded(app, capsys)
     shown = metrics(app)
     assert shown["Recommended"] == format_ns(printed["best"]["makespan_ns"])
-    assert shown["Sequential graph"] == format_ns(printed["sequential_ns"])
+    assert shown["Eager today"] == format_ns(printed["verdict"]["rows"][0]["time_ns"])
     assert shown["Peak memory"] == format_bytes(printed["best"]["peak_bytes"])
-    assert shown["Predicted speed-up"] == f"{printed['verdict']['speedup']:.2f}x"
-    assert shown["Largest bound"] == format_ns(max(printed["bounds"].values()))
-    assert printed["verdict"]["text"] in [box.value for box in (*app.success, *app.info)]
+    assert shown["Over one CUDA graph"] == f"{printed['verdict']['speedup']:.2f}x"
+    bound_ns = max(printed["bounds"].values())
+    assert shown["Best possible"] == f"{printed['sequential_ns'] / bound_ns:.2f}x"
+    assert widget(app.metric, "Best possible").delta.startswith(format_ns(bound_ns))
+    [verdict] = [box.value for box in (*app.success, *app.info)]
+    assert verdict == printed["verdict"]["text"].replace("; `gpusim limits` says what is between", "")
     low, high = printed["verdict"]["interval"]
-    assert f"{low:.2f}x to {high:.2f}x" in widget(app.metric, "Predicted speed-up").delta
+    assert f"{low:.2f}x to {high:.2f}x" in widget(app.metric, "Over one CUDA graph").delta
+
+
+@pytest.mark.parametrize("name", ["overview", "explore"])
+def test_verdict_has_a_row_for_each_way_to_run_the_step(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    app = page(name, trace="googlenet-train-b8")
+    printed = commanded(app, capsys)["verdict"]["rows"]
+    [shown] = [each.value for each in app.markdown if each.value.startswith("| way to run")]
+    rows = [[cell.strip() for cell in line.replace("*", "").strip("|").split("|")] for line in shown.splitlines()[2:]]
+    assert [row[0].partition(":")[0].split(" ", 1)[-1] for row in rows] == [
+        "today (measured)",
+        "CUDA graph",
+        "streams in the graph",
+        "streams without a graph",
+    ]
+    for row, expected in zip(rows, printed, strict=True):
+        assert float(row[1].split()[0]) == pytest.approx(expected["time_ns"] / 1e6, rel=1e-2)
+        assert row[2] == f"{expected['speedup_over_eager']:.2f}x"
+        assert row[0].partition(": ")[2] == expected["advice"]
+    assert rows[-1][0].endswith(": slower than eager: do not")
+    assert [line.count("**") for line in shown.splitlines()[2:]] == [0, 0, 6, 0]
+
+
+def test_a_searched_schedule_that_is_faster_and_not_recommended_is_explained() -> None:
+    app = page("overview", trace="googlenet-train-b8", streams="8")
+    [said] = [each.value for each in app.caption if "still not recommended" in each.value]
+    assert said.startswith("The best searched schedule (search, ")
+
+
+@pytest.mark.parametrize("name", ["timeline", "memory", "what-if", "limits"])
+def test_every_page_begins_with_the_recommended_schedule(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the number that each page gives for it: its time, or its peak of memory."""
+    best = commanded(page("explore", trace="googlenet-infer-b1"), capsys)["best"]
+    app = page(name, trace="googlenet-infer-b1")
+    assert address(app)["policy"] == "recommended"
+    if name == "timeline":
+        assert f"add up to {format_ns(best['makespan_ns'])}." in " ".join(each.value for each in app.caption)
+    elif name == "memory":
+        assert f" {best['policy']}, {best['streams']} streams (recommended): " in app.subheader[0].value
+        assert f": {format_bytes(best['peak_bytes'])} at " in app.subheader[0].value
+    else:
+        label = "Recommended" if name == "limits" else "Baseline"
+        assert metrics(app)[label] == format_ns(best["makespan_ns"])
+        assert widget(app.metric, label).delta == f"{best['policy']}, {best['streams']} streams"
+
+
+@pytest.mark.parametrize("name", ["explore", "limits"])
+def test_a_click_on_a_download_does_not_run_the_page_again(name: str) -> None:
+    """The file of the run before would be gone before the browser asks for it."""
+    buttons = page(name).get("download_button")
+    assert buttons
+    assert all(button.proto.ignore_rerun for button in buttons)
 
 
 def test_timeline_adds_up_to_what_simulate_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,10 +160,10 @@ def test_what_if_begins_at_the_baseline_and_follows_a_slider(capsys: pytest.Capt
 
 def test_what_if_changes_gpu_batch_launch_and_op() -> None:
     app = page("what-if", trace="googlenet-infer-b1")
-    widget(app.selectbox, "GPU").select("v100").run()
+    widget(app.selectbox, "GPU to try").select("v100").run()
     assert "uncalibrated" in app.warning[0].value
-    widget(app.selectbox, "GPU").select("h200").run()
-    widget(app.slider, "is so many times as fast").set_value(2.0).run()
+    widget(app.selectbox, "GPU to try").select("h200").run()
+    widget(app.slider, "Op speed-up, x").set_value(2.0).run()
     assert not app.warning
     assert metrics(app)["What if"] != metrics(app)["Baseline"]
     widget(app.selectbox, "Launched by").select("stream").run()
@@ -130,7 +185,9 @@ def test_uncalibrated_hardware_is_marked_on_every_page_that_uses_it(name: str) -
     assert not model.calibrated
     app = page(name, hw="v100")
     assert not app.exception
-    assert any("uncalibrated" in warning.value for warning in app.warning)
+    said = app.markdown if name in ("overview", "explore") else app.warning
+    assert any("is uncalibrated" in each.value for each in said)
+    assert not app.success  # no green verdict
     assert f"**{model.label}**" in app.markdown[0].value
 
 
@@ -201,10 +258,56 @@ def test_partitions_that_the_gpu_cannot_have_are_a_message(asked: str) -> None:
     assert widget(app.button, "Start").disabled
 
 
+def test_what_if_settings_are_in_the_address_and_open_again() -> None:
+    app = page("what-if", trace="googlenet-train-b8", policy="critical_path")
+    assert set(address(app)) == {"page", "trace", "hw", "policy", "streams"}
+    op = widget(app.selectbox, "Op").options[3]
+    widget(app.selectbox, "GPU to try").select("a100-80gb").run()
+    widget(app.selectbox, "Batch").select(32).run()
+    widget(app.selectbox, "Launched by").select("stream").run()
+    widget(app.slider, "Streams to try").set_value(2).run()
+    widget(app.slider, "SMs").set_value(50).run()
+    widget(app.slider, "DRAM bandwidth, x").set_value(0.5).run()
+    widget(app.slider, "Launch cost, x").set_value(1.5).run()
+    widget(app.slider, "Hardware queues").set_value(3).run()
+    widget(app.selectbox, "Op").select_index(3).run()
+    widget(app.slider, "Op speed-up, x").set_value(2.0).run()
+    assert not app.exception
+    assert set(NAMES) <= set(address(app))
+    assert op
+    again = opened(**address(app))
+    assert not again.exception
+    assert errors(again) == []
+    assert address(again) == address(app)
+    assert metrics(again) == metrics(app)
+    widget(again.button, "Reset").click().run()
+    assert not set(NAMES) & set(address(again))
+    assert metrics(again)["What if"] == metrics(again)["Baseline"]
+
+
+def test_what_if_settings_end_with_their_step() -> None:
+    app = page("what-if", sms="50", bandwidth="2.0")
+    assert widget(app.slider, "SMs").value == 50
+    widget(app.selectbox, "Trace").select("vgg16-infer-b1").run()
+    assert not set(NAMES) & set(address(app))
+    assert widget(app.slider, "SMs").value == 132
+
+
+NAMES = ("gpu", "batch", "launch", "on_streams", "sms", "bandwidth", "launch_cost", "queues", "op", "op_speed")
+
+
+def test_the_dashboard_imports_nothing_of_the_command_line() -> None:
+    for path in APP.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.startswith("gpusim.cli") for name in names), path
+
+
 def test_what_the_light_pages_repeat_is_what_the_search_says() -> None:
     from gpusim_dashboard import choice
 
-    assert (choice.SEARCH, choice.DEFAULT_STREAMS) == (explore.SEARCH, explore.DEFAULT_STREAMS)
+    assert choice.SEARCH == searches.SEARCH
 
 
 @pytest.fixture
@@ -384,14 +487,32 @@ def test_address_holds_the_state() -> None:
         ("streams", "many", "between 1 and 128"),
         ("streams", "9" * 5000, "between 1 and 128"),
         ("page", "nowhere", "unknown page"),
+        ("gpu", "h2000", "did you mean 'h200'"),
+        ("batch", "9", "one of 1"),
+        ("launch", "by hand", "unknown launch mode"),
+        ("on_streams", "33", "between 1 and 32"),
+        ("sms", "265", "between 1 and 264"),
+        ("bandwidth", "nan", "between 0.25 and 4"),
+        ("launch_cost", "-1", "between 0 and 4"),
+        ("queues", "9" * 5000, "between 1 and 32"),
+        ("op", "![x](y)", "unknown op"),
+        ("op_speed", "", "between 0.25 and 8"),
     ],
 )
 def test_a_broken_address_gives_a_message_and_the_page_opens(key: str, value: str, words: str) -> None:
     app = opened(**{"trace": SMALL, "streams": "2", key: value})
     assert not app.exception
-    assert any(f"{key}=" in error and words in error for error in errors(app))
+    [error] = errors(app)
+    assert f"{key}=" in error
+    assert words in error
     assert app.title[0].value == "Overview"
     assert not app.run().error  # said once
+
+
+def test_a_broken_address_is_one_banner() -> None:
+    app = opened(trace="zz", hw="zz", policy="zz", streams="0", page="zz", sms="0")
+    [error] = errors(app)
+    assert all(f"- {key}=" in error for key in ("trace", "hw", "policy", "streams", "page", "sms"))
 
 
 def test_streams_beyond_the_slider_are_kept() -> None:

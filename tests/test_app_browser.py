@@ -24,6 +24,7 @@ import pytest
 
 from gpusim.trace.store import MAX_UPLOAD_BYTES, load_trace, write_trace
 from tests.helpers import wide_trace
+from tests.test_hostile_names import hostile_trace
 from tests.test_measured import measurement_of, timeline_of
 
 pytestmark = pytest.mark.browser
@@ -33,8 +34,14 @@ NEEDS = "pip install playwright, and a Chromium (apt-get install chromium, or it
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SMALL = "squeezenet1_1-infer-b1"
 START_S, PAGE_MS = 60, 60_000
+#: A server is idle by then; what it may use meanwhile, in ticks of 10 ms: it answers health checks.
+IDLE_S, IDLE_TICKS = 10, 15
 #: As Streamlit marks its own page while the script runs and when it is done.
 DONE = "[data-testid=stApp][data-test-script-state=notRunning]"
+
+
+#: The process of the dashboard that runs.
+server_process: list[int] = []
 
 
 def browser_path() -> str:
@@ -53,12 +60,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = probe.getsockname()[1]
     words = [sys.executable, "-m", "gpusim.cli", "app", "--headless", "--port", str(port)]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    server_process.clear()
     with subprocess.Popen(
         words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         address = f"http://127.0.0.1:{port}"
         try:
             wait_for(f"{address}/_stcore/health", process)
+            server_process.append(process.pid)
             yield address
         finally:
             process.terminate()
@@ -131,7 +140,7 @@ def settle(tab: Any) -> None:
     """Wait until the page's title is there and its script has ended."""
     tab.wait_for_selector("h1")
     tab.wait_for_selector(DONE)
-    assert tab.locator("[data-testid=stException]").count() == 0
+    assert tab.locator("[data-testid=stException]").all_inner_texts() == []
 
 
 def metric(tab: Any, label: str) -> str:
@@ -165,13 +174,62 @@ def test_upload_is_analysed_and_can_be_explored(tab: Any, server: str, tmp_path:
     assert "gpusim-schedule/1" in Path(download.value.path()).read_text(encoding="utf-8")
 
 
-def test_broken_upload_is_a_message(tab: Any, server: str, tmp_path: Path) -> None:
-    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
+def test_downloads_work_again_and_again_after_a_search(tab: Any, server: str) -> None:
+    visit(tab, server, page="explore", trace=SMALL, streams="2")
+    tab.get_by_role("spinbutton", name="Schedules, at most").fill("40")
+    tab.get_by_role("button", name="Start").click()
+    tab.get_by_text("Compare two schedules").wait_for()
+    settle(tab)
+    for name in ("Schedule (JSON)", "Table (CSV)", "Timeline for Perfetto"):
+        download_5_times(tab, name)
+    tab.get_by_role("link", name="Limits", exact=True).click()
+    tab.get_by_role("heading", name="Limits", exact=True).wait_for()
+    tab.get_by_role("button", name="Losses (CSV)").wait_for()
+    settle(tab)
+    download_5_times(tab, "Losses (CSV)")
+
+
+def download_5_times(tab: Any, name: str) -> None:
+    """Each time the same file, with something in it."""
+    files = set()
+    for _ in range(5):
+        with tab.expect_download() as download:
+            tab.get_by_role("button", name=name).click()
+        files.add(Path(download.value.path()).read_bytes())
+    assert len(files) == 1
+    assert files != {b""}
+
+
+def test_broken_upload_is_a_message_in_the_place_of_the_page(tab: Any, server: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.sqlite").write_text("{", encoding="utf-8")
     visit(tab, server, trace=SMALL, streams="2")
-    upload(tab, tmp_path / "broken.json")
-    tab.get_by_text("broken.json: is not valid JSON").wait_for()
+    tab.locator("[data-testid=stMetric]").first.wait_for()
+    upload(tab, tmp_path / "broken.sqlite")
+    tab.locator("[data-testid=stMain]").get_by_text("broken.sqlite: is not valid JSON").wait_for()
     settle(tab)
     assert f"trace={SMALL}" in tab.url
+    assert tab.locator("[data-testid=stMetric]").count() == 0
+    tab.get_by_role("button", name="Go on without it").click()
+    tab.locator("[data-testid=stMetric]").first.wait_for()
+    settle(tab)
+
+
+def test_a_reload_keeps_the_upload_and_the_what_if_settings(tab: Any, server: str, tmp_path: Path) -> None:
+    write_trace(wide_trace(), tmp_path / "mine.json.gz")
+    visit(tab, server, page="what-if", trace=SMALL, streams="2")
+    upload(tab, tmp_path / "mine.json.gz")
+    tab.get_by_text("tiny-infer-b1: tiny, infer").wait_for()
+    settle(tab)
+    slider = tab.locator("[data-testid=stSlider]").filter(has_text="SMs")
+    slider.get_by_role("slider").press("PageDown")
+    tab.wait_for_url(re.compile("[&]sms="))
+    settle(tab)
+    shown = slider.inner_text()
+    tab.reload()
+    tab.get_by_text("tiny-infer-b1: tiny, infer").wait_for()
+    settle(tab)
+    assert slider.inner_text() == shown
+    assert "sms=" in tab.url
 
 
 def test_a_file_over_the_limit_is_a_message(tab: Any, server: str, tmp_path: Path) -> None:
@@ -264,7 +322,7 @@ def test_a_link_opens_its_page_and_state_and_both_survive_a_reload_and_a_change_
 
 def test_a_broken_link_is_a_message(tab: Any, server: str) -> None:
     visit(tab, server, trace="nonsense", streams="2")
-    tab.get_by_text("The address says trace='nonsense'").wait_for()
+    tab.get_by_text("trace='nonsense': unknown trace").wait_for()
     assert tab.locator("h1").inner_text() == "Overview"
 
 
@@ -281,3 +339,77 @@ def test_no_page_is_wider_than_the_window_or_shows_an_error(browser: Any, server
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("[data-testid=stAlertContentError]").count() == 0
     context.close()
+
+
+def cpu_ticks() -> int:
+    """CPU time of the server so far."""
+    fields = Path(f"/proc/{server_process[0]}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def wait_until_idle() -> None:
+    """Until the server computes nothing for a second."""
+    deadline = time.monotonic() + IDLE_S
+    before, since = cpu_ticks(), time.monotonic()
+    while time.monotonic() - since < 1.0:
+        assert time.monotonic() < deadline, "the server goes on computing"
+        time.sleep(0.1)
+        if cpu_ticks() > before + IDLE_TICKS:
+            before, since = cpu_ticks(), time.monotonic()
+
+
+def test_a_closed_tab_ends_its_search(server: str, browser: Any) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PAGE_MS)
+    visit(page, server, page="explore", trace="googlenet-train-b8")
+    page.get_by_label("Search, seconds").fill("300")
+    page.get_by_label("Search, seconds").press("Tab")
+    page.get_by_role("button", name="Start").click()
+    page.get_by_role("button", name="Stop").and_(page.locator(":enabled")).wait_for()
+    before = cpu_ticks()
+    page.wait_for_timeout(3_000)
+    assert cpu_ticks() > before + 100
+    context.close()
+    wait_until_idle()
+
+
+def test_a_closed_tab_ends_its_simulation(server: str, browser: Any, tmp_path: Path) -> None:
+    """A page whose script computes for a long time and draws nothing meanwhile."""
+    path = tmp_path / "long.json.gz"
+    write_trace(wide_trace(40_000), path)
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PAGE_MS)
+    visit(page, server, page="memory", trace=SMALL)
+    page.locator("[data-testid=stFileUploaderDropzoneInput]").first.set_input_files(path)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=running]")
+    page.wait_for_timeout(10_000)
+    before = cpu_ticks()
+    page.wait_for_timeout(2_000)
+    assert cpu_ticks() > before + 2 * IDLE_TICKS
+    context.close()
+    wait_until_idle()
+
+
+LIVELY = (
+    "https://evil.example/a www.evil.example b@evil.example :smile: :material/home: :red[x] $x^2$ **b** `c` <b>d</b> "
+    "![i](https://evil.example/i.png)"
+)
+
+
+def test_a_name_is_shown_as_it_is_and_becomes_no_link_icon_or_formula(server: str, tab: Any, tmp_path: Path) -> None:
+    write_trace(hostile_trace(f"{LIVELY}\x1b\u202e"), tmp_path / "lively.json")
+    visit(tab, server, trace=SMALL)
+    tab.set_input_files(
+        "[data-testid=stSidebar] [data-testid=stFileUploaderDropzoneInput]", str(tmp_path / "lively.json")
+    )
+    shown = f"{LIVELY}\\x1b\\u202e"
+    tab.locator("[data-testid=stMarkdown]").filter(has_text=shown).first.wait_for()
+    for page in ("Explore", "Timeline", "What-if", "Limits", "Memory", "Overview"):
+        tab.locator("[data-testid=stSidebarNavLink]").filter(has_text=page).click()
+        tab.locator("h1").filter(has_text=page).wait_for()
+        settle(tab)
+        tab.locator("[data-testid=stMarkdown]").filter(has_text=shown).first.wait_for()
+        assert tab.locator("a[href*=evil], img[src*=evil], .katex").count() == 0
+        assert not re.search("[\x1b\u202e]", tab.content())

@@ -69,11 +69,67 @@ def test_an_uploaded_trace_is_chosen_and_explored(tmp_path: Path) -> None:
         ("h.json", b'{"schema": "![x](http://127.0.0.1:1/x.png)"}', "unknown schema version '![x](http://127"),
     ],
 )
-def test_a_broken_upload_is_a_message_and_the_page_stays(name: str, data: bytes, words: str) -> None:
+def test_a_broken_upload_is_a_message_in_the_place_of_the_page(name: str, data: bytes, words: str) -> None:
+    """Not beside the answer for another step."""
     app = uploaded(page("overview"), name, data)
     assert not app.exception
     assert [words in error for error in errors(app)] == [True]
     assert address(app)["trace"] == SMALL
+    assert app.main.error
+    assert not (*app.metric, *app.success, *app.info, *app.code)
+
+
+@pytest.mark.parametrize("name", ["report.sqlite", "trace.txt", "no suffix", "a.json.zst"])
+def test_a_file_is_known_by_its_content_and_not_by_its_name(name: str, tmp_path: Path) -> None:
+    app = uploaded(page("overview"), name, trace_file(tmp_path))
+    assert errors(app) == []
+    assert "**tiny-infer-b1**" in app.markdown[0].value
+    app = uploaded(page("overview"), name, b"SQLite format 3\0" + bytes(100))
+    assert [f"{name}: is an SQLite file" in error for error in errors(app)] == [True]
+    assert not app.metric
+
+
+def test_after_a_broken_upload_the_page_comes_back_when_asked_for() -> None:
+    for back in (
+        lambda app: widget(app.button, "Go on without it").click(),
+        lambda app: widget(app.selectbox, "Trace").select("vgg16-infer-b1"),
+    ):
+        app = uploaded(page("limits"), "a.json", b"{")
+        assert not app.metric
+        app = back(app).run()
+        assert errors(app) == []
+        assert "Recommended" in metrics(app)
+
+
+def test_a_reload_keeps_an_upload(tmp_path: Path) -> None:
+    app = uploaded(page("memory"), "mine.json.gz", trace_file(tmp_path))
+    again = opened(**address(app))
+    assert not again.exception
+    assert errors(again) == []
+    assert address(again) == address(app)
+    assert metrics(again) == metrics(app)
+    assert app.subheader[0].value == again.subheader[0].value
+
+
+def test_the_server_keeps_few_uploads_of_few_bytes_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpusim_dashboard import shelf
+
+    now_s = [0.0]
+    monkeypatch.setattr(shelf, "MAX_FILES", 3)
+    monkeypatch.setattr(shelf, "MAX_BYTES", 100)
+    kept = shelf.Shelf(lambda: now_s[0])
+    one, two, three = (kept.put(name, name.encode()) for name in ("one", "two", "three"))
+    assert kept.get(one) == shelf.KeptFile("one", b"one")  # opened last now
+    four = kept.put("four", b"four")
+    assert [kept.get(each) is None for each in (one, two, three, four)] == [False, True, False, False]
+    large = kept.put("large", bytes(95))
+    assert [kept.get(each) is None for each in (one, three, four, large)] == [True, True, False, False]
+    now_s[0] = shelf.MAX_AGE_S - 1.0
+    assert kept.get(large[:32]) is not None
+    now_s[0] = 1.5 * shelf.MAX_AGE_S
+    assert (kept.get(four), kept.get(large)) == (None, shelf.KeptFile("large", bytes(95)))
+    assert kept.put("too large", bytes(101)) is not None
+    assert kept.get(large) is None
 
 
 def test_an_upload_over_the_limit_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +188,27 @@ def test_a_replay_is_shown_beside_the_simulated_run_and_only_with_its_step() -> 
     assert "Measured" not in metrics(page("timeline"))  # another user
 
 
+def test_a_measured_run_of_other_conditions_gets_no_error() -> None:
+    """Another GPU, launch mode or schedule than the one that was measured."""
+    link = {"trace": "googlenet-train-b8", "streams": "8", "policy": "critical_path"}
+
+    def compared(app: AppTest) -> str:
+        assert not app.exception
+        note: str = widget(app.metric, "Simulated").delta
+        return note
+
+    app = page("timeline", **link)
+    assert compared(app).endswith("% against measured")
+    widget(app.radio, "Launched by").set_value("stream").run()
+    assert "%" not in compared(app)
+    assert "launched from the host" in app.caption[0].value
+    for other in ({"hw": "v100"}, {"policy": "wavefront"}, {"streams": "3"}):
+        app = page("timeline", **(link | other))
+        widget(app.selectbox, "Measured run below the simulated one").select("critical_path-8").run()
+        assert "%" not in compared(app), other
+        assert app.caption[0].value.startswith("No error is given: "), other
+
+
 def test_the_bundled_replay_stands_beside_its_schedule() -> None:
     """The one measured timeline that ships: its numbers are those of the file, and other schedules do not get it."""
     link = {"trace": "googlenet-train-b8", "streams": "8", "policy": "critical_path"}
@@ -173,7 +250,7 @@ def test_an_upload_is_not_kept_on_disk(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     app = uploaded(page("overview"), "mine.json.gz", trace_file(tmp_path))
     assert not app.exception
-    assert "Predicted speed-up" in metrics(app)
+    assert "Recommended" in metrics(app)
     assert not any("tiny-infer" in path.read_text("utf-8") for path in (tmp_path / "cache").rglob("*.json"))
 
 
@@ -182,6 +259,9 @@ def test_a_replay_of_another_step_or_a_broken_one_is_a_message() -> None:
     app = replayed(page("timeline"), "replay.json", timeline_of(other))
     assert not app.exception
     assert [f"is a timeline of '{other.name}'" in error for error in errors(app)] == [True]
+    kernel = {"ph": "X", "cat": "kernel", "name": "another", "ts": 1, "dur": 2, "args": {"stream": 7}}
+    app = replayed(app, "kineto.json", msgspec.json.encode({"traceEvents": [kernel] * 20}))
+    assert [f"is a profile of another step than '{SMALL}'" in error for error in errors(app)] == [True]
     app = replayed(app, "broken.json", b"{")
     assert ["broken.json: is not valid JSON" in error for error in errors(app)] == [True]
     assert "Measured" not in metrics(app)
@@ -200,5 +280,5 @@ def test_two_sessions_do_not_see_each_other(tmp_path: Path) -> None:
     assert name not in other.session_state["uploads"]
     assert not other.session_state["explorations"]
     assert "job" not in other.session_state
-    assert (address(other)["trace"], address(other)["policy"]) == (SMALL, "critical_path")
-    assert any("upload it again" in error for error in errors(opened(trace=name)))
+    assert (address(other)["trace"], address(other)["policy"]) == (SMALL, "recommended")
+    assert name in opened(trace=name).session_state["uploads"]  # who has the address has the file

@@ -13,11 +13,18 @@ import pytest
 from gpusim.errors import MeasurementError
 from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck
 from gpusim.report import measured
-from gpusim.report.measured import bundled_measured, load_measured, parse_measured, read_measured
+from gpusim.report.measured import (
+    Measured,
+    bundled_measured,
+    load_measured,
+    not_comparable,
+    parse_measured,
+    read_measured,
+)
 from gpusim.report.perfetto import Run, Slice, chrome_trace
 from gpusim.trace.schema import Timing, Trace
 from gpusim.trace.store import bundled_traces, load_trace, structure_hash
-from tests.helpers import wide_trace
+from tests.helpers import chain_trace, make_hardware, wide_trace
 
 SLICES = tuple(Slice(f"k{i}", i % 2, 1000 * i, 800, {"stream": i % 2, "device": 0}) for i in range(6))
 
@@ -78,8 +85,12 @@ def test_a_measurement_alone_has_a_time_and_no_kernels() -> None:
 
 
 def test_a_profilers_trace_is_taken_from_its_first_kernel_on() -> None:
-    data = kernels({"ts": 70.5}, {"ts": 71.5, "cat": "gpu_memcpy"}, {"cat": "cpu_op"}, {"ph": "i"})
-    found = parse_measured(data, "folder/p.json", wide_trace())
+    trace = chain_trace(2)
+    one, two = (each.kernels[0].name for each in trace.ops)
+    data = kernels(
+        {"ts": 70.5, "name": one}, {"ts": 71.5, "cat": "gpu_memcpy", "name": two}, {"cat": "cpu_op"}, {"ph": "i"}
+    )
+    found = parse_measured(data, "folder/p.json", trace)
     assert found.run is not None
     assert [(piece.start_ns, piece.dur_ns) for piece in found.run.slices] == [(0, 1000), (1000, 1000)]
     assert found.title == "measured: p.json"
@@ -95,7 +106,7 @@ def other(trace: Trace) -> Trace:
         (lambda t: b"", "is empty"),
         (lambda t: b"{", "is not valid JSON"),
         (lambda t: b"[1]", "is neither a measurement"),
-        (lambda t: b'{"schema": "gpusim-trace/1"}', "is neither a measurement"),
+        (lambda t: b'{"schema": "gpusim-trace/1"}', "is a trace, and a measurement"),
         (lambda t: b'{"schema": "gpusim-measurement/9"}', "unknown schema version 'gpusim-measurement/9'"),
         (lambda t: b'{"schema": "gpusim-measurement/1"}', "missing required field"),
         (lambda t: b'{"traceEvents": 3}', "is neither a measurement"),
@@ -104,7 +115,7 @@ def other(trace: Trace) -> Trace:
         (lambda t: kernels({"dur": -1}), "kernel 'k' has dur '-1', which is no time in us"),
         (lambda t: kernels({"ts": 1e300}), "which is no time in us"),
         (lambda t: kernels({"args": {"stream": "seven"}}), "has stream 'seven', which is no number"),
-        (lambda t: kernels(*({"args": {"stream": n}} for n in range(300))), "has 300 streams; the limit is 256"),
+        (lambda t: kernels(*[{"name": "other"}] * 20), "0 of that step's 14 kernels are among the file's 20"),
         (lambda t: timeline_of(t, name="resnet"), "is a timeline of 'resnet', not of"),
         (lambda t: timeline_of(t, measurement_of(other(t))), "measures another step"),
         (lambda t: msgspec.json.encode(measurement_of(other(t))), "measures another step"),
@@ -112,8 +123,8 @@ def other(trace: Trace) -> Trace:
     ],
     ids=[
         "empty", "half", "list", "trace", "newer", "incomplete", "events are a number", "no events", "time is a word",
-        "backwards", "far future", "stream is a word", "many streams", "other trace", "other step inside", "other step",
-        "simulated",
+        "backwards", "far future", "stream is a word", "profile of another step", "other trace", "other step inside",
+        "other step", "simulated",
     ],
 )  # fmt: skip
 def test_a_broken_file_is_one_line_with_its_name(make: Callable[[Trace], bytes], words: str) -> None:
@@ -133,6 +144,53 @@ def test_limits_on_size_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "MAX_SLICES", 1)
     with pytest.raises(MeasurementError, match="has 2 kernels; the limit is 1"):
         parse_measured(kernels({}, {}), "m.json", wide_trace())
+
+
+def profiled(trace: Trace, times: int = 1, share: float = 1.0) -> bytes:
+    """A profiler's file of `times` runs of the first kernels of a step, that share of them."""
+    names = [kernel.name for op in trace.ops for kernel in op.kernels]
+    return kernels(*({"name": name} for name in names[: round(share * len(names))] * times))
+
+
+def test_profile_with_most_kernels_of_the_step_is_taken_and_one_with_half_is_not() -> None:
+    trace = wide_trace()  # 14 kernels
+    assert parse_measured(profiled(trace), "p.json", trace).run is not None
+    assert parse_measured(profiled(trace, share=8 / 14), "p.json", trace).run is not None
+    with pytest.raises(MeasurementError, match="7 of that step's 14 kernels are among the file's 7"):
+        parse_measured(profiled(trace, share=0.5), "p.json", trace)
+
+
+def test_profile_of_several_steps_in_a_row_is_refused() -> None:
+    """Its length is not the step's."""
+    trace = wide_trace()
+    with pytest.raises(MeasurementError, match="14 of that step's 14 kernels are among the file's 140"):
+        parse_measured(profiled(trace, times=10), "p.json", trace)
+
+
+def test_limit_on_streams_holds() -> None:
+    trace = chain_trace(300)
+    names = [each.kernels[0].name for each in trace.ops]
+    data = kernels(*({"name": name, "args": {"stream": n}} for n, name in enumerate(names)))
+    with pytest.raises(MeasurementError, match="has 300 streams; the limit is 256"):
+        parse_measured(data, "p.json", trace)
+
+
+def test_percentage_only_where_gpu_launch_and_schedule_agree() -> None:
+    trace = wide_trace()
+    hardware = make_hardware()
+    measurement = msgspec.structs.replace(
+        measurement_of(trace), gpu=msgspec.structs.replace(trace.provenance.gpu, name=hardware.gpu)
+    )
+    found = Measured("m", measurement, None)
+    assert not_comparable(found, hardware, "graph", "wavefront", 2) == ""
+    elsewhere = msgspec.structs.replace(hardware, gpu="Tesla V100")
+    assert "predicted for Tesla V100" in not_comparable(found, elsewhere, "graph", "wavefront", 2)
+    assert "launched from the host" in not_comparable(found, hardware, "stream", "wavefront", 2)
+    words = not_comparable(found, hardware, "graph", "nimble", 2)
+    assert words == "measured wavefront on 2 streams, predicted nimble on 2 streams"
+    assert "predicted wavefront on 1 stream" in not_comparable(found, hardware, "graph", "wavefront", 1)
+    profile = parse_measured(profiled(trace), "p.json", trace)
+    assert "does not say which schedule ran" in not_comparable(profile, hardware, "graph", "wavefront", 2)
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusim.engine.compiled.warm import COMPILING
 from gpusim.errors import OptionError
 from gpusim.plan.schedule import check_schedule
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, stream_counts
+from gpusim.search import explore as exploring
 from gpusim.search import local
 from gpusim.search.bounds import Bounds
 from gpusim.search.explore import SEARCH_MARGIN, Explored, choose, explore
@@ -273,9 +275,18 @@ def test_no_budget_still_gives_a_candidate() -> None:
 def test_progress_reports_a_share_and_a_best_that_never_gets_worse() -> None:
     seen: list[tuple[str, float, int]] = []
     run(wide_trace(6, 9000, 3), report=lambda what, share, best_ns: seen.append((what, share, best_ns)))
-    assert all(0.0 <= share <= 1.0 and best_ns > 0 for _, share, best_ns in seen)
+    assert all(0.0 <= share <= 1.0 and (best_ns > 0 or what == COMPILING) for what, share, best_ns in seen)
     searching = [best_ns for what, _, best_ns in seen if what == "search"]
     assert searching == sorted(searching, reverse=True)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_first_start_says_that_it_compiles_before_anything_else(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exploring, "needs_compiling", lambda: first)
+    seen: list[str] = []
+    run(chain_trace(3), report=lambda what, share, best_ns: seen.append(what))
+    assert (seen[0] == COMPILING) == first
+    assert COMPILING not in seen[1:]
 
 
 @pytest.mark.parametrize("streams", [0, -1, 129])

@@ -421,7 +421,7 @@ def test_csv_has_a_row_for_each_schedule_and_says_what_is_uncalibrated() -> None
         (b"", "is empty"),
         (b"{", "not valid JSON"),
         (b"\x1f\x8b\x08\x00", "truncated gzip"),
-        (b"\x80\x04\x95", "not valid JSON"),  # a pickle
+        (b"\x80\x04\x95", "a Python pickle, which gpusim never loads"),  # a pickle
         (b'{"schema": "other/1"}', "unknown schema"),
     ],
 )

@@ -14,7 +14,7 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, get_type_hints
 
 import msgspec
 import streamlit as st
@@ -24,6 +24,7 @@ from gpusim.errors import GpusimError, TraceError
 from gpusim.files import Document, decode_document, encode_json, write_bytes
 from gpusim.report.breakdown import Breakdown
 from gpusim.report.summary import Summary, summarize
+from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def restore(kept: Kept, choice: Choice) -> Explored | None:
     types = {name: hints[name] for name in Explored.__dataclass_fields__ if name not in (*ASKED, "best")}
     kind = msgspec.defstruct("KeptExplored", [*types.items(), ("best_row", int)], forbid_unknown_fields=True)
     try:
-        found = msgspec.json.decode(kept.explored, type=kind)
+        found: Any = msgspec.json.decode(kept.explored, type=kind)
         ops = set(range(len(choice.trace.ops)))
         if any(set(row.assignment.order) != ops or len(row.assignment.streams) != len(ops) for row in found.rows):
             return None
@@ -133,7 +134,7 @@ def restore(kept: Kept, choice: Choice) -> Explored | None:
     return Explored(trace=choice.trace, hardware=choice.hardware, best=best, **fields)
 
 
-@st.cache_resource(max_entries=64, show_spinner=False)
+@cached
 def _read(key: str) -> Kept:
     """Raises `TraceError` or `OSError` where there is none; neither is remembered."""
     path = _folder() / f"{key}.json"

@@ -8,21 +8,24 @@ import streamlit as st
 
 from gpusim.plan.measurement import outputs_in_words
 from gpusim.report.measured import Measured, bundled_measured, parse_measured, read_measured
+from gpusim.text import shortened
 from gpusim.trace.schema import Trace
 from gpusim.units import format_ns
 from gpusim_dashboard import uploads, view
+from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
+from gpusim_dashboard.results import Shown
 
 NONE = "none"
 UPLOADER = "replay"
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
+@cached
 def _bundled(path: Path, content: str, _trace: Trace) -> Measured:
     return read_measured(path, _trace)
 
 
-def choose(choice: Choice) -> tuple[str, Measured | None]:
+def choose(choice: Choice, shown: Shown) -> tuple[str, Measured | None]:
     """Two controls, one to choose a measured run and one to load it; gives its name and the run, if one is chosen."""
     cells = st.columns([3, 1], vertical_alignment="bottom")
     mine: dict[str, Measured] = st.session_state.measured.setdefault(choice.content, {})
@@ -36,14 +39,13 @@ def choose(choice: Choice) -> tuple[str, Measured | None]:
     with cells[1].popover("Load a replay", icon=":material/upload:", width="stretch"):
         file = st.file_uploader(
             "What `gpusim replay --perfetto` or `-o` wrote, or a trace of PyTorch's profiler",
-            type=["json", "gz"],
             key=f"upload of {key}",
-            help="It stays in this session.",
+            help="Under any file name. It stays in this session.",
         )
         uploads.take(file, UPLOADER, read)
     bundled = bundled_measured(choice.trace)
     offered = [NONE, *bundled, *(name for name in mine if name not in bundled)]
-    fitting = f"{choice.policy}-{choice.streams}"
+    fitting = f"{shown.policy}-{shown.streams}"
     if st.session_state.get(key) not in offered:
         # Streamlit forgets the value of a control whose page is left.
         before = st.session_state.measured_chosen.get(choice.content)
@@ -53,6 +55,7 @@ def choose(choice: Choice) -> tuple[str, Measured | None]:
         "Measured run below the simulated one",
         offered,
         key=key,
+        format_func=view.option,
         disabled=offered == [NONE],
         help="Profiled on a GPU, which slows a step: the dotted line is its time without. Lanes are the CUDA graph "
         "executor's own.",
@@ -64,12 +67,14 @@ def choose(choice: Choice) -> tuple[str, Measured | None]:
     return name, mine[name] if name in mine else _bundled(bundled[name], choice.content, choice.trace)
 
 
-def summary(found: Measured, simulated_ns: int) -> None:
-    """Measured against simulated, as numbers."""
+def summary(found: Measured, simulated_ns: int, why_not: str) -> None:
+    """Measured beside simulated, as numbers; with an error where nothing says `why_not` to compare them."""
     cells = st.columns(4)
     measurement = found.measurement
-    error = simulated_ns / found.makespan_ns - 1 if found.makespan_ns else 0.0
-    view.metric(cells[0], "Simulated", format_ns(simulated_ns), f"{error:+.1%} against measured")
+    compared = "another run than the measured one"
+    if not why_not and found.makespan_ns:
+        compared = f"{simulated_ns / found.makespan_ns - 1:+.1%} against measured"
+    view.metric(cells[0], "Simulated", format_ns(simulated_ns), compared)
     if measurement is not None:
         profiled = f"profiled: {format_ns(found.profiled_ns)}" if found.profiled_ns else "not profiled"
         view.metric(cells[1], "Measured", format_ns(measurement.schedule.median_ns), profiled)
@@ -81,6 +86,8 @@ def summary(found: Measured, simulated_ns: int) -> None:
         )
         outputs = measurement.outputs
         equal = outputs_in_words(outputs.equal, outputs.bit_equal, outputs.sensitive)
-        view.metric(cells[3], "Outputs", equal, f"{measurement.gpu.name}, {measurement.date}")
+        view.metric(cells[3], "Outputs", equal, view.plain(shortened(f"{measurement.gpu.name}, {measurement.date}")))
     else:
-        view.metric(cells[1], "Measured, profiled", format_ns(found.makespan_ns), found.title)
+        view.metric(cells[1], "Measured, profiled", format_ns(found.makespan_ns), view.plain(shortened(found.title)))
+    if why_not:
+        st.caption(f"No error is given: {view.plain(why_not)}.")

@@ -1,20 +1,15 @@
-"""Results that pages share, each computed once: cached under the hash of the trace, the hardware and the settings.
-
-All are frozen values that nobody changes, so every session may have the same object (`cache_resource`): to unpickle
-one on every rerun (`cache_data`) would take longer than to simulate it.
-"""
+"""Results that pages share, each computed once: cached under the hash of the trace, the hardware and the settings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import streamlit as st
+from dataclasses import dataclass, replace
 
 from gpusim.engine.base import Timeline, engine_by_name
 from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import LaunchMode
+from gpusim.policies import DEFAULT_POLICY, RECOMMENDED
 from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.report.breakdown import Breakdown, breakdown
@@ -25,12 +20,16 @@ from gpusim.search.explore import Explored, explore
 from gpusim.search.limits import Limits, limits
 from gpusim.search.searches import SEARCH
 from gpusim.trace.schema import Trace
+from gpusim.units import counted
 from gpusim_dashboard import kept
+from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
 
+#: As the commands under pages call a downloaded schedule.
+SCHEDULE_FILE = "best.json"
+#: The policy for a step that a searched schedule is not for.
+STAND_IN = DEFAULT_POLICY
 Sensitivities = tuple[tuple[str, float, float, float], ...]
-
-_cached = st.cache_resource(max_entries=64, show_spinner=False)
 
 
 def graph_of(choice: Choice) -> OpGraph:
@@ -38,7 +37,7 @@ def graph_of(choice: Choice) -> OpGraph:
     return _graph(choice.content, choice.hardware.name, choice)
 
 
-@_cached
+@cached
 def _graph(content: str, hardware: str, _choice: Choice) -> OpGraph:
     return OpGraph.build(_choice.trace, _choice.hardware)
 
@@ -48,7 +47,7 @@ def breakdown_of(choice: Choice) -> Breakdown:
     return _breakdown(choice.content, choice.hardware.name, graph_of(choice))
 
 
-@_cached
+@cached
 def _breakdown(content: str, hardware: str, _graph: OpGraph) -> Breakdown:
     return breakdown(_graph)
 
@@ -64,7 +63,7 @@ def quick_of(choice: Choice) -> Explored:
     return _explored(choice.content, choice.hardware.name, choice.streams, choice)
 
 
-@_cached
+@cached
 def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> Explored:
     before = kept.load(_choice, *kept.QUICK)
     found = kept.restore(before, _choice) if before is not None else None
@@ -80,14 +79,60 @@ def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> Exp
     return found
 
 
-def assignment_of(choice: Choice) -> Assignment:
-    """The chosen policy's assignment, or that of the best searched schedule."""
-    if choice.policy == SEARCH:
-        return explored_of(choice).best_of(SEARCH).assignment
-    return _assignment(choice.content, choice.hardware.name, choice.policy, choice.streams, graph_of(choice))
+@dataclass(frozen=True)
+class Shown:
+    """The schedule that pages of one schedule show."""
+
+    policy: str
+    """A policy's name, or that of a search."""
+    streams: int
+    """What the policy was given."""
+    assignment: Assignment
+    recommended: bool
+
+    @property
+    def searched(self) -> bool:
+        """Whether it is no policy's, hence only good for its own step."""
+        return self.policy not in POLICIES
+
+    @property
+    def used(self) -> int:
+        """Streams in use."""
+        return max(self.assignment.streams, default=0) + 1
+
+    @property
+    def words(self) -> list[str]:
+        """Options of `gpusim simulate` for it; a searched one is in the file that the Explore page offers."""
+        if self.searched:
+            return ["--schedule", SCHEDULE_FILE]
+        return ["--policy", self.policy, "--streams", str(self.streams)]
+
+    def fixed_on(self, graph: OpGraph) -> tuple[OpGraph, Assignment | None]:
+        """For what-if questions: the graph with the kernels it runs, and the schedule itself where it is no policy's.
+
+        Kernels chosen from variants count as captured there, so that a change applies to them.
+        """
+        if not self.searched:
+            return graph, None
+        return graph.choosing(self.assignment.variants), replace(self.assignment, variants=())
+
+    @property
+    def label(self) -> str:
+        """Its name on pages."""
+        return f"{self.policy}, {counted(self.used, 'stream')}{' (recommended)' if self.recommended else ''}"
 
 
-@_cached
+def shown_of(choice: Choice) -> Shown:
+    """The schedule chosen: a policy's, the best searched one, or the recommended one."""
+    if choice.policy in (RECOMMENDED, SEARCH):
+        explored = explored_of(choice)
+        row = explored.best if choice.policy == RECOMMENDED else explored.best_of(SEARCH)
+        return Shown(row.policy, row.streams, row.assignment, choice.policy == RECOMMENDED)
+    assignment = _assignment(choice.content, choice.hardware.name, choice.policy, choice.streams, graph_of(choice))
+    return Shown(choice.policy, choice.streams, assignment, False)
+
+
+@cached
 def _assignment(content: str, hardware: str, policy: str, streams: int, _graph: OpGraph) -> Assignment:
     return POLICIES[policy](_graph, streams)
 
@@ -97,29 +142,31 @@ def timeline_of(choice: Choice, assignment: Assignment, mode: LaunchMode = "grap
     return _timeline(choice.content, choice.hardware.name, assignment, mode, graph_of(choice))
 
 
-@_cached
+@cached
 def _timeline(content: str, hardware: str, assignment: Assignment, mode: LaunchMode, _graph: OpGraph) -> Timeline:
     return engine_by_name("reference").run(assignment.lowered(_graph, mode), _graph.hardware)
 
 
 def baseline_of(choice: Choice, mode: LaunchMode) -> whatif.Simulated:
     """The what-if page's baseline: `gpusim simulate`."""
-    searched = assignment_of(choice) if choice.policy == SEARCH else None
-    key = (choice.content, choice.hardware.name, choice.policy, choice.streams, mode)
-    return _baseline(*key, searched, graph_of(choice))
+    shown = shown_of(choice)
+    graph, fixed = shown.fixed_on(graph_of(choice))
+    key = (choice.content, choice.hardware.name, shown.policy, shown.streams, mode)
+    return _baseline(*key, hash(fixed), fixed, graph)
 
 
-@_cached
+@cached
 def _baseline(
     content: str,
     hardware: str,
     policy: str,
     streams: int,
     mode: LaunchMode,
-    searched: Assignment | None,
+    fixed: int,
+    _fixed: Assignment | None,
     _graph: OpGraph,
 ) -> whatif.Simulated:
-    return whatif.simulate(_graph, policy, streams, mode, assignment=searched)
+    return whatif.simulate(_graph, policy, streams, mode, assignment=_fixed)
 
 
 @dataclass(frozen=True)
@@ -145,14 +192,15 @@ class Question:
 
 def answer_of(choice: Choice, question: Question, graph: OpGraph) -> whatif.Simulated:
     """The changed step; `graph` is that of the question's trace and GPU."""
-    own = choice.policy == SEARCH and question.trace == choice.name
+    shown = shown_of(choice)
     # A searched schedule belongs to one step and is no rule that would give another: elsewhere a policy stands in.
-    policy = choice.policy if own or choice.policy != SEARCH else "critical_path"
-    fixed = assignment_of(choice) if own else None
+    own = shown.searched and question.trace == choice.name
+    policy = STAND_IN if shown.searched and not own else shown.policy
+    graph, fixed = shown.fixed_on(graph) if own else (graph, None)
     return _answer(choice.content, policy, repr(question), hash(fixed), fixed, question, graph)
 
 
-@_cached
+@cached
 def _answer(
     content: str,
     policy: str,
@@ -171,12 +219,12 @@ def sensitivities_of(choice: Choice, question: Question, base: whatif.Simulated)
     return _sensitivities(choice.content, base.policy, repr(question), hash(base.assignment), base)
 
 
-@_cached
+@cached
 def _sensitivities(content: str, policy: str, asked: str, assignment: int, _base: whatif.Simulated) -> Sensitivities:
     return whatif.sensitivities(_base)
 
 
-@_cached
+@cached
 def other_graph(trace: str, content: str, gpu: str, _trace: Trace, _hardware: HardwareModel) -> OpGraph:
     """The op graph of another trace or GPU than the chosen one."""
     return OpGraph.build(_trace, _hardware)
@@ -187,12 +235,12 @@ def limits_of(choice: Choice) -> Limits:
     return _limits(choice.content, choice.hardware.name, choice.streams, choice)
 
 
-@_cached
+@cached
 def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> Limits:
     return limits(_choice.trace, _choice.hardware, streams=streams)
 
 
-@_cached
+@cached
 def results_files() -> dict[str, Results]:
     """File name -> results of every replay that ships with gpusim; empty where none do."""
     try:

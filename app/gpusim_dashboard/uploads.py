@@ -29,7 +29,17 @@ def take(file: UploadedFile | None, place: str, read: Callable[[bytes, str], Non
         state[f"wrong in {place}"] = str(error)
 
 
+def error(place: str) -> str:
+    """What was wrong with the file in the control; empty where nothing was."""
+    return str(st.session_state.get(f"wrong in {place}", ""))
+
+
 def show_error(place: str) -> None:
-    """What was wrong with the file in the control, where anything was."""
-    if wrong := st.session_state.get(f"wrong in {place}"):
+    """Show it, where anything was wrong."""
+    if wrong := error(place):
         st.error(view.plain(wrong), icon=":material/error:")
+
+
+def forget_error(place: str) -> None:
+    """Say no more of it."""
+    st.session_state[f"wrong in {place}"] = ""

@@ -2,7 +2,7 @@
 
 import msgspec
 import streamlit as st
-from gpusim_dashboard import kept, results, view
+from gpusim_dashboard import kept, lifetime, results, view
 from gpusim_dashboard.choice import current
 
 from gpusim.errors import GpusimError
@@ -13,16 +13,17 @@ from gpusim.report.explored_table import rows_csv
 from gpusim.report.figures.breakdown import front_figure
 from gpusim.report.figures.explored import bounds_figure
 from gpusim.report.perfetto import chrome_trace, run_from_timeline
+from gpusim.report.summary import summarize
 from gpusim.search.background import Exploration
 from gpusim.search.choices import parse_splits
-from gpusim.search.explore import DEFAULT_BUDGET_S
+from gpusim.search.explore import DEFAULT_BUDGET_S, Row
 from gpusim.search.schedules import row_schedule
 from gpusim.units import MIB, NS_PER_US, counted, format_bytes, format_ns
 
 MAX_BUDGET_S = 300
 choice = current()
 state = st.session_state
-view.heading(choice)
+view.heading(choice, warn=False)  # the verdict does
 key = kept.exploration_key(choice)
 job: Exploration | None = state.get("job") if state.get("job_key") == key else None
 running = job is not None and job.running
@@ -83,12 +84,13 @@ if cells[4].button("Start", type="primary", disabled=running or bool(wrong), wid
         policies=tuple(chosen),
         splits=splits,
     ).start()
+    lifetime.search(state.job)
     st.rerun()
-if cells[5].button("Stop", disabled=not running, width="stretch"):
+if cells[5].button("Stop", disabled=not running, width="stretch") and job is not None:
     job.stop()
 
 
-def table(rows: list) -> None:
+def table(rows: list[Row]) -> None:
     """The schedules so far, the fastest first."""
     view.table(
         [
@@ -114,7 +116,7 @@ def progress() -> None:
         st.rerun()
     if running:
         best = "" if job.best_ns is None else f", best so far {format_ns(job.best_ns)}"
-        st.progress(min(1.0, job.share), f"{job.what}: {len(job.rows)} schedules kept{best}")
+        st.progress(min(1.0, job.share), f"{view.plain(job.what)}: {len(job.rows)} schedules kept{best}")
         table(list(job.rows))
 
 
@@ -138,10 +140,12 @@ if job is None and key not in state.explorations:
     st.caption(f"Every policy and {explored.evaluations} searched schedules; press Start to search longer.")
 elif explored.interrupted:
     st.caption(f"Stopped after {explored.evaluations} searched schedules: the best found so far.")
-st.markdown(f"**Verdict.** {explored.verdict.text}")
+summary = summarize(explored)
+view.verdict_box(summary.verdict, choice.hardware)
+view.passed_over(summary.passed_over)
 for line in choices_lines(explored):
     st.markdown(view.plain(line))
-view.show(bounds_figure(explored, view.theme()), "bounds")
+view.show(bounds_figure(summary, view.theme()), "bounds")
 view.show(front_figure(explored.rows, f"{choice.trace.name} on {choice.hardware.label}", view.theme()), "front")
 table(list(explored.rows))
 
@@ -179,28 +183,27 @@ timeline = results.timeline_of(choice, row.assignment)
 schedule = row_schedule(explored, row)
 ran = results.graph_of(choice).choosing(row.assignment.variants).trace
 run = run_from_timeline(timeline, ran, f"simulated: {row.policy}, {counted(row.streams, 'stream')}", choice.hardware)
-# Made when asked for: each choice runs the page anew, and the browser may still look for files of the run before.
 cells = st.columns(3)
-cells[0].download_button(
+view.download(
+    cells[0],
     "Schedule (JSON)",
     lambda: msgspec.json.format(msgspec.json.encode(schedule), indent=1) + b"\n",
-    f"{choice.trace.name}-{row.policy}.json",
+    view.file_name(choice.trace.name, f"{row.policy}.json"),
     "application/json",
-    width="stretch",
 )
-cells[1].download_button(
+view.download(
+    cells[1],
     "Table (CSV)",
     lambda: rows_csv(explored.rows, choice.trace.name, choice.hardware.label, choice.hardware.calibrated),
-    f"{choice.trace.name}-schedules.csv",
+    view.file_name(choice.trace.name, "schedules.csv"),
     "text/csv",
-    width="stretch",
 )
-cells[2].download_button(
+view.download(
+    cells[2],
     "Timeline for Perfetto",
     lambda: compress(msgspec.json.encode(chrome_trace([run]))),
-    f"{choice.trace.name}-{row.policy}.perfetto.json.gz",
+    view.file_name(choice.trace.name, f"{row.policy}.perfetto.json.gz"),
     "application/gzip",
-    width="stretch",
 )
 words = ["--streams", str(choice.streams), *kept.search_words(choice), "-o", "best.json"]
 view.command("explore", choice.words, *view.hardware_words(choice), *words)

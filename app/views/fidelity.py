@@ -1,5 +1,7 @@
 """Fidelity: predicted against measured, for every replay that was kept."""
 
+from typing import Any
+
 import msgspec
 import streamlit as st
 from gpusim_dashboard import results, view
@@ -7,6 +9,7 @@ from gpusim_dashboard import results, view
 from gpusim.hardware.model import hardware_for_gpu
 from gpusim.report.fidelity import fidelity
 from gpusim.report.figures.comparisons import measured_figure
+from gpusim.text import message
 from gpusim.units import NS_PER_US
 
 st.markdown("Schedules replayed on real GPUs: the time predicted beforehand, and the time measured.")
@@ -17,9 +20,10 @@ if not files:
 cells = st.columns(4)
 
 
-def pick(cell: object, label: str, values: set[str]) -> list[str]:
+def pick(cell: Any, label: str, values: set[str]) -> list[str]:
     """A filter; nothing picked is everything."""
-    return cell.multiselect(label, sorted(values), placeholder="all") or sorted(values)
+    picked: list[str] = cell.multiselect(label, sorted(values), placeholder="all")
+    return picked or sorted(values)
 
 
 sources = pick(cells[0], "Results", set(files))
@@ -71,6 +75,7 @@ view.table(
         for case in each.cases
     ]
 )
-for each in shown:
-    st.caption(f"{each.gpu}, {each.date}, model {each.hardware}: `{each.command}`")
+with st.expander("Where each result comes from"):
+    for each in shown:
+        st.caption(view.plain(message(f"{each.gpu}, {each.date}, model {each.hardware}: {each.command}")))
 view.command("figure", "fidelity", "--html", "fidelity.html")

@@ -8,21 +8,22 @@ from gpusim.policies.registry import POLICIES
 from gpusim.report.figures.breakdown import front_figure
 from gpusim.report.figures.comparisons import memory_figure
 from gpusim.report.live import by_role, peak
-from gpusim.units import MIB, NS_PER_US, counted, format_bytes, format_ns
+from gpusim.units import MIB, NS_PER_US, format_bytes, format_ns
 
 SHOWN = 200
 choice = current()
 view.heading(choice)
+with st.spinner(view.EXPLORING):
+    shown = results.shown_of(choice)
 with st.spinner("Simulating ..."):
-    assignment = results.assignment_of(choice)
-    timeline = results.timeline_of(choice, assignment)
+    timeline = results.timeline_of(choice, shown.assignment)
     alone = results.timeline_of(choice, POLICIES["sequential"](results.graph_of(choice), 1))
-label = f"{choice.policy}, {counted(max(assignment.streams, default=0) + 1, 'stream')}"
 title = f"Memory over time: {choice.trace.name} on {choice.hardware.label}"
-runs = [(label, timeline)] if choice.policy == "sequential" else [("sequential", alone), (label, timeline)]
+label = shown.label
+runs = [(label, timeline)] if shown.policy == "sequential" else [("sequential", alone), (label, timeline)]
 view.show(memory_figure(runs, view.theme(), title), "memory")
 
-found = peak(timeline, choice.trace)
+found = peak(timeline, results.graph_of(choice).choosing(shown.assignment.variants).trace)
 st.subheader(f"Live at the peak of {label}: {format_bytes(found.bytes)} at {format_ns(found.time_ns)}")
 roles = by_role(found.live)
 sizes = [f"{role.replace('_', ' ')} **{format_bytes(size)}**" for role, size in roles.items()]
@@ -49,5 +50,6 @@ if len(found.live) > SHOWN:
 with st.spinner(view.EXPLORING):
     explored = results.explored_of(choice)
 view.show(front_figure(explored.rows, f"{choice.trace.name} on {choice.hardware.label}", view.theme()), "front")
-words = ["--policy", choice.policy, "--streams", str(choice.streams)]
-view.command("simulate", choice.words, *view.hardware_words(choice), *words)
+view.command("simulate", choice.words, *view.hardware_words(choice), *shown.words)
+if shown.searched:
+    st.caption(view.SCHEDULE_NOTE)

@@ -11,7 +11,7 @@ from gpusim.report.summary import Summary, summarize
 from gpusim.units import counted, format_bytes, format_ns
 
 choice = current()
-view.heading(choice)
+view.heading(choice, warn=False)  # the verdict does
 top, about, middle, bottom = (st.container() for _ in range(4))
 
 
@@ -23,22 +23,25 @@ def show_verdict(found: Summary) -> None:
     )
     largest_ns, largest = found.largest_bound
     with top:
-        box = st.success if verdict.worth_it else st.info
-        box(verdict.text, icon=":material/check_circle:" if verdict.worth_it else ":material/do_not_disturb_on:")
+        view.verdict_box(verdict, choice.hardware)
         cells = st.columns(5)
         interval = f"90 %: {verdict.low:.2f}x to {verdict.high:.2f}x"
-        view.metric(cells[0], "Predicted speed-up", f"{verdict.speedup:.2f}x", interval)
+        eager = next((row for row in verdict.rows if row.what == "eager"), None)
+        source = "predicted" if eager is None or not eager.measured else "measured"
+        view.metric(cells[0], "Eager today", "unknown" if eager is None else format_ns(eager.time_ns), source)
         view.metric(
-            cells[1], "Recommended", format_ns(best.makespan_ns), f"{format_ns(low_ns)} to {format_ns(high_ns)}"
+            cells[1], "Recommended", format_ns(best.makespan_ns), f"90 %: {format_ns(low_ns)} to {format_ns(high_ns)}"
         )
-        view.metric(cells[2], "Sequential graph", format_ns(found.sequential_ns), "1.00x")
-        view.metric(cells[3], "Largest bound", format_ns(largest_ns), largest)
+        view.metric(cells[2], "Over one CUDA graph", f"{verdict.speedup:.2f}x", interval)
+        possible = found.sequential_ns / largest_ns if largest_ns else 1.0
+        view.metric(cells[3], "Best possible", f"{possible:.2f}x", f"{format_ns(largest_ns)}, {largest} bound")
         view.metric(
             cells[4], "Peak memory", format_bytes(best.peak_bytes), f"{best.policy}, {counted(best.streams, 'stream')}"
         )
     with middle:
         view.show(gain_figure(found, view.theme()), "gain")
         view.show(bounds_figure(found, view.theme()), "bounds")
+        view.passed_over(found.passed_over)
 
 
 def show_breakdown(found: Breakdown) -> None:

@@ -9,34 +9,35 @@ from gpusim_dashboard.choice import current
 from gpusim.plan.tasks import LaunchMode
 from gpusim.report.figures.timeline import timeline_figure
 from gpusim.report.lanes import whole
+from gpusim.report.measured import not_comparable
 from gpusim.report.perfetto import run_from_timeline
 from gpusim.report.waiting import waiting_text
 from gpusim.search.critical import critical_path
-from gpusim.search.searches import SEARCH
-from gpusim.units import NS_PER_US, counted, format_ns
+from gpusim.units import NS_PER_US, format_ns
 
 choice = current()
 view.heading(choice)
 mode: LaunchMode = st.radio(
     "Launched by", get_args(LaunchMode), horizontal=True, help="In one CUDA graph, or kernel by kernel from the host."
 )
+with st.spinner(view.EXPLORING):
+    shown = results.shown_of(choice)
 with st.spinner("Simulating ..."):
-    assignment = results.assignment_of(choice)
-    timeline = results.timeline_of(choice, assignment, mode)
-graph = results.graph_of(choice)
-measured_name, replayed = measured.choose(choice)
+    timeline = results.timeline_of(choice, shown.assignment, mode)
+graph = results.graph_of(choice).choosing(shown.assignment.variants)
+measured_name, replayed = measured.choose(choice, shown)
 if replayed is not None:
-    measured.summary(replayed, timeline.makespan_ns)
+    why_not = not_comparable(replayed, choice.hardware, mode, shown.policy, shown.used)
+    measured.summary(replayed, timeline.makespan_ns, why_not)
 run_ns = whole(replayed.run)[1] if replayed is not None and replayed.run is not None else 0
 timed_ns = replayed.timed_ns if replayed is not None else None
 end_us = max(1, -(-max(timeline.makespan_ns, run_ns, timed_ns or 0) // 1000))
 window_us = st.slider("Window, us", 0, end_us, (0, end_us), key=f"window of {choice.content} {end_us}")
 window_ns = (window_us[0] * 1000, max(window_us[1], window_us[0] + 1) * 1000)
-streams = max(assignment.streams, default=0) + 1
-title = f"simulated: {choice.policy}, {counted(streams, 'stream')}"
+title = f"simulated: {shown.label}"
 figure = timeline_figure(
     timeline,
-    choice.trace,
+    graph.trace,
     graph.hardware,
     title=title,
     measured=replayed.run if replayed is not None else None,
@@ -58,8 +59,8 @@ with left:
             "window first."
         )
     else:
-        run = run_from_timeline(timeline, choice.trace, title, graph.hardware)
-        st.markdown(waiting_text(timeline, choice.trace, graph.hardware, run, chosen))
+        run = run_from_timeline(timeline, graph.trace, title, graph.hardware)
+        st.markdown(waiting_text(timeline, graph.trace, graph.hardware, run, chosen))
 with right:
     st.subheader("Critical path")
     totals = critical_path(timeline, graph.hardware).totals_ns()
@@ -77,9 +78,6 @@ with right:
 words = ["--launch", mode, "--html", "timeline.html"]
 if replayed is not None:
     words += ["--measured", measured_name]
-if choice.policy == SEARCH:
-    view.command("simulate", choice.words, *view.hardware_words(choice), "--schedule", "best.json", *words)
-    st.caption("best.json is the schedule that the Explore page offers for download.")
-else:
-    own = ["--policy", choice.policy, "--streams", str(choice.streams)]
-    view.command("simulate", choice.words, *view.hardware_words(choice), *own, *words)
+view.command("simulate", choice.words, *view.hardware_words(choice), *shown.words, *words)
+if shown.searched:
+    st.caption(view.SCHEDULE_NOTE)

@@ -4,14 +4,14 @@ import time
 from typing import get_args
 
 import streamlit as st
-from gpusim_dashboard import results, view
-from gpusim_dashboard.choice import SEARCH, bundled_trace, current, hardware_model, trace_of
+from gpusim_dashboard import changes, results, view
+from gpusim_dashboard.choice import current, hardware_model, trace_of, write_address
 
 from gpusim.hardware.model import bundled_hardware
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import LaunchMode
 from gpusim.report.figures.comparisons import tornado_figure
 from gpusim.search.whatif import longest, op_label
-from gpusim.trace.store import bundled_traces, other_batches
 from gpusim.units import counted, format_bytes, format_ns
 
 OPS_OFFERED = 60
@@ -19,65 +19,120 @@ OPS_OFFERED = 60
 SENDING_S = 0.04
 choice = current()
 view.heading(choice)
-batches = other_batches(choice.trace, {name: bundled_trace(name)[1] for name in bundled_traces()})
+batches = changes.batches_of(choice.trace)
+with st.spinner(view.EXPLORING):
+    shown = results.shown_of(choice)
+st.caption("The page's address has every setting, so a reload keeps them and a link shows them to somebody else.")
+
+
+def op_text(graph: OpGraph, op: int) -> str:
+    """An op of the list: its layer, what it is, and its time."""
+    return f"{view.option(op_label(graph.trace.ops[op]))}: {format_ns(sum(task.dur_ns for task in graph.tasks[op]))}"
 
 
 @st.fragment
 @view.explained
 def what_if() -> None:
     """Controls and answer: a fragment, so that a slider runs this again and not the frame around it."""
+    about = (choice.content[:8], choice.hardware.name)
     first = st.columns(4)
-    gpu = first[0].selectbox(
-        "GPU",
+    gpu: str = first[0].selectbox(
+        "GPU to try",
         list(bundled_hardware()),
-        list(bundled_hardware()).index(choice.hardware.name),
+        key=changes.control("gpu", choice.hardware.name, *about),
         format_func=lambda name: hardware_model(name).label,
     )
+    if gpu != changes.settings().get("gpu", choice.hardware.name):  # of the GPU before
+        for name in ("sms", "queues"):
+            changes.settings().pop(name, None)
+    changes.keep("gpu", gpu, choice.hardware.name)
     model = hardware_model(gpu)
-    batch = first[1].selectbox(
+    own_batch = choice.trace.model.batch
+    batch: int = first[1].selectbox(
         "Batch",
-        sorted({choice.trace.model.batch, *batches}),
+        sorted({own_batch, *batches}),
         disabled=not batches,
-        key="batch_" + choice.content[:8],
-        index=sorted({choice.trace.model.batch, *batches}).index(choice.trace.model.batch),
+        key=changes.control("batch", own_batch, *about),
         help="Those that there are traces for.",
     )
+    changes.keep("batch", batch, own_batch)
     mode: LaunchMode = first[2].selectbox(
-        "Launched by", get_args(LaunchMode), help="One CUDA graph, or the host's streams."
+        "Launched by",
+        get_args(LaunchMode),
+        key=changes.control("launch", "graph", *about),
+        help="One CUDA graph, or the host's streams.",
     )
-    streams = first[3].slider("Streams", 1, 32, min(32, choice.streams), disabled=choice.policy == SEARCH)
+    changes.keep("launch", mode, "graph")
+    # On the steps that a search's schedule is not for, a policy takes its place.
+    fixed = shown.searched and batch == own_batch
+    usual_streams = min(changes.MAX_STREAMS, shown.streams)
+    streams: int = first[3].slider(
+        "Streams to try",
+        1,
+        changes.MAX_STREAMS,
+        key=changes.control("on_streams", usual_streams, *about, choice.policy, choice.streams),
+        disabled=fixed,
+    )
+    changes.keep("on_streams", streams, usual_streams)
     second = st.columns(4)
-    sms = second[0].slider("SMs", 1, 2 * model.limits.sms, model.limits.sms, key=f"sms of {gpu}")
-    bandwidth = second[1].slider("DRAM bandwidth, x", 0.25, 4.0, 1.0, 0.05)
-    launch_cost = second[2].slider(
-        "Launch cost, x", 0.0, 4.0, 1.0, 0.1, help="Gaps, forks, joins, the front end and the host."
+    sms: int = second[0].slider(
+        "SMs",
+        1,
+        changes.MAX_SMS_FACTOR * model.limits.sms,
+        key=changes.control("sms", model.limits.sms, *about, gpu),
     )
-    queues = second[3].slider(
+    changes.keep("sms", sms, model.limits.sms)
+    bandwidth: float = second[1].slider(
+        "DRAM bandwidth, x", *changes.BANDWIDTH, step=0.05, key=changes.control("bandwidth", 1.0, *about)
+    )
+    changes.keep("bandwidth", bandwidth, 1.0)
+    launch_cost: float = second[2].slider(
+        "Launch cost, x",
+        *changes.LAUNCH_COST,
+        step=0.1,
+        key=changes.control("launch_cost", 1.0, *about),
+        help="Gaps, forks, joins, the front end and the host.",
+    )
+    changes.keep("launch_cost", launch_cost, 1.0)
+    queues: int = second[3].slider(
         "Hardware queues",
         1,
         model.stream.max_queues,
-        model.stream.queues,
         disabled=mode == "graph",
         help="Only where the host launches: CUDA_DEVICE_MAX_CONNECTIONS.",
-        key=f"queues of {gpu}",
+        key=changes.control("queues", model.stream.queues, *about, gpu),
     )
+    changes.keep("queues", queues, model.stream.queues)
 
-    same = batch == choice.trace.model.batch
+    same = batch == own_batch
     name = choice.name if same else batches[batch]
     content, trace = trace_of(name)
     graph = results.other_graph(name, content, gpu, trace, model)
     third = st.columns([3, 1])
-    offered = longest(graph, OPS_OFFERED)
-    op = third[0].selectbox(
+    names = [each.name for each in trace.ops]
+    offered = [names[index] for index in longest(graph, OPS_OFFERED)]
+    linked = changes.settings().get("op")
+    if linked in names and linked not in offered:
+        offered.append(str(linked))
+    elif linked not in names:
+        changes.settings().pop("op", None)
+    chosen: str | None = third[0].selectbox(
         "Op",
         offered,
-        format_func=lambda index: (
-            f"{op_label(graph.trace.ops[index])}: {format_ns(sum(t.dur_ns for t in graph.tasks[index]))}"
-        ),
+        format_func=lambda each: op_text(graph, names.index(each)),
         help=f"The {OPS_OFFERED} longest.",
-        key=f"op of {trace.name}",
+        key=changes.control("op", offered[0], *about, batch) if offered else "no op",
     )
-    speed = third[1].slider("is so many times as fast", 0.25, 8.0, 1.0, 0.25)
+    op = names.index(chosen) if chosen is not None else 0
+    if chosen is not None:
+        changes.keep("op", chosen, offered[0])
+    speed: float = third[1].slider(
+        "Op speed-up, x", *changes.OP_SPEED, step=0.25, key=changes.control("op_speed", 1.0, *about)
+    )
+    changes.keep("op_speed", speed, 1.0)
+    write_address("what-if", changes.settings())
+    if changes.settings():
+        st.button("Reset", icon=":material/undo:", on_click=changes.reset)
 
     question = results.Question(name, gpu, mode, streams, sms, bandwidth, launch_cost, queues, op, speed)
     baseline = results.baseline_of(choice, "graph")
@@ -85,8 +140,8 @@ def what_if() -> None:
     changed = result.graph
     if model.calibrated and not changed.hardware.calibrated:
         st.warning(
-            f"Uncalibrated: {changed.hardware.label}. Kernel times are scaled, not measured; read the result as a "
-            "trend.",
+            f"Uncalibrated: {view.plain(changed.hardware.label)}. Kernel times are scaled, not measured; read the "
+            "result as a trend.",
             icon=":material/warning:",
         )
     elif model is not choice.hardware:
@@ -100,9 +155,13 @@ def what_if() -> None:
         format_ns(baseline.makespan_ns),
         f"{baseline.policy}, {counted(baseline.streams, 'stream')}",
     )
-    change = result.makespan_ns / baseline.makespan_ns - 1
+    # Of another batch, each sample is compared.
+    change = (result.makespan_ns / batch) / (baseline.makespan_ns / own_batch) - 1
     view.metric(
-        cells[1], f"What if{per}", format_ns(result.makespan_ns), f"{change:+.1%} time" if change else "the same"
+        cells[1],
+        f"What if{per}",
+        format_ns(result.makespan_ns),
+        f"{change:+.1%} time{' a sample' if not same else ''}" if change else "the same",
     )
     view.metric(cells[2], "Speed-up", f"{result.speedup:.2f}x", f"baseline {baseline.speedup:.2f}x")
     low_ns, high_ns = graph.hardware.interval_ns(result.makespan_ns, result.streams, graph.may_lose_cache)
@@ -116,7 +175,7 @@ def what_if() -> None:
     else:
         note += "No interval: nothing like it has been measured."
     if not same:
-        per_sample = result.makespan_ns / batch, baseline.makespan_ns / choice.trace.model.batch
+        per_sample = result.makespan_ns / batch, baseline.makespan_ns / own_batch
         note += f" For each sample {format_ns(per_sample[0])}, baseline {format_ns(per_sample[1])}."
     st.caption(note)
     # After the answer, and once it is on its way: they take longer than it.
@@ -125,12 +184,12 @@ def what_if() -> None:
 
     rows = results.sensitivities_of(choice, question, result)
     view.show(
-        tornado_figure(rows, view.theme(), f"What {graph.trace.name} on {changed.hardware.label} is sensitive to"),
+        tornado_figure(rows, view.theme(), f"Sensitivities: {graph.trace.name} on {gpu}"),
         "tornado",
     )
     st.caption("The schedule stays as it is while one parameter at a time goes through its range.")
-    if choice.policy != SEARCH:
-        words = ["--policy", choice.policy, "--streams", str(streams), "--launch", mode, "--hw", gpu]
+    if not fixed:
+        words = ["--policy", result.policy, "--streams", str(streams), "--launch", mode, "--hw", gpu]
         for option, value, default in (
             ("--sms", sms, model.limits.sms),
             ("--bandwidth", bandwidth, 1.0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
@@ -11,18 +10,58 @@ from gpusim import __version__
 from gpusim.cli.analysis import limits
 from gpusim.cli.app import app
 from gpusim.cli.bench import bench
-from gpusim.cli.catalogue import hardware, traces
+from gpusim.cli.catalogue import hardware, policies, traces
+from gpusim.cli.common import tell
 from gpusim.cli.explain import explain
 from gpusim.cli.gpu import calibrate, capture, replay, validate
+from gpusim.cli.output import ReaderGoneError, checked_output, quiet_errors
 from gpusim.cli.simulation import explore, simulate
 from gpusim.cli.sweep import sweep
 from gpusim.cli.whatif import figure, whatif
 from gpusim.errors import EXIT_USER_ERROR, GpusimError
+from gpusim.text import message
 
 EXIT_INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+#: Commands as `--help` groups them, each with what it does in a few words.
+GROUPS = {
+    "Ask (no GPU needed)": {
+        "explore": "Find the fastest schedule; say whether it is worth it",
+        "simulate": "Predict one schedule",
+        "limits": "Say what keeps ops from running side by side",
+        "explain": "Say why a schedule is not faster",
+        "whatif": "Ask for other SMs, bandwidth, costs, faster ops",
+        "sweep": "Simulate many traces, GPUs and policies",
+        "app": "Open the dashboard in a browser",
+        "figure": "Draw one of the dashboard's figures",
+    },
+    "Prove on a GPU": {
+        "capture": "Capture one step of a model",
+        "replay": "Run a schedule, check its outputs and time it",
+        "validate": "Compare predictions with replays of a recipe",
+        "calibrate": "Measure this GPU's hardware model",
+    },
+    "See what there is": {
+        "traces": "List the bundled traces",
+        "hardware": "List the hardware models, or compare two",
+        "policies": "List the policies that --policy takes",
+        "bench": "Measure how fast the engines are here",
+    },
+}
+
+
+class GroupedCommands(click.Group):
+    """Commands in the order and under the headings of `GROUPS`."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One section a group."""
+        for heading, summaries in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(summaries.items()))
+
+
+@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="gpusim")
 def cli() -> None:
     """Predict, search and prove concurrent schedules of a PyTorch step on a GPU.
@@ -32,7 +71,7 @@ def cli() -> None:
                      gpusim app
     On a GPU:        gpusim capture torchvision:googlenet --mode train --batch 8 -o t.json.gz
                      gpusim explore t.json.gz -o best.json
-                     gpusim replay --trace t.json.gz --schedule best.json
+                     gpusim replay t.json.gz --schedule best.json
     """  # noqa: D301  (click's mark for "keep these lines" is the character, not the two letters)
 
 
@@ -48,6 +87,7 @@ for command in (
     validate,
     traces,
     hardware,
+    policies,
     bench,
     whatif,
     figure,
@@ -57,21 +97,25 @@ for command in (
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line on standard error and exit code 2, our own bug a traceback."""
-    try:
-        cli(standalone_mode=False)
-    except GpusimError as error:
-        click.echo(f"gpusim: {error}", err=True)
-        sys.exit(EXIT_USER_ERROR)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(EXIT_USER_ERROR)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("gpusim: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    """Entry point: a user's mistake is one line on standard error and exit code 2, our own bug a traceback.
+
+    Where nobody reads the output to its end (`| head -1`), the command ends without a word and exit code 0.
+    """
+    with quiet_errors():
+        try:
+            with checked_output():
+                cli(standalone_mode=False)
+        except GpusimError as error:
+            tell(f"gpusim: {error}", err=True)
+            sys.exit(EXIT_USER_ERROR)
+        except click.ClickException as error:
+            click.UsageError(message(error.format_message()), getattr(error, "ctx", None)).show()
+            sys.exit(EXIT_USER_ERROR)
+        except (click.Abort, KeyboardInterrupt):
+            tell("gpusim: interrupted", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+        except ReaderGoneError:
+            sys.exit(0)
 
 
 __all__ = ["cli", "main"]

@@ -12,14 +12,18 @@ from gpusim.cli.common import (
     naming,
     print_json,
     progress_bar,
+    tell,
 )
 from gpusim.cli.figures import check_figures, figure_options
+from gpusim.policies import DEFAULT_STREAMS
 
 
 @click.command()
 @click.argument("trace")
 @hardware_option
-@click.option("--streams", type=int, default=8, show_default=True, help="Most streams of the schedules compared.")
+@click.option(
+    "--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Most streams of the schedules compared."
+)
 @json_option
 @figure_options
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the losses as CSV, one row for each scope and limit.")
@@ -47,7 +51,7 @@ def limits(
     table = check_output(csv_file)
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
-    with naming(trace), progress_bar(not as_json) as report:
+    with naming(trace, hardware), progress_bar(not as_json) as report:
         found = find(step, model, streams=streams, report=report)
     if table is not None:
         write_bytes(table, limits_csv(found).encode())
@@ -60,5 +64,5 @@ def limits(
         return
     print_limits(found)
     if table is not None:
-        click.echo(f"losses written to {table}")
+        tell(f"losses written to {table}")
     figures.announce()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 
 import click
 
@@ -14,6 +17,10 @@ from gpusim.errors import GpusimError, OptionError
 DEFAULT_PORT = 8501
 #: This machine only: whoever can open the dashboard can use its processors.
 ADDRESS = "127.0.0.1"
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+EVERY_ADDRESS = ("0.0.0.0", "::")
+#: A name, or an address of either kind; no pattern.
+HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
 #: Blue and sky of the figures (gpusim/report/figures/theme.py, which imports plotly): red is for errors.
 PRIMARY_LIGHT, PRIMARY_DARK = "#0072B2", "#56B4E9"
 MISSING = "the dashboard needs {package}, which is not installed (pip install 'gpusim[app]')"
@@ -24,8 +31,15 @@ MISSING = "the dashboard needs {package}, which is not installed (pip install 'g
 @click.option(
     "--address", default=ADDRESS, show_default=True, help="Where to listen; by default for this machine only."
 )
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Another name that browsers may ask for, besides localhost and --address; repeatable.",
+)
 @click.option("--headless", is_flag=True, help="Open no browser.")
-def app(port: int, address: str, headless: bool) -> None:
+def app(port: int, address: str, hosts: tuple[str, ...], headless: bool) -> None:
     """Open the dashboard in a browser: what-if questions without writing code. Ctrl-C ends it."""
     from gpusim.resources import resource_dir
     from gpusim.trace.store import MAX_UPLOAD_BYTES
@@ -51,9 +65,28 @@ def app(port: int, address: str, headless: bool) -> None:
         "theme.dark.primaryColor": PRIMARY_DARK,
     }
     words = [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
+    words += [f"--server.allowedHosts={host}" for host in allowed_hosts(address, hosts)]
     sys.stdout.flush()
     # Streamlit takes the place of this process: signals and exit codes are its own, and gpusim imports none of it.
     os.execv(sys.executable, [sys.executable, str(serve), *words])
+
+
+def allowed_hosts(address: str, more: Iterable[str] = ()) -> tuple[str, ...]:
+    """The names under which browsers may ask for the dashboard: no page of another name can reach it by DNS rebinding.
+
+    This machine's own, `address`, and `more`; where it listens on all addresses, also the machine's name and theirs.
+    Raises `OptionError` for what is no host name or address.
+    """
+    names = [*LOCAL_HOSTS, address, *more]
+    if address in EVERY_ADDRESS:
+        own = socket.gethostname()
+        names += [own, socket.getfqdn()]
+        with suppress(OSError):
+            names += [str(found[4][0]) for found in socket.getaddrinfo(own, None)]
+    for name in more:
+        if not HOST_NAME.fullmatch(name):
+            raise OptionError(f"--allow-host '{name}': give a name such as lab.example.org, or an address, and no port")
+    return tuple(dict.fromkeys(name.strip("[]").lower() for name in names))
 
 
 def _check_port(address: str, port: int) -> None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import click
 
-from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, print_json, say
+from gpusim.cli.common import (
+    choose_hardware,
+    hardware_option,
+    json_option,
+    naming,
+    one_trace,
+    print_json,
+    say,
+    trace_either_way,
+)
 
 DEFAULT_TRACE = "googlenet-train-b8"
 
 
 @click.command()
-@click.option("--trace", default=DEFAULT_TRACE, show_default=True, metavar="TRACE", help="Trace to simulate.")
+@trace_either_way
 @hardware_option
 @click.option(
     "--seconds",
@@ -20,15 +29,19 @@ DEFAULT_TRACE = "googlenet-train-b8"
     help="Time for each measurement of a round.",
 )
 @json_option
-def bench(trace: str, hardware: str | None, seconds: float, as_json: bool) -> None:
-    """Measure how many schedules and kernels each engine simulates a second, and whether they agree."""
+def bench(trace_argument: str | None, trace: str | None, hardware: str | None, seconds: float, as_json: bool) -> None:
+    """Measure how many schedules and kernels each engine simulates a second, and whether they agree.
+
+    TRACE is googlenet-train-b8 where none is given.
+    """
+    trace = one_trace(trace_argument, trace, DEFAULT_TRACE)
     from gpusim.report.bench_table import bench_document, print_bench
     from gpusim.search.bench import bench as run
     from gpusim.trace.store import load_trace
 
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
-    with naming(trace):
+    with naming(trace, hardware):
         found = run(step, model, round_s=seconds, report=say)
     if as_json:
         print_json(bench_document(found))

@@ -1,4 +1,4 @@
-"""`gpusim traces` and `gpusim hardware`: what is bundled."""
+"""`gpusim traces`, `gpusim hardware` and `gpusim policies`: what there is."""
 
 from __future__ import annotations
 
@@ -20,6 +20,22 @@ def traces(as_json: bool) -> None:
         print_json({"traces": rows})
     else:
         print_traces(rows)
+
+
+@click.command()
+@json_option
+def policies(as_json: bool) -> None:
+    """List the policies that --policy takes."""
+    from gpusim.policies import DEFAULT_POLICY, RECOMMENDED
+    from gpusim.policies.registry import POLICIES
+    from gpusim.report.tables import print_policies
+
+    if as_json:
+        fields = ("name", "summary", "source", "max_streams", "slow")
+        found = [{field: getattr(policy, field) for field in fields} for policy in POLICIES.values()]
+        print_json({"policies": found, "default": DEFAULT_POLICY, "recommended": RECOMMENDED})
+    else:
+        print_policies(tuple(POLICIES.values()))
 
 
 @click.command()

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusim.errors import GpuError, PlanError, TraceError, UnknownNameError
+from gpusim.errors import (
+    GpuError,
+    HardwareError,
+    LimitError,
+    OptionError,
+    PlanError,
+    TraceError,
+    UnknownNameError,
+)
+from gpusim.hardware import DEFAULT_HARDWARE
+from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
+from gpusim.text import json_ascii, visible
 
 if TYPE_CHECKING:
     from gpusim.hardware.model import HardwareModel
@@ -19,7 +30,6 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-DEFAULT_HARDWARE = "h200"
 MISSING_TORCH = (
     "no GPU: torch is not installed, and this command runs kernels on a CUDA GPU (pip install 'gpusim[gpu]')"
 )
@@ -39,18 +49,49 @@ def hardware_option(function: Function) -> Function:
 
 def choose_hardware(name: str | None, trace: Trace) -> HardwareModel:
     """The hardware model asked for, or the one of the GPU that the trace was captured on."""
-    from gpusim.hardware.model import hardware_for_gpu, load_hardware
+    from gpusim.hardware.model import default_hardware, load_hardware
 
-    if name is not None:
-        return load_hardware(name)
-    return hardware_for_gpu(trace.provenance.gpu.name) or load_hardware(DEFAULT_HARDWARE)
+    return default_hardware(trace.provenance.gpu.name) if name is None else load_hardware(name)
+
+
+def tell(*words: str, err: bool = False) -> None:
+    """One line on standard output, or on standard error, with all of its text visible."""
+    click.echo(visible(" ".join(words)), err=err)
 
 
 def print_json(document: Any) -> None:
     """One JSON document on standard output, and nothing else there."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+    click.echo(json_ascii(msgspec.json.format(msgspec.json.encode(document), indent=1).decode()))
+
+
+def trace_either_way(function: Function) -> Function:
+    """TRACE as an argument, and as `--trace`, which older scripts have; `one_trace` makes one of them."""
+    function = click.option("--trace", default=None, metavar="TRACE", help="The same as the argument TRACE.")(function)
+    return click.argument("trace_argument", metavar="TRACE", required=False)(function)
+
+
+def one_trace(argument: str | None, option: str | None, default: str | None = None) -> str:
+    """The trace given either way. Raises `OptionError` for none and for two."""
+    if argument is not None and option is not None:
+        raise OptionError(f"give the trace once: {argument}, or --trace {option}")
+    trace = argument or option or default
+    if trace is None:
+        raise OptionError("give a TRACE: a file or a bundled name (gpusim traces)")
+    return trace
+
+
+def policy_option(what: str) -> Callable[[Function], Function]:
+    """`--policy P`, whose schedule a command simulates, explains or replays."""
+    text = f"{what} this policy's schedule; `{RECOMMENDED}`: the one that explore recommends (gpusim policies)"
+    return click.option("--policy", default=None, metavar="P", help=f"{text}.")
+
+
+def streams_option(function: Function) -> Function:
+    """`--streams N` of a command that takes a policy or a schedule."""
+    text = f"Most streams for the policy [default: {DEFAULT_STREAMS}]."
+    return click.option("--streams", type=int, default=None, help=text)(function)
 
 
 def check_output(path: str | None) -> Path | None:
@@ -80,26 +121,37 @@ def progress_bar(enabled: bool) -> Iterator[Callable[[str, float, int], None]]:
     if not enabled or not sys.stderr.isatty():
         yield lambda what, share, best_ns: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from gpusim.report.terminal import console
     from gpusim.units import format_ns
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[best]}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    texts = [TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[best]}")]
+    columns = (texts[0], BarColumn(), texts[1], TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("explore", total=1.0, best="")
 
         def report(what: str, share: float, best_ns: int) -> None:
-            bar.update(task, description=what, completed=share, best=f"best {format_ns(best_ns)}")
+            best = f"best {format_ns(best_ns)}" if best_ns else ""
+            bar.update(task, description=visible(what), completed=share, best=best)
 
         yield report
 
 
 @contextmanager
-def naming(file: str) -> Iterator[None]:
-    """Put the file's name before a plan's error: the kernel at fault came out of that file."""
+def naming(file: str, hardware: str | None = None) -> Iterator[None]:
+    """Put the file's name before a plan's error: the trace's, which the kernel at fault came out of.
+
+    Where `hardware`, the model asked for, is a file and its limits admit no such kernel, that file's name.
+    """
+    from gpusim.hardware.model import bundled_hardware
+
     try:
         yield
+    except LimitError as cause:
+        if hardware is None or hardware in bundled_hardware():
+            raise TraceError(file, str(cause)) from cause
+        raise HardwareError(hardware, f"has no room for a kernel of {file}: {cause}") from cause
     except PlanError as cause:
         raise TraceError(file, str(cause)) from cause
 
@@ -127,7 +179,7 @@ def check_gpu(step: Trace, file: str) -> None:
 
 def say(text: str) -> None:
     """One line of progress on standard error."""
-    click.echo(f"  {text} ...", err=True)
+    tell(f"  {text} ...", err=True)
 
 
 def command_line() -> str:

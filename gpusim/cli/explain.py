@@ -8,23 +8,33 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json
+from gpusim.cli.common import (
+    choose_hardware,
+    hardware_option,
+    json_option,
+    naming,
+    one_of,
+    policy_option,
+    print_json,
+    progress_bar,
+    streams_option,
+)
 from gpusim.errors import OptionError
+from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
     from gpusim.plan.tasks import LaunchMode
 
-DEFAULT_STREAMS = 4
 LAUNCH_MODES = ("graph", "stream")
-_TIME = re.compile(r"^(\d+(?:\.\d*)?)(ns|us|ms)$")
+_TIME = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{0,15})?)(ns|us|ms)$")
 _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 
 
 @click.command()
 @click.argument("trace")
 @hardware_option
-@click.option("--policy", default=None, metavar="P", help="Policy [default: critical_path].")
-@click.option("--streams", type=int, default=None, help=f"Streams for the policy [default: {DEFAULT_STREAMS}].")
+@policy_option("Explain")
+@streams_option
 @click.option("--schedule", "schedule_file", metavar="FILE", help="Explain this schedule instead of a policy's.")
 @click.option(
     "--launch",
@@ -35,7 +45,7 @@ _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
     help="In one CUDA graph, or kernel by kernel from the host.",
 )
 @click.option("--window", metavar="FROM:TO", help="Explain a stretch of the timeline, such as 100us:200us.")
-@click.option("--ops", "ops", metavar="A,B", help="Explain two ops, by name or number in the trace.")
+@click.option("--ops", "ops", metavar="A,B", help="Explain two ops: names, numbers, or `LAYER OPERATOR`.")
 @json_option
 def explain(
     trace: str,
@@ -55,10 +65,10 @@ def explain(
     from gpusim.engine.fast import FastEngine
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.schedule import check_streams, chosen_variants, lower_schedule, read_schedule
-    from gpusim.policies.registry import policy_by_name
     from gpusim.report import explain_table as table
     from gpusim.search.explain import explain as run
     from gpusim.search.explain_pair import explain_pair, find_op
+    from gpusim.search.explore import assignment_of, check_policy
     from gpusim.trace.store import load_trace
 
     if window is not None and ops is not None:
@@ -67,20 +77,23 @@ def explain(
         raise OptionError("--schedule goes without --policy and --streams: the file has both")
     between = None if window is None else _window(window)
     names = None if ops is None else _two(ops)
-    make = policy_by_name(policy or "critical_path")
+    wanted = policy or DEFAULT_POLICY
+    check_policy(wanted)
     check_streams(DEFAULT_STREAMS if streams is None else streams)
     mode: LaunchMode = "stream" if launch == "stream" else "graph"
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
-    with naming(trace):
+    with naming(trace, hardware):
         graph = OpGraph.build(step, model)
     if schedule_file is not None:
         schedule = read_schedule(Path(schedule_file))
         plan = lower_schedule(schedule, graph, mode, schedule_file)
         graph = graph.choosing(chosen_variants(schedule, step, schedule_file))
     else:
-        assignment = make(graph, streams or DEFAULT_STREAMS)
+        with progress_bar(not as_json) as report:
+            _, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
         plan = assignment.lowered(graph, mode)
+        graph = graph.choosing(assignment.variants)
     pair = None if names is None else tuple(find_op(graph, name) for name in names)
     found = run(graph, FastEngine().run(plan, graph.hardware), graph.hardware)
     if between is not None and between[0] >= found.timeline.makespan_ns:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpusim.cli.common import check_output
+from gpusim.cli.common import check_output, tell
 from gpusim.errors import FigureError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -63,7 +63,7 @@ class FigureFiles:
         """Say where they are."""
         for path in (self.html, self.png):
             if path is not None:
-                click.echo(f"figure written to {path}")
+                tell(f"figure written to {path}")
 
 
 def check_figures(html_file: str | None, png_file: str | None) -> FigureFiles:

@@ -16,11 +16,16 @@ from gpusim.cli.common import (
     naming,
     needs_torch,
     one_of,
+    one_trace,
+    policy_option,
     print_json,
     say,
     seed_option,
+    streams_option,
+    trace_either_way,
 )
 from gpusim.errors import OptionError
+from gpusim.policies import DEFAULT_STREAMS
 
 if TYPE_CHECKING:
     from gpusim.hardware.model import HardwareModel
@@ -33,7 +38,6 @@ DTYPES = ("fp32", "tf32", "bf16")
 FORMATS = ("contiguous", "channels_last")
 FRONTENDS = ("aten", "inductor")
 STAGES = ("capture", "predict", "measure")
-DEFAULT_STREAMS = 4
 
 
 @click.command()
@@ -78,6 +82,8 @@ def capture(
     as_json: bool,
 ) -> None:
     """Capture one step of SPEC on this GPU: torchvision:NAME, timm:NAME or path/to/file.py:function."""
+    if frontend != "aten":
+        raise OptionError(f"--frontend {frontend}: not available in this version; steps are captured with aten")
     target = check_output(output)
     assert target is not None
     with needs_torch():
@@ -111,17 +117,18 @@ def capture(
 
 
 @click.command()
-@click.option("--trace", required=True, metavar="TRACE", help="Trace file or bundled name.")
+@trace_either_way
 @click.option("--schedule", "schedule_file", metavar="FILE", help="Schedule to replay.")
-@click.option("--policy", default=None, metavar="P", help="Replay this policy's schedule instead.")
-@click.option("--streams", type=int, default=None, help=f"Streams for the policy [default: {DEFAULT_STREAMS}].")
+@policy_option("Replay")
+@streams_option
 @hardware_option
 @seed_option
 @click.option("--perfetto", "perfetto_file", metavar="OUT", help="Write simulated and measured timeline side by side.")
 @click.option("-o", "output", metavar="MEASUREMENT", help="Write the measurement here (.json).")
 @json_option
 def replay(
-    trace: str,
+    trace_argument: str | None,
+    trace: str | None,
     schedule_file: str | None,
     policy: str | None,
     streams: int | None,
@@ -135,24 +142,34 @@ def replay(
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.measurement import write_measurement
     from gpusim.plan.schedule import check_streams, lower_schedule, make_schedule, read_schedule
-    from gpusim.policies.registry import policy_by_name
     from gpusim.report.tables import print_measurement
     from gpusim.runtime.allowlist import check_operators
+    from gpusim.search.explore import assignment_of, check_policy
     from gpusim.trace.store import load_trace
 
+    trace = one_trace(trace_argument, trace)
     if (schedule_file is None) == (policy is None):
         raise OptionError("give either --schedule FILE or --policy P")
     target, timeline_target = check_output(output), check_output(perfetto_file)
     check_streams(DEFAULT_STREAMS if streams is None else streams)
-    make = policy_by_name(policy) if policy else None
+    if policy is not None:
+        check_policy(policy)
     step = load_trace(trace)
     check_operators(step, trace)
     model = choose_hardware(hardware, step)
-    with naming(trace):
+    with naming(trace, hardware):
         graph = OpGraph.build(step, model)
-    if make is not None and policy is not None:
-        assignment = make(graph, streams or DEFAULT_STREAMS)
-        schedule = make_schedule(step, assignment.order, assignment.streams, policy=policy, made_by=command_line())
+    if policy is not None:
+        name, assignment = assignment_of(graph, model, policy, streams or DEFAULT_STREAMS)
+        schedule = make_schedule(
+            step,
+            assignment.order,
+            assignment.streams,
+            policy=name,
+            made_by=command_line(),
+            variants=assignment.variants,
+            partitions=assignment.partitions,
+        )
     else:
         assert schedule_file is not None
         schedule = read_schedule(Path(schedule_file))

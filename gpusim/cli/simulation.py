@@ -16,26 +16,30 @@ from gpusim.cli.common import (
     json_option,
     naming,
     one_of,
+    policy_option,
     print_json,
     progress_bar,
     say,
     seed_option,
+    streams_option,
+    tell,
 )
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.errors import OptionError
+from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
     from gpusim.plan.graph import OpGraph
+    from gpusim.plan.tasks import LaunchMode
     from gpusim.search.bounds import Bounds
 
-DEFAULT_STREAMS = 4
 LAUNCH_MODES = ("graph", "stream")
 
 
 @click.command()
 @click.argument("trace")
 @hardware_option
-@click.option("--streams", type=int, default=8, show_default=True, help="Most streams to use.")
+@click.option("--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Most streams to use.")
 @click.option("--budget", type=float, default=9.0, show_default=True, metavar="SECONDS", help="Time for the search.")
 @click.option(
     "--evaluations",
@@ -99,7 +103,7 @@ def explore(
     if measure is not None:
         check_gpu(step, trace)
     splits = [] if partitions is None else parse_splits(partitions, streams, model.limits.sms)
-    with naming(trace), progress_bar(not as_json) as report:
+    with naming(trace, hardware), progress_bar(not as_json) as report:
         explored = run(
             step,
             model,
@@ -122,18 +126,18 @@ def explore(
         document = explored_document(explored)
         print_json(document if trial is None else {**document, "measured": trial_document(trial)})
         return
-    print_explored(explored)
+    print_explored(explored, tried=trial is not None)
     if trial is not None:
         print_trial(trial)
     if target is not None:
-        click.echo(f"schedule written to {target}")
+        tell(f"schedule written to {target}")
 
 
 @click.command()
 @click.argument("trace")
 @hardware_option
-@click.option("--policy", default=None, metavar="P", help="Policy [default: critical_path].")
-@click.option("--streams", type=int, default=None, help=f"Streams for the policy [default: {DEFAULT_STREAMS}].")
+@policy_option("Simulate")
+@streams_option
 @click.option("--schedule", "schedule_file", metavar="FILE", help="Simulate this schedule instead of a policy's.")
 @click.option("--engine", "engine_name", default="fast", show_default=True, metavar="fast|reference")
 @click.option(
@@ -169,19 +173,23 @@ def simulate(
 ) -> None:
     """Predict one schedule of TRACE: a policy's or one from a file."""
     from gpusim.engine.base import engine_by_name
+    from gpusim.engine.compiled.warm import COMPILING, needs_compiling
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.lower import lower
     from gpusim.plan.schedule import check_streams, chosen_variants, lower_schedule, read_schedule
-    from gpusim.policies.registry import POLICIES, policy_by_name
+    from gpusim.policies.registry import POLICIES
     from gpusim.report.tables import print_simulated
     from gpusim.search.bounds import bounds
     from gpusim.search.eager import predict_eager
+    from gpusim.search.explore import assignment_of, check_policy
     from gpusim.trace.store import load_trace
 
     if schedule_file is not None and (policy is not None or streams is not None):
         raise OptionError("--schedule goes without --policy and --streams: the file has both")
+    mode: LaunchMode = "stream" if launch == "stream" else "graph"
     engine = engine_by_name(engine_name)
-    make = policy_by_name(policy or "critical_path")
+    wanted = policy or DEFAULT_POLICY
+    check_policy(wanted)
     check_streams(DEFAULT_STREAMS if streams is None else streams)
     target = check_output(perfetto_file)
     figures = check_figures(html_file, png_file)
@@ -194,18 +202,22 @@ def simulate(
 
         measured = load_measured(measured_file, step)
     model = choose_hardware(hardware, step)
-    with naming(trace):
+    with naming(trace, hardware):
         graph = OpGraph.build(step, model)
     if schedule_file is not None:
         schedule = read_schedule(Path(schedule_file))
-        plan = lower_schedule(schedule, graph, "stream" if launch == "stream" else "graph", schedule_file)
+        plan = lower_schedule(schedule, graph, mode, schedule_file)
         name, used = schedule.policy, schedule.streams
         chosen = graph.choosing(chosen_variants(schedule, step, schedule_file))
     else:
-        assignment = make(graph, streams or DEFAULT_STREAMS)
-        plan = lower(graph, assignment.order, assignment.streams, "stream" if launch == "stream" else "graph")
-        name, used, chosen = policy or "critical_path", max(assignment.streams) + 1, graph
-    timeline = engine.run(plan, graph.hardware)
+        with progress_bar(not as_json) as report:
+            name, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
+        plan = assignment.lowered(graph, mode)
+        used, chosen = max(assignment.streams) + 1, graph.choosing(assignment.variants)
+    with progress_bar(not as_json) as report:
+        if engine_name == "fast" and needs_compiling():
+            report(COMPILING, 0.0, 0)
+        timeline = engine.run(plan, graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
     sequential = engine.run(lower(graph, alone.order, alone.streams), graph.hardware)
     title = f"simulated: {name}, {used} streams"
@@ -230,12 +242,21 @@ def simulate(
         "measured_ns": step.ground_truth.eager.median_ns if step.ground_truth else None,
     }
     document["eager"] = {key: time_ns for key, time_ns in eager.items() if time_ns is not None}
+    if measured is not None:
+        from gpusim.report.measured import not_comparable
+
+        why = not_comparable(measured, model, mode, name, used)
+        document["measured"] = {
+            "time_ns": measured.makespan_ns,
+            "error": None if why else timeline.makespan_ns / measured.makespan_ns - 1,
+            "not_compared": why or None,
+        }
     if as_json:
         print_json(document)
         return
     print_simulated(document)
     if target is not None:
-        click.echo(f"timeline written to {target}; open it at ui.perfetto.dev")
+        tell(f"timeline written to {target}; open it at ui.perfetto.dev")
     figures.announce()
 
 

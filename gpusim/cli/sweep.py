@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusim.cli.common import check_output, json_option, print_json
+from gpusim.cli.common import check_output, json_option, print_json, tell
 from gpusim.errors import OptionError, WorkerError
+from gpusim.text import visible
 
 if TYPE_CHECKING:
     from gpusim.sweep.run import Progress, Swept
@@ -138,13 +139,13 @@ def _run(
             _say_how_to_resume(target)
             raise
         if swept.interrupted:
-            click.echo(f"  {swept.done} of {swept.total} points are done", err=True)
+            tell(f"  {swept.done} of {swept.total} points are done", err=True)
             _say_how_to_resume(target)
             raise KeyboardInterrupt
         rows = store.rows(point.key for point in grid.points)
         head = _run_document(swept, target, crew.description) | {"engine": plan.engine, "seed": plan.seed}
         if not as_json:
-            click.echo(_run_line(swept, crew.description))
+            tell(_run_line(swept, crew.description))
         _finish(store, rows, head, export_file, as_json)
 
 
@@ -168,7 +169,7 @@ def _finish(store: Store, rows: list[Any], head: dict[str, Any], export_file: st
         print_json(head | {"export": export_file} | summary_document(rows))
         return
     print_summary(rows)
-    click.echo(f"results are in {store.path}" + (f", exported to {export_file}" if export_file is not None else ""))
+    tell(f"results are in {store.path}" + (f", exported to {export_file}" if export_file is not None else ""))
 
 
 def _run_document(swept: Swept, target: Path, workers: str) -> dict[str, Any]:
@@ -194,7 +195,7 @@ def _run_line(swept: Swept, workers: str) -> str:
 
 
 def _say_how_to_resume(target: Path) -> None:
-    click.echo(f"  finished points are in {target}; the same command goes on from there", err=True)
+    tell(f"  finished points are in {target}; the same command goes on from there", err=True)
 
 
 @contextlib.contextmanager
@@ -207,16 +208,19 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
             nonlocal last
             if time.monotonic() >= last + LINE_S:
                 last = time.monotonic()
-                click.echo(f"  {state.done}/{state.total} points, {_details(state)}", err=True)
+                tell(f"  {state.done}/{state.total} points, {_details(state)}", err=True)
 
         yield line
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[details]}"), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    from gpusim.report.terminal import console
+
+    details = TextColumn("{task.fields[details]}", markup=False)
+    with Bar(
+        BarColumn(), MofNCompleteColumn(), details, TimeElapsedColumn(), console=console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task("sweep", total=None, details="")
 
         def report(state: Progress) -> None:
@@ -231,4 +235,4 @@ def _details(state: Progress) -> str:
         text += f", {state.failed} failed"
     if state.best is not None:
         text += f", best {state.best.speedup:.2f}x {state.best.trace} {state.best.policy} {state.best.streams}"
-    return text
+    return visible(text)

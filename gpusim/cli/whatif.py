@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json
+from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json, tell
 from gpusim.cli.figures import check_figures, figure_options
-from gpusim.errors import OptionError, UnknownNameError
+from gpusim.errors import OptionError
+from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
     from gpusim.report.results import Results
     from gpusim.search.whatif import Simulated
     from gpusim.trace.schema import Trace
 
-DEFAULT_POLICY, DEFAULT_STREAMS = "critical_path", 8
+OP_HELP = "X times as fast: an op by name or number, `LAYER OPERATOR` as printed below, or all ops of a LAYER."
 #: Schedules searched for a figure of an exploration; as the dashboard does.
 EVALUATIONS, BUDGET_S = 512, 60.0
 EXPLORED = ("bounds", "gain", "front")
@@ -32,12 +33,19 @@ streams_option = click.option("--streams", type=int, default=DEFAULT_STREAMS, sh
 @hardware_option
 @policy_option
 @streams_option
-@click.option("--launch", default="graph", metavar="graph|stream", callback=one_of("launch mode", ("graph", "stream")))
+@click.option(
+    "--launch",
+    default="graph",
+    show_default=True,
+    metavar="graph|stream",
+    callback=one_of("launch mode", ("graph", "stream")),
+    help="In one CUDA graph, or kernel by kernel from the host.",
+)
 @click.option("--sms", type=int, default=None, metavar="N", help="SMs of the GPU.")
 @click.option("--bandwidth", type=float, default=1.0, metavar="X", help="Factor on DRAM bandwidth.")
 @click.option("--launch-cost", type=float, default=1.0, metavar="X", help="Factor on gaps, forks, joins, launches.")
 @click.option("--queues", type=int, default=None, metavar="N", help="Hardware queues, for --launch stream.")
-@click.option("--op", "ops", type=(str, float), multiple=True, metavar="NAME X", help="An op is X times as fast.")
+@click.option("--op", "ops", type=(str, float), multiple=True, metavar="NAME X", help=OP_HELP)
 @figure_options
 @json_option
 def whatif(
@@ -59,13 +67,13 @@ def whatif(
     from gpusim.plan.graph import OpGraph
     from gpusim.search.whatif import Change, changed_graph, sensitivities, simulate
     from gpusim.trace.store import load_trace
-    from gpusim.units import format_bytes, format_ns
+    from gpusim.units import format_bytes, format_times_ns
 
     figures = check_figures(html_file, png_file)
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
     change = Change(sms, bandwidth, launch_cost, 1.0, queues, _op_speeds(step, ops))
-    with naming(trace):
+    with naming(trace, hardware):
         graph = OpGraph.build(step, model)
         changed = changed_graph(graph, change)
     baseline = simulate(graph, policy, streams)
@@ -88,17 +96,17 @@ def whatif(
             }
         )
         return
-    click.echo(
-        f"{step.name}: {policy}, {result.streams} streams, launched by {launch}\n"
-        f"  baseline  {format_ns(baseline.makespan_ns)} on {model.label}\n"
-        f"  what if   {format_ns(result.makespan_ns)} on {changed.hardware.label} "
-        f"({result.makespan_ns / baseline.makespan_ns - 1:+.1%} time)\n"
-        f"  speed-up  {result.speedup:.2f}x over its own sequential graph (baseline {baseline.speedup:.2f}x)\n"
-        f"  memory    {format_bytes(result.timeline.peak_bytes)} at the peak\n"
-        f"Sensitivities: the same schedule, one parameter at a time"
-    )
-    for name, low, high, _ in rows:
-        click.echo(f"  {name}: {format_ns(low)} to {format_ns(high)}")
+    tell(f"{step.name}: {policy}, {result.streams} streams, launched by {launch}")
+    before, after = format_times_ns((baseline.makespan_ns, result.makespan_ns))
+    tell(f"  baseline  {before} on {model.label}")
+    more = result.makespan_ns / baseline.makespan_ns - 1
+    tell(f"  what if   {after} on {changed.hardware.label} ({more:+.1%} time)")
+    tell(f"  speed-up  {result.speedup:.2f}x over its own sequential graph (baseline {baseline.speedup:.2f}x)")
+    tell(f"  memory    {format_bytes(result.timeline.peak_bytes)} at the peak")
+    tell("Sensitivities: the same schedule, one parameter at a time")
+    times = format_times_ns(time for _, low, high, _ in rows for time in (low, high))
+    for (name, *_), low_text, high_text in zip(rows, times[::2], times[1::2], strict=True):
+        tell(f"  {name}: {low_text} to {high_text}")
     figures.announce()
 
 
@@ -121,11 +129,11 @@ def figure(
     """Draw a figure of the dashboard's; `simulate`, `limits` and `whatif` draw their own.
 
     `fidelity` draws RESULTS, a file or folder of `gpusim validate` [default: those that ship with gpusim]; all others
-    draw TRACE.
+    draw TRACE. Without --html and --png the page is TRACE-KIND.html, such as googlenet-train-b8-gain.html.
     """
+    if html_file is None and png_file is None:
+        html_file = f"{_name_of(source)}-{kind}.html" if source and kind != FIDELITY else f"{kind}.html"
     files = check_figures(html_file, png_file)
-    if not files:
-        raise OptionError("figure: give --html FILE or --png FILE")
     if kind == FIDELITY:
         from gpusim.report.figures.comparisons import measured_figure
 
@@ -141,9 +149,14 @@ def figure(
     check_streams(streams)
     policy_by_name(policy)
     step = load_trace(source)
-    with naming(source):
+    with naming(source, hardware):
         files.write(_draw(kind, step, hardware, policy, streams), f"{kind} of {step.name}")
     files.announce()
+
+
+def _name_of(source: str) -> str:
+    """The name of a trace or of its file, without folders and endings."""
+    return Path(source).name.removesuffix(".gz").removesuffix(".json")
 
 
 def _results(source: str | None) -> list[Results]:
@@ -187,12 +200,9 @@ def _draw(kind: str, step: Trace, hardware: str | None, policy: str, streams: in
 
 def _op_speeds(step: Trace, ops: tuple[tuple[str, float], ...]) -> dict[int, float]:
     """Factors by op index. Raises `UnknownNameError`."""
-    index_of = {op.name: index for index, op in enumerate(step.ops)}
-    for name, _ in ops:
-        if name not in index_of:
-            near = [known for known in index_of if name.lower() in known.lower()][:20]
-            raise UnknownNameError("op", name, near or list(index_of)[:20])
-    return {index_of[name]: speed for name, speed in ops}
+    from gpusim.trace.op_names import find_ops
+
+    return {index: speed for name, speed in ops for index in find_ops(step, name)}
 
 
 def _document(found: Simulated) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -10,6 +11,7 @@ from msgspec import Meta
 
 from gpusim.errors import HardwareError, UnknownNameError
 from gpusim.files import Count, Document, Positive, read_document
+from gpusim.hardware import DEFAULT_HARDWARE
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Dtype
 
@@ -222,12 +224,17 @@ def bundled_hardware() -> dict[str, Path]:
 
 def load_hardware(name_or_file: str) -> HardwareModel:
     """A hardware model by file name (`.json`) or bundled name. Raises `HardwareError`, `UnknownNameError`."""
-    if name_or_file.endswith(".json"):
+    if name_or_file.endswith(".json") or os.path.isfile(name_or_file):
         return read_hardware(Path(name_or_file))
     bundled = bundled_hardware()
     if name_or_file not in bundled:
         raise UnknownNameError("hardware", name_or_file, bundled)
     return read_hardware(bundled[name_or_file])
+
+
+def default_hardware(gpu: str) -> HardwareModel:
+    """The model to begin with for a trace captured on this GPU: its own, or `DEFAULT_HARDWARE` where there is none."""
+    return hardware_for_gpu(gpu) or load_hardware(DEFAULT_HARDWARE)
 
 
 def hardware_for_gpu(gpu: str) -> HardwareModel | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from gpusim.errors import PlanError
+from gpusim.errors import LimitError
 from gpusim.hardware.model import Limits
 from gpusim.trace.schema import Kernel
 from gpusim.units import KIB
@@ -110,7 +110,7 @@ NO_DEMAND = Demand(threads=0.0, regs=0.0, smem=0.0, slots=0.0, residency=0.0, co
 
 
 def kernel_occupancy(limits: Limits, kernel: Kernel) -> Occupancy:
-    """Occupancy of a traced kernel. Raises `PlanError` where a block breaks a limit of the GPU."""
+    """Occupancy of a traced kernel. Raises `LimitError` where a block breaks a limit of the GPU."""
     threads = prod(kernel.block)
     checks = (
         ("threads a block", threads, limits.threads_per_block),
@@ -124,10 +124,10 @@ def kernel_occupancy(limits: Limits, kernel: Kernel) -> Occupancy:
     )
     for what, value, limit in checks:
         if value > limit:
-            raise PlanError(f"kernel '{kernel.name[:60]}' has {value} {what}; the GPU's limit is {limit}")
+            raise LimitError(f"kernel '{kernel.name[:60]}' has {value} {what}; the GPU's limit is {limit}")
     found = occupancy(limits, threads, kernel.regs_per_thread, kernel.smem_bytes)
     if found.blocks < 1:
-        raise PlanError(f"kernel '{kernel.name[:60]}' does not fit an SM: its {found.limiter} are over the limit")
+        raise LimitError(f"kernel '{kernel.name[:60]}' does not fit an SM: its {found.limiter} are over the limit")
     return found
 
 

@@ -8,19 +8,22 @@ from math import prod
 
 import msgspec
 
-from gpusim.errors import PlanError
+from gpusim.errors import LimitError
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu
 from gpusim.hardware.occupancy import kernel_demand, kernel_footprint, kernel_occupancy
 from gpusim.plan.tasks import Task
+from gpusim.plan.traffic import Arithmetic, arithmetic
 from gpusim.trace.check import DTYPE_BYTES
 from gpusim.trace.names import multiplies_matrices
 from gpusim.trace.schema import Dtype, Kernel, Op, Trace
+
+NO_ARITHMETIC = Arithmetic(0.0, False)
 
 
 def kernel_tasks(trace: Trace, hardware: HardwareModel, scale: float = 1.0) -> tuple[tuple[Task, ...], ...]:
     """For each op its tasks, not yet placed (no queue, no dependencies); `scale` multiplies their durations.
 
-    Raises `PlanError`, naming op and kernel, where a kernel breaks a limit of the GPU.
+    Raises `LimitError`, naming op and kernel, where a kernel breaks a limit of the GPU.
     """
     scaling = _scaling(trace, hardware)
     return tuple(
@@ -61,18 +64,20 @@ def _op_tasks(
     total_ns = sum(kernel.dur_ns for kernel in kernels) or 1
     source_l2_bytes = hardware.memory.l2_bytes if scaling is None else scaling.source.memory.l2_bytes
     op_bytes = op_dram_bytes(trace, op, source_l2_bytes)
+    more_bytes = max(0, op_dram_bytes(trace, op, hardware.memory.l2_bytes) - op_bytes)
+    work = arithmetic(trace, op, kernels) if scaling is not None else ()
     tasks = []
     for number, kernel in enumerate(kernels):
         place = f"{where}.kernels[{number}]"
         dram_bytes = kernel.counters.dram_bytes if kernel.counters else op_bytes * kernel.dur_ns / total_ns
         dur_ns = kernel.dur_ns * scale
         if scaling is not None:
+            dur_ns = scaling.dur_ns(kernel, dram_bytes, work[number], more_bytes * kernel.dur_ns / total_ns)
             kernel = fit_to(kernel, hardware)
-            dur_ns = scaling.dur_ns(kernel, dram_bytes)
         try:
             demand = kernel_demand(hardware.limits, kernel)
-        except PlanError as cause:
-            raise PlanError(f"{place}: {cause} on '{hardware.name}'") from cause
+        except LimitError as cause:
+            raise LimitError(f"{place}: {cause} on '{hardware.name}'") from cause
         memory_node = kernel.kind != "kernel"
         resident = 0 if memory_node else kernel_occupancy(hardware.limits, kernel).blocks
         tasks.append(
@@ -132,30 +137,62 @@ def kernel_regs(kernel: Kernel, threads: int, hardware: HardwareModel) -> int:
     return -(-threads // hardware.limits.warp_threads) * hardware.limits.warp_threads * kernel.regs_per_thread
 
 
+#: FP32 multiply-adds an SM starts in a clock cycle, by compute capability. Source: CUDA C++ Programming Guide, table
+#: "Throughput of Native Arithmetic Instructions", row "32-bit floating-point add, multiply, multiply-add".
+FP32_LANES = {"3.5": 192, "3.7": 192, "5.0": 128, "5.2": 128, "6.0": 64, "6.1": 128, "7.0": 64, "7.5": 64, "8.0": 64}
+#: From compute capability 8.6 on.
+NEWER_FP32_LANES = 128
+
+
+def clock_ghz(hardware: HardwareModel) -> float:
+    """The SM clock that the data sheet's FP32 peak stands for: two operations a lane and cycle."""
+    lanes = FP32_LANES.get(hardware.limits.compute_capability, NEWER_FP32_LANES)
+    return hardware.rates.fp32 / (2 * lanes * hardware.limits.sms)
+
+
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Time of a kernel on a GPU it was not captured on: a roofline over the measured time, with wave scaling.
+    """Time of a kernel on a GPU it was not captured on, by what it achieves on the one it was captured on.
 
-    The share of the time that DRAM traffic explains scales with bandwidth, the rest with the arithmetic rate of an SM
-    and with the number of waves (the idea of Habitat, Yu et al., ATC 2021). Uncalibrated: a guess with the right
-    trend.
+    Its measured time has three shares. What its DRAM traffic takes at the source's bandwidth scales with bandwidth.
+    What its arithmetic takes at the peak of the SMs that its blocks reach scales with that peak. The rest is latency,
+    issue and caches: it scales with the SM clock and the number of waves. So a small kernel does not pay for tensor
+    cores that it never filled. Where the target has no unit for a dtype, its model gives the rate at which it runs
+    that dtype (FP32 for TF32 on a V100).
+
+    The idea of waves is Habitat's (Yu et al., ATC 2021). The shares are those of a roofline (Williams et al., CACM
+    2009), taken one after the other. Uncalibrated: a trend.
     """
 
     source: HardwareModel
     target: HardwareModel
     dtype: Dtype
 
-    def dur_ns(self, kernel: Kernel, dram_bytes: float) -> float:
-        """Scaled duration of a traced kernel that moves `dram_bytes`."""
+    def dur_ns(
+        self, kernel: Kernel, dram_bytes: float, work: Arithmetic = NO_ARITHMETIC, more_dram_bytes: float = 0.0
+    ) -> float:
+        """Scaled duration of a traced kernel that moves `dram_bytes` on the source and does `work`.
+
+        `more_dram_bytes` is traffic that the source's L2 cache holds and the target's does not.
+        """
         measured = float(kernel.dur_ns)
         if not measured:
             return 0.0
-        memory = min(1.0, dram_bytes / self.source.memory.dram_bytes_per_ns / measured)
-        bandwidth = self.source.memory.dram_bytes_per_ns / self.target.memory.dram_bytes_per_ns
-        sm_rate = (self.source.rates.of(self.dtype) / self.source.limits.sms) / (
-            self.target.rates.of(self.dtype) / self.target.limits.sms
-        )
-        return measured * (memory * bandwidth + (1 - memory) * sm_rate * self._waves(kernel))
+        before, after = self.source, self.target
+        memory = min(1.0, dram_bytes / before.memory.dram_bytes_per_ns / measured)
+        bandwidth = before.memory.dram_bytes_per_ns / after.memory.dram_bytes_per_ns
+        rate = self._rate(before, kernel, work)
+        compute = min(1.0 - memory, work.flops / rate / measured)
+        clock = clock_ghz(before) / clock_ghz(after)
+        rest = (1.0 - memory - compute) * clock * self._waves(kernel)
+        scaled = measured * (memory * bandwidth + compute * rate / self._rate(after, kernel, work) + rest)
+        least = measured * memory * bandwidth + more_dram_bytes / after.memory.dram_bytes_per_ns
+        return max(scaled, least)
+
+    def _rate(self, hardware: HardwareModel, kernel: Kernel, work: Arithmetic) -> float:
+        """Peak of the SMs that the kernel's blocks reach, in FLOP per ns."""
+        peak = hardware.rates.of(self.dtype) if work.on_tensor_cores else hardware.rates.fp32
+        return peak * min(1.0, prod(kernel.grid) / hardware.limits.sms)
 
     def _waves(self, kernel: Kernel) -> float:
         if kernel.kind != "kernel":

@@ -182,6 +182,34 @@ def product_of(trace: Trace, op: Op) -> Product | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """Floating-point operations of a kernel, and whether tensor cores do them."""
+
+    flops: float
+    on_tensor_cores: bool
+
+
+def arithmetic(trace: Trace, op: Op, kernels: Sequence[Kernel]) -> list[Arithmetic]:
+    """What each kernel of an op computes: products and convolutions, shared out by time; 0 for all else.
+
+    Two operations a multiplication. A convolution's backward pass has one product for each gradient asked for.
+    """
+    product = product_of(trace, op)
+    if product is None:
+        return [Arithmetic(0.0, False)] * len(kernels)
+    families = [family(kernel, True) for kernel in kernels]
+    main_ns = sum(k.dur_ns for k, name in zip(kernels, families, strict=True) if name in (TENSOR, FMA))
+    gradients = 1
+    if "convolution_backward" in op.target and len(op.args) > 10:
+        gradients = max(1, sum(1 for wanted in op.args[10][:2] if wanted is True))
+    flops = 2.0 * product.products * gradients / (WINOGRAD_LESS if TRANSFORM in families else 1)
+    return [
+        Arithmetic(flops * kernel.dur_ns / main_ns if name in (TENSOR, FMA) and main_ns else 0.0, name == TENSOR)
+        for kernel, name in zip(kernels, families, strict=True)
+    ]
+
+
 def features(trace: Trace, op: Op, kernels: Sequence[Kernel]) -> list[Features]:
     """Features of the kernels of an op, which share its tensors and its product."""
     product = product_of(trace, op)

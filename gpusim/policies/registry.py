@@ -34,6 +34,8 @@ class RegisteredPolicy:
     make: Policy
     source: str
     """System and year, as docs/policies.md cites it."""
+    summary: str = ""
+    """What it does, in one sentence."""
     max_streams: int | None = None
     """Streams it can make use of; None: as many as it is given."""
     slow: bool = False
@@ -52,16 +54,34 @@ class RegisteredPolicy:
 POLICIES: dict[str, RegisteredPolicy] = {
     policy.name: policy
     for policy in (
-        RegisteredPolicy("sequential", sequential, "PyTorch", max_streams=1),
-        RegisteredPolicy("wavefront", wavefront, "Rammer, 2020"),
-        RegisteredPolicy("round_robin", round_robin, "Taskflow, 2021"),
-        RegisteredPolicy("nimble", nimble, "Nimble, 2020"),
-        RegisteredPolicy("turbodl", turbodl, "TurboDL, 2021"),
-        RegisteredPolicy("ios", _ios, "IOS, 2021", slow=True),
-        RegisteredPolicy("ooo_backprop", ooo_backprop, "OOO-BackProp, 2022", max_streams=2),
-        RegisteredPolicy("opara", opara, "Opara, 2025"),
-        RegisteredPolicy("torchsched", torchsched, "NVIDIA apex, 2025"),
-        RegisteredPolicy("critical_path", critical_path, "gpusim"),
+        RegisteredPolicy(
+            "sequential", sequential, "PyTorch", "All ops on one stream, in recorded order.", max_streams=1
+        ),
+        RegisteredPolicy("wavefront", wavefront, "Rammer, 2020", "Level by level, all ops of a level side by side."),
+        RegisteredPolicy(
+            "round_robin", round_robin, "Taskflow, 2021", "Level by level, ops dealt to the streams in turn."
+        ),
+        RegisteredPolicy(
+            "nimble", nimble, "Nimble, 2020", "As much concurrency as dependencies allow, with the fewest waits."
+        ),
+        RegisteredPolicy(
+            "turbodl", turbodl, "TurboDL, 2021", "The critical path on its own stream, other paths beside it."
+        ),
+        RegisteredPolicy("ios", _ios, "IOS, 2021", "Stages of groups side by side, by dynamic programming.", slow=True),
+        RegisteredPolicy(
+            "ooo_backprop",
+            ooo_backprop,
+            "OOO-BackProp, 2022",
+            "Weight gradients on a second stream, out of order.",
+            max_streams=2,
+        ),
+        RegisteredPolicy("opara", opara, "Opara, 2025", "Streams handed on along the graph, small demands first."),
+        RegisteredPolicy(
+            "torchsched", torchsched, "NVIDIA apex, 2025", "The deepest path on one stream, the rest dealt to others."
+        ),
+        RegisteredPolicy(
+            "critical_path", critical_path, "gpusim", "The op with most work behind it starts first, where it fits."
+        ),
     )
 }
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
-from gpusim.report.tables import console
+from gpusim.report.fit import print_table
+from gpusim.report.terminal import Table, console
 from gpusim.search.bench import Bench
+from gpusim.text import visible
 
 ROWS = (
     ("reference", "reference engine"),
@@ -30,7 +30,8 @@ def print_bench(bench: Bench) -> None:
     """The rates, each beside the one it is to be compared with."""
     out = console()
     out.print(
-        f"{bench.trace}: {bench.kernels} kernels a schedule. Seconds of CPU time on one of {bench.cores} cores.\n"
+        f"{visible(bench.trace)}: {bench.kernels} kernels a schedule. "
+        f"Seconds of CPU time on one of {bench.cores} cores.\n"
     )
     table = Table("", "schedules/s", "kernels/s", "against the reference", box=None)
     for column in table.columns[1:]:
@@ -44,6 +45,6 @@ def print_bench(bench: Bench) -> None:
             f"{rate.kernels_per_s:,.0f}",
             f"{rate.schedules_per_s / base.schedules_per_s:,.0f}x",
         )
-    out.print(table)
+    print_table(out, table)
     agree = "agree" if bench.makespans_equal else "DISAGREE"
     out.print(f"\nThe engines {agree} on every makespan. Compiled functions were ready after {bench.ready_s:.1f} s.")

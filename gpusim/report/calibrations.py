@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rich.table import Table
-
-from gpusim.report.tables import console
+from gpusim.report.fit import print_table
+from gpusim.report.terminal import Table, console, styled
 from gpusim.search.calibrations import TOLERANCE, Difference
 
 #: Bundled steps that the effect of a number is judged by: small and large, inference and training.
@@ -44,11 +43,11 @@ def print_compared(document: Mapping[str, Any]) -> None:
     for column in ("parameter", "first", "second", "difference", "agree", "changes a prediction by up to"):
         table.add_column(column, justify="left" if column in ("parameter", "agree") else "right")
     for row in document["parameters"]:
-        agrees = "yes" if row["agrees"] else "[red]no[/red]"
+        agrees = "yes" if row["agrees"] else styled(("no", "red"))
         table.add_row(
             row["parameter"], f"{row['first']:.5g}", f"{row['second']:.5g}", _difference(row), agrees, _effect(row)
         )
-    out.print(table)
+    print_table(out, table)
     names = [row["parameter"] for row in document["parameters"] if not row["agrees"]]
     total = len(document["parameters"])
     out.print(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
-from gpusim.report.tables import console
+from gpusim.report.fit import print_table
+from gpusim.report.terminal import Table, console, styled
 from gpusim.search.explain import Delay, Explained, totals_ns
 from gpusim.search.explain_pair import Pair, merged
-from gpusim.units import format_ns
+from gpusim.text import visible
+from gpusim.units import format_ns, format_times_ns
 
 ROWS = 12
 #: Where nothing counted the kernels' traffic and instructions.
@@ -54,6 +54,8 @@ def pair_document(found: Explained, pair: Pair) -> dict[str, Any]:
     return {
         "first": ops[pair.first].name,
         "second": ops[pair.second].name,
+        "first_layer": ops[pair.first].layer,
+        "second_layer": ops[pair.second].layer,
         "first_ns": pair.first_ns,
         "second_ns": pair.second_ns,
         "together_ns": pair.together_ns,
@@ -72,9 +74,9 @@ def print_step(document: Mapping[str, Any]) -> None:
         f"makespan {format_ns(document['makespan_ns'])}, critical path {format_ns(document['critical_path_ns'])}, "
         f"between them {format_ns(document['gap_ns'])}:"
     )
-    out.print(_causes(document["causes"], document["gap_ns"]))
+    print_table(out, _causes(document["causes"], document["gap_ns"]))
     out.print("\nLongest delays on the way to the end:")
-    out.print(_delays(document["delays"]))
+    print_table(out, _delays(document["delays"]), drop=("when", "layer"), fold=("by",))
 
 
 def print_window(document: Mapping[str, Any]) -> None:
@@ -84,9 +86,9 @@ def print_window(document: Mapping[str, Any]) -> None:
         f"{format_ns(document['from_ns'])} to {format_ns(document['until_ns'])}: {document['running']:.2f} kernels "
         "running on average. Time that ops lost, all together, and those that decided the end:"
     )
-    out.print(_causes(document["causes"], sum(document["causes"].values()), document["path_causes"]))
+    print_table(out, _causes(document["causes"], sum(document["causes"].values()), document["path_causes"]))
     out.print("\nLongest delays:")
-    out.print(_delays(document["delays"]))
+    print_table(out, _delays(document["delays"]), drop=("when", "layer"), fold=("by",))
 
 
 def print_pair(document: Mapping[str, Any]) -> None:
@@ -94,52 +96,63 @@ def print_pair(document: Mapping[str, Any]) -> None:
     out = console()
     for which in ("first", "second"):
         begin, end = document[f"{which}_ns"]
-        out.print(f"[bold]{document[which]}[/bold]  {format_ns(begin)} to {format_ns(end)}")
+        layer = f" ({visible(document[f'{which}_layer'])})" if document[f"{which}_layer"] else ""
+        out.print(styled((visible(document[which]), "bold"), f"{layer}  {format_ns(begin)} to {format_ns(end)}"))
     together = document["together_ns"]
     out.print(f"side by side for {format_ns(together)}" if together else "never side by side")
     if document["chain"]:
-        out.print(f"the second depends on the first: {' > '.join(document['chain'])}")
+        out.print(f"the second depends on the first: {' > '.join(map(visible, document['chain']))}")
     elif document["apart"]:
         out.print("\nWhat kept the second from starting with the first:")
     if document["apart"]:
-        out.print(_delays(document["apart"]))
+        print_table(out, _delays(document["apart"]), drop=("when", "layer"), fold=("by",))
     if document["slowed"]:
         out.print("\nWhat they lost while both ran:")
-        out.print(_delays(document["slowed"]))
+        print_table(out, _delays(document["slowed"]), drop=("when", "layer"), fold=("by",))
     needs = document["needs"]
     short = [name for name, need in needs.items() if need["first"] + need["second"] > 1.0]
     parts = [f"{name} {need['first']:.0%} + {need['second']:.0%}" for name, need in needs.items()]
     verdict = f"too much of {', '.join(short)}" if short else "both fit"
-    out.print(f"\nof the whole GPU they ask for {', '.join(parts)}: {verdict} (traffic: {document['traffic']})")
+    out.print(
+        f"\nof the whole GPU they ask for {', '.join(parts)}: {verdict} (traffic: {visible(document['traffic'])})"
+    )
 
 
 def _causes(causes: Mapping[str, int], whole_ns: int, path: Mapping[str, int] | None = None) -> Table:
     table = Table(box=None, pad_edge=False)
     for name, justify in (("cause", "left"), ("time", "right"), ("share", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify)
     if path is not None:
         table.add_column("decided the end", justify="right")
-    for cause, lost_ns in sorted(causes.items(), key=lambda item: -item[1]):
-        row = [cause, format_ns(lost_ns), f"{lost_ns / whole_ns:.1%}" if whole_ns else ""]
-        table.add_row(*row, *([format_ns(path.get(cause, 0))] if path is not None else []))
+    rows = sorted(causes.items(), key=lambda item: -item[1])
+    times = format_times_ns(lost_ns for _, lost_ns in rows)
+    ends = format_times_ns((path or {}).get(cause, 0) for cause, _ in rows)
+    for (cause, lost_ns), time, end in zip(rows, times, ends, strict=True):
+        row = [cause, time, f"{lost_ns / whole_ns:.1%}" if whole_ns else ""]
+        table.add_row(*row, *([end] if path is not None else []))
     return table
 
 
 def _delays(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("op", "lost", "to", "by", "when"):
-        table.add_column(name, justify="right" if name == "lost" else "left")
-    for row in rows[:ROWS]:
-        when = f"{format_ns(row['from_ns'])} to {format_ns(row['until_ns'])}"
-        table.add_row(row["op"], format_ns(row["lost_ns"]), row["cause"], row["by"] or "", when)
+    for name in ("op", "layer", "lost", "to", "by", "when"):
+        table.add_column(name, justify="right" if name in ("lost", "when") else "left")
+    shown = rows[:ROWS]
+    lost = format_times_ns(row["lost_ns"] for row in shown)
+    ends = format_times_ns(row[end] for row in shown for end in ("from_ns", "until_ns"))
+    for row, time, begin, end in zip(shown, lost, ends[::2], ends[1::2], strict=True):
+        when = f"{begin.partition(' ')[0]} to {end}"
+        table.add_row(row["op"], row["layer"], time, row["cause"], row["by"] or "", when)
     return table
 
 
 def _row(found: Explained, delay: Delay) -> dict[str, Any]:
     return {
         "op": _name(found, delay.task),
+        "layer": _layer(found, delay.task),
         "cause": delay.cause,
         "by": None if delay.by is None else _name(found, delay.by),
+        "by_layer": None if delay.by is None else _layer(found, delay.by),
         "lost_ns": round(delay.lost_ns),
         "from_ns": round(delay.from_ns),
         "until_ns": round(delay.until_ns),
@@ -149,6 +162,11 @@ def _row(found: Explained, delay: Delay) -> dict[str, Any]:
 def _name(found: Explained, task: int) -> str:
     op = found.timeline.plan.tasks[task].op
     return found.graph.trace.ops[op].name if op >= 0 else found.timeline.plan.tasks[task].name
+
+
+def _layer(found: Explained, task: int) -> str:
+    op = found.timeline.plan.tasks[task].op
+    return found.graph.trace.ops[op].layer if op >= 0 else ""
 
 
 def _whole_ns(causes: Mapping[str, float], total_ns: int) -> dict[str, int]:

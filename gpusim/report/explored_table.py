@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 
 from gpusim.search.explore import Row
+from gpusim.text import csv_cell
 
 CSV_FIELDS = ("trace", "hardware", "calibrated", "policy", "streams", "makespan_ns", "speedup", "peak_bytes")
 
@@ -18,5 +19,6 @@ def rows_csv(rows: Sequence[Row], trace: str, hardware: str, calibrated: bool) -
     writer.writerow(CSV_FIELDS)
     head = [trace, hardware, str(calibrated).lower()]
     for row in rows:
-        writer.writerow([*head, row.policy, row.streams, row.makespan_ns, row.speedup, row.peak_bytes])
+        cells = [*head, row.policy, row.streams, row.makespan_ns, row.speedup, row.peak_bytes]
+        writer.writerow(map(csv_cell, cells))
     return out.getvalue()

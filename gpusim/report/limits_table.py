@@ -6,12 +6,12 @@ import csv
 import io
 from typing import Any
 
-from rich.table import Table
-
-from gpusim.report.tables import console
+from gpusim.report.fit import print_table
+from gpusim.report.terminal import Table, console, styled
 from gpusim.search.gap import PARTS, Gap
 from gpusim.search.limits import Limits, Scope
-from gpusim.units import format_ns
+from gpusim.text import csv_cell, visible
+from gpusim.units import format_times_ns
 
 CSV_FIELDS = (
     "trace",
@@ -104,7 +104,8 @@ def limits_csv(limits: Limits) -> str:
         head += [found.mean, found.maximum, found.width, str(found.width_exact).lower(), scope.sequential_ns]
         head += [scope.unlimited_ns, scope.best_ns, scope.streams]
         for loss in scope.losses:
-            writer.writerow([*head, loss.limit, loss.makespan_ns, loss.loss_ns, scope.share(loss.loss_ns)])
+            row = [*head, loss.limit, loss.makespan_ns, loss.loss_ns, scope.share(loss.loss_ns)]
+            writer.writerow(map(csv_cell, row))
     return out.getvalue()
 
 
@@ -112,86 +113,113 @@ def print_limits(limits: Limits) -> None:
     """Parallelism of each scope, and where its potential goes."""
     out = console()
     out.print(
-        f"[bold]{limits.trace}[/bold] on [bold]{limits.hardware}[/bold]: inter-op parallelism, and what is lost of it "
-        f"on up to {limits.streams} streams\n"
+        styled(
+            (visible(limits.trace), "bold"),
+            " on ",
+            (visible(limits.hardware), "bold"),
+            f": inter-op parallelism, and what is lost of it on up to {limits.streams} streams\n",
+        )
     )
-    out.print(_parallelism_table(limits))
-    out.print("\n[bold]Where the potential goes[/bold]: limits switched on one after the other, share of the potential")
-    out.print(_losses_table(limits))
-    out.print("\n[bold]From the largest lower bound to the best list schedule[/bold]: limits of that one schedule")
-    out.print(_gap_table(limits))
+    print_table(out, _parallelism_table(limits))
     out.print(
-        "[dim]T1: all kernels one after the other, without gaps; T-inf: the longest chain of dependent ones. "
-        "A negative loss is a scheduling anomaly. docs/limits.md explains each number.[/dim]"
+        styled(
+            ("\nWhere the potential goes", "bold"),
+            ": limits switched on one after the other, share of the potential",
+        )
+    )
+    print_table(out, _losses_table(limits))
+    out.print(
+        styled(("\nFrom the largest lower bound to the best list schedule", "bold"), ": limits of that one schedule")
+    )
+    print_table(out, _gap_table(limits))
+    out.print(
+        "T1: all kernels one after the other, without gaps; T-inf: the longest chain of dependent ones. "
+        "A negative loss is a scheduling anomaly. docs/limits.md explains each number.",
+        style="dim",
     )
     if not all(scope.parallelism.width_exact for scope in limits.scopes):
-        out.print("[dim]>= width: too many ops for the exact one; at least as many as run at once[/dim]")
+        out.print(">= width: too many ops for the exact one; at least as many as run at once", style="dim")
 
 
 def _parallelism_table(limits: Limits) -> Table:
-    table = Table(show_edge=False, header_style="bold")
-    columns = ("scope", "ops", "T1", "T-inf", "mean", "max", "width", "sequential", "best", "streams", "speed-up")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "scope" else "right")
-    for scope in limits.scopes:
-        found = scope.parallelism
-        table.add_row(
-            scope.name,
-            str(scope.ops),
-            format_ns(found.work_ns),
-            format_ns(found.span_ns),
-            f"{found.mean:.2f}",
-            str(found.maximum),
-            f"{'' if found.width_exact else '>= '}{found.width}",
-            format_ns(scope.sequential_ns),
-            format_ns(scope.best_ns),
-            str(scope.streams),
-            f"{scope.speedup:.2f}x",
-        )
+    table = _table_of_scopes(limits)
+    scopes = limits.scopes
+    found = [scope.parallelism for scope in scopes]
+    work, span, alone, best = _in_one_unit(
+        [each.work_ns for each in found],
+        [each.span_ns for each in found],
+        [scope.sequential_ns for scope in scopes],
+        [scope.best_ns for scope in scopes],
+    )
+    table.add_row("ops", *(str(scope.ops) for scope in scopes))
+    table.add_row("T1", *work)
+    table.add_row("T-inf", *span)
+    table.add_row("mean", *(f"{each.mean:.2f}" for each in found))
+    table.add_row("max", *(str(each.maximum) for each in found))
+    table.add_row("width", *(f"{'' if each.width_exact else '>= '}{each.width}" for each in found))
+    table.add_row("sequential", *alone)
+    table.add_row("best", *best)
+    table.add_row("streams", *(str(scope.streams) for scope in scopes))
+    table.add_row("speed-up", *(f"{scope.speedup:.2f}x" for scope in scopes), style="bold")
     return table
 
 
 def _losses_table(limits: Limits) -> Table:
-    table = Table(show_edge=False, header_style="bold")
-    table.add_column("")
-    for scope in limits.scopes:
-        table.add_column(scope.name, justify="right")
-    table.add_row("longest op: no limit", *(format_ns(scope.unlimited_ns) for scope in limits.scopes))
-    for place, first in enumerate(limits.scopes[0].losses if limits.scopes else ()):
-        cells = [_change(scope, scope.losses[place].loss_ns) for scope in limits.scopes]
-        table.add_row(f"+ {first.limit}", *cells)
-    table.add_row(
-        "= best list schedule", *(format_ns(s.best_ns) for s in limits.scopes), style="bold", end_section=True
+    table = _table_of_scopes(limits)
+    scopes = limits.scopes
+    names = [f"+ {loss.limit}" for loss in scopes[0].losses] if scopes else []
+    unlimited, best, won, alone, *losses = _in_one_unit(
+        [scope.unlimited_ns for scope in scopes],
+        [scope.best_ns for scope in scopes],
+        [scope.won_ns for scope in scopes],
+        [scope.sequential_ns for scope in scopes],
+        *([scope.losses[place].loss_ns for scope in scopes] for place in range(len(names))),
     )
-    table.add_row("+ won by concurrency", *(_change(scope, scope.won_ns) for scope in limits.scopes), style="green")
-    table.add_row("= sequential graph", *(format_ns(scope.sequential_ns) for scope in limits.scopes), style="bold")
+    table.add_row("longest op: no limit", *unlimited)
+    for place, (name, times) in enumerate(zip(names, losses, strict=True)):
+        shares = [scope.share(scope.losses[place].loss_ns) for scope in scopes]
+        table.add_row(name, *map(_change, times, shares))
+    table.add_row("= best list schedule", *best, style="bold", end_section=True)
+    table.add_row("+ won by concurrency", *map(_change, won, (s.share(s.won_ns) for s in scopes)), style="green")
+    table.add_row("= sequential graph", *alone, style="bold")
     return table
 
 
 def _gap_table(limits: Limits) -> Table:
-    table = Table(show_edge=False, header_style="bold")
-    table.add_column("")
+    table = _table_of_scopes(limits)
     gaps = [scope.gap for scope in limits.scopes]
-    for scope in limits.scopes:
-        table.add_column(scope.name, justify="right")
+    names = [name for name in PARTS if any(name in dict(gap.parts) for gap in gaps)]
+    bound, best, *parts = _in_one_unit(
+        [gap.bound_ns for gap in gaps],
+        [gap.time_ns for gap in gaps],
+        *([gap.part_ns(name) for gap in gaps] for name in names),
+    )
     table.add_row("bound", *(gap.bound for gap in gaps))
-    table.add_row("", *(format_ns(gap.bound_ns) for gap in gaps))
-    for name in PARTS:
-        if any(name in dict(gap.parts) for gap in gaps):
-            table.add_row(f"+ {name}", *(_part(gap.part_ns(name), gap) for gap in gaps))
-    table.add_row("= best list schedule", *(format_ns(gap.time_ns) for gap in gaps), style="bold")
+    table.add_row("", *bound)
+    for name, times in zip(names, parts, strict=True):
+        table.add_row(f"+ {name}", *map(_change, times, (gap.part_ns(name) / max(1, gap.bound_ns) for gap in gaps)))
+    table.add_row("= best list schedule", *best, style="bold")
     table.add_row("over the bound", *(f"{gap.ratio:.2f}x" for gap in gaps))
     return table
 
 
-def _part(time_ns: int, gap: Gap) -> str:
-    """A part of a gap, with its share of the bound."""
-    if not time_ns:
-        return "-"
-    return f"{'+' if time_ns >= 0 else '-'}{format_ns(abs(time_ns))} {time_ns / gap.bound_ns:>6.1%}"
+def _table_of_scopes(limits: Limits) -> Table:
+    """A table with a column for each scope."""
+    table = Table(show_edge=False, header_style="bold")
+    table.add_column("")
+    for scope in limits.scopes:
+        table.add_column(scope.name, justify="right")
+    return table
 
 
-def _change(scope: Scope, time_ns: int) -> str:
-    if not time_ns:
+def _in_one_unit(*rows: list[int]) -> list[list[str]]:
+    """The rows' times as texts, all of one unit."""
+    texts = iter(format_times_ns(time_ns for row in rows for time_ns in row))
+    return [[next(texts) for _ in row] for row in rows]
+
+
+def _change(time: str, share: float) -> str:
+    """A change of a time, with its share."""
+    if not share:
         return "-"
-    return f"{'+' if time_ns >= 0 else '-'}{format_ns(abs(time_ns))} {scope.share(time_ns):>6.1%}"
+    return f"{'' if time.startswith('-') else '+'}{time} {share:>6.1%}"

@@ -7,8 +7,9 @@ is slower than the one that was timed, and its lanes are those of the CUDA graph
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -17,8 +18,11 @@ import msgspec
 
 from gpusim.errors import GpusimError, MeasurementError
 from gpusim.files import decode_document, decompress
+from gpusim.formats_known import known_format
+from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import SCHEMA, Measurement
-from gpusim.report.perfetto import MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
+from gpusim.plan.tasks import LaunchMode
+from gpusim.report.perfetto import MAX_EXACT_INT, MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, structure_hash
@@ -32,6 +36,8 @@ MAX_SLICES, MAX_STREAMS = 200_000, 256
 MAX_TIME_US = 1e16
 #: Of the titles of measured runs in files of `gpusim replay --perfetto`.
 TITLE = "measured"
+#: Arguments of a kernel that are shown as sizes and as launch shapes.
+_SIZES, _SHAPES = ("bytes", "correlation", "registers per thread", "shared memory"), ("grid", "block")
 
 
 @dataclass(frozen=True)
@@ -94,13 +100,12 @@ def parse_measured(data: bytes, name: str, trace: Trace) -> Measured:
     except msgspec.ValidationError:
         file = _File()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise MeasurementError(name, f"is not valid JSON: {cause}") from cause
+        raise MeasurementError(name, known_format(text, name, SCHEMA) or f"is not valid JSON: {cause}") from cause
     if file.traceEvents is not None:
         return _from_events(file, name, trace)
-    if not str(file.schema).startswith(SCHEMA.partition("/")[0]):
-        raise MeasurementError(
-            name, "is neither a measurement (gpusim replay -o) nor a timeline (gpusim replay --perfetto)"
-        )
+    if str(file.schema).partition("/")[0] != SCHEMA.partition("/")[0]:
+        neither = "is neither a measurement (gpusim replay -o) nor a timeline (gpusim replay --perfetto)"
+        raise MeasurementError(name, known_format(text, name, SCHEMA) or neither)
     measurement = decode_document(text, Measurement, SCHEMA, name, MeasurementError)
     _check_step(measurement, name, trace)
     return Measured(_title(measurement), measurement, None)
@@ -120,7 +125,7 @@ def load_measured(name_or_file: str, trace: Trace) -> Measured:
     bundled = bundled_measured(trace)
     if name_or_file in bundled:
         return read_measured(bundled[name_or_file], trace)
-    if Path(name_or_file).suffix or Path(name_or_file).exists():
+    if Path(name_or_file).suffix or os.path.exists(name_or_file):
         return read_measured(Path(name_or_file), trace)
     known = f"those of {trace.name}: {', '.join(bundled)}" if bundled else f"none of {trace.name} ships with gpusim"
     raise MeasurementError(name_or_file, f"is no file and no measured run ({known})")
@@ -132,8 +137,10 @@ def bundled_measured(trace: Trace) -> dict[str, Path]:
         folder = resource_dir(FOLDER)
     except GpusimError:
         return {}
-    found = sorted(folder.glob(f"{trace.name}.*{SUFFIX}"))
-    return {path.name.removesuffix(SUFFIX).removeprefix(f"{trace.name}."): path for path in found}
+    # No glob with the name in it: that is anybody's text.
+    begin = f"{trace.name}."
+    found = sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name.startswith(begin))
+    return {path.name.removesuffix(SUFFIX).removeprefix(begin): path for path in found}
 
 
 def _from_events(file: _File, name: str, trace: Trace) -> Measured:
@@ -165,11 +172,54 @@ def _from_events(file: _File, name: str, trace: Trace) -> Measured:
         raise MeasurementError(name, "has no GPU kernel")
     if len(work) > MAX_SLICES:
         raise MeasurementError(name, f"has {len(work):,} kernels; the limit is {MAX_SLICES:,}")
+    if not own:
+        check_kernels([event["name"] for event in work], name, trace)
     run = run_from_kineto(work, title)
     streams = len({(piece.device, piece.stream) for piece in run.slices})
     if streams > MAX_STREAMS:
         raise MeasurementError(name, f"has {streams:,} streams; the limit is {MAX_STREAMS}")
     return Measured(title, measurement, run)
+
+
+def check_kernels(names: Sequence[str], file: str, trace: Trace) -> None:
+    """Refuse a profiler's file of another step, by the names of its kernels. Raises `MeasurementError`.
+
+    More than half of the step's kernels must be in the file, and more than half of the file's be of the step; the
+    kernels of variants count as well, as a replay may run them. Names count as often as they occur.
+    """
+    captured = Counter(kernel.name for op in trace.ops for kernel in op.kernels)
+    others = Counter(kernel.name for op in trace.ops for variant in op.variants for kernel in variant.kernels)
+    matching = (Counter(names) & (captured + others)).total()
+    wanted = captured.total()
+    if 2 * min(matching, wanted) > max(wanted, len(names)):
+        return
+    raise MeasurementError(
+        file,
+        f"is a profile of another step than '{trace.name}': {min(matching, wanted):,} of that step's {wanted:,} "
+        f"kernels are among the file's {len(names):,} (one run of that step has most of them, and little else)",
+    )
+
+
+def not_comparable(measured: Measured, hardware: HardwareModel, mode: LaunchMode, policy: str, streams: int) -> str:
+    """Why a predicted time must not be held against a measured one; empty where it may be.
+
+    Both must be of one GPU, one way to launch and one schedule. A replay runs in a CUDA graph (mode "graph").
+    `policy` and `streams` are those of the predicted schedule, `streams` counted as used.
+    """
+    found = measured.measurement
+    if found is None:
+        return "a profile does not say which schedule ran, and a profiler slows a step"
+    if found.gpu.name != hardware.gpu:
+        return f"measured on {found.gpu.name}, predicted for {hardware.gpu}"
+    if mode != "graph":
+        return "measured in one CUDA graph, predicted as launched from the host"
+    if (found.policy, found.streams) != (policy, streams):
+        ran, asked = (
+            f"{name} on {counted(count, 'stream')}"
+            for name, count in ((found.policy, found.streams), (policy, streams))
+        )
+        return f"measured {ran}, predicted {asked}"
+    return ""
 
 
 def _of_graph(work: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -195,8 +245,17 @@ def _checked(event: _Event, name: str) -> Mapping[str, Any]:
         value = args.get(field, 0)
         if isinstance(value, bool) or not isinstance(value, int):
             raise MeasurementError(name, f"kernel '{kernel}' has {field} {str(value)[:30]!r}, which is no number")
-    kept = {"stream": 0, **args}
+    kept = {"stream": 0, **{key: value for key, value in args.items() if _is_plain(key, value)}}
     return {"ph": "X", "cat": event.cat, "name": str(event.name), "ts": event.ts, "dur": event.dur, "args": kept}
+
+
+def _is_plain(key: str, value: object) -> bool:
+    """Whether an argument of a kernel is what the profiler writes under that name; another is left out."""
+    if key in _SIZES:
+        return isinstance(value, int) and abs(value) <= MAX_EXACT_INT
+    if key in _SHAPES:
+        return isinstance(value, list) and all(isinstance(size, int) for size in value)
+    return isinstance(value, str | int | float)
 
 
 def _check_step(measurement: Measurement, name: str, trace: Trace) -> None:

@@ -24,6 +24,7 @@ from gpusim.hardware.occupancy import kernel_occupancy
 from gpusim.plan.kernels import fit_to
 from gpusim.plan.measurement import Measurement
 from gpusim.plan.tasks import Kind, Task
+from gpusim.text import visible
 from gpusim.trace.schema import Kernel, Trace
 from gpusim.units import MIB, NS_PER_US, us_to_ns
 
@@ -154,7 +155,7 @@ def chrome_trace(runs: Sequence[Run], measurement: Measurement | None = None) ->
         "displayTimeUnit": "ns",
         "otherData": {
             "producer": PRODUCER,
-            "runs": "; ".join(run.title for run in runs),
+            "runs": "; ".join(visible(run.title) for run in runs),
             "trace": _joined(run.trace for run in runs),
             "hardware": _joined(run.hardware for run in runs),
             **kept,
@@ -246,8 +247,8 @@ def _measured(event: Mapping[str, Any], start_ns: int) -> Slice:
 def _run_events(run: Run, pid: int, tids: Iterator[int], flows: Iterator[int]) -> list[Event]:
     """All events of a run: metadata, then the rest by time."""
     metadata = [
-        _metadata("process_name", pid, 0, name=run.title),
-        _metadata("process_labels", pid, 0, labels=run.hardware),
+        _metadata("process_name", pid, 0, name=visible(run.title)),
+        _metadata("process_labels", pid, 0, labels=visible(run.hardware)),
         _metadata("process_sort_index", pid, 0, sort_index=pid),
     ]
     timed: list[tuple[int, int, Event]] = []

@@ -6,12 +6,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from gpusim.files import write_bytes, write_document
 from gpusim.report.fidelity import fidelity_table, quantile
+from gpusim.report.fit import print_table
 from gpusim.report.results import ResultCase, Results, results_name
-from gpusim.report.tables import console
+from gpusim.report.terminal import Table, console
 from gpusim.units import format_ns
 
 
@@ -93,6 +92,6 @@ def print_results(results: Results) -> None:
             case.outputs.removeprefix("bit-"),
         )
     out = console()
-    out.print(table)
+    print_table(out, table)
     for line in summary_lines(results.cases):
         out.print(line)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.rules import Rule, Rules
+from gpusim.report.fit import print_table
 from gpusim.report.hyper_q import hyper_q_markdown, predict_hyper_q
-from gpusim.report.tables import console
+from gpusim.report.terminal import Table, console, styled
 
 VERDICTS = {True: "holds", False: "does not hold", None: "measured"}
 
@@ -20,8 +19,8 @@ def print_rules(report: Rules, hardware: HardwareModel) -> None:
         table.add_column(column)
     for rule in report.rules:
         verdict = VERDICTS[rule.holds]
-        table.add_row(rule.name, f"[red]{verdict}[/red]" if rule.holds is False else verdict, rule.found)
-    out.print(table)
+        table.add_row(rule.name, styled((verdict, "red")) if rule.holds is False else verdict, rule.found)
+    print_table(out, table)
     if report.hyper_q is not None:
         errors = [abs(cell.error) for cell in predict_hyper_q(report.hyper_q, hardware)]
         within = sum(error <= 0.05 for error in errors)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from gpusim.files import Document
 
 if TYPE_CHECKING:
-    from gpusim.search.explore import Explored
+    from gpusim.search.explore import Explored, Row
+    from gpusim.search.verdict import Verdict
 
 
 class SummaryRow(Document, frozen=True, kw_only=True):
@@ -20,6 +21,19 @@ class SummaryRow(Document, frozen=True, kw_only=True):
     peak_bytes: int
 
 
+class SummaryWay(Document, frozen=True, kw_only=True):
+    """See `gpusim.search.verdict.VerdictRow`."""
+
+    what: str
+    label: str
+    time_ns: int
+    measured: bool
+    speedup_over_eager: float | None
+    advice: str
+    best: bool
+    """Whether this is the way that is recommended."""
+
+
 class SummaryVerdict(Document, frozen=True, kw_only=True):
     """See `gpusim.search.verdict.Verdict`."""
 
@@ -28,8 +42,10 @@ class SummaryVerdict(Document, frozen=True, kw_only=True):
     low: float
     high: float
     text: str
+    """Without names of commands."""
     may_lose_cache: bool
     other_kernels: bool = False
+    rows: tuple[SummaryWay, ...] = ()
 
 
 class Summary(Document, frozen=True, kw_only=True):
@@ -53,6 +69,8 @@ class Summary(Document, frozen=True, kw_only=True):
     verdict: SummaryVerdict
     kernels_ns: int = 0
     """Saved by other kernels, likewise."""
+    passed_over: SummaryRow | None = None
+    """A searched schedule that is predicted faster, by too little to be recommended."""
 
     @property
     def best(self) -> SummaryRow:
@@ -66,35 +84,56 @@ class Summary(Document, frozen=True, kw_only=True):
 
 def summarize(explored: Explored) -> Summary:
     """The summary of an exploration."""
-    rows = [
-        SummaryRow(
-            policy=row.policy,
-            streams=row.streams,
-            makespan_ns=row.makespan_ns,
-            speedup=row.speedup,
-            peak_bytes=row.peak_bytes,
-        )
-        for row in explored.rows
-    ]
-    found = explored.verdict
+    passed = explored.passed_over
     return Summary(
         step=explored.trace.name,
         hardware=explored.hardware.label,
-        rows=tuple(rows),
+        rows=tuple(_row(row) for row in explored.rows),
         best_row=next(place for place, row in enumerate(explored.rows) if row is explored.best),
         sequential_ns=explored.sequential_ns,
         bounds=explored.bounds.named,
         largest_bound=explored.bounds.largest,
         eager_ns=explored.attribution.eager_ns,
         concurrency_ns=explored.attribution.concurrency_ns,
-        verdict=SummaryVerdict(
-            worth_it=found.worth_it,
-            speedup=found.speedup,
-            low=found.low,
-            high=found.high,
-            text=found.text,
-            may_lose_cache=found.may_lose_cache,
-            other_kernels=found.other_kernels,
-        ),
+        verdict=summarize_verdict(explored.verdict),
         kernels_ns=explored.attribution.kernels_ns,
+        passed_over=None if passed is None else _row(passed),
+    )
+
+
+def summarize_verdict(found: Verdict) -> SummaryVerdict:
+    """The summary of a verdict."""
+    from gpusim.search.verdict import best_way  # here: it brings the engine with it
+
+    best = best_way(found.rows)
+    return SummaryVerdict(
+        worth_it=found.worth_it,
+        speedup=found.speedup,
+        low=found.low,
+        high=found.high,
+        text=found.sentence,
+        may_lose_cache=found.may_lose_cache,
+        other_kernels=found.other_kernels,
+        rows=tuple(
+            SummaryWay(
+                what=row.what,
+                label=row.label,
+                time_ns=row.time_ns,
+                measured=row.measured,
+                speedup_over_eager=row.speedup_over_eager,
+                advice=row.advice,
+                best=row is best,
+            )
+            for row in found.rows
+        ),
+    )
+
+
+def _row(row: Row) -> SummaryRow:
+    return SummaryRow(
+        policy=row.policy,
+        streams=row.streams,
+        makespan_ns=row.makespan_ns,
+        speedup=row.speedup,
+        peak_bytes=row.peak_bytes,
     )

@@ -6,25 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import Measurement
+from gpusim.policies import DEFAULT_POLICY, RECOMMENDED
+from gpusim.policies.registry import RegisteredPolicy
 from gpusim.report.choices import choices_document, choices_lines
+from gpusim.report.fit import print_table
+from gpusim.report.terminal import Table, console, styled
 from gpusim.search.explore import Explored
-from gpusim.trace.schema import Timing, Trace
-from gpusim.units import format_bytes, format_ns
-
-
-def console() -> Console:
-    """Standard output, as wide as a table needs where it is no terminal."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=120)
+from gpusim.search.verdict import best_way
+from gpusim.text import visible
+from gpusim.trace.schema import Gpu, Timing, Trace
+from gpusim.units import GIB, format_bytes, format_ns, format_times_ns
 
 
 def explored_document(explored: Explored) -> dict[str, Any]:
     """`explore --json`."""
-    gain = explored.attribution
+    gain, passed = explored.attribution, explored.passed_over
     return {
         "trace": explored.trace.name,
         "hardware": explored.hardware.label,
@@ -49,6 +48,21 @@ def explored_document(explored: Explored) -> dict[str, Any]:
             "speedup": explored.verdict.speedup,
             "interval": [explored.verdict.low, explored.verdict.high],
             "text": explored.verdict.text,
+            "rows": [
+                {
+                    "what": row.what,
+                    "label": row.label,
+                    "time_ns": row.time_ns,
+                    "measured": row.measured,
+                    "streams": row.streams,
+                    "speedup_over_eager": row.speedup_over_eager,
+                    "advice": row.advice,
+                }
+                for row in explored.verdict.rows
+            ],
+            "passed_over": None
+            if passed is None
+            else _row(passed.policy, passed.streams, passed.makespan_ns, passed.speedup),
         },
         "search": {
             "evaluations": explored.evaluations,
@@ -62,80 +76,131 @@ def _row(policy: str, streams: int, makespan_ns: int, speedup: float) -> dict[st
     return {"policy": policy, "streams": streams, "makespan_ns": makespan_ns, "speedup": speedup}
 
 
-def print_explored(explored: Explored) -> None:
-    """The table of policies, the bounds, the attribution, the verdict."""
+def print_explored(explored: Explored, tried: bool = False) -> None:
+    """The table of policies, the bounds, the attribution, the verdict; `tried`: the GPU chose the best schedule."""
     out = console()
     model = explored.trace.model
     kernels = sum(len(op.kernels) for op in explored.trace.ops)
     out.print(
-        f"[bold]{explored.trace.name}[/bold]: {model.network}, {model.mode}, batch {model.batch}, {model.dtype}, "
-        f"{len(explored.trace.ops)} ops, {kernels} kernels; hardware [bold]{explored.hardware.label}[/bold]\n"
+        styled(
+            (visible(explored.trace.name), "bold"),
+            f": {visible(model.network)}, {model.mode}, batch {model.batch}, {model.dtype}, {len(explored.trace.ops)} "
+            f"ops, {kernels} kernels; hardware ",
+            (visible(explored.hardware.label), "bold"),
+            "\n",
+        )
     )
     table = Table(show_edge=False, header_style="bold")
     for column in ("policy", "streams", "predicted", "speed-up", "memory"):
         table.add_column(column, justify="left" if column == "policy" else "right")
-    for policy in dict.fromkeys(row.policy for row in explored.rows):
-        row = explored.best_of(policy)
+    rows = [explored.best_of(policy) for policy in dict.fromkeys(row.policy for row in explored.rows)]
+    for row, time in zip(rows, format_times_ns(row.makespan_ns for row in rows), strict=True):
         style = "bold green" if row is explored.best else None
-        cells = (str(row.streams), format_ns(row.makespan_ns), f"{row.speedup:.2f}x", format_bytes(row.peak_bytes))
-        table.add_row(policy, *cells, style=style)
-    out.print(table)
+        cells = (str(row.streams), time, f"{row.speedup:.2f}x", format_bytes(row.peak_bytes))
+        table.add_row(row.policy, *cells, style=style)
+    print_table(out, table)
     searched = f"{explored.evaluations} schedules searched"
     if explored.interrupted:
         searched += ", stopped early: the best found so far"
-    out.print(f"\n[dim]speed-up over the sequential CUDA graph of the same kernels; {searched}[/dim]")
+    out.print(f"\nspeed-up over the sequential CUDA graph of the same kernels; {searched}", style="dim")
     _print_bounds(out, explored)
     _print_attribution(out, explored)
     for line in choices_lines(explored):
-        out.print(line)
-    mark = "[green]" if explored.verdict.worth_it else "[yellow]"
-    out.print(f"\n{mark}[bold]Verdict.[/bold] {explored.verdict.text}[/]")
+        out.print(visible(line))
+    trusted = explored.verdict.worth_it and explored.hardware.calibrated
+    colour = "green" if trusted else "yellow"
+    out.print(styled("\n", ("Verdict.", f"bold {colour}"), (f" {visible(explored.verdict.text)}\n", colour)))
+    _print_verdict_rows(out, explored)
+    passed = explored.passed_over
+    if passed is not None and not tried:
+        out.print(
+            f"\n{passed.policy} found {passed.speedup:.2f}x, not recommended: within what the model overrates; "
+            "try it with --measure"
+        )
+
+
+def _print_verdict_rows(out: Console, explored: Explored) -> None:
+    """Eager, one CUDA graph, streams in the graph, streams without one: what each takes."""
+    rows = explored.verdict.rows
+    best = best_way(rows)
+    table = Table(show_edge=False, header_style="bold")
+    for column in ("way to run the step", "time", "over eager", "", "what to do"):
+        table.add_column(column, justify="right" if column in ("time", "over eager") else "left")
+    for row, time in zip(rows, format_times_ns(row.time_ns for row in rows), strict=True):
+        ratio = "" if row.speedup_over_eager is None else f"{row.speedup_over_eager:.2f}x"
+        source = "measured" if row.measured else "predicted"
+        style = "bold" if row is best else None
+        table.add_row(row.label, time, ratio, source, row.advice, style=style)
+    print_table(out, table)
 
 
 def _print_bounds(out: Console, explored: Explored) -> None:
     largest = explored.bounds.largest[1]
-    parts = [
-        f"[bold]{name} {format_ns(time)}[/bold]" if name == largest else f"{name} {format_ns(time)}"
-        for time, name in explored.bounds.named
-    ]
-    out.print(f"\nLower bounds: {', '.join(parts)}")
+    parts: list[str | tuple[str, str]] = []
+    for time, name in explored.bounds.named:
+        parts += [
+            ", " if parts else "\nLower bounds: ",
+            (f"{name} {format_ns(time)}", "bold" if name == largest else ""),
+        ]
+    out.print(styled(*parts, "\n"))
 
 
 def _print_attribution(out: Console, explored: Explored) -> None:
+    """Where the gain comes from: each change and the time that is left after it."""
     gain = explored.attribution
-    steps = []
+    time_ns = explored.sequential_ns
+    steps: list[tuple[str, int | None, int]] = []
     if gain.eager_ns is not None and gain.launch_ns is not None:
-        steps.append(f"eager step {format_ns(gain.eager_ns)} (measured)")
-        steps.append(f"launch overhead removed {_saved(gain.launch_ns)}")
-    steps.append(f"sequential graph {format_ns(explored.sequential_ns)}")
-    steps.append(f"streams {_saved(gain.concurrency_ns)}")
-    if gain.kernels_ns:
-        steps.append(f"other kernels {_saved(gain.kernels_ns)}")
-    steps.append(f"order {_saved(gain.order_ns)}")
-    steps.append(f"best {format_ns(explored.best.makespan_ns)}")
-    out.print("Where the gain comes from: " + " > ".join(steps))
-
-
-def _saved(time_ns: int) -> str:
-    """Time saved, as a change: a gain is negative."""
-    return f"-{format_ns(time_ns)}" if time_ns >= 0 else f"+{format_ns(-time_ns)}"
+        steps += [("eager step, measured", None, gain.eager_ns), ("launch overhead removed", -gain.launch_ns, time_ns)]
+    else:
+        steps.append(("sequential graph", None, time_ns))
+    for name, saved_ns in (
+        ("streams", gain.concurrency_ns),
+        ("other kernels", gain.kernels_ns),
+        ("order", gain.order_ns),
+    ):
+        if saved_ns:
+            time_ns -= saved_ns
+            steps.append((name, -saved_ns, time_ns))
+    times = format_times_ns(time for _, _, time in steps)
+    changes = format_times_ns(
+        [*(change or 0 for _, change, _ in steps), max(time for _, _, time in steps)], signed=True
+    )
+    table = Table(show_edge=False, header_style="bold")
+    for column in ("where the gain comes from", "change", "time"):
+        table.add_column(column, justify="left" if column.startswith("where") else "right")
+    for (name, change, _), changed, time in zip(steps, changes[:-1], times, strict=True):
+        table.add_row(name, "" if change is None else changed, time)
+    print_table(out, table)
 
 
 def print_simulated(document: Mapping[str, Any]) -> None:
     """One simulated schedule."""
     out = console()
     bound = document["bounds"]
+    predicted, sequential = format_times_ns((document["makespan_ns"], document["sequential_ns"]))
     out.print(
-        f"[bold]{document['trace']}[/bold] on {document['hardware']}: {document['policy']}, "
-        f"{document['streams']} streams, launched by {document['launch']}\n"
-        f"  predicted   {format_ns(document['makespan_ns'])}\n"
-        f"  sequential  {format_ns(document['sequential_ns'])}  (speed-up {document['speedup']:.2f}x)\n"
+        styled((visible(document["trace"]), "bold")),
+        f"on {visible(document['hardware'])}: {visible(document['policy'])}, {document['streams']} streams, "
+        f"launched by {document['launch']}\n"
+        f"  predicted   {predicted}\n"
+        f"  sequential  {sequential}  (speed-up {document['speedup']:.2f}x)\n"
+        f"{_measured(document.get('measured'))}"
         f"{_eager(document['eager'])}"
         f"  memory      {format_bytes(document['peak_bytes'])} at the peak\n"
         f"  bounds      critical path {format_ns(bound['critical_path_ns'])}, SM area {format_ns(bound['area_ns'])} "
         f"({format_ns(bound['contention_ns'])} with contention), DRAM {format_ns(bound['bandwidth_ns'])}, "
-        f"front end {format_ns(bound['front_end_ns'])}"
+        f"front end {format_ns(bound['front_end_ns'])}",
     )
+
+
+def _measured(found: Mapping[str, Any] | None) -> str:
+    """The measured run beside the prediction, as a line: by how much they differ, or why that says nothing."""
+    if found is None:
+        return ""
+    error = found["error"]
+    words = f"not compared: {found['not_compared']}" if error is None else f"{error:+.1%} against measured"
+    return f"  measured    {format_ns(found['time_ns'])}  ({words})\n"
 
 
 def _eager(times: Mapping[str, int]) -> str:
@@ -177,7 +242,8 @@ def print_captured(document: Mapping[str, Any]) -> None:
     out = console()
     gpu = document["gpu"]
     out.print(
-        f"[bold]{document['trace']}[/bold] written to {document['file']}\n"
+        styled((visible(document["trace"]), "bold")),
+        f"written to {visible(document['file'])}\n"
         f"  {document['ops']} ops, {document['kernels']} kernels, {format_ns(document['kernel_ns'])} of kernel time, "
         f"{document['attributed_frac']:.2%} tied to an op\n"
         f"  eager step        {_timing(document['eager'])}\n"
@@ -185,7 +251,7 @@ def print_captured(document: Mapping[str, Any]) -> None:
         f"  rebuilt step against the model: output {document['output_error']:.2g}, "
         f"gradients {document['gradient_error']:.2g} apart\n"
         f"{_variants(document['variants'])}"
-        f"  {gpu.name}, driver {gpu.driver}, torch {gpu.torch}, SM clock {gpu.sm_clock_mhz} MHz"
+        f"  {_gpu(gpu)}",
     )
 
 
@@ -206,19 +272,25 @@ def print_measurement(measurement: Measurement, trace: Trace) -> None:
     eager = f"\n  eager step        {_timing(truth.eager)}  (with the capture)" if truth else ""
     peak, sequential_peak = format_bytes(measurement.peak_bytes), format_bytes(measurement.sequential_peak_bytes)
     predicted, predicted_alone = format_ns(measurement.predicted_ns), format_ns(measurement.predicted_sequential_ns)
-    out.print(
-        f"[bold]{measurement.trace}[/bold]: {measurement.policy}, {measurement.streams} streams, "
-        f"{measurement.events} events{eager}\n"
+    verdict = ("equal", "green") if outputs.equal else ("DIFFERENT", "red")
+    text = styled(
+        (visible(measurement.trace), "bold"),
+        f": {visible(measurement.policy)}, {measurement.streams} streams, {measurement.events} events{eager}\n"
         f"  sequential graph  {_timing(measurement.sequential)}  predicted {predicted_alone} "
         f"({measurement.sequential_error:+.1%})\n"
         f"  schedule          {_timing(measurement.schedule)}  predicted {predicted} "
-        f"({measurement.prediction_error:+.1%}, {measurement.hardware})\n"
-        f"  [bold]speed-up          {measurement.speedup:.2f}x[/bold]\n"
-        f"  outputs           {same}, {outputs.compared} tensors, tolerance {outputs.tolerance:g}: "
-        f"{'[green]equal[/green]' if outputs.equal else '[red]DIFFERENT[/red]'}\n"
-        f"  memory            {peak} at the peak, sequential {sequential_peak}\n"
-        f"  {gpu.name}, driver {gpu.driver}, torch {gpu.torch}, SM clock {gpu.sm_clock_mhz} MHz"
+        f"({measurement.prediction_error:+.1%}, {visible(measurement.hardware)})\n  ",
+        (f"speed-up          {measurement.speedup:.2f}x", "bold"),
+        f"\n  outputs           {same}, {outputs.compared} tensors, tolerance {outputs.tolerance:g}: ",
+        verdict,
+        f"\n  memory            {peak} at the peak, sequential {sequential_peak}\n  {_gpu(gpu)}",
     )
+    out.print(text)
+
+
+def _gpu(gpu: Gpu) -> str:
+    names = f"{visible(gpu.name)}, driver {visible(gpu.driver)}, torch {visible(gpu.torch)}"
+    return f"{names}, SM clock {gpu.sm_clock_mhz} MHz"
 
 
 def _timing(timing: Timing) -> str:
@@ -230,11 +302,26 @@ def print_traces(rows: Sequence[Mapping[str, Any]]) -> None:
     table = Table(show_edge=False, header_style="bold")
     for column in ("trace", "ops", "kernels", "eager", "sequential graph", "GPU", "date"):
         table.add_column(column, justify="left" if column in ("trace", "GPU", "date") else "right")
-    for row in rows:
-        times = [format_ns(row[key]) if key in row else "" for key in ("eager_ns", "graph_ns")]
+    columns = [format_times_ns(row.get(key, 0) for row in rows) for key in ("eager_ns", "graph_ns")]
+    for row, *formatted in zip(rows, *columns, strict=True):
+        times = [time if key in row else "" for key, time in zip(("eager_ns", "graph_ns"), formatted, strict=True)]
         cells = (str(row.get("ops", "")), str(row.get("kernels", "")), *times, row.get("gpu", ""), row.get("date", ""))
         table.add_row(row["name"], *cells)
-    console().print(table)
+    print_table(console(), table, drop=("date", "GPU"))
+
+
+def print_policies(policies: Sequence[RegisteredPolicy]) -> None:
+    """The policies, and the name that stands for the recommended schedule."""
+    table = Table(show_edge=False, header_style="bold")
+    for column in ("policy", "what it does", "source", "streams"):
+        table.add_column(column)
+    for policy in policies:
+        most = "any" if policy.max_streams is None else f"at most {policy.max_streams}"
+        default = " The default." if policy.name == DEFAULT_POLICY else ""
+        slow = " Slow: explore leaves it out." if policy.slow else ""
+        table.add_row(policy.name, f"{policy.summary}{default}{slow}", policy.source, most)
+    table.add_row(RECOMMENDED, "What explore recommends, after its search.", "gpusim", "any")
+    print_table(console(), table, drop=("source", "streams"))
 
 
 def print_hardware(models: Sequence[HardwareModel]) -> None:
@@ -247,13 +334,13 @@ def print_hardware(models: Sequence[HardwareModel]) -> None:
             model.name,
             model.gpu,
             str(model.limits.sms),
-            format_bytes(model.memory.dram_bytes),
+            f"{model.memory.dram_bytes / GIB:.1f} GiB",
             f"{model.memory.dram_bytes_per_ns / 1000:.2f} TB/s",
             format_ns(model.graph.chain_ns),
             format_ns(model.graph.front_end_ns),
-            "yes" if model.calibrated else "[yellow]no: data sheet only[/yellow]",
+            "yes" if model.calibrated else styled(("no: data sheet only", "yellow")),
         )
-    console().print(table)
+    print_table(console(), table, drop=("GPU", "front end", "gap"))
 
 
 __all__ = [
@@ -264,6 +351,7 @@ __all__ = [
     "print_explored",
     "print_hardware",
     "print_measurement",
+    "print_policies",
     "print_simulated",
     "print_traces",
 ]

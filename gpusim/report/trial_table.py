@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
-
-from gpusim.report.tables import console
+from gpusim.report.fit import print_table
+from gpusim.report.terminal import Table, console, styled
 from gpusim.search.trial import Trial
+from gpusim.text import visible
 from gpusim.units import format_ns
 
 
@@ -33,15 +33,18 @@ def print_trial(trial: Trial) -> None:
         style = "bold green" if row is trial.fastest else None
         table.add_row(row.policy, str(row.streams), format_ns(row.makespan_ns), format_ns(time_ns), style=style)
     out.print()
-    out.print(table)
+    print_table(out, table)
     found = trial.measurement
     if found is None:
-        out.print("\n[bold]Measured.[/bold] Nothing tried was faster than the sequential graph.")
+        out.print(styled(("\nMeasured.", "bold"), " Nothing tried was faster than the sequential graph."))
         return
     speedup = found.sequential.median_ns / found.schedule.median_ns
     text = f"{speedup:.2f}x over the sequential graph ({format_ns(found.sequential.median_ns)})"
     kept = "" if trial.best is trial.fastest else "; the sequential graph stays"
     out.print(
-        f"\n[bold]Measured.[/bold] {found.policy}, {found.streams} streams: {format_ns(found.schedule.median_ns)}, "
-        f"{text}, outputs equal{kept}"
+        styled(
+            ("\nMeasured.", "bold"),
+            f" {visible(found.policy)}, {found.streams} streams: {format_ns(found.schedule.median_ns)}, {text}, "
+            f"outputs equal{kept}",
+        )
     )

@@ -6,6 +6,7 @@ from gpusim.engine.base import Timeline
 from gpusim.hardware.model import HardwareModel
 from gpusim.report.perfetto import Run
 from gpusim.search.critical import Cause, Wait, wait_of
+from gpusim.text import shortened, visible
 from gpusim.trace.schema import Trace
 from gpusim.units import format_ns
 
@@ -65,4 +66,4 @@ def _name(timeline: Timeline, trace: Trace, index: int) -> str:
 
 
 def _code(text: str) -> str:
-    return "`" + " ".join(text.replace("`", "'").split()) + "`"
+    return "`" + shortened(visible(" ".join(text.replace("`", "'").split()))) + "`"

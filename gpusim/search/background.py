@@ -10,6 +10,7 @@ from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.partitions import Partition
 from gpusim.search.explore import Explored, Row, explore
+from gpusim.search.interrupt import interrupt_thread
 from gpusim.search.searches import SEARCHED
 from gpusim.trace.schema import Trace
 
@@ -61,6 +62,11 @@ class Exploration:
     def stop(self) -> None:
         """Ask it to end soon."""
         self._stop.set()
+
+    def interrupt(self) -> None:
+        """End now, wherever it is: for a search whose result nobody waits for. Call again while it runs."""
+        if self._thread.ident is not None:
+            interrupt_thread(self._thread.ident, KeyboardInterrupt)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the end."""

@@ -173,22 +173,22 @@ def parse_splits(text: str, streams: int, gpu_sms: int) -> list[tuple[Partition,
     Raises `OptionError` for a split that the GPU cannot have.
     """
     if streams < 2:
-        raise OptionError(f"--partitions {text}: {streams} stream has nothing to be parted from; use --streams")
+        raise OptionError(f"partitions '{text}': {streams} stream has nothing to be parted from; allow more streams")
     if text == "auto":
         return usual_splits(streams, gpu_sms)
     found = []
     for part in text.split(","):
         sizes = part.split("+")
         if not all(size.strip().isdecimal() for size in sizes):
-            raise OptionError(f"--partitions {text}: '{part}' is not a split such as 64+68 (or: auto)")
+            raise OptionError(f"partitions '{text}': '{part}' is not a split such as 64+68 (or: auto)")
         sms = [int(size) for size in sizes]
         if len(sms) > streams:
-            raise OptionError(f"--partitions {text}: '{part}' has {len(sms)} partitions for {streams} streams")
+            raise OptionError(f"partitions '{text}': '{part}' has {len(sms)} partitions for {streams} streams")
         made = split(sms, _dealt(streams, sms))
         try:
             lay_out(made, streams, gpu_sms)
         except PlanError as cause:
-            raise OptionError(f"--partitions {text}: '{part}': {cause}") from cause
+            raise OptionError(f"partitions '{text}': '{part}': {cause}") from cause
         found.append(made)
     return found
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpusim.errors import OptionError, UnknownNameError
+from gpusim.errors import OptionError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.traffic import MEASURED_ON, op_counters, peak_shares
 from gpusim.search.explain import CAUSES, DEPENDENCY, Delay, Explained
 from gpusim.search.losses import DRAM, RESOURCES
+from gpusim.trace.op_names import find_one_op
 
 #: What both ask of these says which half of "issue and L2" is the scarcer one.
 L2, ISSUE_SLOTS = "L2 bandwidth", "issue slots"
+#: Longer numbers are no op's.
+MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +40,8 @@ class Pair:
 
 
 def find_op(graph: OpGraph, text: str) -> int:
-    """An op by name or by its number in the trace. Raises `UnknownNameError`, and `OptionError` for a view."""
-    names = {op.name: index for index, op in enumerate(graph.trace.ops)}
-    if text in names:
-        found = names[text]
-    elif text.isdecimal() and int(text) < len(graph):
-        found = int(text)
-    else:
-        raise UnknownNameError("op", text, names)
+    """An op as `gpusim.trace.op_names.find_one_op` has it. Raises as that does, and `OptionError` for a view."""
+    found = find_one_op(graph.trace, text)
     if not graph.tasks[found]:
         raise OptionError(f"op '{graph.trace.ops[found].name}' launches no kernel: there is nothing to overlap")
     return found

@@ -11,25 +11,25 @@ from typing import Any
 import gpusim
 from gpusim.engine.base import Timeline
 from gpusim.engine.batch import BatchEngine
-from gpusim.engine.compiled.warm import warm_up
+from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.errors import OptionError
+from gpusim.errors import OptionError, UnknownNameError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_streams, make_schedule
+from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.policies.base import Assignment
 from gpusim.policies.list_scheduling import list_schedule
-from gpusim.policies.registry import POLICIES, stream_counts
+from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
 from gpusim.search.searches import SEARCH, SEARCHED, Report, search_all
-from gpusim.search.verdict import Verdict, verdict
+from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.trace.schema import Trace
 from gpusim.units import format_bytes
 
-DEFAULT_STREAMS = 8
 DEFAULT_BUDGET_S = 9.0
 MAX_BUDGET_S = 86_400.0
 #: Share of the budget that compiling on a first start may take; the rest is searched in any case.
@@ -108,6 +108,15 @@ class Explored:
         limit = self.memory_limit_bytes
         return [row for row in self.rows if limit is None or row.peak_bytes <= limit]
 
+    @property
+    def passed_over(self) -> Row | None:
+        """The searched schedule that is predicted to beat the recommended one by less than the model overrates.
+
+        None where the recommended one is predicted fastest.
+        """
+        searched = [row for row in self.allowed if row.policy in SEARCHED and row.makespan_ns < self.best.makespan_ns]
+        return min(searched, key=lambda row: row.makespan_ns, default=None)
+
     def with_best(self, row: Row) -> Explored:
         """The same with another of its rows as the best: one that a trial on the GPU found."""
         graph = OpGraph.build(self.trace, self.hardware)
@@ -143,6 +152,8 @@ def explore(
     """
     check_streams(streams)
     graph = OpGraph.build(trace, hardware)
+    if needs_compiling():
+        report(COMPILING, 0.0, 0)
     compiling_s = warm_up(graph.hardware)
     if evaluations is None:
         budget_s -= min(compiling_s, COMPILING_SHARE * budget_s)
@@ -215,6 +226,31 @@ def explore(
     )
 
 
+def check_policy(name: str) -> None:
+    """Raises `UnknownNameError` where `name` is no policy and not `RECOMMENDED`."""
+    if name != RECOMMENDED and name not in POLICIES:
+        raise UnknownNameError("policy", name, (*POLICIES, RECOMMENDED))
+
+
+def assignment_of(
+    graph: OpGraph,
+    hardware: HardwareModel,
+    policy: str,
+    streams: int = DEFAULT_STREAMS,
+    report: Report = lambda what, share, best_ns: None,
+) -> tuple[str, Assignment]:
+    """The name and the assignment of a policy on up to `streams` streams.
+
+    `RECOMMENDED` explores the step as `explore` does by default, and gives the recommended one under its own name.
+    Raises `UnknownNameError` for the policy and `OptionError` for the number of streams.
+    """
+    check_streams(streams)
+    if policy != RECOMMENDED:
+        return policy, policy_by_name(policy)(graph, streams)
+    best = explore(graph.trace, hardware, streams=streams, report=report).best
+    return best.policy, best.assignment
+
+
 def _conclude(
     graph: OpGraph, hardware: HardwareModel, best: Row, sequential_ns: int, bound: Bounds, seed: int
 ) -> dict[str, Any]:
@@ -246,6 +282,7 @@ def _conclude(
             bound,
             graph.may_lose_cache,
             any(assignment.variants),
+            verdict_rows(graph, assignment, sequential_ns, best.makespan_ns, truth.eager.median_ns if truth else None),
         ),
         "schedule": make_schedule(
             trace,

@@ -20,12 +20,12 @@ from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import check_streams
+from gpusim.policies import DEFAULT_STREAMS
 from gpusim.policies.base import Assignment
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import stream_counts
 from gpusim.policies.sequential import sequential
 from gpusim.search.bounds import bounds
-from gpusim.search.explore import DEFAULT_STREAMS
 from gpusim.search.gap import Gap, gap_to_bound
 from gpusim.search.local import SHARES
 from gpusim.search.relaxed import DEPENDENCIES, LIMITS, SMS, STREAMS, relaxed

@@ -33,7 +33,7 @@ COMMON_SHARE = 0.5
 NARROW_SHARE, LEAST_HALVED = 0.3, 4
 
 Report = Callable[[str, float, int], None]
-"""Progress of long work: what is going on, the share done in [0, 1], the best makespan so far in ns."""
+"""Progress of long work: what is going on, the share done in [0, 1], the best makespan so far in ns (0: none yet)."""
 
 
 @dataclass(frozen=True)

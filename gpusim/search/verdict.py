@@ -3,10 +3,81 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import HardwareModel
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.base import Assignment
 from gpusim.search.bounds import Bounds
-from gpusim.units import format_ns
+from gpusim.search.eager import predict_eager
+from gpusim.units import counted, format_ns
+
+LIMITS_HINT = "; `gpusim limits` says what is between"
+
+Way = Literal["eager", "graph", "streams", "streams_without_graph"]
+"""How a step is launched: op by op from Python, in one CUDA graph, on streams in the graph, on streams from Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRow:
+    """One way to run the step, with its time."""
+
+    what: Way
+    time_ns: int
+    measured: bool
+    """Measured with the capture; else predicted."""
+    streams: int
+    speedup_over_eager: float | None
+    """None where the eager time is not known."""
+    advice: str
+    """What a user does about it, in a few words; may be empty."""
+
+    @property
+    def label(self) -> str:
+        """The way in words: `6 streams in the graph`."""
+        if self.what == "eager":
+            return "eager"
+        if self.what == "graph":
+            return "one CUDA graph"
+        if self.what == "streams":
+            return f"{counted(self.streams, 'stream')} in the graph"
+        return f"{counted(self.streams, 'stream')} without a graph"
+
+
+def verdict_rows(
+    graph: OpGraph, assignment: Assignment, sequential_ns: int, best_ns: int, eager_ns: int | None
+) -> tuple[VerdictRow, ...]:
+    """The ways to run a step, from eager to the recommended `assignment` in a CUDA graph, which takes `best_ns`.
+
+    `eager_ns` is the measured eager step; None predicts it, where the trace has host times. A schedule on several
+    streams is also predicted as launched from Python: `assignment` in the engine's stream mode. Times in ns.
+    """
+    engine = ReferenceEngine()  # the compiled one has its stream mode to compile first, which takes longer
+    measured = eager_ns is not None
+    if eager_ns is None:
+        eager_ns = predict_eager(graph, engine)
+    streams = max(assignment.streams, default=0) + 1
+
+    def row(what: Way, time_ns: int, used: int, advice: str, measured: bool = False) -> VerdictRow:
+        return VerdictRow(what, time_ns, measured, used, eager_ns / time_ns if eager_ns and time_ns else None, advice)
+
+    rows = [] if eager_ns is None else [row("eager", eager_ns, 1, "", measured)]
+    rows.append(row("graph", sequential_ns, 1, "torch.cuda.graph, needs no gpusim"))
+    if streams > 1 or any(assignment.variants):
+        rows.append(row("streams", best_ns, streams, "recommended"))
+    if streams > 1 and not assignment.partitions:
+        without_ns = engine.run(assignment.lowered(graph, "stream"), graph.hardware, False).makespan_ns
+        against = next((each for each in rows[:2] if without_ns > each.time_ns), None)
+        advice = f"slower than {against.label}: do not" if against else ""
+        rows.append(row("streams_without_graph", without_ns, streams, advice))
+    return tuple(rows)
+
+
+def best_way(rows: tuple[VerdictRow, ...]) -> VerdictRow | None:
+    """The recommended one: streams in the graph where they are worth it, else one CUDA graph."""
+    inside = [row for row in rows if row.what in ("graph", "streams")]
+    return inside[-1] if inside else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +94,13 @@ class Verdict:
     """Whether the interval counts that, too."""
     other_kernels: bool = False
     """Whether the schedule runs variants, which the interval counts as well."""
+    rows: tuple[VerdictRow, ...] = ()
+    """The ways to run the step, eager first."""
+
+    @property
+    def sentence(self) -> str:
+        """The text without the command that says more: for a page, which has links."""
+        return self.text.replace(LIMITS_HINT, "")
 
 
 def verdict(
@@ -34,6 +112,7 @@ def verdict(
     bound: Bounds,
     may_lose_cache: bool = False,
     other_kernels: bool = False,
+    rows: tuple[VerdictRow, ...] = (),
 ) -> Verdict:
     """The verdict on the best schedule found."""
     speedup = sequential_ns / best_ns
@@ -52,9 +131,7 @@ def verdict(
         source = (
             f" Its memory fits the L2 cache on one stream and may not on several: it may take {cache:.0%} longer."
         ) + source
-    room = (
-        f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}); `gpusim limits` says what is between."
-    )
+    room = f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}){LIMITS_HINT}."
     if worth_it:
         text = (
             f"Worth it: {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph with {streams} streams "
@@ -66,4 +143,4 @@ def verdict(
             f"Not worth it: predicted {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph, an "
             f"interval that includes no gain; {why}. Keep the sequential schedule.{source}"
         )
-    return Verdict(worth_it, speedup, low, high, text, cache > 0.0, other_kernels)
+    return Verdict(worth_it, speedup, low, high, text, cache > 0.0, other_kernels, rows)

@@ -24,10 +24,13 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
 from gpusim.plan.schedule import check_streams
 from gpusim.plan.tasks import LaunchMode, Plan, Task
+from gpusim.plan.traffic import arithmetic
 from gpusim.policies.base import Assignment
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, policy_by_name
 from gpusim.search.bounds import Bounds, bounds
+from gpusim.trace.op_names import full_label
+from gpusim.trace.op_names import op_label as op_label  # the dashboard's
 from gpusim.trace.schema import Op, Trace
 
 SectionT = TypeVar("SectionT", GraphCosts, StreamCosts)
@@ -229,7 +232,7 @@ def sensitivities(
         most = hardware.stream.max_queues
         ranges.append((f"hardware queues, 1 to {most}", Change(queues=1), Change(queues=most)))
     for op in longest(base.graph, longest_ops):
-        name = f"speed of {op_label(base.graph.trace.ops[op])}, 0.5x to 2x"
+        name = f"speed of {full_label(base.graph.trace.ops[op])}, 0.5x to 2x"
         ranges.append((name, Change(op_speed={op: LOW}), Change(op_speed={op: HIGH})))
     return tuple((name, makespan(low), makespan(high), now) for name, low, high in ranges)
 
@@ -252,24 +255,19 @@ def longest(graph: OpGraph, count: int) -> tuple[int, ...]:
     return tuple(sorted(times, key=lambda op: (-times[op], op))[:count])
 
 
-def op_label(op: Op) -> str:
-    """A short name of an op that people recognise: its layer and its operator."""
-    words = op.target.split(".")
-    operator = words[1] if len(words) > 1 else op.target
-    return f"{op.layer or op.name} {operator}"
-
-
 def _scaled(trace: Trace, op: Op, tasks: Sequence[Task], scaling: Scaling) -> tuple[Task, ...]:
     """The tasks of an op with times and demands of the changed GPU."""
     foreign = trace.provenance.gpu.name != scaling.source.gpu
     found = []
+    work = arithmetic(trace, op, op.kernels)
     for task in tasks:
         kernel = op.kernels[task.kernel]
         if foreign:
             kernel = fit_to(kernel, scaling.source)
         whole = round(task.dur_ns)
         # Kernels have whole ns; the ratio keeps what the anchor added to them.
-        ratio = scaling.dur_ns(msgspec.structs.replace(kernel, dur_ns=whole), task.dram_bytes) / whole if whole else 1.0
+        timed = msgspec.structs.replace(kernel, dur_ns=whole)
+        ratio = scaling.dur_ns(timed, task.dram_bytes, work[task.kernel]) / whole if whole else 1.0
         demand = kernel_demand(scaling.target.limits, kernel)
         found.append(replace(task, dur_ns=task.dur_ns * ratio, demand=demand))
     return tuple(found)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from gpusim.errors import OptionError, OutputError
 from gpusim.files import check_writable, write_bytes
 from gpusim.sweep.store import COLUMNS, Row, column_types
+from gpusim.text import csv_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,5 +48,7 @@ def export_rows(rows: Sequence[Row], path: Path) -> None:
     if path.suffix == ".parquet":
         frame.to_parquet(buffer, engine="pyarrow", index=False)
     else:
+        texts = [name for name, (kind, _) in column_types().items() if kind == "str"]
+        frame[texts] = frame[texts].map(csv_cell, na_action="ignore")
         frame.to_csv(buffer, index=False)
     write_bytes(path, buffer.getvalue())

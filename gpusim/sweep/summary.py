@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.table import Table
-
-from gpusim.report.tables import console
+from gpusim.report.fit import print_table
+from gpusim.report.terminal import Table, console
 from gpusim.sweep.store import Row
-from gpusim.units import format_ns
+from gpusim.text import message
+from gpusim.units import format_times_ns
 
 #: Different failures that are printed; the store has all.
 SHOWN_FAILURES = 5
@@ -97,22 +97,24 @@ def print_summary(rows: Sequence[Row]) -> None:
     left = ("trace", "hardware", "best policy")
     for column in ("trace", "hardware", "best policy", "streams", "predicted", "speed-up", "at most", "points"):
         table.add_column(column, justify="left" if column in left else "right")
-    for best in best_points(rows):
+    found = best_points(rows)
+    times = format_times_ns(best.row.makespan_ns or 0 for best in found)
+    for best, time in zip(found, times, strict=True):
         row = best.row
         table.add_row(
             row.trace,
             hardware_label(best.row),
             row.policy,
             str(row.streams),
-            format_ns(row.makespan_ns or 0),
+            time,
             f"{row.speedup:.2f}x",
             f"{best.limit:.2f}x",
             str(best.points),
         )
-    out.print(table)
+    print_table(out, table, drop=("points",))
     failed = failures(rows)
     for failure in failed[:SHOWN_FAILURES]:
         text = f"{failure.points} points of {failure.trace} on {failure.hardware} failed: {failure.error}"
-        out.print(text, style="yellow", markup=False)
+        out.print(message(text), style="yellow")
     if len(failed) > SHOWN_FAILURES:
         out.print(f"... and {sum(failure.points for failure in failed[SHOWN_FAILURES:])} more; the store has them all")

@@ -30,6 +30,8 @@ from gpusim.engine.compiled.simulate import simulate_plans
 from gpusim.engine.threads import cores
 from gpusim.hardware.model import HardwareModel, load_hardware
 
+#: What a command says while it compiles.
+COMPILING = "compiling once, about 15 s"
 #: What is compiled beside the event loop.
 OTHERS = (lower_schedules, link_plans, find_peaks, schedule_lists, orders_by_keys)
 #: A helper looks for modules where this process does, however it was started.
@@ -38,6 +40,11 @@ _PROGRAM = (
 )
 #: What a helper may be asked for.
 BY_BLOCK, ONE_POOL, ALL_OTHERS = "by-block", "one-pool", "others"
+
+
+def needs_compiling() -> bool:
+    """Whether the event loop is yet to be compiled on this machine; where nothing can be kept, it is at every start."""
+    return not is_kept(simulate_one_gpu)
 
 
 def warm_up(hardware: HardwareModel) -> float:

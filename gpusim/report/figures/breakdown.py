@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.report.breakdown import Breakdown, Part, largest
-from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_LEGEND, Theme, heading, us, us_text
+from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_LEGEND, Theme, escape, heading, us, us_text
 from gpusim.units import MIB, counted
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def breakdown_figure(found: Breakdown, title: str, theme: Theme = LIGHT) -> go.F
     subtitle = f"{found.kernels:,} kernels, {us_text(found.total_ns)} if each ran alone and without gaps between them"
     figure.update_layout(
         template=theme.template,
-        title=heading(f"Where the time goes: {escape(title)}", subtitle, theme),
+        title=heading(f"Where the time goes: {title}", subtitle, theme),
         height=620,
         showlegend=False,
     )
@@ -111,7 +110,7 @@ def front_figure(rows: Sequence[Row], title: str, theme: Theme = LIGHT) -> go.Fi
                 x=[us(row.makespan_ns) for row in mine],
                 y=[row.peak_bytes / MIB for row in mine],
                 mode="markers",
-                name=policy,
+                name=escape(policy),
                 marker=theme.marker(number),
                 hovertext=[
                     f"<b>{escape(policy)}</b>, {counted(row.streams, 'stream')}<br>{us_text(row.makespan_ns)}, "
@@ -126,7 +125,7 @@ def front_figure(rows: Sequence[Row], title: str, theme: Theme = LIGHT) -> go.Fi
     subtitle = f"{len(rows)} schedules; no other is both faster and smaller than those on the dashed line"
     figure.update_layout(
         template=theme.template,
-        title=heading(f"Time against memory: {escape(title)}", subtitle, theme),
+        title=heading(f"Time against memory: {title}", subtitle, theme),
         height=470,
         hovermode="closest",
         legend=SIDE_LEGEND,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.engine.base import Timeline
-from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_ENTRY, SIDE_LEGEND, Theme, heading, us, us_text
+from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_ENTRY, SIDE_LEGEND, Theme, escape, heading, us, us_text
 from gpusim.report.lanes import samples
 from gpusim.report.results import ResultCase, Results
 from gpusim.units import MIB, counted
@@ -31,7 +30,7 @@ def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure
         common = {
             "mode": "markers",
             "marker": theme.marker(number),
-            "name": policy,
+            "name": escape(policy),
             "legendgroup": policy,
             "hovertext": hover,
         }
@@ -100,14 +99,14 @@ def memory_figure(
         found = samples(timeline.memory, (0, timeline.makespan_ns))
         mean = "" if found.bin_ns is None else f", mean of {us_text(found.bin_ns)}"
         colour = theme.cycle[number % len(theme.cycle)]
-        peaks.append(f"{escape(label)} {timeline.peak_bytes / MIB:,.0f} MiB")
+        peaks.append(f"{label} {timeline.peak_bytes / MIB:,.0f} MiB")
         figure.add_trace(
             go.Scatter(
                 x=[us(time) for time in found.times_ns],
                 y=[level / MIB for level in found.values],
                 mode="lines",
                 line={"shape": "hv", "width": 2, "color": colour},
-                name=label,
+                name=escape(label),
                 hovertemplate=f"{escape(label)}{mean}: %{{y:,.1f}} MiB at %{{x:,.1f}} us<extra></extra>",
             )
         )
@@ -140,7 +139,7 @@ def tornado_figure(
         figure.add_trace(
             go.Bar(
                 orientation="h",
-                y=[name for name, _, _ in changes],
+                y=[escape(name) for name, _, _ in changes],
                 base=[us(base) for _, base, _ in changes],
                 x=[us(value - base) for _, base, value in changes],
                 name=end,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from gpusim.report.figures.theme import LIGHT, Theme, heading, us, us_text
+from gpusim.report.figures.theme import LIGHT, Theme, escape, heading, us, us_text
 from gpusim.report.figures.waterfall import Role, WaterfallRow, add_waterfall, longest_ns
 from gpusim.report.summary import Summary, summarize
 from gpusim.units import counted
@@ -26,7 +26,7 @@ def bounds_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figu
     largest_ns, largest = found.largest_bound
     rows = [found.best_of(policy) for policy in dict.fromkeys(row.policy for row in found.rows)]
     rows.sort(key=lambda row: (row.policy != SEQUENTIAL, -row.makespan_ns))
-    names = [f"{row.policy}, {counted(row.streams, 'stream')}" for row in rows]
+    names = [f"{escape(row.policy)}, {counted(row.streams, 'stream')}" for row in rows]
     limits = sorted(((time_ns, f"bound: {name}") for time_ns, name in found.bounds), reverse=True)
     figure = go.Figure()
     others = [place for place, row in enumerate(rows) if row is not found.best]

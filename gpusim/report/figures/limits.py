@@ -17,6 +17,9 @@ PEAK_TIME_SHARE = 0.005
 #: Top of the lower row in the figure, with the row heights and spacing below.
 _DOMAIN_TOP = 0.6 * (1 - 0.24)
 
+#: Length of a narrow waterfall's axis over its longest bar: room for the bar's label on a window of 1,280 pixels.
+NARROW_ROOM = 1.7
+
 LONGEST, BEST, WON, SEQUENTIAL = "longest op", "best list schedule", "won by concurrency", "sequential graph"
 
 
@@ -156,7 +159,7 @@ def waterfall_rows(scope: Scope, *, wide: bool) -> list[WaterfallRow]:
 def _add_scope(figure: go.Figure, scope: Scope, column: int, *, wide: bool, theme: Theme) -> None:
     rows = waterfall_rows(scope, wide=wide)
     add_waterfall(figure, rows, theme, row=2, col=column)
-    end_us = (1.15 if wide else 1.4) * us(longest_ns(rows))
+    end_us = (1.15 if wide else NARROW_ROOM) * us(longest_ns(rows))
     figure.update_xaxes(title_text="time, us", range=[0, end_us], nticks=4, tickangle=0, row=2, col=column)
     if column > 1:
         figure.update_yaxes(showticklabels=False, ticks="", row=2, col=column)

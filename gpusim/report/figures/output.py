@@ -10,6 +10,7 @@ import plotly.io
 
 from gpusim.errors import FigureError
 from gpusim.files import write_bytes
+from gpusim.text import shortened, visible
 
 PNG_WIDTH = 1200
 #: Dots for each pixel of the layout: sharp on dense screens.
@@ -32,9 +33,10 @@ def figure_html(figure: go.Figure, title: str) -> str:
     body = plotly.io.to_html(
         figure, config=config, include_plotlyjs=True, include_mathjax=False, full_html=False, div_id="figure"
     )
+    name = escape(shortened(visible(title)))
     paper = figure.layout.template.layout.paper_bgcolor or "#FFFFFF"
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title></head>\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{name}</title></head>\n'
         f'<body style="margin:0;background:{paper}">\n{body}\n</body>\n</html>\n'
     )
 

@@ -5,11 +5,13 @@ Colours are those of Okabe and Ito ("Color universal design", 2008): told apart 
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from typing import Literal
 
 import plotly.graph_objects as go
 
+from gpusim.text import VALUE_CHARACTERS, shortened, visible
 from gpusim.units import NS_PER_US
 
 ThemeName = Literal["light", "dark"]
@@ -178,6 +180,12 @@ SIDE = 150
 SIDE_ENTRY = 26
 
 
+def escape(text: str) -> str:
+    """Text from a file for plotly, which reads tags, entities and, in templates, `%{...}`: none of it is read."""
+    return html.escape(visible(text)).replace("%{", "%&#123;")
+
+
 def heading(title: str, subtitle: str, theme: Theme) -> dict[str, str]:
-    """A title with a second, smaller line under it."""
-    return {"text": f"{title}<br><span style='font-size:13px;color:{theme.muted}'>{subtitle}</span>"}
+    """A title with a second, smaller line under it; both plain text."""
+    first, second = escape(shortened(title)), escape(shortened(subtitle, 2 * VALUE_CHARACTERS))
+    return {"text": f"{first}<br><span style='font-size:13px;color:{theme.muted}'>{second}</span>"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,10 +11,11 @@ from plotly.subplots import make_subplots
 
 from gpusim.engine.base import Timeline
 from gpusim.hardware.model import HardwareModel
-from gpusim.report.figures.theme import LIGHT, PHASES, Theme, heading, us, us_text
+from gpusim.report.figures.theme import LIGHT, PHASES, Theme, escape, heading, us, us_text
 from gpusim.report.lanes import MAX_BARS, MAX_SAMPLES, Bar, Bars, Lane, Samples, Window, bars, lanes, samples, whole
 from gpusim.report.perfetto import Run, run_from_timeline
 from gpusim.search.critical import CriticalPath, critical_path
+from gpusim.text import shortened, visible
 from gpusim.trace.schema import Trace
 from gpusim.units import counted, format_bytes
 
@@ -80,7 +80,7 @@ def timeline_figure(
         notes.append(f"{' and '.join(averaged)} averaged over {us_text((window[1] - window[0]) / MAX_SAMPLES)}")
     streams = len({(piece.device, piece.stream) for piece in run.slices})
     if measured is not None:
-        _name_measured(figure, f"{escape(measured.title)}, {us_text(whole(measured)[1])}", timed, theme)
+        _name_measured(figure, f"{escape(shortened(measured.title))}, {us_text(whole(measured)[1])}", timed, theme)
     elif timed:
         notes.insert(0, timed)
     about = f"{counted(len(run.slices), 'task')} on {counted(streams, 'stream')}, {us_text(timeline.makespan_ns)}"
@@ -135,7 +135,7 @@ def _add_bars(
                 y=[bar.lane for bar, _ in mine],
                 base=[us(bar.start_ns) for bar, _ in mine],
                 x=[us(bar.dur_ns) for bar, _ in mine],
-                name=phase or NO_PHASE,
+                name=escape(phase or NO_PHASE),
                 legendgroup=phase or NO_PHASE,
                 showlegend=phase not in explained,
                 marker={"color": theme.phase(phase), "line": {"width": 0}},
@@ -222,14 +222,14 @@ def _add_counter(figure: go.Figure, row: int, name: str, found: Samples, theme: 
             mode="lines",
             line={"shape": "hv", "width": 1, "color": theme.total},
             fill="tozeroy",
-            name=title,
+            name=escape(title),
             showlegend=False,
             hovertemplate=f"{escape(title)}: %{{y:,.4~g}}{mean}<br>%{{x:,.1f}} us<extra></extra>",
         ),
         row=row,
         col=1,
     )
-    figure.update_yaxes(title_text=title, rangemode="tozero", nticks=4, row=row, col=1)
+    figure.update_yaxes(title_text=escape(title), rangemode="tozero", nticks=4, row=row, col=1)
     if factor == 100.0:
         figure.update_yaxes(range=[0, 100], row=row, col=1)
 
@@ -244,8 +244,9 @@ def _bar_text(run: Run, bar: Bar, timeline: Timeline | None) -> str:
         return slice_text(run, bar.slices[0], timeline)
     begin, end = bar.bin_ns
     longest = max(bar.slices, key=lambda index: run.slices[index].dur_ns)
+    phase = escape(bar.phase or NO_PHASE)
     return (
-        f"<b>{len(bar.slices):,} kernels, aggregated</b><br>{bar.phase or NO_PHASE}: busy {us_text(bar.dur_ns)} of "
+        f"<b>{len(bar.slices):,} kernels, aggregated</b><br>{phase}: busy {us_text(bar.dur_ns)} of "
         f"{us_text(end - begin)} from {us(begin):,.1f} us<br>longest: {_wrapped(run.slices[longest].name)}"
     )
 
@@ -257,10 +258,10 @@ def slice_text(run: Run, index: int, timeline: Timeline | None = None) -> str:
     lines = [f"<b>{_wrapped(piece.name)}</b>"]
     if args.get("op"):
         op = f"{args['op']} ({args.get('target', '')})"
-        lines.append(f"op {escape(op)}{', ' + escape(str(args['phase'])) if args.get('phase') else ''}")
+        lines.append(f"op {escape(shortened(op))}{', ' + escape(str(args['phase'])) if args.get('phase') else ''}")
     if args.get("layer"):
-        lines.append(f"layer {escape(str(args['layer']))}")
-    lines += _launch_lines(args)
+        lines.append(f"layer {escape(shortened(str(args['layer'])))}")
+    lines += map(escape, _launch_lines(args))
     lines.append(f"start {us(piece.start_ns):,.1f} us, duration {us_text(piece.dur_ns)}")
     if timeline is not None:
         alone_ns = timeline.plan.tasks[index].dur_ns
@@ -291,5 +292,5 @@ def _launch_lines(args: Mapping[str, Any]) -> list[str]:
 
 def _wrapped(name: str) -> str:
     """A kernel's name on a few lines, escaped: template arguments look like tags to plotly."""
-    wrapped = textwrap.wrap(name, NAME_COLUMNS, max_lines=NAME_LINES, placeholder=" ...") or [name]
+    wrapped = textwrap.wrap(visible(name), NAME_COLUMNS, max_lines=NAME_LINES, placeholder=" ...") or [""]
     return "<br>".join(map(escape, wrapped))

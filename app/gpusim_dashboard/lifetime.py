@@ -1,0 +1,116 @@
+"""Work ends with its session: a browser tab that is closed computes nothing any more.
+
+Streamlit asks a script to stop, and the script hears of it at its next element: a simulation has none. So a thread
+looks which sessions are still connected, and interrupts the others' scripts and searches wherever they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import streamlit as st
+from streamlit.runtime import Runtime
+from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
+
+from gpusim.search.interrupt import interrupt_thread
+
+if TYPE_CHECKING:
+    from gpusim.search.background import Exploration
+
+#: How often the thread looks, and for how long a session must be gone: a connection may break for a moment.
+LOOK_S, GONE_S = 0.25, 0.6
+#: A search that was asked to stop has so long to keep its best schedule.
+PATIENCE_S = 0.5
+
+
+class Watch:
+    """Scripts and searches that run, each with its session."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._scripts: dict[int, str] = {}
+        """Thread -> session."""
+        self._searches: dict[Exploration, str] = {}
+        self._gone_since: dict[str, float] = {}
+        threading.Thread(target=self._run, name="session lifetime", daemon=True).start()
+
+    @contextlib.contextmanager
+    def script(self, session: str) -> Iterator[None]:
+        """Interrupt this thread while it is in here and its session has ended."""
+        thread = threading.get_ident()
+        if thread in self._scripts:  # a part of a script that is watched as a whole
+            yield
+            return
+        with self._changed:
+            self._scripts[thread] = session
+            self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._scripts[thread]
+
+    def search(self, session: str, job: Exploration) -> None:
+        """End a search when its session has ended."""
+        with self._changed:
+            self._searches[job] = session
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._scripts and not self._searches:
+                    self._gone_since.clear()
+                    self._changed.wait()
+                self._look(time.monotonic())
+            time.sleep(LOOK_S)
+
+    def _look(self, now: float) -> None:
+        for job in [job for job in self._searches if not job.running]:
+            del self._searches[job]
+        sessions = {*self._scripts.values(), *self._searches.values()}
+        self._gone_since = {
+            session: self._gone_since.get(session, now) for session in sessions if not is_connected(session)
+        }
+        gone = {session: now - since for session, since in self._gone_since.items() if now - since >= GONE_S}
+        for thread, session in self._scripts.items():
+            if session in gone:
+                interrupt_thread(thread, StopException)
+        for job, session in self._searches.items():
+            if session in gone:
+                job.stop()
+                if gone[session] >= GONE_S + PATIENCE_S:
+                    job.interrupt()
+
+
+@st.cache_resource(show_spinner=False)
+def watch() -> Watch:
+    """The one of this server."""
+    return Watch()
+
+
+def is_connected(session: str) -> bool:
+    """Whether a browser is at the other end; without a server, as in tests of a page, nobody can leave."""
+    return not Runtime.exists() or Runtime.instance().is_active_session(session)
+
+
+@contextlib.contextmanager
+def script() -> Iterator[None]:
+    """Around what a session's script does."""
+    context = get_script_run_ctx()
+    if context is None:
+        yield
+        return
+    with watch().script(context.session_id):
+        yield
+
+
+def search(job: Exploration) -> None:
+    """After the start of a search by this session."""
+    context = get_script_run_ctx()
+    if context is not None:
+        watch().search(context.session_id, job)

@@ -1,0 +1,76 @@
+"""Uploaded files that the server keeps for a while, so that a reload and a link find them again.
+
+In memory, under the hash of their content, which nobody guesses who does not have the file or its address. Files and
+not traces are kept: their size is known, and what is opened again is checked again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import streamlit as st
+
+from gpusim.units import MIB
+
+MAX_FILES = 16
+MAX_BYTES = 256 * MIB
+MAX_AGE_S = 12 * 3600
+#: As pages say it.
+BOUNDS = f"The server keeps the last {MAX_FILES} files, {MAX_BYTES // MIB} MiB in all, for {MAX_AGE_S // 3600} hours"
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """A file as it was uploaded."""
+
+    name: str
+    data: bytes
+
+
+class Shelf:
+    """The files of all sessions; the one that was not opened for longest goes first."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._files: dict[str, tuple[float, KeptFile]] = {}
+        """By hash, with when each was opened last; in that order."""
+
+    def put(self, name: str, data: bytes) -> str:
+        """Keep a file; gives the hash of its content."""
+        content = hashlib.sha256(data).hexdigest()
+        with self._lock:
+            self._open(content, KeptFile(name, data))
+            while len(self._files) > MAX_FILES or sum(len(file.data) for _, file in self._files.values()) > MAX_BYTES:
+                del self._files[next(iter(self._files))]
+        return content
+
+    def get(self, prefix: str) -> KeptFile | None:
+        """The file whose hash begins so; None where there is none, or none any more."""
+        with self._lock:
+            for content, (opened_s, file) in list(self._files.items()):
+                if self._clock() - opened_s > MAX_AGE_S:
+                    del self._files[content]
+                elif content.startswith(prefix):
+                    self._open(content, file)
+                    return file
+        return None
+
+    def _open(self, content: str, file: KeptFile) -> None:
+        self._files.pop(content, None)
+        self._files[content] = (self._clock(), file)
+
+
+@st.cache_resource(show_spinner=False)
+def _shelf() -> Shelf:
+    return Shelf()
+
+
+def shelf() -> Shelf:
+    """The server's."""
+    found: Shelf = _shelf()
+    return found

@@ -1,0 +1,119 @@
+"""Formats that people have and gpusim's commands do not read: what a file is, by its first bytes, and what to do.
+
+Looked at only once a reader has refused a file. At most `LOOKED_AT_BYTES` of it are read, and nothing in it is run.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+LOOKED_AT_BYTES: Final = 64 * 1024
+
+_CAPTURE = "capture the step with `gpusim capture` on its GPU"
+#: A name at the top of a JSON object, what is between others of them, and a text.
+_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"|[\[\]{}:,]')
+#: gpusim's own documents by the name in `schema`: what each is and which option takes it.
+_OWN: Final = {
+    "gpusim-trace": ("a trace", "give it as TRACE, such as `gpusim explore FILE`"),
+    "gpusim-schedule": ("a schedule", "give it with `--schedule FILE`"),
+    "gpusim-measurement": ("a measurement", "give it with `gpusim simulate TRACE --measured FILE`"),
+    "gpusim-hardware": ("a hardware model", "give it with `--hw FILE`"),
+    "gpusim-results": ("a file of results", "draw it with `gpusim figure fidelity FILE`"),
+    "gpusim-replayed": ("a file of replayed schedules", "it belongs beside its results: `gpusim figure fidelity FILE`"),
+    "gpusim-pairs": ("a file of measured pairs of kernels", "no command reads it"),
+    "gpusim-rules": ("a check of the engines' rules", "it is read beside its hardware model"),
+    "gpusim-hyper-q": ("a measurement of hardware queues", "no command reads it"),
+}
+_ENDS: Final = {
+    ".nsys-rep": ("a report of Nsight Systems", f"it has kernels and no operators; {_CAPTURE}"),
+    ".qdrep": ("a report of Nsight Systems", f"it has kernels and no operators; {_CAPTURE}"),
+    ".ncu-rep": ("a report of Nsight Compute", f"{_CAPTURE}; --counters adds what ncu counts"),
+    ".onnx": ("an ONNX model", f"it has no measured kernels; {_CAPTURE}"),
+    ".et": ("a Chakra execution trace", f"it has operators and no kernels; {_CAPTURE}"),
+    ".py": ("a Python file", "`gpusim capture FILE:FUNCTION` captures a step of its model"),
+    ".toml": ("a TOML file", "`gpusim validate` takes recipes, `gpusim sweep --spec` sweeps"),
+}
+_KINETO = "a trace of torch.profiler (Kineto)"
+_CHAKRA_ET = re.compile(rb"\A.\x0a[\x01-\x20]\d+\.\d+\.\d+", re.DOTALL)
+
+
+def known_format(data: bytes, name: str, wanted: str) -> str:
+    """What a refused file is and what to do with it, in one line to follow the file's name; empty where it is unknown.
+
+    `data` is the file's content, or its beginning; `wanted` the schema that the reader reads (`gpusim-trace/1`).
+    """
+    found = _format(data[:LOOKED_AT_BYTES], name.lower(), wanted.partition("/")[0])
+    if found is None:
+        return ""
+    what, advice = found
+    reads = _OWN.get(wanted.partition("/")[0], ("",))[0]
+    return f"is {what}, and {reads or wanted} ({wanted}) is read here: {advice}"
+
+
+def _format(data: bytes, name: str, wanted: str) -> tuple[str, str] | None:
+    """What the file is and what to do."""
+    if data.startswith(b"SQLite format 3\0"):
+        return "an SQLite file, such as Nsight Systems exports", f"it has kernels and no operators; {_CAPTURE}"
+    if data.startswith(b"NVR\0"):
+        return _ENDS[".ncu-rep"]
+    if re.match(rb'(?:==PROF==|"?ID"?,"?Process ID"?)', data):
+        return "an output of Nsight Compute", f"{_CAPTURE}; --counters adds what ncu counts"
+    if data.startswith(b"PK\x03\x04"):
+        return "a zip archive, such as torch.save writes", f"it has weights and no measured kernels; {_CAPTURE}"
+    if re.match(rb"\x80[\x02-\x05]", data):
+        return "a Python pickle, which gpusim never loads", _CAPTURE
+    if re.match(rb"\x08[\x01-\x20]\x12[\x01-\x40](?:pytorch|onnx|tf2onnx|keras)", data):
+        return _ENDS[".onnx"]
+    if _CHAKRA_ET.match(data):
+        return _ENDS[".et"]
+    if data[:1].isspace() or data[:1] in (b"{", b"["):
+        return _json_format(data.lstrip(), wanted)
+    return next((found for end, found in _ENDS.items() if name.endswith(end)), None)
+
+
+def _json_format(data: bytes, wanted: str) -> tuple[str, str] | None:
+    profile = _KINETO, f"it has kernels and not what they depend on; {_CAPTURE}, or draw it beside a prediction with "
+    measured = "`gpusim simulate TRACE --measured FILE --html OUT`"
+    if re.match(rb'\[\s*\{[^{}]{0,2000}"ph"\s*:', data):
+        return profile[0], profile[1] + measured
+    names = _top_level(data)
+    schema = names.get("schema", "")
+    own = schema.partition("/")[0]
+    if own == wanted:
+        return None  # of another version, or damaged: the reader says it better
+    if own in _OWN:
+        return _OWN[own]
+    if wanted == "gpusim-measurement" and "traceEvents" in names:
+        return None  # read as a profile, and damaged
+    if "traceEvents" in names and b'"producer":"gpusim"' in data:
+        return "a timeline of gpusim's", f"open it at ui.perfetto.dev, or give it with {measured}"
+    if "traceEvents" in names or {"schemaVersion", "deviceProperties"} <= set(names):
+        return profile[0], profile[1] + measured
+    if "nodes" in names and re.match(r"\d+\.\d+", schema):
+        return "an execution trace of PyTorch", f"it has operators and no times of kernels; {_CAPTURE}"
+    return None
+
+
+def _top_level(data: bytes) -> dict[str, str]:
+    """The names at the top level of the JSON object that begins here, with their values where those are texts."""
+    found: dict[str, str] = {}
+    depth, name, last, after_colon = 0, "", "", False
+    for token in _TOKEN.finditer(data):
+        mark = token[0]
+        if mark in (b"{", b"["):
+            depth += 1
+        elif mark in (b"}", b"]"):
+            depth -= 1
+        elif depth != 1:
+            continue
+        elif mark == b":":
+            name, after_colon = last, True
+            found[name] = ""
+        elif mark == b",":
+            after_colon = False
+        elif after_colon:
+            found[name] = token[1].decode("utf-8", "replace")
+        else:
+            last = token[1].decode("utf-8", "replace")
+    return found

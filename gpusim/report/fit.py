@@ -1,0 +1,109 @@
+"""Tables that fit the terminal: names and numbers stay whole, columns that matter least go first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Column
+from rich.text import Text
+
+from gpusim.report.terminal import Table
+
+#: A folded column is at least this wide, and other columns are left out to keep it as wide as the second.
+LEAST_FOLDED, READABLE_FOLDED = 8, 20
+#: Where the cell of a number may break: before a share, which then stands below the number.
+_BEFORE_SHARE = re.compile(r" +(?=[+-]?[\d.]+%)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Widths:
+    """Widths of a column: of its cells as they are, of the longest part that stays on one line, and between them."""
+
+    natural: int
+    least: int
+    readable: int
+    """What other columns are left out for."""
+
+
+def print_table(out: Console, table: Table, drop: Sequence[str] = (), fold: Sequence[str] = ()) -> None:
+    """Print `table` within the width of `out`.
+
+    Where it is too wide, columns are left out in the order of `drop`; then text breaks between words, and the names in
+    the columns of `fold` break anywhere. The first column and numbers stay whole: a table of these that is wider still
+    is printed wider than `out`.
+    """
+    left_out: list[str] = []
+    for name in (*drop, None):
+        kept = [column for column in table.columns if str(column.header) not in left_out]
+        widths = [_widths(column, first=column is table.columns[0], fold=fold) for column in kept]
+        rebuilt = _rebuilt(table, kept)
+        room = out.width - _overhead(out, rebuilt)
+        if name is None or sum(width.readable for width in widths) <= room:
+            break
+        left_out.append(name)
+    shared = _shared_out(widths, room)
+    for column, width in zip(rebuilt.columns, shared, strict=True):
+        column.width = column.min_width = width
+    before = out.width
+    out.width = max(before, before - room + sum(shared))
+    try:
+        out.print(rebuilt)
+    finally:
+        out.width = before
+
+
+def _widths(column: Column, first: bool, fold: Sequence[str]) -> _Widths:
+    header, *cells = (_plain(cell) for cell in (column.header, *column.cells))
+    natural = max(map(cell_len, (header, *cells)))
+    if str(column.header) in fold:
+        least = max(LEAST_FOLDED, cell_len(header))
+        return _Widths(natural, min(natural, least), min(natural, max(least, READABLE_FOLDED)))
+    parts = list(header.split())
+    for cell in cells:
+        if first:
+            parts.append(cell)
+        elif column.justify == "right":
+            parts += _BEFORE_SHARE.split(cell.strip())
+        else:
+            parts += cell.split()
+    least = max(map(cell_len, parts), default=0)
+    return _Widths(natural, least, least)
+
+
+def _shared_out(widths: Sequence[_Widths], room: int) -> list[int]:
+    """Widths that fit `room` where the least ones do: the column with most to give gives first."""
+    found = [width.natural for width in widths]
+    while sum(found) > room:
+        spare = [width - each.least for width, each in zip(found, widths, strict=True)]
+        if max(spare) <= 0:
+            break
+        found[spare.index(max(spare))] -= 1
+    return found
+
+
+def _rebuilt(table: Table, kept: Sequence[Column]) -> Table:
+    """The same table with these of its columns."""
+    found = Table(box=table.box, show_edge=table.show_edge, pad_edge=table.pad_edge, header_style=table.header_style)
+    for column in kept:
+        found.add_column(column.header, justify=column.justify, style=column.style, overflow="fold")
+    cells = [list(column.cells) for column in kept]
+    for number, row in enumerate(table.rows):
+        found.add_row(*(column[number] for column in cells), style=row.style, end_section=row.end_section)
+    return found
+
+
+def _overhead(out: Console, table: Table) -> int:
+    """Width of lines and spaces between the columns."""
+    wide = out.options.update(width=10_000)
+    for column in table.columns:
+        column.width = column.min_width = 1
+    total = table.__rich_measure__(out, wide).maximum
+    return total - len(table.columns)
+
+
+def _plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)

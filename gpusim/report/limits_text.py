@@ -1,0 +1,34 @@
+"""What the limits of a step come to, in words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpusim.search.limits import Scope
+from gpusim.search.relaxed import CONTENTION, DEPENDENCIES, DRAM, FRONT_END, GAPS, SMS, STREAMS
+
+#: What each limit means for a user.
+MEANING: Final = {
+    DEPENDENCIES: "operations wait for each other, and no schedule changes that",
+    GAPS: "each kernel and each join costs time of its own: operator fusion makes fewer",
+    FRONT_END: "kernels start one after the other: operator fusion makes fewer",
+    SMS: "kernels already fill the GPU: a smaller batch or a larger GPU leaves room beside them",
+    CONTENTION: "kernels that share the GPU slow each other down",
+    DRAM: "kernels that run together share the memory's bandwidth: operator fusion moves fewer bytes",
+    STREAMS: "more streams would help",
+}
+#: Losses that are named, and the share that one must have.
+_NAMED, _LEAST_SHARE = 2, 0.05
+
+
+def limits_sentences(scope: Scope) -> list[str]:
+    """How much of the potential the best schedule wins, and what the largest losses mean; each a sentence."""
+    if scope.potential_ns <= 0:
+        return ["There is nothing to win: the step is one operation long."]
+    found = [f"The best list schedule wins {scope.share(scope.won_ns):.0%} of what there is to win."]
+    losses = sorted(scope.losses, key=lambda loss: -loss.loss_ns)[:_NAMED]
+    return found + [
+        f"{scope.share(loss.loss_ns):.0%} is lost to {loss.limit}: {MEANING[loss.limit]}."
+        for loss in losses
+        if scope.share(loss.loss_ns) >= _LEAST_SHARE
+    ]

@@ -1,0 +1,62 @@
+"""Text on a terminal: no markup is read, no character of a name moves the cursor, styles stand beside the text."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from gpusim.text import visible
+
+#: Width of output that goes to no terminal, where `COLUMNS` does not say.
+WIDTH = 120
+MAX_WIDTH = 10_000
+
+
+class PlainConsole(Console):
+    """A console that takes every string as it is; control characters but line feeds and tabs are made visible."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As rich has it, without control characters."""
+        return super().render_str(visible(text, layout=True), **options)
+
+
+class Table(RichTable):
+    """A table whose cells are one visible line each where they are strings."""
+
+    def add_column(self, header: RenderableType = "", *args: Any, **options: Any) -> None:
+        """As rich has it."""
+        super().add_column(_cell(header), *args, **options)
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """As rich has it."""
+        super().add_row(*(None if cell is None else _cell(cell) for cell in cells), **options)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Standard output or error: as wide as the terminal, else as `COLUMNS` says, else `WIDTH`."""
+    found = PlainConsole(stderr=stderr)
+    if found.is_terminal:
+        return found
+    columns = os.environ.get("COLUMNS", "")
+    wide = columns.isascii() and columns.isdigit() and 0 < int(columns) < MAX_WIDTH
+    return PlainConsole(stderr=stderr, width=int(columns) if wide else WIDTH)
+
+
+def styled(*parts: str | tuple[str, str]) -> Text:
+    """A text of parts: each a string, or a string and its style."""
+    text = Text()
+    for part in parts:
+        words, style = (part, "") if isinstance(part, str) else part
+        text.append(visible(words, layout=True), style)
+    return text
+
+
+def _cell(cell: RenderableType) -> RenderableType:
+    return visible(cell) if isinstance(cell, str) else cell

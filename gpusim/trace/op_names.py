@@ -1,0 +1,54 @@
+"""Names of ops for people: what outputs print of an op is what commands take for it."""
+
+from __future__ import annotations
+
+from gpusim.errors import OptionError, UnknownNameError
+from gpusim.trace.schema import Op, Trace
+
+#: Ops of a layer that an error names.
+_NAMED = 8
+
+
+def op_label(op: Op) -> str:
+    """A short name of an op that people recognise: its layer and its operator."""
+    words = op.target.split(".")
+    operator = words[1] if len(words) > 1 else op.target
+    return f"{op.layer or op.name} {operator}"
+
+
+def full_label(op: Op) -> str:
+    """The same with the op's own name: `conv1.conv convolution (convolution_3)`."""
+    return f"{op_label(op)} ({op.name})"
+
+
+def find_ops(trace: Trace, text: str) -> tuple[int, ...]:
+    """The ops that `text` names: an op's name, its number, its layer and operator, its full label, or a whole layer.
+
+    A layer, with or without operator, may stand for several ops; those without kernels are left out where others have
+    some. Raises `UnknownNameError`.
+    """
+    wanted = " ".join(text.split())
+    names = {op.name: index for index, op in enumerate(trace.ops)}
+    if wanted in names:
+        return (names[wanted],)
+    if wanted.isascii() and wanted.isdigit() and int(wanted) < len(trace.ops):
+        return (int(wanted),)
+    for matches in (full_label, op_label, _layer):
+        if found := [index for index, op in enumerate(trace.ops) if matches(op) == wanted]:
+            return tuple(index for index in found if trace.ops[index].kernels) or tuple(found)
+    known = {*names, *(op_label(op) for op in trace.ops if op.layer), *(op.layer for op in trace.ops if op.layer)}
+    raise UnknownNameError("op", text, known)
+
+
+def find_one_op(trace: Trace, text: str) -> int:
+    """The op that `text` names, as `find_ops`. Raises `UnknownNameError`, and `OptionError` where it names several."""
+    found = find_ops(trace, text)
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(trace.ops[index].name for index in found[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    raise OptionError(f"'{text}' names {len(found)} ops: give one of {names}{more}")
+
+
+def _layer(op: Op) -> str:
+    return op.layer
