@@ -83,7 +83,8 @@ GROUPS: dict[str, str] = {
         _upsample_nearest_exact3d_backward""",
     "Indexing: every index is checked, on the GPU by an assertion that ends the process.": """
         embedding embedding_dense_backward gather index index_add(_) index_copy(_) index_fill(_) index_put(_)
-        index_select max_unpool2d masked_scatter(_) masked_scatter_backward scatter(_) scatter_add(_) scatter_reduce(_) bucketize""",
+        index_select max_unpool2d masked_scatter(_) masked_scatter_backward scatter(_) scatter_add(_)
+        scatter_reduce(_) bucketize""",
     "Views: torch checks that they lie in the storage, and replay checks it again.": """
         alias as_strided as_strided_ detach diagonal expand permute select slice split split_with_sizes squeeze
         squeeze_ t t_ transpose transpose_ unbind unfold unsqueeze unsqueeze_ unsafe_split unsafe_split_with_sizes

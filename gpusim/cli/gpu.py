@@ -9,6 +9,7 @@ import click
 
 from gpusim.cli.common import (
     check_output,
+    check_replay,
     choose_hardware,
     command_line,
     hardware_option,
@@ -19,6 +20,7 @@ from gpusim.cli.common import (
     print_json,
     say,
     seed_option,
+    trust_option,
 )
 from gpusim.errors import OptionError
 
@@ -115,6 +117,7 @@ def capture(
 @click.option("--policy", default=None, metavar="P", help="Replay this policy's schedule instead.")
 @click.option("--streams", type=int, default=None, help=f"Streams for the policy [default: {DEFAULT_STREAMS}].")
 @hardware_option
+@trust_option
 @seed_option
 @click.option("--perfetto", "perfetto_file", metavar="OUT", help="Write simulated and measured timeline side by side.")
 @click.option("-o", "output", metavar="MEASUREMENT", help="Write the measurement here (.json).")
@@ -125,6 +128,7 @@ def replay(
     policy: str | None,
     streams: int | None,
     hardware: str | None,
+    trust_code: bool,
     seed: int,
     perfetto_file: str | None,
     output: str | None,
@@ -136,7 +140,6 @@ def replay(
     from gpusim.plan.schedule import check_streams, lower_schedule, make_schedule, read_schedule
     from gpusim.policies.registry import policy_by_name
     from gpusim.report.tables import print_measurement
-    from gpusim.runtime.allowlist import check_operators
     from gpusim.trace.store import load_trace
 
     if (schedule_file is None) == (policy is None):
@@ -145,7 +148,7 @@ def replay(
     check_streams(DEFAULT_STREAMS if streams is None else streams)
     make = policy_by_name(policy) if policy else None
     step = load_trace(trace)
-    check_operators(step, trace)
+    check_replay(step, trace, trust_code)
     model = choose_hardware(hardware, step)
     with naming(trace):
         graph = OpGraph.build(step, model)
@@ -160,7 +163,7 @@ def replay(
         from gpusim.runtime.replay import replay as run
         from gpusim.runtime.replay import require_equal
 
-    (measurement,) = run(step, [schedule], model, command=command_line(), seed=seed, say=say)
+    (measurement,) = run(step, [schedule], model, command=command_line(), seed=seed, say=say, trust_code=trust_code)
     if target is not None:
         write_measurement(measurement, target)
     if timeline_target is not None:
@@ -243,12 +246,14 @@ def calibrate(output: str | None, base: str, rules_file: str | None, as_json: bo
 @click.option(
     "-o", "output", default="validate/results", show_default=True, metavar="DIR", help="Folder for the results."
 )
+@trust_option
 @json_option
-def validate(recipe: str, output: str, as_json: bool) -> None:
+def validate(recipe: str, output: str, trust_code: bool, as_json: bool) -> None:
     """Capture, explore, replay and compare the cases of RECIPE (a .toml file) on this GPU."""
-    from gpusim.recipes.recipe import read_recipe
+    from gpusim.recipes.recipe import check_recipe, read_recipe
 
     plan = read_recipe(Path(recipe))
+    check_recipe(plan, recipe, trust_code)
     with needs_torch():
         from gpusim.recipes.run import run_recipe
         from gpusim.runtime.device import require_gpu
@@ -256,7 +261,7 @@ def validate(recipe: str, output: str, as_json: bool) -> None:
     from gpusim.runtime.isolate import alone
 
     alone(require_gpu)  # in a process of its own, like all that touches the GPU here
-    results = run_recipe(plan, Path(output), command_line(), say)
+    results = run_recipe(plan, Path(output), command_line(), say, trust_code=trust_code)
     if as_json:
         print_json(results)
     else:

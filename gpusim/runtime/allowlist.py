@@ -18,12 +18,14 @@ from gpusim.trace.check import DTYPE_BYTES
 from gpusim.trace.schema import Op, Trace
 from gpusim.trace.values import TENSOR, problem_with
 
-_APPROXIMATE: Final = {"approximate": (None, ("none", "tanh"))}
-_ROUNDING: Final = {"rounding_mode": (None, ("trunc", "floor"))}
-_SCATTER: Final = {"reduce": (None, ("add", "multiply"))}
-_SCATTER_REDUCE: Final = {"reduce": (4, ("sum", "prod", "mean", "amax", "amin"))}
+Words = dict[str, tuple[int | None, tuple[str, ...]]]
+
+_APPROXIMATE: Final[Words] = {"approximate": (None, ("none", "tanh"))}
+_ROUNDING: Final[Words] = {"rounding_mode": (None, ("trunc", "floor"))}
+_SCATTER: Final[Words] = {"reduce": (None, ("add", "multiply"))}
+_SCATTER_REDUCE: Final[Words] = {"reduce": (4, ("sum", "prod", "mean", "amax", "amin"))}
 #: Words that arguments may be: operator -> name of the argument -> its position (None: by name only) and its words.
-WORDS: Final[dict[str, dict[str, tuple[int | None, tuple[str, ...]]]]] = {
+WORDS: Final[dict[str, Words]] = {
     **dict.fromkeys(("aten.gelu", "aten.gelu_", "aten.gelu_backward"), _APPROXIMATE),
     **dict.fromkeys(("aten.div", "aten.div_"), _ROUNDING),
     **dict.fromkeys(("aten.scatter", "aten.scatter_"), _SCATTER),
@@ -32,10 +34,23 @@ WORDS: Final[dict[str, dict[str, tuple[int | None, tuple[str, ...]]]]] = {
 #: Operators that make a tensor out of no tensor: without a device, torch would put it into the host's memory.
 FACTORIES: Final = frozenset(
     f"aten.{name}"
-    for name in (
-        "arange empty empty_strided eye full linspace ones rand randint randn randperm scalar_tensor tril_indices "
-        "triu_indices zeros"
-    ).split()
+    for name in [
+        "arange",
+        "empty",
+        "empty_strided",
+        "eye",
+        "full",
+        "linspace",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "scalar_tensor",
+        "tril_indices",
+        "triu_indices",
+        "zeros",
+    ]
 )
 #: New tensors whose shape is one of the arguments: its position.
 SIZES: Final = {
@@ -109,8 +124,10 @@ def _problem_with_value(value: Any, words: tuple[str, ...]) -> str:
         return "" if math.isfinite(value) else "a number is not finite"
     if isinstance(value, list | tuple):
         return next((problem for part in value if (problem := _problem_with_value(part, ()))), "")
-    problem = problem_with(value) if isinstance(value, dict) else f"a {type(value).__name__} is no argument"
-    if problem:
+    if not isinstance(value, dict):
+        return f"a {type(value).__name__} is no argument"
+    problem = problem_with(value)
+    if problem is not None:
         return problem
     if "device" in value and value["device"] != "cuda":
         return f"device '{value['device']}' is not the GPU of the step; replay runs on that alone"

@@ -231,6 +231,10 @@ def _made(
     if tensor.dtype not in DTYPES:
         raise ReplayError(f"tensor of unknown dtype '{tensor.dtype[:80]}'")
     dtype = DTYPES[tensor.dtype]
+    last = tensor.offset + sum((n - 1) * d for n, d in zip(tensor.shape, tensor.stride, strict=True))
+    # Asked here: `set_` would make the storage larger.
+    if 0 not in tensor.shape and (last + 1) * dtype.itemsize > trace.storages[tensor.storage].bytes:
+        raise ValueError(f"shape {list(tensor.shape)} reaches beyond its storage")
     if tensor.storage not in memory:
         size = trace.storages[tensor.storage].bytes
         memory[tensor.storage] = torch.empty(size, dtype=torch.uint8, device=device)
@@ -238,8 +242,6 @@ def _made(
     view = torch.empty(0, dtype=dtype, device=device).set_(
         view.untyped_storage(), tensor.offset, tensor.shape, tensor.stride
     )
-    if not lies_in_storage(view):
-        raise ValueError(f"shape {list(view.shape)} reaches beyond its storage")
     _fill(view, tensor, generator)
     return view
 

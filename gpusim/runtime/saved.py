@@ -1,8 +1,8 @@
 """What operators trust without a check: sizes of weights, and what a forward saved for its backward. Needs no torch.
 
 A backward reads the places of maxima, means and sums of exponentials that its forward saved, and does not look whether
-they fit: wrong ones make it read or write beyond a tensor. In a captured step they are results of the forward, unchanged.
-So these must be exactly that here, too. Shapes are those that the trace declares; replay holds results to them
+they fit: wrong ones make it read or write beyond a tensor. In a captured step they are results of the forward, and
+nothing has changed them; so they must be here. Shapes are those that the trace declares; replay holds results to them
 (`gpusim.runtime.execute`), but for those that depend on the version of a library (`VARYING`).
 """
 
