@@ -348,13 +348,13 @@ def test_searched_schedule_is_the_contender_that_is_fastest_in_a_trial(
         asked.append(schedules)
         return []
 
-    edge.trial_ns = lambda trace, schedules, hardware, seed: [300, 200, 100][: len(schedules)]  # type: ignore[attr-defined]
+    edge.trial_ns = lambda trace, schedules, hardware, **_: [300, 200, 100][: len(schedules)]  # type: ignore[attr-defined]
     edge.replay = measured  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "gpusim.runtime.replay", edge)
     path = tmp_path / "t.json"
     write_trace(wide_trace(eager_ns=400_000, graph_ns=130_000), path)
     chosen = choose_schedules(path, recipe(policies=("wavefront", "search"), measure=measure))
-    found, _ = run_module._replay(path, chosen, recipe(), "c")
+    found, _ = run_module._replay(path, chosen, recipe(), "c", False)
     assert asked == [found.schedules]
     assert found.schedules[0] == chosen.schedules[0]
     assert found.schedules[1] == (chosen.contenders[wanted] if measure else chosen.schedules[1])

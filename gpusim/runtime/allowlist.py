@@ -126,9 +126,9 @@ def _problem_with_value(value: Any, words: tuple[str, ...]) -> str:
         return next((problem for part in value if (problem := _problem_with_value(part, ()))), "")
     if not isinstance(value, dict):
         return f"a {type(value).__name__} is no argument"
-    problem = problem_with(value)
-    if problem is not None:
-        return problem
+    wrong = problem_with(value)
+    if wrong is not None:
+        return wrong
     if "device" in value and value["device"] != "cuda":
         return f"device '{value['device']}' is not the GPU of the step; replay runs on that alone"
     if "dtype" in value and value["dtype"] not in DTYPE_BYTES:

@@ -9,6 +9,7 @@ nothing has changed them; so they must be here. Shapes are those that the trace 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -163,6 +164,7 @@ class SavedRules:
             self._taken_as_saved(op)
             or self._backward(index, op)
             or self._sizes(op)
+            or self._fused_step(index, op)
             or (self._optimizer(op) if op.target.split(".")[1] in _LISTS else "")
         )
 
@@ -285,15 +287,38 @@ class SavedRules:
         given = [value for value in lists if value or not may_lack]
         if len({len(value) for value in given}) > 1 or len(lists) - len(given) > 1:
             return "its lists are not of one length"
-        lists = given if name == "_fused_sgd_" else given[:-1]
-        for together in zip(*lists, strict=True):
-            kinds = {(t.shape, t.dtype, _dense(t)) for t in map(self._of, together) if t is not None}
-            if len(kinds) != 1 or None in map(self._of, together) or not next(iter(kinds))[2]:
-                return "its lists hold tensors of other shapes or types, or with gaps"
+        problem = self._together(given if name == "_fused_sgd_" else given[:-1])
+        if problem:
+            return problem
         for value in single:
             tensor = self._of(value)
             if tensor is not None and math.prod(tensor.shape) != 1:
                 return "a tensor that stands for one number has several"
+        return ""
+
+    def _together(self, lists: Sequence[Sequence[Any]]) -> str:
+        """Tensors in one place of each list have one shape and type and no gaps: the kernel walks them as one."""
+        if len({len(value) for value in lists}) > 1:
+            return "its lists are not of one length"
+        for together in zip(*lists, strict=True):
+            tensors = [self._of(value) for value in together]
+            kinds = {(t.shape, t.dtype, _dense(t)) for t in tensors if t is not None}
+            if None in tensors or len(kinds) != 1 or not next(iter(kinds))[2]:
+                return "its lists hold tensors of other shapes or types, or with gaps"
+        return ""
+
+    def _fused_step(self, index: int, op: Op) -> str:
+        """A variant that runs a step of SGD in one kernel: the lists of the ops that it stands for fit, too."""
+        for variant in op.variants:
+            chain = [self.trace.ops[place] for place in sorted((index, *variant.covers)) if place < len(self.trace.ops)]
+            if variant.settings.composition != "fused" or not chain or not chain[0].target.startswith("aten._foreach"):
+                continue
+            lists = [each.args[place] for each, place in zip(chain, (0, 1, 0), strict=False) if len(each.args) > place]
+            if len(lists) != 3 or not all(isinstance(each, list | tuple) for each in lists):
+                return f"variant '{variant.name}' is no step of SGD"
+            problem = self._together(lists)
+            if problem:
+                return f"variant '{variant.name}': {problem}"
         return ""
 
     def _of(self, value: Any) -> Tensor | None:
