@@ -101,7 +101,7 @@ GROUPS: dict[str, str] = {
         _fused_dropout _masked_scale""",
     "Optimizers, clipping of gradients, and scaling of losses; lists of one length, or torch refuses.": """
         _foreach_abs(_) _foreach_add(_) _foreach_addcdiv(_) _foreach_addcmul(_) _foreach_clamp_max(_)
-        _foreach_clamp_min(_) _foreach_copy(_) _foreach_div(_) _foreach_exp(_) _foreach_lerp(_) _foreach_max
+        _foreach_clamp_min(_) _foreach_copy_ _foreach_div(_) _foreach_exp(_) _foreach_lerp(_) _foreach_max
         _foreach_maximum(_) _foreach_minimum(_) _foreach_mul(_) _foreach_neg(_) _foreach_norm _foreach_pow(_)
         _foreach_reciprocal(_) _foreach_rsqrt(_) _foreach_sign(_) _foreach_sqrt(_) _foreach_sub(_) _foreach_zero(_)
         _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_""",
@@ -126,6 +126,7 @@ LEFT_OUT: dict[str, str] = {
     ),
     "_transformer_encoder_layer_fwd _native_multi_head_attention": "sizes of weights are not checked",
     "_fft_r2c _fft_c2r _fft_c2c": "the length of the last dimension is not checked",
+    "_foreach_copy": "the lengths of its lists are not checked",
     "_efficientzerotensor": "a tensor without memory",
     "angle": "belongs to complex numbers",
     "rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_backward": "the size of the noise is not checked",

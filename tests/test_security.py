@@ -407,6 +407,39 @@ def test_group_norm_has_the_numbers_of_its_image() -> None:
 
 
 @pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (
+            op("aten._log_softmax_backward_data.default", t(0), t(1), 1, {"dtype": "float32"}, outputs=(2,)),
+            "the result",
+        ),
+        (op("aten._softmax_backward_data.default", t(0), t(1), 1, {"dtype": "float32"}, outputs=(2,)), "the result"),
+        (op("aten.unfold_backward.default", t(1), [3, 4], 0, 4, 1, outputs=(2,)), "the windows"),
+        (op("aten._upsample_bicubic2d_aa.default", t(3), [4, 8], False, None, 1.0, outputs=(2,)), "its scales"),
+    ],
+    ids=lambda each: each.target if isinstance(each, Op) else "",
+)
+def test_sizes_that_torch_does_not_check_are_checked(made: Op, problem: str) -> None:
+    """With each of these, torch 2.13 reads beyond a tensor on the CPU."""
+    tensors = [tensor(3, 1), tensor(1, storage=1), tensor(3, 1, storage=2, init=None), tensor(3, 3, 1, 6, storage=3)]
+    with pytest.raises(OperatorError, match=problem):
+        check_operators(trace_of([made], tensors), "t")
+
+
+def test_sizes_that_fit_are_taken() -> None:
+    tensors = [tensor(2, 3), tensor(2, 3, storage=1), tensor(2, 3, storage=2, init=None)]
+    run(
+        trace_of(
+            [op("aten._softmax_backward_data.default", t(0), t(1), 1, {"dtype": "float32"}, outputs=(2,))], tensors
+        )
+    )
+    windows = [tensor(2, 2, 2), tensor(2, 4, storage=1, init=None)]
+    run(trace_of([op("aten.unfold_backward.default", t(0), [2, 4], 1, 2, 2, outputs=(1,))], windows))
+    images = [tensor(1, 1, 4, 4), tensor(1, 1, 8, 8, storage=1, init=None)]
+    run(trace_of([op("aten._upsample_bicubic2d_aa.default", t(0), [8, 8], False, 2.0, 2.0, outputs=(1,))], images))
+
+
+@pytest.mark.parametrize(
     ("lists", "problem"),
     [
         (([t(0)], [t(1)], [t(2)]), "hold tensors of other shapes"),

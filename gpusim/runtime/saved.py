@@ -136,6 +136,10 @@ _LEADING: Final = {
 }
 
 
+#: Backward of a softmax: a gradient and a result of one shape.
+_ALIKE: Final = frozenset({"aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"})
+
+
 class SavedRules:
     """The rules on one trace. Its references are known to be in range, and its operators to be allowed."""
 
@@ -268,6 +272,14 @@ class SavedRules:
             other, last = self._tensor(op, 1), _LEADING[op.target]
             if image is None or other is None or image.shape[:-last] != other.shape[:-last]:
                 return "the gradient has other samples or channels than the image"
+        if op.target in _ALIKE:
+            other = self._tensor(op, 1)
+            if image is None or other is None or image.shape != other.shape:
+                return "the gradient has another shape than the result"
+        if op.target == "aten.unfold_backward.default" and (image is None or image.shape != _unfolded(op)):
+            return "the gradient has another shape than the windows"
+        if op.target.startswith("aten._upsample_") and "_aa" in op.target and not _scales_fit(op, image):
+            return "its scales are not those of the sizes"
         if op.target == "aten.grid_sampler_2d_backward.default":
             of, grid = self._tensor(op, 1), self._tensor(op, 2)
             if image is None or of is None or grid is None or image.shape != (*of.shape[:2], *grid.shape[1:3]):
@@ -323,6 +335,31 @@ class SavedRules:
 
     def _of(self, value: Any) -> Tensor | None:
         return self.trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
+
+
+def _unfolded(op: Op) -> tuple[int, ...] | None:
+    """The shape of what `unfold` makes, from the arguments of its backward."""
+    sizes, dim, size, step = op.args[1:5] if len(op.args) == 5 else ((), 0, 0, 0)
+    whole = isinstance(sizes, list | tuple) and all(isinstance(each, int) for each in (*sizes, dim, size, step))
+    if not whole or not sizes or not -len(sizes) <= dim < len(sizes) or step < 1 or not 0 <= size <= sizes[dim]:
+        return None
+    shape = list(sizes)
+    shape[dim] = (sizes[dim] - size) // step + 1
+    return (*shape, size)
+
+
+def _scales_fit(op: Op, image: Tensor | None) -> bool:
+    """Whether a resampling's scales, where they are given, make its output size out of its input size."""
+    backward = "_backward" in op.target
+    before = op.args[2] if backward and len(op.args) > 2 else image.shape if image is not None else ()
+    after, scales = op.args[1] if len(op.args) > 1 else (), op.args[4 if backward else 3 :]
+    if not isinstance(before, list | tuple) or not isinstance(after, list | tuple) or len(before) - len(after) != 2:
+        return False
+    return all(
+        scale is None
+        or (isinstance(scale, int | float) and isinstance(n, int) and isinstance(m, int) and int(n * scale) == m)
+        for scale, n, m in zip(scales, before[2:], after, strict=False)
+    )
 
 
 def _dense(tensor: Tensor) -> bool:
