@@ -128,19 +128,16 @@ class Runner:
         if len(results) != len(node.outputs):
             problem = f"op {describe(node)} returned {len(results)} results, its trace has {len(node.outputs)}"
             raise ReplayError(f"{problem} (torch {torch.__version__})")
-        for index in set(node.writes):
-            tensor = self.tensors[index]
+        for written in set(node.writes) - set(node.outputs):
+            tensor = self.tensors[written]
             # Some operators make an argument larger that is too small for their result.
-            if tensor is not None and index not in node.outputs and tuple(tensor.shape) != self._shape(index):
-                raise ReplayError(f"op {describe(node)} has changed the shape of tensor {index}, which it writes")
+            if tensor is not None and tuple(tensor.shape) != self.trace.tensors[written].shape:
+                raise ReplayError(f"op {describe(node)} has changed the shape of tensor {written}, which it writes")
         for place, (index, part) in enumerate(zip(node.outputs, results, strict=True)):
             if index is not None:
                 self._keep(op, index, part)
                 if place not in VARYING.get(node.target, ()):
                     self._check_declared(op, index, part)
-
-    def _shape(self, index: int) -> tuple[int, ...]:
-        return self.trace.tensors[index].shape
 
     def _keep(self, op: int, index: int, part: Any) -> None:
         """Keep one result. Raises `ReplayError` for what is no tensor, and for one that reaches beyond its memory."""
