@@ -8,6 +8,7 @@
     │   ├── MeasurementError
     │   ├── RecipeError
     │   ├── SweepError
+    │   ├── TrustError          a file that brings code along, which the user has not allowed to run
     │   └── OutputError         a file could not be written
     ├── UnknownNameError        a policy, trace, GPU ... that does not exist; says the nearest
     ├── OptionError             an option out of its range
@@ -94,6 +95,10 @@ class RecipeError(FileError):
 
 class SweepError(FileError):
     """A sweep file or a store of results that cannot be read, or a store in use."""
+
+
+class TrustError(FileError):
+    """A file that brings code along, which runs only with `--trust-code`."""
 
 
 class OutputError(FileError):

@@ -406,7 +406,7 @@ def test_json_is_alone_on_standard_output(trace: Path) -> None:
 @pytest.mark.parametrize("command", ["capture", "replay", "calibrate", "validate"])
 def test_without_torch_the_commands_that_need_it_say_how_to_get_it(command: str, trace: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
-    recipe.write_text('name = "r"\n[[case]]\nspec = "m.py:f"\nmode = "infer"\nbatch = 1\n')
+    recipe.write_text('name = "r"\n[[case]]\nspec = "torchvision:resnet18"\nmode = "infer"\nbatch = 1\n')
     arguments: dict[str, tuple[str | Path, ...]] = {
         "capture": ("m.py:f", "--mode", "infer", "--batch", "1", "-o", tmp_path / "t.json"),
         "replay": ("--trace", tmp_path / "allowed.json", "--policy", "wavefront"),
@@ -423,7 +423,7 @@ def test_without_torch_the_commands_that_need_it_say_how_to_get_it(command: str,
 
 def test_without_a_gpu_validate_is_one_line_before_anything_is_captured(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
-    recipe.write_text('name = "r"\n[[case]]\nspec = "m.py:f"\nmode = "infer"\nbatch = 1\n')
+    recipe.write_text('name = "r"\n[[case]]\nspec = "torchvision:resnet18"\nmode = "infer"\nbatch = 1\n')
     code = "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''; from gpusim.cli import main; main()"
     assert refused(gpusim("validate", recipe, "-o", tmp_path, code=code)).startswith("gpusim: no GPU: ")
     assert "no GPU" not in refused(gpusim("validate", tmp_path / "missing.toml", code=code))

@@ -54,7 +54,9 @@ def capture(case: Case, folder: Path, seed: int, command: str) -> Path:
     return path
 
 
-def replay(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
+def replay(
+    path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool
+) -> tuple[Chosen, list[Measurement]]:
     """Measurements as if replayed: each 10 % slower than predicted."""
     trace = read_trace(path)
     if "replay" in trace.model.network:
@@ -147,7 +149,7 @@ def test_run_writes_results_after_each_case_and_a_failing_case_does_not_stop_the
         on_disk.append(len(read_results(files[0]).cases) if files else 0)
 
     wanted = recipe("a", "fails to capture", "fails in replay", "b", policies=("wavefront", "search"))
-    results = run_recipe(wanted, tmp_path, "gpusim validate r.toml", say)
+    results = run_recipe(wanted, tmp_path, "gpusim validate r.toml", say, trust_code=True)
     assert [(case.network, case.policy) for case in results.cases] == [
         ("a", "wavefront"),
         ("a", "search"),
@@ -203,7 +205,7 @@ def check_markdown(text: str, source: str) -> None:
 def test_run_in_which_everything_fails_raises_the_first_error(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(CaptureError, match=r"cannot capture m\.py:1 fails to capture"):
-        run_recipe(recipe("1 fails to capture", "2 fails to capture"), tmp_path, "c", said.append)
+        run_recipe(recipe("1 fails to capture", "2 fails to capture"), tmp_path, "c", said.append, trust_code=True)
     assert len(said) == 2
     assert not list(tmp_path.iterdir())
 
@@ -212,7 +214,7 @@ def test_run_in_which_everything_fails_raises_the_first_error(tmp_path: Path) ->
 def test_captures_are_kept_where_the_recipe_says(tmp_path: Path) -> None:
     results, traces = tmp_path / "results", tmp_path / "deep" / "traces"
     results.mkdir()
-    run_recipe(recipe("a", traces=str(traces)), results, "c", lambda _: None)
+    run_recipe(recipe("a", traces=str(traces)), results, "c", lambda _: None, trust_code=True)
     assert [path.name for path in traces.iterdir()] == ["a.json"]
     (stem,) = {path.name.partition(".")[0] for path in results.iterdir()}
     assert {path.name.removeprefix(stem) for path in results.iterdir()} == {".json", ".md", ".schedules.json.gz"}
@@ -223,7 +225,7 @@ def test_every_replayed_schedule_is_kept_as_it_was_run(tmp_path: Path) -> None:
     """Enough to predict it again: beside the results, one schedule for each of their cases, in their order."""
     kept = tmp_path / "traces"
     wanted = recipe("a", "b", policies=("wavefront",), counts=(2, 3), random=2, traces=str(kept))
-    results = run_recipe(wanted, tmp_path, "c", lambda _: None)
+    results = run_recipe(wanted, tmp_path, "c", lambda _: None, trust_code=True)
     assert [case.policy for case in results.cases] == ["wavefront", "wavefront", "random", "random"] * 2
     (path,) = tmp_path.glob(f"*{SUFFIX}")
     assert path.name == f"{results_name(results)}{SUFFIX}"
@@ -250,7 +252,9 @@ def test_every_replayed_schedule_is_kept_as_it_was_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("edge")
 def test_pairs_are_kept_beside_the_results_and_marked_as_fitted_where_their_case_is(tmp_path: Path) -> None:
     said: list[str] = []
-    results = run_recipe(recipe("a", "b", policies=("wavefront",), pairs=3), tmp_path, "c", said.append)
+    results = run_recipe(
+        recipe("a", "b", policies=("wavefront",), pairs=3), tmp_path, "c", said.append, trust_code=True
+    )
     path = tmp_path / f"{results_name(results)}.pairs.json"
     found = read_pairs(path)
     assert (found.recipe, found.gpu, found.hardware, found.versions) == ("small", GPU.name, "h200", results.versions)
@@ -271,7 +275,7 @@ def test_pairs_that_cannot_be_measured_leave_the_schedules_results(
 
     monkeypatch.setattr(run_module, "measure_pairs_of", no_memory)
     said: list[str] = []
-    results = run_recipe(recipe("a", policies=("wavefront",), pairs=3), tmp_path, "c", said.append)
+    results = run_recipe(recipe("a", policies=("wavefront",), pairs=3), tmp_path, "c", said.append, trust_code=True)
     assert len(results.cases) == 1
     assert "failed: GPU out of memory" in said
     assert not list(tmp_path.glob("*.pairs.*"))
@@ -282,9 +286,11 @@ def test_trace_of_a_case_is_replayed_as_it_is(tmp_path: Path, monkeypatch: pytes
     """A file and a bundled one; nothing is captured, and no copy of them is made."""
     asked: list[tuple[Path, int]] = []
 
-    def noting(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
+    def noting(
+        path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool
+    ) -> tuple[Chosen, list[Measurement]]:
         asked.append((path, recipe.recordings))
-        return replay(path, chosen, recipe, command)
+        return replay(path, chosen, recipe, command, trust_code)
 
     monkeypatch.setattr(run_module, "replay_chosen", noting)
     monkeypatch.delattr(run_module, "capture_case")
@@ -293,7 +299,7 @@ def test_trace_of_a_case_is_replayed_as_it_is(tmp_path: Path, monkeypatch: pytes
     cases = (Case(trace=str(mine)), Case(trace="squeezenet1_1-infer-b1", fitted=True))
     kept = tmp_path / "traces"
     wanted = recipe(case=cases, policies=("wavefront",), recordings=3, counts=(2,), traces=str(kept))
-    results = run_recipe(wanted, tmp_path, "c", lambda _: None)
+    results = run_recipe(wanted, tmp_path, "c", lambda _: None, trust_code=True)
     assert asked == [(mine, 3), (bundled_traces()["squeezenet1_1-infer-b1"], 3)]
     assert [(case.network, case.fitted) for case in results.cases] == [("tiny", False), ("squeezenet1_1", True)]
     assert not list(kept.iterdir())
@@ -343,13 +349,13 @@ def test_searched_schedule_is_the_contender_that_is_fastest_in_a_trial(
         asked.append(schedules)
         return []
 
-    edge.trial_ns = lambda trace, schedules, hardware, seed: [300, 200, 100][: len(schedules)]  # type: ignore[attr-defined]
+    edge.trial_ns = lambda trace, schedules, hardware, **_: [300, 200, 100][: len(schedules)]  # type: ignore[attr-defined]
     edge.replay = measured  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "gpusim.runtime.replay", edge)
     path = tmp_path / "t.json"
     write_trace(wide_trace(eager_ns=400_000, graph_ns=130_000), path)
     chosen = choose_schedules(path, recipe(policies=("wavefront", "search"), measure=measure))
-    found, _ = steps.replay_chosen(path, chosen, recipe(), "c")
+    found, _ = steps.replay_chosen(path, chosen, recipe(), "c", False)
     assert asked == [found.schedules]
     assert found.schedules[0] == chosen.schedules[0]
     assert found.schedules[1] == (chosen.contenders[wanted] if measure else chosen.schedules[1])
@@ -365,7 +371,7 @@ def test_trace_without_measured_times_fails_before_it_is_replayed(tmp_path: Path
 
 def test_missing_folder_for_results_is_found_before_anything_is_captured(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="there is no such folder for the results"):
-        run_recipe(recipe("a"), tmp_path / "no", "c", lambda _: None)
+        run_recipe(recipe("a"), tmp_path / "no", "c", lambda _: None, trust_code=True)
 
 
 def test_error_that_is_not_ours_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,11 +382,11 @@ def test_error_that_is_not_ours_is_not_swallowed(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(run_module, "alone", broken)
     with pytest.raises(ZeroDivisionError):
-        run_recipe(recipe("a"), tmp_path, "c", lambda _: None)
+        run_recipe(recipe("a"), tmp_path, "c", lambda _: None, trust_code=True)
 
     def no_gpu(*_: object) -> None:
         raise GpuError("no GPU")
 
     monkeypatch.setattr(run_module, "alone", no_gpu)
     with pytest.raises(GpuError, match="no GPU"):
-        run_recipe(recipe("a"), tmp_path, "c", lambda _: None)
+        run_recipe(recipe("a"), tmp_path, "c", lambda _: None, trust_code=True)

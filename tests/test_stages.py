@@ -25,10 +25,12 @@ from tests.test_recipes import replay as replayed
 CALLS: list[str] = []
 
 
-def slower_each_time(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
+def slower_each_time(
+    path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool
+) -> tuple[Chosen, list[Measurement]]:
     """Measurements as if replayed; a second process takes 10 ns more, and predicts something else."""
     CALLS.append(path.name)
-    chosen, measured = replayed(path, chosen, recipe, command)
+    chosen, measured = replayed(path, chosen, recipe, command, trust_code)
     again = 10 * (CALLS.count(path.name) - 1)
 
     def later(timing: Any) -> Any:
@@ -99,7 +101,7 @@ def test_outputs_that_differ_in_one_process_are_reported_as_different(tmp_path: 
     path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
     predict_stage(plan, plan.case, lambda _: None)
     chosen = read_predictions(predictions_path(path), read_trace(path)).chosen()
-    (good,) = slower_each_time(path, chosen, plan, "c")[1]
+    (good,) = slower_each_time(path, chosen, plan, "c", False)[1]
     bad = msgspec.structs.replace(good, outputs=msgspec.structs.replace(good.outputs, equal=False))
     assert not between_processes([good, bad]).outputs.equal
     assert not between_processes([bad, good]).outputs.equal

@@ -105,7 +105,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_replay_command_hands_over_the_schedule_and_writes_the_measurement(
     as_json: bool, replayed: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpusim.runtime.allowlist.allowed_operators", lambda: frozenset({"aten.test"}))
+    monkeypatch.setattr("gpusim.runtime.allowlist.allowed_operators", lambda: frozenset({"aten.test.default"}))
     write_trace(wide_trace(), tmp_path / "t.json")
     options = [
         "--trace",

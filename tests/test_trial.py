@@ -77,7 +77,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     def play(times_ns: Sequence[int], replayed_ns: int = 500, sequential_ns: int = 1000, equal: bool = True) -> Any:
         tried: list[Schedule] = []
 
-        def trial_ns(trace: Any, schedules: Sequence[Schedule], hardware: Any, *, seed: int = 0) -> list[int]:
+        def trial_ns(trace: Any, schedules: Sequence[Schedule], hardware: Any, **_: Any) -> list[int]:
             tried.extend(schedules)
             return list(times_ns[: len(schedules)])
 
@@ -182,7 +182,7 @@ def test_command_prints_the_measured_result_as_json(
 
     play([700, 600, 650])
     write_trace(WIDE, tmp_path / "t.json")
-    monkeypatch.setattr(command, "check_gpu", lambda step, file: None)
+    monkeypatch.setattr(command, "check_gpu", lambda step, file, trust_code: None)
     line = ["gpusim", "explore", str(tmp_path / "t.json"), "--budget", "0.1", "--measure", "2", "--json"]
     monkeypatch.setattr(sys, "argv", line)
     main()

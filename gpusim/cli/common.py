@@ -167,14 +167,30 @@ def needs_torch() -> Iterator[None]:
         raise GpuError(MISSING_TORCH) from cause
 
 
-def check_gpu(step: Trace, file: str) -> None:
-    """Refuse a replay before long work: no torch, no GPU, or an operator not allowed. Raises `GpusimError`."""
+def check_replay(step: Trace, file: str, trust_code: bool) -> None:
+    """Refuse what replay would not run: code that is not trusted, an operator not allowed. Needs no torch.
+
+    Raises `TrustError`, `OperatorError`.
+    """
+    from gpusim.runtime.allowlist import check_operators
+    from gpusim.trace.trust import check_trace_code
+
+    check_trace_code(step, file, trust_code)
+    check_operators(step, file)
+
+
+def check_gpu(step: Trace, file: str, trust_code: bool) -> None:
+    """Refuse a replay before long work: as `check_replay`, then no torch or no GPU. Raises `GpusimError`."""
+    check_replay(step, file, trust_code)
     with needs_torch():
         from gpusim.runtime.device import require_gpu
-    from gpusim.runtime.allowlist import check_operators
-
-    check_operators(step, file)
     require_gpu()
+
+
+def trust_option(function: Function) -> Function:
+    """`--trust-code`: code that a file brings along may run."""
+    text = "Allow code that the file brings along to run, with all your rights (docs/security.md)."
+    return click.option("--trust-code", "trust_code", is_flag=True, help=text)(function)
 
 
 def say(text: str) -> None:

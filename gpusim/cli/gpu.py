@@ -9,6 +9,7 @@ import click
 
 from gpusim.cli.common import (
     check_output,
+    check_replay,
     choose_hardware,
     command_line,
     hardware_option,
@@ -23,6 +24,7 @@ from gpusim.cli.common import (
     seed_option,
     streams_option,
     trace_either_way,
+    trust_option,
 )
 from gpusim.errors import OptionError
 from gpusim.policies import DEFAULT_STREAMS
@@ -122,6 +124,7 @@ def capture(
 @policy_option("Replay")
 @streams_option
 @hardware_option
+@trust_option
 @seed_option
 @click.option("--perfetto", "perfetto_file", metavar="OUT", help="Write simulated and measured timeline side by side.")
 @click.option("-o", "output", metavar="MEASUREMENT", help="Write the measurement here (.json).")
@@ -133,6 +136,7 @@ def replay(
     policy: str | None,
     streams: int | None,
     hardware: str | None,
+    trust_code: bool,
     seed: int,
     perfetto_file: str | None,
     output: str | None,
@@ -143,7 +147,6 @@ def replay(
     from gpusim.plan.measurement import write_measurement
     from gpusim.plan.schedule import check_streams, lower_schedule, make_schedule, read_schedule
     from gpusim.report.tables import print_measurement
-    from gpusim.runtime.allowlist import check_operators
     from gpusim.search.explore import assignment_of, check_policy
     from gpusim.trace.store import load_trace
 
@@ -155,7 +158,7 @@ def replay(
     if policy is not None:
         check_policy(policy)
     step = load_trace(trace)
-    check_operators(step, trace)
+    check_replay(step, trace, trust_code)
     model = choose_hardware(hardware, step)
     with naming(trace, hardware):
         graph = OpGraph.build(step, model)
@@ -178,7 +181,7 @@ def replay(
         from gpusim.runtime.replay import replay as run
         from gpusim.runtime.replay import require_equal
 
-    (measurement,) = run(step, [schedule], model, command=command_line(), seed=seed, say=say)
+    (measurement,) = run(step, [schedule], model, command=command_line(), seed=seed, say=say, trust_code=trust_code)
     if target is not None:
         write_measurement(measurement, target)
     if timeline_target is not None:
@@ -275,6 +278,7 @@ def calibrate(output: str | None, base: str, rules_file: str | None, as_json: bo
 @click.option(
     "--traces", "traces_folder", default=None, metavar="DIR", help="With --again: look for NAME.json.gz here first."
 )
+@trust_option
 @json_option
 def validate(
     recipe: str,
@@ -283,6 +287,7 @@ def validate(
     cases: tuple[int, ...],
     again: bool,
     traces_folder: str | None,
+    trust_code: bool,
     as_json: bool,
 ) -> None:
     """Capture, explore, replay and compare the cases of RECIPE (a .toml file) on this GPU."""
@@ -291,11 +296,13 @@ def validate(
         return
     if traces_folder is not None:
         raise OptionError("--traces goes with --again")
-    from gpusim.recipes.recipe import read_recipe
+    from gpusim.recipes.recipe import check_recipe, read_recipe
     from gpusim.report.results_table import print_results
     from gpusim.runtime.isolate import alone
 
     plan = read_recipe(Path(recipe))
+    if stage in (None, "capture"):  # the others run no file of the recipe's
+        check_recipe(plan, recipe, trust_code)
     if stage is not None or cases:
         from gpusim.recipes.stages import capture_stage, measure_stage, predict_stage, selected
 
@@ -313,13 +320,13 @@ def validate(
             if as_json:
                 print_json([str(path) for path in made])
             return
-        results = measure_stage(plan, chosen, Path(output), command_line(), say)
+        results = measure_stage(plan, chosen, Path(output), command_line(), say, trust_code=trust_code)
     else:
         with needs_torch():
             from gpusim.recipes.run import run_recipe
             from gpusim.runtime.device import require_gpu
         alone(require_gpu)  # in a process of its own, like all that touches the GPU here
-        results = run_recipe(plan, Path(output), command_line(), say)
+        results = run_recipe(plan, Path(output), command_line(), say, trust_code=trust_code)
     if as_json:
         print_json(results)
     else:

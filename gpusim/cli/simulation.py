@@ -23,6 +23,7 @@ from gpusim.cli.common import (
     seed_option,
     streams_option,
     tell,
+    trust_option,
 )
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.errors import OptionError
@@ -69,6 +70,7 @@ LAUNCH_MODES = ("graph", "stream")
     metavar="N",
     help="Try the N schedules predicted best on this GPU; the fastest, replayed and checked, is the result.",
 )
+@trust_option
 @seed_option
 @click.option("-o", "output", metavar="SCHEDULE", help="Write the best schedule here (.json).")
 @json_option
@@ -81,6 +83,7 @@ def explore(
     partitions: str | None,
     memory_mib: float | None,
     measure: int | None,
+    trust_code: bool,
     seed: int,
     output: str | None,
     as_json: bool,
@@ -101,7 +104,7 @@ def explore(
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
     if measure is not None:
-        check_gpu(step, trace)
+        check_gpu(step, trace, trust_code)
     splits = [] if partitions is None else parse_splits(partitions, streams, model.limits.sms)
     with naming(trace, hardware), progress_bar(not as_json) as report:
         explored = run(
@@ -119,7 +122,7 @@ def explore(
     if measure is not None:
         from gpusim.recipes.trial import try_best
 
-        explored, trial = try_best(explored, measure, command=command_line(), say=say)
+        explored, trial = try_best(explored, measure, command=command_line(), say=say, trust_code=trust_code)
     if target is not None:
         write_schedule(explored.schedule, target)
     if as_json:

@@ -12,10 +12,12 @@ from gpusim.errors import RecipeError
 from gpusim.files import Count, Document, Positive, read_toml
 from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
+from gpusim.runtime.allowlist import check_operators
 from gpusim.search.explore import MAX_BUDGET_S
 from gpusim.search.searches import SEARCH, SEARCHED
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, named_trace
-from gpusim.trace.store import bundled_traces
+from gpusim.trace.store import bundled_traces, read_trace
+from gpusim.trace.trust import check_trace_code, names_code, require_trust
 
 #: The best searched schedule of the captured kernels, where the search may use others, too.
 WITHOUT_VARIANTS = "without variants"
@@ -100,6 +102,27 @@ def read_recipe(path: Path) -> Recipe:
         if problem:
             raise RecipeError(str(path), problem, place=f"$.case[{index}]")
     return recipe
+
+
+def check_recipe(recipe: Recipe, file: str, trust_code: bool) -> None:
+    """Refuse what a recipe would run that it must not: before anything runs, without torch and GPU.
+
+    Raises `TrustError` for a Python file that is not trusted, `OperatorError` for an operator that replay does not run.
+    """
+    check_recipe_code(recipe, file, trust_code)
+    for case in recipe.case:
+        if case.trace is not None:
+            path = bundled_traces().get(case.trace, Path(case.trace))
+            trace = read_trace(path)
+            check_trace_code(trace, str(path), trust_code)
+            check_operators(trace, str(path))
+
+
+def check_recipe_code(recipe: Recipe, file: str, trust_code: bool) -> None:
+    """Raise `TrustError` for a recipe that names a Python file to run, unless it is trusted."""
+    for index, case in enumerate(recipe.case):
+        if case.spec is not None and names_code(case.spec):
+            require_trust(file, f"$.case[{index}].spec", f"'{case.spec[:200]}' runs that Python file", trust_code)
 
 
 def _wrong_with(case: Case) -> str:

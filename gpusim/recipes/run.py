@@ -21,7 +21,7 @@ from gpusim.errors import GpuError, GpusimError, OutputError, TraceError
 from gpusim.plan.measurement import Measurement
 from gpusim.plan.pairs import PairCase
 from gpusim.recipes.chosen import Chosen, choose_schedules
-from gpusim.recipes.recipe import Case, Recipe
+from gpusim.recipes.recipe import Case, Recipe, check_recipe_code
 from gpusim.recipes.steps import (
     add_variants,
     capture_case,
@@ -37,6 +37,7 @@ from gpusim.report.results_table import write_results
 from gpusim.runtime.isolate import alone
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, read_trace
+from gpusim.trace.trust import check_trace_code
 from gpusim.units import counted
 
 Result = TypeVar("Result")
@@ -44,11 +45,15 @@ Result = TypeVar("Result")
 EXPLORE_WORKERS = 2
 
 
-def run_recipe(recipe: Recipe, folder: Path, command: str, say: Callable[[str], None]) -> Results:
+def run_recipe(
+    recipe: Recipe, folder: Path, command: str, say: Callable[[str], None], *, trust_code: bool = False
+) -> Results:
     """Run all cases; results are written after each, so that an interrupt loses only the case at hand.
 
-    A case that fails is reported and left out; where all fail, the first error is raised.
+    A case that fails is reported and left out; where all fail, the first error is raised. Raises `TrustError` for a
+    recipe that names a Python file, where not `trust_code`; of a trace with code, that is the failure of its case.
     """
+    check_recipe_code(recipe, recipe.name, trust_code)
     if not folder.is_dir():
         raise OutputError(str(folder), "there is no such folder for the results")
     with tempfile.TemporaryDirectory() as scratch:
@@ -57,14 +62,23 @@ def run_recipe(recipe: Recipe, folder: Path, command: str, say: Callable[[str], 
             place.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
             raise OutputError(str(place), f"no folder for the traces: {cause.strerror or cause}") from cause
-        return _Run(recipe, folder, command, say, place).all()
+        return _Run(recipe, folder, command, say, place, trust_code).all()
 
 
 class _Run:
     """State of one run: what has been measured so far."""
 
-    def __init__(self, recipe: Recipe, folder: Path, command: str, say: Callable[[str], None], traces: Path) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        command: str,
+        say: Callable[[str], None],
+        traces: Path,
+        trust_code: bool,
+    ) -> None:
         self.recipe, self.folder, self.command, self.say, self.traces = recipe, folder, command, say, traces
+        self.trust_code = trust_code
         self.rows: list[ResultCase] = []
         self.replayed: list[ReplayedSchedule] = []
         self.pairs: list[PairCase] = []
@@ -89,7 +103,7 @@ class _Run:
                     continue
                 tried = f" after a trial of {len(chosen.contenders)}" if chosen.contenders else ""
                 self.say(f"replaying {counted(len(chosen.schedules), 'schedule')} of {path.name}{tried}")
-                replayed = self._step(alone, replay_chosen, path, chosen, self.recipe, self.command)
+                replayed = self._step(alone, replay_chosen, path, chosen, self.recipe, self.command, self.trust_code)
                 measured = None
                 if replayed is not None:
                     chosen, measured = replayed
@@ -108,6 +122,7 @@ class _Run:
         if case.trace is not None:
             given = bundled_traces().get(case.trace, Path(case.trace))
             trace = read_trace(given)
+            check_trace_code(trace, str(given), self.trust_code)
             if trace.ground_truth is None:
                 raise TraceError(str(given), "has no measured times", place="$.ground_truth")
             if not case.variants:

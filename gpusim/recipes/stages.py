@@ -102,7 +102,9 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
     return paths
 
 
-def measure_stage(recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say) -> Results:
+def measure_stage(
+    recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say, *, trust_code: bool = False
+) -> Results:
     """Replay the predicted schedules of each case that the recipe's results do not have yet; write after each case.
 
     Each schedule is timed in `recipe.processes` processes; `interval_ns` is what their medians span.
@@ -120,7 +122,7 @@ def measure_stage(recipe: Recipe, cases: Sequence[Case], folder: Path, command: 
                 continue
             predictions = read_predictions(predictions_path(path), trace)
             chosen = predictions.chosen()
-            runs = [alone(replay_chosen, path, chosen, recipe, command)[1] for _ in range(recipe.processes)]
+            runs = [alone(replay_chosen, path, chosen, recipe, command, trust_code)[1] for _ in range(recipe.processes)]
         except GpusimError as cause:
             errors.append(cause)
             say(f"failed: {cause}")

@@ -50,17 +50,25 @@ def add_variants(trace: Trace, folder: Path, seed: int) -> Path:
     return path
 
 
-def replay_chosen(path: Path, chosen: Chosen, recipe: Recipe, command: str) -> tuple[Chosen, list[Measurement]]:
+def replay_chosen(
+    path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool
+) -> tuple[Chosen, list[Measurement]]:
     """Measure the chosen schedules; what was searched becomes the contender that is fastest in a trial."""
     from gpusim.runtime.replay import replay
 
     trace = read_trace(path)
     hardware = hardware_of(trace)
     if chosen.contenders:
-        times_ns, _ = fastest(trace, chosen.contenders, hardware, recipe.seed)
+        times_ns, _ = fastest(trace, chosen.contenders, hardware, recipe.seed, trust_code=trust_code)
         chosen = chosen.with_searched(times_ns)
     measured = replay(
-        trace, chosen.schedules, hardware, command=command, seed=recipe.seed, recordings=recipe.recordings
+        trace,
+        chosen.schedules,
+        hardware,
+        command=command,
+        seed=recipe.seed,
+        recordings=recipe.recordings,
+        trust_code=trust_code,
     )
     return chosen, measured
 

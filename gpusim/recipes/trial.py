@@ -17,19 +17,26 @@ from gpusim.trace.schema import Trace
 SEQUENTIAL = "sequential"
 
 
-def fastest(trace: Trace, schedules: Sequence[Schedule], hardware: HardwareModel, seed: int) -> tuple[list[int], int]:
+def fastest(
+    trace: Trace, schedules: Sequence[Schedule], hardware: HardwareModel, seed: int, *, trust_code: bool = False
+) -> tuple[list[int], int]:
     """What each schedule took on this GPU in a quick measurement, and which was the fastest, the first of equals.
 
     Raises as `gpusim.runtime.replay.replay` does.
     """
     from gpusim.runtime.replay import trial_ns
 
-    times_ns = trial_ns(trace, schedules, hardware, seed=seed)
+    times_ns = trial_ns(trace, schedules, hardware, seed=seed, trust_code=trust_code)
     return times_ns, times_ns.index(min(times_ns))
 
 
 def try_best(
-    explored: Explored, count: int, *, command: str, say: Callable[[str], None] = lambda _: None
+    explored: Explored,
+    count: int,
+    *,
+    command: str,
+    say: Callable[[str], None] = lambda _: None,
+    trust_code: bool = False,
 ) -> tuple[Explored, Trial]:
     """Try the `count` schedules predicted best; the fastest, replayed and checked, becomes the exploration's best.
 
@@ -41,11 +48,17 @@ def try_best(
     rows = contenders(explored, count)
     made = [explored.with_best(row).schedule for row in rows]
     say(f"trying {len(rows)} schedules")
-    times_ns, number = fastest(explored.trace, made, explored.hardware, explored.seed)
+    times_ns, number = fastest(explored.trace, made, explored.hardware, explored.seed, trust_code=trust_code)
     best, measurement = rows[number], None
     if best.policy != SEQUENTIAL:
         (measurement,) = replay(
-            explored.trace, [made[number]], explored.hardware, command=command, seed=explored.seed, say=say
+            explored.trace,
+            [made[number]],
+            explored.hardware,
+            command=command,
+            seed=explored.seed,
+            say=say,
+            trust_code=trust_code,
         )
         require_equal(measurement)
         if measurement.schedule.median_ns >= measurement.sequential.median_ns:

@@ -18,8 +18,8 @@ from gpusim.trace.store import read_trace
 def main(file: str, seed: int) -> None:
     """Run the step of a trace in recorded order on one stream."""
     trace = read_trace(Path(file))
-    device = require_gpu()
     check_operators(trace, file)
+    device = require_gpu()
     set_precision(trace.model.dtype)
     runner = Runner(trace, device)
     state = make_initial(trace, device, seed)

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 
 from gpusim.errors import ReplayError
-from gpusim.runtime.encode import decode
+from gpusim.runtime.allowlist import check_operators
+from gpusim.runtime.encode import DTYPES, decode
 from gpusim.runtime.fused import Call, Kept
-from gpusim.runtime.operators import describe, resolve
-from gpusim.runtime.tensors import copy_sharing, flat_results
+from gpusim.runtime.operators import check_schemas, describe, resolve
+from gpusim.runtime.saved import VARYING
+from gpusim.runtime.tensors import copy_sharing, flat_results, lies_in_storage
 from gpusim.runtime.variants import call_chain, call_here, call_variant
 from gpusim.trace.covers import covered_by, settled
 from gpusim.trace.schema import Tensor, Trace, VariantSettings
+from gpusim.trace.values import tensor_refs
 
 
 class Runner:
@@ -27,7 +30,9 @@ class Runner:
     def __init__(self, trace: Trace, device: torch.device) -> None:
         self.trace = trace
         self.device = device
-        self.functions = [resolve(op.target) for op in trace.ops]
+        check_operators(trace, trace.name)
+        check_schemas(trace)
+        self.functions: list[Callable[..., Any]] = [resolve(op.target) for op in trace.ops]
         self.variants: Sequence[int] = ()
         """For each op the number of the variant that `run` runs, counted from 1, or 0; empty: as captured."""
         self.covered: dict[int, int] = {}
@@ -62,7 +67,7 @@ class Runner:
         for each, results in zip(chain, self.call_chain(chain, variant.settings), strict=True):
             for index, part in zip(self.trace.ops[each].outputs, results, strict=True):
                 if index is not None and part is not None:
-                    self.tensors[index] = part
+                    self._keep(each, index, part)
 
     def call_chain(self, chain: Sequence[int], settings: VariantSettings) -> list[list[Any]]:
         """Call ops, in recorded order, as one under these settings: the results of each, None where nobody needs them.
@@ -83,7 +88,10 @@ class Runner:
         """An op's arguments, decoded; None for the tensors `without`."""
         node = self.trace.ops[op]
         kwargs = {key: decode(value, self.tensors, self.device, without) for key, value in node.kwargs.items()}
-        return decode(list(node.args), self.tensors, self.device, without), kwargs
+        args = decode(list(node.args), self.tensors, self.device, without)
+        if torch.Tag.inplace_view in getattr(self.functions[op], "tags", ()):
+            args[0] = args[0].detach()  # it changes a tensor's shape; the one under that id keeps its own
+        return args, kwargs
 
     def call(self, op: int, args: list[Any], kwargs: dict[str, Any], settings: VariantSettings | None = None) -> Any:
         """Call an op's operator, under these settings in this thread, or as the variant that `variants` names.
@@ -109,7 +117,7 @@ class Runner:
                 return call()
         except torch.cuda.OutOfMemoryError:
             raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as cause:
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as cause:
             problem = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
             raise ReplayError(f"op {describe(self.trace.ops[op])} failed: {problem}") from cause
 
@@ -120,9 +128,43 @@ class Runner:
         if len(results) != len(node.outputs):
             problem = f"op {describe(node)} returned {len(results)} results, its trace has {len(node.outputs)}"
             raise ReplayError(f"{problem} (torch {torch.__version__})")
-        for index, part in zip(node.outputs, results, strict=True):
+        for written in set(node.writes) - set(node.outputs):
+            tensor = self.tensors[written]
+            # Some operators make an argument larger that is too small for their result.
+            if tensor is not None and tuple(tensor.shape) != self.trace.tensors[written].shape:
+                raise ReplayError(f"op {describe(node)} has changed the shape of tensor {written}, which it writes")
+        for place, (index, part) in enumerate(zip(node.outputs, results, strict=True)):
             if index is not None:
-                self.tensors[index] = part
+                self._keep(op, index, part)
+                if place not in VARYING.get(node.target, ()):
+                    self._check_declared(op, index, part)
+
+    def _keep(self, op: int, index: int, part: Any) -> None:
+        """Keep one result. Raises `ReplayError` for what is no tensor, and for one that reaches beyond its memory."""
+        if type(part) is not torch.Tensor:
+            problem = f"returned a {type(part).__name__} where its trace has tensor {index}"
+            raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
+        if not lies_in_storage(part):
+            problem = f"returned a tensor of shape {list(part.shape)} that reaches beyond its memory"
+            raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
+        self.tensors[index] = part
+
+    def _check_declared(self, op: int, index: int, part: torch.Tensor) -> None:
+        """Raise `ReplayError` where a result is not what the trace declares: what follows was checked against that."""
+        declared = self.trace.tensors[index]
+        if tuple(part.shape) != declared.shape or part.dtype != DTYPES[declared.dtype]:
+            found = f"{str(part.dtype).removeprefix('torch.')} of shape {list(part.shape)}"
+            problem = f"returned a {found}, its trace has {declared.dtype} of shape {list(declared.shape)}"
+            raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
+        if part.device.type != self.device.type:
+            raise ReplayError(f"op {describe(self.trace.ops[op])} returned a tensor on {part.device.type}")
+        memory = part.untyped_storage().data_ptr()
+        for other in set(tensor_refs([*self.trace.ops[op].args, *self.trace.ops[op].kwargs.values()])):
+            tensor = self.tensors[other]
+            same = memory and tensor is not None and tensor.untyped_storage().data_ptr() == memory
+            if same and self.trace.tensors[other].storage != declared.storage:
+                problem = f"returned tensor {index} in the memory of tensor {other}, and its trace does not say so"
+                raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
 
     def run_in_order(self, releases: Sequence[Iterable[int]] | None = None) -> None:
         """Run all ops in recorded order on the current stream, letting go of storages where `releases` says so."""
@@ -179,7 +221,7 @@ def make_initial(trace: Trace, device: torch.device, seed: int) -> InitialState:
             result[index] = _made(trace, tensor, memory, generator, device)
         except torch.cuda.OutOfMemoryError:
             raise
-        except (RuntimeError, ValueError) as cause:
+        except (RuntimeError, TypeError, ValueError, OverflowError) as cause:
             problem = str(cause).partition("\n")[0]
             raise ReplayError(
                 f"tensor {index} of '{trace.name}' cannot be filled as its trace says: {problem}"
@@ -191,7 +233,13 @@ def _made(
     trace: Trace, tensor: Tensor, memory: dict[int, torch.Tensor], generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
     """A tensor that exists before the step, filled; `memory` holds the storages made so far."""
-    dtype = getattr(torch, tensor.dtype)
+    if tensor.dtype not in DTYPES:
+        raise ReplayError(f"tensor of unknown dtype '{tensor.dtype[:80]}'")
+    dtype = DTYPES[tensor.dtype]
+    last = tensor.offset + sum((n - 1) * d for n, d in zip(tensor.shape, tensor.stride, strict=True))
+    # Asked here: `set_` would make the storage larger.
+    if 0 not in tensor.shape and (last + 1) * dtype.itemsize > trace.storages[tensor.storage].bytes:
+        raise ValueError(f"shape {list(tensor.shape)} reaches beyond its storage")
     if tensor.storage not in memory:
         size = trace.storages[tensor.storage].bytes
         memory[tensor.storage] = torch.empty(size, dtype=torch.uint8, device=device)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from gpusim.errors import OperatorError
 from gpusim.runtime.allowlist import allowed_operators, base_name
-from gpusim.trace.schema import Op
+from gpusim.trace.schema import Op, Trace
+from gpusim.trace.values import tensor_refs
 
 #: Operators that change arguments although their schema does not say so: argument positions written in training mode,
 #: and the position of the flag that says whether it is (None: always).
@@ -24,17 +26,94 @@ UNDECLARED_WRITES: dict[str, tuple[tuple[int, ...], int | None]] = {
 
 
 @functools.cache
-def resolve(target: str) -> Any:
-    """The callable of an allowed operator. Raises `OperatorError` for one not allowed or not in this torch."""
-    if base_name(target) not in allowed_operators():
+def resolve(target: str) -> torch._ops.OpOverload:
+    """The overload of an allowed operator, and nothing else that its name may reach.
+
+    Raises `OperatorError` for one that is not allowed or not in this torch.
+    """
+    if target not in allowed_operators():
         raise OperatorError(f"operator '{target}' is not on the allow-list of replay")
-    namespace, name, overload = target.split(".", 2)
+    namespace, name, overload = target.split(".")
     if namespace == "torchvision":
-        import torchvision  # noqa: F401  (registers its operators)
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    except AttributeError as cause:
-        raise OperatorError(f"torch {torch.__version__} has no operator '{target}'") from cause
+        try:
+            import torchvision  # noqa: F401  (registers its operators)
+        except ImportError as cause:
+            raise OperatorError(f"operator '{target}' needs torchvision, which is not installed") from cause
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if isinstance(packet, torch._ops.OpOverloadPacket) and overload in packet.overloads():
+        found = getattr(packet, overload)
+        if isinstance(found, torch._ops.OpOverload):
+            return found
+    raise OperatorError(f"torch {torch.__version__} has no operator '{target}'")
+
+
+def check_schemas(trace: Trace) -> None:
+    """Hold each op to the schema of its operator: number, names and types of arguments, and what it changes.
+
+    Raises `OperatorError`, naming trace, place and operator.
+    """
+    for index, op in enumerate(trace.ops):
+        problem = _problem_with_schema(op, resolve(op.target)._schema)
+        if problem:
+            raise OperatorError(f"{trace.name}: $.ops[{index}]: operator '{op.target}' is refused: {problem}")
+
+
+def _problem_with_schema(op: Op, schema: Any) -> str:
+    positional = [argument for argument in schema.arguments if not argument.kwarg_only]
+    by_name = {argument.name: argument for argument in schema.arguments if argument.kwarg_only}
+    if len(op.args) > len(positional):
+        return f"it takes {len(positional)} arguments, the trace has {len(op.args)}"
+    unknown = next((name for name in op.kwargs if name not in by_name), None)
+    if unknown is not None:
+        return f"it takes no argument '{unknown[:80]}' by name"
+    given = [*zip(positional, op.args, strict=False), *((by_name[name], value) for name, value in op.kwargs.items())]
+    for argument, value in given:
+        if not _fits(value, argument.real_type):
+            return f"argument '{argument.name}' is no {argument.real_type}"
+        if argument.alias_info is not None and argument.alias_info.is_write and set(tensor_refs(value)) - {*op.writes}:
+            return f"it changes argument '{argument.name}', and its 'writes' do not say so"
+    return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float) or _is_tagged(value, "float")
+
+
+#: What each kind of argument may be in a trace. A tensor may be null, as torch hands undefined ones on, or a number,
+#: which torch takes for a tensor in sums and products and refuses elsewhere.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "Tensor": lambda value: value is None or _is_tagged(value, "tensor") or _is_number(value),
+    "number": _is_number,
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "SymInt": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: (
+        (isinstance(value, int | float) and not isinstance(value, bool)) or _is_tagged(value, "float")
+    ),
+    "bool": lambda value: isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "Device": lambda value: _is_tagged(value, "device"),
+    "ScalarType": lambda value: _is_tagged(value, "dtype"),
+    "Layout": lambda value: _is_tagged(value, "layout"),
+    "MemoryFormat": lambda value: _is_tagged(value, "memory_format"),
+}
+
+
+def _is_tagged(value: Any, tag: str) -> bool:
+    return isinstance(value, dict) and list(value) == [tag]
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether an encoded argument is of a type of torch's schemas."""
+    if kind.kind() == "OptionalType":
+        return value is None or _fits(value, kind.getElementType())
+    if kind.kind() == "ListType":
+        element = kind.getElementType()
+        # torch takes one number for a list of them.
+        if not isinstance(value, list | tuple):
+            return str(element) in ("int", "SymInt", "float") and _fits(value, element)
+        return all(_fits(part, element) for part in value)
+    check = _KINDS.get(str(kind))
+    return check is not None and check(value)
 
 
 def written_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

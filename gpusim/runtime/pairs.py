@@ -66,8 +66,8 @@ class _Stages:
 @explain_out_of_memory
 def measure_pairs(trace: Trace, hardware: HardwareModel, count: int, seed: int) -> list[PairCase]:
     """Measure and predict `count` pairs and triples. Raises `GpuError` without a GPU."""
-    device = require_gpu()
     check_operators(trace, trace.name)
+    device = require_gpu()
     set_precision(trace.model.dtype)
     runner = Runner(trace, device)
     runner.bind(make_initial(trace, device, seed).tensors)

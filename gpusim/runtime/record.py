@@ -44,6 +44,7 @@ class Recorded:
 
 @dataclass
 class _Recorder:
+    device: torch.device
     tensors: list[Tensor] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     ids: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class _Recorder:
 def record(graph: JointGraph) -> Recorded:
     """Run the calls in order and record them. Raises `CaptureError` for an undeclared in-place change."""
     calls = live_calls(graph)
-    recorder = _Recorder()
+    recorder = _Recorder(next((state.tensor.device for state in graph.inputs.values()), torch.device("cuda")))
     env: dict[str, Any] = {}
     states: dict[int, torch.Tensor] = {}
     used = _used_names(calls, graph)
@@ -189,8 +190,8 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
         raise CaptureError(f"the step calls {call.function}, which is no ATen operator")
     read = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     written = written_arguments(call.function, args, kwargs)
-    encoded_args = tuple(encode(arg, recorder.tensor) for arg in args)
-    encoded_kwargs = {key: encode(arg, recorder.tensor) for key, arg in kwargs.items()}
+    encoded_args = tuple(encode(arg, recorder.tensor, recorder.device) for arg in args)
+    encoded_kwargs = {key: encode(arg, recorder.tensor, recorder.device) for key, arg in kwargs.items()}
     reads = list(dict.fromkeys(recorder.tensor(t) for t in read))
     writes = list(dict.fromkeys(recorder.tensor(t) for t in written))
     known = len(recorder.storages)

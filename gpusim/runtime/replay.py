@@ -28,6 +28,7 @@ from gpusim.runtime.sensitivity import make_sensitive
 from gpusim.runtime.timing import RECORDINGS, time_typical
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import structure_hash
+from gpusim.trace.trust import check_trace_code
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,17 @@ def replay(
     seed: int = 0,
     recordings: int = RECORDINGS,
     say: Callable[[str], None] = lambda _: None,
+    trust_code: bool = False,
 ) -> list[Measurement]:
     """Replay schedules of one trace, all timed in turns with the sequential graph.
 
-    Raises `ScheduleError` for an illegal schedule, `OperatorError` for a forbidden operator, `GpuError` without a GPU
-    or memory. Outputs that differ are reported in the measurement, not raised; `require_equal` raises.
+    Raises `ScheduleError` for an illegal schedule, `OperatorError` for a forbidden operator, `TrustError` for a trace
+    with code where not `trust_code`, `GpuError` without a GPU or memory. Outputs that differ are reported in the
+    measurement, not raised; `require_equal` raises.
     """
-    device = require_gpu()
+    check_trace_code(trace, trace.name, trust_code)
     check_operators(trace, trace.name)
+    device = require_gpu()
     graph = OpGraph.build(trace, hardware)
     legal = [Arrangement.of(schedule, graph) for schedule in schedules]
     set_precision(trace.model.dtype)
@@ -146,13 +150,16 @@ TRIAL_RECORDINGS, TRIAL_ROUNDS = 3, 7
 
 
 @explain_out_of_memory
-def trial_ns(trace: Trace, schedules: Sequence[Schedule], hardware: HardwareModel, *, seed: int = 0) -> list[int]:
+def trial_ns(
+    trace: Trace, schedules: Sequence[Schedule], hardware: HardwareModel, *, seed: int = 0, trust_code: bool = False
+) -> list[int]:
     """A quick measurement of schedules against each other, to choose one that `replay` then measures by itself.
 
     Raises as `replay` does. Outputs are not compared here.
     """
-    device = require_gpu()
+    check_trace_code(trace, trace.name, trust_code)
     check_operators(trace, trace.name)
+    device = require_gpu()
     graph = OpGraph.build(trace, hardware)
     legal = [Arrangement.of(schedule, graph) for schedule in schedules]
     set_precision(trace.model.dtype)

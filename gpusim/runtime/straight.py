@@ -38,8 +38,8 @@ def branch_cost_ns(trace: Trace, hardware: HardwareModel, seed: int = 0) -> floa
     The kernel starts with the step and has ended long before it does; nothing waits for it but the end of the graph.
     Raises `GpuError` without a GPU or memory.
     """
-    device = require_gpu()
     check_operators(trace, trace.name)
+    device = require_gpu()
     set_precision(trace.model.dtype)
     runner = Runner(trace, device)
     runner.bind(make_initial(trace, device, seed).tensors)

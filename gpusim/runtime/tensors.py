@@ -14,6 +14,16 @@ def flat_results(result: Any) -> list[Any]:
     return [] if result is None and not isinstance(result, torch.Tensor) else [result]
 
 
+def lies_in_storage(tensor: torch.Tensor) -> bool:
+    """Whether all elements of a tensor lie in its memory."""
+    if tensor.layout != torch.strided or min(tensor.stride(), default=0) < 0 or tensor.storage_offset() < 0:
+        return False
+    if not tensor.numel():
+        return True
+    last = tensor.storage_offset() + sum((n - 1) * d for n, d in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
 def copy_sharing(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Copies with the same strides; tensors of one storage are again of one storage."""
     memory: dict[int, torch.UntypedStorage] = {}

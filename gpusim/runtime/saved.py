@@ -1,0 +1,372 @@
+"""What operators trust without a check: sizes of weights, and what a forward saved for its backward. Needs no torch.
+
+A backward reads the places of maxima, means and sums of exponentials that its forward saved, and does not look whether
+they fit: wrong ones make it read or write beyond a tensor. In a captured step they are results of the forward, and
+nothing has changed them; so they must be here. Shapes are those that the trace declares; replay holds results to them
+(`gpusim.runtime.execute`), but for those that depend on the version of a library (`VARYING`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpusim.trace.schema import Op, Tensor, Trace
+from gpusim.trace.values import TENSOR, tensor_refs
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Which forward an operator belongs to, by positions of arguments and results."""
+
+    forwards: tuple[str, ...]
+    saved: dict[int, int] = field(default_factory=dict)
+    """Argument -> result of the forward that it must be, unchanged."""
+    same: dict[int, int] = field(default_factory=dict)
+    """Argument -> argument of the forward that it must be."""
+    grad: int | None = 0
+    """The argument that has the shape of the forward's first result."""
+
+
+def _pool(name: str, indices: int) -> dict[str, Backward]:
+    return {f"aten.{name}_backward.default": Backward((f"aten.{name}.default",), {indices: 1}, {1: 0})}
+
+
+_NLL: Final = {6: 1}, {1: 0, 2: 1, 3: 2, 4: 3, 5: 4}
+BACKWARDS: Final[dict[str, Backward]] = {
+    **_pool("max_pool2d_with_indices", 7),
+    **_pool("max_pool3d_with_indices", 7),
+    **_pool("adaptive_max_pool2d", 2),
+    **_pool("adaptive_max_pool3d", 2),
+    "aten.native_layer_norm_backward.default": Backward(
+        ("aten.native_layer_norm.default",), {3: 1, 4: 2}, {1: 0, 2: 1, 5: 2}
+    ),
+    "aten._fused_rms_norm_backward.default": Backward(("aten._fused_rms_norm.default",), {3: 1}, {1: 0, 2: 1, 4: 2}),
+    "aten.native_group_norm_backward.default": Backward(
+        ("aten.native_group_norm.default",), {2: 1, 3: 2}, {1: 0, 4: 1, 5: 3, 6: 4, 7: 5, 8: 6}
+    ),
+    "aten.native_batch_norm_backward.default": Backward(
+        (
+            "aten.native_batch_norm.default",
+            "aten._native_batch_norm_legit.default",
+            "aten._native_batch_norm_legit_functional.default",
+        ),
+        {5: 1, 6: 2},
+        {1: 0, 2: 1, 3: 3, 4: 4, 7: 5},
+    ),
+    "aten.cudnn_batch_norm_backward.default": Backward(
+        ("aten.cudnn_batch_norm.default",), {5: 1, 6: 2, 8: 3}, {0: 0, 2: 1, 3: 3, 4: 4}, grad=1
+    ),
+    "aten.nll_loss_backward.default": Backward(("aten.nll_loss_forward.default",), *_NLL),
+    "aten.nll_loss2d_backward.default": Backward(("aten.nll_loss2d_forward.default",), *_NLL),
+    "aten.embedding_dense_backward.default": Backward(("aten.embedding.default",), {}, {1: 1}),
+    "aten._thnn_fused_lstm_cell_backward_impl.default": Backward(
+        ("aten._thnn_fused_lstm_cell.default",), {3: 1, 4: 2}, {2: 2}
+    ),
+    "aten._thnn_fused_gru_cell_backward.default": Backward(("aten._thnn_fused_gru_cell.default",), {1: 1}),
+    "aten._scaled_dot_product_efficient_attention_backward.default": Backward(
+        ("aten._scaled_dot_product_efficient_attention.default",),
+        {5: 0, 6: 1, 7: 2, 8: 3},
+        {1: 0, 2: 1, 3: 2, 4: 3},
+    ),
+    "aten._scaled_dot_product_flash_attention_backward.default": Backward(
+        ("aten._scaled_dot_product_flash_attention.default",), {4: 0, 5: 1, 12: 4, 13: 5}, {1: 0, 2: 1, 3: 2}
+    ),
+    "aten._scaled_dot_product_cudnn_attention_backward.default": Backward(
+        ("aten._scaled_dot_product_cudnn_attention.default",),
+        {4: 0, 5: 1, 6: 4, 7: 5},
+        {1: 0, 2: 1, 3: 2, 8: 3},
+    ),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": Backward(
+        ("aten._scaled_dot_product_flash_attention_for_cpu.default",), {4: 0, 5: 1}, {1: 0, 2: 1, 3: 2}
+    ),
+}
+#: Results whose size or device depends on the version of a library: only the operator's backward may take them.
+VARYING: Final[dict[str, tuple[int, ...]]] = {
+    "aten.cudnn_batch_norm.default": (3,),
+    "aten._scaled_dot_product_efficient_attention.default": (1, 2, 3),
+    "aten._scaled_dot_product_flash_attention.default": (1, 4, 5, 6),
+    "aten._scaled_dot_product_cudnn_attention.default": (1, 4, 5, 6),
+}
+#: Forwards that save something for a backward only where this argument is true.
+_SAVES_IF: Final = {
+    "aten._scaled_dot_product_efficient_attention.default": 4,
+    "aten._scaled_dot_product_cudnn_attention.default": 4,
+}
+#: Lengths of sequences that a backward takes as numbers: their positions, and those of the query and the key.
+_LENGTHS: Final = {
+    "aten._scaled_dot_product_flash_attention_backward.default": {8: 1, 9: 2},
+    "aten._scaled_dot_product_cudnn_attention_backward.default": {11: 1, 12: 2},
+}
+#: Packed sequences, which no trace holds: arguments that are null.
+_NULL: Final = {
+    "aten._scaled_dot_product_flash_attention_backward.default": (6, 7),
+    "aten._scaled_dot_product_cudnn_attention_backward.default": (9, 10),
+}
+#: Batch norm: positions of weight, bias, mean and variance, each null or one number a channel.
+_PER_CHANNEL: Final = {
+    "aten.native_batch_norm.default": (1, 2, 3, 4),
+    "aten.cudnn_batch_norm.default": (1, 2, 3, 4),
+    "aten._native_batch_norm_legit.default": (1, 2, 3, 4),
+    "aten._native_batch_norm_legit.no_stats": (1, 2),
+    "aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4),
+    "aten._native_batch_norm_legit_no_training.default": (1, 2, 3, 4),
+}
+#: Optimizers in one kernel: number of their lists; the last one of all but SGD is that of the steps.
+_LISTS: Final = {"_fused_adam_": 6, "_fused_adamw_": 6, "_fused_sgd_": 3, "_fused_adagrad_": 4}
+#: Gradients that have the argument's first dimensions: number of dimensions at the end that may differ.
+_LEADING: Final = {
+    **dict.fromkeys((f"aten.{n}1d_backward.default" for n in ("reflection_pad", "replication_pad")), 1),
+    **dict.fromkeys(
+        (
+            f"aten.{n}_backward.default"
+            for n in ("_adaptive_avg_pool2d", "avg_pool2d", "reflection_pad2d", "replication_pad2d")
+        ),
+        2,
+    ),
+    **dict.fromkeys(
+        (
+            f"aten.{n}_backward.default"
+            for n in ("_adaptive_avg_pool3d", "avg_pool3d", "reflection_pad3d", "replication_pad3d")
+        ),
+        3,
+    ),
+}
+
+
+#: Backward of a softmax: a gradient and a result of one shape.
+_ALIKE: Final = frozenset({"aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"})
+
+
+class SavedRules:
+    """The rules on one trace. Its references are known to be in range, and its operators to be allowed."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._forwards: dict[tuple[str, int], int] = {}
+        """(operator, first argument) -> the last op that calls it on it, as far as `problem` has come."""
+        self._made: dict[int, tuple[int, int]] = {}
+        """Tensor -> the op that returns it first, and in which place."""
+        self._written: dict[int, list[int]] = {}
+        varying: dict[int, str] = {}
+        for index, op in enumerate(trace.ops):
+            for place, tensor in enumerate(op.outputs):
+                if tensor is not None:
+                    self._made.setdefault(tensor, (index, place))
+                    if place in VARYING.get(op.target, ()):
+                        varying[trace.tensors[tensor].storage] = op.target
+            for storage in {trace.tensors[tensor].storage for tensor in op.writes}:
+                self._written.setdefault(storage, []).append(index)
+        self._varying = varying
+
+    def problem(self, index: int) -> str:
+        """Why op `index` is refused, or nothing."""
+        op = self.trace.ops[index]
+        return (
+            self._taken_as_saved(op)
+            or self._backward(index, op)
+            or self._sizes(op)
+            or self._fused_step(index, op)
+            or (self._optimizer(op) if op.target.split(".")[1] in _LISTS else "")
+        )
+
+    def _tensor(self, op: Op, place: int) -> Tensor | None:
+        """The tensor that an op has as this argument."""
+        value = op.args[place] if place < len(op.args) else None
+        return self.trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
+
+    def _taken_as_saved(self, op: Op) -> str:
+        """Results that vary are for the backward alone."""
+        rule = BACKWARDS.get(op.target)
+        for place, value in enumerate((*op.args, *op.kwargs.values())):
+            if rule is not None and place < len(op.args) and place in rule.saved:
+                continue
+            for tensor in tensor_refs(value):
+                target = self._varying.get(self.trace.tensors[tensor].storage)
+                if target is not None:
+                    return f"tensor {tensor} is for the backward of '{target}' alone"
+        return ""
+
+    def _backward(self, index: int, op: Op) -> str:
+        """A backward has what its forward saved."""
+        rule = BACKWARDS.get(op.target)
+        if rule is None:
+            return ""
+        if any(place >= len(op.args) for place in (*rule.saved, *rule.same)):
+            return "it lacks arguments"
+        forward = self._forward_of(index, op, rule)
+        if forward is None:
+            return f"its saved tensors are not those of a '{rule.forwards[0]}' before it"
+        made = self.trace.ops[forward]
+        for place, saved in rule.saved.items():
+            wanted = made.outputs[saved] if saved < len(made.outputs) else None
+            if op.args[place] is None and wanted is None:
+                continue
+            if wanted is None or op.args[place] != {TENSOR: wanted}:
+                return f"argument {place} is not what '{made.name}' saved"
+        for place, other in rule.same.items():
+            if op.args[place] != (made.args[other] if other < len(made.args) else None):
+                return f"argument {place} is not that of '{made.name}'"
+        for place in (*rule.saved, *(p for p in rule.same if self._counts(op, p))):
+            tensor = self._tensor(op, place)
+            writers = [] if tensor is None else self._written.get(tensor.storage, [])
+            if any(forward < writer < index for writer in writers):
+                return f"argument {place} has changed since '{made.name}'"
+        return self._shapes_of_backward(op, made, rule)
+
+    def _forward_of(self, index: int, op: Op, rule: Backward) -> int | None:
+        """The op that saved what a backward takes; of an embedding, which saves nothing, the last on its indices."""
+        for place in rule.saved:
+            value = op.args[place]
+            if isinstance(value, dict) and TENSOR in value:
+                forward, _ = self._made.get(value[TENSOR], (index, 0))
+                return forward if forward < index and self.trace.ops[forward].target in rule.forwards else None
+        same = [
+            earlier
+            for earlier in range(index)
+            if self.trace.ops[earlier].target in rule.forwards
+            and all(self.trace.ops[earlier].args[b : b + 1] == op.args[a : a + 1] for a, b in rule.same.items())
+        ]
+        return same[-1] if same and not rule.saved else None
+
+    def _counts(self, op: Op, place: int) -> bool:
+        """Whether an argument is of integers: places or classes."""
+        tensor = self._tensor(op, place)
+        return tensor is not None and "int" in tensor.dtype
+
+    def _shapes_of_backward(self, op: Op, made: Op, rule: Backward) -> str:
+        flag = _SAVES_IF.get(made.target)
+        if flag is not None and (len(made.args) <= flag or made.args[flag] is not True):
+            return f"'{made.name}' saves nothing for it"
+        result = made.outputs[0] if made.outputs else None
+        grad = None if rule.grad is None else self._tensor(op, rule.grad)
+        if grad is not None and (result is None or grad.shape != self.trace.tensors[result].shape):
+            return f"the gradient has another shape than the result of '{made.name}'"
+        for place, of in _LENGTHS.get(op.target, {}).items():
+            query = self._tensor(op, of)
+            if query is None or len(query.shape) != 4 or op.args[place] != query.shape[2]:
+                return f"argument {place} is not the length of its sequence"
+        if any(op.args[place] is not None for place in _NULL.get(op.target, ())):
+            return "packed sequences are in no trace"
+        if op.target == "aten.embedding_dense_backward.default":
+            weight = self._tensor(made, 0)
+            if weight is None or op.args[2:3] != weight.shape[:1]:
+                return f"it has another number of rows than the weight of '{made.name}'"
+        return ""
+
+    def _sizes(self, op: Op) -> str:
+        """Weights, statistics and gradients fit to the image."""
+        image = self._tensor(op, 0)
+        for place in _PER_CHANNEL.get(op.target, ()):
+            tensor = self._tensor(op, place)
+            if tensor is not None and (image is None or len(image.shape) < 2 or tensor.shape != image.shape[1:2]):
+                return f"argument {place} has not one number for each channel"
+        if op.target == "aten.native_group_norm.default":
+            counts = op.args[3:6]
+            whole = [count for count in counts if isinstance(count, int)]
+            if image is None or len(whole) != 3 or math.prod(whole) != math.prod(image.shape) or min(whole) < 0:
+                return "its numbers of samples, channels and places are not those of the image"
+        if op.target in _LEADING:
+            other, last = self._tensor(op, 1), _LEADING[op.target]
+            if image is None or other is None or image.shape[:-last] != other.shape[:-last]:
+                return "the gradient has other samples or channels than the image"
+        if op.target in _ALIKE:
+            other = self._tensor(op, 1)
+            if image is None or other is None or image.shape != other.shape:
+                return "the gradient has another shape than the result"
+        if op.target == "aten.unfold_backward.default" and (image is None or image.shape != _unfolded(op)):
+            return "the gradient has another shape than the windows"
+        if op.target.startswith("aten._upsample_") and "_aa" in op.target and not _scales_fit(op, image):
+            return "its scales are not those of the sizes"
+        if op.target == "aten.grid_sampler_2d_backward.default":
+            of, grid = self._tensor(op, 1), self._tensor(op, 2)
+            if image is None or of is None or grid is None or image.shape != (*of.shape[:2], *grid.shape[1:3]):
+                return "the gradient has another shape than the samples"
+        return ""
+
+    def _optimizer(self, op: Op) -> str:
+        """The lists of an optimizer's kernel are of one length and of the same shapes; single numbers are single."""
+        name = op.target.split(".")[1]
+        lists = [value if isinstance(value, list | tuple) else () for value in op.args]
+        single = [*op.kwargs.values(), *(value for value in op.args if isinstance(value, dict))]
+        if len(lists) != _LISTS[name]:
+            return "it has other lists of tensors"
+        if name != "_fused_sgd_":
+            single += lists[-1]  # steps
+        may_lack = (name == "_fused_sgd_" and op.kwargs.get("momentum") == 0) or op.kwargs.get("amsgrad") is False
+        given = [value for value in lists if value or not may_lack]
+        if len({len(value) for value in given}) > 1 or len(lists) - len(given) > 1:
+            return "its lists are not of one length"
+        problem = self._together(given if name == "_fused_sgd_" else given[:-1])
+        if problem:
+            return problem
+        for value in single:
+            tensor = self._of(value)
+            if tensor is not None and math.prod(tensor.shape) != 1:
+                return "a tensor that stands for one number has several"
+        return ""
+
+    def _together(self, lists: Sequence[Sequence[Any]]) -> str:
+        """Tensors in one place of each list have one shape and type and no gaps: the kernel walks them as one."""
+        if len({len(value) for value in lists}) > 1:
+            return "its lists are not of one length"
+        for together in zip(*lists, strict=True):
+            tensors = [self._of(value) for value in together]
+            kinds = {(t.shape, t.dtype, _dense(t)) for t in tensors if t is not None}
+            if None in tensors or len(kinds) != 1 or not next(iter(kinds))[2]:
+                return "its lists hold tensors of other shapes or types, or with gaps"
+        return ""
+
+    def _fused_step(self, index: int, op: Op) -> str:
+        """A variant that runs a step of SGD in one kernel: the lists of the ops that it stands for fit, too."""
+        for variant in op.variants:
+            chain = [self.trace.ops[place] for place in sorted((index, *variant.covers)) if place < len(self.trace.ops)]
+            if variant.settings.composition != "fused" or not chain or not chain[0].target.startswith("aten._foreach"):
+                continue
+            lists = [each.args[place] for each, place in zip(chain, (0, 1, 0), strict=False) if len(each.args) > place]
+            if len(lists) != 3 or not all(isinstance(each, list | tuple) for each in lists):
+                return f"variant '{variant.name}' is no step of SGD"
+            problem = self._together(lists)
+            if problem:
+                return f"variant '{variant.name}': {problem}"
+        return ""
+
+    def _of(self, value: Any) -> Tensor | None:
+        return self.trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
+
+
+def _unfolded(op: Op) -> tuple[int, ...] | None:
+    """The shape of what `unfold` makes, from the arguments of its backward."""
+    sizes, dim, size, step = op.args[1:5] if len(op.args) == 5 else ((), 0, 0, 0)
+    whole = isinstance(sizes, list | tuple) and all(isinstance(each, int) for each in (*sizes, dim, size, step))
+    if not whole or not sizes or not -len(sizes) <= dim < len(sizes) or step < 1 or not 0 <= size <= sizes[dim]:
+        return None
+    shape = list(sizes)
+    shape[dim] = (sizes[dim] - size) // step + 1
+    return (*shape, size)
+
+
+def _scales_fit(op: Op, image: Tensor | None) -> bool:
+    """Whether a resampling's scales, where they are given, make its output size out of its input size."""
+    backward = "_backward" in op.target
+    before = op.args[2] if backward and len(op.args) > 2 else image.shape if image is not None else ()
+    after, scales = op.args[1] if len(op.args) > 1 else (), op.args[4 if backward else 3 :]
+    if not isinstance(before, list | tuple) or not isinstance(after, list | tuple) or len(before) - len(after) != 2:
+        return False
+    return all(
+        scale is None
+        or (isinstance(scale, int | float) and isinstance(n, int) and isinstance(m, int) and int(n * scale) == m)
+        for scale, n, m in zip(scales, before[2:], after, strict=False)
+    )
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements fill its stretch of memory, each once."""
+    expected = 1
+    for stride, size in sorted((d, s) for s, d in zip(tensor.shape, tensor.stride, strict=True) if s != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
