@@ -161,6 +161,11 @@ def test_same_command_prints_a_table_for_people(arguments: tuple[str, ...], trac
     assert "bound" in done.out.lower()
 
 
+def test_eager_time_says_which_gpu_it_was_measured_on(trace: Path, run: Run) -> None:
+    """Beside a prediction for another GPU it was taken for that one's."""
+    assert "400 us measured at the capture on NVIDIA H200" in run("simulate", trace, "--hw", "v100").out
+
+
 def test_explored_schedule_simulates_to_what_explore_predicted(trace: Path, tmp_path: Path, run: Run) -> None:
     schedule = tmp_path / "best.json"
     best = document(run("explore", trace, *QUICK, "-o", schedule, "--json"))["best"]

@@ -173,7 +173,7 @@ def test_file_with_a_bad_field_is_refused_with_file_and_place(
 def test_trace_given_as_a_schedule_is_refused(tmp_path: Path, trace: Trace) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(msgspec.json.encode(trace))
-    with pytest.raises(ScheduleError, match=r"unknown schema version 'gpusim-trace/1'"):
+    with pytest.raises(ScheduleError, match=r"is a trace, and a schedule \(gpusim-schedule/1\) is read here"):
         read_schedule(path)
 
 

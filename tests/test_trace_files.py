@@ -232,7 +232,7 @@ def both(*changes: Change) -> Change:
 # tensors of small_trace: x 0, a 1, v 2, m 3, r 4, b 5; ops: a 0, v 1, m 2, r 3, w 4, b 5
 WRONG: dict[str, tuple[Change, str, str]] = {
     "unknown schema version": (put("schema", "gpusim-trace/99"), "$.schema", "gpusim-trace/99"),
-    "schedule in place of a trace": (put("schema", "gpusim-schedule/1"), "$.schema", "gpusim-schedule/1"),
+    "schedule in place of a trace": (put("schema", "gpusim-schedule/1"), "$.schema", "--schedule FILE"),
     "missing field at the top": (remove("ops"), "$", "`ops`"),
     "missing field below": (remove("ops.3.target"), "$.ops[3]", "`target`"),
     "wrong type": (put("ops.0.kernels.0.dur_ns", "fast"), "$.ops[0].kernels[0].dur_ns", "'fast'"),

@@ -240,6 +240,7 @@ def simulate(
         figures.write(figure, f"{step.name}, {title}")
     document = _document(graph, name, used, timeline.makespan_ns, sequential.makespan_ns, bounds(chosen))
     document |= {"peak_bytes": timeline.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
+    document["captured_on"] = step.provenance.gpu.name
     eager = {
         "predicted_ns": predict_eager(graph, engine),
         "measured_ns": step.ground_truth.eager.median_ns if step.ground_truth else None,

@@ -186,7 +186,7 @@ def print_simulated(document: Mapping[str, Any]) -> None:
         f"  predicted   {predicted}\n"
         f"  sequential  {sequential}  (speed-up {document['speedup']:.2f}x)\n"
         f"{_measured(document.get('measured'))}"
-        f"{_eager(document['eager'])}"
+        f"{_eager(document['eager'], document['captured_on'])}"
         f"  memory      {format_bytes(document['peak_bytes'])} at the peak\n"
         f"  bounds      critical path {format_ns(bound['critical_path_ns'])}, SM area {format_ns(bound['area_ns'])} "
         f"({format_ns(bound['contention_ns'])} with contention), DRAM {format_ns(bound['bandwidth_ns'])}, "
@@ -203,10 +203,11 @@ def _measured(found: Mapping[str, Any] | None) -> str:
     return f"  measured    {format_ns(found['time_ns'])}  ({words})\n"
 
 
-def _eager(times: Mapping[str, int]) -> str:
-    """The eager step, predicted and measured, as a line; nothing for a trace that knows neither."""
+def _eager(times: Mapping[str, int], gpu: str) -> str:
+    """The eager step, predicted and measured (on `gpu`), as a line; nothing for a trace that knows neither."""
+    gpu = f" on {visible(gpu)}" if gpu else ""
     parts = [f"{format_ns(times['predicted_ns'])} predicted"] if "predicted_ns" in times else []
-    parts += [f"{format_ns(times['measured_ns'])} measured at the capture"] if "measured_ns" in times else []
+    parts += [f"{format_ns(times['measured_ns'])} measured at the capture{gpu}"] if "measured_ns" in times else []
     return f"  eager step  {', '.join(parts)}\n" if parts else ""
 
 
