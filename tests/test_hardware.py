@@ -6,7 +6,7 @@ import csv
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -15,11 +15,16 @@ from hypothesis import strategies as st
 
 from gpusim.errors import HardwareError, PlanError, UnknownNameError
 from gpusim.hardware.model import (
+    Contention,
+    GraphCosts,
     HardwareModel,
     Limits,
+    Measure,
+    StreamCosts,
     bundled_hardware,
     hardware_for_gpu,
     load_hardware,
+    measure_of,
     read_hardware,
 )
 from gpusim.hardware.occupancy import (
@@ -71,6 +76,24 @@ def test_bundled_models_are_those_documented() -> None:
     """The GPUs that ship with gpusim: a lost or misnamed file is noticed."""
     assert set(NAMES) <= set(bundled_hardware())
     assert list(bundled_hardware()) == sorted(bundled_hardware())
+
+
+@pytest.mark.parametrize("section", [GraphCosts, StreamCosts, Contention])
+def test_every_number_of_a_rule_says_whether_it_is_a_time_a_count_an_exponent_or_a_ratio(section: Any) -> None:
+    measures = measure_of(section)
+    assert tuple(measures) == section.__struct_fields__
+    assert set(measures.values()) <= set(get_args(Measure))
+    assert {name for name, measure in measures.items() if measure == "time"} == {
+        name for name in section.__struct_fields__ if name.endswith("_ns")
+    }
+
+
+def test_a_number_that_does_not_say_what_it_measures_is_refused() -> None:
+    class Untagged(msgspec.Struct):
+        gap_ns: float
+
+    with pytest.raises(TypeError, match=r"Untagged\.gap_ns"):
+        measure_of(Untagged)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(bundled_hardware()))
