@@ -21,6 +21,7 @@ from gpusim.hardware.model import (
     Limits,
     Measure,
     StreamCosts,
+    _read_once,
     bundled_hardware,
     hardware_for_gpu,
     load_hardware,
@@ -35,7 +36,9 @@ from gpusim.hardware.occupancy import (
     occupancy,
     smem_footprint,
 )
+from gpusim.plan.graph import OpGraph
 from gpusim.trace.schema import Kernel
+from gpusim.trace.store import load_trace
 
 NAMES = ("a100-80gb", "h100-sxm", "h200", "k40", "p100", "rtx4090", "v100")
 SECTIONS = ("limits", "memory", "rates", "copies", "graph", "stream", "contention", "uncertainty")
@@ -166,6 +169,42 @@ def test_model_is_found_by_the_drivers_gpu_name() -> None:
     assert found is not None
     assert found.name == "h200"
     assert hardware_for_gpu("NVIDIA Nothing 1000") is None
+
+
+@pytest.fixture
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The hardware models that are read from here on."""
+    paths: list[Path] = []
+
+    def read(path: Path) -> HardwareModel:
+        paths.append(path)
+        return read_hardware(path)
+
+    monkeypatch.setattr("gpusim.hardware.model.read_hardware", read)
+    _read_once.cache_clear()
+    return paths
+
+
+def test_op_graph_on_the_traces_own_gpu_reads_no_file(files_read: list[Path]) -> None:
+    trace, hardware = load_trace("googlenet-infer-b1"), MODELS["h200"]
+    OpGraph.build(trace, hardware)
+    assert files_read == []
+
+
+def test_op_graphs_on_another_gpu_read_each_hardware_model_once(files_read: list[Path]) -> None:
+    for _ in range(2):
+        OpGraph.build(load_trace("googlenet-infer-b1"), MODELS["v100"])
+    assert len(files_read) == len(set(files_read)) > 0
+
+
+def test_hardware_model_that_changed_on_disk_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = document()
+    monkeypatch.setattr("gpusim.hardware.model.resource_dir", lambda name: tmp_path)
+    path = written(tmp_path, model | {"gpu": "Old"})
+    assert hardware_for_gpu("Old") is not None
+    path.write_text(json.dumps(model | {"gpu": "Another"}))
+    assert hardware_for_gpu("Old") is None
+    assert hardware_for_gpu("Another") is not None
 
 
 def test_gpu_names_are_distinct() -> None:

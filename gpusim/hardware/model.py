@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Final, Literal, get_args, get_type_hints
 
@@ -252,7 +253,14 @@ def load_hardware(name_or_file: str) -> HardwareModel:
 def hardware_for_gpu(gpu: str) -> HardwareModel | None:
     """The bundled model of the GPU that a trace was captured on, or None where there is none."""
     for path in bundled_hardware().values():
-        model = read_hardware(path)
+        stat = path.stat()
+        model = _read_once(path, stat.st_mtime_ns, stat.st_size)
         if model.gpu == gpu:
             return model
     return None
+
+
+@functools.lru_cache(maxsize=32)
+def _read_once(path: Path, mtime_ns: int, size_bytes: int) -> HardwareModel:
+    """A bundled model; a file that has changed is another key, so it is read again."""
+    return read_hardware(path)

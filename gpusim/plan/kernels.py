@@ -44,8 +44,11 @@ def variant_tasks(
 
 
 def _scaling(trace: Trace, hardware: HardwareModel) -> Scaling | None:
+    """How kernels captured on another GPU scale to this one; None for its own, and for a GPU without a model."""
+    if trace.provenance.gpu.name == hardware.gpu:
+        return None
     source = hardware_for_gpu(trace.provenance.gpu.name)
-    return None if source is None or source.gpu == hardware.gpu else Scaling(source, hardware, trace.model.dtype)
+    return None if source is None else Scaling(source, hardware, trace.model.dtype)
 
 
 def _op_tasks(

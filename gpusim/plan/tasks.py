@@ -22,7 +22,7 @@ class Task:
     """One piece of GPU work.
 
     `deps` are indices of tasks of the plan that must end first, besides the one before it in its queue.
-    `dur_ns` is the time alone on the device; `copy_bytes` is what a copy moves, `dram_bytes` what a kernel asks of DRAM.
+    `dur_ns` is the time alone on the device. `copy_bytes` is what a copy moves, `dram_bytes` a kernel's DRAM traffic.
     """
 
     name: str
