@@ -9,6 +9,7 @@ import click
 
 from gpusim.cli.common import (
     check_output,
+    check_output_folder,
     choose_hardware,
     command_line,
     hardware_option,
@@ -241,7 +242,12 @@ def calibrate(output: str | None, base: str, rules_file: str | None, as_json: bo
 @click.command()
 @click.argument("recipe")
 @click.option(
-    "-o", "output", default="validate/results", show_default=True, metavar="DIR", help="Folder for the results."
+    "-o",
+    "output",
+    default="validate/results",
+    show_default=True,
+    metavar="DIR",
+    help="Folder for the results; made where there is none.",
 )
 @json_option
 def validate(recipe: str, output: str, as_json: bool) -> None:
@@ -249,6 +255,7 @@ def validate(recipe: str, output: str, as_json: bool) -> None:
     from gpusim.recipes.recipe import read_recipe
 
     plan = read_recipe(Path(recipe))
+    folder = check_output_folder(output)
     with needs_torch():
         from gpusim.recipes.run import run_recipe
         from gpusim.runtime.device import require_gpu
@@ -256,7 +263,7 @@ def validate(recipe: str, output: str, as_json: bool) -> None:
     from gpusim.runtime.isolate import alone
 
     alone(require_gpu)  # in a process of its own, like all that touches the GPU here
-    results = run_recipe(plan, Path(output), command_line(), say)
+    results = run_recipe(plan, folder, command_line(), say)
     if as_json:
         print_json(results)
     else:

@@ -44,15 +44,19 @@ def run_recipe(recipe: Recipe, folder: Path, command: str, say: Callable[[str], 
 
     A case that fails is reported and left out; where all fail, the first error is raised.
     """
-    if not folder.is_dir():
-        raise OutputError(str(folder), "there is no such folder for the results")
+    _make_folder(folder, "results")
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch if recipe.traces is None else recipe.traces)
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as cause:
-            raise OutputError(str(place), f"no folder for the traces: {cause.strerror or cause}") from cause
+        _make_folder(place, "traces")
         return _Run(recipe, folder, command, say, place).all()
+
+
+def _make_folder(folder: Path, what: str) -> None:
+    """Raises `OutputError` where there is none and none can be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise OutputError(str(folder), f"no folder for the {what}: {cause.strerror or cause}") from cause
 
 
 class _Run:
