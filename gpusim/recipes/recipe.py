@@ -61,7 +61,8 @@ class Recipe(Document, frozen=True, kw_only=True):
     measure: Count = 0
     """Number of the schedules predicted best that are tried on the GPU; the fastest of them is the searched one."""
     recordings: Positive = 7
-    """Recordings of each schedule, of which the one of median time is timed."""
+    """Recordings of each schedule, of which the one of median time is timed; of an even number, the faster of the two
+    in the middle."""
     partitions: str | None = None
     """Splits of the SMs to search schedules on, as for `gpusim explore --partitions`."""
     streams: StreamCount = 8
