@@ -30,6 +30,7 @@ from gpusim.report.results import read_results, results_name
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Gpu, Timing, Trace, Variant, VariantSettings
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
+from gpusim.version import code_version
 from tests.helpers import wide_trace
 
 GPU = Gpu(
@@ -169,6 +170,7 @@ def check_document(found: dict[str, Any]) -> None:
     """The keys of the contract (design, section 5); times are integers."""
     assert {"recipe", "gpu", "date", "command", "versions", "cases"} <= set(found)
     assert (found["recipe"], found["gpu"], found["command"]) == ("small", "NVIDIA H200", "gpusim validate r.toml")
+    assert found["gpusim"] == code_version()
     assert found["versions"] == {"driver": "580.1", "cuda": "13.0", "torch": "2.13.0", "cudnn": "9"}
     wanted = (
         "network mode batch dtype frontend policy streams predicted_ns measured_ns interval_ns sequential_ns eager_ns "

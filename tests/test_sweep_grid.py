@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpusim as package
+from gpusim import version
 from gpusim.engine.base import DEFAULT_ENGINE
 from gpusim.errors import SweepError, TraceError, UnknownNameError, WorkerError
 from gpusim.files import encode_json
@@ -160,6 +162,17 @@ def test_version_changes_with_the_code_that_simulates_only(
         text.write("# changed\n")
     assert (code_version.__wrapped__() != before) is counts
     assert before.startswith(f"{package.__version__}+")
+
+
+def test_version_that_provenance_carries_changes_with_any_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "gpusim"
+    shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "_data"))
+    monkeypatch.setattr(package, "__file__", str(copy / "__init__.py"))
+    before = version.code_version.__wrapped__()
+    assert re.fullmatch(rf"{re.escape(package.__version__)}\+[0-9a-f]{{8}}", before)
+    with (copy / "runtime" / "capture.py").open("a") as text:
+        text.write("# changed\n")
+    assert version.code_version.__wrapped__() != before
 
 
 def test_worker_with_other_code_refuses(grid: Grid) -> None:

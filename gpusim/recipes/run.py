@@ -33,6 +33,7 @@ from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
 from gpusim.units import counted
+from gpusim.version import code_version
 
 Result = TypeVar("Result")
 
@@ -143,6 +144,7 @@ class _Run:
             date=datetime.date.today().isoformat(),
             command=self.command,
             hardware=chosen.hardware,
+            gpusim=code_version(),
             versions={"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn},
             cases=tuple(self.rows),
         )

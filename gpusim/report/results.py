@@ -96,6 +96,8 @@ class Results(Document, frozen=True, kw_only=True, omit_defaults=False):
     command: str
     hardware: str
     versions: dict[str, str]
+    gpusim: str = ""
+    """As in a measurement."""
     cases: tuple[ResultCase, ...]
 
 

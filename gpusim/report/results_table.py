@@ -28,10 +28,11 @@ def results_markdown(results: Results, source: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     clocks = sorted({case.sm_clock_mhz for case in results.cases})
     clock_text = "-".join(str(c) for c in dict.fromkeys((clocks[0], clocks[-1]))) if clocks else "?"
+    code = f"gpusim {results.gpusim}, " if results.gpusim else ""
     lines = [
         f"# {results.recipe} on {results.gpu}",
         "",
-        f"Generated from `{source}`. {results.date}, {versions}, SM clock {clock_text} MHz, hardware model "
+        f"Generated from `{source}`. {results.date}, {code}{versions}, SM clock {clock_text} MHz, hardware model "
         f"{results.hardware}. Command: `{results.command}`",
         "",
         *summary_lines(results.cases),

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import torch
 
-import gpusim
 from gpusim.errors import CaptureError
 from gpusim.plan.sync import plan_sync
 from gpusim.runtime.allowlist import check_operators
@@ -43,6 +42,7 @@ from gpusim.trace.schema import (
     Timing,
     Trace,
 )
+from gpusim.version import code_version
 
 #: Largest ||rebuilt - model's own|| of a result over its scale (`gpusim.runtime.compare`). The rebuilt step calls the
 #: same operators on the same data; what differs is the order of atomic additions, and the rounding that grows from it
@@ -163,7 +163,7 @@ def bare_trace(options: CaptureOptions, step: Step, recorded: Recorded) -> Trace
             ),
             date=datetime.date.today().isoformat(),
             command=options.command,
-            gpusim=gpusim.__version__,
+            gpusim=code_version(),
         ),
         model=Model(
             spec=options.spec,

@@ -29,6 +29,7 @@ from gpusim.runtime.sensitivity import make_sensitive
 from gpusim.runtime.timing import RECORDINGS, time_typical
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import structure_hash
+from gpusim.version import code_version
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ def replay(
             gpu=gpu,
             date=datetime.date.today().isoformat(),
             command=command,
+            gpusim=code_version(),
         )
         for index, schedule in enumerate(schedules, start=1)
     ]

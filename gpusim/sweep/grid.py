@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from msgspec.structs import asdict
 
-import gpusim
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import TraceError
 from gpusim.files import encode_json
@@ -19,6 +18,7 @@ from gpusim.policies.registry import policy_by_name
 from gpusim.sweep.spec import Sweep, hardware_files, policy_names, trace_files
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, Trace
 from gpusim.trace.store import parse_trace
+from gpusim.version import version_of
 
 DEFAULT_HARDWARE: Final = "h200"
 
@@ -145,18 +145,8 @@ def read_content(path: Path) -> HardwareContent:
 
 @functools.cache
 def code_version() -> str:
-    """Version of gpusim with a hash of the code that simulates: `0.1.0+1f2e3d4c`.
-
-    A release number alone would call results comparable between two states of a checkout.
-    """
-    package = Path(gpusim.__file__).parent
-    found = hashlib.sha256()
-    for part in _SIMULATION:
-        top = package / part
-        for file in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
-            found.update(f"{file.relative_to(package).as_posix()}\0".encode())
-            found.update(file.read_bytes().replace(b"\r\n", b"\n"))
-    return f"{gpusim.__version__}+{found.hexdigest()[:8]}"
+    """Version of gpusim with a hash of the code that simulates: other changes leave a sweep's results as they are."""
+    return version_of(_SIMULATION)
 
 
 def _read_trace(path: Path) -> tuple[TraceContent, str]:
