@@ -102,8 +102,8 @@ def _op_tasks(
 def op_dram_bytes(trace: Trace, op: Op, l2_bytes: int) -> int:
     """Estimated DRAM traffic of an op: the bytes of the tensors it reads and writes, beyond what the L2 cache holds.
 
-    What fits the cache is taken to be there, written just before and read again soon. Counters, where a trace has
-    them, replace this estimate.
+    What fits the cache is taken to be there, written just before and read again soon, so this is a lower limit.
+    Counters, where a trace has them, replace it.
     """
     moved = sum(
         prod(trace.tensors[t].shape) * DTYPE_BYTES[trace.tensors[t].dtype]
