@@ -180,12 +180,12 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise OutputError(str(path), f"cannot be written: {cause.strerror or cause}") from cause
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it. Raises `OutputError`."""
+def make_folder(folder: Path, what: str) -> None:
+    """Make a folder for `what` and those above it. Raises `OutputError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        raise OutputError(str(folder), f"cannot be made: {cause.strerror or cause}") from cause
+        raise OutputError(str(folder), f"no folder for the {what}: {cause.strerror or cause}") from cause
 
 
 def check_writable(path: Path) -> None:

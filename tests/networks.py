@@ -317,6 +317,25 @@ class Masked(ReadsAValue):
         return y[y > 0].sum().reshape(1, 1)
 
 
+class Heads(nn.Module):
+    """A trunk with several heads. Convolutions have biases before batch norm: their gradients are zero in theory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(self.block(3, 8), self.block(8, 8))
+        self.heads = nn.ModuleList(
+            nn.Sequential(self.block(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+            for _ in range(3)
+        )
+
+    def block(self, inner: int, outer: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        x = self.trunk(x)
+        return [head(x) for head in self.heads]
+
+
 class Untrainable(nn.Module):
     """Not to be captured in training: it has no parameter."""
 
@@ -400,6 +419,10 @@ def masked(batch: int) -> Made:
     return Masked(), (torch.randn(batch, 5),)
 
 
+def heads(batch: int) -> Made:
+    return Heads(), (image(batch),)
+
+
 def untrainable(batch: int) -> Made:
     return Untrainable(), (torch.randn(batch, 5),)
 
@@ -431,6 +454,7 @@ NETWORKS = (
     "recurrent",
     "changes_input",
     "own_loss",
+    "heads",
 )
 
 

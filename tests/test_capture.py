@@ -31,6 +31,7 @@ from gpusim.trace.check import check_trace
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import MemoryFormat, Mode, TensorInit, Trace
 from gpusim.trace.store import read_trace, write_trace
+from gpusim.version import code_version
 from tests.helpers import ancestors, schedules, with_kernels
 from tests.networks import BATCH, CPU, NETWORKS, Branches, OnCpu, on_cpu, spec
 
@@ -154,6 +155,10 @@ def test_optimizer_takes_the_last_layers_first_and_in_buckets() -> None:
         _sgd(list(zip(parameters, gradients, momenta, strict=True)))
     assert [len(bucket) for bucket in calls] == [OPTIMIZER_BUCKET, 3]
     assert calls[0][0] is parameters[-1]
+
+
+def test_trace_carries_the_code_that_captured_it() -> None:
+    assert on_cpu("branches").trace.provenance.gpusim == code_version()
 
 
 # --- Layers, phases, the split of convolution_backward ---

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,6 @@ from gpusim.runtime.capture import (
     build_step,
     capture,
     check_against_model,
-    relative_error,
 )
 from gpusim.runtime.execute import make_initial
 from gpusim.runtime.joint import LEARNING_RATE, joint_graph
@@ -90,7 +88,7 @@ def replace_argument(phase: str, old: object, new: object) -> Callable[[Op], Op 
         ("forward", 0.5, 0.6, "outputs differ from the model's own by"),
         ("backward", AUXILIARY_WEIGHT, 0.5, "gradients differ from the model's own by"),
         ("optimizer", -LEARNING_RATE, -100.0, "the rebuilt step leaves '"),
-        ("forward", 0.5, {"float": "nan"}, "outputs differ from the model's own by nan"),
+        ("forward", 0.5, {"float": "nan"}, "outputs differ from the model's own by more than can be told (not finite,"),
     ],
 )
 def test_trace_that_computes_something_else_is_refused(phase: str, old: float, new: object, complaint: str) -> None:
@@ -114,13 +112,6 @@ def test_front_end_that_is_not_there_yet_is_refused(monkeypatch: pytest.MonkeyPa
     options = CaptureOptions(spec=spec("outputs"), mode="infer", batch=1, frontend="inductor")
     with pytest.raises(CaptureError, match="front end 'inductor' is not available"):
         capture(options)
-
-
-def test_not_a_number_never_counts_as_close() -> None:
-    nan = torch.tensor([float("nan")])
-    assert not relative_error(nan, torch.ones(1)) <= math.inf
-    assert relative_error(torch.zeros(2), torch.zeros(2)) == 0.0
-    assert relative_error(torch.ones(1) * 1.1, torch.ones(1)) == pytest.approx(0.1)
 
 
 # --- SPEC ---

@@ -6,7 +6,7 @@ import csv
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -15,11 +15,17 @@ from hypothesis import strategies as st
 
 from gpusim.errors import HardwareError, PlanError, UnknownNameError
 from gpusim.hardware.model import (
+    Contention,
+    GraphCosts,
     HardwareModel,
     Limits,
+    Measure,
+    StreamCosts,
+    _read_once,
     bundled_hardware,
     hardware_for_gpu,
     load_hardware,
+    measure_of,
     read_hardware,
 )
 from gpusim.hardware.occupancy import (
@@ -30,7 +36,9 @@ from gpusim.hardware.occupancy import (
     occupancy,
     smem_footprint,
 )
+from gpusim.plan.graph import OpGraph
 from gpusim.trace.schema import Kernel
+from gpusim.trace.store import load_trace
 
 NAMES = ("a100-80gb", "h100-sxm", "h200", "k40", "p100", "rtx4090", "v100")
 SECTIONS = ("limits", "memory", "rates", "copies", "graph", "stream", "contention", "uncertainty")
@@ -71,6 +79,24 @@ def test_bundled_models_are_those_documented() -> None:
     """The GPUs that ship with gpusim: a lost or misnamed file is noticed."""
     assert set(NAMES) <= set(bundled_hardware())
     assert list(bundled_hardware()) == sorted(bundled_hardware())
+
+
+@pytest.mark.parametrize("section", [GraphCosts, StreamCosts, Contention])
+def test_every_number_of_a_rule_says_whether_it_is_a_time_a_count_an_exponent_or_a_ratio(section: Any) -> None:
+    measures = measure_of(section)
+    assert tuple(measures) == section.__struct_fields__
+    assert set(measures.values()) <= set(get_args(Measure))
+    assert {name for name, measure in measures.items() if measure == "time"} == {
+        name for name in section.__struct_fields__ if name.endswith("_ns")
+    }
+
+
+def test_a_number_that_does_not_say_what_it_measures_is_refused() -> None:
+    class Untagged(msgspec.Struct):
+        gap_ns: float
+
+    with pytest.raises(TypeError, match=r"Untagged\.gap_ns"):
+        measure_of(Untagged)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(bundled_hardware()))
@@ -143,6 +169,42 @@ def test_model_is_found_by_the_drivers_gpu_name() -> None:
     assert found is not None
     assert found.name == "h200"
     assert hardware_for_gpu("NVIDIA Nothing 1000") is None
+
+
+@pytest.fixture
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The hardware models that are read from here on."""
+    paths: list[Path] = []
+
+    def read(path: Path) -> HardwareModel:
+        paths.append(path)
+        return read_hardware(path)
+
+    monkeypatch.setattr("gpusim.hardware.model.read_hardware", read)
+    _read_once.cache_clear()
+    return paths
+
+
+def test_op_graph_on_the_traces_own_gpu_reads_no_file(files_read: list[Path]) -> None:
+    trace, hardware = load_trace("googlenet-infer-b1"), MODELS["h200"]
+    OpGraph.build(trace, hardware)
+    assert files_read == []
+
+
+def test_op_graphs_on_another_gpu_read_each_hardware_model_once(files_read: list[Path]) -> None:
+    for _ in range(2):
+        OpGraph.build(load_trace("googlenet-infer-b1"), MODELS["v100"])
+    assert len(files_read) == len(set(files_read)) > 0
+
+
+def test_hardware_model_that_changed_on_disk_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = document()
+    monkeypatch.setattr("gpusim.hardware.model.resource_dir", lambda name: tmp_path)
+    path = written(tmp_path, model | {"gpu": "Old"})
+    assert hardware_for_gpu("Old") is not None
+    path.write_text(json.dumps(model | {"gpu": "Another"}))
+    assert hardware_for_gpu("Old") is None
+    assert hardware_for_gpu("Another") is not None
 
 
 def test_gpu_names_are_distinct() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gpusim.errors import CaptureError
-from gpusim.runtime.profiling import RANGE, Profile, attribute, exported_events, kernel_of
+from gpusim.runtime import profiling
+from gpusim.runtime.profiling import RANGE, Profile, attribute, exported_events, kernel_of, profiled
 
 Event = dict[str, Any]
 THREAD = 7
@@ -197,3 +201,66 @@ def test_events_are_read_from_the_profilers_own_file() -> None:
             Path(path).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
 
     assert exported_events(Session()) == events
+
+
+# --- What the profiler says on the terminal ---
+
+CHATTER = (
+    "[W1123 07:12:33.123456789 profiler_kineto.cpp:331] Profiler is not initialized: skipping step() invocation",
+    "[W collection.cpp:700] Warning: duplicate flow start (function operator())",
+    "WARNING:2026-11-23 07:12:33 1234:1234 init.cpp:178] function cbapi->getCuptiStatus() failed",
+    "STAGE:2026-11-23 07:12:33 1234:1234 ActivityProfilerController.cpp:314] Completed Stage: Warm Up",
+)
+ERRORS = (
+    "[E1123 07:12:33.1 profiler_kineto.cpp:331] cannot open the device",
+    "ERROR:2026-11-23 07:12:33 1234:1234 CuptiActivityApi.cpp:1] insufficient privileges",
+    "terminate called after throwing an instance of 'c10::Error'",
+)
+
+
+class Chatty:
+    """A profiler whose libraries write to standard error where they start, stop and export."""
+
+    def __init__(self, activities: object) -> None:
+        warnings.warn("Profiler won't be using warmup, this can skew profiler results", stacklevel=1)
+
+    def __enter__(self) -> Chatty:
+        os.write(2, "\n".join((*CHATTER, ERRORS[0], "")).encode())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.write(2, "\n".join((*CHATTER, ERRORS[1], "")).encode())
+
+    def export_chrome_trace(self, path: str) -> None:
+        os.write(2, "\n".join((*CHATTER, ERRORS[2], "")).encode())
+        Path(path).write_text(json.dumps({"traceEvents": [{"name": "a"}]}))
+
+
+def test_warnings_of_the_profiler_do_not_reach_the_terminal_and_errors_do(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gpusim.runtime.profiling.profile", Chatty)
+    with profiled() as session:
+        os.write(2, b"[W1123 07:12:33 Context.cpp:1] of the step, not of the profiler\n")
+    assert exported_events(session) == [{"name": "a"}]
+    of_the_step = "[W1123 07:12:33 Context.cpp:1] of the step, not of the profiler"
+    assert capfd.readouterr().err.splitlines() == [ERRORS[0], of_the_step, ERRORS[1], ERRORS[2]]
+
+
+def test_error_within_a_session_ends_it_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpusim.runtime.profiling.profile", Chatty)
+    with pytest.raises(CaptureError, match="lost"), profiled():
+        raise CaptureError("lost")
+
+
+def test_torchs_own_profiler_is_silent_without_a_gpu(capfd: pytest.CaptureFixture[str]) -> None:
+    with profiled() as session:
+        torch.ones(3).sum()
+    assert any(event.get("name") == "aten::sum" for event in exported_events(session))
+    assert capfd.readouterr().err == ""
+
+
+def test_only_one_place_starts_the_profiler() -> None:
+    runtime = Path(profiling.__file__).parent
+    users = [path.name for path in runtime.glob("*.py") if "ProfilerActivity" in path.read_text(encoding="utf-8")]
+    assert users == ["profiling.py"]

@@ -73,6 +73,16 @@ def test_readme_shows_the_newest_results(capsys: pytest.CaptureFixture[str]) -> 
     assert script("make_readme_table").main(["--check"]) == 0, capsys.readouterr().out
 
 
+def test_readme_tells_what_kernels_gain_and_what_streams_gain_apart() -> None:
+    text = (ROOT / "README.md").read_text("utf-8").partition("<!-- results:begin -->")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 12
+    for row in rows:
+        assert not row[3].endswith("(1)"), "a schedule on one stream is not concurrent"
+        kernels, streams, both = (float(cell.strip("*x")) for cell in row[4:7])
+        assert abs(kernels * streams / both - 1) < 0.01
+
+
 def test_page_without_markers_is_one_line_with_its_name() -> None:
     assert with_section("a <b> old <e> c", "p.md", "<b>", "<e>", "new") == "a <b>\nnew\n<e> c"
     with pytest.raises(OutputError, match=r"p\.md: no section between <b> and <e>"):

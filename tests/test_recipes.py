@@ -31,6 +31,7 @@ from gpusim.report.results import read_results, results_name
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Gpu, Timing, Trace, Variant, VariantSettings
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
+from gpusim.version import code_version
 from tests.helpers import wide_trace
 
 GPU = Gpu(
@@ -172,6 +173,7 @@ def check_document(found: dict[str, Any]) -> None:
     """The keys of the contract (design, section 5); times are integers."""
     assert {"recipe", "gpu", "date", "command", "versions", "cases"} <= set(found)
     assert (found["recipe"], found["gpu"], found["command"]) == ("small", "NVIDIA H200", "gpusim validate r.toml")
+    assert found["gpusim"] == code_version()
     assert found["versions"] == {"driver": "580.1", "cuda": "13.0", "torch": "2.13.0", "cudnn": "9"}
     wanted = (
         "network mode batch dtype frontend policy streams predicted_ns measured_ns interval_ns sequential_ns eager_ns "
@@ -369,9 +371,17 @@ def test_trace_without_measured_times_fails_before_it_is_replayed(tmp_path: Path
         run_recipe(recipe(case=(Case(trace=str(mine)),)), tmp_path, "c", lambda _: None)
 
 
-def test_missing_folder_for_results_is_found_before_anything_is_captured(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="there is no such folder for the results"):
-        run_recipe(recipe("a"), tmp_path / "no", "c", lambda _: None, trust_code=True)
+@pytest.mark.usefixtures("edge")
+def test_folder_for_results_is_made_with_its_parents(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "results"
+    run_recipe(recipe("a"), folder, "c", lambda _: None)
+    assert len(list(folder.glob("*.json"))) == 1
+
+
+def test_folder_for_results_that_cannot_be_made_is_found_before_anything_is_captured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="no folder for the results: "):
+        run_recipe(recipe("a"), tmp_path / "file" / "results", "c", lambda _: None)
 
 
 def test_error_that_is_not_ours_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

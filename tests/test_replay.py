@@ -47,8 +47,10 @@ def test_error_is_relative_and_that_of_the_worst_tensor() -> None:
     assert found.worst_error == pytest.approx(0.1)
 
 
-def test_error_against_zeros_is_absolute() -> None:
-    assert compare(TRACE, tensors([0.25]), tensors([0.0])).worst_error == 0.25
+@pytest.mark.parametrize("value", [0.25, 1e-12])
+def test_result_that_is_zero_whatever_is_rounded_may_be_nothing_else(value: float) -> None:
+    assert compare(TRACE, tensors([value]), tensors([0.0])).worst_error == NOT_FINITE
+    assert compare(TRACE, tensors([-0.0]), tensors([0.0])).worst_error == 0.0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpusim.errors import MeasurementError
@@ -54,8 +55,23 @@ def test_table_says_when_outputs_differ(results: Any) -> None:
 
 def test_summary_counts_each_sequential_graph_once(results: Any) -> None:
     first, second = summary_lines(results.cases)
-    assert first.startswith("- 2 multi-stream schedules: prediction error median 7.0%, ")
-    assert second.startswith("- 1 sequential graphs: prediction error median 2.0%, ")
+    assert first.startswith("- 2 multi-stream schedules on networks that no constant was fitted on: ")
+    assert "prediction error median 7.0%, " in first
+    assert second.startswith("- 1 sequential graph, anchored and so no evidence: measured again within 2.0% ")
+
+
+def test_summary_calls_no_anchored_time_a_prediction(results: Any) -> None:
+    alone = [msgspec.structs.replace(case, streams=1) for case in results.cases]
+    (line,) = summary_lines(alone)
+    assert "prediction" not in line
+    assert "sequential error" not in case_table(alone)[0]
+
+
+def test_summary_has_schedules_of_fitted_networks_apart(results: Any) -> None:
+    one, other = results.cases
+    first, second, _ = summary_lines([one, msgspec.structs.replace(other, fitted=True)])
+    assert first.startswith("- 1 multi-stream schedule on networks that no constant was fitted on: ")
+    assert second.startswith("- 1 multi-stream schedule on fitted networks: ")
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"schema": "gpusim-results/2"}', '{"schema": "gpusim-results/1"}'])

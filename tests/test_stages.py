@@ -17,8 +17,8 @@ from gpusim.recipes.predictions import predictions_path, read_predictions
 from gpusim.recipes.recipe import Case, Recipe
 from gpusim.recipes.stages import between_processes, capture_stage, measure_stage, predict_stage, selected
 from gpusim.report.results import read_results
-from gpusim.resources import code_version
 from gpusim.trace.store import read_trace, write_trace
+from gpusim.version import code_version
 from tests.test_recipes import capture
 from tests.test_recipes import replay as replayed
 

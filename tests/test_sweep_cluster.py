@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from gpusim.errors import OptionError, WorkerError
-from gpusim.resources import code_version
-from gpusim.sweep.grid import Grid, build_grid
+from gpusim.sweep.grid import Grid, build_grid, code_version
 from gpusim.sweep.local import LocalWorkers
 from gpusim.sweep.run import Progress, run_sweep
 from gpusim.sweep.spec import Sweep

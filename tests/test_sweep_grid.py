@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpusim as package
+from gpusim import version
 from gpusim.engine.base import DEFAULT_ENGINE
 from gpusim.errors import SweepError, TraceError, UnknownNameError, WorkerError
 from gpusim.files import encode_json
 from gpusim.hardware.model import bundled_hardware, load_hardware
 from gpusim.policies.registry import POLICIES
-from gpusim.resources import code_version
 from gpusim.sweep import point as point_module
-from gpusim.sweep.grid import Grid, Point, build_grid, hardware_hash, make_point, trace_hash
+from gpusim.sweep.grid import Grid, Point, build_grid, code_version, hardware_hash, make_point, trace_hash
 from gpusim.sweep.spec import Sweep, hardware_files, policy_names, read_sweep, trace_files
 from gpusim.sweep.todo import Todo
 from gpusim.trace.store import bundled_traces, write_trace
@@ -161,6 +162,17 @@ def test_version_changes_with_the_code_that_simulates_only(
         text.write("# changed\n")
     assert (code_version.__wrapped__() != before) is counts
     assert before.startswith(f"{package.__version__}+")
+
+
+def test_version_that_provenance_carries_changes_with_any_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "gpusim"
+    shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "_data"))
+    monkeypatch.setattr(package, "__file__", str(copy / "__init__.py"))
+    before = version.code_version.__wrapped__()
+    assert re.fullmatch(rf"{re.escape(package.__version__)}\+[0-9a-f]{{8}}", before)
+    with (copy / "runtime" / "capture.py").open("a") as text:
+        text.write("# changed\n")
+    assert version.code_version.__wrapped__() != before
 
 
 def test_worker_with_other_code_refuses(grid: Grid) -> None:

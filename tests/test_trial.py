@@ -20,7 +20,7 @@ from gpusim.recipes import trial as trial_module
 from gpusim.recipes.trial import try_best
 from gpusim.report.trial_table import print_trial, trial_document
 from gpusim.runtime import replay as replay_module
-from gpusim.search.explore import Explored, explore
+from gpusim.search.explore import Explored, Row, explore
 from gpusim.search.searches import SEARCH, VARIANTS
 from gpusim.search.trial import contenders
 from gpusim.trace.schema import Gpu, Timing
@@ -128,6 +128,22 @@ def test_fastest_in_the_trial_becomes_the_result_with_its_own_numbers(explored: 
     gain = found.attribution
     assert gain.concurrency_ns + gain.kernels_ns + gain.order_ns == found.sequential_ns - found.best.makespan_ns
     assert found.rows == explored.rows
+
+
+def test_only_the_result_of_a_trial_is_concluded_and_no_contender_that_lost(
+    explored: Explored, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    concluded: list[Row] = []
+    conclude = Explored.with_best
+
+    def counted(self: Explored, row: Row) -> Explored:
+        concluded.append(row)
+        return conclude(self, row)
+
+    monkeypatch.setattr(Explored, "with_best", counted)
+    play([700, 600, 800])
+    found, _ = try_best(explored, 3, command="c")
+    assert concluded == [found.best]
 
 
 def test_sequential_schedule_stays_where_the_fastest_is_not_faster(explored: Explored, play: Play) -> None:

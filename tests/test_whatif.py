@@ -109,6 +109,17 @@ def test_launch_cost_scales_the_gaps() -> None:
     assert simulate(changed_graph(graph, Change(launch_cost=0.0)), "sequential", 1).makespan_ns == 4000
 
 
+@pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
+def test_launch_cost_scales_what_starts_cost_and_not_their_number(factor: float) -> None:
+    graph = load_hardware("h200").graph
+    assert graph.busy_starts > 0
+    changed = changed_hardware(load_hardware("h200"), Change(launch_cost=factor))
+    assert changed.graph.busy_starts == graph.busy_starts
+    assert changed.stream.queues == load_hardware("h200").stream.queues
+    for starts in (0, 1, 9):
+        assert changed.graph.lost_ns(starts) == pytest.approx(factor * graph.lost_ns(starts))
+
+
 def test_an_op_twice_as_fast_takes_half_its_time_and_the_model_stays_calibrated() -> None:
     graph = build_graph(chain_trace(4))
     changed = changed_graph(graph, Change(op_speed={2: 2.0}))

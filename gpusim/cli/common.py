@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from gpusim.errors import (
     HardwareError,
     LimitError,
     OptionError,
+    OutputError,
     PlanError,
     TraceError,
     UnknownNameError,
@@ -102,6 +104,17 @@ def check_output(path: str | None) -> Path | None:
         return None
     check_writable(Path(path))
     return Path(path)
+
+
+def check_output_folder(path: str) -> Path:
+    """The output folder, known to be there or to be possible to make, before long work begins. Raises `OutputError`."""
+    folder = Path(path)
+    there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+    if not there.is_dir():
+        raise OutputError(path, f"cannot be a folder: '{there}' is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(path, f"cannot be written: no permission in folder '{there}'")
+    return folder
 
 
 def one_of(what: str, known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str | None], str | None]:

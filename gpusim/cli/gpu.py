@@ -9,6 +9,7 @@ import click
 
 from gpusim.cli.common import (
     check_output,
+    check_output_folder,
     check_replay,
     choose_hardware,
     command_line,
@@ -262,7 +263,12 @@ def calibrate(output: str | None, base: str, rules_file: str | None, as_json: bo
 @click.command()
 @click.argument("recipe")
 @click.option(
-    "-o", "output", default="validate/results", show_default=True, metavar="DIR", help="Folder for the results."
+    "-o",
+    "output",
+    default="validate/results",
+    show_default=True,
+    metavar="DIR",
+    help="Folder for the results; made where there is none.",
 )
 @click.option(
     "--stage",
@@ -301,6 +307,7 @@ def validate(
     from gpusim.runtime.isolate import alone
 
     plan = read_recipe(Path(recipe))
+    folder = check_output_folder(output)
     if stage in (None, "capture"):  # the others run no file of the recipe's
         check_recipe(plan, recipe, trust_code)
     if stage is not None or cases:
@@ -320,13 +327,13 @@ def validate(
             if as_json:
                 print_json([str(path) for path in made])
             return
-        results = measure_stage(plan, chosen, Path(output), command_line(), say, trust_code=trust_code)
+        results = measure_stage(plan, chosen, folder, command_line(), say, trust_code=trust_code)
     else:
         with needs_torch():
             from gpusim.recipes.run import run_recipe
             from gpusim.runtime.device import require_gpu
         alone(require_gpu)  # in a process of its own, like all that touches the GPU here
-        results = run_recipe(plan, Path(output), command_line(), say, trust_code=trust_code)
+        results = run_recipe(plan, folder, command_line(), say, trust_code=trust_code)
     if as_json:
         print_json(results)
     else:

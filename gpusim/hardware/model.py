@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -20,7 +21,15 @@ SCHEMA: Final = "gpusim-hardware/1"
 NonNegative = Annotated[float, Meta(ge=0)]
 Above0 = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
-Exponent = Annotated[float, Meta(ge=0, le=1)]
+
+#: What a number of `GraphCosts`, `StreamCosts` or `Contention` measures: only a time may be scaled as a cost.
+Measure = Literal["time", "count", "exponent", "ratio"]
+TimeNs = Annotated[float, Meta(ge=0, extra={"measure": "time"})]
+Starts = Annotated[float, Meta(ge=0, extra={"measure": "count"})]
+Queues = Annotated[Positive, Meta(extra={"measure": "count"})]
+Exponent = Annotated[float, Meta(ge=0, le=1, extra={"measure": "exponent"})]
+Ratio = Annotated[float, Meta(ge=0, extra={"measure": "ratio"})]
+Weight = Annotated[float, Meta(ge=0, le=1, extra={"measure": "ratio"})]
 
 
 class Limits(Document, frozen=True, kw_only=True):
@@ -85,21 +94,21 @@ class Copies(Document, frozen=True, kw_only=True):
 class GraphCosts(Document, frozen=True, kw_only=True):
     """Costs of a CUDA graph's replay."""
 
-    chain_ns: NonNegative
+    chain_ns: TimeNs
     """End of a kernel to the start of its only successor."""
-    fork_ns: NonNegative
+    fork_ns: TimeNs
     """From one of three or more successors of a kernel to the next; the last two are ready together."""
-    join_ns: NonNegative
+    join_ns: TimeNs
     """Extra delay of a kernel for each predecessor beyond the first."""
-    busy_ns: NonNegative = 0.0
+    busy_ns: TimeNs = 0.0
     """What a kernel loses to starts of others while it runs, where there are many; what waits for it starts later."""
-    busy_starts: NonNegative = 0.0
+    busy_starts: Starts = 0.0
     """Starts of others to which half of that is lost; 0: the first takes all of it."""
-    branch_ns: NonNegative = 0.0
+    branch_ns: TimeNs = 0.0
     """Extra delay of everything that waits, in a graph that is no straight line: one of several streams."""
-    front_end_ns: NonNegative
+    front_end_ns: TimeNs
     """Least time between two kernel starts."""
-    memory_node_ns: NonNegative
+    memory_node_ns: TimeNs
     """Extra delay around a memset or memcpy node."""
 
     def lost_ns(self, starts: int) -> float:
@@ -110,25 +119,25 @@ class GraphCosts(Document, frozen=True, kw_only=True):
 class StreamCosts(Document, frozen=True, kw_only=True):
     """Costs of launches from the host into streams."""
 
-    launch_ns: NonNegative
+    launch_ns: TimeNs
     """Host time of one kernel launch."""
-    start_ns: NonNegative
+    start_ns: TimeNs
     """Launch call to the kernel's start on an idle GPU."""
-    chain_ns: NonNegative
+    chain_ns: TimeNs
     """End of a kernel to the start of the next one in its stream, already launched."""
-    event_ns: NonNegative
+    event_ns: TimeNs
     """End of a kernel to the start of a kernel of another stream that waits for its event."""
-    event_host_ns: NonNegative
+    event_host_ns: TimeNs
     """Host time of recording an event and of waiting for it, together."""
-    queues: Positive
+    queues: Queues
     """Hardware queues in use (CUDA_DEVICE_MAX_CONNECTIONS)."""
-    max_queues: Positive
+    max_queues: Queues
 
 
 class Contention(Document, frozen=True, kw_only=True):
     """What kernels that run together do to each other; docs/engine.md says how these were chosen."""
 
-    younger_slowdown: NonNegative
+    younger_slowdown: Ratio
     """a: beside older kernels a kernel runs at 1 / (1 + a) of what its share of the SMs would give."""
     sharing_exponent: Exponent = 0.0
     """p: blocks take load^p times as long as on an SM that is full of them, load being the sum of the blocks' shares.
@@ -140,7 +149,7 @@ class Contention(Document, frozen=True, kw_only=True):
     """
     matrix_exponent: Exponent = 0.0
     """p of kernels that multiply matrices, which keep an SM busier than others do; 0: as for all others."""
-    cross_load: Exponent = 1.0
+    cross_load: Weight = 1.0
     """How much the blocks of kernels that multiply matrices count in the load of the others on an SM, and the other way
     round: the two kinds wait for different things; 1: as much as those of their own kind."""
 
@@ -201,6 +210,17 @@ class HardwareModel(Document, frozen=True, kw_only=True):
         return self.name if self.calibrated else f"{self.name} (uncalibrated)"
 
 
+def measure_of(section: type[GraphCosts | StreamCosts | Contention]) -> dict[str, Measure]:
+    """Field -> what it measures. Raises `TypeError` for a field that does not say."""
+    measures: dict[str, Measure] = {}
+    for name, annotation in get_type_hints(section, include_extras=True).items():
+        tags = [meta.extra["measure"] for meta in get_args(annotation) if isinstance(meta, Meta) and meta.extra]
+        if len(tags) != 1:
+            raise TypeError(f"{section.__name__}.{name} does not say what it measures")
+        measures[name] = tags[0]
+    return measures
+
+
 def read_hardware(path: Path) -> HardwareModel:
     """Read and check a hardware model. Raises `HardwareError`, also for a number without a source."""
     model = read_document(path, HardwareModel, SCHEMA, HardwareError)
@@ -240,7 +260,14 @@ def default_hardware(gpu: str) -> HardwareModel:
 def hardware_for_gpu(gpu: str) -> HardwareModel | None:
     """The bundled model of the GPU that a trace was captured on, or None where there is none."""
     for path in bundled_hardware().values():
-        model = read_hardware(path)
+        stat = path.stat()
+        model = _read_once(path, stat.st_mtime_ns, stat.st_size)
         if model.gpu == gpu:
             return model
     return None
+
+
+@functools.lru_cache(maxsize=32)
+def _read_once(path: Path, mtime_ns: int, size_bytes: int) -> HardwareModel:
+    """A bundled model; a file that has changed is another key, so it is read again."""
+    return read_hardware(path)

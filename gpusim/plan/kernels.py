@@ -47,8 +47,11 @@ def variant_tasks(
 
 
 def _scaling(trace: Trace, hardware: HardwareModel) -> Scaling | None:
+    """How kernels captured on another GPU scale to this one; None for its own, and for a GPU without a model."""
+    if trace.provenance.gpu.name == hardware.gpu:
+        return None
     source = hardware_for_gpu(trace.provenance.gpu.name)
-    return None if source is None or source.gpu == hardware.gpu else Scaling(source, hardware, trace.model.dtype)
+    return None if source is None else Scaling(source, hardware, trace.model.dtype)
 
 
 def _op_tasks(
@@ -104,8 +107,8 @@ def _op_tasks(
 def op_dram_bytes(trace: Trace, op: Op, l2_bytes: int) -> int:
     """Estimated DRAM traffic of an op: the bytes of the tensors it reads and writes, beyond what the L2 cache holds.
 
-    What fits the cache is taken to be there, written just before and read again soon. Counters, where a trace has
-    them, replace this estimate.
+    What fits the cache is taken to be there, written just before and read again soon, so this is a lower limit.
+    Counters, where a trace has them, replace it.
     """
     moved = sum(
         prod(trace.tensors[t].shape) * DTYPE_BYTES[trace.tensors[t].dtype]

@@ -71,6 +71,8 @@ class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):
     gpu: Gpu
     date: str
     command: str
+    gpusim: str = ""
+    """Version of gpusim that measured and predicted, with a hash of its code; files until 2026-11-23 have none."""
 
     @property
     def speedup(self) -> float:

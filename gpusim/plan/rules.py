@@ -34,6 +34,8 @@ class Rules(Document, frozen=True, kw_only=True):
     gpu: Gpu
     date: str
     command: str
+    gpusim: str = ""
+    """Version of gpusim that measured, with a hash of its code."""
     rules: tuple[Rule, ...]
     hyper_q: HyperQ | None = None
 

@@ -22,7 +22,7 @@ class Task:
     """One piece of GPU work.
 
     `deps` are indices of tasks of the plan that must end first, besides the one before it in its queue.
-    `dur_ns` is the time alone on the device; `bytes` is what a copy moves and what a kernel asks of DRAM.
+    `dur_ns` is the time alone on the device. `copy_bytes` is what a copy moves, `dram_bytes` a kernel's DRAM traffic.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Task:
     host_ns: float = 0.0
     """Host time spent before the launch call, since the launch before (stream mode)."""
     priority: int = 0
-    """Larger starts first where several wait."""
+    """Larger starts first where several became ready at the same time; lowering a schedule leaves it 0."""
     blocks: int = 0
     """Blocks of the kernel; 0 where they are not known."""
     blocks_per_sm: int = 0

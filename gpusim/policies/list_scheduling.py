@@ -1,8 +1,9 @@
 """List scheduling against a running simulation: which op starts next is decided while the GPU's state is known.
 
-Whenever a stream is free, the ready op of highest priority starts there, at the pace that the GPU's block dispatcher
-and contention rules (`gpusim.engine.pool`) give it beside what runs already. The simulation follows the engine's rules,
-so the makespan it ends with is the engine's, but for ops that were held back.
+Whenever a stream is free, the ready op of highest priority starts there, at the pace that one pool of SMs
+(`gpusim.engine.pool`) gives it beside what runs already. On a hardware model that shares SMs one by one
+(`gpusim.engine.placement`), or where successors of a fork take turns, the engine's makespan is another: the one seen
+here is an estimate that places ops, and every schedule is simulated again by the engine.
 """
 
 from __future__ import annotations

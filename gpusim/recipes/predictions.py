@@ -18,8 +18,8 @@ from gpusim.files import Count, Document, Nanoseconds, encode_json, read_documen
 from gpusim.plan.measurement import Measurement
 from gpusim.plan.schedule import Schedule
 from gpusim.recipes.chosen import Chosen
-from gpusim.resources import code_version
 from gpusim.trace.schema import Trace
+from gpusim.version import code_version
 
 SCHEMA: Final = "gpusim-predictions/1"
 SUFFIX: Final = ".predicted.json.gz"

@@ -77,7 +77,8 @@ class Recipe(Document, frozen=True, kw_only=True):
     processes: Positive = 1
     """Processes in which each schedule is replayed; only for runs in stages."""
     recordings: Positive = 7
-    """Recordings of each schedule, of which the one of median time is timed."""
+    """Recordings of each schedule, of which the one of median time is timed; of an even number, the faster of the two
+    in the middle."""
     partitions: str | None = None
     """Splits of the SMs to search schedules on, as for `gpusim explore --partitions`."""
     streams: StreamCount = 8

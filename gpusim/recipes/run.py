@@ -17,7 +17,8 @@ from typing import TypeVar
 
 import msgspec
 
-from gpusim.errors import GpuError, GpusimError, OutputError, TraceError
+from gpusim.errors import GpuError, GpusimError, TraceError
+from gpusim.files import make_folder
 from gpusim.plan.measurement import Measurement
 from gpusim.plan.pairs import PairCase
 from gpusim.recipes.chosen import Chosen, choose_schedules
@@ -39,6 +40,7 @@ from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, read_trace
 from gpusim.trace.trust import check_trace_code
 from gpusim.units import counted
+from gpusim.version import code_version
 
 Result = TypeVar("Result")
 
@@ -54,14 +56,10 @@ def run_recipe(
     recipe that names a Python file, where not `trust_code`; of a trace with code, that is the failure of its case.
     """
     check_recipe_code(recipe, recipe.name, trust_code)
-    if not folder.is_dir():
-        raise OutputError(str(folder), "there is no such folder for the results")
+    make_folder(folder, "results")
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch if recipe.traces is None else recipe.traces)
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as cause:
-            raise OutputError(str(place), f"no folder for the traces: {cause.strerror or cause}") from cause
+        make_folder(place, "traces")
         return _Run(recipe, folder, command, say, place, trust_code).all()
 
 
@@ -159,6 +157,7 @@ class _Run:
             date=datetime.date.today().isoformat(),
             command=self.command,
             hardware=chosen.hardware,
+            gpusim=code_version(),
             versions={"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn},
             cases=tuple(self.rows),
         )

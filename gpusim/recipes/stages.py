@@ -64,7 +64,7 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
     for case in cases:
         path = trace_path(case, recipe)
         if not path.is_file():
-            make_folder(path.parent)
+            make_folder(path.parent, "traces")
             try:
                 path = alone(capture_case, case, path.parent, recipe.seed, command)
             except GpusimError as cause:
@@ -109,7 +109,7 @@ def measure_stage(
 
     Each schedule is timed in `recipe.processes` processes; `interval_ns` is what their medians span.
     """
-    make_folder(folder)
+    make_folder(folder, "results")
     joined = _Joined.of(recipe, folder)
     errors: list[GpusimError] = []
     for case in cases:

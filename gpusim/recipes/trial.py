@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.schedule import Schedule
 from gpusim.search.explore import Explored
+from gpusim.search.schedules import row_schedule
 from gpusim.search.trial import Trial, contenders
 from gpusim.trace.schema import Trace
 
@@ -46,7 +47,7 @@ def try_best(
     from gpusim.runtime.replay import replay, require_equal
 
     rows = contenders(explored, count)
-    made = [explored.with_best(row).schedule for row in rows]
+    made = [row_schedule(explored, row) for row in rows]
     say(f"trying {len(rows)} schedules")
     times_ns, number = fastest(explored.trace, made, explored.hardware, explored.seed, trust_code=trust_code)
     best, measurement = rows[number], None

@@ -27,6 +27,8 @@ class PairResults(Document, frozen=True, kw_only=True):
     command: str
     hardware: str
     versions: dict[str, str]
+    gpusim: str = ""
+    """As in a measurement."""
     cases: tuple[PairCase, ...]
 
 
@@ -40,6 +42,7 @@ def write_pairs(results: Results, cases: Sequence[PairCase], folder: Path) -> Pa
         command=results.command,
         hardware=results.hardware,
         versions=results.versions,
+        gpusim=results.gpusim,
         cases=tuple(cases),
     )
     path = folder / f"{results_name(results)}{SUFFIX}"

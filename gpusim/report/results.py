@@ -88,7 +88,7 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def sequential_prediction_error(self) -> float:
-        """The same for the sequential graph."""
+        """The same for the sequential graph, which is anchored to its time at capture: how well that repeats."""
         return self.predicted_sequential_ns / self.sequential_ns - 1.0
 
 
@@ -102,6 +102,8 @@ class Results(Document, frozen=True, kw_only=True, omit_defaults=False):
     command: str
     hardware: str
     versions: dict[str, str]
+    gpusim: str = ""
+    """As in a measurement."""
     cases: tuple[ResultCase, ...]
 
 

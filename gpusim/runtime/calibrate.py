@@ -20,6 +20,7 @@ from gpusim.runtime.blocks import BlockBench, Hold
 from gpusim.runtime.contention import fit, measure_points, with_contention
 from gpusim.runtime.device import gpu_facts, require_gpu
 from gpusim.runtime.starts_beside import NETWORK, half_starts, measure, subjects
+from gpusim.version import code_version
 
 REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
 #: Numbers that stay as they are: one of an experiment of its own, one that was chosen with the others fitted for each
@@ -45,8 +46,8 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         found = getattr(properties, name, None)
         if found is not None and found != getattr(base.limits, field):
             raise GpuError(f"the driver says {name} = {found}, the base model {getattr(base.limits, field)}")
-    when = f"measured {datetime.date.today().isoformat()} by `{command}`, torch {facts.torch}, driver {facts.driver}"
-    when += f", SM clock {facts.sm_clock_mhz} MHz"
+    when = f"measured {datetime.date.today().isoformat()} by `{command}`, gpusim {code_version()}"
+    when += f", torch {facts.torch}, driver {facts.driver}, SM clock {facts.sm_clock_mhz} MHz"
     sources = {k: v for k, v in base.sources.items() if not k.startswith(REMEASURED) or k in KEPT}
     say("CUDA graphs: chains, forks, joins, front end")
     graph, notes = graph_costs()

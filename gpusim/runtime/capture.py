@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
 
-import gpusim
 from gpusim.errors import CaptureError
 from gpusim.plan.sync import plan_sync
 from gpusim.runtime.allowlist import check_operators
+from gpusim.runtime.compare import NOT_FINITE, Results, errors
 from gpusim.runtime.cudagraph import GraphRecorder
 from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.runtime.eager import paced, time_eager
@@ -24,6 +24,7 @@ from gpusim.runtime.joint import JointGraph, joint_graph
 from gpusim.runtime.models import Step, load_step
 from gpusim.runtime.profiling import Profile, host_times, profile_ops
 from gpusim.runtime.record import Recorded, record
+from gpusim.runtime.rounding import rounding_noise
 from gpusim.runtime.timing import time_typical
 from gpusim.runtime.variant_capture import with_variants
 from gpusim.trace.check import check_trace
@@ -41,9 +42,10 @@ from gpusim.trace.schema import (
     Timing,
     Trace,
 )
+from gpusim.version import code_version
 
-#: Largest ||rebuilt - model's own|| / ||model's own|| of loss and gradients. The rebuilt step calls the same
-#: operators on the same data; what differs is the order of atomic additions, and the rounding that grows from it
+#: Largest ||rebuilt - model's own|| of a result over its scale (`gpusim.runtime.compare`). The rebuilt step calls the
+#: same operators on the same data; what differs is the order of atomic additions, and the rounding that grows from it
 #: through the layers.
 CHECK_TOLERANCE: dict[Dtype, float] = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}
 
@@ -161,7 +163,7 @@ def bare_trace(options: CaptureOptions, step: Step, recorded: Recorded) -> Trace
             ),
             date=datetime.date.today().isoformat(),
             command=options.command,
-            gpusim=gpusim.__version__,
+            gpusim=code_version(),
         ),
         model=Model(
             spec=options.spec,
@@ -192,26 +194,28 @@ def check_against_model(
 ) -> tuple[float, float]:
     """Run the trace's ops on the model's own tensors and compare with the model's own step.
 
-    Returns the relative errors of the outputs (the loss, in training) and of the gradients. Raises `CaptureError` over
-    `CHECK_TOLERANCE`, and where the trace does not end in the state that recording ended in.
+    Returns the largest errors of an output (the loss, in training) and of a gradient, over their scales
+    (`gpusim.runtime.compare`). Raises `CaptureError` over `CHECK_TOLERANCE`, and where the trace does not end in the
+    state that recording ended in.
     """
     runner = Runner(trace, device)
     state = InitialState.copy_of(recorded.initial)
     runner.bind(state.tensors)
+    releases = program_order_releases(trace)
+    noise = rounding_noise(runner, state, releases, options.seed)
     _seed(options.seed)
-    runner.run_in_order(program_order_releases(trace))
+    runner.run_in_order(releases)
     # An output may be an input handed on, which `results_of` leaves out.
     rebuilt: dict[int, Any] = {i: runner.tensors[i] for i in recorded.final} | results_of(trace, runner.tensors)
     _seed(options.seed)
     outputs, gradients = _own_step(step)
-    tolerance = CHECK_TOLERANCE[options.dtype]
-    loss_error = _worst(recorded.outputs, outputs, rebuilt, tolerance, "output")
-    gradient_error = _worst(recorded.gradients, gradients, rebuilt, tolerance, "gradient")
-    for index, tensor in recorded.final.items():
-        error = relative_error(rebuilt[index], tensor)
-        if not error <= tolerance:
-            name = trace.tensors[index].name or f"tensor {index}"
-            raise CaptureError(f"the rebuilt step leaves '{name}' {error:.2g} away from the recorded step")
+    loss_error = _worst(trace, recorded.outputs, outputs, rebuilt, noise, "output")
+    gradient_error = _worst(trace, recorded.gradients, gradients, rebuilt, noise, "gradient")
+    limit = CHECK_TOLERANCE[trace.model.dtype]
+    for index, error in errors(trace, rebuilt, recorded.final, noise, limit).items():
+        if not error <= limit:
+            problem = f"leaves {_name(trace, index)} {_in_words(error)} away from the recorded step"
+            raise CaptureError(f"the rebuilt step {problem} (limit {limit:g})")
     return loss_error, gradient_error
 
 
@@ -229,26 +233,40 @@ def _own_step(step: Step) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def _worst(
-    indices: Sequence[int], wanted: Sequence[torch.Tensor], found: dict[int, torch.Tensor], limit: float, what: str
+    trace: Trace,
+    indices: Sequence[int],
+    wanted: Sequence[torch.Tensor],
+    found: Results,
+    noise: Mapping[int, float],
+    what: str,
 ) -> float:
+    """The largest error of these results. Raises `CaptureError` where it is over the limit, naming the result."""
     if len(indices) != len(wanted):
         raise CaptureError(f"the rebuilt step has {len(indices)} {what}s, the model's own {len(wanted)}")
     if not indices:
         return 0.0
-    # All of a kind together: single gradients may be zero but for rounding.
-    ours = torch.cat([found[i].double().flatten() for i in indices])
-    own = torch.cat([t.double().flatten() for t in wanted])
-    error = relative_error(ours, own)
-    if not error <= limit:
-        raise CaptureError(f"the rebuilt step's {what}s differ from the model's own by {error:.2g} (limit {limit:g})")
-    return error
+    limit = CHECK_TOLERANCE[trace.model.dtype]
+    apart = errors(trace, found, dict(zip(indices, wanted, strict=True)), noise, limit)
+    worst = max(apart, key=lambda index: apart[index])
+    if not apart[worst] <= limit:
+        raise CaptureError(
+            f"the rebuilt step's {what}s differ from the model's own by {_in_words(apart[worst])} (limit {limit:g}), "
+            f"most in {_name(trace, worst)}"
+        )
+    return apart[worst]
 
 
-def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """||found - wanted|| / ||wanted||; NaN never compares as small."""
-    difference = torch.linalg.vector_norm(found.double() - wanted.double()).item()
-    norm = torch.linalg.vector_norm(wanted.double()).item()
-    return difference / norm if norm else difference
+def _in_words(error: float) -> str:
+    return f"{error:.2g}" if error < NOT_FINITE else "more than can be told (not finite, or not zero as it must be)"
+
+
+def _name(trace: Trace, index: int) -> str:
+    """A tensor as people may find it: by its own name, or the op that makes it and that op's layer."""
+    if trace.tensors[index].name:
+        return f"'{trace.tensors[index].name}'"
+    makers = [op for op in trace.ops if index in op.outputs]
+    made = f" of op '{makers[0].name}', layer '{makers[0].layer}'" if makers else ""
+    return f"'tensor {index}'{made}"
 
 
 def _seed(seed: int) -> None:

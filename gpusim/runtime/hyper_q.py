@@ -19,6 +19,7 @@ from gpusim.errors import GpuError
 from gpusim.plan.hyper_q import CONNECTIONS, SCHEMA, SHAPES, SPIN_US, HyperQ, HyperQCell, launch_order
 from gpusim.runtime.device import require_gpu
 from gpusim.runtime.microbench import event_ns, idle_sync_ns, spin_cycles
+from gpusim.version import code_version
 
 #: Streams that exist, in use or not.
 STREAMS = 64
@@ -60,7 +61,8 @@ def measure_hyper_q(command: str, say: Callable[[str], None] = lambda _: None) -
         schema=SCHEMA,
         gpu=torch.cuda.get_device_name(),
         date=datetime.date.today().isoformat(),
-        source=f"`{command}`, torch {torch.__version__}, medians of {RUNS}, a launch every {PACE_NS // 1000} us",
+        source=f"`{command}`, gpusim {code_version()}, torch {torch.__version__}, medians of {RUNS}, "
+        f"a launch every {PACE_NS // 1000} us",
         spin_ns=round(statistics.median(spins)),
         launch_ns=round(statistics.median(cell.launch_ns for cell in cells)),
         first_launch_ns=round(statistics.median(firsts)),

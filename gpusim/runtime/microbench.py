@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from gpusim.errors import CaptureError
-from gpusim.runtime.profiling import exported_events, kernel_of
+from gpusim.runtime.profiling import exported_events, kernel_of, profiled
 from gpusim.trace.schema import Kernel
 from gpusim.units import GIB, KIB, NS_PER_US
 
@@ -90,7 +89,7 @@ def profiled_kernel(call: Callable[[], object], repeats: int = 50) -> Kernel:
     """The one kernel of a call as the profiler sees it, launched back to back: shape and median duration."""
     call()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as session:
+    with profiled() as session:
         for _ in range(repeats):
             call()
         torch.cuda.synchronize()
@@ -105,7 +104,7 @@ def profiled_names(call: Callable[[], object]) -> list[str]:
     """The kernels, memsets and copies of one call, as the profiler sees them."""
     call()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as session:
+    with profiled() as session:
         call()
         torch.cuda.synchronize()
     return [str(event["name"]) for event in exported_events(session) if event.get("cat") in GPU_CATEGORIES]
@@ -127,7 +126,7 @@ def memset_gap_ns(length: int = 40) -> float:
         out.zero_()
 
     both = graph_ns([[[kernel, memset] * length]]) / length
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as session:
+    with profiled() as session:
         for _ in range(length):
             kernel()
             memset()

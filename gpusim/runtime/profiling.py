@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import bisect
 import json
+import os
+import re
 import statistics
+import sys
 import tempfile
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
@@ -34,6 +39,10 @@ RANGE = "gpusim::"
 #: Clock rate assumed when turning a wish for time into spin cycles; too short only means less of a head start.
 SPIN_CYCLES_PER_NS = 2.0
 MIN_ATTRIBUTED_FRAC = 0.999
+
+STDERR = 2
+#: A line of torch's or Kineto's log below an error: `[W1123 07:12:33 profiler_kineto.cpp:331] ...`, `WARNING:2026-...`.
+WARNING_LINE = re.compile(rb"\[[WI]\S* |(INFO|STAGE|WARNING|USDT):\d{4}-\d\d-\d\d")
 
 _KINDS: dict[str, TaskKind] = {"kernel": "kernel", "gpu_memset": "memset", "gpu_memcpy": "memcpy"}
 
@@ -59,7 +68,7 @@ def profile_ops(runner: Runner, state: InitialState, releases: Sequence[Sequence
         runner.drop_temporaries()
     torch.cuda.synchronize()
     spin = int(host_ns * 1.5 * SPIN_CYCLES_PER_NS)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as session:
+    with profiled() as session:
         for iteration in range(ITERATIONS + 1):
             state.restore()
             torch.cuda.synchronize()
@@ -73,11 +82,57 @@ def profile_ops(runner: Runner, state: InitialState, releases: Sequence[Sequence
     return attribute(exported_events(session), len(runner.trace.ops))
 
 
+@contextmanager
+def profiled() -> Iterator[Any]:
+    """A session of torch's profiler for CPU and GPU, whose warnings do not reach the terminal."""
+    with _quiet():
+        session = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+        session.__enter__()
+    try:
+        yield session
+    finally:
+        with _quiet():
+            session.__exit__(None, None, None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep warnings from the terminal; only for calls that start, stop or export a session.
+
+    Kineto and CUPTI write theirs to file descriptor 2, past Python. Every other line is passed on.
+    """
+    try:
+        terminal = os.dup(STDERR)
+    except OSError:  # there is no standard error
+        yield
+        return
+    with warnings.catch_warnings(), tempfile.TemporaryFile() as written:
+        warnings.simplefilter("ignore")
+        _flush()
+        os.dup2(written.fileno(), STDERR)
+        try:
+            yield
+        finally:
+            _flush()
+            os.dup2(terminal, STDERR)
+            os.close(terminal)
+            written.seek(0)
+            for line in written:
+                if not WARNING_LINE.match(line):
+                    os.write(STDERR, line)
+
+
+def _flush() -> None:
+    if sys.stderr is not None:
+        sys.stderr.flush()
+
+
 def exported_events(session: Any) -> list[dict[str, Any]]:
     """The trace events of a finished profiler session."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        session.export_chrome_trace(str(path))
+        with _quiet():
+            session.export_chrome_trace(str(path))
         events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
     return events
 

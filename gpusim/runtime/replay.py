@@ -24,11 +24,13 @@ from gpusim.runtime.compare import check_same_kernels, check_variants, compare
 from gpusim.runtime.cudagraph import GraphRecorder, RecordedGraph
 from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.runtime.execute import InitialState, Runner, make_initial, results_of
+from gpusim.runtime.rounding import rounding_noise
 from gpusim.runtime.sensitivity import make_sensitive
 from gpusim.runtime.timing import RECORDINGS, time_typical
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import structure_hash
 from gpusim.trace.trust import check_trace_code
+from gpusim.version import code_version
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,10 @@ def replay(
     sensitive = make_sensitive(runner, state, releases, seed)
     all_of_them = (Arrangement(range(n), [0] * n), *legal)
     say("comparing outputs")
+    noise = rounding_noise(runner, state, releases, seed)
     sequential = _record(recorder, state, all_of_them[0])
     wanted = _results(trace, sequential, state, seed)
-    repeated = compare(trace, _results(trace, sequential, state, seed), wanted)
+    repeated = compare(trace, _results(trace, sequential, state, seed), wanted, noise)
     gpu = gpu_facts(sequential.replay)
     peaks, events, checks = [sequential.peak_bytes], [sequential.sync.events], []
     in_fp32 = None
@@ -100,7 +103,7 @@ def replay(
         events.append(recorded.sync.events)
         found = _results(trace, recorded, state, seed)
         if not any(each.variants):
-            checks.append(check_same_kernels(trace, found, wanted, repeated))
+            checks.append(check_same_kernels(trace, found, wanted, repeated, noise))
             continue
         if in_fp32 is None and trace.model.dtype == "tf32":
             set_precision("fp32")
@@ -140,6 +143,7 @@ def replay(
             gpu=gpu,
             date=datetime.date.today().isoformat(),
             command=command,
+            gpusim=code_version(),
         )
         for index, schedule in enumerate(schedules, start=1)
     ]

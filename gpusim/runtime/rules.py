@@ -14,6 +14,7 @@ from gpusim.runtime.device import gpu_facts, require_gpu
 from gpusim.runtime.dispatcher_rules import rules
 from gpusim.runtime.hyper_q import measure_hyper_q
 from gpusim.runtime.starts_beside import starts_beside
+from gpusim.version import code_version
 
 #: Clock taken where the driver does not tell it.
 ASSUMED_MHZ = 1980
@@ -31,6 +32,7 @@ def check_rules(hardware: HardwareModel, command: str, say: Callable[[str], None
         gpu=facts,
         date=datetime.date.today().isoformat(),
         command=command,
+        gpusim=code_version(),
         rules=tuple(found),
         hyper_q=measure_hyper_q(command, say),
     )

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from gpusim.plan.partitions import Partition
 from gpusim.runtime.cudagraph import GraphRecorder
 from gpusim.runtime.device import explain_out_of_memory, require_gpu, set_precision
 from gpusim.runtime.execute import Runner, make_initial
 from gpusim.runtime.microbench import GPU_CATEGORIES
-from gpusim.runtime.profiling import exported_events
+from gpusim.runtime.profiling import exported_events, profiled
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
 
@@ -42,7 +41,7 @@ def measured_events(
     for _ in range(3):
         recorded.replay()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as session:
+    with profiled() as session:
         recorded.replay()
         torch.cuda.synchronize()
     return [event for event in exported_events(session) if event.get("cat") in GPU_CATEGORIES]

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from gpusim.errors import PlanError, ReplayError
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu
@@ -25,7 +25,7 @@ from gpusim.runtime.device import require_gpu, set_precision
 from gpusim.runtime.execute import Runner, make_initial
 from gpusim.runtime.fused import Chain, chains_of
 from gpusim.runtime.isolate import alone
-from gpusim.runtime.profiling import RANGE, attribute, exported_events
+from gpusim.runtime.profiling import RANGE, attribute, exported_events, profiled
 from gpusim.runtime.variant_anchor import anchored_variants, scaled
 from gpusim.runtime.variants import settings_for
 from gpusim.trace.schema import Kernel, Op, Trace, Variant, VariantSettings
@@ -226,7 +226,7 @@ def _profile(runner: Runner, calls: Sequence[_Call]) -> list[tuple[Kernel, ...]]
     """Kernels of each call: medians over `ITERATIONS`, one session. Raises `CaptureError` for lost kernels."""
     if not calls:
         return []
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as session:
+    with profiled() as session:
         for iteration in range(ITERATIONS + 1):
             torch.cuda.synchronize()
             for first in range(0, len(calls), 32):  # the spin kernel has a limit, and so has the launch queue

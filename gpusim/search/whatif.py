@@ -18,7 +18,7 @@ import msgspec
 
 from gpusim.engine.base import DEFAULT_ENGINE, Engine, Timeline, engine_by_name
 from gpusim.errors import OptionError
-from gpusim.hardware.model import GraphCosts, HardwareModel, StreamCosts
+from gpusim.hardware.model import GraphCosts, HardwareModel, StreamCosts, measure_of
 from gpusim.hardware.occupancy import kernel_demand
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
@@ -173,12 +173,8 @@ def changed_hardware(hardware: HardwareModel, change: Change) -> HardwareModel:
     if change.launch_cost != 1.0:
         found = new(
             found,
-            graph=_times(found.graph, change.launch_cost, found.graph.__struct_fields__),
-            stream=_times(
-                found.stream,
-                change.launch_cost,
-                ("launch_ns", "start_ns", "chain_ns", "event_ns", "event_host_ns"),
-            ),
+            graph=_scaled_times(found.graph, change.launch_cost),
+            stream=_scaled_times(found.stream, change.launch_cost),
         )
         words.append(f"{change.launch_cost:g}x launch cost")
     if change.contention != 1.0:
@@ -273,5 +269,7 @@ def _scaled(trace: Trace, op: Op, tasks: Sequence[Task], scaling: Scaling) -> tu
     return tuple(found)
 
 
-def _times(section: SectionT, factor: float, names: Sequence[str]) -> SectionT:
-    return msgspec.structs.replace(section, **{name: getattr(section, name) * factor for name in names})
+def _scaled_times(section: SectionT, factor: float) -> SectionT:
+    """The section with its times multiplied; its counts stay."""
+    times = [name for name, measure in measure_of(type(section)).items() if measure == "time"]
+    return msgspec.structs.replace(section, **{name: getattr(section, name) * factor for name in times})

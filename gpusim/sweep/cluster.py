@@ -23,8 +23,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gpusim.errors import GpusimError, OptionError, WorkerError
-from gpusim.resources import code_version
-from gpusim.sweep.grid import Grid, Group, Point
+from gpusim.sweep.grid import Grid, Group, Point, code_version
 from gpusim.sweep.point import Result
 from gpusim.sweep.todo import Todo
 
@@ -165,7 +164,7 @@ class ClusterWorkers:
         # Inside a function on purpose: so it travels as code, and also runs where there is no gpusim.
         def ask() -> str:
             try:
-                from gpusim.resources import code_version
+                from gpusim.sweep.grid import code_version
             except ImportError as cause:
                 return f"no gpusim ({cause})"
             return f"gpusim {code_version()}"

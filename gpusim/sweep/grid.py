@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,16 @@ from gpusim.errors import TraceError
 from gpusim.files import encode_json
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware, read_hardware
 from gpusim.policies.registry import policy_by_name
-from gpusim.resources import code_version
 from gpusim.sweep.spec import Sweep, hardware_files, policy_names, trace_files
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, Trace
 from gpusim.trace.store import parse_trace
+from gpusim.version import version_of
 
 DEFAULT_HARDWARE: Final = "h200"
+
+#: What a result follows from, besides trace and hardware model: these parts of the package.
+_SIMULATION = ("trace", "hardware", "plan", "engine", "policies", "search/bounds.py", "sweep/point.py", "units.py")
+
 
 Group = tuple[str, str]
 """Hashes of a trace and a hardware model. Points of a group share an op graph, which takes as long as a few points."""
@@ -136,6 +141,12 @@ def hardware_hash(model: HardwareModel) -> str:
 def read_content(path: Path) -> HardwareContent:
     """A hardware model from its file. Raises `HardwareError`."""
     return _content(read_hardware(path))
+
+
+@functools.cache
+def code_version() -> str:
+    """Version of gpusim with a hash of the code that simulates: other changes leave a sweep's results as they are."""
+    return version_of(_SIMULATION)
 
 
 def _read_trace(path: Path) -> tuple[TraceContent, str]:

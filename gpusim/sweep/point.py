@@ -18,9 +18,8 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.base import Assignment
 from gpusim.policies.registry import policy_by_name
-from gpusim.resources import code_version
 from gpusim.search.bounds import Bounds, bounds
-from gpusim.sweep.grid import Point
+from gpusim.sweep.grid import Point, code_version
 from gpusim.trace.store import parse_trace
 
 #: The policy that speed-ups are over.

@@ -50,7 +50,7 @@ class Provenance(Document, frozen=True, kw_only=True):
     """Day of the capture, `yyyy-mm-dd`."""
     command: str
     gpusim: str
-    """Version of gpusim that wrote it."""
+    """Version of gpusim that wrote it, with a hash of its code; without one in traces until 2026-11-23."""
     counters: str = ""
     """What counted the kernels' traffic and instructions; where nothing did, traffic is estimated from sizes."""
 
