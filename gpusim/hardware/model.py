@@ -8,16 +8,26 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from gpusim import file_limits
 from gpusim.errors import HardwareError, UnknownNameError
-from gpusim.files import Count, Document, Positive, read_document
+from gpusim.files import Document, read_document
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Dtype
 
 SCHEMA: Final = "gpusim-hardware/1"
 
-NonNegative = Annotated[float, Meta(ge=0)]
-Above0 = Annotated[float, Meta(gt=0)]
-Fraction = Annotated[float, Meta(ge=0, lt=1)]
+CostNs = Annotated[float, Meta(ge=0, le=file_limits.MAX_COST_NS)]
+Factor = Annotated[float, Meta(ge=0, le=file_limits.MAX_FACTOR)]
+Rate = Annotated[float, Meta(ge=file_limits.MIN_RATE, le=file_limits.MAX_RATE)]
+DeviceBytes = Annotated[int, Meta(ge=1, le=file_limits.MAX_DEVICE_BYTES)]
+SmRegs = Annotated[int, Meta(ge=1, le=file_limits.MAX_SM_REGS)]
+SmemBytes = Annotated[int, Meta(ge=1, le=file_limits.MAX_SMEM_BYTES)]
+SmemSplits = Annotated[
+    tuple[Annotated[int, Meta(ge=0, le=file_limits.MAX_SMEM_BYTES)], ...], Meta(max_length=file_limits.MAX_SMEM_SPLITS)
+]
+SmThreads = Annotated[int, Meta(ge=1, le=file_limits.MAX_SM_THREADS)]
+Queues = Annotated[int, Meta(ge=1, le=file_limits.MAX_QUEUES)]
+Fraction = Annotated[float, Meta(ge=0, le=file_limits.MAX_UNCERTAINTY)]
 Exponent = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -25,44 +35,44 @@ class Limits(Document, frozen=True, kw_only=True):
     """What one SM and one block may hold, and in which steps it is handed out."""
 
     compute_capability: str
-    sms: Positive
-    warp_threads: Positive
-    threads_per_sm: Positive
-    blocks_per_sm: Positive
-    threads_per_block: Positive
-    regs_per_sm: Positive
-    regs_per_block: Positive
-    regs_per_thread: Positive
-    reg_granularity: Positive
+    sms: Annotated[int, Meta(ge=1, le=file_limits.MAX_SMS)]
+    warp_threads: Annotated[int, Meta(ge=1, le=file_limits.MAX_WARP_THREADS)]
+    threads_per_sm: SmThreads
+    blocks_per_sm: Annotated[int, Meta(ge=1, le=file_limits.MAX_SM_BLOCKS)]
+    threads_per_block: SmThreads
+    regs_per_sm: SmRegs
+    regs_per_block: SmRegs
+    regs_per_thread: SmRegs
+    reg_granularity: SmRegs
     """Registers are handed out to a warp in multiples of this."""
-    sub_partitions: Positive
+    sub_partitions: Annotated[int, Meta(ge=1, le=file_limits.MAX_SUB_PARTITIONS)]
     """Warp schedulers of an SM, each with its own part of the register file."""
-    smem_per_sm_bytes: Positive
-    smem_per_block_bytes: Positive
+    smem_per_sm_bytes: SmemBytes
+    smem_per_block_bytes: SmemBytes
     """Most shared memory of one block, opt-in included."""
-    smem_granularity_bytes: Positive
-    smem_reserved_bytes: Count
+    smem_granularity_bytes: SmemBytes
+    smem_reserved_bytes: Annotated[int, Meta(ge=0, le=file_limits.MAX_SMEM_BYTES)]
     """Shared memory that the driver takes of every block."""
-    smem_splits_bytes: tuple[Count, ...] = ()
+    smem_splits_bytes: SmemSplits = ()
     """What an SM's shared memory can be set to, ascending; the rest is L1 cache. Empty where it cannot be set."""
-    resident_grids: Positive
+    resident_grids: Annotated[int, Meta(ge=1, le=file_limits.MAX_RESIDENT_GRIDS)]
     """Kernels that may run on the GPU at once."""
 
 
 class Memory(Document, frozen=True, kw_only=True):
     """Device memory, its cache, and what they deliver."""
 
-    dram_bytes: Positive
-    dram_bytes_per_ns: Above0
-    l2_bytes: Positive
+    dram_bytes: DeviceBytes
+    dram_bytes_per_ns: Rate
+    l2_bytes: DeviceBytes
 
 
 class Rates(Document, frozen=True, kw_only=True):
     """Dense arithmetic peaks in FLOP per ns (= GFLOP/s); where a format has no unit of its own, the rate it runs at."""
 
-    fp32: Above0
-    tf32: Above0
-    bf16: Above0
+    fp32: Rate
+    tf32: Rate
+    bf16: Rate
 
     def of(self, dtype: Dtype) -> float:
         """The peak of a trace's dtype."""
@@ -72,32 +82,32 @@ class Rates(Document, frozen=True, kw_only=True):
 class Copies(Document, frozen=True, kw_only=True):
     """Copies between host and device: one engine for each direction."""
 
-    h2d_bytes_per_ns: Above0
-    d2h_bytes_per_ns: Above0
-    both_bytes_per_ns: Above0
+    h2d_bytes_per_ns: Rate
+    d2h_bytes_per_ns: Rate
+    both_bytes_per_ns: Rate
     """Both directions at once, in total."""
-    latency_ns: NonNegative
+    latency_ns: CostNs
     """Fixed part of one copy."""
 
 
 class GraphCosts(Document, frozen=True, kw_only=True):
     """Costs of a CUDA graph's replay."""
 
-    chain_ns: NonNegative
+    chain_ns: CostNs
     """End of a kernel to the start of its only successor."""
-    fork_ns: NonNegative
+    fork_ns: CostNs
     """From one of three or more successors of a kernel to the next; the last two are ready together."""
-    join_ns: NonNegative
+    join_ns: CostNs
     """Extra delay of a kernel for each predecessor beyond the first."""
-    busy_ns: NonNegative = 0.0
+    busy_ns: CostNs = 0.0
     """What a kernel loses to starts of others while it runs, where there are many; what waits for it starts later."""
-    busy_starts: NonNegative = 0.0
+    busy_starts: Factor = 0.0
     """Starts of others to which half of that is lost; 0: the first takes all of it."""
-    branch_ns: NonNegative = 0.0
+    branch_ns: CostNs = 0.0
     """Extra delay of everything that waits, in a graph that is no straight line: one of several streams."""
-    front_end_ns: NonNegative
+    front_end_ns: CostNs
     """Least time between two kernel starts."""
-    memory_node_ns: NonNegative
+    memory_node_ns: CostNs
     """Extra delay around a memset or memcpy node."""
 
     def lost_ns(self, starts: int) -> float:
@@ -108,25 +118,25 @@ class GraphCosts(Document, frozen=True, kw_only=True):
 class StreamCosts(Document, frozen=True, kw_only=True):
     """Costs of launches from the host into streams."""
 
-    launch_ns: NonNegative
+    launch_ns: CostNs
     """Host time of one kernel launch."""
-    start_ns: NonNegative
+    start_ns: CostNs
     """Launch call to the kernel's start on an idle GPU."""
-    chain_ns: NonNegative
+    chain_ns: CostNs
     """End of a kernel to the start of the next one in its stream, already launched."""
-    event_ns: NonNegative
+    event_ns: CostNs
     """End of a kernel to the start of a kernel of another stream that waits for its event."""
-    event_host_ns: NonNegative
+    event_host_ns: CostNs
     """Host time of recording an event and of waiting for it, together."""
-    queues: Positive
+    queues: Queues
     """Hardware queues in use (CUDA_DEVICE_MAX_CONNECTIONS)."""
-    max_queues: Positive
+    max_queues: Queues
 
 
 class Contention(Document, frozen=True, kw_only=True):
     """What kernels that run together do to each other; docs/engine.md says how these were chosen."""
 
-    younger_slowdown: NonNegative
+    younger_slowdown: Factor
     """a: beside older kernels a kernel runs at 1 / (1 + a) of what its share of the SMs would give."""
     sharing_exponent: Exponent = 0.0
     """p: blocks take load^p times as long as on an SM that is full of them, load being the sum of the blocks' shares.
