@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gpusim.errors import GpuError, PlanError, TraceError, UnknownNameError
+from gpusim.file_limits import MAX_INTEGER
 
 if TYPE_CHECKING:
     from gpusim.hardware.model import HardwareModel
@@ -28,7 +29,7 @@ MISSING_TORCH = (
 _FOLDERS = re.compile(r"(?:^|(?<==))/.*/")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output; times in ns.")
-seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+seed_option = click.option("--seed", type=click.IntRange(min=0, max=MAX_INTEGER), default=0, show_default=True)
 
 
 def hardware_option(function: Function) -> Function:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -96,6 +97,6 @@ def _wrong_with(case: Case) -> str:
         return f"'{case.spec}' needs 'mode' and 'batch'"
     if case.trace is not None and Case(trace=case.trace, fitted=case.fitted, variants=case.variants) != case:
         return "mode, batch, dtype, memory format and front end are those of the trace; leave them out"
-    if case.trace is not None and case.trace not in bundled_traces() and not Path(case.trace).is_file():
+    if case.trace is not None and case.trace not in bundled_traces() and not os.path.isfile(case.trace):
         return f"no trace '{case.trace}': neither a file nor bundled (there are: {', '.join(bundled_traces())})"
     return ""

@@ -7,6 +7,7 @@ is slower than the one that was timed, and its lanes are those of the CUDA graph
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, get_args
 import msgspec
 
 from gpusim.errors import GpusimError, MeasurementError
-from gpusim.files import decode_document, decompress
+from gpusim.files import decode_document, decompress, read_file
 from gpusim.plan.measurement import SCHEMA, Measurement
 from gpusim.report.perfetto import MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
 from gpusim.resources import resource_dir
@@ -108,11 +109,7 @@ def parse_measured(data: bytes, name: str, trace: Trace) -> Measured:
 
 def read_measured(path: Path, trace: Trace) -> Measured:
     """A measured run of `trace` from a file. Raises `MeasurementError`."""
-    try:
-        data = path.read_bytes()
-    except OSError as cause:
-        raise MeasurementError(str(path), f"cannot be read: {cause.strerror or cause}") from cause
-    return parse_measured(data, str(path), trace)
+    return parse_measured(read_file(path, MeasurementError), str(path), trace)
 
 
 def load_measured(name_or_file: str, trace: Trace) -> Measured:
@@ -120,7 +117,7 @@ def load_measured(name_or_file: str, trace: Trace) -> Measured:
     bundled = bundled_measured(trace)
     if name_or_file in bundled:
         return read_measured(bundled[name_or_file], trace)
-    if Path(name_or_file).suffix or Path(name_or_file).exists():
+    if Path(name_or_file).suffix or os.path.exists(name_or_file):
         return read_measured(Path(name_or_file), trace)
     known = f"those of {trace.name}: {', '.join(bundled)}" if bundled else f"none of {trace.name} ships with gpusim"
     raise MeasurementError(name_or_file, f"is no file and no measured run ({known})")
