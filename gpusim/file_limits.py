@@ -34,6 +34,17 @@ FREE_VALUES_BYTES: Final = 512 * MIB
 #: Bytes in memory: an object or a dict, a list, a text, and a number with its place in a list (CPython 3.11).
 OBJECT_BYTES, LIST_BYTES, TEXT_BYTES, NUMBER_BYTES = 192, 64, 64, 40
 
+# --- Files that somebody else sent ---
+
+#: Upload, and its text: a trace of 100,000 kernels has 78 MB, compressed 2 to 8. A file of one's own may be larger.
+MAX_UPLOAD_BYTES: Final = 64 * MIB
+MAX_UPLOAD_DOCUMENT_BYTES: Final = 256 * MIB
+#: Address space and seconds of the process that reads it: that trace takes 0.6 GB and 3 s.
+MAX_APART_BYTES: Final = GIB
+MAX_APART_S: Final = 20
+#: Ops, tensors or storages that come back at a time: decoding so many holds up other threads for 20 ms.
+PARTS_AT_A_TIME: Final = 2000
+
 # --- Numbers of parts ---
 
 #: Ops, tensors and storages of a trace, and kernels of all its ops and variants: twice a million.

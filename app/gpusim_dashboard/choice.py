@@ -14,7 +14,7 @@ from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
 from gpusim.plan.schedule import MAX_STREAMS, check_streams
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.schema import Trace
-from gpusim.trace.store import bundled_traces, parse_upload
+from gpusim.trace.store import bundled_traces, parse_trace, parse_upload
 
 DEFAULT_TRACE = "googlenet-train-b8"
 DEFAULT_POLICY = "critical_path"
@@ -62,7 +62,7 @@ class Upload:
 def bundled_trace(name: str) -> tuple[str, Trace]:
     """Hash and value of a bundled trace."""
     data = bundled_traces()[name].read_bytes()
-    return hashlib.sha256(data).hexdigest(), parse_upload(data, name)
+    return hashlib.sha256(data).hexdigest(), parse_trace(data, name)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

@@ -17,12 +17,13 @@ from typing import Any, get_args
 import msgspec
 
 from gpusim.errors import GpusimError, MeasurementError
+from gpusim.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES
 from gpusim.files import decode_document, decompress, read_file
 from gpusim.plan.measurement import SCHEMA, Measurement
 from gpusim.report.perfetto import MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Trace
-from gpusim.trace.store import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, structure_hash
+from gpusim.trace.store import structure_hash
 from gpusim.units import counted, format_bytes
 
 FOLDER = "validate/timelines"
