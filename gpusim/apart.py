@@ -15,8 +15,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from typing import BinaryIO, Final
+from collections.abc import Generator, Iterable
+from typing import IO, Final
 
 import msgspec
 
@@ -40,7 +40,9 @@ class _Problem(msgspec.Struct):
     place: str
 
 
-def read_apart(function: str, data: bytes, name: str, error: type[FileError], **options: int) -> Iterator[bytes]:
+def read_apart(
+    function: str, data: bytes, name: str, error: type[FileError], **options: int
+) -> Generator[bytes, None, None]:
     """The pieces that `function` (`module:name`) gives for a file's content, called in a process of its own.
 
     It is called as `function(data, name, **options)`. A `FileError` that it raises is raised here as `error`, and so is
@@ -113,13 +115,13 @@ def serve() -> None:
         os._exit(1)  # what the other side makes of it is one line
 
 
-def _send(pipe: BinaryIO, kind: bytes, data: bytes) -> None:
+def _send(pipe: IO[bytes], kind: bytes, data: bytes) -> None:
     pipe.write(_LENGTH.pack(kind, len(data)))
     pipe.write(data)
     pipe.flush()
 
 
-def _receive(pipe: BinaryIO) -> tuple[bytes, bytes]:
+def _receive(pipe: IO[bytes]) -> tuple[bytes, bytes]:
     """Raises `EOFError` where the other side is gone."""
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:

@@ -150,8 +150,8 @@ def values_bytes(text: bytes, enough: int) -> int:
     """
     import numpy as np  # small documents do without
 
-    found = start = 0
-    inside = 0
+    start = inside = quotes_in_all = keys = values = 0
+    found = 0
     while start < len(text) and found <= enough:
         end = start + _PIECE_BYTES
         piece = text[start:end]
@@ -168,12 +168,13 @@ def values_bytes(text: bytes, enough: int) -> int:
         within = (np.cumsum(quotes, dtype=np.uint8) + np.uint8(inside)) & 1
         inside = int(within[-1])
         outside = marks[(within | quotes) == 0].tobytes()
-        found += file_limits.OBJECT_BYTES * outside.count(b"{")
-        found += file_limits.LIST_BYTES * outside.count(b"[")
-        found += file_limits.NUMBER_BYTES * outside.count(b",")
+        values += file_limits.OBJECT_BYTES * outside.count(b"{")
+        values += file_limits.LIST_BYTES * outside.count(b"[")
+        values += file_limits.NUMBER_BYTES * outside.count(b",")
+        quotes_in_all += int(np.count_nonzero(quotes))
+        keys += outside.count(b":")
         # A key of an object is no value: it is one text for all objects that have it.
-        texts = int(np.count_nonzero(quotes)) // 2 - outside.count(b":")
-        found += file_limits.TEXT_BYTES * max(0, texts)
+        found = values + file_limits.TEXT_BYTES * max(0, quotes_in_all // 2 - keys)
     return found
 
 
