@@ -16,9 +16,10 @@ from typing import Any, get_args
 
 import msgspec
 
+from gpusim.apart import read_apart
 from gpusim.errors import GpusimError, MeasurementError
 from gpusim.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES
-from gpusim.files import decode_document, decompress, read_file
+from gpusim.files import decode_document, decompress, encode_json, read_file
 from gpusim.plan.measurement import SCHEMA, Measurement
 from gpusim.report.perfetto import MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
 from gpusim.resources import resource_dir
@@ -88,22 +89,66 @@ def parse_measured(data: bytes, name: str, trace: Trace) -> Measured:
 
     Raises `MeasurementError` for a broken file, one beyond the limits on size, or one of another step.
     """
+    _check_size(data, name)
+    return _from_text(decompress(data, name, MeasurementError, MAX_UPLOAD_DOCUMENT_BYTES), name, trace)
+
+
+def parse_measured_upload(data: bytes, name: str, trace: Trace) -> Measured:
+    """`parse_measured` of a file that somebody else sent: what counts in it is found in a process of its own."""
+    _check_size(data, name)
+    function = f"{__name__}:{essence.__name__}"
+    pieces = read_apart(function, data, name, MeasurementError, max_bytes=MAX_UPLOAD_DOCUMENT_BYTES)
+    return _from_text(b"".join(pieces), name, trace)
+
+
+def essence(data: bytes, name: str, *, max_bytes: int) -> list[bytes]:
+    """A file as `parse_measured` wants it, without the events that it leaves out; the other side of an upload."""
+    text = decompress(data, name, MeasurementError, max_bytes)
+    file = _decoded(text, name)
+    if file.traceEvents is None:
+        return [encode_json(_measurement(file, text, name))]
+    kernels = sum(event.ph == "X" and event.cat in get_args(Category) for event in file.traceEvents)
+    if kernels > MAX_SLICES:
+        raise _too_many(kernels, name)
+    file.traceEvents = [
+        event
+        for event in file.traceEvents
+        if event.cat in get_args(Category) or (event.ph == "M" and event.name == "process_name")
+    ]
+    return [encode_json(file)]
+
+
+def _check_size(data: bytes, name: str) -> None:
     if len(data) > MAX_UPLOAD_BYTES:
         raise MeasurementError(name, f"is {format_bytes(len(data))}; the limit is {format_bytes(MAX_UPLOAD_BYTES)}")
-    text = decompress(data, name, MeasurementError, MAX_UPLOAD_DOCUMENT_BYTES)
+
+
+def _decoded(text: bytes, name: str) -> _File:
     try:
-        file = msgspec.json.decode(text, type=_File)
+        return msgspec.json.decode(text, type=_File)
     except msgspec.ValidationError:
-        file = _File()
+        return _File()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         raise MeasurementError(name, f"is not valid JSON: {cause}") from cause
-    if file.traceEvents is not None:
-        return _from_events(file, name, trace)
+
+
+def _measurement(file: _File, text: bytes, name: str) -> Measurement:
     if not str(file.schema).startswith(SCHEMA.partition("/")[0]):
         raise MeasurementError(
             name, "is neither a measurement (gpusim replay -o) nor a timeline (gpusim replay --perfetto)"
         )
-    measurement = decode_document(text, Measurement, SCHEMA, name, MeasurementError)
+    return decode_document(text, Measurement, SCHEMA, name, MeasurementError)
+
+
+def _too_many(kernels: int, name: str) -> MeasurementError:
+    return MeasurementError(name, f"has {kernels:,} kernels; the limit is {MAX_SLICES:,}")
+
+
+def _from_text(text: bytes, name: str, trace: Trace) -> Measured:
+    file = _decoded(text, name)
+    if file.traceEvents is not None:
+        return _from_events(file, name, trace)
+    measurement = _measurement(file, text, name)
     _check_step(measurement, name, trace)
     return Measured(_title(measurement), measurement, None)
 
@@ -162,7 +207,7 @@ def _from_events(file: _File, name: str, trace: Trace) -> Measured:
     if not work:
         raise MeasurementError(name, "has no GPU kernel")
     if len(work) > MAX_SLICES:
-        raise MeasurementError(name, f"has {len(work):,} kernels; the limit is {MAX_SLICES:,}")
+        raise _too_many(len(work), name)
     run = run_from_kineto(work, title)
     streams = len({(piece.device, piece.stream) for piece in run.slices})
     if streams > MAX_STREAMS:
