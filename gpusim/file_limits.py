@@ -39,7 +39,7 @@ OBJECT_BYTES, LIST_BYTES, TEXT_BYTES, NUMBER_BYTES = 192, 64, 64, 40
 #: Upload, and its text: a trace of 100,000 kernels has 78 MB, compressed 2 to 8. A file of one's own may be larger.
 MAX_UPLOAD_BYTES: Final = 64 * MIB
 MAX_UPLOAD_DOCUMENT_BYTES: Final = 256 * MIB
-#: Address space and seconds of the process that reads it: that trace takes 0.6 GB and 3 s.
+#: Address space and seconds of the process that reads it: that trace takes 0.35 GB, and 5 s on a busy machine.
 MAX_APART_BYTES: Final = GIB
 MAX_APART_S: Final = 20
 #: Ops, tensors or storages that come back at a time: decoding so many holds up other threads for 20 ms.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +18,7 @@ import msgspec
 
 from gpusim.apart import read_apart
 from gpusim.errors import GpusimError, MeasurementError
-from gpusim.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES
+from gpusim.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, PARTS_AT_A_TIME
 from gpusim.files import decode_document, decompress, encode_json, read_file
 from gpusim.plan.measurement import SCHEMA, Measurement
 from gpusim.report.perfetto import MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
@@ -90,7 +90,8 @@ def parse_measured(data: bytes, name: str, trace: Trace) -> Measured:
     Raises `MeasurementError` for a broken file, one beyond the limits on size, or one of another step.
     """
     _check_size(data, name)
-    return _from_text(decompress(data, name, MeasurementError, MAX_UPLOAD_DOCUMENT_BYTES), name, trace)
+    text = decompress(data, name, MeasurementError, MAX_UPLOAD_DOCUMENT_BYTES)
+    return _from_file(_decoded(text, name), text, name, trace)
 
 
 def parse_measured_upload(data: bytes, name: str, trace: Trace) -> Measured:
@@ -98,24 +99,36 @@ def parse_measured_upload(data: bytes, name: str, trace: Trace) -> Measured:
     _check_size(data, name)
     function = f"{__name__}:{essence.__name__}"
     pieces = read_apart(function, data, name, MeasurementError, max_bytes=MAX_UPLOAD_DOCUMENT_BYTES)
-    return _from_text(b"".join(pieces), name, trace)
+    first, *others = pieces
+    file = _decoded(first, name)
+    for piece in others:
+        assert file.traceEvents is not None
+        file.traceEvents += msgspec.json.decode(piece, type=list[_Event])
+    return _from_file(file, first, name, trace)
 
 
-def essence(data: bytes, name: str, *, max_bytes: int) -> list[bytes]:
-    """A file as `parse_measured` wants it, without the events that it leaves out; the other side of an upload."""
+def essence(data: bytes, name: str, *, max_bytes: int) -> Iterator[bytes]:
+    """A file as `parse_measured` wants it, without the events that it leaves out, and these in pieces.
+
+    The other side of an upload.
+    """
     text = decompress(data, name, MeasurementError, max_bytes)
     file = _decoded(text, name)
     if file.traceEvents is None:
-        return [encode_json(_measurement(file, text, name))]
+        yield encode_json(_measurement(file, text, name))
+        return
     kernels = sum(event.ph == "X" and event.cat in get_args(Category) for event in file.traceEvents)
     if kernels > MAX_SLICES:
         raise _too_many(kernels, name)
-    file.traceEvents = [
+    events = [
         event
         for event in file.traceEvents
         if event.cat in get_args(Category) or (event.ph == "M" and event.name == "process_name")
     ]
-    return [encode_json(file)]
+    file.traceEvents = []
+    yield encode_json(file)
+    for begin in range(0, len(events), PARTS_AT_A_TIME):
+        yield encode_json(events[begin : begin + PARTS_AT_A_TIME])
 
 
 def _check_size(data: bytes, name: str) -> None:
@@ -144,8 +157,7 @@ def _too_many(kernels: int, name: str) -> MeasurementError:
     return MeasurementError(name, f"has {kernels:,} kernels; the limit is {MAX_SLICES:,}")
 
 
-def _from_text(text: bytes, name: str, trace: Trace) -> Measured:
-    file = _decoded(text, name)
+def _from_file(file: _File, text: bytes, name: str, trace: Trace) -> Measured:
     if file.traceEvents is not None:
         return _from_events(file, name, trace)
     measurement = _measurement(file, text, name)
