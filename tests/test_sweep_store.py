@@ -239,6 +239,10 @@ HOSTILE: dict[str, tuple[str, str]] = {
         "SELECT key FROM n",
         "its tables are not those of a store",
     ),
+    "schema that is no SQL": (
+        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = 'CREATE TABLE points(' WHERE name = 'points'",
+        "is damaged: malformed database schema",
+    ),
     "trigger": (
         "CREATE TRIGGER wipe AFTER INSERT ON points BEGIN DELETE FROM points; END",
         "its tables are not those of a store",
@@ -267,6 +271,20 @@ def test_hostile_store_gives_one_line_and_runs_nothing(case: str, path: Path, ru
         with pytest.raises(SweepError, match=problem):
             Store(path)
         assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("write", [True, False], ids=["writing", "reading"])
+def test_journal_that_names_another_file_is_refused_and_that_file_stays(write: bool, path: Path) -> None:
+    victim = path.with_name("victim")
+    victim.write_text("precious")
+    name = str(victim).encode()
+    tail = name + len(name).to_bytes(4, "big") + sum(name).to_bytes(4, "big") + bytes.fromhex("d9d505f920a163d7")
+    journal = path.with_name("store.sqlite-journal")
+    journal.write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(504) + tail)
+    with pytest.raises(SweepError, match="it names another file"):
+        Store(path, write=write)
+    assert victim.read_text() == "precious"
+    assert journal.exists()
 
 
 def test_text_that_is_no_utf8_is_read_with_marks_in_its_place(path: Path) -> None:

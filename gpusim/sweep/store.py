@@ -144,6 +144,7 @@ class Store:
             check_writable(path)
         elif not os.path.isfile(path):
             raise SweepError(str(path), "cannot be read: there is no such store")
+        self._check_journal()
         # Reading, too, may have to undo what a killed writer left half done.
         mode = "rwc" if write else "rw" if os.path.exists(f"{path}-journal") else "ro"
         self._made_here = write and not os.path.exists(path)
@@ -196,6 +197,19 @@ class Store:
         with self._explaining():
             found = self.connection.execute(f"SELECT {', '.join(COLUMNS)} FROM points ORDER BY {order}")
             return [self._row(values) for values in found if wanted is None or values[0] in wanted]
+
+    def _check_journal(self) -> None:
+        """Refuse a journal that names another file, of several databases: SQLite would delete that file.
+
+        Stores have no such journals; the last bytes of one tell (sqlite.org/fileformat2.html, "The Rollback Journal").
+        """
+        journal = Path(f"{self.path}-journal")
+        with contextlib.suppress(OSError):
+            with journal.open("rb") as file:
+                file.seek(-len(_JOURNAL_MAGIC), os.SEEK_END)
+                names_another = file.read() == _JOURNAL_MAGIC
+            if names_another:
+                raise SweepError(str(journal), "is no journal of a store: it names another file")
 
     def _open(self) -> None:
         """Take the write lock, and make the table or check whose it is."""
@@ -292,6 +306,7 @@ def _short(value: object) -> str:
     return "nothing" if value is None else f"{str(value)[:40]!r}"
 
 
+_JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 #: Columns that a point has exactly where it has no error.
 _OF_GOOD_POINTS: Final = tuple(name for name, (_, optional) in column_types().items() if optional and name != "error")
 _WORDS: Final = {"str": "text", "int": "whole number", "bool": "0 or 1", "float": "number"}
