@@ -8,9 +8,11 @@ a full disk or an interrupt leaves no half-written output.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
-import tempfile
+import secrets
+import stat
 import tomllib
 import zlib
 from collections.abc import Callable
@@ -20,24 +22,25 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from gpusim import file_limits
 from gpusim.errors import FileError, OutputError
+from gpusim.file_limits import MAX_INTEGER
 from gpusim.formats_known import known_format
-from gpusim.units import GIB
+from gpusim.units import MIB, format_bytes
 
 DocumentT = TypeVar("DocumentT")
 
-#: Largest integer in a document: a century in ns, and more bytes than any machine has.
-MAX_INTEGER = 2**62
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
-
-#: Largest document read, after decompression. Stops gzip bombs; a trace of a million kernels has about 400 MB.
-MAX_DOCUMENT_BYTES = 2 * GIB
+StorageBytes = Annotated[int, Meta(ge=0, le=file_limits.MAX_STORAGE_BYTES)]
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _MSGSPEC_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<key>key in )?(?P<path>\$[^`]*)`)?$", re.DOTALL)
 _PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_PIECE_BYTES = MIB
+_TEMPORARY = ".gpusim-writes-"
+_NO_MARKS = bytes(set(range(256)) - set(b'"[{,:'))
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -58,51 +61,122 @@ def read_document(path: Path, kind: type[DocumentT], schema: str, error: type[Fi
 
 def read_toml(path: Path, kind: type[DocumentT], error: type[FileError]) -> DocumentT:
     """Read a TOML file of type `kind`. Raises `error` with file, place and what is wrong."""
+    data = _read(path, error, file_limits.MAX_TOML_BYTES)
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as cause:
-        raise error(str(path), f"cannot be read: {cause.strerror or cause}") from cause
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as cause:
+        document = tomllib.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as cause:  # TOMLDecodeError, UnicodeDecodeError, numbers of 5,000 digits
         raise error(str(path), f"is not valid TOML: {cause}") from cause
+    place = _nul_place(document)
+    if place is not None:
+        raise error(str(path), "a text holds the character NUL, which no name can have", place=place)
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as cause:
         match = _MSGSPEC_PATH.match(str(cause))
         assert match is not None
-        raise error(str(path), match["problem"], place=match["path"] or "$") from cause
+        place = match["path"] or "$"
+        raise error(str(path), _with_value(match["problem"], _value_in(document, place)), place=place) from cause
 
 
 def read_bytes(path: Path, error: type[FileError]) -> bytes:
-    """The file's content, decompressed where it is gzip."""
+    """The file's content, decompressed where it is gzip, within the limits on documents."""
+    return decompress(read_file(path, error), str(path), error)
+
+
+def read_file(path: Path, error: type[FileError]) -> bytes:
+    """The file's content as it is, within the limit on size."""
+    return _read(path, error, file_limits.MAX_DOCUMENT_BYTES)
+
+
+def _read(path: Path, error: type[FileError], max_bytes: int) -> bytes:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            info = os.fstat(file.fileno())
+            limit = max_bytes if stat.S_ISREG(info.st_mode) else min(max_bytes, file_limits.MAX_STREAM_BYTES)
+            # The size is known beforehand, and a file may grow while it is read.
+            data = b"" if info.st_size > limit else file.read(limit + 1)
     except OSError as cause:
         raise error(str(path), f"cannot be read: {cause.strerror or cause}") from cause
-    return decompress(data, str(path), error)
+    except ValueError as cause:  # a NUL in the name
+        raise error(str(path), f"cannot be read: {cause}") from cause
+    if info.st_size > limit or len(data) > limit:
+        raise error(str(path), f"is larger than {format_bytes(limit)}")
+    return data
 
 
 def decompress(data: bytes, name: str, error: type[FileError], max_bytes: int | None = None) -> bytes:
-    """`data`, gunzipped where it starts with gzip's magic number; `name` is for messages and for the `.gz` check.
+    """The text of a document, gunzipped where it starts with gzip's magic number; `name` is for messages.
 
-    More than `max_bytes` (`MAX_DOCUMENT_BYTES` by default) of it is an error.
+    More than `max_bytes` (`MAX_DOCUMENT_BYTES` by default) of it is an error, and so is a text that takes far more
+    memory than the file's size explains (`gpusim.file_limits`). Neither is found out by taking that memory.
     """
     if not data:
         raise error(name, "is empty")
-    if not data.startswith(_GZIP_MAGIC):
-        if name.endswith(".gz"):
-            raise error(name, f"is named .gz but is not gzip (it starts with {data[:4]!r})")
-        return data
+    text = _gunzip(data, name, error, max_bytes) if data.startswith(_GZIP_MAGIC) else data
+    if text is data and name.endswith(".gz"):
+        raise error(name, f"is named .gz but is not gzip (it starts with {data[:4]!r})")
+    allowed = max(file_limits.FREE_VALUES_BYTES, file_limits.MAX_VALUES_PER_BYTE * len(data))
+    allowed = min(allowed, file_limits.MAX_VALUES_BYTES)
+    # The worst text, `{},{},{},...`, is not reached: no need to count in a small one.
+    if len(text) * (file_limits.OBJECT_BYTES + file_limits.NUMBER_BYTES) > 3 * allowed:
+        needed = values_bytes(text, allowed)
+        if needed > allowed:
+            problem = f"its values need more than {format_bytes(allowed)} of memory"
+            raise error(name, f"{problem}, the limit for a file of {format_bytes(len(data))}")
+    return text
+
+
+def _gunzip(data: bytes, name: str, error: type[FileError], max_bytes: int | None) -> bytes:
+    limit = file_limits.MAX_DOCUMENT_BYTES if max_bytes is None else max_bytes
+    expanded = max(file_limits.FREE_EXPANSION_BYTES, file_limits.MAX_EXPANSION * len(data))
     stream = zlib.decompressobj(wbits=31)
-    limit = MAX_DOCUMENT_BYTES if max_bytes is None else max_bytes
     try:
-        text = stream.decompress(data, limit)
+        text = stream.decompress(data, min(limit, expanded))
     except zlib.error as cause:
         raise error(name, f"is damaged gzip: {cause}") from cause
-    if not stream.eof:
-        if stream.unconsumed_tail:
-            raise error(name, f"is larger than {limit} bytes when decompressed")
+    if stream.eof:
+        return text
+    if not stream.unconsumed_tail:
         raise error(name, "is truncated gzip: the data ends before the gzip trailer")
-    return text
+    if limit <= expanded:
+        raise error(name, f"is larger than {limit} bytes when decompressed")
+    times = f"{file_limits.MAX_EXPANSION} times its {format_bytes(len(data))}"
+    raise error(name, f"is larger than {format_bytes(expanded)} when decompressed, which is more than {times}")
+
+
+def values_bytes(text: bytes, enough: int) -> int:
+    """Memory that the values of a JSON text take, about and at most; counting ends where it is over `enough`.
+
+    Brackets, commas and texts are counted outside of texts, 1 MiB at a time: 0.2 s for 100 MB.
+    """
+    import numpy as np  # small documents do without
+
+    start = inside = quotes_in_all = keys = values = 0
+    found = 0
+    while start < len(text) and found <= enough:
+        end = start + _PIECE_BYTES
+        piece = text[start:end]
+        while piece.endswith(b"\\") and end < len(text):  # never cut an escaped quote in two
+            piece += text[end : end + 1]
+            end += 1
+        start = end
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        marks = np.frombuffer(piece.translate(None, _NO_MARKS), np.uint8)
+        if not len(marks):
+            continue
+        quotes = marks == ord('"')
+        within = (np.cumsum(quotes, dtype=np.uint8) + np.uint8(inside)) & 1
+        inside = int(within[-1])
+        outside = marks[(within | quotes) == 0].tobytes()
+        values += file_limits.OBJECT_BYTES * outside.count(b"{")
+        values += file_limits.LIST_BYTES * outside.count(b"[")
+        values += file_limits.NUMBER_BYTES * outside.count(b",")
+        quotes_in_all += int(np.count_nonzero(quotes))
+        keys += outside.count(b":")
+        # A key of an object is no value: it is one text for all objects that have it.
+        found = values + file_limits.TEXT_BYTES * max(0, quotes_in_all // 2 - keys)
+    return found
 
 
 def document_schema(path: Path, error: type[FileError]) -> str:
@@ -159,24 +233,27 @@ def compress(data: bytes) -> bytes:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write all of `data` to `path` or nothing: a temporary file beside it, then a rename. Raises `OutputError`.
 
-    A device or a pipe is written to as it is: a rename would put a file in its place.
+    A device or a pipe is written to as it is: a rename would put a file in its place. Temporary files that killed
+    processes left in the folder are removed.
     """
-    temporary: str | None = None
     try:
-        if path.exists() and not path.is_file():
+        if os.path.exists(path) and not os.path.isfile(path):
             path.write_bytes(data)
             return
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as cause:
-        if temporary is not None:
+        _remove_leftovers(path.parent)
+        handle, temporary = _make_temporary(path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(handle)
+                os.fchmod(handle, 0o666 & ~_umask())
+                os.replace(temporary, path)
+        except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+            raise
+    except OSError as cause:
         raise OutputError(str(path), f"cannot be written: {cause.strerror or cause}") from cause
 
 
@@ -191,12 +268,45 @@ def make_folder(folder: Path, what: str) -> None:
 def check_writable(path: Path) -> None:
     """Fail early, before long work, where `path` could not be written later. Raises `OutputError`."""
     folder = path.parent
-    if not folder.is_dir():
-        raise OutputError(str(path), f"cannot be written: there is no folder '{folder}'")
-    if path.is_dir():
-        raise OutputError(str(path), "cannot be written: it is a folder")
+    try:
+        if not folder.is_dir():
+            raise OutputError(str(path), f"cannot be written: there is no folder '{folder}'")
+        if path.is_dir():
+            raise OutputError(str(path), "cannot be written: it is a folder")
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(path)  # a name may be too long
+    except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
+        raise OutputError(str(path), f"cannot be written: {getattr(cause, 'strerror', None) or cause}") from cause
     if not os.access(folder, os.W_OK):
         raise OutputError(str(path), f"cannot be written: no permission in folder '{folder}'")
+    _remove_leftovers(folder)
+
+
+def _make_temporary(folder: Path) -> tuple[int, str]:
+    """A new file in a folder, locked for as long as it is open; its name is as long for any output."""
+    while True:
+        temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(8)}")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError):  # no locks on this file system: then nobody removes leftovers, either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, temporary
+        os.close(handle)  # somebody took it for a leftover before it was locked
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files whose process is gone: the system has freed their locks."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if not name.startswith(_TEMPORARY):
+                continue
+            with contextlib.suppress(OSError):
+                handle = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(folder / name)
+                finally:
+                    os.close(handle)
 
 
 def _umask() -> int:
@@ -210,25 +320,56 @@ def _explain(message: str, data: bytes) -> tuple[str, str]:
     match = _MSGSPEC_PATH.match(message)
     if match is None or match["path"] is None:
         return message, "$"
-    problem, path = match["problem"], match["path"]
+    return _with_value(match["problem"], _value_at(data, match["path"])), match["path"]
+
+
+def _with_value(problem: str, value: Any) -> str:
+    if value is None or isinstance(value, dict | list):
+        return problem
+    return f"{problem}, found {value[:80]!r}" if isinstance(value, str) else f"{problem}, found {value}"
+
+
+def _value_at(data: bytes, path: str) -> Any:
+    """The number or text that a `$.a[3].b` path names; None for anything else, a wildcard, or where it leads nowhere.
+
+    One list or object on the way is decoded at a time, and only its outside.
+    """
+    value: Any = data
     try:
-        value = _value_at(msgspec.json.decode(data), path)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        value = None  # a number that JSON allows and a float does not, for one
-    if value is not None and not isinstance(value, dict | list):
-        problem = f"{problem}, found {str(value)[:80]!r}" if isinstance(value, str) else f"{problem}, found {value}"
-    return problem, path
+        for key, index in _PATH_STEP.findall(path):
+            if index:
+                value = msgspec.json.decode(value, type=list[msgspec.Raw])[int(index)]
+            else:
+                value = msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
+        return msgspec.json.decode(value, type=int | float | str | bool)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, IndexError):
+        return None  # a number that JSON allows and a float does not, for one
 
 
-def _value_at(document: Any, path: str) -> Any:
-    """The value that a `$.a[3].b` path names; None where the path has a wildcard or leads nowhere."""
+def _value_in(document: Any, path: str) -> Any:
+    """The same in a document that is decoded."""
     value = document
-    for key, index in _PATH_STEP.findall(path):
-        try:
+    try:
+        for key, index in _PATH_STEP.findall(path):
             value = value[int(index)] if index else value[key]
-        except (KeyError, IndexError, TypeError):
-            return None
+    except (KeyError, IndexError, TypeError):
+        return None
     return value
+
+
+def _nul_place(value: Any, place: str = "$") -> str | None:
+    """Path of the first text with a NUL in a decoded document; None where there is none."""
+    if isinstance(value, str):
+        return place if "\0" in value else None
+    if isinstance(value, dict):
+        parts = [(f"{place}.{key}" if "\0" not in key else place, part) for key, part in value.items()]
+        if any("\0" in key for key in value):
+            return place
+    elif isinstance(value, list):
+        parts = [(f"{place}[{index}]", part) for index, part in enumerate(value)]
+    else:
+        return None
+    return next((found for where, part in parts if (found := _nul_place(part, where)) is not None), None)
 
 
 Progress = Callable[[float, str], None]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpusim.sweep.grid import Grid, Point, build_grid
 from gpusim.sweep.point import Result, compute
@@ -184,8 +185,10 @@ def small_grid(folder: Path, **fields: Any) -> Grid:
 
 
 def over_the_limit() -> Trace:
-    """A trace with a kernel that asks for more threads than a block may have."""
-    return make_trace([Step("big", "x", "big", kernels=(kernel(1000, threads=2048),))])
+    """A trace with a kernel that asks for more registers than a thread may have, of a GPU that has no model."""
+    trace = make_trace([Step("big", "x", "big", kernels=(kernel(1000, regs=300),))])
+    provenance = replace(trace.provenance, gpu=replace(trace.provenance.gpu, name="GPU of tomorrow"))
+    return replace(trace, provenance=provenance)
 
 
 def computed(grid: Grid, path: Path) -> list[Row]:

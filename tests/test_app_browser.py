@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from gpusim.trace.store import MAX_UPLOAD_BYTES, load_trace, write_trace
+from gpusim.file_limits import MAX_UPLOAD_BYTES
+from gpusim.trace.store import load_trace, write_trace
 from tests.helpers import wide_trace
 from tests.test_hostile_names import hostile_trace
 from tests.test_measured import measurement_of, timeline_of

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from gpusim.errors import MeasurementError
+from gpusim.files import compress
 from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck
 from gpusim.report import measured
 from gpusim.report.measured import (
@@ -19,6 +20,7 @@ from gpusim.report.measured import (
     load_measured,
     not_comparable,
     parse_measured,
+    parse_measured_upload,
     read_measured,
 )
 from gpusim.report.perfetto import Run, Slice, chrome_trace
@@ -222,3 +224,20 @@ def test_bundled_timelines_belong_to_bundled_traces(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(measured, "resource_dir", lambda name: tmp_path)
     (tmp_path / f"{wide_trace().name}.wavefront-2.perfetto.json.gz").touch()
     assert list(bundled_measured(wide_trace())) == ["wavefront-2"]
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_upload_read_apart_is_what_a_file_is_read_as(name: str) -> None:
+    trace = wide_trace()
+    for data in (timeline_of(trace, measurement_of(trace)), msgspec.json.encode(measurement_of(trace))):
+        packed = compress(data) if name.endswith(".gz") else data
+        assert parse_measured_upload(packed, name, trace) == parse_measured(packed, name, trace)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"{}", b'{"traceEvents": []}', b'{"schema": "gpusim-measurement/1"}'])
+def test_broken_upload_gives_the_line_of_a_broken_file(data: bytes) -> None:
+    with pytest.raises(MeasurementError) as here:
+        parse_measured(data, "m.json", wide_trace())
+    with pytest.raises(MeasurementError) as apart:
+        parse_measured_upload(data, "m.json", wide_trace())
+    assert str(apart.value) == str(here.value)

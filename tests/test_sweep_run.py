@@ -119,7 +119,7 @@ def test_point_that_fails_is_recorded_and_tried_again_only_when_asked(tmp_path: 
     bad = [row for row in rows if row.error is not None]
     assert len(rows) == 4
     assert len(bad) == 2
-    assert all("2048 threads a block" in str(row.error) for row in bad)
+    assert all("300 registers a thread" in str(row.error) for row in bad)
     assert {(row.makespan_ns, row.sequential_ns, row.speedup, row.area_ns, row.peak_bytes) for row in bad} == {
         (None,) * 5
     }

@@ -21,7 +21,7 @@ from gpusim.sweep import store as store_module
 from gpusim.sweep.export import export_rows
 from gpusim.sweep.grid import Grid, build_grid
 from gpusim.sweep.spec import Sweep
-from gpusim.sweep.store import COLUMNS, STORE_VERSION, Row, Store
+from gpusim.sweep.store import COLUMNS, STORE_VERSION, Row, Store, column_types
 from gpusim.trace.store import write_trace
 from tests.sweeping import (
     ENGINE,
@@ -50,7 +50,9 @@ def path(grid: Grid, tmp_path: Path) -> Path:
 
 def test_rows_come_back_as_they_were(path: Path) -> None:
     rows = rows_of(path)
-    changed = [dataclasses.replace(row, key=f"{row.key}x", calibrated=False, error="é\n'\"") for row in rows]
+    numbers = {name: None for name, (_, optional) in column_types().items() if optional}
+    failed = {**numbers, "calibrated": False, "error": "é\n'\""}
+    changed = [dataclasses.replace(row, key=f"{row.key}x", **failed) for row in rows]
     with Store(path) as store:
         store.add(changed)
         assert sorted(store.rows(), key=lambda row: row.key) == sorted([*rows, *changed], key=lambda row: row.key)
@@ -225,3 +227,98 @@ def test_export_of_another_kind_or_without_pyarrow_is_refused_before_the_work(
         export_rows([], tmp_path / "x.txt")
     with pytest.raises(OutputError):
         export_rows([], tmp_path / "x.parquet")
+
+
+# --- Stores from strangers ---
+
+HOSTILE: dict[str, tuple[str, str]] = {
+    "no table": ("DROP TABLE points", "its tables are not those of a store"),
+    "another table": ("DROP TABLE points; CREATE TABLE points (key TEXT)", "its tables are not those of a store"),
+    "view in place of the table": (
+        "DROP TABLE points; CREATE VIEW points AS WITH RECURSIVE n(key) AS (SELECT 1 UNION ALL SELECT key + 1 FROM n) "
+        "SELECT key FROM n",
+        "its tables are not those of a store",
+    ),
+    "schema that is no SQL": (
+        "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = 'CREATE TABLE points(' WHERE name = 'points'",
+        "is damaged: malformed database schema",
+    ),
+    "trigger": (
+        "CREATE TRIGGER wipe AFTER INSERT ON points BEGIN DELETE FROM points; END",
+        "its tables are not those of a store",
+    ),
+    "index on an expression": ("CREATE INDEX i ON points (abs(seed))", "its tables are not those of a store"),
+    "text for a time": ("UPDATE points SET makespan_ns = 'abc'", "column 'makespan_ns' holds 'abc', no whole number"),
+    "blob for a name": ("UPDATE points SET trace = x'00ff'", "column 'trace' holds"),
+    "fraction for a count": ("UPDATE points SET streams = 1.5", "column 'streams' holds '1.5', no whole number"),
+    "infinite time": ("UPDATE points SET seconds = 9e999", "column 'seconds' holds 'inf', no number"),
+    "time below 0": ("UPDATE points SET makespan_ns = -1", "column 'makespan_ns' holds '-1', no whole number"),
+    "point with neither numbers nor an error": ("UPDATE points SET speedup = NULL", "a point has no 'speedup'"),
+    "text of 2 MB": ("UPDATE points SET worker = hex(zeroblob(1000000))", "a value of over 1048576 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_store_gives_one_line_and_runs_nothing(case: str, path: Path, run: Run) -> None:
+    statements, problem = HOSTILE[case]
+    connection = sqlite3.connect(path)
+    connection.executescript(statements)
+    connection.close()
+    before = path.read_bytes()
+    assert problem in refused(run("sweep", "-o", path))
+    assert path.read_bytes() == before
+    if "tables" in problem:
+        with pytest.raises(SweepError, match=problem):
+            Store(path)
+        assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("write", [True, False], ids=["writing", "reading"])
+def test_journal_that_names_another_file_is_refused_and_that_file_stays(write: bool, path: Path) -> None:
+    victim = path.with_name("victim")
+    victim.write_text("precious")
+    name = str(victim).encode()
+    tail = name + len(name).to_bytes(4, "big") + sum(name).to_bytes(4, "big") + bytes.fromhex("d9d505f920a163d7")
+    journal = path.with_name("store.sqlite-journal")
+    journal.write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(504) + tail)
+    with pytest.raises(SweepError, match="it names another file"):
+        Store(path, write=write)
+    assert victim.read_text() == "precious"
+    assert journal.exists()
+
+
+def test_text_that_is_no_utf8_is_read_with_marks_in_its_place(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE points SET worker = CAST(x'41ff42' AS TEXT)")
+    connection.commit()
+    connection.close()
+    assert {row.worker for row in rows_of(path)} == {"A\ufffdB"}
+
+
+def test_refused_sweep_leaves_no_store_behind(tmp_path: Path) -> None:
+    """The system refuses to let any file grow at all: no point comes into the store."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    words = [*map(str, arguments(tmp_path))]
+    before = sorted(tmp_path.iterdir())
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpusim", *words],
+        env=environment, capture_output=True, text=True, check=False, preexec_fn=limit,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_sweep_that_cannot_begin_leaves_no_store_and_keeps_one_with_points(tmp_path: Path, path: Path) -> None:
+    def fail(file: Path) -> None:
+        with Store(file):
+            raise RuntimeError
+
+    for file in (tmp_path / "new.sqlite", path):
+        with pytest.raises(RuntimeError):
+            fail(file)
+    assert not (tmp_path / "new.sqlite").exists()
+    assert rows_of(path)

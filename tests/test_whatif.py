@@ -17,6 +17,7 @@ import gpusim.search.background
 from gpusim.cli import main
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import OptionError, TraceError
+from gpusim.file_limits import MAX_UPLOAD_BYTES
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
@@ -36,7 +37,7 @@ from gpusim.search.schedules import row_schedule
 from gpusim.search.searches import SEARCH
 from gpusim.search.whatif import Change, changed_graph, changed_hardware, longest, retimed, sensitivities, simulate
 from gpusim.trace.schema import Trace
-from gpusim.trace.store import MAX_UPLOAD_BYTES, load_trace, other_batches, parse_upload, write_trace
+from gpusim.trace.store import load_trace, other_batches, parse_upload, write_trace
 from tests.helpers import build_graph, chain_trace, make_hardware, make_trace, op, wide_trace
 
 SMS = 132

@@ -15,7 +15,7 @@ from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.schema import Trace
-from gpusim.trace.store import bundled_traces, parse_upload
+from gpusim.trace.store import bundled_traces, parse_trace, parse_upload
 from gpusim_dashboard.cache import cached
 from gpusim_dashboard.shelf import BOUNDS, shelf
 
@@ -66,7 +66,7 @@ class Upload:
 def bundled_trace(name: str) -> tuple[str, Trace]:
     """Hash and value of a bundled trace."""
     data = bundled_traces()[name].read_bytes()
-    return hashlib.sha256(data).hexdigest(), parse_upload(data, name)
+    return hashlib.sha256(data).hexdigest(), parse_trace(data, name)
 
 
 @cached

@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from gpusim.plan.measurement import outputs_in_words
-from gpusim.report.measured import Measured, bundled_measured, parse_measured, read_measured
+from gpusim.report.measured import Measured, bundled_measured, parse_measured_upload, read_measured
 from gpusim.text import shortened
 from gpusim.trace.schema import Trace
 from gpusim.units import format_ns
@@ -32,7 +32,7 @@ def choose(choice: Choice, shown: Shown) -> tuple[str, Measured | None]:
     key = f"measured run of {choice.content[:16]}"
 
     def read(data: bytes, name: str) -> None:
-        mine[name] = parse_measured(data, name, choice.trace)
+        mine[name] = parse_measured_upload(data, name, choice.trace)
         # Before the control is drawn: after that its value could not be set.
         st.session_state[key] = name
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import streamlit as st
 
@@ -12,6 +13,15 @@ from gpusim_dashboard import view
 
 if TYPE_CHECKING:
     from streamlit.runtime.uploaded_file_manager import UploadedFile
+
+
+#: Files of all sessions that are read at once; each may take `MAX_APART_BYTES`.
+AT_ONCE: Final = 4
+
+
+@st.cache_resource(show_spinner=False)
+def _turns() -> threading.Semaphore:
+    return threading.Semaphore(AT_ONCE)
 
 
 def take(file: UploadedFile | None, place: str, read: Callable[[bytes, str], None]) -> None:
@@ -24,7 +34,8 @@ def take(file: UploadedFile | None, place: str, read: Callable[[bytes, str], Non
     if file is None:
         return
     try:
-        read(file.getvalue(), file.name)
+        with _turns():
+            read(file.getvalue(), file.name)
     except GpusimError as error:
         state[f"wrong in {place}"] = str(error)
 

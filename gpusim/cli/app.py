@@ -41,8 +41,8 @@ MISSING = "the dashboard needs {package}, which is not installed (pip install 'g
 @click.option("--headless", is_flag=True, help="Open no browser.")
 def app(port: int, address: str, hosts: tuple[str, ...], headless: bool) -> None:
     """Open the dashboard in a browser: what-if questions without writing code. Ctrl-C ends it."""
+    from gpusim.file_limits import MAX_UPLOAD_BYTES
     from gpusim.resources import resource_dir
-    from gpusim.trace.store import MAX_UPLOAD_BYTES
     from gpusim.units import MIB
 
     for package in ("streamlit", "plotly"):

@@ -22,6 +22,7 @@ from gpusim.errors import (
     TraceError,
     UnknownNameError,
 )
+from gpusim.file_limits import MAX_INTEGER
 from gpusim.hardware import DEFAULT_HARDWARE
 from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.text import json_ascii, visible
@@ -40,7 +41,7 @@ MISSING_TORCH = (
 _FOLDERS = re.compile(r"(?:^|(?<==))/.*/")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output; times in ns.")
-seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+seed_option = click.option("--seed", type=click.IntRange(min=0, max=MAX_INTEGER), default=0, show_default=True)
 
 
 def hardware_option(function: Function) -> Function:

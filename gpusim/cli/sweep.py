@@ -13,6 +13,7 @@ import click
 
 from gpusim.cli.common import check_output, json_option, print_json, tell
 from gpusim.errors import OptionError, WorkerError
+from gpusim.file_limits import MAX_INTEGER
 from gpusim.text import visible
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def stream_counts(_context: click.Context, _parameter: click.Parameter, values: 
 @click.option("--policy", "policies", multiple=True, metavar="P", help="Policy, glob or 'all' [default: all].")
 @click.option("--streams", multiple=True, metavar="N,N,...", callback=stream_counts, help="[default: 2,4,8]")
 @click.option("--engine", default=None, metavar="NAME", help="Engine [default: the fastest one].")
-@click.option("--seed", type=click.IntRange(min=0), default=None, metavar="N")
+@click.option("--seed", type=click.IntRange(min=0, max=MAX_INTEGER), default=None, metavar="N")
 @click.option("-o", "output", required=True, metavar="STORE", help="The store (SQLite); one that exists goes on.")
 @click.option(
     "--workers", type=click.IntRange(min=1), default=None, help="Local processes [default: one for each CPU]."

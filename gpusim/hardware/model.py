@@ -10,25 +10,33 @@ from typing import Annotated, Final, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from gpusim import file_limits
 from gpusim.errors import HardwareError, UnknownNameError
-from gpusim.files import Count, Document, Positive, read_document
+from gpusim.files import Document, read_document
 from gpusim.hardware import DEFAULT_HARDWARE
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Dtype
 
 SCHEMA: Final = "gpusim-hardware/1"
 
-NonNegative = Annotated[float, Meta(ge=0)]
-Above0 = Annotated[float, Meta(gt=0)]
-Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Factor = Annotated[float, Meta(ge=0, le=file_limits.MAX_FACTOR)]
+Rate = Annotated[float, Meta(ge=file_limits.MIN_RATE, le=file_limits.MAX_RATE)]
+DeviceBytes = Annotated[int, Meta(ge=1, le=file_limits.MAX_DEVICE_BYTES)]
+SmRegs = Annotated[int, Meta(ge=1, le=file_limits.MAX_SM_REGS)]
+SmemBytes = Annotated[int, Meta(ge=1, le=file_limits.MAX_SMEM_BYTES)]
+SmemSplits = Annotated[
+    tuple[Annotated[int, Meta(ge=0, le=file_limits.MAX_SMEM_BYTES)], ...], Meta(max_length=file_limits.MAX_SMEM_SPLITS)
+]
+SmThreads = Annotated[int, Meta(ge=1, le=file_limits.MAX_SM_THREADS)]
+Fraction = Annotated[float, Meta(ge=0, le=file_limits.MAX_UNCERTAINTY)]
 
 #: What a number of `GraphCosts`, `StreamCosts` or `Contention` measures: only a time may be scaled as a cost.
 Measure = Literal["time", "count", "exponent", "ratio"]
-TimeNs = Annotated[float, Meta(ge=0, extra={"measure": "time"})]
-Starts = Annotated[float, Meta(ge=0, extra={"measure": "count"})]
-Queues = Annotated[Positive, Meta(extra={"measure": "count"})]
+TimeNs = Annotated[float, Meta(ge=0, le=file_limits.MAX_COST_NS, extra={"measure": "time"})]
+Starts = Annotated[float, Meta(ge=0, le=file_limits.MAX_FACTOR, extra={"measure": "count"})]
+Queues = Annotated[int, Meta(ge=1, le=file_limits.MAX_QUEUES, extra={"measure": "count"})]
 Exponent = Annotated[float, Meta(ge=0, le=1, extra={"measure": "exponent"})]
-Ratio = Annotated[float, Meta(ge=0, extra={"measure": "ratio"})]
+Ratio = Annotated[float, Meta(ge=0, le=file_limits.MAX_FACTOR, extra={"measure": "ratio"})]
 Weight = Annotated[float, Meta(ge=0, le=1, extra={"measure": "ratio"})]
 
 
@@ -36,44 +44,44 @@ class Limits(Document, frozen=True, kw_only=True):
     """What one SM and one block may hold, and in which steps it is handed out."""
 
     compute_capability: str
-    sms: Positive
-    warp_threads: Positive
-    threads_per_sm: Positive
-    blocks_per_sm: Positive
-    threads_per_block: Positive
-    regs_per_sm: Positive
-    regs_per_block: Positive
-    regs_per_thread: Positive
-    reg_granularity: Positive
+    sms: Annotated[int, Meta(ge=1, le=file_limits.MAX_SMS)]
+    warp_threads: Annotated[int, Meta(ge=1, le=file_limits.MAX_WARP_THREADS)]
+    threads_per_sm: SmThreads
+    blocks_per_sm: Annotated[int, Meta(ge=1, le=file_limits.MAX_SM_BLOCKS)]
+    threads_per_block: SmThreads
+    regs_per_sm: SmRegs
+    regs_per_block: SmRegs
+    regs_per_thread: SmRegs
+    reg_granularity: SmRegs
     """Registers are handed out to a warp in multiples of this."""
-    sub_partitions: Positive
+    sub_partitions: Annotated[int, Meta(ge=1, le=file_limits.MAX_SUB_PARTITIONS)]
     """Warp schedulers of an SM, each with its own part of the register file."""
-    smem_per_sm_bytes: Positive
-    smem_per_block_bytes: Positive
+    smem_per_sm_bytes: SmemBytes
+    smem_per_block_bytes: SmemBytes
     """Most shared memory of one block, opt-in included."""
-    smem_granularity_bytes: Positive
-    smem_reserved_bytes: Count
+    smem_granularity_bytes: SmemBytes
+    smem_reserved_bytes: Annotated[int, Meta(ge=0, le=file_limits.MAX_SMEM_BYTES)]
     """Shared memory that the driver takes of every block."""
-    smem_splits_bytes: tuple[Count, ...] = ()
+    smem_splits_bytes: SmemSplits = ()
     """What an SM's shared memory can be set to, ascending; the rest is L1 cache. Empty where it cannot be set."""
-    resident_grids: Positive
+    resident_grids: Annotated[int, Meta(ge=1, le=file_limits.MAX_RESIDENT_GRIDS)]
     """Kernels that may run on the GPU at once."""
 
 
 class Memory(Document, frozen=True, kw_only=True):
     """Device memory, its cache, and what they deliver."""
 
-    dram_bytes: Positive
-    dram_bytes_per_ns: Above0
-    l2_bytes: Positive
+    dram_bytes: DeviceBytes
+    dram_bytes_per_ns: Rate
+    l2_bytes: DeviceBytes
 
 
 class Rates(Document, frozen=True, kw_only=True):
     """Dense arithmetic peaks in FLOP per ns (= GFLOP/s); where a format has no unit of its own, the rate it runs at."""
 
-    fp32: Above0
-    tf32: Above0
-    bf16: Above0
+    fp32: Rate
+    tf32: Rate
+    bf16: Rate
 
     def of(self, dtype: Dtype) -> float:
         """The peak of a trace's dtype."""
@@ -83,11 +91,11 @@ class Rates(Document, frozen=True, kw_only=True):
 class Copies(Document, frozen=True, kw_only=True):
     """Copies between host and device: one engine for each direction."""
 
-    h2d_bytes_per_ns: Above0
-    d2h_bytes_per_ns: Above0
-    both_bytes_per_ns: Above0
+    h2d_bytes_per_ns: Rate
+    d2h_bytes_per_ns: Rate
+    both_bytes_per_ns: Rate
     """Both directions at once, in total."""
-    latency_ns: NonNegative
+    latency_ns: TimeNs
     """Fixed part of one copy."""
 
 

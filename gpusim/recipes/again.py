@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,9 +33,9 @@ def trace_files(results: Path) -> dict[str, Path]:
     found = {file.name.removesuffix(".json.gz"): file for folder in folders for file in folder.glob("*.json.gz")}
     # Not `read_recipe`, which looks for the traces: paths in a recipe are those of where it was run.
     recipe = place / f"{name}.toml"
-    named = read_toml(recipe, Recipe, RecipeError).case if recipe.is_file() else ()
+    named = read_toml(recipe, Recipe, RecipeError).case if os.path.isfile(recipe) else ()
     files = [place.parent / case.trace for case in named if case.trace is not None and case.trace.endswith(".json.gz")]
-    given = {file.name.removesuffix(".json.gz"): file for file in files if file.is_file()}
+    given = {file.name.removesuffix(".json.gz"): file for file in files if os.path.isfile(file)}
     return {**bundled_traces(), **found, **given}
 
 

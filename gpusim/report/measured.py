@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
+from gpusim.apart import read_apart
 from gpusim.errors import GpusimError, MeasurementError
-from gpusim.files import decode_document, decompress
+from gpusim.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, PARTS_AT_A_TIME
+from gpusim.files import decode_document, decompress, encode_json, read_file
 from gpusim.formats_known import known_format
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import SCHEMA, Measurement
@@ -25,7 +27,7 @@ from gpusim.plan.tasks import LaunchMode
 from gpusim.report.perfetto import MAX_EXACT_INT, MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Trace
-from gpusim.trace.store import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, structure_hash
+from gpusim.trace.store import structure_hash
 from gpusim.units import counted, format_bytes
 
 FOLDER = "validate/timelines"
@@ -92,32 +94,84 @@ def parse_measured(data: bytes, name: str, trace: Trace) -> Measured:
 
     Raises `MeasurementError` for a broken file, one beyond the limits on size, or one of another step.
     """
+    _check_size(data, name)
+    text = decompress(data, name, MeasurementError, MAX_UPLOAD_DOCUMENT_BYTES)
+    return _from_file(_decoded(text, name), text, name, trace)
+
+
+def parse_measured_upload(data: bytes, name: str, trace: Trace) -> Measured:
+    """`parse_measured` of a file that somebody else sent: what counts in it is found in a process of its own."""
+    _check_size(data, name)
+    function = f"{__name__}:{essence.__name__}"
+    pieces = read_apart(function, data, name, MeasurementError, max_bytes=MAX_UPLOAD_DOCUMENT_BYTES)
+    first, *others = pieces
+    file = _decoded(first, name)
+    for piece in others:
+        assert file.traceEvents is not None
+        file.traceEvents += msgspec.json.decode(piece, type=list[_Event])
+    return _from_file(file, first, name, trace)
+
+
+def essence(data: bytes, name: str, *, max_bytes: int) -> Iterator[bytes]:
+    """A file as `parse_measured` wants it, without the events that it leaves out, and these in pieces.
+
+    The other side of an upload.
+    """
+    text = decompress(data, name, MeasurementError, max_bytes)
+    file = _decoded(text, name)
+    if file.traceEvents is None:
+        yield encode_json(_measurement(file, text, name))
+        return
+    kernels = sum(event.ph == "X" and event.cat in get_args(Category) for event in file.traceEvents)
+    if kernels > MAX_SLICES:
+        raise _too_many(kernels, name)
+    events = [
+        event
+        for event in file.traceEvents
+        if event.cat in get_args(Category) or (event.ph == "M" and event.name == "process_name")
+    ]
+    file.traceEvents = []
+    yield encode_json(file)
+    for begin in range(0, len(events), PARTS_AT_A_TIME):
+        yield encode_json(events[begin : begin + PARTS_AT_A_TIME])
+
+
+def _check_size(data: bytes, name: str) -> None:
     if len(data) > MAX_UPLOAD_BYTES:
         raise MeasurementError(name, f"is {format_bytes(len(data))}; the limit is {format_bytes(MAX_UPLOAD_BYTES)}")
-    text = decompress(data, name, MeasurementError, MAX_UPLOAD_DOCUMENT_BYTES)
+
+
+def _decoded(text: bytes, name: str) -> _File:
     try:
-        file = msgspec.json.decode(text, type=_File)
+        return msgspec.json.decode(text, type=_File)
     except msgspec.ValidationError:
-        file = _File()
+        return _File()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         raise MeasurementError(name, known_format(text, name, SCHEMA) or f"is not valid JSON: {cause}") from cause
-    if file.traceEvents is not None:
-        return _from_events(file, name, trace)
+
+
+def _measurement(file: _File, text: bytes, name: str) -> Measurement:
     if str(file.schema).partition("/")[0] != SCHEMA.partition("/")[0]:
         neither = "is neither a measurement (gpusim replay -o) nor a timeline (gpusim replay --perfetto)"
         raise MeasurementError(name, known_format(text, name, SCHEMA) or neither)
-    measurement = decode_document(text, Measurement, SCHEMA, name, MeasurementError)
+    return decode_document(text, Measurement, SCHEMA, name, MeasurementError)
+
+
+def _too_many(kernels: int, name: str) -> MeasurementError:
+    return MeasurementError(name, f"has {kernels:,} kernels; the limit is {MAX_SLICES:,}")
+
+
+def _from_file(file: _File, text: bytes, name: str, trace: Trace) -> Measured:
+    if file.traceEvents is not None:
+        return _from_events(file, name, trace)
+    measurement = _measurement(file, text, name)
     _check_step(measurement, name, trace)
     return Measured(_title(measurement), measurement, None)
 
 
 def read_measured(path: Path, trace: Trace) -> Measured:
     """A measured run of `trace` from a file. Raises `MeasurementError`."""
-    try:
-        data = path.read_bytes()
-    except OSError as cause:
-        raise MeasurementError(str(path), f"cannot be read: {cause.strerror or cause}") from cause
-    return parse_measured(data, str(path), trace)
+    return parse_measured(read_file(path, MeasurementError), str(path), trace)
 
 
 def load_measured(name_or_file: str, trace: Trace) -> Measured:
@@ -171,7 +225,7 @@ def _from_events(file: _File, name: str, trace: Trace) -> Measured:
     if not work:
         raise MeasurementError(name, "has no GPU kernel")
     if len(work) > MAX_SLICES:
-        raise MeasurementError(name, f"has {len(work):,} kernels; the limit is {MAX_SLICES:,}")
+        raise _too_many(len(work), name)
     if not own:
         check_kernels([event["name"] for event in work], name, trace)
     run = run_from_kineto(work, title)

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import TraceError
-from gpusim.files import encode_json
+from gpusim.files import encode_json, read_file
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware, read_hardware
 from gpusim.policies.registry import policy_by_name
 from gpusim.sweep.spec import Sweep, hardware_files, policy_names, trace_files
@@ -151,10 +151,7 @@ def code_version() -> str:
 
 def _read_trace(path: Path) -> tuple[TraceContent, str]:
     """A trace's content and the GPU it was captured on."""
-    try:
-        data = path.read_bytes()
-    except OSError as cause:
-        raise TraceError(str(path), f"cannot be read: {cause.strerror or cause}") from cause
+    data = read_file(path, TraceError)
     trace = parse_trace(data, str(path))
     model = trace.model
     content = TraceContent(

@@ -9,6 +9,7 @@ process that was killed.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields
@@ -17,9 +18,11 @@ from types import TracebackType
 from typing import Final
 
 from gpusim.errors import OutputError, SweepError
+from gpusim.file_limits import MAX_INTEGER
 from gpusim.files import check_writable
 from gpusim.sweep.grid import Grid, Point
 from gpusim.sweep.point import Outcome, Result
+from gpusim.units import MIB
 
 #: SQLite's field for "whose file is this" (`PRAGMA application_id`): "gpsw".
 APPLICATION_ID: Final = 0x67707377
@@ -28,6 +31,9 @@ STORE_VERSION: Final = 1
 
 #: How long to wait for another process's lock: briefly for the writer's at the start, longer for a reader's later on.
 LOCK_WAIT_MS, READER_WAIT_MS = 1_000, 60_000
+
+#: Longest value of a row that is read: texts are names, hashes and one-line errors.
+MAX_VALUE_BYTES: Final = MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +142,19 @@ class Store:
         self.write = write
         if write:
             check_writable(path)
-        elif not path.is_file():
+        elif not os.path.isfile(path):
             raise SweepError(str(path), "cannot be read: there is no such store")
+        self._check_journal()
+        # Reading, too, may have to undo what a killed writer left half done.
+        mode = "rwc" if write else "rw" if os.path.exists(f"{path}-journal") else "ro"
+        self._made_here = write and not os.path.exists(path)
         with self._explaining():
-            mode = "rwc" if write else "rw"  # reading, too, may have to undo what a killed writer left half done
             self.connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
         try:
             with self._explaining():
                 self._open()
-        except BaseException:
-            self.connection.close()
+        except BaseException as error:
+            self._close(remove=not isinstance(error, SweepError))
             raise
 
     def __enter__(self) -> Store:
@@ -154,12 +163,24 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._close(remove=error is not None)
+
+    def _close(self, *, remove: bool) -> None:
+        """Close the file; a store that this sweep made and put nothing in is removed where that is asked for."""
+        if remove and self._made_here:
+            with contextlib.suppress(OSError, sqlite3.Error):
+                self.connection.rollback()
+                tables = self.connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'points'").fetchone()
+                if not tables[0] or not self.connection.execute("SELECT count(*) FROM points").fetchone()[0]:
+                    # Another sweep that waits for the lock gets an error of SQLite's: it sees that its file is gone.
+                    self.path.unlink(missing_ok=True)
         self.connection.close()
 
     def finished(self) -> dict[str, bool]:
         """Key of every point in the store, and whether it has numbers (else an error)."""
         with self._explaining():
-            return {key: bool(good) for key, good in self.connection.execute("SELECT key, error IS NULL FROM points")}
+            found = self.connection.execute("SELECT key, error IS NULL FROM points")
+            return {str(key): bool(good) for key, good in found}
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows, on the disk when this returns; a row of the same key is replaced."""
@@ -175,31 +196,66 @@ class Store:
         wanted = None if keys is None else set(keys)
         with self._explaining():
             found = self.connection.execute(f"SELECT {', '.join(COLUMNS)} FROM points ORDER BY {order}")
-            return [_row(values) for values in found if wanted is None or values[0] in wanted]
+            return [self._row(values) for values in found if wanted is None or values[0] in wanted]
+
+    def _check_journal(self) -> None:
+        """Refuse a journal that names another file, of several databases: SQLite would delete that file.
+
+        Stores have no such journals; the last bytes of one tell (sqlite.org/fileformat2.html, "The Rollback Journal").
+        """
+        journal = Path(f"{self.path}-journal")
+        with contextlib.suppress(OSError):
+            with journal.open("rb") as file:
+                file.seek(-len(_JOURNAL_MAGIC), os.SEEK_END)
+                names_another = file.read() == _JOURNAL_MAGIC
+            if names_another:
+                raise SweepError(str(journal), "is no journal of a store: it names another file")
 
     def _open(self) -> None:
         """Take the write lock, and make the table or check whose it is."""
         run = self.connection.execute
+        # A store may come from anybody: nothing that its schema names is run, and no text in it is taken for UTF-8.
+        run("PRAGMA trusted_schema = OFF")
+        run("PRAGMA cell_size_check = ON")
+        self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        self.connection.text_factory = _text
         run(f"PRAGMA busy_timeout = {LOCK_WAIT_MS}")
         run("PRAGMA synchronous = FULL")
         if self.write:
             run("BEGIN IMMEDIATE")
         ours = run("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
         version = run("PRAGMA user_version").fetchone()[0]
-        empty = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if ours and version > STORE_VERSION:
             problem = f"was written by a newer gpusim: store version {version}, this one knows {STORE_VERSION}"
             raise SweepError(str(self.path), problem)
-        if not ours and not (empty and self.write):
+        schema = run("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type DESC LIMIT 4").fetchall()
+        if not ours and (schema or not self.write):
             raise SweepError(str(self.path), "is not a store of gpusim sweep")
         if not ours:
-            columns = ", ".join(_column(name, *kind) for name, kind in column_types().items())
-            run(f"CREATE TABLE points ({columns})")
+            run(_TABLE)
             run(f"PRAGMA application_id = {APPLICATION_ID}")
             run(f"PRAGMA user_version = {STORE_VERSION}")
             run("COMMIT")
             run("BEGIN IMMEDIATE")
+        elif schema != _SCHEMA:
+            raise SweepError(str(self.path), "is damaged: its tables are not those of a store")
         run(f"PRAGMA busy_timeout = {READER_WAIT_MS}")
+
+    def _row(self, values: tuple[object, ...]) -> Row:
+        """A row once its values are known to be what `make_row` writes; SQLite itself takes any type in any column."""
+        named = dict(zip(COLUMNS, values, strict=True))
+        for name, (kind, optional) in column_types().items():
+            value = named[name]
+            if not (optional and value is None) and not _fits(value, kind):
+                raise SweepError(
+                    str(self.path), f"is damaged: column '{name}' holds {_short(value)}, no {_WORDS[kind]}"
+                )
+        for name in _OF_GOOD_POINTS:
+            if (named[name] is None) != (named["error"] is not None):
+                problem = f"is damaged: a point has {'no' if named[name] is None else 'an error and a'} '{name}'"
+                raise SweepError(str(self.path), problem)
+        named["calibrated"] = bool(named["calibrated"])
+        return Row(**named)  # type: ignore[arg-type]
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -208,6 +264,8 @@ class Store:
             yield
         except sqlite3.DatabaseError as cause:
             code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_TOOBIG:
+                raise SweepError(str(self.path), f"is damaged: a value of over {MAX_VALUE_BYTES} bytes") from cause
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise SweepError(str(self.path), "is in use by another sweep") from cause
             if code == sqlite3.SQLITE_NOTADB:
@@ -231,7 +289,30 @@ def _column(name: str, kind: str, optional: bool) -> str:
     return f"{name} {_SQL_TYPES[kind]}{constraint}"
 
 
-def _row(values: tuple[object, ...]) -> Row:
-    found = dict(zip(COLUMNS, values, strict=True))
-    found["calibrated"] = bool(found["calibrated"])
-    return Row(**found)  # type: ignore[arg-type]
+def _fits(value: object, kind: str) -> bool:
+    """Whether a value from SQLite is one of a column's type, and a number in its range."""
+    if kind == "str":
+        return isinstance(value, str)
+    if kind == "float":
+        return isinstance(value, int | float) and 0 <= value <= MAX_INTEGER
+    return isinstance(value, int) and 0 <= value <= (1 if kind == "bool" else MAX_INTEGER)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _short(value: object) -> str:
+    return "nothing" if value is None else f"{str(value)[:40]!r}"
+
+
+_JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
+#: Columns that a point has exactly where it has no error.
+_OF_GOOD_POINTS: Final = tuple(name for name, (_, optional) in column_types().items() if optional and name != "error")
+_WORDS: Final = {"str": "text", "int": "whole number", "bool": "0 or 1", "float": "number"}
+_TABLE: Final = f"CREATE TABLE points ({', '.join(_column(name, *kind) for name, kind in column_types().items())})"
+#: All that a store's schema holds: type, name, table and statement.
+_SCHEMA: Final = [
+    ("table", "points", "points", _TABLE),
+    ("index", "sqlite_autoindex_points_1", "points", None),
+]

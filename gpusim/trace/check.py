@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from gpusim.errors import TraceError
+from gpusim.file_limits import (
+    MAX_ARGUMENTS,
+    MAX_BLOCK_THREADS,
+    MAX_ELEMENTS,
+    MAX_GRID_BLOCKS,
+    MAX_PARTS,
+    MAX_STEP_NS,
+)
 from gpusim.trace.covers import CoverRules
 from gpusim.trace.dependencies import dependencies, handles
-from gpusim.trace.schema import Op, Trace
-from gpusim.trace.values import problem_with
+from gpusim.trace.schema import Kernel, Op, Trace
+from gpusim.trace.values import count_values, problem_with
 
 DTYPE_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2, "uint32": 4, "uint64": 8,
@@ -23,6 +33,7 @@ def check_trace(trace: Trace, file: str) -> None:
         raise TraceError(file, "has no kernels in any op", place="$.ops")
     if not any(kernel.dur_ns for op in trace.ops for kernel in op.kernels):
         raise TraceError(file, "has no kernel that takes any time", place="$.ops")
+    _check_amounts(trace, file)
     _check_tensors(trace, file)
     seen: dict[str, int] = {}
     for index, op in enumerate(trace.ops):
@@ -36,6 +47,48 @@ def check_trace(trace: Trace, file: str) -> None:
     _check_covers(trace, file)
 
 
+def _check_amounts(trace: Trace, file: str) -> None:
+    """All of a step together stays within the limits: kernels, arguments, time on the GPU and on the host."""
+    kernels = arguments = step_ns = host_ns = 0
+    for index, op in enumerate(trace.ops):
+        longest_ns = 0
+        for number, launches in enumerate((op.kernels, *(variant.kernels for variant in op.variants))):
+            launches_ns = 0
+            for place, kernel in enumerate(launches):
+                launches_ns += kernel.dur_ns
+                wrong = _wrong_launch(kernel)
+                if wrong:
+                    field, problem = wrong
+                    where = f"$.ops[{index}].variants[{number - 1}]" if number else f"$.ops[{index}]"
+                    raise TraceError(file, problem, place=f"{where}.kernels[{place}].{field}")
+            kernels += len(launches)
+            longest_ns = max(longest_ns, launches_ns)
+        step_ns += longest_ns
+        host_ns += op.host_ns
+        arguments += count_values(op.args) + count_values(op.kwargs)
+        if kernels > MAX_PARTS or arguments > MAX_ARGUMENTS or step_ns > MAX_STEP_NS or host_ns > MAX_STEP_NS:
+            totals = (
+                ("kernels, with those of variants,", kernels, MAX_PARTS),
+                ("values in arguments", arguments, MAX_ARGUMENTS),
+                ("ns of kernels", step_ns, MAX_STEP_NS),
+                ("ns on the host", host_ns, MAX_STEP_NS),
+            )
+            what, total, limit = next(row for row in totals if row[1] > row[2])
+            problem = f"the ops up to this one have {total} {what} in all; the limit is {limit}"
+            raise TraceError(file, problem, place=f"$.ops[{index}]")
+
+
+def _wrong_launch(kernel: Kernel) -> tuple[str, str] | None:
+    """Field and problem of a launch that no GPU has, or None."""
+    x, y, z = kernel.grid
+    if x * y * z > MAX_GRID_BLOCKS:
+        return "grid", f"{x * y * z} blocks in all; the limit is {MAX_GRID_BLOCKS}"
+    x, y, z = kernel.block
+    if x * y * z > MAX_BLOCK_THREADS:
+        return "block", f"{x * y * z} threads in all; the limit is {MAX_BLOCK_THREADS}"
+    return None
+
+
 def _check_tensors(trace: Trace, file: str) -> None:
     for index, tensor in enumerate(trace.tensors):
         place = f"$.tensors[{index}]"
@@ -46,7 +99,11 @@ def _check_tensors(trace: Trace, file: str) -> None:
             raise TraceError(file, problem, place=f"{place}.storage")
         if len(tensor.stride) != len(tensor.shape):
             raise TraceError(file, f"{len(tensor.stride)} strides for {len(tensor.shape)} dimensions", place=place)
-        if 0 not in tensor.shape:
+        elements = prod(tensor.shape)
+        if elements > MAX_ELEMENTS:
+            problem = f"{elements} elements in all; the limit is {MAX_ELEMENTS}"
+            raise TraceError(file, problem, place=f"{place}.shape")
+        if elements:
             last = tensor.offset + sum((s - 1) * d for s, d in zip(tensor.shape, tensor.stride, strict=True))
             needed = (last + 1) * DTYPE_BYTES[tensor.dtype]
             if needed > trace.storages[tensor.storage].bytes:

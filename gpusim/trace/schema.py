@@ -10,11 +10,23 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from gpusim.files import Count, Document, Nanoseconds, Positive
+from gpusim import file_limits
+from gpusim.files import Count, Document, Nanoseconds, Positive, StorageBytes
 
 SCHEMA: Final = "gpusim-trace/1"
 
 Dim3 = tuple[Positive, Positive, Positive]
+StepNs = Annotated[int, Meta(ge=0, le=file_limits.MAX_STEP_NS)]
+Elements = Annotated[int, Meta(ge=0, le=file_limits.MAX_ELEMENTS)]
+Dimensions = Annotated[tuple[Elements, ...], Meta(max_length=file_limits.MAX_DIMENSIONS)]
+_GridX = Annotated[int, Meta(ge=1, le=file_limits.MAX_GRID_X)]
+_GridYZ = Annotated[int, Meta(ge=1, le=file_limits.MAX_GRID_YZ)]
+_BlockSize = Annotated[int, Meta(ge=1, le=file_limits.MAX_BLOCK_THREADS)]
+_ClusterSize = Annotated[int, Meta(ge=1, le=file_limits.MAX_CLUSTER)]
+Grid = tuple[_GridX, _GridYZ, _GridYZ]
+Block = tuple[_BlockSize, _BlockSize, _BlockSize]
+Cluster = tuple[_ClusterSize, _ClusterSize, _ClusterSize]
+SmemBytes = Annotated[int, Meta(ge=0, le=file_limits.MAX_SMEM_BYTES)]
 
 Role = Literal[
     "input", "target", "parameter", "buffer", "constant", "activation", "gradient", "optimizer_state", "output"
@@ -84,18 +96,18 @@ class TensorInit(Document, frozen=True, kw_only=True):
 class Storage(Document, frozen=True, kw_only=True):
     """A piece of memory; tensors that alias share one."""
 
-    bytes: Count
+    bytes: StorageBytes
 
 
 class Tensor(Document, frozen=True, kw_only=True):
     """A tensor: a shape and strides over a storage."""
 
-    shape: tuple[Count, ...]
-    stride: tuple[Count, ...]
+    shape: Dimensions
+    stride: Dimensions
     dtype: str
     """torch's name without the prefix: `float32`, `int64` ..."""
     storage: Count
-    offset: Count = 0
+    offset: Elements = 0
     """First element, in elements from the storage's start."""
     role: Role
     name: str = ""
@@ -111,7 +123,7 @@ class Counters(Document, frozen=True, kw_only=True):
     l2_bytes: Count
     instructions: Count
     tensor_instructions: Count
-    smem_config_bytes: Count | None = None
+    smem_config_bytes: SmemBytes | None = None
     """Part of an SM's L1 cache that the driver made shared memory for this launch."""
 
 
@@ -119,26 +131,26 @@ class Kernel(Document, frozen=True, kw_only=True):
     """One GPU launch (or memory operation) of an op."""
 
     name: str
-    dur_ns: Nanoseconds
+    dur_ns: StepNs
     """Median over `samples` runs, alone on the GPU."""
     kind: TaskKind = "kernel"
-    grid: Dim3 = (1, 1, 1)
+    grid: Grid = (1, 1, 1)
     """Blocks in x, y, z."""
-    block: Dim3 = (1, 1, 1)
+    block: Block = (1, 1, 1)
     """Threads of a block in x, y, z."""
-    cluster: Dim3 | None = None
-    regs_per_thread: Count = 0
-    smem_bytes: Count = 0
+    cluster: Cluster | None = None
+    regs_per_thread: Annotated[int, Meta(ge=0, le=file_limits.MAX_THREAD_REGS)] = 0
+    smem_bytes: SmemBytes = 0
     """Shared memory of a block, static and dynamic together."""
-    smem_static_bytes: Count | None = None
-    smem_dynamic_bytes: Count | None = None
+    smem_static_bytes: SmemBytes | None = None
+    smem_dynamic_bytes: SmemBytes | None = None
     """The two parts where the profiler tells them apart."""
-    lo_ns: Nanoseconds = 0
+    lo_ns: StepNs = 0
     """10th percentile of the samples."""
-    hi_ns: Nanoseconds = 0
+    hi_ns: StepNs = 0
     """90th percentile of the samples."""
     samples: Count = 0
-    bytes: Count = 0
+    bytes: StorageBytes = 0
     """Bytes moved or set, for `memcpy` and `memset`."""
     counters: Counters | None = None
 
@@ -195,7 +207,7 @@ class Op(Document, frozen=True, kw_only=True):
     phase: Phase = "forward"
     layer: str = ""
     """Path of the module it belongs to, such as `inception3a.branch1.conv`."""
-    host_ns: Nanoseconds = 0
+    host_ns: StepNs = 0
     """Time of the call on the host, eager, median."""
     kernels: tuple[Kernel, ...] = ()
     variants: tuple[Variant, ...] = ()
@@ -235,9 +247,9 @@ class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
     schema: Literal["gpusim-trace/1"]
     provenance: Provenance
     model: Model
-    storages: tuple[Storage, ...]
-    tensors: tuple[Tensor, ...]
-    ops: tuple[Op, ...]
+    storages: Annotated[tuple[Storage, ...], Meta(max_length=file_limits.MAX_PARTS)]
+    tensors: Annotated[tuple[Tensor, ...], Meta(max_length=file_limits.MAX_PARTS)]
+    ops: Annotated[tuple[Op, ...], Meta(max_length=file_limits.MAX_PARTS)]
     ground_truth: GroundTruth | None = None
 
     @property

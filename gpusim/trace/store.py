@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gpusim.apart import read_apart
 from gpusim.errors import TraceError, UnknownNameError
+from gpusim.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, PARTS_AT_A_TIME
 from gpusim.files import (
+    Document,
     decode_document,
     decompress,
     encode_json,
@@ -20,15 +24,10 @@ from gpusim.files import (
 )
 from gpusim.resources import resource_dir
 from gpusim.trace.check import check_trace
-from gpusim.trace.schema import SCHEMA, Trace
-from gpusim.units import MIB, format_bytes
+from gpusim.trace.schema import SCHEMA, Op, Storage, Tensor, Trace
+from gpusim.units import format_bytes
 
 TRACE_SUFFIXES = (".json", ".json.gz")
-
-#: Largest upload, and what it may be when decompressed: a trace of 100,000 kernels has about 40 MB. A file of one's own
-#: may be larger.
-MAX_UPLOAD_BYTES = 64 * MIB
-MAX_UPLOAD_DOCUMENT_BYTES = 256 * MIB
 
 
 def read_trace(path: Path) -> Trace:
@@ -46,13 +45,49 @@ def parse_trace(data: bytes, name: str, max_bytes: int | None = None) -> Trace:
 
 
 def parse_upload(data: bytes, name: str) -> Trace:
-    """A trace that somebody else sent, within the limits on size.
+    """A trace that somebody else sent, within the limits on size; read in a process of its own (`gpusim.apart`).
 
     Raises `TraceError`. Like all reading, it runs nothing from the file.
     """
     if len(data) > MAX_UPLOAD_BYTES:
         raise TraceError(name, f"is {format_bytes(len(data))}; the limit is {format_bytes(MAX_UPLOAD_BYTES)}")
-    return parse_trace(data, name, MAX_UPLOAD_DOCUMENT_BYTES)
+    storages: list[Storage] = []
+    tensors: list[Tensor] = []
+    ops: list[Op] = []
+    frame: Trace | None = None
+    with closing(
+        read_apart(f"{__name__}:{upload_pieces.__name__}", data, name, TraceError, max_bytes=MAX_UPLOAD_DOCUMENT_BYTES)
+    ) as pieces:
+        for piece in pieces:
+            part = msgspec.json.decode(piece, type=_Piece)
+            storages += part.storages
+            tensors += part.tensors
+            ops += part.ops
+            frame = part.frame or frame
+    assert frame is not None
+    return msgspec.structs.replace(frame, storages=tuple(storages), tensors=tuple(tensors), ops=tuple(ops))
+
+
+class _Piece(Document, frozen=True):
+    """A part of a trace on its way between processes."""
+
+    frame: Trace | None = None
+    """The trace without the lists below."""
+    storages: tuple[Storage, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    ops: tuple[Op, ...] = ()
+
+
+def upload_pieces(data: bytes, name: str, *, max_bytes: int) -> Iterator[bytes]:
+    """A checked trace in pieces, each decoded in a few milliseconds; the other side of `parse_upload`."""
+    trace = parse_trace(data, name, max_bytes)
+    yield encode_json(_Piece(frame=msgspec.structs.replace(trace, storages=(), tensors=(), ops=())))
+    for begin in range(0, len(trace.storages), PARTS_AT_A_TIME):
+        yield encode_json(_Piece(storages=trace.storages[begin : begin + PARTS_AT_A_TIME]))
+    for begin in range(0, len(trace.tensors), PARTS_AT_A_TIME):
+        yield encode_json(_Piece(tensors=trace.tensors[begin : begin + PARTS_AT_A_TIME]))
+    for begin in range(0, len(trace.ops), PARTS_AT_A_TIME):
+        yield encode_json(_Piece(ops=trace.ops[begin : begin + PARTS_AT_A_TIME]))
 
 
 def write_trace(trace: Trace, path: Path) -> None:

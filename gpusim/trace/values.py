@@ -35,6 +35,16 @@ def tensor_refs(value: Any) -> Iterator[int]:
             yield from tensor_refs(part)
 
 
+def count_values(values: Any, depth: int = MAX_DEPTH) -> int:
+    """Values in a list of arguments or a dict of them, and in the lists among them to `depth`; an object is one."""
+    parts = values.values() if isinstance(values, dict) else values
+    count = len(values)
+    for part in parts:
+        if depth and isinstance(part, list | tuple):
+            count += count_values(part, depth - 1)
+    return count
+
+
 def problem_with(value: Any, depth: int = MAX_DEPTH) -> str | None:
     """What is wrong with an encoded argument, or None."""
     if isinstance(value, dict):

@@ -1,0 +1,133 @@
+"""Reading somebody else's file in a process of its own, with limits on memory and time.
+
+A file that needs too much ends that process and gives one line here; this process waits without holding up its other
+threads. Results come back as bytes, piece by piece, and are decoded again by type: nothing is unpickled. A new process
+is started, not forked: the server that asks has threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterable
+from typing import IO, Final
+
+import msgspec
+
+from gpusim.errors import FileError
+from gpusim.file_limits import MAX_APART_BYTES, MAX_APART_S
+from gpusim.units import GIB
+
+_PROGRAM: Final = "import sys; sys.path[:] = sys.argv[1:]; from gpusim.apart import serve; serve()"
+_LENGTH: Final = struct.Struct("<cQ")
+_PIECE, _ERROR, _END = b"p", b"e", b"."
+
+
+class _Question(msgspec.Struct):
+    function: str
+    name: str
+    options: dict[str, int]
+
+
+class _Problem(msgspec.Struct):
+    problem: str
+    place: str
+
+
+def read_apart(
+    function: str, data: bytes, name: str, error: type[FileError], **options: int
+) -> Generator[bytes, None, None]:
+    """The pieces that `function` (`module:name`) gives for a file's content, called in a process of its own.
+
+    It is called as `function(data, name, **options)`. A `FileError` that it raises is raised here as `error`, and so is
+    an end without an answer, by the limits on memory (`MAX_APART_BYTES`) and time (`MAX_APART_S`).
+    """
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(MAX_APART_S, stop)
+    timer.start()
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it ended: what it said of that comes below
+            _send(process.stdin, _PIECE, msgspec.json.encode(_Question(function, name, options)))
+            _send(process.stdin, _PIECE, data)
+            process.stdin.close()
+        while True:
+            kind, piece = _receive(process.stdout)
+            if kind == _END:
+                return
+            if kind == _ERROR:
+                found = msgspec.json.decode(piece, type=_Problem)
+                raise error(name, found.problem, place=found.place)
+            yield piece
+    except EOFError:
+        limit = f"{MAX_APART_S} s" if late.is_set() else f"{MAX_APART_BYTES / GIB:.0f} GiB of memory"
+        raise error(name, f"needs more than {limit} to be read") from None
+    finally:
+        timer.cancel()
+        process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdout.close()
+        process.wait()
+
+
+def serve() -> None:
+    """The other side: one question from standard input, its answer to standard output."""
+    with contextlib.suppress(OSError, ValueError):  # a limit that is lower already stays
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_APART_BYTES, MAX_APART_BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_APART_S, MAX_APART_S))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(1), "wb")
+    question = msgspec.json.decode(_receive(sys.stdin.buffer)[1], type=_Question)
+    data = _receive(sys.stdin.buffer)[1]
+    module, _, name = question.function.partition(":")
+    try:
+        pieces: Iterable[bytes] = getattr(importlib.import_module(module), name)(
+            data, question.name, **question.options
+        )
+        del data
+        for piece in pieces:
+            _send(answers, _PIECE, piece)
+        _send(answers, _END, b"")
+    except FileError as error:
+        _send(answers, _ERROR, msgspec.json.encode(_Problem(error.problem, error.place)))
+    except MemoryError:
+        os._exit(1)  # what the other side makes of it is one line
+
+
+def _send(pipe: IO[bytes], kind: bytes, data: bytes) -> None:
+    pipe.write(_LENGTH.pack(kind, len(data)))
+    pipe.write(data)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> tuple[bytes, bytes]:
+    """Raises `EOFError` where the other side is gone."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    kind, length = _LENGTH.unpack(head)
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError
+    return kind, data
