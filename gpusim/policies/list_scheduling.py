@@ -11,8 +11,10 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpusim.engine import budget
 from gpusim.engine.pool import SmPool
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.tasks import MAX_TIME_NS
 from gpusim.policies.base import Assignment, spread_views
 
 #: An op less urgent than one that runs starts only if it gets at least this share of the blocks it could have resident:
@@ -53,6 +55,7 @@ class _Scheduler:
     """State of one run: what is ready, what runs where, what time it is."""
 
     def __init__(self, graph: OpGraph, streams: int, priority: Sequence[float], min_share: float) -> None:
+        budget.check_costs(graph.hardware)
         self.graph = graph
         self.costs = graph.hardware.graph
         self.chain_ns = self.costs.chain_ns + (self.costs.branch_ns if streams > 1 else 0.0)
@@ -75,7 +78,11 @@ class _Scheduler:
 
     def run(self) -> ListSchedule:
         """Alternate between giving idle streams work and going on to the next start or end."""
+        events = events_left = budget.EVENTS * (sum(map(len, self.graph.tasks)) + 1)
         while len(self.order) < len(self.preds) or len(self.idle) < len(self.lanes):
+            events_left -= 1
+            if events_left < 0:
+                raise budget.too_many_events(events, None, None)
             self._fill()
             start = self._next_start()
             end = self.pool.next_end()
@@ -86,6 +93,8 @@ class _Scheduler:
                 assert start is not None, "ops left, but nothing runs"
                 self._advance(start[0] - self.now)
                 self._start(start[1])
+        if self.now > MAX_TIME_NS:
+            raise budget.too_long(self.now)
         return ListSchedule(spread_views(self.graph, self.order, self.stream_of), self.now)
 
     def _next_start(self) -> tuple[float, int] | None:

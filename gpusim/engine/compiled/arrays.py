@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpusim.engine.budget import check_costs
 from gpusim.engine.compiled.copies import COPY_ENGINE
 from gpusim.engine.compiled.ends import ROW
 from gpusim.engine.compiled.heap import ENTRY
@@ -122,6 +123,7 @@ DEVICE = np.dtype(
         ("end_number", "i8"),
         ("settled", "i8"),  # whether the next three are up to date
         ("alone", "i8"),  # whether no other group ends then
+        ("events_left", "i8"),  # until the event loop is to count them
         ("all_of_it", "i8"),  # whether that was the end of the kernel, which is off the SMs already
         ("ends", "f8", (GROUPS,)),  # of groups, by number
         ("row_ends", "f8", (GROUPS // ROW,)),
@@ -181,7 +183,8 @@ class Plans(NamedTuple):
 
     `tasks` is how many of its nodes a plan uses, the first ones. `launches` has no columns in graph mode, `succs` none
     in stream mode. `log` gets each start (the task's index) and each end (its complement) in the order in which they
-    happen. `ended` counts the tasks that ended.
+    happen. `ended` counts the tasks that ended; it is the complement of a task, and `makespan_ns` the time, where the
+    budget of events was used up.
     """
 
     nodes: Records
@@ -249,7 +252,11 @@ class Room(NamedTuple):
 
     @classmethod
     def for_plans(cls, plans: Plans, devices: int, queues: int, hardware: HardwareModel) -> Room:
-        """Room to simulate any of `plans`. What runs is in `running`, or block by block in `blocks`."""
+        """Room to simulate any of `plans`. What runs is in `running`, or block by block in `blocks`.
+
+        Raises `PlanError` for a GPU beyond what engines simulate.
+        """
+        check_costs(hardware)
         limits = hardware.limits
         by_block = hardware.contention.sharing_exponent > 0
         tasks = plans.nodes.shape[1]
