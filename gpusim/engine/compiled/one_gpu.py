@@ -32,9 +32,10 @@ def simulate_one_gpu(
     last: int,
     events: int,
 ) -> None:
-    """`gpusim.engine.compiled.simulate.simulate_plans`; `events` for each task and block; `rows` is room for what all plans need of each of `tasks`.
+    """`gpusim.engine.compiled.simulate.simulate_plans`; `rows` is room for what all plans need of each of `tasks`.
 
-    What runs is in `running`, or block by block in `blocks`; what the other one needs is not compiled.
+    What runs is in `running`, or block by block in `blocks`; what the other one needs is not compiled. The budget is of
+    `events` for each task and each block.
     """
     hw, device = hardware[0], devices[0]
     grids, front_end_ns = int64(hw.limits_resident_grids), hw.graph_front_end_ns
@@ -59,7 +60,7 @@ def simulate_one_gpu(
             set_up(device, on_the_gpu(blocks))
         now = end_ns = front_end_free = updated = 0.0
         end_at = serve_at = np.inf
-        ending = index = int64(-1)
+        ending, index = int64(-1), int64(0)
         device.events_left = events_left = events * work
         while True:
             events_left -= 1

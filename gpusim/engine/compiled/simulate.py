@@ -91,7 +91,7 @@ def simulate(
             for number in range(len(devices)):
                 sm_groups.set_up(devices[number], on_device(blocks, number))
                 devices[number].events_left = events_each * work
-        events_left, index = events_each * work, int64(-1)
+        events_left, index = events_each * work, int64(0)
         pending = seq = ended = logged = int64(0)
         events = len(nodes)  # where their heap begins, behind those of ready tasks
         if stream_launches is None:
