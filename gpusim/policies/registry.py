@@ -38,6 +38,8 @@ class RegisteredPolicy:
     """Streams it can make use of; None: as many as it is given."""
     slow: bool = False
     """It may take seconds a call: an exploration runs it only where it is asked to."""
+    linear: bool = False
+    """Its time grows as the step does: an exploration of a large step runs no others."""
 
     def __call__(self, graph: OpGraph, streams: int) -> Assignment:
         """A legal assignment to at most `streams` streams."""
@@ -52,16 +54,16 @@ class RegisteredPolicy:
 POLICIES: dict[str, RegisteredPolicy] = {
     policy.name: policy
     for policy in (
-        RegisteredPolicy("sequential", sequential, "PyTorch", max_streams=1),
-        RegisteredPolicy("wavefront", wavefront, "Rammer, 2020"),
-        RegisteredPolicy("round_robin", round_robin, "Taskflow, 2021"),
+        RegisteredPolicy("sequential", sequential, "PyTorch", max_streams=1, linear=True),
+        RegisteredPolicy("wavefront", wavefront, "Rammer, 2020", linear=True),
+        RegisteredPolicy("round_robin", round_robin, "Taskflow, 2021", linear=True),
         RegisteredPolicy("nimble", nimble, "Nimble, 2020"),
         RegisteredPolicy("turbodl", turbodl, "TurboDL, 2021"),
         RegisteredPolicy("ios", _ios, "IOS, 2021", slow=True),
         RegisteredPolicy("ooo_backprop", ooo_backprop, "OOO-BackProp, 2022", max_streams=2),
         RegisteredPolicy("opara", opara, "Opara, 2025"),
         RegisteredPolicy("torchsched", torchsched, "NVIDIA apex, 2025"),
-        RegisteredPolicy("critical_path", critical_path, "gpusim"),
+        RegisteredPolicy("critical_path", critical_path, "gpusim", linear=True),
     )
 }
 

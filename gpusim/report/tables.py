@@ -54,6 +54,7 @@ def explored_document(explored: Explored) -> dict[str, Any]:
             "evaluations": explored.evaluations,
             "seed": explored.seed,
             "interrupted": explored.interrupted,
+            "left_out": list(explored.left_out),
         },
     }
 
@@ -84,6 +85,8 @@ def print_explored(explored: Explored) -> None:
     if explored.interrupted:
         searched += ", stopped early: the best found so far"
     out.print(f"\n[dim]speed-up over the sequential CUDA graph of the same kernels; {searched}[/dim]")
+    if explored.left_out:
+        out.print(f"[dim]{', '.join(explored.left_out)} left out: {len(explored.trace.ops):,} ops[/dim]")
     _print_bounds(out, explored)
     _print_attribution(out, explored)
     for line in choices_lines(explored):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,12 +169,15 @@ def encode_tasks(tasks: Sequence[Task]) -> Records:
     """What tasks are, whatever the schedule: one record of `TASK` each."""
     rows = np.empty(len(tasks), TASK)
     for name in (*NUMBERS, *PLACES):
-        rows[name] = np.fromiter((getattr(task, name) for task in tasks), np.float64, len(tasks))
-    for field in fields(Demand):
-        rows[field.name] = np.fromiter((getattr(task.demand, field.name) for task in tasks), np.float64, len(tasks))
-    for field in fields(Footprint):
-        values = (getattr(task.footprint, field.name) for task in tasks)
-        rows[f"footprint_{field.name}"] = np.fromiter(values, np.float64, len(tasks))
+        rows[name] = np.fromiter(map(attrgetter(name), tasks), np.float64, len(tasks))
+    # Tasks share these: each is looked at once.
+    for kind, name, prefix in ((Demand, "demand", ""), (Footprint, "footprint", "footprint_")):
+        numbers: dict[Any, int] = {}
+        number = attrgetter(name)
+        which = np.fromiter((numbers.setdefault(number(task), len(numbers)) for task in tasks), np.int64, len(tasks))
+        for field in fields(kind):
+            values = np.fromiter((getattr(each, field.name) for each in numbers), np.float64, len(numbers))
+            rows[f"{prefix}{field.name}"] = values[which]
     rows["kind"] = np.fromiter((KINDS.get(task.kind, ON_DEVICE) for task in tasks), np.int64, len(tasks))
     return rows
 
