@@ -207,7 +207,7 @@ def simulate(
         name, used, chosen = policy or "critical_path", max(assignment.streams) + 1, graph
     timeline = engine.run(plan, graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
-    sequential = engine.run(lower(graph, alone.order, alone.streams), graph.hardware)
+    sequential = engine.run(lower(graph, alone.order, alone.streams, memory=False), graph.hardware)
     title = f"simulated: {name}, {used} streams"
     if target is not None or figures:
         # What SMs and DRAM do over time, only the reference engine records.

@@ -19,10 +19,12 @@ def lower(
     *,
     variants: Sequence[int] = (),
     partitions: Sequence[Partition] = (),
+    memory: bool = True,
 ) -> Plan:
     """The plan that runs the ops in launch order `order`, op i in stream `streams[i]`.
 
     Ops without kernels (views) take no GPU time: they hand their dependencies on. Kernels of one op follow each other.
+    Without `memory` the plan has no buffers: enough where nobody asks for its memory.
     `variants` are as for `OpGraph.choosing`. The arguments must be legal (`check_schedule`). Raises `PlanError` for
     partitions that the GPU cannot have.
     """
@@ -53,7 +55,7 @@ def lower(
         ends[op] = (len(tasks) - 1,)
     for op, doing in graph.covered.items():  # its storages are in use as long as the op runs that does its work
         tasks_of[op] = tasks_of[doing]
-    buffers, kept = _buffers(graph, tasks_of)
+    buffers, kept = _buffers(graph, tasks_of) if memory else ((), 0)
     return Plan(tasks=tuple(tasks), mode=mode, buffers=buffers, kept_bytes=kept)
 
 

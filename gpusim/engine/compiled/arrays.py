@@ -167,6 +167,10 @@ def encode_hardware(hardware: HardwareModel, partitions: int = 1) -> Records:
 
 def encode_tasks(tasks: Sequence[Task]) -> Records:
     """What tasks are, whatever the schedule: one record of `TASK` each."""
+    once = list({id(task): task for task in tasks}.values())
+    if len(once) < len(tasks):  # steps in a row have the same tasks
+        place = {id(task): number for number, task in enumerate(once)}
+        return encode_tasks(once)[np.fromiter((place[id(task)] for task in tasks), np.int64, len(tasks))]
     rows = np.empty(len(tasks), TASK)
     for name in (*NUMBERS, *PLACES):
         rows[name] = np.fromiter(map(attrgetter(name), tasks), np.float64, len(tasks))
