@@ -222,7 +222,7 @@ def simulate(
             report(COMPILING, 0.0, 0)
         timeline = engine.run(plan, graph.hardware)
     alone = POLICIES["sequential"](graph, 1)
-    sequential = engine.run(lower(graph, alone.order, alone.streams), graph.hardware)
+    sequential = engine.run(lower(graph, alone.order, alone.streams, memory=False), graph.hardware)
     title = f"simulated: {name}, {used} streams"
     if target is not None or figures:
         # What SMs and DRAM do over time, only the reference engine records.

@@ -28,11 +28,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from gpusim.engine.budget import MOST_BLOCKS, placed_blocks
 from gpusim.hardware.model import Contention, HardwareModel
 from gpusim.hardware.occupancy import NO_FOOTPRINT
 from gpusim.plan.tasks import Task
 
-#: A cohort with less than this left to do has ended.
+#: A cohort with less than this left to do has ended. So has one whose end has come, whatever rounding left of it: far
+#: from the start of a step two times are further apart than this.
 ENDED_NS = 1e-6
 #: Groups whose next end is as near are looked at when a kernel's blocks end.
 NEAR_NS = 1e-3
@@ -145,7 +147,7 @@ class SmPlacement:
             kernel = Placed(
                 index,
                 task,
-                left=task.blocks,
+                left=placed_blocks(min(task.blocks, MOST_BLOCKS), sms * task.blocks_per_sm),
                 block_ns=task.dur_ns / full_waves,
                 load=1.0 / task.blocks_per_sm,
                 dram_bytes_per_ns=traffic * min(1.0, full_waves) / min(task.blocks, sms * task.blocks_per_sm),
@@ -178,10 +180,13 @@ class SmPlacement:
         """Take what has ended of a task off the GPU; whether that was all of it."""
         kernel = next(kernel for kernel in self.kernels if kernel.index == index)
         ended_ns = ENDED_NS + self.clock_ns * 2.0**-50  # rounding of a large clock must not keep a cohort forever
+        first_ns = min(group.end_ns for group in self._all_groups)
         for group in self._all_groups:
-            if group.end_ns - self.clock_ns > NEAR_NS:
+            if group.end_ns - self.clock_ns > NEAR_NS and group.end_ns > first_ns:
                 continue
             self._touch(group)
+            if group.ending is not None and group.ending.kernel is kernel and group.end_ns <= first_ns:
+                group.ending.remaining_ns = min(0.0, group.ending.remaining_ns)
             for cohort in group.cohorts:
                 if cohort.kernel is kernel and cohort.remaining_ns <= ended_ns:
                     kernel.on_sms -= cohort.blocks * group.sms
@@ -377,7 +382,8 @@ def shared_rates(others: float, matrix: float, contention: Contention) -> tuple[
 
 def waves(task: Task, sms: int, contention: Contention) -> float:
     """Time of a kernel alone on so many SMs over that of its blocks at load 1: a wave that is not full takes less."""
-    full, left = divmod(task.blocks, sms * task.blocks_per_sm)
+    at_once = sms * task.blocks_per_sm
+    full, left = divmod(placed_blocks(min(task.blocks, MOST_BLOCKS), at_once), at_once)
     return float(full + (-(-left // sms) / task.blocks_per_sm) ** contention.exponents[task.matrix])
 
 

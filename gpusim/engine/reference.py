@@ -18,12 +18,14 @@ from typing import Any
 import simpy
 from simpy.events import NORMAL, URGENT, EventPriority
 
+from gpusim.engine import budget
 from gpusim.engine.base import Timeline
+from gpusim.engine.budget import check_costs
 from gpusim.engine.placement import SmPlacement
 from gpusim.engine.pool import SmPool
 from gpusim.errors import PlanError
 from gpusim.hardware.model import HardwareModel
-from gpusim.plan.tasks import Plan, Task, check_plan
+from gpusim.plan.tasks import MAX_TIME_NS, Plan, Task, check_plan
 
 #: After all arrivals of the same instant.
 LATE = EventPriority(NORMAL + 1)
@@ -39,11 +41,15 @@ class ReferenceEngine:
     def run(self, plan: Plan, hardware: HardwareModel, record: bool = True) -> Timeline:
         """Simulate `plan`; `record` keeps residency and bandwidth over time. Raises `PlanError`."""
         check_plan(plan)
+        check_costs(hardware)
         simulation = _Simulation(plan, hardware, record)
         simulation.env.run()
         missing = [index for index, end in enumerate(simulation.end) if end < 0]
         if missing:
             raise PlanError(f"task {missing[0]} never ran: the plan's queues wait for each other")
+        longest_ns = round(max(simulation.end, default=0.0))
+        if longest_ns > MAX_TIME_NS:
+            raise budget.too_long(longest_ns)
         device = simulation.devices[min(simulation.devices)] if simulation.devices else None
         return Timeline(
             plan=plan,
@@ -70,6 +76,7 @@ class _Simulation:
         self.finish_order: dict[int, int] = {}
         self.lost_ns = [0.0] * count
         self.branch_ns = hardware.graph.branch_ns if plan.branches else 0.0
+        self.events_left = self.events = budget.EVENTS * budget.work_of(plan, hardware)
         self.devices: dict[int, _Device] = {}
         for task in plan.tasks:
             if task.device not in self.devices:
@@ -95,6 +102,12 @@ class _Simulation:
             yield self.env.timeout(gap_ns + costs.fork_ns * max(0, min(siblings.index(index), len(siblings) - 2)))
         self.ready[index] = self.env.now
         self.devices[task.device].arrive(index, task)
+
+    def count_event(self, index: int) -> None:
+        """One step of the budget; raises `PlanError` where there are none left."""
+        self.events_left -= 1
+        if self.events_left < 0:
+            raise budget.too_many_events(self.events, index, self.env.now)
 
     def finished(self, index: int, starts_beside: int) -> None:
         """A task has ended, and so many others have started on its GPU since it did."""
@@ -157,6 +170,7 @@ class _Device:
 
     def arrive(self, index: int, task: Task) -> None:
         """A task is ready: to the front end, or to its copy engine."""
+        self.simulation.count_event(index)
         if task.kind in COPY_DIRECTIONS:
             self._advance()
             self.copies[task.kind].waiting.append(index)
@@ -173,6 +187,7 @@ class _Device:
         if not self.waiting or self.env.now < self.front_end_free or self.pool.full:
             return
         index = heapq.heappop(self.waiting)[-1]
+        self.simulation.count_event(index)
         self._advance()
         self.simulation.start[index] = self.env.now
         self.pool.start(index, self.simulation.plan.tasks[index])
@@ -210,6 +225,7 @@ class _Device:
     def _end(self, index: int, timer: int) -> None:
         if timer != self._timer:
             return  # the rates have changed since
+        self.simulation.count_event(index)
         self._advance()
         task = self.simulation.plan.tasks[index]
         all_of_it, starts_beside = True, 0

@@ -14,5 +14,5 @@ STEPS_IN_A_ROW = 4
 def eager_plan(graph: OpGraph) -> Plan:
     """`STEPS_IN_A_ROW` eager steps, one after another on one stream."""
     n = len(graph)
-    tasks = lower(graph, range(n), [0] * n, "stream").tasks
+    tasks = lower(graph, range(n), [0] * n, "stream", memory=False).tasks
     return Plan(tasks=tasks * STEPS_IN_A_ROW, mode="stream")

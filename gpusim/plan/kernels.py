@@ -10,7 +10,7 @@ import msgspec
 
 from gpusim.errors import LimitError
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu
-from gpusim.hardware.occupancy import kernel_demand, kernel_footprint, kernel_occupancy
+from gpusim.hardware.occupancy import Demand, Footprint, kernel_demand, kernel_footprint, kernel_occupancy
 from gpusim.plan.tasks import Task
 from gpusim.plan.traffic import Arithmetic, arithmetic
 from gpusim.trace.check import DTYPE_BYTES
@@ -25,9 +25,9 @@ def kernel_tasks(trace: Trace, hardware: HardwareModel, scale: float = 1.0) -> t
 
     Raises `LimitError`, naming op and kernel, where a kernel breaks a limit of the GPU.
     """
-    scaling = _scaling(trace, hardware)
+    scaling, fits = _scaling(trace, hardware), Fits(hardware)
     return tuple(
-        _op_tasks(trace, index, op.kernels, f"$.ops[{index}]", hardware, scaling, scale)
+        _op_tasks(trace, index, op.kernels, f"$.ops[{index}]", fits, scaling, scale)
         for index, op in enumerate(trace.ops)
     )
 
@@ -36,10 +36,10 @@ def variant_tasks(
     trace: Trace, hardware: HardwareModel, scale: float = 1.0
 ) -> tuple[tuple[tuple[Task, ...], ...], ...]:
     """For each op the tasks of each of its variants, as `kernel_tasks` gives those of the captured kernels."""
-    scaling = _scaling(trace, hardware)
+    scaling, fits = _scaling(trace, hardware), Fits(hardware)
     return tuple(
         tuple(
-            _op_tasks(trace, index, variant.kernels, f"$.ops[{index}].variants[{number}]", hardware, scaling, scale)
+            _op_tasks(trace, index, variant.kernels, f"$.ops[{index}].variants[{number}]", fits, scaling, scale)
             for number, variant in enumerate(op.variants)
         )
         for index, op in enumerate(trace.ops)
@@ -54,16 +54,50 @@ def _scaling(trace: Trace, hardware: HardwareModel) -> Scaling | None:
     return None if source is None else Scaling(source, hardware, trace.model.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a kernel fits a GPU; `resident` is how many of its blocks an SM holds."""
+
+    demand: Demand
+    resident: int
+    footprint: Footprint
+    matrix: bool
+
+
+class Fits:
+    """How kernels fit one GPU. A step launches few different ones, so each is looked at once."""
+
+    def __init__(self, hardware: HardwareModel) -> None:
+        self.hardware = hardware
+        self._known: dict[tuple[object, ...], Fit] = {}
+
+    def of(self, kernel: Kernel) -> Fit:
+        """Raises `LimitError` where a block breaks a limit of the GPU."""
+        asked_bytes = kernel.counters.smem_config_bytes if kernel.counters else None
+        launch = (kernel.kind, kernel.grid, kernel.block, kernel.regs_per_thread, kernel.smem_bytes)
+        key = (kernel.name, *launch, asked_bytes)
+        found = self._known.get(key)
+        if found is None:
+            limits = self.hardware.limits
+            found = self._known[key] = Fit(
+                demand=kernel_demand(limits, kernel),
+                resident=0 if kernel.kind != "kernel" else kernel_occupancy(limits, kernel).blocks,
+                footprint=kernel_footprint(limits, kernel),
+                matrix=multiplies_matrices(kernel.name),
+            )
+        return found
+
+
 def _op_tasks(
     trace: Trace,
     index: int,
     kernels: Sequence[Kernel],
     where: str,
-    hardware: HardwareModel,
+    fits: Fits,
     scaling: Scaling | None,
     scale: float,
 ) -> tuple[Task, ...]:
-    op = trace.ops[index]
+    op, hardware = trace.ops[index], fits.hardware
     total_ns = sum(kernel.dur_ns for kernel in kernels) or 1
     source_l2_bytes = hardware.memory.l2_bytes if scaling is None else scaling.source.memory.l2_bytes
     op_bytes = op_dram_bytes(trace, op, source_l2_bytes)
@@ -71,32 +105,30 @@ def _op_tasks(
     work = arithmetic(trace, op, kernels) if scaling is not None else ()
     tasks = []
     for number, kernel in enumerate(kernels):
-        place = f"{where}.kernels[{number}]"
         dram_bytes = kernel.counters.dram_bytes if kernel.counters else op_bytes * kernel.dur_ns / total_ns
         dur_ns = kernel.dur_ns * scale
         if scaling is not None:
             dur_ns = scaling.dur_ns(kernel, dram_bytes, work[number], more_bytes * kernel.dur_ns / total_ns)
             kernel = fit_to(kernel, hardware)
         try:
-            demand = kernel_demand(hardware.limits, kernel)
+            fit = fits.of(kernel)
         except LimitError as cause:
-            raise LimitError(f"{place}: {cause} on '{hardware.name}'") from cause
+            raise LimitError(f"{where}.kernels[{number}]: {cause} on '{hardware.name}'") from cause
         memory_node = kernel.kind != "kernel"
-        resident = 0 if memory_node else kernel_occupancy(hardware.limits, kernel).blocks
         tasks.append(
             Task(
                 name=kernel.name,
                 kind=kernel.kind,
                 dur_ns=dur_ns,
                 extra_ns=hardware.graph.memory_node_ns if memory_node else 0.0,
-                demand=demand,
+                demand=fit.demand,
                 dram_bytes=dram_bytes,
                 copy_bytes=kernel.bytes,
                 host_ns=op.host_ns if number == 0 else 0.0,
                 blocks=0 if memory_node else prod(kernel.grid),
-                blocks_per_sm=resident,
-                footprint=kernel_footprint(hardware.limits, kernel),
-                matrix=multiplies_matrices(kernel.name),
+                blocks_per_sm=fit.resident,
+                footprint=fit.footprint,
+                matrix=fit.matrix,
                 op=index,
                 kernel=number,
             )

@@ -19,10 +19,12 @@ def lower(
     *,
     variants: Sequence[int] = (),
     partitions: Sequence[Partition] = (),
+    memory: bool = True,
 ) -> Plan:
     """The plan that runs the ops in launch order `order`, op i in stream `streams[i]`.
 
     Ops without kernels (views) take no GPU time: they hand their dependencies on. Kernels of one op follow each other.
+    Without `memory` the plan has no buffers: enough where nobody asks for its memory.
     `variants` are as for `OpGraph.choosing`. The arguments must be legal (`check_schedule`). Raises `PlanError` for
     partitions that the GPU cannot have.
     """
@@ -45,24 +47,16 @@ def lower(
             deps = waits if number == 0 else (len(tasks) - 1,)
             if partitions:
                 task = in_partition(task, partition, layout.sms[partition], graph.hardware)
-            tasks.append(replace(task, queue=streams[op], deps=deps, host_ns=share))
+            queue, device = streams[op], task.device  # a queue's order implies what its own tasks wait for
+            deps = tuple(d for d in deps if tasks[d].queue != queue or tasks[d].device != device)
+            tasks.append(replace(task, queue=queue, deps=deps, host_ns=share))
             tasks_of.setdefault(op, []).append(len(tasks) - 1)
         host_ns = 0.0
         ends[op] = (len(tasks) - 1,)
     for op, doing in graph.covered.items():  # its storages are in use as long as the op runs that does its work
         tasks_of[op] = tasks_of[doing]
-    buffers, kept = _buffers(graph, tasks_of)
-    return Plan(tasks=tuple(_without_implied(tasks)), mode=mode, buffers=buffers, kept_bytes=kept)
-
-
-def _without_implied(tasks: list[Task]) -> list[Task]:
-    """Drop dependencies on tasks of the same queue: the queue's order implies them."""
-    return [
-        replace(
-            task, deps=tuple(d for d in task.deps if (tasks[d].device, tasks[d].queue) != (task.device, task.queue))
-        )
-        for task in tasks
-    ]
+    buffers, kept = _buffers(graph, tasks_of) if memory else ((), 0)
+    return Plan(tasks=tuple(tasks), mode=mode, buffers=buffers, kept_bytes=kept)
 
 
 def _buffers(graph: OpGraph, tasks_of: dict[int, list[int]]) -> tuple[tuple[Buffer, ...], int]:

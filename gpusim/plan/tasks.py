@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import inf
 from typing import Literal
 
 from gpusim.errors import PlanError
@@ -12,6 +11,8 @@ from gpusim.hardware.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
 
 #: Partitions of one GPU: an H200 lets its 132 SMs be split into 15 groups of 8, and 12 are left over.
 MAX_PARTITIONS = 32
+#: Longest time that can be simulated, 104 days: up to here doubles have every whole nanosecond.
+MAX_TIME_NS = 1 << 53
 
 Kind = Literal["kernel", "memset", "memcpy", "h2d", "d2h"]
 LaunchMode = Literal["graph", "stream"]
@@ -99,8 +100,10 @@ def check_plan(plan: Plan) -> None:
     preds: list[list[int]] = []
     last: dict[tuple[int, int], int] = {}
     for index, task in enumerate(plan.tasks):
-        if not all(0 <= time_ns < inf for time_ns in (task.dur_ns, task.extra_ns, task.host_ns)):
-            raise PlanError(f"task {index} '{task.name[:60]}' has a duration of {task.dur_ns} ns")
+        for time_ns in (task.dur_ns, task.extra_ns, task.host_ns):
+            if not 0 <= time_ns <= MAX_TIME_NS:
+                problem = f"has a duration of {time_ns} ns; at most {MAX_TIME_NS} ns (104 days) can be simulated"
+                raise PlanError(f"task {index} '{task.name[:60]}' {problem}")
         if not 0 <= task.partition < MAX_PARTITIONS:
             raise PlanError(f"task {index} '{task.name[:60]}' is in partition {task.partition} of {MAX_PARTITIONS}")
         for before in task.deps:

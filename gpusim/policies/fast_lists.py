@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gpusim.engine import budget
 from gpusim.engine.compiled.arrays import encode_hardware
 from gpusim.engine.compiled.lists import ListRoom, schedule_lists
 from gpusim.engine.compiled.op_graph import OpArrays
 from gpusim.engine.threads import in_ranges
 from gpusim.errors import PlanError
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.tasks import MAX_TIME_NS
 from gpusim.policies.base import spread_views
 from gpusim.policies.list_scheduling import MIN_SHARE, ListSchedule
 
@@ -20,6 +22,7 @@ class FastLists:
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
+        budget.check_costs(graph.hardware)
         self._arrays = OpArrays.of(graph)
         self._record = encode_hardware(graph.hardware)
 
@@ -62,6 +65,7 @@ class FastLists:
         lanes[:], shares[:] = streams, min_shares
         if count and lanes.min() < 1:
             raise PlanError(f"{lanes.min()} streams")
+        events = budget.EVENTS * (len(self._arrays.tasks) + 1)
         work = int(np.count_nonzero(self._arrays.ops["rows"]))
         makespan_ns = np.zeros(count)
         orders = np.zeros((count if keep else 1, work), np.int32)
@@ -70,11 +74,14 @@ class FastLists:
         def one_range(first: int, last: int) -> None:
             room = ListRoom.of_size(ops, int(lanes.max(initial=1)))
             order, place = (orders, placed) if keep else (orders.copy(), placed.copy())
-            schedule_lists(
-                self._record, self._arrays, priorities, lanes, shares, room, makespan_ns, order, place, first, last
-            )
+            arrays = (self._arrays, priorities, lanes, shares, room, makespan_ns, order, place)
+            schedule_lists(self._record, *arrays, first, last, events)
 
         in_ranges(count, threads, one_range)
+        if count and makespan_ns.min() == -2.0:
+            raise budget.too_many_events(events, None, None)
         if count and makespan_ns.min() < 0:
             raise AssertionError("ops left, but nothing runs")
+        if count and makespan_ns.max() > MAX_TIME_NS:
+            raise budget.too_long(makespan_ns.max())
         return makespan_ns, orders, placed

@@ -12,13 +12,18 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpusim.engine import budget
 from gpusim.engine.pool import SmPool
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.tasks import MAX_TIME_NS
 from gpusim.policies.base import Assignment, spread_views
 
 #: An op less urgent than one that runs starts only if it gets at least this share of the blocks it could have resident:
 #: less would put it at the tail of the block dispatcher, in front of ops that become urgent meanwhile.
 MIN_SHARE = 0.05
+
+Resources = tuple[float, float, float, float]
+"""Shares of the GPU's threads, registers, shared memory and block slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class _Scheduler:
     """State of one run: what is ready, what runs where, what time it is."""
 
     def __init__(self, graph: OpGraph, streams: int, priority: Sequence[float], min_share: float) -> None:
+        budget.check_costs(graph.hardware)
         self.graph = graph
         self.costs = graph.hardware.graph
         self.chain_ns = self.costs.chain_ns + (self.costs.branch_ns if streams > 1 else 0.0)
@@ -61,8 +67,8 @@ class _Scheduler:
         self.min_share = min_share
         self.preds, self.succs = graph.work_dependencies
         self.waiting = {op: len(before) for op, before in self.preds.items()}
-        self.ready = [(-priority[op], op) for op, count in self.waiting.items() if not count]
-        heapq.heapify(self.ready)
+        self.ready: dict[Resources, list[tuple[float, int]]] = {}
+        """Ready ops by what their first kernels demand: of one demand the most urgent finds room, or none does."""
         self.ready_at: dict[int, float] = {}
         self.lanes = [_Lane() for _ in range(streams)]
         self.idle = set(range(streams))
@@ -73,10 +79,21 @@ class _Scheduler:
         self.now = 0.0
         self.front_end_free = 0.0
         self.starts = 0
+        for op, count in self.waiting.items():
+            if not count:
+                self._is_ready(op)
+
+    def _is_ready(self, op: int) -> None:
+        demand = self.graph.tasks[op][0].demand.resources
+        heapq.heappush(self.ready.setdefault(demand, []), (-self.priority[op], op))
 
     def run(self) -> ListSchedule:
         """Alternate between giving idle streams work and going on to the next start or end."""
+        events = events_left = budget.EVENTS * (sum(map(len, self.graph.tasks)) + 1)
         while len(self.order) < len(self.preds) or len(self.idle) < len(self.lanes):
+            events_left -= 1
+            if events_left < 0:
+                raise budget.too_many_events(events, None, None)
             self._fill()
             start = self._next_start()
             end = self.pool.next_end()
@@ -87,6 +104,8 @@ class _Scheduler:
                 assert start is not None, "ops left, but nothing runs"
                 self._advance(start[0] - self.now)
                 self._start(start[1])
+        if self.now > MAX_TIME_NS:
+            raise budget.too_long(self.now)
         return ListSchedule(spread_views(self.graph, self.order, self.stream_of), self.now)
 
     def _next_start(self) -> tuple[float, int] | None:
@@ -134,19 +153,27 @@ class _Scheduler:
             self.waiting[after] -= 1
             if not self.waiting[after]:
                 self.ready_at[after] = seen_at
-                heapq.heappush(self.ready, (-self.priority[after], after))
+                self._is_ready(after)
 
     def _fill(self) -> None:
         """Give idle streams their next ops: the most urgent, or a less urgent one that still finds room."""
-        held: list[tuple[float, int]] = []
-        while self.idle and self.ready:
-            entry = heapq.heappop(self.ready)
-            if self.min_share > 0 and not self._urgent(entry[1]) and self._room(entry[1]) < self.min_share:
-                held.append(entry)
-            else:
-                self._launch(entry[1])
-        for entry in held:
-            heapq.heappush(self.ready, entry)
+        if not self.idle:
+            return
+        first = [(ops[0], demand) for demand, ops in self.ready.items() if ops]
+        heapq.heapify(first)
+        left: list[float] | None = None
+        while self.idle and first:
+            (_, op), demand = heapq.heappop(first)
+            if self.min_share > 0 and not self._urgent(op):
+                left = left or self._left()
+                if _share(left, demand) < self.min_share:
+                    continue
+            ops = self.ready[demand]
+            heapq.heappop(ops)
+            if ops:
+                heapq.heappush(first, (ops[0], demand))
+            self._launch(op)
+            left = None
 
     def _urgent(self, op: int) -> bool:
         """Whether nothing on the GPU is more urgent than `op`."""
@@ -177,8 +204,8 @@ class _Scheduler:
         near = [self.stream_of[p] for p in sorted(self.preds[op]) if self.stream_of[p] in self.idle]
         return near[-1] if near else min(self.idle)
 
-    def _room(self, op: int) -> float:
-        """Share of its blocks that the first kernel of `op` would get beside what runs or is about to."""
+    def _left(self) -> list[float]:
+        """What is left of each resource beside what runs or is about to."""
         left = [1.0, 1.0, 1.0, 1.0]
         for kernel in self.pool.running:
             for resource, need in enumerate(kernel.demand):
@@ -187,6 +214,10 @@ class _Scheduler:
             if lane.start_at >= 0:
                 for resource, need in enumerate(self.graph.tasks[lane.op][lane.kernel].demand.resources):
                     left[resource] -= need
-        demand = self.graph.tasks[op][0].demand.resources
-        shares = [max(0.0, room) / need for room, need in zip(left, demand, strict=True) if need > 0.0]
-        return min(1.0, *shares) if shares else 1.0
+        return left
+
+
+def _share(left: Sequence[float], demand: Resources) -> float:
+    """Share of its blocks that a kernel of this demand would get of what is left."""
+    shares = [max(0.0, room) / need for room, need in zip(left, demand, strict=True) if need > 0.0]
+    return min(1.0, *shares) if shares else 1.0

@@ -40,6 +40,8 @@ class RegisteredPolicy:
     """Streams it can make use of; None: as many as it is given."""
     slow: bool = False
     """It may take seconds a call: an exploration runs it only where it is asked to."""
+    linear: bool = False
+    """Its time grows as the step does: an exploration of a large step runs no others."""
 
     def __call__(self, graph: OpGraph, streams: int) -> Assignment:
         """A legal assignment to at most `streams` streams."""
@@ -55,11 +57,17 @@ POLICIES: dict[str, RegisteredPolicy] = {
     policy.name: policy
     for policy in (
         RegisteredPolicy(
-            "sequential", sequential, "PyTorch", "All ops on one stream, in recorded order.", max_streams=1
+            "sequential", sequential, "PyTorch", "All ops on one stream, in recorded order.", max_streams=1, linear=True
         ),
-        RegisteredPolicy("wavefront", wavefront, "Rammer, 2020", "Level by level, all ops of a level side by side."),
         RegisteredPolicy(
-            "round_robin", round_robin, "Taskflow, 2021", "Level by level, ops dealt to the streams in turn."
+            "wavefront", wavefront, "Rammer, 2020", "Level by level, all ops of a level side by side.", linear=True
+        ),
+        RegisteredPolicy(
+            "round_robin",
+            round_robin,
+            "Taskflow, 2021",
+            "Level by level, ops dealt to the streams in turn.",
+            linear=True,
         ),
         RegisteredPolicy(
             "nimble", nimble, "Nimble, 2020", "As much concurrency as dependencies allow, with the fewest waits."
@@ -80,7 +88,11 @@ POLICIES: dict[str, RegisteredPolicy] = {
             "torchsched", torchsched, "NVIDIA apex, 2025", "The deepest path on one stream, the rest dealt to others."
         ),
         RegisteredPolicy(
-            "critical_path", critical_path, "gpusim", "The op with most work behind it starts first, where it fits."
+            "critical_path",
+            critical_path,
+            "gpusim",
+            "The op with most work behind it starts first, where it fits.",
+            linear=True,
         ),
     )
 }

@@ -68,6 +68,7 @@ def explored_document(explored: Explored) -> dict[str, Any]:
             "evaluations": explored.evaluations,
             "seed": explored.seed,
             "interrupted": explored.interrupted,
+            "left_out": list(explored.left_out),
         },
     }
 
@@ -103,6 +104,8 @@ def print_explored(explored: Explored, tried: bool = False) -> None:
     if explored.interrupted:
         searched += ", stopped early: the best found so far"
     out.print(f"\nspeed-up over the sequential CUDA graph of the same kernels; {searched}", style="dim")
+    if explored.left_out:
+        out.print(f"{', '.join(explored.left_out)} left out: {len(explored.trace.ops):,} ops", style="dim")
     _print_bounds(out, explored)
     _print_attribution(out, explored)
     for line in choices_lines(explored):

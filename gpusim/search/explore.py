@@ -25,13 +25,16 @@ from gpusim.policies.list_scheduling import list_schedule
 from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
-from gpusim.search.searches import SEARCH, SEARCHED, Report, search_all
+from gpusim.search.searches import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
 from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.trace.schema import Trace
 from gpusim.units import format_bytes
 
 DEFAULT_BUDGET_S = 9.0
 MAX_BUDGET_S = 86_400.0
+#: A step of more ops is large: only policies whose time grows as the step does look at it, on as many streams as asked
+#: for, and no search, which could not try enough schedules of it.
+LARGE_STEP_OPS = 10_000
 #: Share of the budget that compiling on a first start may take; the rest is searched in any case.
 COMPILING_SHARE = 5 / 6
 #: How much better than every policy a searched schedule must be predicted to be. A search finds what the model
@@ -91,6 +94,8 @@ class Explored:
     """Each split of the SMs that was tried."""
     memory_limit_bytes: int | None = None
     """What the best schedule had to keep."""
+    left_out: tuple[str, ...] = ()
+    """Policies that would take too long on a large step, and the search, which would."""
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -147,6 +152,7 @@ def explore(
     to run besides the sequential one, slow or not. Where the trace has variants, schedules with them are searched, too;
     and with `splits`, schedules on these partitions of the SMs. What needs more than `memory_limit_bytes` is not
     recommended. `on_row` gets each row as it is found.
+    Of a step with more than `LARGE_STEP_OPS` ops, policies that would take too long and the search are left out.
     Raises `OptionError` for a stream count out of range and where nothing keeps the memory limit, `PlanError` for a
     kernel the GPU cannot run.
     """
@@ -178,6 +184,8 @@ def explore(
         on_row(rows[-1])
 
     bound = bounds(graph)
+    large = len(graph) > LARGE_STEP_OPS
+    left_out: list[str] = []
     for policy, make in POLICIES.items():
         if policies is None:
             wanted = not make.slow or policy in also
@@ -185,21 +193,19 @@ def explore(
             wanted = policy == "sequential" or policy in policies
         if not wanted:
             continue
+        if large and not make.linear:
+            left_out.append(policy)
+            continue
         report(f"policy {policy}", 0.0, min((row.makespan_ns for row in rows), default=sequential_ns))
-        for count in make.stream_counts(stream_counts(streams)):
+        for count in make.stream_counts((streams,) if large else stream_counts(streams)):
             add(policy, count, make(graph, count))
-    found = search_all(
-        graph,
-        [row.assignment for row in rows],
-        streams,
-        budget_s,
-        seed,
-        evaluations,
-        bound,
-        splits,
-        memory_limit_bytes,
-        report,
-    )
+    if large:
+        left_out.append(SEARCH)
+        found = NOTHING_FOUND
+    else:
+        made = [row.assignment for row in rows]
+        limits = (splits, memory_limit_bytes)
+        found = search_all(graph, made, streams, budget_s, seed, evaluations, bound, *limits, report)
     for name, refined in found.rows:
         for assignment in refined.assignments:
             if name == SEARCH or assignment.variants or assignment.partitions:
@@ -223,6 +229,7 @@ def explore(
             if each.assignments
         ),
         memory_limit_bytes=memory_limit_bytes,
+        left_out=tuple(left_out),
     )
 
 

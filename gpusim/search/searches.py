@@ -57,6 +57,10 @@ class Found:
         return [*found, *((PARTITIONS, each) for each in self.partitions)]
 
 
+#: Of a step that was not searched.
+NOTHING_FOUND = Found(Refined((), (), (), 0, False), None, (), (), 0, False)
+
+
 def search_all(
     graph: OpGraph,
     made: list[Assignment],

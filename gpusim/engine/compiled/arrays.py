@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gpusim.engine.budget import check_costs
 from gpusim.engine.compiled.copies import COPY_ENGINE
 from gpusim.engine.compiled.ends import ROW
 from gpusim.engine.compiled.heap import ENTRY
@@ -122,6 +124,7 @@ DEVICE = np.dtype(
         ("end_number", "i8"),
         ("settled", "i8"),  # whether the next three are up to date
         ("alone", "i8"),  # whether no other group ends then
+        ("events_left", "i8"),  # until the event loop is to count them
         ("all_of_it", "i8"),  # whether that was the end of the kernel, which is off the SMs already
         ("ends", "f8", (GROUPS,)),  # of groups, by number
         ("row_ends", "f8", (GROUPS // ROW,)),
@@ -164,14 +167,21 @@ def encode_hardware(hardware: HardwareModel, partitions: int = 1) -> Records:
 
 def encode_tasks(tasks: Sequence[Task]) -> Records:
     """What tasks are, whatever the schedule: one record of `TASK` each."""
+    once = list({id(task): task for task in tasks}.values())
+    if len(once) < len(tasks):  # steps in a row have the same tasks
+        place = {id(task): number for number, task in enumerate(once)}
+        return encode_tasks(once)[np.fromiter((place[id(task)] for task in tasks), np.int64, len(tasks))]
     rows = np.empty(len(tasks), TASK)
     for name in (*NUMBERS, *PLACES):
-        rows[name] = np.fromiter((getattr(task, name) for task in tasks), np.float64, len(tasks))
-    for field in fields(Demand):
-        rows[field.name] = np.fromiter((getattr(task.demand, field.name) for task in tasks), np.float64, len(tasks))
-    for field in fields(Footprint):
-        values = (getattr(task.footprint, field.name) for task in tasks)
-        rows[f"footprint_{field.name}"] = np.fromiter(values, np.float64, len(tasks))
+        rows[name] = np.fromiter(map(attrgetter(name), tasks), np.float64, len(tasks))
+    # Tasks share these: each is looked at once.
+    for kind, name, prefix in ((Demand, "demand", ""), (Footprint, "footprint", "footprint_")):
+        numbers: dict[Any, int] = {}
+        number = attrgetter(name)
+        which = np.fromiter((numbers.setdefault(number(task), len(numbers)) for task in tasks), np.int64, len(tasks))
+        for field in fields(kind):
+            values = np.fromiter((getattr(each, field.name) for each in numbers), np.float64, len(numbers))
+            rows[f"{prefix}{field.name}"] = values[which]
     rows["kind"] = np.fromiter((KINDS.get(task.kind, ON_DEVICE) for task in tasks), np.int64, len(tasks))
     return rows
 
@@ -181,7 +191,8 @@ class Plans(NamedTuple):
 
     `tasks` is how many of its nodes a plan uses, the first ones. `launches` has no columns in graph mode, `succs` none
     in stream mode. `log` gets each start (the task's index) and each end (its complement) in the order in which they
-    happen. `ended` counts the tasks that ended.
+    happen. `ended` counts the tasks that ended; it is the complement of a task, and `makespan_ns` the time, where the
+    budget of events was used up.
     """
 
     nodes: Records
@@ -249,7 +260,11 @@ class Room(NamedTuple):
 
     @classmethod
     def for_plans(cls, plans: Plans, devices: int, queues: int, hardware: HardwareModel) -> Room:
-        """Room to simulate any of `plans`. What runs is in `running`, or block by block in `blocks`."""
+        """Room to simulate any of `plans`. What runs is in `running`, or block by block in `blocks`.
+
+        Raises `PlanError` for a GPU beyond what engines simulate.
+        """
+        check_costs(hardware)
         limits = hardware.limits
         by_block = hardware.contention.sharing_exponent > 0
         tasks = plans.nodes.shape[1]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from math import inf
 
 import numpy as np
 
 from gpusim.engine.compiled.arrays import Plans, Records, encode_tasks
 from gpusim.hardware.model import HardwareModel
-from gpusim.plan.tasks import MAX_PARTITIONS, Plan, Task
+from gpusim.plan.tasks import MAX_PARTITIONS, MAX_TIME_NS, Plan, Task
 
 
 def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, int, int] | None:
@@ -19,7 +18,7 @@ def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, in
     """
     tasks = plan.tasks
     for task in tasks:
-        if not (0 <= task.dur_ns < inf and 0 <= task.extra_ns < inf and 0 <= task.host_ns < inf):
+        if not all(0 <= time_ns <= MAX_TIME_NS for time_ns in (task.dur_ns, task.extra_ns, task.host_ns)):
             return None
         if not 0 <= task.partition < MAX_PARTITIONS:
             return None

@@ -16,7 +16,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numba
 import numpy as np
@@ -30,6 +30,9 @@ OPTIONS = {"error_model": "numpy", "_nrt": False}
 
 #: A 64-bit integer. Where a constant or a narrower field is passed on, this keeps functions from being compiled twice.
 int64 = cast(Callable[[int], int], np.int64)
+
+#: A time that 64-bit integers still have.
+END_OF_TIME: Final = 2.0**62
 
 #: A number that is not negative. As an index, compiled code need not look whether it counts from the end.
 uint32 = cast(Callable[[int], int], np.uint32)

@@ -70,11 +70,12 @@ def schedule_lists(
     placed: Indices,
     first: int,
     last: int,
+    events: int,
 ) -> None:
     """List schedules `first` to `last` - 1: their makespans, the order of ops with kernels, and each op's stream.
 
     Where `orders` and `placed` have one row only, each schedule overwrites it. A makespan of -1 stands for a schedule
-    in which nothing goes on, though ops are left.
+    in which nothing goes on, though ops are left; one of -2 for a schedule that took more than `events` events.
     """
     for number in range(first, last):
         row = number if len(orders) > 1 else 0
@@ -92,6 +93,7 @@ def schedule_lists(
             room.ready,
             room.held,
             orders[row],
+            events,
         )
         for op in range(len(graph.ops)):
             placed[row, op] = room.states[op].stream
@@ -112,6 +114,7 @@ def schedule_one(
     ready: Any,
     held: Any,
     order: Any,
+    events: int,
 ) -> float:
     """`_Scheduler.run`."""
     base = n_ready = n_running = n_starts = n_order = int64(0)
@@ -140,6 +143,9 @@ def schedule_one(
     grids = int64(hw.limits_resident_grids)
     delay_ns, ending = np.inf, int64(-1)  # until the next end
     while n_order < n_work or n_idle < len(lanes):
+        events -= 1
+        if events < 0:
+            return -2.0
         # `_fill`: give idle streams their next ops
         n_held = 0
         urgent_from, known = 0.0, False

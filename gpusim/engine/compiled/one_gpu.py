@@ -14,7 +14,7 @@ import numpy as np
 from gpusim.engine.compiled import heap, placement, pool, rates, sm_groups
 from gpusim.engine.compiled.arrays import Blocks, Plans, Records
 from gpusim.engine.compiled.heap import not_before
-from gpusim.engine.compiled.jit import entry, int64, jit, uint32
+from gpusim.engine.compiled.jit import END_OF_TIME, entry, int64, jit, uint32
 from gpusim.engine.compiled.link import lost_ns
 
 
@@ -30,16 +30,20 @@ def simulate_one_gpu(
     heaps: Records,
     first: int,
     last: int,
+    events: int,
 ) -> None:
     """`gpusim.engine.compiled.simulate.simulate_plans`; `rows` is room for what all plans need of each of `tasks`.
 
-    What runs is in `running`, or block by block in `blocks`; what the other one needs is not compiled.
+    What runs is in `running`, or block by block in `blocks`; what the other one needs is not compiled. The budget is of
+    `events` for each task and each block.
     """
     hw, device = hardware[0], devices[0]
     grids, front_end_ns = int64(hw.limits_resident_grids), hw.graph_front_end_ns
+    work = int64(len(tasks) + 1)
     if blocks is not None:
         for number in range(len(tasks)):
             placement.prepare(hw, rows[number], tasks[number])
+            work += rows[number].left
         rates.forget_loads(device)
     for plan in range(first, last):
         count = plans.tasks[plan]
@@ -56,8 +60,13 @@ def simulate_one_gpu(
             set_up(device, on_the_gpu(blocks))
         now = end_ns = front_end_free = updated = 0.0
         end_at = serve_at = np.inf
-        ending = int64(-1)
+        ending, index = int64(-1), int64(0)
+        device.events_left = events_left = events * work
         while True:
+            events_left -= 1
+            if events_left < 0:
+                ended, end_ns = ~index, now
+                break
             ready_at = known[uint32(head)].time if head < tail else np.inf
             if end_at <= ready_at and end_at <= serve_at:
                 if end_at == np.inf:
@@ -139,7 +148,7 @@ def simulate_one_gpu(
                 device.all_of_it = 1 if all_of_it else 0
                 end_at, ending = device.end_at, int64(device.end_index)
         plans.ended[plan] = ended
-        plans.makespan_ns[plan] = int64(np.rint(end_ns))
+        plans.makespan_ns[plan] = int64(np.rint(min(end_ns, END_OF_TIME)))
 
 
 @jit

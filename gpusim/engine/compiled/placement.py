@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from gpusim.engine.budget import MOST_BLOCKS
 from gpusim.engine.compiled.ends import earlier
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import int64, jit, jit_apart
-from gpusim.engine.compiled.rates import waves
+from gpusim.engine.compiled.rates import placed_blocks, waves
 from gpusim.engine.compiled.sm_groups import (
     add_cohort,
     copy_cohort,
@@ -49,7 +50,8 @@ def go_on(hw: Any, device: Any, blocks: Any, ends: int, until_ns: float) -> bool
         now = device.updated
         device.end_index = index
         device.end_at = not_before(now, now + delay_ns) if index >= 0 else np.inf
-        if not device.end_at <= until_ns or index < 0:
+        device.events_left -= 1
+        if not device.end_at <= until_ns or index < 0 or device.events_left < 0:
             return False
         device.clock_ns += device.end_at - now
         device.updated = device.end_at
@@ -102,10 +104,11 @@ def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
     """`prepare` but for the traffic by kind."""
     bandwidth = hw.memory_dram_bytes_per_ns
     traffic = min(task.dram_bytes / task.dur_ns, bandwidth) if task.dur_ns != 0.0 else 0.0
-    count = int64(task.blocks)
+    count = int64(min(task.blocks, float(MOST_BLOCKS)))
     row.threads = task.footprint_threads
     if row.threads == 0.0 or count == 0:
         row.partition = NO_SMS
+        row.left = 0
         row.block_ns = task.dur_ns
         row.other_load = row.matrix_load = 0.0
         row.dram_bytes_per_ns = traffic
@@ -118,7 +121,7 @@ def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
     row.smem_bytes = task.footprint_smem_bytes
     row.split_bytes = task.footprint_split_bytes
     row.own_split_bytes = task.footprint_own_split_bytes
-    row.left = count
+    row.left = placed_blocks(count, sms * int64(row.blocks_per_sm))
     full_waves = waves(hw, count, int64(row.blocks_per_sm), sms, int64(task.matrix))
     row.block_ns = task.dur_ns / full_waves
     load = 1.0 / row.blocks_per_sm
@@ -140,9 +143,11 @@ def finish(hw: Any, device: Any, blocks: Any) -> int:
     first = int64(device.end_number) if device.alone == 1 else int64(0)
     behind = first + 1 if device.alone == 1 else int64(device.groups)
     for number in range(first, behind):
-        if device.ends[number] - device.clock_ns <= NEAR_NS:
+        end_ns = device.ends[number]
+        if end_ns - device.clock_ns <= NEAR_NS or end_ns <= device.end_ns:
             at = int64(device.order[number])
-            ended = end_cohorts(device, blocks, place, at, ended_ns)
+            due = int64(blocks.groups[at].number) if end_ns <= device.end_ns else int64(-1)
+            ended = end_cohorts(device, blocks, place, at, ended_ns, due)
             if ended > 0:
                 group = blocks.groups[at]
                 if device.alone == 1 and same_again(hw, device, group, kernel, ended):
@@ -191,8 +196,11 @@ def same_again(hw: Any, device: Any, group: Any, kernel: Any, ended: int) -> boo
 
 
 @jit
-def end_cohorts(device: Any, blocks: Any, place: int, at: int, ended_ns: float) -> int:
-    """`touch` a group, and take the cohorts of a kernel that have ended off it; how many blocks of an SM these were."""
+def end_cohorts(device: Any, blocks: Any, place: int, at: int, ended_ns: float, due: int) -> int:
+    """`touch` a group, and take the cohorts of a kernel that have ended off it; how many blocks of an SM these were.
+
+    The cohort with the number `due` has ended in any case.
+    """
     group, cohorts = blocks.groups[at], blocks.cohorts
     elapsed_ns = device.clock_ns - group.updated_ns
     group.updated_ns = device.clock_ns
@@ -205,7 +213,7 @@ def end_cohorts(device: Any, blocks: Any, place: int, at: int, ended_ns: float) 
         cohort = cohorts[number]
         holder, count = int64(cohort.kernel), int64(cohort.blocks)
         remaining_ns = cohort.remaining_ns - elapsed_ns * cohort.rate
-        if holder == place and remaining_ns <= ended_ns:
+        if holder == place and (remaining_ns <= ended_ns or int64(cohort.number) == due):
             ended += count
             continue
         cohort.remaining_ns = remaining_ns

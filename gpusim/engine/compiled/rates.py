@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from gpusim.engine import budget
 from gpusim.engine.compiled.jit import int64, jit
 
+#: `gpusim.engine.budget.placed_blocks`.
+placed_blocks = jit(budget.placed_blocks)
 #: Loads whose rates are kept: a power of 2, of loads up to 2 each another place.
 LOADS: Final = 512
 
@@ -46,5 +49,6 @@ def exponent_of(hw: Any, matrix: int) -> float:
 def waves(hw: Any, count: int, blocks_per_sm: int, sms: int, matrix: int) -> float:
     """`gpusim.engine.placement.waves`."""
     at_once = sms * blocks_per_sm
+    count = int64(placed_blocks(count, at_once))
     last = (count % at_once + sms - 1) // sms
     return float(count // at_once + (last / blocks_per_sm) ** exponent_of(hw, matrix))

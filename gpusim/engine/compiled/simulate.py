@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from gpusim.engine import budget
 from gpusim.engine.compiled import copies, heap, placement, pool, rates, sm_groups, stream_mode
 from gpusim.engine.compiled.arrays import ON_DEVICE, Blocks, Plans, Records, Room
 from gpusim.engine.compiled.heap import not_before
-from gpusim.engine.compiled.jit import entry, int64, jit
+from gpusim.engine.compiled.jit import END_OF_TIME, entry, int64, jit
 from gpusim.engine.compiled.link import lost_ns
 from gpusim.engine.compiled.one_gpu import simulate_one_gpu
 from gpusim.engine.compiled.stream_mode import READY, SERVES
+from gpusim.plan.tasks import MAX_TIME_NS
 
 #: What happens to a device: a task on it ends, a copy joins a line, the front end starts a task.
 ENDS, COPIES, STARTS = 0, 1, 2
@@ -33,14 +35,24 @@ def simulate_plans(
 ) -> None:
     """Simulate plans `first` to `last` - 1: sets `ready_ns`, `start_ns`, `end_ns`, `ended`, `makespan_ns` and `log`.
 
-    `launches` is that of the plans in stream mode, else None.
+    `launches` is that of the plans in stream mode, else None. Raises `PlanError` for a plan that takes too long or too
+    many events (`gpusim.engine.budget`).
     """
     rows = np.empty(len(tasks) if room.blocks is not None else 0, sm_groups.PLACED)
     one_gpu = launches is None and len(room.devices) == 1 and bool((tasks["kind"] == ON_DEVICE).all())
+    running, blocks, events = room.running, room.blocks, budget.EVENTS
     if one_gpu:
-        simulate_one_gpu(hardware, tasks, rows, plans, room.running, room.blocks, room.devices, room.heaps, first, last)
+        simulate_one_gpu(hardware, tasks, rows, plans, running, blocks, room.devices, room.heaps, first, last, events)
     else:
-        simulate(hardware, tasks, rows, plans, launches, room.running, room.blocks, room, first, last)
+        simulate(hardware, tasks, rows, plans, launches, running, blocks, room, first, last, events)
+    if last > first:
+        if plans.ended[first:last].min() < 0:
+            plan = first + int(plans.ended[first:last].argmin())
+            work = len(tasks) + 1 + (0 if blocks is None else int(rows["left"].sum()))
+            raise budget.too_many_events(events * work, ~int(plans.ended[plan]), float(plans.makespan_ns[plan]))
+        longest_ns = int(plans.makespan_ns[first:last].max())
+        if longest_ns > MAX_TIME_NS:
+            raise budget.too_long(longest_ns)
 
 
 @entry
@@ -55,6 +67,7 @@ def simulate(
     room: Room,
     first: int,
     last: int,
+    events_each: int,
 ) -> None:
     """`simulate_plans`; what can be None is an argument of its own, so that what None does not need is not compiled."""
     hw = hardware[0]
@@ -63,11 +76,13 @@ def simulate(
     grids = int64(hw.limits_resident_grids)
     several = len(devices) > 1
     always, never = np.inf, -np.inf
+    work = int64(len(tasks) + 1)
     if blocks is not None:
         for number in range(len(devices)):
             rates.forget_loads(devices[number])
         for number in range(len(tasks)):
             placement.prepare(hw, rows[number], tasks[number])
+            work += rows[number].left
     for plan in range(first, last):
         count = plans.tasks[plan]
         nodes, deps, succs, log = plans.nodes[plan, :count], plans.deps[plan], plans.succs[plan], plans.log[plan]
@@ -75,6 +90,8 @@ def simulate(
         if blocks is not None:
             for number in range(len(devices)):
                 sm_groups.set_up(devices[number], on_device(blocks, number))
+                devices[number].events_left = events_each * work
+        events_left, index = events_each * work, int64(0)
         pending = seq = ended = logged = int64(0)
         events = len(nodes)  # where their heap begins, behind those of ready tasks
         if stream_launches is None:
@@ -91,6 +108,9 @@ def simulate(
             now = heaps[events].time if pending > 0 else np.inf
             start_at = np.inf if several else device.serve_at
             seq += 1
+            events_left -= 1
+            if events_left < 0:
+                break
             if device.end_at <= now and device.end_at <= start_at:
                 now, index, what = device.end_at, device.end_index, ENDS
                 if index < 0:
@@ -229,11 +249,11 @@ def simulate(
             if blocks is None or device.copying > 0:
                 device.end_index = index
                 device.end_at = not_before(now, now + delay_ns) if index >= 0 else np.inf
-        plans.ended[plan] = ended
+        plans.ended[plan] = ended if events_left >= 0 else ~index
         end_ns = 0.0
         for index in range(len(nodes)):
             end_ns = max(end_ns, nodes[index].end_ns)
-        plans.makespan_ns[plan] = int64(np.rint(end_ns))
+        plans.makespan_ns[plan] = int64(np.rint(min(end_ns, END_OF_TIME)))
 
 
 @jit

@@ -113,7 +113,7 @@ def compile_others() -> None:
     find_peaks(graph, plans, ints, integers)
     room = ListRoom.of_size(0, 0)
     keys = np.zeros((0, 0))
-    schedule_lists(hardware, graph, keys, integers, numbers, room, numbers.copy(), table, table.copy(), 0, 0)
+    schedule_lists(hardware, graph, keys, integers, numbers, room, numbers.copy(), table, table.copy(), 0, 0, 0)
     orders_by_keys(hardware, graph, keys, np.zeros(0, ENTRY), ints, table, 0, 0)
 
 

@@ -1,0 +1,74 @@
+"""What bounds a simulation, in every engine: the times it may reach, the blocks it places, and the events it takes.
+
+Every event starts or ends work, so a simulation ends by itself. The budget of events is the proof of that at run time:
+no plan can need as many, and one that does stops with a line.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpusim.errors import PlanError
+from gpusim.hardware.model import HardwareModel
+from gpusim.hardware.occupancy import NO_FOOTPRINT
+from gpusim.plan.tasks import MAX_TIME_NS, Plan
+
+#: A kernel of more waves of blocks than this is placed as blocks that each stand for several, one after the other: so
+#: its steps do not grow with its grid. The longest of the bundled traces has 95 waves on its own GPU, 836 on a K40.
+MOST_WAVES: Final = 4096
+#: Blocks that a kernel counts as having at most: above, doubles skip numbers.
+MOST_BLOCKS: Final = 1 << 53
+#: Blocks of one SM and of one GPU that engines have room for; the largest GPUs have 32 and 5,000.
+MOST_BLOCKS_PER_SM: Final = 4096
+MOST_RESIDENT_BLOCKS: Final = 1 << 30
+#: Events for each task, and for each block that is placed. A task becomes ready, starts and ends, with a look at the
+#: front end each time, and each end of blocks ends one block at least.
+EVENTS: Final = 16
+
+_COSTS: Final = {
+    "graph": ("chain_ns", "fork_ns", "join_ns", "busy_ns", "branch_ns", "front_end_ns", "memory_node_ns"),
+    "stream": ("launch_ns", "start_ns", "chain_ns", "event_ns", "event_host_ns"),
+    "copies": ("latency_ns",),
+}
+
+
+def placed_blocks(count: int, at_once: int) -> int:
+    """Blocks to place for a kernel of `count` blocks, `at_once` of which the GPU holds; compiled, too."""
+    each = (count - 1) // (MOST_WAVES * at_once) + 1
+    return (count - 1) // each + 1
+
+
+def work_of(plan: Plan, hardware: HardwareModel) -> int:
+    """What a plan has to do, in tasks and blocks: `EVENTS` for each of them are the budget."""
+    by_block = hardware.contention.sharing_exponent > 0
+    blocks = 0
+    for task in plan.tasks:
+        if by_block and task.blocks and task.footprint != NO_FOOTPRINT:
+            at_once = (task.partition_sms or hardware.limits.sms) * task.blocks_per_sm
+            blocks += placed_blocks(min(task.blocks, MOST_BLOCKS), at_once)
+    return len(plan) + 1 + blocks
+
+
+def check_costs(hardware: HardwareModel) -> None:
+    """Raise `PlanError` for a GPU whose costs or sizes are beyond what engines count exactly."""
+    for section, names in _COSTS.items():
+        for name in names:
+            time_ns = getattr(getattr(hardware, section), name)
+            if not 0 <= time_ns <= MAX_TIME_NS:
+                limit = f"at most {MAX_TIME_NS} ns (104 days) can be simulated"
+                raise PlanError(f"hardware '{hardware.name}': {section}.{name} is {time_ns:.6g} ns; {limit}")
+    held, sms = hardware.limits.blocks_per_sm, hardware.limits.sms
+    if held > MOST_BLOCKS_PER_SM or held * sms > MOST_RESIDENT_BLOCKS:
+        limit = f"{MOST_BLOCKS_PER_SM} an SM and {MOST_RESIDENT_BLOCKS} in all can be simulated"
+        raise PlanError(f"hardware '{hardware.name}': limits.blocks_per_sm is {held:.6g} of {sms:.6g} SMs; {limit}")
+
+
+def too_many_events(events: int, task: int | None, time_ns: float | None) -> PlanError:
+    """The error of a simulation that has used its budget; `task` and `time_ns` of the last event, where known."""
+    where = "" if task is None else f"; task {task}, time {time_ns:.0f} ns"
+    return PlanError(f"the simulation passed {events} events without an end{where}")
+
+
+def too_long(time_ns: float) -> PlanError:
+    """The error of a simulation whose clock would skip nanoseconds."""
+    return PlanError(f"the simulation takes {time_ns:.6g} ns; at most {MAX_TIME_NS} ns (104 days) can be simulated")
