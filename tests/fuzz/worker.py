@@ -1,0 +1,125 @@
+"""A worker process: takes cases over a pipe, runs each in a new folder, and answers; `tests.fuzz.run` watches it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from tests.fuzz.bases import InThisProcess
+from tests.fuzz.cases import Answer, Case
+from tests.fuzz.families import make_case
+from tests.fuzz.readers import run
+from tests.fuzz.sense import active_markup, nonsense, step_problem
+
+#: Every how manieth accepted step is simulated again with both engines and held to its rules.
+CHECKED = ("simulate",)
+
+
+def memory_bytes(field: str) -> int:
+    """`VmRSS`, or `VmHWM` for the most since `forget_peak`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def forget_peak() -> None:
+    """Begin to count the peak anew; where the system does not allow it, the peak is that of the whole process."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def answer_of(case: Case, folder: Path) -> Answer:
+    """Run a case in `folder`, which is empty."""
+    case.write(folder)
+    (folder / "folder").mkdir()
+    os.chdir(folder)
+    forget_peak()
+    before, start = memory_bytes("VmRSS"), time.monotonic()
+    code, error, stack = 0, "", ""
+    runner = CliRunner()
+    with runner.isolation() as streams, warnings.catch_warnings(action="ignore"):
+        try:
+            run(case.argv)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        except BaseException as caught:
+            error, stack = type(caught).__name__, "".join(traceback.format_exception(caught))[-3000:]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        out, err = (stream.getvalue().decode("utf-8", "replace") for stream in streams[:2])
+    seconds, grown = time.monotonic() - start, memory_bytes("VmHWM") - before
+    problem = markup = ""
+    if not error:
+        problem, markup = nonsense(case, folder, code, out), active_markup(case, folder)
+    if not error and not problem and code == 0 and case.argv[0] in CHECKED and case.family != "options":
+        try:
+            problem = step_problem(case)
+        except Exception as caught:
+            error, stack = type(caught).__name__, "".join(traceback.format_exception(caught))[-3000:]
+    return Answer(code, out[:20_000], err[:20_000], error, stack, problem, markup, seconds, max(0, grown))
+
+
+def serve(pipe: Connection) -> None:
+    """Answer until the other side is gone. A message is a case, or family, seed and index of one."""
+    home = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    try:
+        pipe.send(("ready", str(home)))
+        while True:
+            message: Any = pipe.recv()
+            case = message if isinstance(message, Case) else make_case(*message)
+            folder = home / "a" / "b" / "c"  # names such as ../../x stay below
+            folder.mkdir(parents=True)
+            pipe.send(("begin", case.argv))
+            answer = answer_of(case, folder)
+            os.chdir(home)
+            shutil.rmtree(home / "a", ignore_errors=True)
+            pipe.send(("answer", answer, memory_bytes("VmRSS")))
+    except (EOFError, OSError):
+        return
+    finally:
+        os.chdir("/")
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def prepare() -> None:
+    """Load what cases need, so that the first is as fast as the others; no torch, no GPU, no further processes."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    from gpusim.sweep import local
+
+    local.LocalWorkers = InThisProcess  # type: ignore[assignment, misc]
+    import plotly.graph_objects  # noqa: F401
+
+    import gpusim.engine.fast
+    import gpusim.engine.reference
+    import gpusim.search.explore  # noqa: F401
+
+
+def main() -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    handle, stand_in = int(sys.argv[1]), sys.argv[2]
+    prepare()
+    if stand_in:
+        from tests.fuzz.stand_ins import STAND_INS
+
+        STAND_INS[stand_in]()
+    serve(Connection(handle))
+
+
+if __name__ == "__main__":
+    main()
