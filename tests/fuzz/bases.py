@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
+import pickle
 import sqlite3
 import tempfile
 from collections.abc import Sequence
@@ -277,4 +277,5 @@ def store() -> bytes:
 
 def fresh(document: Document) -> Document:
     """A copy to change."""
-    return copy.deepcopy(document)
+    done: Document = pickle.loads(pickle.dumps(document))  # several times as fast as copy.deepcopy
+    return done

@@ -21,6 +21,8 @@ class Case:
     """Files that the command is asked to write."""
     what: str = ""
     """The changes, in words."""
+    expected: str = ""
+    """`accepted` or `refused`, where only that is right."""
 
     @property
     def command(self) -> str:

@@ -59,6 +59,9 @@ def classify(case: Case, answer: Answer) -> tuple[str, str]:
         return CONTROL, f"U+{ord(found[0]):04X} in {(answer.out + answer.err)[:500]!r}"
     if answer.markup or _taken_as_markup(answer.out + answer.err):
         return MARKUP, answer.markup or answer.out + answer.err
+    became = "accepted" if answer.code == 0 else "refused"
+    if case.expected not in ("", became):
+        return WRONG, f"{became}, but is to be {case.expected}: {answer.err}"
     return (ACCEPTED, "") if answer.code == 0 else _refusal(case, answer.err)
 
 

@@ -15,7 +15,7 @@ import click
 from tests.fuzz import bases
 from tests.fuzz.cases import Case
 from tests.fuzz.mutate import change, change_bytes, to_json, to_toml
-from tests.fuzz.values import NUMBERS, OPERATORS, TEXTS, Raw, number, text
+from tests.fuzz.values import NUMBERS, OPERATORS, TEXTS, Raw, text
 
 #: Share of cases whose file is changed as bytes, and whose values are changed first, too.
 BYTES, BOTH = 0.2, 0.05
@@ -121,7 +121,8 @@ def schedule_case(rng: random.Random) -> Case:
 
 
 def hardware_case(rng: random.Random) -> Case:
-    data, what = _changed(rng.choice(bases.hardware()), rng.choice(bases.hardware()), rng)
+    model = rng.choice(bases.hardware())
+    data, what = _changed(model, rng.choice(bases.hardware()), rng)
     argv, outputs = rng.choice(
         (
             (("simulate", "trace.json", "--hw", "hw.json", "--json"), ()),
@@ -131,7 +132,7 @@ def hardware_case(rng: random.Random) -> Case:
             (("limits", "trace.json", "--hw", "hw.json"), ()),
             (("explain", "trace.json", "--hw", "hw.json"), ()),
             (("whatif", "trace.json", "--hw", "hw.json"), ()),
-            (("hardware", "--compare", "hw.json", "h200"), ()),
+            (("hardware", "--compare", "hw.json", model["name"]), ()),
             (("sweep", "--trace", "trace.json", "--hw", "hw.json", "--policy", "wavefront", "-o", "out.sqlite"), ("out.sqlite",)),
         )
     )  # fmt: skip
@@ -381,5 +382,3 @@ def split(cases: int, families: tuple[str, ...]) -> dict[str, int]:
     counts[families[0]] += max(0, cases - sum(counts.values()))
     return counts
 
-
-__all__ = ["FAMILIES", "SHARES", "make_case", "number", "split"]

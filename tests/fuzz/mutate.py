@@ -71,6 +71,15 @@ def _type(document: Any, path: Path, other: Any, rng: random.Random) -> str:
     return f" = {_short(new)}"
 
 
+def _legal(document: Any, path: Path, other: Any, rng: random.Random) -> str:
+    """A number of the same kind that most fields take."""
+    old = get(document, path)
+    kind = type(old) if isinstance(old, int | float) and not isinstance(old, bool) else None
+    new = kind(10 ** rng.uniform(0, rng.choice((1, 3, 6, 9)))) if kind else not old if isinstance(old, bool) else text(rng)
+    put(document, path, new)
+    return f" = {_short(new)}"
+
+
 def _scale(document: Any, path: Path, other: Any, rng: random.Random) -> str:
     factor = 10.0 ** rng.randint(-6, 12)
     old = get(document, path)
@@ -146,7 +155,7 @@ def _operator(document: Any, path: Path, other: Any, rng: random.Random) -> str:
 
 
 _CHANGES: tuple[Callable[[Any, Path, Any, random.Random], str | None], ...] = (
-    _value, _value, _value, _value, _value, _type, _type, _scale, _near, _near, _drop, _unknown, _repeat, _key_twice,
+    _value, _value, _value, _value, _legal, _legal, _legal, _legal, _legal, _type, _type, _scale, _near, _near, _drop, _unknown, _repeat, _key_twice,
     _deep, _many, _exchange, _transplant, _transplant, _shuffle, _operator,
 )  # fmt: skip
 

@@ -47,13 +47,13 @@ class Worker:
         self._end()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def ask(self, message: Case | tuple[str, int, int]) -> Answer:
+    def ask(self, case: Case) -> Answer:
         """The answer of the process; where there is none, why."""
         if self._process is None:
             self._start()
         assert self._process is not None
         try:
-            self._pipe.send(message)
+            self._pipe.send(case)
             return self._wait()
         except (EOFError, OSError):
             return self._dead("crash", 0.0, 0)
@@ -201,8 +201,8 @@ class Campaign:
         return table
 
     def _one(self, worker: Worker, family: str, index: int, say: Callable[[str], None]) -> tuple[str, float]:
-        answer = worker.ask((family, self.seed, index))
         case = make_case(family, self.seed, index)
+        answer = worker.ask(case)
         name, reason = classify(case, answer)
         if name not in GOOD:
             place = self.folder / f"{name.replace(',', '').replace(' ', '-')}-{family}-{self.seed}-{index}"

@@ -13,17 +13,15 @@ import traceback
 import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from click.testing import CliRunner
 
 from tests.fuzz.bases import InThisProcess
 from tests.fuzz.cases import Answer, Case
-from tests.fuzz.families import make_case
 from tests.fuzz.readers import run
 from tests.fuzz.sense import active_markup, nonsense, step_problem
 
-#: Every how manieth accepted step is simulated again with both engines and held to its rules.
+#: Commands whose accepted steps are simulated again with both engines and held to their rules.
 CHECKED = ("simulate",)
 
 
@@ -52,7 +50,8 @@ def answer_of(case: Case, folder: Path) -> Answer:
     before, start = memory_bytes("VmRSS"), time.monotonic()
     code, error, stack = 0, "", ""
     runner = CliRunner()
-    with runner.isolation() as streams, warnings.catch_warnings(action="ignore"):
+    # With colour, as on a terminal: click takes escape sequences out of what it prints elsewhere.
+    with runner.isolation(color=True) as streams, warnings.catch_warnings(action="ignore"):
         try:
             run(case.argv)
         except SystemExit as ended:
@@ -75,13 +74,12 @@ def answer_of(case: Case, folder: Path) -> Answer:
 
 
 def serve(pipe: Connection) -> None:
-    """Answer until the other side is gone. A message is a case, or family, seed and index of one."""
+    """Answer until the other side is gone."""
     home = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         pipe.send(("ready", str(home)))
         while True:
-            message: Any = pipe.recv()
-            case = message if isinstance(message, Case) else make_case(*message)
+            case: Case = pipe.recv()
             folder = home / "a" / "b" / "c"  # names such as ../../x stay below
             folder.mkdir(parents=True)
             pipe.send(("begin", case.argv))
