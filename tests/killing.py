@@ -29,7 +29,7 @@ ROOT: Final = Path(__file__).parent.parent
 #: Marks the processes of a run, for the search for orphans.
 MARK: Final = "GPUSIM_KILL_TEST"
 #: Orphans have this long to notice that their parent is gone.
-ORPHANS_S, RUN_S, POLL_S = 10.0, 120.0, 0.0005
+ORPHANS_S, RUN_S, POLL_S = 5.0, 120.0, 0.0005
 #: What is between the folder that a command works in and the one for temporary files.
 WORK, TEMPORARY = "work", "tmp"
 
@@ -84,18 +84,23 @@ def _schedule(folder: Path) -> Any:
 
 def _results(folder: Path) -> Any:
     (path,) = (path for path in folder.glob("r_*.json") if not path.name.endswith(".pairs.json"))
-    return [(case.trace, case.policy, case.streams, case.predicted_ns, case.measured_ns) for case in read_results(path).cases]
+    return [
+        (case.trace, case.policy, case.streams, case.predicted_ns, case.measured_ns)
+        for case in read_results(path).cases
+    ]
 
 
 SWEEP = (
-    "sweep", "--trace", "wide3.json", "--trace", "wide5.json", "--hw", "h200", "--policy", "sequential", "--policy", "wavefront",
-    "--policy", "round_robin", "--policy", "critical_path", "--streams", "2,3,4", "--engine", "reference", "-o", "s.sqlite",
+    "sweep", "--trace", "wide3.json", "--trace", "wide5.json", "--hw", "h200", "--policy", "sequential", "--policy",
+    "wavefront",
+    "--policy", "round_robin", "--policy", "critical_path", "--streams", "2,3,4", "--engine", "reference", "-o",
+    "s.sqlite",
 )  # fmt: skip
 
 
 def jobs(scheduler: str | None = None) -> tuple[Job, ...]:
     """All jobs; the one on a cluster only where there is a scheduler."""
-    explore = ("explore", "wide5.json", "--budget", "60", "--evaluations", "200", "--seed", "1", "-o", "best.json")
+    explore = ("explore", "wide5.json", "--budget", "60", "--evaluations", "60", "--seed", "1", "-o", "best.json")
     simulate = ("simulate", "wide5.json", "--perfetto", "out.json.gz", "--html", "out.html")
     found = [
         Job("sweep, local", gpusim(*SWEEP, "--workers", "2"), ("s.sqlite",), rows, resumes=True),
@@ -162,15 +167,24 @@ class Killer:
         return place
 
     def _start(self, place: Path, mark: str) -> subprocess.Popen[bytes]:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(place / TEMPORARY), MARK: mark, "NUMBA_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(place / TEMPORARY),
+            MARK: mark,
+            "NUMBA_NUM_THREADS": "1",
+        }
         with (place / "log").open("ab") as log:
-            return subprocess.Popen(self.job.argv, cwd=place / WORK, env=environment, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                self.job.argv, cwd=place / WORK, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
 
     def _wait(self, process: subprocess.Popen[bytes], place: Path, moment: float, at_write: bool) -> bool:
         """Until the moment has come; False where the command has ended before it."""
         deadline = time.monotonic() + moment
         while process.poll() is None:
-            if at_write and any(path.name.startswith(".") or path.name.endswith("-journal") for path in self._there(place)):
+            if at_write and any(
+                path.name.startswith(".") or path.name.endswith("-journal") for path in self._there(place)
+            ):
                 return True
             if time.monotonic() > deadline and not at_write:
                 return True
@@ -200,20 +214,28 @@ class Killer:
         """Problems of outputs that are there; a store is whole once its journal has been played back."""
         named = [path for path in self._there(place) if any(path.match(pattern) for pattern in self.job.outputs)]
         return [
-            problem for path in named if path.is_file() and path.suffix not in (".sqlite", ".md") and (problem := file_problem(path))
+            problem
+            for path in named
+            if path.is_file() and path.suffix not in (".sqlite", ".md") and (problem := file_problem(path))
         ]
 
     def _safe_content(self, place: Path) -> Any:
         try:
             return self.job.content(place / WORK)
         except Exception as error:  # whatever it is: the content is not there
-            return {f"unreadable: {error}": ()} if self.job.resumes and (place / WORK / "s.sqlite").exists() and not _empty(place) else {}
+            return (
+                {f"unreadable: {error}": ()}
+                if self.job.resumes and (place / WORK / "s.sqlite").exists() and not _empty(place)
+                else {}
+            )
 
     def _left(self, place: Path) -> list[str]:
         inputs = ("wide3.json", "wide5.json")
         there = [p.name for p in self._there(place) if not any(p.match(pattern) for pattern in self.job.outputs)]
         kept = sorted(name for name in there if name not in inputs)
-        inside = sorted(str(path.relative_to(place)) for path in (place / WORK).rglob(".*") if path.parent != place / WORK)
+        inside = sorted(
+            str(path.relative_to(place)) for path in (place / WORK).rglob(".*") if path.parent != place / WORK
+        )
         return [*kept, *inside, *sorted(f"{TEMPORARY}/{path.name}" for path in (place / TEMPORARY).iterdir())]
 
 
@@ -232,7 +254,12 @@ def _marked(mark: str) -> list[tuple[int, str]]:
             if f"{MARK}={mark}".encode() in (place / "environ").read_bytes():
                 state = (place / "stat").read_text().rpartition(")")[2].split()[0]
                 if state != "Z":
-                    found.append((int(place.name), (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:160]))
+                    found.append(
+                        (
+                            int(place.name),
+                            (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:160],
+                        )
+                    )
     return found
 
 
@@ -251,7 +278,9 @@ def _kill(mark: str) -> None:
             os.kill(number, signal.SIGKILL)
 
 
-def kill_all(chosen: Sequence[Job], kills: int, folder: Path, seed: int, say: Callable[[str], None]) -> dict[str, Tally]:
+def kill_all(
+    chosen: Sequence[Job], kills: int, folder: Path, seed: int, say: Callable[[str], None]
+) -> dict[str, Tally]:
     """`kills` kills, shared out evenly over the jobs."""
     found: dict[str, Tally] = {}
     for place, job in enumerate(chosen):
@@ -268,6 +297,14 @@ def table(tallies: dict[str, Tally]) -> str:
     head = ("command", "kills", "ended before", "while writing", "lost", "half written", "left over", "orphans")
     lines = [f"| {' | '.join(head)} |", "|---|" + "--:|" * (len(head) - 1)]
     for name, t in tallies.items():
-        counts = (t.kills, t.ended_first, t.while_writing, len(t.lost), len(t.half_written), len(t.left_over), len(t.orphans))
+        counts = (
+            t.kills,
+            t.ended_first,
+            t.while_writing,
+            len(t.lost),
+            len(t.half_written),
+            len(t.left_over),
+            len(t.orphans),
+        )
         lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
     return "\n".join(lines)

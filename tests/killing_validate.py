@@ -20,7 +20,7 @@ def main() -> None:
     run_module._capture = capture
     run_module._replay = replay
     run_module._pairs = pairs
-    cases = tuple(Case(spec=f"m.py:net{number}", mode="infer", batch=1) for number in range(4))
+    cases = tuple(Case(spec=f"m.py:net{number}", mode="infer", batch=1) for number in range(3))
     recipe = Recipe(name="r", case=cases, policies=("wavefront",), counts=(2, 3), pairs=2, traces="kept")
     run_module.run_recipe(recipe, Path(), "gpusim validate r.toml", lambda line: None)
 

@@ -117,7 +117,9 @@ def test_unbroken_cases_are_accepted_and_refused_well(worker: Worker) -> None:
         ("out.sqlite", b"SQLite format 3\x00broken", 0, "out.sqlite: "),
     ],
 )
-def test_half_written_and_left_over_files_are_seen(name: str, content: bytes, code: int, problem: str, tmp_path: Path) -> None:
+def test_half_written_and_left_over_files_are_seen(
+    name: str, content: bytes, code: int, problem: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(content)
     case = Case("power", ("simulate",), outputs=() if name.startswith(".") else (name,))
     assert problem in files_problem(case, tmp_path, code)
@@ -193,7 +195,16 @@ def _all_good(cases: Iterator[Case], worker: Worker) -> None:
 
 
 def test_script_ends_with_a_table_and_exit_code_1_where_anything_failed(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "scripts" / "fuzz", "--cases", "4", "--families", "rules,replayed", "--out", tmp_path]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "fuzz",
+        "--cases",
+        "4",
+        "--families",
+        "rules,replayed",
+        "--out",
+        tmp_path,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
     assert done.stdout.splitlines()[-1].startswith("| all | 4 |")

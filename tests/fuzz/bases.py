@@ -42,7 +42,9 @@ def _rich_trace() -> Trace:
     """Views, changes in place, random operators, memsets, clusters, counters, and variants of two ops."""
     replace_fields = msgspec.structs.replace
     counted = Counters(dram_bytes=10_000, l2_bytes=20_000, instructions=1000, tensor_instructions=0)
-    special = replace_fields(kernel(2000, 132, 256, 64, 1024), cluster=(2, 1, 1), counters=counted, lo_ns=1900, hi_ns=2100)
+    special = replace_fields(
+        kernel(2000, 132, 256, 64, 1024), cluster=(2, 1, 1), counters=counted, lo_ns=1900, hi_ns=2100
+    )
     steps = [
         op("a", "x", dur_ns=3000, blocks=132),
         view("v", "a"),
@@ -91,7 +93,11 @@ def _mentioned(value: Any) -> set[int]:
 def _renumbered(o: Document, number: dict[int, int]) -> Document:
     def walk(value: Any) -> Any:
         if isinstance(value, dict):
-            return {"tensor": number[value["tensor"]]} if set(value) == {"tensor"} else {k: walk(v) for k, v in value.items()}
+            return (
+                {"tensor": number[value["tensor"]]}
+                if set(value) == {"tensor"}
+                else {k: walk(v) for k, v in value.items()}
+            )
         return [walk(part) for part in value] if isinstance(value, list) else value
 
     done = o | {"args": walk(o.get("args", [])), "kwargs": walk(o.get("kwargs", {}))}
@@ -110,7 +116,11 @@ def traces() -> tuple[Document, ...]:
         wide_trace(3, blocks=132),
         _rich_trace(),
     )
-    return (*(plain(trace) for trace in made), beginning("squeezenet1_1-infer-b1", 8), beginning("googlenet-train-b8", 10))
+    return (
+        *(plain(trace) for trace in made),
+        beginning("squeezenet1_1-infer-b1", 8),
+        beginning("googlenet-train-b8", 10),
+    )
 
 
 def as_trace(document: Document) -> Trace:
@@ -138,7 +148,9 @@ def schedules() -> tuple[tuple[Document, Document], ...]:
 
 @functools.cache
 def hardware() -> tuple[Document, ...]:
-    return tuple(json.loads((resource_dir("hwmodels") / f"{name}.json").read_bytes()) for name in ("h200", "k40", "a100-80gb"))
+    return tuple(
+        json.loads((resource_dir("hwmodels") / f"{name}.json").read_bytes()) for name in ("h200", "k40", "a100-80gb")
+    )
 
 
 @functools.cache
@@ -149,10 +161,17 @@ def measurements() -> tuple[tuple[Document, Document], ...]:
         trace = as_trace(document)
         timing = Timing(median_ns=20_000, lo_ns=19_000, hi_ns=21_000, rounds=10)
         outputs = OutputCheck(
-            equal=True, bit_equal=True, sequential_repeats=True, worst_error=0.0, sequential_error=0.0, tolerance=1e-3, compared=1
+            equal=True,
+            bit_equal=True,
+            sequential_repeats=True,
+            worst_error=0.0,
+            sequential_error=0.0,
+            tolerance=1e-3,
+            compared=1,
         )
         made = Measurement(
-            schema=MEASUREMENT_SCHEMA, trace=trace.name, trace_hash=structure_hash(trace), policy="wavefront", streams=2,
+            schema=MEASUREMENT_SCHEMA, trace=trace.name, trace_hash=structure_hash(trace), policy="wavefront",
+            streams=2,
             schedule=timing, sequential=timing, predicted_ns=20_500, predicted_sequential_ns=20_500, hardware="h200",
             outputs=outputs, peak_bytes=1000, sequential_peak_bytes=1000, events=1, gpu=trace.provenance.gpu,
             date="2026-01-01", command="test",
@@ -173,7 +192,10 @@ def timelines() -> tuple[tuple[Document, Document], ...]:
         ]  # fmt: skip
         named = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "measured (profiled replay): wavefront"}}
         other = {
-            "producer": "gpusim", "trace": measurement["trace"], "hardware": "h200", "measurement": json.dumps(measurement)
+            "producer": "gpusim",
+            "trace": measurement["trace"],
+            "hardware": "h200",
+            "measurement": json.dumps(measurement),
         }
         found.append((document, {"traceEvents": kernels}))
         found.append((document, {"schemaVersion": 1, "otherData": other, "traceEvents": [named, *kernels]}))
@@ -223,10 +245,12 @@ def _shortened(value: Any) -> Any:
 
 RECIPES: tuple[Document, ...] = (
     {
-        "name": "small", "policies": ["wavefront", "search"], "streams": 4, "budget_s": 0.05, "counts": [2, 4], "random": 2,
+        "name": "small", "policies": ["wavefront", "search"], "streams": 4, "budget_s": 0.05, "counts": [2, 4],
+        "random": 2,
         "case": [
             {"spec": "m.py:a", "mode": "infer", "batch": 1},
-            {"spec": "torchvision:vgg16", "mode": "train", "batch": 8, "dtype": "bf16", "memory_format": "channels_last"},
+            {"spec": "torchvision:vgg16", "mode": "train", "batch": 8, "dtype": "bf16",
+            "memory_format": "channels_last"},
         ],
     },
     {
@@ -236,7 +260,8 @@ RECIPES: tuple[Document, ...] = (
 )  # fmt: skip
 
 SWEEPS: tuple[Document, ...] = (
-    {"traces": ["trace.json"], "hardware": ["h200"], "policies": ["sequential", "wavefront"], "streams": [2], "engine": "fast", "seed": 0},
+    {"traces": ["trace.json"], "hardware": ["h200"], "policies": ["sequential", "wavefront"], "streams": [2],
+    "engine": "fast", "seed": 0},
     {"traces": ["trace.json"], "policies": ["critical_path"], "streams": [1, 2], "engine": "reference"},
 )  # fmt: skip
 

@@ -31,6 +31,8 @@ MEMORY_BYTES: Final = 850_000_000
 MAX_MESSAGE: Final = 2000
 #: Values are cut to 200 characters; quotes and a field's name may stand beside them without a blank.
 MAX_WORD: Final = 240
+#: Longest name of a file, in bytes.
+MAX_FILE_NAME: Final = 255
 #: C0 and C1 but for line feed and tab, delete, and what turns the direction of text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD},}}")
@@ -70,12 +72,22 @@ def _refusal(case: Case, err: str) -> tuple[str, str]:
     # click prints how the command is used before its own errors.
     if not lines or not (lines[-1].startswith("gpusim: ") or any(line.startswith("Error: ") for line in lines)):
         return WRONG, f"exit code 2 without a line that says why: {err!r}"
-    if len(err) > MAX_MESSAGE or _LONG_WORD.search(err):
+    if len(err) > MAX_MESSAGE or _LONG_WORD.search(_without_files(err, case)):
         return TOO_LONG, f"{len(err)} characters: {err[:500]}"
     named = any(name in err for name in case.at_fault)
     if case.at_fault and not named and not any(words in err for words in _NOT_THE_FILES):
         return NOT_NAMED, err
     return REFUSED, err
+
+
+def _without_files(err: str, case: Case) -> str:
+    """The message without names of files as they were given: those may be as long as a file system allows."""
+    given = {word.rpartition("=")[2] if word.startswith("--") else word for word in case.argv}
+    for word in sorted(
+        (word for word in given if MAX_WORD // 2 < len(word.encode("utf-8", "replace")) <= MAX_FILE_NAME), key=len
+    ):
+        err = err.replace(word, "FILE")
+    return err
 
 
 def _taken_as_markup(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Known defects as cases: each was a traceback, a hang, a memory bomb or a hole once, and is to be refused or to run."""
+"""Known defects as cases: each was a traceback, a hang, a memory bomb or a hole, and is to be refused or to run."""
 
 from __future__ import annotations
 
@@ -17,20 +17,44 @@ REFUSED, ACCEPTED = "refused", "accepted"
 Edit = Callable[[Any], None]
 
 OTHER_THAN_OVERLOADS = (
-    "__getattribute__", "__setattr__", "__getattr__", "__call__", "__class__", "__init__", "__dict__", "__reduce__", "_op",
+    "__getattribute__", "__setattr__", "__getattr__", "__call__", "__class__", "__init__", "__dict__", "__reduce__",
+    "_op",
     "_overload_names", "overloads", "op", "_schema", "redispatch", "",
 )  # fmt: skip
-UNCHECKED = ("aten._reshape_alias.default", "aten.append.t", "aten._index_put_impl_.default", "aten._unsafe_view.default")
-MARKUPS = {"closing tag": "[/red]", "any closing tag": "[/]x", "style": "[bold]mk0[/bold]", "link": "[link=http://e.org]mk0 bold[/link]"}
+UNCHECKED = (
+    "aten._reshape_alias.default",
+    "aten.append.t",
+    "aten._index_put_impl_.default",
+    "aten._unsafe_view.default",
+)
+MARKUPS = {
+    "closing tag": "[/red]",
+    "any closing tag": "[/]x",
+    "style": "[bold]mk0[/bold]",
+    "link": "[link=http://e.org]mk0 bold[/link]",
+}
 ESCAPES = {"colour": "\x1b[31mred", "title": "\x1b]0;t\x07", "C1": "\x9b31m", "NUL": "a\x00b", "direction": "\u202eabc"}
 
 
 def corpus() -> list[Case]:
     """All known cases."""
-    return [*_operators(), *_times(), *_grids(), *_hardware(), *_text(), *_bombs(), *_toml(), *_outputs(), *_stores(), *_refusals()]
+    return [
+        *_operators(),
+        *_times(),
+        *_grids(),
+        *_hardware(),
+        *_text(),
+        *_bombs(),
+        *_toml(),
+        *_outputs(),
+        *_stores(),
+        *_refusals(),
+    ]
 
 
-def _trace(name: str, edit: Edit, argv: tuple[str, ...], expected: str = "", base: int = 0, outputs: tuple[str, ...] = ()) -> Case:
+def _trace(
+    name: str, edit: Edit, argv: tuple[str, ...], expected: str = "", base: int = 0, outputs: tuple[str, ...] = ()
+) -> Case:
     document = bases.fresh(bases.traces()[base])
     edit(document)
     return Case("known", argv, {"trace.json": to_json(document)}, ("trace.json",), outputs, name, expected)
@@ -46,7 +70,11 @@ def _operators() -> Iterator[Case]:
         yield _trace(f"operator {name}", target(name), ("@operators", "trace.json"), REFUSED, -1)
     yield _trace("captured operators", lambda document: None, ("@operators", "trace.json"), ACCEPTED, -1)
     yield _trace(
-        "attribute, replay", target("aten.add.__getattribute__"), ("replay", "--trace", "trace.json", "--policy", "wavefront"), REFUSED, -1
+        "attribute, replay",
+        target("aten.add.__getattribute__"),
+        ("replay", "--trace", "trace.json", "--policy", "wavefront"),
+        REFUSED,
+        -1,
     )
 
 
@@ -64,13 +92,15 @@ def _times() -> Iterator[Case]:
     for dur_ns in (10**8, 4 * 10**9, 8 * 10**9, 10**11, 36 * 10**11):
         for engine in ("fast", "reference"):
             words = ("simulate", "trace.json", "--json", "--engine", engine)
-            yield _trace(f"kernels of {dur_ns} ns, {engine}", _all_kernels(dur_ns=dur_ns), words, ACCEPTED)
+            yield _trace(
+                f"kernels of {dur_ns} ns, {engine}", _all_kernels(dur_ns=dur_ns), words, ACCEPTED, 1
+            )  # 1: no measured time, to which kernels would be scaled
 
     def host(document: Any) -> None:
         document["ops"][0]["host_ns"] = 10**12
 
-    yield _trace("host time of 1000 s", host, ("simulate", "trace.json", "--launch", "stream", "--json"))
-    yield _trace("kernels of 2^62 ns", _all_kernels(dur_ns=2**62), ("simulate", "trace.json", "--json"))
+    yield _trace("host time of 1000 s", host, ("simulate", "trace.json", "--launch", "stream", "--json"), base=1)
+    yield _trace("kernels of 2^62 ns", _all_kernels(dur_ns=2**62), ("simulate", "trace.json", "--json"), base=1)
 
 
 def _grids() -> Iterator[Case]:
@@ -82,8 +112,10 @@ def _grids() -> Iterator[Case]:
 
 def _hardware() -> Iterator[Case]:
     for section, field, value in (
-        ("stream", "chain_ns", 1e15), ("stream", "start_ns", 1e15), ("stream", "event_host_ns", 1e15), ("graph", "front_end_ns", 1e15),
-        ("graph", "busy_ns", 1e15), ("limits", "blocks_per_sm", 10**18), ("limits", "threads_per_block", 255), ("limits", "sms", 2**40),
+        ("stream", "chain_ns", 1e15), ("stream", "start_ns", 1e15), ("stream", "event_host_ns", 1e15), ("graph",
+        "front_end_ns", 1e15),
+        ("graph", "busy_ns", 1e15), ("limits", "blocks_per_sm", 10**18), ("limits", "threads_per_block", 255),
+        ("limits", "sms", 2**40),
     ):  # fmt: skip
         for words in (("--json",), ("--json", "--launch", "stream")):
             document = bases.fresh(bases.hardware()[0])
@@ -111,7 +143,9 @@ def _text() -> Iterator[Case]:
     for what, words in (MARKUPS | ESCAPES).items():
         for argv, outputs in commands:
             yield _trace(f"{what} in names", named(words), argv, outputs=outputs)
-        yield _trace(f"{what} in a refusal", lambda d, w=words: d["ops"][0].update({w: 1}), ("simulate", "trace.json"), REFUSED)  # type: ignore[misc]
+        yield _trace(
+            f"{what} in a refusal", lambda d, w=words: d["ops"][0].update({w: 1}), ("simulate", "trace.json"), REFUSED
+        )  # type: ignore[misc]
     for words in ("=cmd|' /C calc'!A0", "+1+1", "@SUM(A1)", "-2+3"):
         export = ("sweep", "--trace", "trace.json", "--policy", "wavefront", "-o", "out.sqlite", "--export", "out.csv")
         yield _trace("formula", named(words), ("limits", "trace.json", "--csv", "out.csv"), outputs=("out.csv",))
@@ -123,9 +157,19 @@ def _text() -> Iterator[Case]:
 def _bombs() -> Iterator[Case]:
     for piece, mib in ((b"[],", 240), (b"\x00", 1024), (b"0,", 1000)):
         for words in (("@upload", "trace.json.gz"), ("simulate", "trace.json.gz")):
-            yield Case("known", words, {"trace.json.gz": bomb(piece, mib)}, ("trace.json.gz",), (), f"{mib} MiB of {piece!r}", REFUSED)
+            yield Case(
+                "known",
+                words,
+                {"trace.json.gz": bomb(piece, mib)},
+                ("trace.json.gz",),
+                (),
+                f"{mib} MiB of {piece!r}",
+                REFUSED,
+            )
     measured = {"trace.json": to_json(bases.traces()[0]), "m.json.gz": bomb(b"[],", 240)}
-    yield Case("known", ("@measured", "m.json.gz"), measured, ("m.json.gz",), (), "240 MiB of [], as a measurement", REFUSED)
+    yield Case(
+        "known", ("@measured", "m.json.gz"), measured, ("m.json.gz",), (), "240 MiB of [], as a measurement", REFUSED
+    )
 
 
 def _toml() -> Iterator[Case]:
@@ -138,7 +182,9 @@ def _toml() -> Iterator[Case]:
         "escape in a name": {"traces": ["\x1b[31m.json"]},
     }.items():
         files = {"sweep.toml": to_toml(document), "trace.json": to_json(bases.traces()[0])}
-        yield Case("known", ("sweep", "sweep.toml", "-o", "out.sqlite"), files, ("sweep.toml",), ("out.sqlite",), name, REFUSED)
+        yield Case(
+            "known", ("sweep", "sweep.toml", "-o", "out.sqlite"), files, ("sweep.toml",), ("out.sqlite",), name, REFUSED
+        )
     for name, recipe in {
         "number of 5,000 digits": bases.RECIPES[0] | {"seed": long},
         "NUL in a trace": bases.RECIPES[0] | {"case": [{"trace": "a\x00b.json"}]},
@@ -159,10 +205,18 @@ def _toml() -> Iterator[Case]:
 def _outputs() -> Iterator[Case]:
     """Names too long for a file, also once a temporary file's ending is added; folders; devices that are full."""
     trace = {"trace.json": to_json(bases.traces()[0])}
-    for name in ("o" * 400 + ".json", "o" * 250 + ".json", "o" * 247 + ".json", "folder", "nowhere/out.json", "/dev/full"):
+    for name in (
+        "o" * 400 + ".json",
+        "o" * 250 + ".json",
+        "o" * 247 + ".json",
+        "folder",
+        "nowhere/out.json",
+        "/dev/full",
+    ):
         for words in (
             ("simulate", "trace.json", "--perfetto", name), ("simulate", "trace.json", "--html", name),
-            ("explore", "trace.json", "--budget", "0.05", "--evaluations", "2", "-o", name), ("limits", "trace.json", "--csv", name),
+            ("explore", "trace.json", "--budget", "0.05", "--evaluations", "2", "-o", name), ("limits", "trace.json",
+            "--csv", name),
             ("sweep", "--trace", "trace.json", "--policy", "wavefront", "-o", name),
         ):  # fmt: skip
             yield Case("known", words, trace, (), ("*",), f"output {name[:20]} of {len(name)} letters")
@@ -201,8 +255,24 @@ def _refusals() -> Iterator[Case]:
     yield _trace("long phase", lambda d: d["ops"][0].update(phase=long), ("simulate", "trace.json"), REFUSED)
     yield _trace("long dtype", lambda d: d["tensors"][0].update(dtype=long), ("simulate", "trace.json"), REFUSED)
     yield _trace("long field", lambda d: d["ops"][0].update({long: 1}), ("simulate", "trace.json"), REFUSED)
-    yield _trace("number of 5,000 digits", lambda d: d["ops"][0].update(host_ns=Raw("9" * 5000)), ("simulate", "trace.json"), REFUSED)
-    yield _trace("lists 100,000 deep", lambda d: d["ops"][0].update(args=Raw("[" * 10**5 + "]" * 10**5)), ("simulate", "trace.json"), REFUSED)
-    for option, value in (("--policy", long), ("--hw", long), ("--streams", "9" * 5000), ("--launch", "[/red]"), ("--engine", "\x1b[31m")):
+    yield _trace(
+        "number of 5,000 digits",
+        lambda d: d["ops"][0].update(host_ns=Raw("9" * 5000)),
+        ("simulate", "trace.json"),
+        REFUSED,
+    )
+    yield _trace(
+        "lists 100,000 deep",
+        lambda d: d["ops"][0].update(args=Raw("[" * 10**5 + "]" * 10**5)),
+        ("simulate", "trace.json"),
+        REFUSED,
+    )
+    for option, value in (
+        ("--policy", long),
+        ("--hw", long),
+        ("--streams", "9" * 5000),
+        ("--launch", "[/red]"),
+        ("--engine", "\x1b[31m"),
+    ):
         trace = {"trace.json": to_json(bases.traces()[0])}
         yield Case("known", ("simulate", "trace.json", option, value), trace, (), (), f"{option} {value[:20]}", REFUSED)

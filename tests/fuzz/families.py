@@ -22,7 +22,9 @@ BYTES, BOTH = 0.2, 0.05
 ZIPPED = 0.15
 
 
-def _changed(document: Any, other: Any, rng: random.Random, encode: Callable[[Any], bytes] = to_json) -> tuple[bytes, str]:
+def _changed(
+    document: Any, other: Any, rng: random.Random, encode: Callable[[Any], bytes] = to_json
+) -> tuple[bytes, str]:
     """The bytes of a document with 1 to 4 changes, and what they are."""
     said: list[str] = []
     draw = rng.random()
@@ -66,7 +68,8 @@ def _commands_on_a_trace(name: str, rng: random.Random) -> tuple[tuple[str, ...]
             (("limits", name, "--json"), ()),
             (("whatif", name), ()),
             (("whatif", name, "--json", "--bandwidth", "2", "--sms", "64"), ()),
-            (("sweep", "--trace", name, "--hw", "k40", "--policy", policy, "--streams", "2", "-o", "out.sqlite", "--export", "out.csv"),
+            (("sweep", "--trace", name, "--hw", "k40", "--policy", policy, "--streams", "2", "-o", "out.sqlite",
+            "--export", "out.csv"),
              ("out.sqlite", "out.csv")),
             (("replay", "--trace", name, "--policy", policy), ()),
             (("figure", "breakdown", name, "--html", "out.html"), ("out.html",)),
@@ -89,13 +92,19 @@ def operators_case(rng: random.Random) -> Case:
     for _ in range(rng.choice((1, 1, 2))):
         o = rng.choice(document["ops"])
         if rng.random() < 0.7:
-            namespace, name, overload = o["target"].split(".", 2) if o["target"].count(".") >= 2 else ("aten", "add", "x")
+            namespace, name, overload = (
+                o["target"].split(".", 2) if o["target"].count(".") >= 2 else ("aten", "add", "x")
+            )
             made = f"{namespace}.{name}.{rng.choice(OPERATORS).rpartition('.')[2]}"
             o["target"] = rng.choice((rng.choice(OPERATORS), made, made, o["target"] + "." + overload, text(rng)))
             said.append(f"target {o['target'][:60]!r}")
         else:
             said.append(change(o, rng.choice(document["ops"]), rng))
-    command = ("@operators", "trace.json") if rng.random() < 0.8 else ("replay", "--trace", "trace.json", "--policy", "wavefront")
+    command = (
+        ("@operators", "trace.json")
+        if rng.random() < 0.8
+        else ("replay", "--trace", "trace.json", "--policy", "wavefront")
+    )
     return Case("operators", command, {"trace.json": to_json(document)}, ("trace.json",), (), "; ".join(said))
 
 
@@ -133,7 +142,8 @@ def hardware_case(rng: random.Random) -> Case:
             (("explain", "trace.json", "--hw", "hw.json"), ()),
             (("whatif", "trace.json", "--hw", "hw.json"), ()),
             (("hardware", "--compare", "hw.json", model["name"]), ()),
-            (("sweep", "--trace", "trace.json", "--hw", "hw.json", "--policy", "wavefront", "-o", "out.sqlite"), ("out.sqlite",)),
+            (("sweep", "--trace", "trace.json", "--hw", "hw.json", "--policy", "wavefront", "-o", "out.sqlite"),
+            ("out.sqlite",)),
         )
     )  # fmt: skip
     trace = to_json(rng.choice(bases.traces()[:4]))
@@ -161,7 +171,9 @@ def _measured_case(family: str, trace: Any, data: bytes, what: str, rng: random.
     return Case(family, ("@measured", name), files, (name,), (), what)
 
 
-def _document_case(family: str, stem: str, documents: Callable[[], tuple[Any, ...]], commands: tuple[tuple[str, ...], ...]) -> Callable[..., Case]:
+def _document_case(
+    family: str, stem: str, documents: Callable[[], tuple[Any, ...]], commands: tuple[tuple[str, ...], ...]
+) -> Callable[..., Case]:
     def make(rng: random.Random) -> Case:
         data, what = _changed(rng.choice(documents()), rng.choice(documents()), rng)
         name = f"{stem}.json"
@@ -203,7 +215,8 @@ def store_case(rng: random.Random) -> Case:
             (sum_up, ()),
             ((*sum_up, "--json"), ()),
             ((*sum_up, "--export", "out.csv"), ("out.csv",)),
-            (("sweep", "--trace", "trace.json", "--hw", "h200", "--policy", "wavefront", "--streams", "2", "-o", "store.sqlite"), ()),
+            (("sweep", "--trace", "trace.json", "--hw", "h200", "--policy", "wavefront", "--streams", "2", "-o",
+            "store.sqlite"), ()),
         )
     )  # fmt: skip
     files = {"store.sqlite": data, "trace.json": to_json(bases.traces()[0])}
@@ -279,14 +292,22 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 #: Left out: what needs a browser, other machines, or the time it is asked for.
 NOT_CHANGED = {"--png", "--scheduler", "--seconds", "--help", "--workers"}
 PLAIN_VALUES = (
-    "0", "-1", "1", "2", "3", "128", "129", "1000", "2147483648", "9007199254740993", "4611686018427387904", "1e308", "1e-308",
-    "1e400", "nan", "-nan", "inf", "-inf", "-0.0", "0.5", "9" * 5000, "-" + "9" * 400, "\u0661", "\uff12", "\u00b2", "\u0967", "1_000",
-    "0x10", "1e3", " 3", "3 ", "+3", "3.0", "3,", "1,2,3", ",", "2,2", "64+68", "64+", "+", "auto", "0+132", "-1+133", "66+66+66",
-    "100us:200us", "1:2", "0ns:1ns", "9" * 400 + "us:" + "9" * 401 + "us", "1.7976931348623157e308ns:2ns", "\u0661us:\u0662ms",
-    "a,b", "stem,join", "stem,stem", "0,1", "-1,0", "99,100", "h200", "k40", "h201", "trace.json", "recipe.toml", "nothing.json",
-    "nothing.json.gz", ".", "..", "/", "-", "--", "@trace.json", "~", "~root", "$HOME", "x/y/z.json", "folder", "folder/out.json",
-    "/dev/full", "/dev/null", "/proc/self/mem", "/proc/self/environ", "trace.json/x", "out.json", "out.json.gz", "out.csv",
-    "out.parquet", "out.html", "o" * 252, "o" * 250 + ".json", "o" * 300, "o" * 5000, "o/" * 300, "\udcff\udcfe.json", "*", "*.json",
+    "0", "-1", "1", "2", "3", "128", "129", "1000", "2147483648", "9007199254740993", "4611686018427387904", "1e308",
+    "1e-308",
+    "1e400", "nan", "-nan", "inf", "-inf", "-0.0", "0.5", "9" * 5000, "-" + "9" * 400, "\u0661", "\uff12", "\u00b2",
+    "\u0967", "1_000",
+    "0x10", "1e3", " 3", "3 ", "+3", "3.0", "3,", "1,2,3", ",", "2,2", "64+68", "64+", "+", "auto", "0+132",
+    "-1+133", "66+66+66",
+    "100us:200us", "1:2", "0ns:1ns", "9" * 400 + "us:" + "9" * 401 + "us", "1.7976931348623157e308ns:2ns",
+    "\u0661us:\u0662ms",
+    "a,b", "stem,join", "stem,stem", "0,1", "-1,0", "99,100", "h200", "k40", "h201", "trace.json", "recipe.toml",
+    "nothing.json",
+    "nothing.json.gz", ".", "..", "/", "-", "--", "@trace.json", "~", "~root", "$HOME", "x/y/z.json", "folder",
+    "folder/out.json",
+    "/dev/full", "/dev/null", "/proc/self/mem", "/proc/self/environ", "trace.json/x", "out.json", "out.json.gz",
+    "out.csv",
+    "out.parquet", "out.html", "o" * 252, "o" * 250 + ".json", "o" * 300, "o" * 5000, "o/" * 300,
+    "\udcff\udcfe.json", "*", "*.json",
     "[", "fast", "reference", "graph", "stream", "wavefront", "all", "\u0130" * 100, "tcp://1.2.3.4:5",
 )  # fmt: skip
 
@@ -299,7 +320,11 @@ def options_case(rng: random.Random) -> Case:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         said.append(_changed_words(name, words, rng))
     recipe = to_toml(bases.RECIPES[0])
-    files = {"trace.json": to_json(rng.choice(bases.traces())), "recipe.toml": recipe, "schedule.json": to_json(bases.schedules()[0][1])}
+    files = {
+        "trace.json": to_json(rng.choice(bases.traces())),
+        "recipe.toml": recipe,
+        "schedule.json": to_json(bases.schedules()[0][1]),
+    }
     words = [word.replace("\x00", "") for word in words]
     return Case("options", (name, *words), files, (), ("*",), "; ".join(said))
 
@@ -325,7 +350,11 @@ def _changed_words(name: str, words: list[str], rng: random.Random) -> str:
             del words[at : at + 1 + parameter.nargs]
             if rng.random() < 0.2:
                 words += [option, *[value] * parameter.nargs]
-        words += [f"{option}={value}"] if parameter.nargs == 1 and rng.random() < 0.2 else [option, *[value] * parameter.nargs]
+        words += (
+            [f"{option}={value}"]
+            if parameter.nargs == 1 and rng.random() < 0.2
+            else [option, *[value] * parameter.nargs]
+        )
         return f"{option} {value[:40]!r}"
     if how < 0.85 and words:
         at = rng.randrange(len(words))
@@ -352,7 +381,10 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
     "measurement": measurement_case,
     "timeline": timeline_case,
     "results": _document_case(
-        "results", "results", bases.results, (("@results", "FILE"), ("@results", "FILE"), ("figure", "fidelity", "FILE", "--html", "out.html"))
+        "results",
+        "results",
+        bases.results,
+        (("@results", "FILE"), ("@results", "FILE"), ("figure", "fidelity", "FILE", "--html", "out.html")),
     ),
     "pairs": _document_case("pairs", "pairs", bases.pairs, (("@pairs", "FILE"),)),
     "rules": _document_case("rules", "rules", bases.rules, (("@rules", "FILE"),)),
@@ -365,7 +397,8 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
 }
 #: How often each is drawn.
 SHARES: dict[str, int] = {
-    "trace": 40, "schedule": 10, "hardware": 12, "measurement": 4, "timeline": 5, "results": 2, "pairs": 1, "rules": 1, "replayed": 1,
+    "trace": 40, "schedule": 10, "hardware": 12, "measurement": 4, "timeline": 5, "results": 2, "pairs": 1,
+    "rules": 1, "replayed": 1,
     "recipe": 4, "sweep": 5, "store": 5, "options": 8, "operators": 5,
 }  # fmt: skip
 
@@ -381,4 +414,3 @@ def split(cases: int, families: tuple[str, ...]) -> dict[str, int]:
     counts = {name: max(1, cases * SHARES[name] // whole) for name in families}
     counts[families[0]] += max(0, cases - sum(counts.values()))
     return counts
-

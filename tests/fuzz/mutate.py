@@ -75,7 +75,13 @@ def _legal(document: Any, path: Path, other: Any, rng: random.Random) -> str:
     """A number of the same kind that most fields take."""
     old = get(document, path)
     kind = type(old) if isinstance(old, int | float) and not isinstance(old, bool) else None
-    new = kind(10 ** rng.uniform(0, rng.choice((1, 3, 6, 9)))) if kind else not old if isinstance(old, bool) else text(rng)
+    new = (
+        kind(10 ** rng.uniform(0, rng.choice((1, 3, 6, 9))))
+        if kind
+        else not old
+        if isinstance(old, bool)
+        else text(rng)
+    )
     put(document, path, new)
     return f" = {_short(new)}"
 
@@ -155,7 +161,8 @@ def _operator(document: Any, path: Path, other: Any, rng: random.Random) -> str:
 
 
 _CHANGES: tuple[Callable[[Any, Path, Any, random.Random], str | None], ...] = (
-    _value, _value, _value, _value, _legal, _legal, _legal, _legal, _legal, _type, _type, _scale, _near, _near, _drop, _unknown, _repeat, _key_twice,
+    _value, _value, _value, _value, _legal, _legal, _legal, _legal, _legal, _type, _type, _scale, _near, _near,
+    _drop, _unknown, _repeat, _key_twice,
     _deep, _many, _exchange, _transplant, _transplant, _shuffle, _operator,
 )  # fmt: skip
 
@@ -239,7 +246,11 @@ def _truncate(data: bytes, name: str, rng: random.Random) -> bytes:
 
 def _insert(data: bytes, name: str, rng: random.Random) -> bytes:
     at = rng.randrange(len(data) + 1)
-    return data[:at] + rng.choice((b"\x00", b"\xff", b"\xed\xa0\x80", b"\x1b[2J", b"\xef\xbb\xbf", b'"', b"]", b",,")) + data[at:]
+    return (
+        data[:at]
+        + rng.choice((b"\x00", b"\xff", b"\xed\xa0\x80", b"\x1b[2J", b"\xef\xbb\xbf", b'"', b"]", b",,"))
+        + data[at:]
+    )
 
 
 def _cut_out(data: bytes, name: str, rng: random.Random) -> bytes:
@@ -266,7 +277,21 @@ def _marked(data: bytes, name: str, rng: random.Random) -> bytes:
 
 
 def _other_content(data: bytes, name: str, rng: random.Random) -> bytes:
-    return rng.choice((b"", b"null", b"[]", b"{}", b'"a"', b"1", b"\x1f\x8b", b"\x00", b"PK\x03\x04", b"SQLite format 3\x00", b"<html>"))
+    return rng.choice(
+        (
+            b"",
+            b"null",
+            b"[]",
+            b"{}",
+            b'"a"',
+            b"1",
+            b"\x1f\x8b",
+            b"\x00",
+            b"PK\x03\x04",
+            b"SQLite format 3\x00",
+            b"<html>",
+        )
+    )
 
 
 def _zipped(data: bytes, name: str, rng: random.Random) -> bytes:

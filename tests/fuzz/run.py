@@ -43,7 +43,9 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._end()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -104,7 +106,13 @@ class Worker:
         environment = os.environ | {"TMPDIR": str(self._scratch), "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=log, pass_fds=[theirs.fileno()], start_new_session=True
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
             )
         theirs.close()
         self._pipe = Connection(ours.detach())
@@ -144,7 +152,9 @@ class Table:
         """A Markdown table."""
         rows = [*self.counts.items(), ("all", sum(self.counts.values(), Counter()))]
         lines = [f"| family | tried | {' | '.join(CLASSES)} |", f"|---|--:|{'--:|' * len(CLASSES)}"]
-        lines += [f"| {family} | {row.total()} | {' | '.join(str(row[name]) for name in CLASSES)} |" for family, row in rows]
+        lines += [
+            f"| {family} | {row.total()} | {' | '.join(str(row[name]) for name in CLASSES)} |" for family, row in rows
+        ]
         return "\n".join(lines)
 
 
@@ -167,7 +177,7 @@ def run_cases(cases: Iterable[Case], worker: Worker) -> Iterator[tuple[Case, str
 
 
 class Campaign:
-    """A run of many cases whose progress is kept in a folder: one line a case in `done.jsonl`, each failure a folder."""
+    """A run of many cases that keeps its progress in a folder: a line for each case in `done.jsonl`, failures as folders."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
@@ -193,11 +203,19 @@ class Campaign:
                     if name is None:
                         name, seconds = self._one(worker, family, index, say)
                         fresh += 1
-                        row = {"seed": self.seed, "family": family, "index": index, "class": name, "seconds": round(seconds, 3)}
+                        row = {
+                            "seed": self.seed,
+                            "family": family,
+                            "index": index,
+                            "class": name,
+                            "seconds": round(seconds, 3),
+                        }
                         log.write("\n" * (log.tell() > 0 and fresh == 1) + json.dumps(row) + "\n")
                         log.flush()
                     table.add(family, name)
-                say(f"{family}: {dict(table.counts[family])}, {fresh / (time.monotonic() - started):.0f} cases/s so far")
+                say(
+                    f"{family}: {dict(table.counts[family])}, {fresh / (time.monotonic() - started):.0f} cases/s so far"
+                )
         return table
 
     def _one(self, worker: Worker, family: str, index: int, say: Callable[[str], None]) -> tuple[str, float]:
@@ -208,7 +226,9 @@ class Campaign:
             place = self.folder / f"{name.replace(',', '').replace(' ', '-')}-{family}-{self.seed}-{index}"
             case.write(place)
             (place / "RUN.txt").write_text(
-                f"cd here; {case.command}\n\n{case.what}\n\n{name}: {reason}\n", encoding="utf-8", errors="backslashreplace"
+                f"cd here; {case.command}\n\n{case.what}\n\n{name}: {reason}\n",
+                encoding="utf-8",
+                errors="backslashreplace",
             )
             say(f"  {name}: {place.name}: {case.what[:120]!r}")
         return name, answer.seconds

@@ -84,7 +84,9 @@ def _fast_engine() -> None:
 
         def run(self: Any, plan: Any, hardware: Any, real: Any = engine.run) -> Any:
             found = real(self, plan, hardware)
-            return dataclasses.replace(found, end_ns=tuple(s + (e - s) // 2 for s, e in zip(found.start_ns, found.end_ns, strict=True)))
+            return dataclasses.replace(
+                found, end_ns=tuple(s + (e - s) // 2 for s, e in zip(found.start_ns, found.end_ns, strict=True))
+            )
 
         engine.run = run  # type: ignore[method-assign]
 
