@@ -177,7 +177,7 @@ def run_cases(cases: Iterable[Case], worker: Worker) -> Iterator[tuple[Case, str
 
 
 class Campaign:
-    """A run of many cases that keeps its progress in a folder: a line a case in `done.jsonl`, and folders of failures."""
+    """A run of many cases; its folder has a line for each case in `done.jsonl`, and a folder for each failure."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
