@@ -24,7 +24,7 @@ from tests.fuzz.classes import CLASSES, GOOD, HANG_S, MEMORY_BYTES, classify
 from tests.fuzz.families import make_case, split
 
 ROOT = Path(__file__).parent.parent.parent
-POLL_S, START_S = 0.05, 120.0
+POLL_S, START_S = 0.05, 400.0
 #: A worker is ended when it has grown by so much: well above the limit, so that what is just over is measured.
 KILL_BYTES = 2 * MEMORY_BYTES
 #: A worker that has grown to this by its caches is replaced.

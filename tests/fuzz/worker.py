@@ -16,11 +16,22 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from tests.fuzz.bases import InThisProcess
+from tests.fuzz.bases import InThisProcess, traces
 from tests.fuzz.cases import Answer, Case
+from tests.fuzz.mutate import to_json
 from tests.fuzz.readers import run
 from tests.fuzz.sense import active_markup, nonsense, step_problem
+from tests.fuzz.stand_ins import STAND_INS
 
+#: Commands before the first case: what they compile takes up to a minute on a machine that has not done so before.
+WARM_UP = (
+    ("simulate", "trace.json"),
+    ("simulate", "trace.json", "--launch", "stream"),
+    ("explore", "trace.json", "--budget", "0.05", "--evaluations", "2"),
+    ("explore", "trace.json", "--budget", "0.05", "--evaluations", "2", "--partitions", "64+68"),
+    ("limits", "trace.json"),
+    ("whatif", "trace.json"),
+)
 #: Commands whose accepted steps are simulated again with both engines and held to their rules.
 CHECKED = ("simulate",)
 
@@ -73,10 +84,21 @@ def answer_of(case: Case, folder: Path) -> Answer:
     return Answer(code, out[:20_000], err[:20_000], error, stack, problem, markup, seconds, max(0, grown))
 
 
-def serve(pipe: Connection) -> None:
+def _warm_up(home: Path) -> None:
+    for number, words in enumerate(WARM_UP):
+        folder = home / f"warm{number}"
+        folder.mkdir()
+        answer_of(Case("warm", words, {"trace.json": to_json(traces()[0])}), folder)
+    os.chdir(home)
+
+
+def serve(pipe: Connection, stand_in: str) -> None:
     """Answer until the other side is gone."""
     home = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
+        _warm_up(home)
+        if stand_in:
+            STAND_INS[stand_in]()
         pipe.send(("ready", str(home)))
         while True:
             case: Case = pipe.recv()
@@ -112,11 +134,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     handle, stand_in = int(sys.argv[1]), sys.argv[2]
     prepare()
-    if stand_in:
-        from tests.fuzz.stand_ins import STAND_INS
-
-        STAND_INS[stand_in]()
-    serve(Connection(handle))
+    serve(Connection(handle), stand_in)
 
 
 if __name__ == "__main__":
