@@ -188,8 +188,9 @@ def _document_case(
 
 def recipe_case(rng: random.Random) -> Case:
     data, what = _changed(rng.choice(bases.RECIPES), rng.choice(bases.RECIPES), rng, to_toml)
-    files = {"recipe.toml": data, "trace.json": to_json(bases.traces()[0])}
-    return Case("recipe", ("validate", "recipe.toml", "-o", "."), files, ("recipe.toml",), (), what)
+    files = {"recipe.toml": data, "trace.json": to_json(bases.traces()[-2])}
+    # The trace, too: a recipe may ask of it what it does not have.
+    return Case("recipe", ("validate", "recipe.toml", "-o", "."), files, ("recipe.toml", "trace.json"), (), what)
 
 
 def sweep_case(rng: random.Random) -> Case:
