@@ -76,7 +76,7 @@ OPERATORS: tuple[str, ...] = (
     *_ATTRIBUTES,
     "aten.append.t", "aten._reshape_alias.default", "aten.as_strided.default", "aten.resize_.default",
     "aten.set_.source_Storage",
-    "aten._unsafe_view.default", "aten._index_put_impl_.default", "aten._unsafe_index.Tensor", "aten.fill_.Scalar",
+    "aten._index_put_impl_.default", "aten._unsafe_index.Tensor", "aten.fill_.Scalar",
     "aten.from_file.default", "aten.save.default", "aten.item.default", "aten._cudnn_rnn.default", "prims.add.default",
     "aten.__getattribute__.default", "aten.__class__.__init__", "aten.__dir__.default", "quantized.add.default",
     "torchvision.nms.default", "torchvision.__class__.x", "os.system.default", "builtins.eval.default", "aten",
