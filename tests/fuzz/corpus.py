@@ -25,7 +25,6 @@ UNCHECKED = (
     "aten._reshape_alias.default",
     "aten.append.t",
     "aten._index_put_impl_.default",
-    "aten._unsafe_view.default",
 )
 MARKUPS = {
     "closing tag": "[/red]",
