@@ -1,0 +1,58 @@
+"""A case: files in a folder of their own and the command that is run there."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Case:
+    """One command with its files; names of files are relative to the folder in which it runs."""
+
+    family: str
+    argv: tuple[str, ...]
+    """Words after `gpusim`; a first word that begins with `@` is a reader of `tests.fuzz.readers`."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    at_fault: tuple[str, ...] = ()
+    """Changed files: a refusal names one of them."""
+    outputs: tuple[str, ...] = ()
+    """Files that the command is asked to write."""
+    what: str = ""
+    """The changes, in words."""
+    expected: str = ""
+    """`accepted` or `refused`, where only that is right."""
+
+    @property
+    def command(self) -> str:
+        """What to type in the case's folder."""
+        words = shlex.join(self.argv)
+        return f"python -m tests.fuzz.readers {words}" if self.argv[0].startswith("@") else f"gpusim {words}"
+
+    def write(self, folder: Path) -> None:
+        """Write the files into `folder`, and how to run the case, in `RUN.txt`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in self.files.items():
+            (folder / name).write_bytes(data)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a case in a worker process."""
+
+    code: int = 0
+    out: str = ""
+    err: str = ""
+    error: str = ""
+    """Type of the exception that escaped; empty where none did."""
+    stack: str = ""
+    nonsense: str = ""
+    """What is wrong with a result or a file; empty where nothing is."""
+    markup: str = ""
+    """Markup of the input that is active in a file that was written."""
+    seconds: float = 0.0
+    grown_bytes: int = 0
+    """Most memory beyond what the worker had before."""
+    ended: str = ""
+    """Why the worker had to be ended: `hang`, `memory`, `crash`; empty where it answered."""

@@ -1,0 +1,110 @@
+"""Readers that no command calls, or only on a GPU, as commands: `python -m tests.fuzz.readers @NAME FILE`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gpusim.cli import main
+from gpusim.errors import GpusimError
+
+
+def _upload(name: str) -> None:
+    from gpusim.trace.store import parse_upload
+
+    parse_upload(Path(name).read_bytes(), name)
+
+
+def _measured(name: str, trace: str = "trace.json") -> None:
+    from gpusim.report.measured import parse_measured
+    from gpusim.trace.store import load_trace
+
+    parse_measured(Path(name).read_bytes(), name, load_trace(trace))
+
+
+def _results(name: str) -> None:
+    from gpusim.report.results import read_results
+    from gpusim.report.results_table import print_results
+
+    print_results(read_results(Path(name)))
+
+
+def _pairs(name: str) -> None:
+    from gpusim.report.pairs import pairs_markdown, read_pairs
+
+    pairs_markdown(read_pairs(Path(name)), name)
+
+
+def _rules(name: str) -> None:
+    from gpusim.plan.rules import read_rules
+
+    read_rules(Path(name))
+
+
+def _replayed(name: str) -> None:
+    from gpusim.report.replayed import read_replayed
+
+    read_replayed(Path(name))
+
+
+def _operators(name: str) -> None:
+    """What replay does before it needs a GPU: check the operators of a trace, then look them up in torch."""
+    sys.modules.pop("torch", None) if sys.modules.get("torch", ...) is None else None
+    import torch
+
+    from gpusim.runtime.allowlist import check_operators
+    from gpusim.runtime.operators import resolve
+    from gpusim.trace.store import load_trace
+
+    step = load_trace(name)
+    check_operators(step, name)
+    for index, op in enumerate(step.ops):
+        try:
+            found = resolve(op.target)
+        except GpusimError as error:
+            raise GpusimError(f"{name}: $.ops[{index}]: {error}") from error
+        if not isinstance(found, torch._ops.OpOverload):
+            raise AssertionError(f"$.ops[{index}].target: {op.target!r} is {type(found)}, which is no operator")
+
+
+READERS: dict[str, Callable[..., None]] = {
+    "@upload": _upload,
+    "@measured": _measured,
+    "@results": _results,
+    "@pairs": _pairs,
+    "@rules": _rules,
+    "@replayed": _replayed,
+    "@operators": _operators,
+}
+
+
+def run(argv: tuple[str, ...]) -> None:
+    """The command line, or a reader with the command line's way to refuse. Raises `SystemExit` as that does."""
+    if argv[0] not in READERS:
+        sys.argv = ["gpusim", *argv]
+        main()
+        return
+
+    def refuse() -> None:
+        READERS[argv[0]](*argv[1:])
+
+    _as_command(refuse)
+
+
+def _as_command(work: Callable[[], None]) -> None:
+    """Run `work` as `main` runs a command, so that its way of printing errors holds here, too."""
+    import click
+
+    import gpusim.cli as module
+
+    kept, sys.argv = module.cli, ["gpusim"]
+    module.cli = click.Command("gpusim", callback=work)  # type: ignore[assignment]
+    try:
+        main()
+    finally:
+        module.cli = kept
+
+
+if __name__ == "__main__":
+    run(tuple(sys.argv[1:]))

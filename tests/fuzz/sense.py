@@ -1,0 +1,191 @@
+"""Whether what a command says makes sense: times, rules that hold for every step, and the files it wrote."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.cases import Case
+
+#: Keys of JSON output whose numbers are differences, and may be below zero.
+SIGNED = ("_frac", "error", "gain", "lost", "loss", "change", "saved")
+_NONSENSE = re.compile(r"(?<![\w.\[-])-?(?:nan|inf) ?(?:ns|us|µs|ms|s|MiB|GiB|KiB|B|kB|MB|GB)\b", re.IGNORECASE)
+#: What a page would act on.
+ACTIVE_HTML = ("<img src=x onerror", "</script><script>alert")
+
+
+def nonsense(case: Case, folder: Path, code: int, out: str) -> str:
+    """What is wrong with a command's answer and files; empty where nothing is."""
+    problem = files_problem(case, folder, code)
+    if problem or code != 0:
+        return problem
+    if "--json" in case.argv:
+        return _json_problem(out)
+    # Names in the files may look like numbers; hence only what stands before a unit.
+    found = _NONSENSE.search(out)
+    return f"'{found[0]}' in the output" if found and not _in_files(case, found[0]) else ""
+
+
+def _in_files(case: Case, text: str) -> bool:
+    return any(text.encode() in data for data in case.files.values()) or any(text in word for word in case.argv)
+
+
+def _json_problem(out: str) -> str:
+    try:
+        document = json.loads(out)
+    except ValueError as error:
+        return f"--json prints no JSON: {error}"
+    return _number_problem(document, "$")
+
+
+def _number_problem(value: Any, place: str) -> str:
+    if isinstance(value, dict):
+        return next((p for key, part in value.items() if (p := _number_problem(part, f"{place}.{key}"))), "")
+    if isinstance(value, list):
+        return next((p for i, part in enumerate(value) if (p := _number_problem(part, f"{place}[{i}]"))), "")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    if not math.isfinite(value):
+        return f"{place} is {value}"
+    timed = place.endswith(("_ns", "_bytes", "speedup")) or re.search(r"_ns\[\d+\]$", place)
+    if timed and value < 0 and not any(word in place for word in SIGNED):
+        return f"{place} is {value}"
+    return ""
+
+
+# --- Files ---
+
+
+def files_problem(case: Case, folder: Path, code: int) -> str:
+    """Files left over, left by a refused command, or half written."""
+    there = {path.name for path in folder.iterdir()} - set(case.files) - {"folder"}
+    if case.outputs == ("*",):
+        hidden = sorted(name for name in there if name.startswith(".") and not any(name in word for word in case.argv))
+        return f"left over: {hidden}" if hidden else ""
+    if left := sorted(there - set(case.outputs)):
+        return f"left over: {left}"
+    if code != 0:
+        return f"refused, but wrote {sorted(there)}" if there else ""
+    if missing := sorted(set(case.outputs) - there):
+        return f"did not write {missing}"
+    return next((p for name in case.outputs if (p := file_problem(folder / name))), "")
+
+
+def file_problem(path: Path) -> str:
+    """What is half-written about a file, by its kind."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if ".json" in path.suffixes:
+            json.loads(data)
+        elif path.suffix == ".html" and not data.rstrip().endswith(b"</html>"):
+            return f"{path.name} does not end as a page does"
+        elif path.suffix == ".csv" and not data.endswith(b"\n"):
+            return f"{path.name} does not end with a whole line"
+        elif path.suffix == ".sqlite":
+            connection = sqlite3.connect(path)
+            try:
+                if connection.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
+                    return f"{path.name} is damaged"
+            finally:
+                connection.close()
+    except (OSError, EOFError, ValueError, sqlite3.DatabaseError) as error:
+        return f"{path.name}: {error}"
+    return ""
+
+
+def active_markup(case: Case, folder: Path) -> str:
+    """Markup of the input that is active in a page or a table that was written."""
+    for name in case.outputs:
+        path = folder / name
+        if path.suffix == ".html" and path.is_file():
+            page = path.read_text(encoding="utf-8", errors="replace")
+            if found := next((words for words in ACTIVE_HTML if words in page), ""):
+                return f"{name} holds {found!r}"
+        if path.suffix == ".csv" and path.is_file():
+            for row in csv.reader(io.StringIO(path.read_text(encoding="utf-8", errors="replace"))):
+                if cell := next((cell for cell in row if _is_formula(cell)), ""):
+                    return f"{name} has the cell {cell!r}"
+    return ""
+
+
+def _is_formula(cell: str) -> bool:
+    if not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return False
+    try:
+        float(cell)
+    except ValueError:
+        return True
+    return False
+
+
+# --- Steps ---
+
+#: Times are rounded to ns at each start and end.
+ROUNDING_NS = 2.0
+
+
+def step_problem(case: Case) -> str:
+    """Rules that hold for every step, on the accepted case's own trace, hardware model and schedule.
+
+    Both engines agree; no schedule beats a bound or its longest kernel; one stream takes the sum of its kernels.
+    """
+    from gpusim.cli.common import choose_hardware
+    from gpusim.engine.base import engine_by_name
+    from gpusim.plan.graph import OpGraph
+    from gpusim.plan.lower import lower
+    from gpusim.plan.schedule import chosen_variants, lower_schedule, read_schedule
+    from gpusim.policies.registry import POLICIES
+    from gpusim.search.bounds import bounds
+    from gpusim.trace.store import load_trace
+
+    words = list(case.argv)
+
+    def option(name: str) -> str | None:
+        return words[words.index(name) + 1] if name in words else None
+
+    step = load_trace(words[1])
+    graph = OpGraph.build(step, choose_hardware(option("--hw"), step))
+    mode: Any = option("--launch") or "graph"
+    alone = POLICIES["sequential"](graph, 1)
+    sequential = lower(graph, alone.order, alone.streams)
+    if file := option("--schedule"):
+        schedule = read_schedule(Path(file))
+        plan, chosen = (
+            lower_schedule(schedule, graph, mode, file),
+            graph.choosing(chosen_variants(schedule, step, file)),
+        )
+    else:
+        plan, chosen = POLICIES[option("--policy") or "critical_path"](graph, 4).lowered(graph, mode), graph
+    fast, reference = engine_by_name("fast"), engine_by_name("reference")
+    for name, each in (("sequential", sequential), ("schedule", plan)):
+        one, other = fast.run(each, graph.hardware), reference.run(each, graph.hardware)
+        apart = max((abs(a - b) for a, b in zip(one.end_ns, other.end_ns, strict=True)), default=0)
+        if apart > max(ROUNDING_NS, 1e-9 * one.makespan_ns):
+            return f"{name}: the engines differ by {apart} ns of {one.makespan_ns}"
+        if min((*one.start_ns, *one.end_ns), default=0) < 0 or any(
+            e < s for s, e in zip(one.start_ns, one.end_ns, strict=True)
+        ):
+            return f"{name}: a kernel starts before 0 or ends before its start"
+        slack = ROUNDING_NS + 1e-9 * one.makespan_ns
+        longest = max((task.dur_ns for task in each.tasks), default=0.0)
+        if one.makespan_ns + slack < longest:
+            return f"{name}: takes {one.makespan_ns} ns, its longest kernel {longest}"
+        if name == "schedule" and mode == "graph":  # bounds are those of a CUDA graph
+            limit, kind = bounds(chosen).largest
+            if one.makespan_ns + slack < limit:
+                return f"{name}: takes {one.makespan_ns} ns, the bound '{kind}' is {limit}"
+        if name == "sequential":
+            tasks = each.tasks
+            total = sum(t.dur_ns + t.extra_ns for t in tasks) + graph.chain_ns * (len(tasks) - 1) - tasks[0].extra_ns
+            slack += ROUNDING_NS * len(tasks)
+            slow_front = graph.hardware.graph.front_end_ns > graph.chain_ns
+            if one.makespan_ns + slack < total or (one.makespan_ns - slack > total and not slow_front):
+                return f"sequential: takes {one.makespan_ns} ns, the sum of kernels and gaps is {total}"
+    return ""

@@ -1,0 +1,127 @@
+"""Broken readers in place of gpusim's own: what the harness must notice."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpusim.errors import TraceError
+from gpusim.trace import store
+
+
+def _replace(work: Callable[[str], None]) -> Callable[[], None]:
+    real = store.load_trace
+
+    def load_trace(name: str) -> Any:
+        work(name)
+        return real(name)
+
+    def install() -> None:
+        store.load_trace = load_trace
+
+    return install
+
+
+def _raise(error: Exception) -> Callable[[str], None]:
+    def work(name: str) -> None:
+        raise error
+
+    return work
+
+
+def _markup(name: str) -> None:
+    from rich.console import Console
+
+    Console().print("[/red]")
+
+
+def _loop(name: str) -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def _allocate(name: str) -> None:
+    kept = [bytearray(os.urandom(1)) * 50_000_000 for _ in range(24)]
+    time.sleep(0.2)
+    del kept
+
+
+def _allocate_all(name: str) -> None:
+    kept = []
+    while True:
+        kept.append(b"x" * 50_000_000)
+        time.sleep(0.01)
+
+
+def _wrong_engine() -> None:
+    """The reference engine becomes 1 % slower."""
+    import dataclasses
+
+    from gpusim.engine.reference import ReferenceEngine
+
+    real = ReferenceEngine.run
+
+    def run(self: Any, plan: Any, hardware: Any) -> Any:
+        found = real(self, plan, hardware)
+        return dataclasses.replace(found, end_ns=tuple(round(1.01 * end) for end in found.end_ns))
+
+    ReferenceEngine.run = run  # type: ignore[method-assign]
+
+
+def _fast_engine() -> None:
+    """Both engines forget half of each kernel."""
+    import dataclasses
+
+    from gpusim.engine.fast import FastEngine
+    from gpusim.engine.reference import ReferenceEngine
+
+    for engine in (FastEngine, ReferenceEngine):
+
+        def run(self: Any, plan: Any, hardware: Any, real: Any = engine.run) -> Any:
+            found = real(self, plan, hardware)
+            return dataclasses.replace(
+                found, end_ns=tuple(s + (e - s) // 2 for s, e in zip(found.start_ns, found.end_ns, strict=True))
+            )
+
+        engine.run = run  # type: ignore[method-assign]
+
+
+def _negative() -> None:
+    from gpusim.cli import common
+
+    common_print = common.print_json
+
+    def print_json(document: Any) -> None:
+        common_print(document | {"makespan_ns": -5} if isinstance(document, dict) else document)
+
+    from gpusim.cli import simulation
+
+    simulation.print_json = print_json  # type: ignore[attr-defined]
+
+
+STAND_INS: dict[str, Callable[[], None]] = {
+    "value error": _replace(_raise(ValueError("int too large"))),
+    "escape": _replace(lambda name: click.echo("\x1b[31mred")),
+    "escape in a refusal": _replace(_raise(TraceError("trace.json", "value \x9b31m"))),
+    "markup": _replace(_markup),
+    "markup taken": _replace(lambda name: click.echo("mk0")),
+    "loop": _replace(_loop),
+    "allocate": _replace(_allocate),
+    "allocate all": _replace(_allocate_all),
+    "memory error": _replace(_raise(MemoryError())),
+    "die": _replace(lambda name: os.abort()),
+    "long refusal": _replace(_raise(TraceError("trace.json", "a " * 3000))),
+    "long value": _replace(_raise(TraceError("trace.json", "found " + "a" * 300))),
+    "no name": _replace(_raise(TraceError("the file", "is wrong"))),
+    "file left": _replace(lambda name: Path(".out.json.x1").write_text("") and None),
+    "exit 1": _replace(_raise(SystemExit(1))),  # type: ignore[arg-type]
+    "silent refusal": _replace(_raise(SystemExit(2))),  # type: ignore[arg-type]
+    "engines differ": _wrong_engine,
+    "below the bound": _fast_engine,
+    "negative time": _negative,
+}
