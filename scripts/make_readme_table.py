@@ -57,10 +57,10 @@ def section(runs: Sequence[tuple[str, Results]]) -> str:
         "The schedule that a trial on the GPU of the twelve (NASNet-A: eight) best predictions found, as "
         "`gpusim explore --measure 12` does; policies are among them. Times in us, all measured but for *predicted*. "
         "*Kernels*: sequential graph over the same order with the "
-        "[fastest kernels](docs/variants_and_partitions.md) on one stream; *streams*: that over the schedule; "
+        "[fastest kernels](research/2026-11-23-variants.md) on one stream; *streams*: that over the schedule; "
         "*both*: sequential graph over the schedule. *Error* is that of the schedule's "
         "predicted time, by the hardware model of its day; *outputs* are compared with the sequential run's: bit for "
-        "bit, or [within a tolerance](docs/capture_and_replay.md#comparing-results).",
+        "bit, or [within a tolerance](research/2026-11-23-capture-and-replay.md#comparing-results).",
         "",
         "| step | sequential graph | fastest kernels, one stream | schedule (streams) | kernels | streams | both "
         "| predicted | error | outputs |",

@@ -13,11 +13,11 @@ from gpusim.hardware.model import bundled_hardware, load_hardware
 from gpusim.plan import anchor
 
 ROOT = Path(__file__).parent.parent
-DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+DESIGN = (ROOT / "research" / "2026-11-23-design.md").read_text(encoding="utf-8")
 
 
 def section(heading: str) -> str:
-    """The text of docs/design.md under a heading of any level."""
+    """The text of research/2026-11-23-design.md under a heading of any level."""
     return re.split(r"^#+ .*$", DESIGN.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
@@ -63,7 +63,7 @@ def test_range_of_the_anchors_factor_in_the_design_is_the_codes() -> None:
 
 
 def test_gap_of_the_h200_in_the_engines_page_is_the_models() -> None:
-    text = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
+    text = (ROOT / "research" / "2026-11-23-engine-rules.md").read_text(encoding="utf-8")
     (quoted,) = re.findall(r"`chain_ns` in `hwmodels/h200.json` \((\d+) ns\)", text)
     assert int(quoted) == round(load_hardware("h200").graph.chain_ns)
 
@@ -72,7 +72,7 @@ def test_gap_of_the_h200_in_the_engines_page_is_the_models() -> None:
 def test_headings_that_sources_of_a_hardware_model_cite_exist(name: str) -> None:
     sources: dict[str, str] = json.loads(bundled_hardware()[name].read_text(encoding="utf-8"))["sources"]
     for text in sources.values():
-        for page, heading in re.findall(r"(docs/\w+\.md)(?:, '([^']+)')?", text):
+        for page, heading in re.findall(r"((?:docs|research)/[\w-]+\.md)(?:, '([^']+)')?", text):
             found = (ROOT / page).read_text(encoding="utf-8")
             assert not heading or re.search(rf"^#+ {re.escape(heading)}$", found, re.MULTILINE), (page, heading)
 

@@ -284,8 +284,8 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_page_describes_every_field() -> None:
-    """docs/hardware_models.md names every field of every section, so a new field is documented."""
-    page = (REPOSITORY / "docs" / "hardware_models.md").read_text()
+    """research/2026-11-23-calibration.md names every field of every section, so a new field is documented."""
+    page = (REPOSITORY / "research" / "2026-11-23-calibration.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     missing = [f"{section}.{field}" for section, field in FIELDS if not any(f"`{field}`" in row for row in rows)]
     assert not missing

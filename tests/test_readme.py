@@ -22,7 +22,11 @@ from gpusim.trace.store import bundled_traces, load_trace, read_manifest
 from gpusim.units import format_times_ns
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "research").glob("*.md")),
+]
 COMMANDS = {
     "main": "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/gpusim explore googlenet-train-b8",
     "tests": (
@@ -39,7 +43,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\s]+)`")
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 #: A path of this repository; one with a capitalised word, such as hwmodels/NAME.json, stands for any.
-OWN_PATH = re.compile(r"^(?:gpusim|hwmodels|traces|validate|scripts|docs|tests|\.ci)/[^A-Z<]*$")
+OWN_PATH = re.compile(r"^(?:gpusim|hwmodels|traces|validate|scripts|docs|research|tests|\.ci)/[^A-Z<]*$")
 
 
 def script(name: str) -> ModuleType:
@@ -118,7 +122,7 @@ def test_policies_page_shows_what_the_simulator_predicts(trace: str) -> None:
         return
     table = script("make_policy_table")
     row = table.predict(trace)
-    lines = (ROOT / "docs" / "policies.md").read_text("utf-8").splitlines()
+    lines = (ROOT / "research" / "2026-11-23-policies.md").read_text("utf-8").splitlines()
     assert table.time_line(row) in lines, "run python scripts/make_policy_table.py"
     assert table.speedup_line(row) in lines
 

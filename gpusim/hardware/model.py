@@ -120,7 +120,7 @@ class GraphCosts(Document, frozen=True, kw_only=True):
     """Extra delay around a memset or memcpy node."""
 
     def lost_ns(self, starts: int) -> float:
-        """What a kernel loses where so many others start while it runs (docs/engine.md, "Graph mode")."""
+        """Time that a kernel loses to `starts` of other kernels while it runs (docs/hardware-rules.md)."""
         return self.busy_ns * starts / (starts + self.busy_starts) if starts else 0.0
 
 
@@ -143,7 +143,7 @@ class StreamCosts(Document, frozen=True, kw_only=True):
 
 
 class Contention(Document, frozen=True, kw_only=True):
-    """What kernels that run together do to each other; docs/engine.md says how these were chosen."""
+    """Slowdown of kernels that run together (docs/hardware-rules.md)."""
 
     younger_slowdown: Ratio
     """a: beside older kernels a kernel runs at 1 / (1 + a) of what its share of the SMs would give."""
