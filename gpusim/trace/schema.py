@@ -205,9 +205,9 @@ class VariantSettings(Document, frozen=True, kw_only=True):
     blas: Blas | None = None
     """Library of matrix products (`torch.backends.cuda.preferred_blas_library`)."""
     composition: Composition | None = None
-    """Other operators of torch in place of the op's own: batch norm by torch's own kernels or by sample, the backward
-    of an average pool as a pool, of a max pool by its indices; a convolution with the ReLU behind it by cuDNN
-    (`fused`), elementwise ops behind each other as one kernel (`joined`)."""
+    """Other operators of torch in place of the op's own. `native`, `by_sample`: batch norm by torch's own kernels, or
+    sample by sample. `forward_pool`: backward of an average pool as a pool. `by_index`: backward of a max pool by its
+    indices. `fused`: convolution and ReLU by cuDNN. `joined`: elementwise ops as one kernel."""
 
 
 class Variant(Document, frozen=True, kw_only=True):
