@@ -1,7 +1,8 @@
 """Check the manual's prose: python scripts/check_prose.py.
 
-In README.md, docs/ and the docstrings of the public API no sentence has over 40 words, no line over 120 characters
-(tables and code blocks apart), and each list item ends with a full stop. docs/ has at most 18,000 words. research/ is exempt.
+The check covers README.md, docs/ and the docstrings of the public API. No sentence has over 40 words, and no line over
+120 characters (tables and code blocks apart). Each list item ends with a full stop. docs/ has at most 18,000 words.
+research/ is exempt.
 """
 
 from __future__ import annotations

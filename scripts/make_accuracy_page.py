@@ -104,7 +104,7 @@ def readme() -> str:
 
 def progress() -> str:
     """How much of the recipe of other kinds is measured."""
-    planned = len(read_recipe(ROOT / "validate" / "kinds.toml").cases)
+    planned = len(read_recipe(ROOT / "validate" / "kinds.toml").case)
     measured = len(by_step(left_out("kinds")))
     return (
         f"Of the {planned} steps of `validate/kinds.toml`, {measured} are measured so far. Their predictions were\n"

@@ -219,13 +219,21 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     calibrated: bool
     """Whether the costs and contention were measured on this GPU, by `gpusim calibrate`."""
     limits: Limits
+    """Capacity of an SM, a block and the GPU."""
     memory: Memory
+    """Device memory and L2 cache."""
     rates: Rates
+    """Arithmetic peaks."""
     copies: Copies
+    """Copies between host and device."""
     graph: GraphCosts
+    """Launch costs inside a CUDA graph."""
     stream: StreamCosts
+    """Launch costs from the host."""
     contention: Contention
+    """Slowdown of kernels that run together."""
     uncertainty: Uncertainty
+    """Intervals of predictions."""
     sources: dict[str, str]
     """Text for each number, by section (`"graph"`) or by field (`"graph.chain_ns"`); the field's own text goes
     first."""
