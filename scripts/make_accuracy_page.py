@@ -22,12 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "validate" / "results"
 #: Name of a group in the tables -> recipes whose newest results have its schedules.
 IMAGES = {
-    "image networks, blind": ("blind_again",),
-    "image networks, blind to an earlier model": ("blind", "unseen", "unseen_large"),
-    "image networks, model chosen on them": ("fidelity",),
+    "mostly convolutional networks, blind": ("blind_again",),
+    "the same, blind to an earlier model": ("blind", "unseen", "unseen_large"),
+    "the same, model chosen on them": ("fidelity",),
 }
 SEARCHES = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
-SEARCHED = "image networks, searched schedules"
+SEARCHED = "the same, searched schedules"
 #: Published systems that the searched schedules are compared with.
 PEERS = ("nimble", "opara", "torchsched", "ios")
 KINDS = "other kinds of networks, blind"
@@ -98,7 +98,7 @@ def groups() -> list[str]:
 def readme() -> str:
     """The short table."""
     kinds = left_out("kinds")
-    blind = row("image networks, blind", left_out("blind_again"))
+    blind = row("mostly convolutional networks, blind", left_out("blind_again"))
     return "\n".join([*HEAD, blind, row(SEARCHED, searched()), row(KINDS, kinds), "", progress()])
 
 
@@ -118,7 +118,7 @@ def order() -> list[str]:
         "| run | steps | Kendall tau, mean (least) | regret, mean (largest) |",
         "|---|--:|--:|--:|",
     ]
-    for name, recipe in (("image networks, blind", "blind_again"), (KINDS, "kinds")):
+    for name, recipe in (("mostly convolutional networks, blind", "blind_again"), (KINDS, "kinds")):
         found = fidelity(left_out(recipe))
         assert found is not None
         lines.append(

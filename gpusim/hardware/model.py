@@ -166,7 +166,7 @@ class Contention(Document, frozen=True, kw_only=True):
     """Slowdown of kernels that run together (docs/hardware-rules.md)."""
 
     younger_slowdown: Ratio
-    """a: beside older kernels a kernel runs at 1 / (1 + a) of what its share of the SMs would give."""
+    """a: every kernel but the oldest runs at 1 / (1 + a) of the rate of its share of the SMs."""
     sharing_exponent: Exponent = 0.0
     """p: blocks take load^p times as long as on an SM that is full of them, load being the sum of the blocks' shares.
 

@@ -220,7 +220,7 @@ class Variant(Document, frozen=True, kw_only=True):
     kernels: tuple[Kernel, ...]
     """As an op's, conversions between layouts included."""
     covers: tuple[Count, ...] = ()
-    """Ops behind this one, or before it, whose work it does, too: they then run nothing (`gpusim.trace.covers`)."""
+    """Ops before or after this one that it computes, too; they then run nothing (`gpusim.trace.covers`)."""
 
 
 class Op(Document, frozen=True, kw_only=True):
