@@ -497,6 +497,13 @@ class SavedRules:
         return self.trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
 
 
+def ordered_inputs(trace: Trace) -> frozenset[int]:
+    """Tensors that exist before the step and whose order counts: the offsets of embedding bags."""
+    bags = [op for op in trace.ops if op.target in _BAG]
+    known = SavedRules(trace).known if bags else None
+    return frozenset(known.origin(index) for op in bags for index in tensor_refs(op.args[2]) if known is not None)
+
+
 def _shared(op: Op, places: Iterable[int]) -> tuple[str, ...]:
     """An operator and some of its arguments, to find the forward that a backward belongs to."""
     return (op.target, *(repr(op.args[place]) if place < len(op.args) else "" for place in places))
