@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from torch.utils import _pytree as pytree
 from gpusim.errors import CaptureError, GpuError, UnknownNameError
 from gpusim.runtime.device import torch_dtype
 from gpusim.trace.schema import Dtype, MemoryFormat, Mode
+from gpusim.trace.trust import wrong_name
 
 LossFunction = Callable[[Any, torch.Tensor | None], torch.Tensor]
 
@@ -27,8 +27,6 @@ LossFunction = Callable[[Any, torch.Tensor | None], torch.Tensor]
 #: (Szegedy et al., "Going deeper with convolutions", section 5).
 AUXILIARY_WEIGHT = 0.3
 DEFAULT_IMAGE_SIZE = 224
-#: Names of models in a library: no paths, and no hubs to download from, which timm's names may also mean.
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_-]+)?")
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,9 @@ def load_step(
     """
     torch.manual_seed(seed)
     kind, _, name = spec.partition(":")
-    if kind in ("torchvision", "timm") and not PLAIN_NAME.fullmatch(name):
-        raise CaptureError(f"model '{spec}': '{name}' is no name of a model in {kind}")
+    wrong = wrong_name(spec)
+    if wrong:
+        raise CaptureError(f"model '{spec}': {wrong}")
     loss: LossFunction | None = None
     if kind == "torchvision" and name:
         network, (module, inputs) = name, _torchvision(name, batch)
