@@ -13,7 +13,7 @@ from gpusim.errors import OperatorError, ReplayError
 from gpusim.runtime.allowlist import check_operators
 from gpusim.runtime.operators import check_schemas, resolve
 from gpusim.runtime.result_sizes import check_result_sizes
-from gpusim.runtime.saved import SavedRules, ordered_inputs
+from gpusim.runtime.saved import VIEWS, SavedRules, ordered_inputs
 from gpusim.trace.schema import Op, Tensor, TensorInit, Trace
 from gpusim.trace.store import read_trace
 from tests.test_security import op, run, t, tensor, trace_of
@@ -348,6 +348,34 @@ def test_saved_tensors_are_among_the_reads_and_nothing_changes_them_later() -> N
 
     (forward, back), tensors = pooled()
     change = op("aten.fill_.Scalar", t(2), 2**40, outputs=(2,))
-    refused(trace_of([forward, back, change], tensors), "changes later")
+    refused(trace_of([forward, back, change], tensors), r"changes later|made more than once")
     silent = msgspec.structs.replace(back, reads=(1, 0))
     refused(trace_of([forward, silent], tensors), "its 'reads'")
+
+
+def test_tensor_that_is_there_is_returned_by_ops_that_change_it_and_by_views_alone() -> None:
+    """Otherwise other values take the place of checked ones, without a change of the storage."""
+    from tests.test_security import pooled
+
+    drawn = op("aten.randint.low", 0, 2**40, [TAKEN], outputs=(1,), device=GPU)
+    refused(bag(extra=[msgspec.structs.replace(drawn, writes=())]), "its 'writes' do not say so")
+    refused(bag(extra=[drawn]), "its rows are below 10")
+    (forward, back), tensors = pooled()
+    other = op("aten.full_like.default", t(2), 2**40, outputs=(2,))
+    refused(trace_of([forward, msgspec.structs.replace(other, writes=()), back], tensors), "its 'writes' do not say so")
+    refused(trace_of([forward, other, back], tensors), "made more than once")
+    view = op("aten.as_strided.default", t(2), [1, 1, 2, 2], [0, 0, 0, 0], outputs=(2,))
+    refused(trace_of([forward, msgspec.structs.replace(view, writes=()), back], tensors), "made more than once")
+
+
+def test_operators_that_may_return_a_tensor_again_are_views() -> None:
+    for target in VIEWS - {f"aten.{n}" for n in ("_unsafe_view.default", "lift_fresh.default")}:
+        schema = resolve(target)._schema
+        unsafe = target.startswith("aten.unsafe_split")  # views without a mark
+        assert unsafe or all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns), target
+
+
+def test_range_of_more_numbers_than_python_counts_is_refused() -> None:
+    far = op("aten.arange.start", -(2**63) + 1, 2**63 - 1, outputs=(9,), device=GPU)
+    more = [tensor(BAGS, dtype="int64", storage=9, init=None)]
+    refused(bag(extra=[far], tensors=more, args=[t(0), t(1), t(9)]), "its offsets rise")

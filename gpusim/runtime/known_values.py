@@ -7,8 +7,9 @@ changes, or from an operator whose results follow from its arguments. What is no
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from gpusim.trace.schema import Op, Tensor, Trace
@@ -66,10 +67,22 @@ _MAX_STEPS: Final = 64
 
 
 class KnownValues:
-    """Bounds and sequences of the tensors of one trace; `written` gives the ops that declare a change of a storage."""
+    """Bounds and sequences of the tensors of one trace.
 
-    def __init__(self, trace: Trace, made: Mapping[int, tuple[int, int]], written: Mapping[int, Sequence[int]]) -> None:
+    `made` gives the op that returns a tensor first, and its place there, `again` the tensors that were there before an
+    op returns them, `written` the ops that declare a change of a storage, in order.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        made: Mapping[int, tuple[int, int]],
+        again: Collection[int],
+        written: Mapping[int, Sequence[int]],
+    ) -> None:
         self.trace = trace
+        self._again = again
+        self._rising: dict[int, Bounds | None] = {}
         self._made = made
         self._written = written
         self._bounds: dict[int, Bounds | None] = {}
@@ -122,6 +135,16 @@ class KnownValues:
             found = None
         return found if found is not None and len(found) == tensor.shape[0] else None
 
+    def rising(self, index: int) -> Bounds | None:
+        """First and last number of a tensor whose sequence is known, has such, and never falls."""
+        if index not in self._rising:
+            numbers = self.sequence(index)
+            rises = numbers and (
+                (isinstance(numbers, range) and numbers.step > 0) or all(a <= b for a, b in itertools.pairwise(numbers))
+            )
+            self._rising[index] = (numbers[0], numbers[-1]) if numbers and rises else None
+        return self._rising[index]
+
     def origin(self, index: int) -> int:
         """The tensor that tensor `index` is a view or a copy of."""
         for _ in range(_MAX_STEPS):
@@ -139,6 +162,8 @@ class KnownValues:
 
     def _unchanged(self, index: int) -> bool:
         """Whether nothing but what filled a tensor's storage first writes to it."""
+        if index in self._again:
+            return False
         storage = self.trace.tensors[index].storage
         writers = self._written.get(storage, ())
         if storage in self._initial:

@@ -8,7 +8,6 @@ nothing has changed them; so they must be here. Shapes are those that the trace 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -188,6 +187,39 @@ _LEADING: Final = {
 _ALIKE: Final = frozenset({"aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"})
 
 
+#: Operators whose results lie in the memory of their argument.
+VIEWS: Final = frozenset(
+    f"aten.{name}"
+    for name in [
+        "_conj.default",
+        "_unsafe_view.default",
+        "alias.default",
+        "as_strided.default",
+        "detach.default",
+        "diagonal.default",
+        "expand.default",
+        "lift_fresh.default",
+        "permute.default",
+        "select.int",
+        "slice.Tensor",
+        "split.Tensor",
+        "split_with_sizes.default",
+        "squeeze.default",
+        "squeeze.dim",
+        "squeeze.dims",
+        "t.default",
+        "transpose.int",
+        "unbind.int",
+        "unfold.default",
+        "unsafe_split.Tensor",
+        "unsafe_split_with_sizes.default",
+        "unsqueeze.default",
+        "view.default",
+        "view.dtype",
+        "view_as_complex.default",
+        "view_as_real.default",
+    ]
+)
 #: Forwards that save nothing, with the rule of their backward.
 _UNSAVED: Final = {rule.forwards[0]: rule for rule in BACKWARDS.values() if not rule.saved}
 
@@ -201,18 +233,22 @@ class SavedRules:
         """Forward that saves nothing, with the arguments that it shares with its backward -> its last call so far."""
         self._made: dict[int, tuple[int, int]] = {}
         """Tensor -> the op that returns it first, and in which place."""
+        self._again: set[int] = set()
+        """Tensors that an op returns although they are there before: changed in place, or viewed once more."""
         self._written: dict[int, list[int]] = {}
         varying: dict[int, str] = {}
         for index, op in enumerate(trace.ops):
             for place, tensor in enumerate(op.outputs):
                 if tensor is not None:
+                    if tensor in self._made or trace.tensors[tensor].init is not None:
+                        self._again.add(tensor)
                     self._made.setdefault(tensor, (index, place))
                     if place in VARYING.get(op.target, ()):
                         varying[trace.tensors[tensor].storage] = op.target
             for storage in {trace.tensors[tensor].storage for tensor in op.writes}:
                 self._written.setdefault(storage, []).append(index)
         self._varying = varying
-        self.known = KnownValues(trace, self._made, self._written)
+        self.known = KnownValues(trace, self._made, self._again, self._written)
 
     def problem(self, index: int) -> str:
         """Why op `index` is refused, or nothing. Ask for all ops in order."""
@@ -221,6 +257,7 @@ class SavedRules:
             self._forwards[_shared(op, _UNSAVED[op.target].same.values())] = index
         return (
             self._undeclared_writes(op)
+            or self._returned_again(index, op)
             or self._taken_as_saved(op)
             or self._backward(index, op)
             or self._sizes(op)
@@ -241,6 +278,15 @@ class SavedRules:
             return ""
         changed = {tensor for place in positions if place < len(op.args) for tensor in tensor_refs(op.args[place])}
         return "it changes its statistics, and its 'writes' do not say so" if changed - {*op.writes} else ""
+
+    def _returned_again(self, index: int, op: Op) -> str:
+        """A tensor that is there is returned by ops that change it, which 'writes' says, and by views of its memory."""
+        for tensor in op.outputs:
+            if tensor is None or tensor not in self._again or tensor in op.writes or op.target in VIEWS:
+                continue
+            if self.trace.tensors[tensor].init is not None or self._made[tensor][0] < index:
+                return f"it returns tensor {tensor}, which is there, and its 'writes' do not say so"
+        return ""
 
     def _taken_as_saved(self, op: Op) -> str:
         """Results that vary are for the backward alone."""
@@ -281,6 +327,8 @@ class SavedRules:
             if tensor is None:
                 continue
             # A schedule may move an op that changes it here, unless nothing but the forward does.
+            if op.args[place][TENSOR] in self._again:
+                return f"argument {place} is made more than once"
             if max(self._written.get(tensor.storage, [0])[-1:]) > forward:
                 return f"argument {place} has changed since '{made.name}', or changes later"
             if op.args[place][TENSOR] not in op.reads or (place in rule.same and not self._read_by(made, op, place)):
@@ -362,9 +410,8 @@ class SavedRules:
             return "it has not one weight for each row that it takes"
         if not self._within(op, 1, weight.shape[0]):
             return f"nothing in the trace shows that its rows are below {weight.shape[0]}"
-        starts = self.known.sequence(op.args[2][TENSOR])
-        rises = starts is not None and (isinstance(starts, range) or all(a <= b for a, b in itertools.pairwise(starts)))
-        if starts is None or not rises or not starts or starts[0] != 0 or starts[-1] > rows.shape[0]:
+        ends = self.known.rising(op.args[2][TENSOR])
+        if ends is None or ends[0] != 0 or ends[1] > rows.shape[0]:
             return f"nothing in the trace shows that its offsets rise from 0 to {rows.shape[0]} at most"
         return ""
 

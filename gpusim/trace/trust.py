@@ -30,7 +30,9 @@ def wrong_name(spec: str) -> str:
     kind, _, name = spec.partition(":")
     if kind in LIBRARIES:
         return "" if not name or _MODEL.fullmatch(name) else f"'{name[:200]}' is no name of a model in {kind}"
-    return "" if not kind.endswith(".py") or not name or name.isidentifier() else f"'{name[:200]}' is no name of a function"
+    if not kind.endswith(".py") or not name or name.isidentifier():
+        return ""
+    return f"'{name[:200]}' is no name of a function"
 
 
 def require_trust(file: str, place: str, what: str, trust_code: bool) -> None:
