@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
+from gpusim.cli import cli
 from gpusim.hardware.model import Contention, GraphCosts
 from tests.test_readme import script
 
@@ -64,3 +68,33 @@ def test_rules_page_has_every_constant_of_launches_and_contention() -> None:
     page = (ROOT / "docs" / "hardware-rules.md").read_text(encoding="utf-8").split("<!-- values:begin -->")[0]
     names = (*GraphCosts.__struct_fields__, *Contention.__struct_fields__)
     assert [name for name in names if name not in page] == []
+
+
+#: A command and the part of its output that the page of the command shows.
+EXAMPLE = re.compile(r"```sh\n(gpusim [^\n]*)\n```\n\n```\n(.*?)\n```", re.DOTALL)
+#: Commands whose output has no measured seconds in it, and which take no results file.
+REPEATABLE = ("explain", "explore", "hardware", "limits", "policies", "simulate", "traces", "whatif")
+
+
+def plain(text: str) -> str:
+    """The text without the bars of tables, words one space apart."""
+    return " ".join(re.sub(r"[^\x00-\x7f]", " ", text).split())
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_example_of_a_command_page_is_what_the_command_prints(name: str) -> None:
+    page = (ROOT / "docs" / "commands" / f"{name}.md").read_text(encoding="utf-8")
+    ((command, shown),) = EXAMPLE.findall(page)
+    result = CliRunner().invoke(cli, shlex.split(command)[1:], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    printed = plain(result.output)
+    assert [line for line in shown.splitlines() if plain(line) not in printed] == []
+
+
+def test_verdict_that_the_pages_explain_is_the_readmes() -> None:
+    readme = plain((ROOT / "README.md").read_text(encoding="utf-8"))
+    verdict = (ROOT / "docs" / "read-a-verdict.md").read_text(encoding="utf-8").split("```")[1]
+    assert plain(verdict) in readme
+    page = (ROOT / "docs" / "should-i-use-streams.md").read_text(encoding="utf-8")
+    for way, time in re.findall(r"^\| ([^|]+) \| ([\d.]+ ms) \|", page, re.MULTILINE):
+        assert f"{way} {time}" in readme
