@@ -54,6 +54,16 @@ def test_check_finds_long_sentences_long_lines_and_open_items(prose: ModuleType,
     assert not wrong or wrong in found[0]
 
 
+def test_wrapping_leaves_words_tables_and_code_as_they_are(prose: ModuleType) -> None:
+    item = "- " + "word " * 35 + "end."
+    text = f"# Title\n\n{item}\n- short.\n\n| {'x' * 130} |\n\n```\n{'y ' * 80}\n```\n"
+    new = prose.wrapped(text)
+    assert new.split() == text.split()
+    assert len(prose.problems(text, "page")) == 1
+    assert prose.problems(new, "page") == []
+    assert prose.wrapped(new) == new
+
+
 @pytest.mark.parametrize("name", ["make_accuracy_page", "make_command_pages", "make_format_pages", "make_rule_values"])
 def test_generated_parts_are_up_to_date(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert script(name).main(["--check"]) == 0, capsys.readouterr().out
