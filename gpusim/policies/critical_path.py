@@ -9,7 +9,14 @@ from gpusim.plan.graph import OpGraph
 from gpusim.policies.base import Assignment
 from gpusim.policies.list_scheduling import list_schedule
 
+#: From so many ops on, the compiled list scheduler is worth its import: Python takes 30 us an op.
+COMPILED_FROM_OPS = 10_000
+
 
 def critical_path(graph: OpGraph, streams: int) -> Assignment:
     """List schedule with bottom levels as priorities."""
+    if len(graph) >= COMPILED_FROM_OPS:
+        from gpusim.policies.fast_lists import FastLists
+
+        return FastLists(graph).schedule(streams, graph.bottom_ns).assignment
     return list_schedule(graph, streams, graph.bottom_ns).assignment

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 import gpusim
 from gpusim.engine.base import Timeline
 from gpusim.engine.batch import BatchEngine
@@ -21,7 +23,7 @@ from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_streams, make_schedule
 from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.policies.base import Assignment
-from gpusim.policies.list_scheduling import list_schedule
+from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
@@ -306,8 +308,8 @@ def _conclude(
 
 def _recorded_order_ns(graph: OpGraph, streams: int) -> int:
     """Predicted time with ops in recorded order, each in the stream that is free first."""
-    program = list_schedule(graph, streams, [-float(op) for op in range(len(graph))], 0.0).assignment
-    return FastEngine().run(program.lowered(graph), graph.hardware).makespan_ns
+    program = FastLists(graph).schedule(streams, -np.arange(len(graph), dtype=np.float64), 0.0).assignment
+    return int(BatchEngine(graph).evaluate([program.order], [program.streams], threads=1).makespan_ns[0])
 
 
 def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_lose_cache: bool = False) -> Row:
