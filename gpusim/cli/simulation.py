@@ -176,6 +176,7 @@ def simulate(
 ) -> None:
     """Predict one schedule of TRACE: a policy's or one from a file."""
     from gpusim.engine.base import engine_by_name
+    from gpusim.engine.batch import BatchEngine
     from gpusim.engine.compiled.warm import COMPILING, needs_compiling
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.lower import lower
@@ -215,15 +216,27 @@ def simulate(
     else:
         with progress_bar(not as_json) as report:
             name, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
-        plan = assignment.lowered(graph, mode)
+        # Times and memory alone need no plan: the fast engine lowers schedules on the whole GPU itself.
+        numbers_only = engine_name == "fast" and target is None and not figures and not assignment.partitions
+        plan = None if numbers_only else assignment.lowered(graph, mode)
         used, chosen = max(assignment.streams) + 1, graph.choosing(assignment.variants)
     with progress_bar(not as_json) as report:
         if engine_name == "fast" and needs_compiling():
             report(COMPILING, 0.0, 0)
-        timeline = engine.run(plan, graph.hardware)
+        if plan is None:
+            variants = [assignment.variants] if assignment.variants else None
+            batch = BatchEngine(graph).evaluate(
+                [assignment.order], [assignment.streams], variants, mode=mode, peak=True, threads=1
+            )
+            makespan_ns, peak_bytes = int(batch.makespan_ns[0]), int(batch.peak_bytes[0])
+        else:
+            timeline = engine.run(plan, graph.hardware)
+            makespan_ns, peak_bytes = timeline.makespan_ns, timeline.peak_bytes
     alone = POLICIES["sequential"](graph, 1)
-    sequential = engine.run(lower(graph, alone.order, alone.streams, memory=False), graph.hardware)
-    title = f"simulated: {name}, {used} streams"
+    if engine_name == "fast":
+        sequential_ns = int(BatchEngine(graph).evaluate([alone.order], [alone.streams], threads=1).makespan_ns[0])
+    else:
+        sequential_ns = engine.run(lower(graph, alone.order, alone.streams, memory=False), graph.hardware).makespan_ns
     if target is not None or figures:
         # What SMs and DRAM do over time, only the reference engine records.
         seen = timeline if timeline.occupied else engine_by_name("reference").run(timeline.plan, graph.hardware)
@@ -238,8 +251,8 @@ def simulate(
         timed_ns = measured.timed_ns if measured else None
         figure = timeline_figure(seen, chosen.trace, graph.hardware, title=title, measured=run, measured_ns=timed_ns)
         figures.write(figure, f"{step.name}, {title}")
-    document = _document(graph, name, used, timeline.makespan_ns, sequential.makespan_ns, bounds(chosen))
-    document |= {"peak_bytes": timeline.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
+    document = _document(graph, name, used, makespan_ns, sequential_ns, bounds(chosen))
+    document |= {"peak_bytes": peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
     document["captured_on"] = step.provenance.gpu.name
     eager = {
         "predicted_ns": predict_eager(graph, engine),
@@ -252,7 +265,7 @@ def simulate(
         why = not_comparable(measured, model, mode, name, used)
         document["measured"] = {
             "time_ns": measured.makespan_ns,
-            "error": None if why else timeline.makespan_ns / measured.makespan_ns - 1,
+            "error": None if why else makespan_ns / measured.makespan_ns - 1,
             "not_compared": why or None,
         }
     if as_json:
