@@ -31,7 +31,7 @@ from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
     from gpusim.plan.graph import OpGraph
-    from gpusim.plan.tasks import LaunchMode
+    from gpusim.plan.tasks import LaunchMode, Plan
     from gpusim.search.bounds import Bounds
 
 LAUNCH_MODES = ("graph", "stream")
@@ -208,6 +208,7 @@ def simulate(
     model = choose_hardware(hardware, step)
     with naming(trace, hardware):
         graph = OpGraph.build(step, model)
+    plan: Plan | None
     if schedule_file is not None:
         schedule = read_schedule(Path(schedule_file))
         plan = lower_schedule(schedule, graph, mode, schedule_file)
@@ -237,6 +238,7 @@ def simulate(
         sequential_ns = int(BatchEngine(graph).evaluate([alone.order], [alone.streams], threads=1).makespan_ns[0])
     else:
         sequential_ns = engine.run(lower(graph, alone.order, alone.streams, memory=False), graph.hardware).makespan_ns
+    title = f"simulated: {name}, {used} streams"
     if target is not None or figures:
         # What SMs and DRAM do over time, only the reference engine records.
         seen = timeline if timeline.occupied else engine_by_name("reference").run(timeline.plan, graph.hardware)

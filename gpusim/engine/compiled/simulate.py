@@ -42,8 +42,8 @@ def simulate_plans(
 ) -> None:
     """Simulate plans `first` to `last` - 1: sets `ready_ns`, `start_ns`, `end_ns`, `ended`, `makespan_ns` and `log`.
 
-    `launches` is that of the plans in stream mode, else None; `runs` is how often a plan runs each of `tasks`. Raises `PlanError` for a plan that takes too long or too
-    many events (`gpusim.engine.budget`).
+    `launches` is that of the plans in stream mode, else None; `runs` is how often a plan runs each of `tasks`.
+    Raises `PlanError` for a plan that takes too long or too many events (`gpusim.engine.budget`).
     """
     rows = np.empty(len(tasks) if room.blocks is not None else 0, sm_groups.PLACED)
     one_gpu = launches is None and len(room.devices) == 1 and bool((tasks["kind"] == ON_DEVICE).all())
