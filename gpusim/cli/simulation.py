@@ -229,6 +229,7 @@ def simulate(
             batch = BatchEngine(graph).evaluate(
                 [assignment.order], [assignment.streams], variants, mode=mode, peak=True, threads=1
             )
+            assert batch.peak_bytes is not None
             makespan_ns, peak_bytes = int(batch.makespan_ns[0]), int(batch.peak_bytes[0])
         else:
             timeline = engine.run(plan, graph.hardware)
