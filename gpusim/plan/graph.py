@@ -18,6 +18,9 @@ from gpusim.trace.covers import covered_by, settled
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Kernel, Op, Trace
 
+#: From so many ops on, compiled code is worth the time to load it, or to compile it on a first start.
+COMPILED_FROM_OPS = 10_000
+
 
 @dataclass(frozen=True)
 class OpGraph:

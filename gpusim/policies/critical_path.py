@@ -5,12 +5,9 @@ The priority of an op is the longest chain of solo times from its start to the e
 
 from __future__ import annotations
 
-from gpusim.plan.graph import OpGraph
+from gpusim.plan.graph import COMPILED_FROM_OPS, OpGraph
 from gpusim.policies.base import Assignment
 from gpusim.policies.list_scheduling import list_schedule
-
-#: From so many ops on, the compiled list scheduler is worth its import: Python takes 30 us an op.
-COMPILED_FROM_OPS = 10_000
 
 
 def critical_path(graph: OpGraph, streams: int) -> Assignment:
