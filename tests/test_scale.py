@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 from gpusim.engine.compiled.arrays import encode_tasks
+from gpusim.engine.compiled.op_graph import OpArrays
+from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
+from gpusim.policies import critical_path
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.list_scheduling import list_schedule
 from gpusim.search import explore as exploring
+from gpusim.search import verdict
+from gpusim.search.eager import predict_eager
 from gpusim.trace.store import load_trace
 from tests.helpers import build_graph, lowered
 
@@ -50,3 +55,25 @@ def test_a_large_step_is_explored_without_what_takes_too_long_and_says_so(monkey
     assert {row.policy for row in explored.rows} == {"sequential", "wavefront", "round_robin", "critical_path"}
     assert explored.left_out == ("nimble", "turbodl", "ooo_backprop", "opara", "torchsched", "search")
     assert explored.evaluations == 0
+
+
+@pytest.mark.parametrize("trace", ["googlenet-train-b8", "squeezenet1_1-infer-b1"])
+def test_large_steps_are_concluded_as_small_ones_are(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = OpGraph.build(load_trace(trace), load_hardware("h200"))
+    small = critical_path.critical_path(graph, 4)
+    rows = verdict.verdict_rows(graph, small, 1000, 900, None)
+    monkeypatch.setattr(critical_path, "COMPILED_FROM_OPS", 0)
+    monkeypatch.setattr(verdict, "COMPILED_FROM_OPS", 0)
+    assert critical_path.critical_path(graph, 4) == small
+    assert verdict.verdict_rows(graph, small, 1000, 900, None) == rows
+
+
+@pytest.mark.parametrize("trace", ["googlenet-train-b8", "squeezenet1_1-infer-b1"])
+def test_eager_steps_made_as_arrays_take_what_their_plan_takes(trace: str) -> None:
+    graph = OpGraph.build(load_trace(trace), load_hardware("h200"))
+    assert predict_eager(graph) == predict_eager(graph, ReferenceEngine())
+
+
+def test_op_graph_is_encoded_once() -> None:
+    graph = googlenet()
+    assert OpArrays.of(graph) is OpArrays.of(graph)

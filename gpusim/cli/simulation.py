@@ -217,9 +217,9 @@ def simulate(
         if engine_name == "fast" and needs_compiling():
             report(COMPILING, 0.0, 0)
         simulated = run(graph, schedule, mode, engine)
-    timeline = simulated.timeline
     title = f"simulated: {simulated.policy}, {simulated.streams} streams"
     if target is not None or figures:
+        timeline = simulated.timeline
         # What SMs and DRAM do over time, only the reference engine records.
         seen = timeline if timeline.occupied else engine_by_name("reference").run(timeline.plan, graph.hardware)
     if target is not None:
@@ -235,7 +235,7 @@ def simulate(
         figure = timeline_figure(seen, ran, graph.hardware, title=title, measured=beside, measured_ns=timed_ns)
         figures.write(figure, f"{step.name}, {title}")
     document = _document(simulated)
-    document |= {"peak_bytes": timeline.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
+    document |= {"peak_bytes": simulated.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
     document["captured_on"] = step.provenance.gpu.name
     eager = {
         "predicted_ns": predict_eager(graph, engine),
@@ -248,7 +248,7 @@ def simulate(
         why = not_comparable(measured, model, mode, simulated.policy, simulated.streams)
         document["measured"] = {
             "time_ns": measured.makespan_ns,
-            "error": None if why else timeline.makespan_ns / measured.makespan_ns - 1,
+            "error": None if why else simulated.makespan_ns / measured.makespan_ns - 1,
             "not_compared": why or None,
         }
     if as_json:

@@ -105,7 +105,7 @@ def whatif(
     more = result.makespan_ns / baseline.makespan_ns - 1
     tell(f"  what if   {after} on {changed.hardware.label} ({more:+.1%} time)")
     tell(f"  speed-up  {result.speedup:.2f}x over its own sequential graph (baseline {baseline.speedup:.2f}x)")
-    tell(f"  memory    {format_bytes(result.timeline.peak_bytes)} at the peak")
+    tell(f"  memory    {format_bytes(result.peak_bytes)} at the peak")
     tell("Sensitivities: the same schedule, one parameter at a time")
     times = format_times_ns(time for _, low, high, _ in rows for time in (low, high))
     for (name, *_), low_text, high_text in zip(rows, times[::2], times[1::2], strict=True):
@@ -218,5 +218,5 @@ def _document(found: Simulated) -> dict[str, Any]:
         "makespan_ns": found.makespan_ns,
         "sequential_ns": found.sequential_ns,
         "speedup": found.speedup,
-        "peak_bytes": found.timeline.peak_bytes,
+        "peak_bytes": found.peak_bytes,
     }

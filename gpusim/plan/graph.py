@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,9 @@ from gpusim.plan.tasks import Task
 from gpusim.trace.covers import covered_by, settled
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Kernel, Op, Trace
+
+#: From so many ops on, compiled code is worth the time to load it, or to compile it on a first start.
+COMPILED_FROM_OPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,11 @@ class OpGraph:
     def chain_ns(self) -> float:
         """Gap between the end of a kernel and the start of the next one in a chain."""
         return self.hardware.graph.chain_ns
+
+    @cached_property
+    def encoded(self) -> dict[str, Any]:
+        """What engines make of the graph once and keep for as long as it lives, by name."""
+        return {}
 
     @cached_property
     def may_lose_cache(self) -> bool:

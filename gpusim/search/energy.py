@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -106,7 +107,16 @@ class Kernels:
         matrix = np.array([task.matrix for tasks in graph.tasks for task in tasks], np.bool_)
         both = bool(exponent) and bool(matrix.any()) and not matrix.all()
         use = _use_by_block if exponent else _use_of_pool
-        found = [use(task, graph.hardware) for tasks in graph.tasks for task in tasks]
+        # A step launches few different kernels, and what each takes is worked out once.
+        known: dict[tuple[float | bool, ...], _Use] = {}
+        found = []
+        for tasks in graph.tasks:
+            for task in tasks:
+                kernel = (id(task.demand), id(task.footprint), *_numbers(task))
+                taken = known.get(kernel)
+                if taken is None:
+                    taken = known[kernel] = use(task, graph.hardware)
+                found.append(taken)
         area, more, traffic = zip(*found, strict=True) if found else ((), (), ())
         shape = (len(times), 4)
         extra = np.array(more, np.float64).reshape(shape)
@@ -128,6 +138,8 @@ class Kernels:
         return len(self.dur_ns)
 
 
+_numbers = attrgetter("dur_ns", "dram_bytes", "blocks", "blocks_per_sm", "matrix", "partition_sms")
+"""What, besides demand and footprint, tells kernels apart."""
 _Use = tuple[Sequence[float], Sequence[float], float]
 """Area of a kernel for each resource; its costs, or how its blocks crowd; its DRAM traffic."""
 

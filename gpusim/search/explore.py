@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 import gpusim
 from gpusim.engine.base import Timeline
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.evaluate import Evaluator
-from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.hardware.model import HardwareModel
@@ -20,7 +21,7 @@ from gpusim.plan.lower import lower
 from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_streams
 from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
-from gpusim.policies.list_scheduling import list_schedule
+from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
@@ -33,7 +34,7 @@ DEFAULT_BUDGET_S = 9.0
 MAX_BUDGET_S = 86_400.0
 #: A step of more ops is large: only policies whose time grows as the step does look at it, on as many streams as asked
 #: for, and no search, which could not try enough schedules of it.
-LARGE_STEP_OPS = 10_000
+LARGE_STEP_OPS = 5_000
 #: Share of the budget that compiling on a first start may take; the rest is searched in any case.
 COMPILING_SHARE = 5 / 6
 #: How much better than every policy a searched schedule must be predicted to be. A search finds what the model
@@ -305,8 +306,8 @@ def _conclude(graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds) -> _
 
 def _recorded_order_ns(graph: OpGraph, streams: int) -> int:
     """Predicted time with ops in recorded order, each in the stream that is free first."""
-    program = list_schedule(graph, streams, [-float(op) for op in range(len(graph))], 0.0).schedule
-    return FastEngine().run(lower(graph, program), graph.hardware).makespan_ns
+    program = FastLists(graph).schedule(streams, -np.arange(len(graph), dtype=np.float64), 0.0).schedule
+    return Evaluator(graph).evaluate(program).makespan_ns
 
 
 def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_lose_cache: bool = False) -> Row:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpusim.engine.base import DEFAULT_ENGINE, Engine, Timeline, engine_by_name
+from gpusim.engine.evaluate import Evaluator
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
@@ -20,9 +21,18 @@ class Simulated:
     graph: OpGraph
     mode: LaunchMode
     schedule: Schedule
-    timeline: Timeline
+    engine: Engine
+    makespan_ns: int
+    """Predicted time of the step."""
+    peak_bytes: int
+    """Predicted peak memory."""
     sequential_ns: int
     """The sequential graph of the captured kernels."""
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Start and end of each task. Simulated when it is first asked for: the numbers above need no plan."""
+        return self.engine.run(lower(self.graph, self.schedule, self.mode), self.graph.hardware)
 
     @property
     def policy(self) -> str:
@@ -33,11 +43,6 @@ class Simulated:
     def streams(self) -> int:
         """Streams in use."""
         return self.schedule.stream_count
-
-    @property
-    def makespan_ns(self) -> int:
-        """Predicted time of the step."""
-        return self.timeline.makespan_ns
 
     @property
     def speedup(self) -> float:
@@ -58,7 +63,7 @@ class Simulated:
 def simulate(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", engine: Engine | None = None) -> Simulated:
     """A legal schedule of a step, launched by one CUDA graph or by the host, on an engine (default: the fast one)."""
     runs = engine or engine_by_name(DEFAULT_ENGINE)
-    timeline = runs.run(lower(graph, schedule, mode), graph.hardware)
-    alone = Schedule.in_recorded_order(len(graph))
-    sequential_ns = runs.run(lower(graph, alone, memory=False), graph.hardware).makespan_ns
-    return Simulated(graph, mode, schedule, timeline, sequential_ns)
+    evaluator = Evaluator(graph, runs)
+    evaluation = evaluator.evaluate(schedule, mode)
+    sequential = evaluator.evaluate(Schedule.in_recorded_order(len(graph)))
+    return Simulated(graph, mode, schedule, runs, evaluation.makespan_ns, evaluation.peak_bytes, sequential.makespan_ns)

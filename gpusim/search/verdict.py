@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import HardwareModel
-from gpusim.plan.graph import OpGraph
+from gpusim.plan.graph import COMPILED_FROM_OPS, OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 from gpusim.search.bounds import Bounds
@@ -54,7 +55,8 @@ def verdict_rows(
     `eager_ns` is the measured eager step; None predicts it, where the trace has host times. A schedule on several
     streams is also predicted as launched from Python: `schedule` in the engine's stream mode. Times in ns.
     """
-    engine = ReferenceEngine()  # the compiled one has its stream mode to compile first, which takes longer
+    # The compiled engine has its stream mode to compile first, which takes longer where the step is not large.
+    engine = None if len(graph) >= COMPILED_FROM_OPS else ReferenceEngine()
     measured = eager_ns is not None
     if eager_ns is None:
         eager_ns = predict_eager(graph, engine)
@@ -68,7 +70,10 @@ def verdict_rows(
     if streams > 1 or schedule.has_variants:
         rows.append(row("streams", best_ns, streams, "recommended"))
     if streams > 1 and not schedule.partitions:
-        without_ns = engine.run(lower(graph, schedule, "stream"), graph.hardware, False).makespan_ns
+        if engine is None:
+            without_ns = Evaluator(graph).evaluate(schedule, "stream").makespan_ns
+        else:
+            without_ns = engine.run(lower(graph, schedule, "stream"), graph.hardware, False).makespan_ns
         against = next((each for each in rows[:2] if without_ns > each.time_ns), None)
         advice = f"slower than {against.label}: do not" if against else ""
         rows.append(row("streams_without_graph", without_ns, streams, advice))
