@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
+from gpusim.plan.graph import OpGraph
 from gpusim.recipes.again import trace_files
 from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step, search_files
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule
@@ -48,7 +49,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-picture", action="store_true", help="only the numbers")
     options = parser.parse_args()
+<<<<<<< HEAD
+    found = limits(OpGraph.build(load_trace(EXAMPLE), load_hardware(HARDWARE)))
+    page = with_part(PAGE.read_text("utf-8"), "example", f"```\n{printed(found)}\n```")
+=======
     page = PAGE.read_text("utf-8")
+>>>>>>> docs
     results = newest_of_each_step(search_files(RESULTS))
     names = " and ".join(f"`validate/results/{path.name}`" for path, of_file in results.items() if of_file)
     source = f"*Steps and times of {names} (each step's newest), in us; bounds of this version.*"

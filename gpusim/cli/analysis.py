@@ -41,6 +41,7 @@ def limits(
     For the forward pass, the backward pass, the optimizer and the whole step; docs/commands/limits.md explains them.
     """
     from gpusim.files import write_bytes
+    from gpusim.plan.graph import OpGraph
     from gpusim.plan.schedule import check_streams
     from gpusim.report.limits_table import limits_csv, limits_document, print_limits
     from gpusim.search.limits import limits as find
@@ -52,7 +53,7 @@ def limits(
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
     with naming(trace, hardware), progress_bar(not as_json) as report:
-        found = find(step, model, streams=streams, report=report)
+        found = find(OpGraph.build(step, model), streams=streams, report=report)
     if table is not None:
         write_bytes(table, limits_csv(found).encode())
     if figures:

@@ -64,11 +64,12 @@ def explain(
     """
     from gpusim.engine.fast import FastEngine
     from gpusim.plan.graph import OpGraph
-    from gpusim.plan.schedule import check_streams, chosen_variants, lower_schedule, read_schedule
+    from gpusim.plan.lower import lower
+    from gpusim.plan.schedule import check_streams, read_schedule
     from gpusim.report import explain_table as table
     from gpusim.search.explain import explain as run
     from gpusim.search.explain_pair import explain_pair, find_op
-    from gpusim.search.explore import assignment_of, check_policy
+    from gpusim.search.explore import check_policy, schedule_of
     from gpusim.trace.store import load_trace
 
     if window is not None and ops is not None:
@@ -86,14 +87,12 @@ def explain(
     with naming(trace, hardware):
         graph = OpGraph.build(step, model)
     if schedule_file is not None:
-        schedule = read_schedule(Path(schedule_file))
-        plan = lower_schedule(schedule, graph, mode, schedule_file)
-        graph = graph.choosing(chosen_variants(schedule, step, schedule_file))
+        schedule = read_schedule(Path(schedule_file), graph)
     else:
         with progress_bar(not as_json) as report:
-            _, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
-        plan = assignment.lowered(graph, mode)
-        graph = graph.choosing(assignment.variants)
+            schedule = schedule_of(graph, wanted, streams or DEFAULT_STREAMS, report)
+    plan = lower(graph, schedule, mode)
+    graph = graph.choosing(schedule.variants)
     pair = None if names is None else tuple(find_op(graph, name) for name in names)
     found = run(graph, FastEngine().run(plan, graph.hardware), graph.hardware)
     if between is not None and between[0] >= found.timeline.makespan_ns:

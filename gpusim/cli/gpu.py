@@ -146,9 +146,9 @@ def replay(
     """Run a schedule on this GPU from its trace alone, check its outputs, and time it against the sequential graph."""
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.measurement import write_measurement
-    from gpusim.plan.schedule import check_streams, lower_schedule, make_schedule, read_schedule
+    from gpusim.plan.schedule import check_streams, read_schedule
     from gpusim.report.tables import print_measurement
-    from gpusim.search.explore import assignment_of, check_policy
+    from gpusim.search.explore import check_policy, schedule_of
     from gpusim.trace.store import load_trace
 
     trace = one_trace(trace_argument, trace)
@@ -164,25 +164,15 @@ def replay(
     with naming(trace, hardware):
         graph = OpGraph.build(step, model)
     if policy is not None:
-        name, assignment = assignment_of(graph, model, policy, streams or DEFAULT_STREAMS)
-        schedule = make_schedule(
-            step,
-            assignment.order,
-            assignment.streams,
-            policy=name,
-            made_by=command_line(),
-            variants=assignment.variants,
-            partitions=assignment.partitions,
-        )
+        schedule = schedule_of(graph, policy, streams or DEFAULT_STREAMS)
     else:
         assert schedule_file is not None
-        schedule = read_schedule(Path(schedule_file))
-        lower_schedule(schedule, graph, file=schedule_file)
+        schedule = read_schedule(Path(schedule_file), graph)
     with needs_torch():
         from gpusim.runtime.replay import replay as run
         from gpusim.runtime.replay import require_equal
 
-    (measurement,) = run(step, [schedule], model, command=command_line(), seed=seed, say=say, trust_code=trust_code)
+    (measurement,) = run(graph, [schedule], command=command_line(), seed=seed, say=say, trust_code=trust_code)
     if target is not None:
         write_measurement(measurement, target)
     if timeline_target is not None:
@@ -199,17 +189,15 @@ def _write_side_by_side(
 ) -> None:
     """Simulated and measured timeline of one schedule in one Perfetto file, with its measurement."""
     from gpusim.engine.reference import ReferenceEngine
-    from gpusim.plan.schedule import check_schedule, chosen_variants, lower_schedule
+    from gpusim.plan.lower import lower
     from gpusim.report.perfetto import run_from_kineto, run_from_timeline, write_perfetto
     from gpusim.runtime.timeline import measured_events
 
-    order, streams = check_schedule(schedule, graph.trace, graph.preds)
-    simulated = ReferenceEngine().run(lower_schedule(schedule, graph), graph.hardware)
-    variants = chosen_variants(schedule, graph.trace)
-    events = measured_events(graph.trace, order, streams, seed, variants=variants, partitions=schedule.partitions)
-    title = f"{schedule.policy}, {schedule.streams} streams"
+    simulated = ReferenceEngine().run(lower(graph, schedule), graph.hardware)
+    events = measured_events(graph, schedule, seed)
+    title = f"{schedule.policy}, {schedule.stream_count} streams"
     runs = [
-        run_from_timeline(simulated, graph.choosing(variants).trace, f"simulated: {title}", model),
+        run_from_timeline(simulated, graph.choosing(schedule.variants).trace, f"simulated: {title}", model),
         run_from_kineto(events, f"measured (profiled replay): {title}"),
     ]
     write_perfetto(target, runs, measurement)

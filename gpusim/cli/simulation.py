@@ -30,9 +30,8 @@ from gpusim.errors import OptionError
 from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
-    from gpusim.plan.graph import OpGraph
     from gpusim.plan.tasks import LaunchMode
-    from gpusim.search.bounds import Bounds
+    from gpusim.search.simulation import Simulated
 
 #: A limit of peak memory beyond that of any GPU.
 MAX_MEMORY_MIB = 2**30
@@ -91,6 +90,7 @@ def explore(
     as_json: bool,
 ) -> None:
     """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
+    from gpusim.plan.graph import OpGraph
     from gpusim.plan.schedule import check_streams, write_schedule
     from gpusim.report.tables import explored_document, print_explored
     from gpusim.report.trial_table import print_trial, trial_document
@@ -112,8 +112,7 @@ def explore(
     splits = [] if partitions is None else parse_splits(partitions, streams, model.limits.sms)
     with naming(trace, hardware), progress_bar(not as_json) as report:
         explored = run(
-            step,
-            model,
+            OpGraph.build(step, model),
             streams=streams,
             budget_s=budget,
             seed=seed,
@@ -128,7 +127,7 @@ def explore(
 
         explored, trial = try_best(explored, measure, command=command_line(), say=say, trust_code=trust_code)
     if target is not None:
-        write_schedule(explored.schedule, target)
+        write_schedule(explored.schedule, step, target)
     if as_json:
         document = explored_document(explored)
         print_json(document if trial is None else {**document, "measured": trial_document(trial)})
@@ -182,13 +181,11 @@ def simulate(
     from gpusim.engine.base import engine_by_name
     from gpusim.engine.compiled.warm import COMPILING, needs_compiling
     from gpusim.plan.graph import OpGraph
-    from gpusim.plan.lower import lower
-    from gpusim.plan.schedule import check_streams, chosen_variants, lower_schedule, read_schedule
-    from gpusim.policies.registry import POLICIES
+    from gpusim.plan.schedule import check_streams, read_schedule
     from gpusim.report.tables import print_simulated
-    from gpusim.search.bounds import bounds
     from gpusim.search.eager import predict_eager
-    from gpusim.search.explore import assignment_of, check_policy
+    from gpusim.search.explore import check_policy, schedule_of
+    from gpusim.search.simulation import simulate as run
     from gpusim.trace.store import load_trace
 
     if schedule_file is not None and (policy is not None or streams is not None):
@@ -212,37 +209,32 @@ def simulate(
     with naming(trace, hardware):
         graph = OpGraph.build(step, model)
     if schedule_file is not None:
-        schedule = read_schedule(Path(schedule_file))
-        plan = lower_schedule(schedule, graph, mode, schedule_file)
-        name, used = schedule.policy, schedule.streams
-        chosen = graph.choosing(chosen_variants(schedule, step, schedule_file))
+        schedule = read_schedule(Path(schedule_file), graph)
     else:
         with progress_bar(not as_json) as report:
-            name, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
-        plan = assignment.lowered(graph, mode)
-        used, chosen = max(assignment.streams) + 1, graph.choosing(assignment.variants)
+            schedule = schedule_of(graph, wanted, streams or DEFAULT_STREAMS, report)
     with progress_bar(not as_json) as report:
         if engine_name == "fast" and needs_compiling():
             report(COMPILING, 0.0, 0)
-        timeline = engine.run(plan, graph.hardware)
-    alone = POLICIES["sequential"](graph, 1)
-    sequential = engine.run(lower(graph, alone.order, alone.streams, memory=False), graph.hardware)
-    title = f"simulated: {name}, {used} streams"
+        simulated = run(graph, schedule, mode, engine)
+    timeline = simulated.timeline
+    title = f"simulated: {simulated.policy}, {simulated.streams} streams"
     if target is not None or figures:
         # What SMs and DRAM do over time, only the reference engine records.
         seen = timeline if timeline.occupied else engine_by_name("reference").run(timeline.plan, graph.hardware)
     if target is not None:
         from gpusim.report.perfetto import run_from_timeline, write_perfetto
 
-        write_perfetto(target, [run_from_timeline(seen, chosen.trace, title, model)])
+        write_perfetto(target, [run_from_timeline(seen, simulated.ran.trace, title, model)])
     if figures:
         from gpusim.report.figures.timeline import timeline_figure
 
-        run = measured.run if measured else None
+        beside = measured.run if measured else None
         timed_ns = measured.timed_ns if measured else None
-        figure = timeline_figure(seen, chosen.trace, graph.hardware, title=title, measured=run, measured_ns=timed_ns)
+        ran = simulated.ran.trace
+        figure = timeline_figure(seen, ran, graph.hardware, title=title, measured=beside, measured_ns=timed_ns)
         figures.write(figure, f"{step.name}, {title}")
-    document = _document(graph, name, used, timeline.makespan_ns, sequential.makespan_ns, bounds(chosen))
+    document = _document(simulated)
     document |= {"peak_bytes": timeline.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
     document["captured_on"] = step.provenance.gpu.name
     eager = {
@@ -253,7 +245,7 @@ def simulate(
     if measured is not None:
         from gpusim.report.measured import not_comparable
 
-        why = not_comparable(measured, model, mode, name, used)
+        why = not_comparable(measured, model, mode, simulated.policy, simulated.streams)
         document["measured"] = {
             "time_ns": measured.makespan_ns,
             "error": None if why else timeline.makespan_ns / measured.makespan_ns - 1,
@@ -268,16 +260,14 @@ def simulate(
     figures.announce()
 
 
-def _document(
-    graph: OpGraph, policy: str, streams: int, makespan_ns: int, sequential_ns: int, bound: Bounds
-) -> dict[str, Any]:
+def _document(found: Simulated) -> dict[str, Any]:
     return {
-        "trace": graph.trace.name,
-        "policy": policy,
-        "streams": streams,
-        "makespan_ns": makespan_ns,
-        "sequential_ns": sequential_ns,
-        "speedup": sequential_ns / makespan_ns,
-        "calibrated": graph.hardware.calibrated,
-        "bounds": bound.document(),
+        "trace": found.graph.trace.name,
+        "policy": found.policy,
+        "streams": found.streams,
+        "makespan_ns": found.makespan_ns,
+        "sequential_ns": found.sequential_ns,
+        "speedup": found.speedup,
+        "calibrated": found.graph.hardware.calibrated,
+        "bounds": found.bounds.document(),
     }

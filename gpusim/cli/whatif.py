@@ -13,8 +13,9 @@ from gpusim.errors import OptionError
 from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
+    from gpusim.plan.tasks import LaunchMode
     from gpusim.report.results import Results
-    from gpusim.search.whatif import Simulated
+    from gpusim.search.simulation import Simulated
     from gpusim.trace.schema import Trace
 
 OP_HELP = "X times as fast: an op by name or number, `LAYER OPERATOR` as printed below, or all ops of a LAYER."
@@ -65,7 +66,8 @@ def whatif(
 ) -> None:
     """Ask what TRACE would take with other SMs, bandwidth, costs or a faster op; --html draws the sensitivities."""
     from gpusim.plan.graph import OpGraph
-    from gpusim.search.whatif import Change, changed_graph, sensitivities, simulate
+    from gpusim.search.simulation import simulate
+    from gpusim.search.whatif import Change, changed_graph, policy_schedule, sensitivities
     from gpusim.trace.store import load_trace
     from gpusim.units import format_bytes, format_times_ns
 
@@ -76,8 +78,9 @@ def whatif(
     with naming(trace, hardware):
         graph = OpGraph.build(step, model)
         changed = changed_graph(graph, change)
-    baseline = simulate(graph, policy, streams)
-    result = simulate(changed, policy, streams, "stream" if launch == "stream" else "graph")
+    baseline = simulate(graph, policy_schedule(graph, policy, streams))
+    mode: LaunchMode = "stream" if launch == "stream" else "graph"
+    result = simulate(changed, policy_schedule(changed, policy, streams), mode)
     rows = sensitivities(result)
     if figures:
         from gpusim.report.figures.comparisons import tornado_figure
@@ -181,19 +184,20 @@ def _draw(kind: str, step: Trace, hardware: str | None, policy: str, streams: in
     from gpusim.report.figures.comparisons import memory_figure
     from gpusim.report.figures.explored import bounds_figure, gain_figure
     from gpusim.search.explore import explore
-    from gpusim.search.whatif import simulate
+    from gpusim.search.simulation import simulate
+    from gpusim.search.whatif import policy_schedule
 
     model = choose_hardware(hardware, step)
+    graph = OpGraph.build(step, model)
     title = f"{step.name} on {model.label}"
     if kind in EXPLORED:
-        found = explore(step, model, streams=streams, budget_s=BUDGET_S, evaluations=EVALUATIONS)
+        found = explore(graph, streams=streams, budget_s=BUDGET_S, evaluations=EVALUATIONS)
         if kind == "front":
             return front_figure(found.rows, title)
         return bounds_figure(found) if kind == "bounds" else gain_figure(found)
-    graph = OpGraph.build(step, model)
     if kind == "breakdown":
         return breakdown_figure(breakdown(graph), title)
-    alone, run = simulate(graph, "sequential", 1), simulate(graph, policy, streams)
+    alone, run = (simulate(graph, policy_schedule(graph, *each)) for each in (("sequential", 1), (policy, streams)))
     named = [("sequential", alone.timeline), (f"{policy}, {run.streams} streams", run.timeline)]
     return memory_figure(named if policy != "sequential" else named[:1], title=f"Memory over time: {title}")
 
