@@ -19,12 +19,17 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "commands"
 BEGIN, END = "<!-- options:begin -->", "<!-- options:end -->"
 #: Options that every command has; docs/commands/index.md describes them.
-COMMON = ("--help", "--json")
+COMMON = ("-h", "--json")
+
+
+def group_context() -> click.Context:
+    """The context of `gpusim` with its settings: click keeps a command's first help option."""
+    return click.Context(cli, info_name="gpusim", **cli.context_settings)
 
 
 def options(name: str, command: click.Command) -> str:
     """Usage and options of a command. Rows have no spaces at their bars, so that bars do not count as words."""
-    context = click.Context(command, info_name=f"gpusim {name}")
+    context = click.Context(command, info_name=name, parent=group_context())
     rows = []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
@@ -40,7 +45,7 @@ def options(name: str, command: click.Command) -> str:
 
 def commands() -> dict[str, click.Command]:
     """Every command by name."""
-    context = click.Context(cli, info_name="gpusim")
+    context = group_context()
     found = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
     return {name: command for name, command in found.items() if command is not None}
 
