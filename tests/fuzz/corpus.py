@@ -230,6 +230,7 @@ def _stores() -> Iterator[Case]:
         "markup in an error": ("UPDATE points SET error = '[/red]' || char(27)",),
         "blobs": ("UPDATE points SET trace = x'00ff', worker = x'ff'",),
         "infinite": ("UPDATE points SET speedup = 9e999, makespan_ns = -1",),
+        "a write-ahead log": ("PRAGMA journal_mode = WAL",),
     }
     for name, each in statements.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -251,6 +252,13 @@ def _stores() -> Iterator[Case]:
 def _refusals() -> Iterator[Case]:
     """Values are cut in messages."""
     long = "A" * 5000
+    for what, value in (("texts", ["a"] * 3000), ("lists", Raw("[" * 900 + "]" * 900)), ("keys", {long: 1, "a": 2})):
+        yield _trace(
+            f"{what} for a tensor",
+            lambda d, v=value: d["ops"][0].update(args=[{"tensor": v}, v]),  # type: ignore[misc]
+            ("simulate", "trace.json"),
+            REFUSED,
+        )
     yield _trace("long phase", lambda d: d["ops"][0].update(phase=long), ("simulate", "trace.json"), REFUSED)
     yield _trace("long dtype", lambda d: d["tensors"][0].update(dtype=long), ("simulate", "trace.json"), REFUSED)
     yield _trace("long field", lambda d: d["ops"][0].update({long: 1}), ("simulate", "trace.json"), REFUSED)
