@@ -274,6 +274,8 @@ class Store:
         """Turn what SQLite says about the file or the disk into one line; a wrong statement stays our bug."""
         try:
             yield
+        except UnicodeDecodeError as cause:  # a message of SQLite's with a piece of a damaged file in it
+            raise SweepError(str(self.path), "is damaged: a name in it is no text") from cause
         except sqlite3.DatabaseError as cause:
             code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_TOOBIG:
