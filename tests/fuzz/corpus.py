@@ -48,6 +48,7 @@ def corpus() -> list[Case]:
         *_outputs(),
         *_stores(),
         *_refusals(),
+        *_measured_zeros(),
     ]
 
 
@@ -231,6 +232,10 @@ def _stores() -> Iterator[Case]:
         "blobs": ("UPDATE points SET trace = x'00ff', worker = x'ff'",),
         "infinite": ("UPDATE points SET speedup = 9e999, makespan_ns = -1",),
         "a write-ahead log": ("PRAGMA journal_mode = WAL",),
+        "a statement that is no text": (
+            "PRAGMA writable_schema = ON",
+            "UPDATE sqlite_master SET sql = CAST('CREATE TABLE points (key ' || x'd2' || ')' AS TEXT)",
+        ),
     }
     for name, each in statements.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -252,6 +257,10 @@ def _stores() -> Iterator[Case]:
 def _refusals() -> Iterator[Case]:
     """Values are cut in messages."""
     long = "A" * 5000
+    compared = bases.fresh(bases.hardware()[0])
+    compared["limits"]["threads_per_sm"] = 2
+    files = {"hw.json": to_json(compared)}
+    yield Case("known", ("hardware", "--compare", "hw.json", "h200"), files, ("hw.json",), (), "no room", REFUSED)
     for what, value in (("texts", ["a"] * 3000), ("lists", Raw("[" * 900 + "]" * 900)), ("keys", {long: 1, "a": 2})):
         yield _trace(
             f"{what} for a tensor",
@@ -283,3 +292,22 @@ def _refusals() -> Iterator[Case]:
     ):
         trace = {"trace.json": to_json(bases.traces()[0])}
         yield Case("known", ("simulate", "trace.json", option, value), trace, (), (), f"{option} {value[:20]}", REFUSED)
+
+
+def _measured_zeros() -> Iterator[Case]:
+    """Times of what has been run are above 0: others are divided by them."""
+    places: tuple[tuple[str, Any, str, str], ...] = (
+        ("@results", bases.results()[0], "cases", "measured_ns"),
+        ("@results", bases.results()[0], "cases", "sequential_ns"),
+        ("@results", bases.results()[0], "cases", "predicted_ns"),
+        ("@pairs", bases.pairs()[0], "cases", "together_ns"),
+    )
+    for reader, base, rows, field in places:
+        document = bases.fresh(base)
+        document[rows][0][field] = 0
+        files = {"file.json": to_json(document)}
+        yield Case("known", (reader, "file.json"), files, ("file.json",), (), f"{field} = 0", REFUSED)
+    document = bases.fresh(bases.pairs()[0])
+    document["cases"][0]["alone_ns"] = []
+    files = {"file.json": to_json(document)}
+    yield Case("known", ("@pairs", "file.json"), files, ("file.json",), (), "no kernels", REFUSED)
