@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from gpusim.plan.tasks import LaunchMode
     from gpusim.search.bounds import Bounds
 
+#: A limit of peak memory beyond that of any GPU.
+MAX_MEMORY_MIB = 2**30
 LAUNCH_MODES = ("graph", "stream")
 
 
@@ -100,6 +102,8 @@ def explore(
     check_streams(streams)
     if not 0 < budget <= MAX_BUDGET_S:
         raise OptionError(f"--budget {budget}: the search takes between 0 and {MAX_BUDGET_S:.0f} seconds")
+    if memory_mib is not None and not memory_mib <= MAX_MEMORY_MIB:
+        raise OptionError(f"--memory {memory_mib}: give a number of MiB up to {MAX_MEMORY_MIB:,}")
     target = check_output(output)
     step = load_trace(trace)
     model = choose_hardware(hardware, step)
