@@ -73,8 +73,8 @@ def _compare(one: str, other: str, *, as_json: bool) -> None:
     first, second = load_hardware(one), load_hardware(other)
     try:
         found = compare(first, second, [load_trace(name) for name in JUDGED_BY])
-    except PlanError as cause:
-        raise HardwareError(f"{one} or {other}", f"no bundled trace can be simulated: {cause}") from cause
+    except (PlanError, HardwareError) as cause:
+        raise HardwareError(f"{one} and {other}", f"cannot be compared: {cause}") from cause
     document = compared_document(one, other, found)
     if as_json:
         print_json(document)
