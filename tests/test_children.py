@@ -87,10 +87,14 @@ def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_scratch_folder_is_gone_afterwards_also_after_an_error(top: Path) -> None:
-    with pytest.raises(ZeroDivisionError), scratch_folder() as folder:
-        (folder / "a").mkdir()
-        (folder / "a" / "b").write_text("x")
-        raise ZeroDivisionError
+    def fail() -> None:
+        with scratch_folder() as folder:
+            (folder / "a").mkdir()
+            (folder / "a" / "b").write_text("x")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert not list(top.iterdir())
 
 

@@ -261,6 +261,24 @@ def _refusals() -> Iterator[Case]:
     compared["limits"]["threads_per_sm"] = 2
     files = {"hw.json": to_json(compared)}
     yield Case("known", ("hardware", "--compare", "hw.json", "h200"), files, ("hw.json",), (), "no room", REFUSED)
+    other_gpu = bases.fresh(bases.hardware()[0])
+    other_gpu["gpu"] = "another"
+    files = {"hw.json": to_json(other_gpu)}
+    yield Case("known", ("hardware", "--compare", "hw.json", "h200"), files, ("hw.json",), (), "other GPU", REFUSED)
+    spaced = "x " * 2500
+    faster = ("whatif", "trace.json", "--op", "9" * 5000, "2")
+    yield _trace("op of 5,000 digits", lambda d: None, faster)
+    yield _trace(
+        "long field with spaces", lambda d: d["ops"][0].update({spaced: 1}), ("simulate", "trace.json"), REFUSED
+    )
+    recipe = {"recipe.toml": to_toml(bases.RECIPES[0] | {"case": [{"trace": "a" * 5000}]})}
+    for words in (
+        ("simulate", f"{spaced}.json"), ("validate", f"{spaced}.toml", "-o", "."),
+        ("validate", "recipe.toml", "-o", long),
+        ("validate", "recipe.toml", "-o", ".", "--stage", "predict"),
+        ("validate", "recipe.toml", "--again", "--traces", long), ("figure", "fidelity", long, "--html", "out.html"),
+    ):  # fmt: skip
+        yield Case("known", words, recipe, (), (), "names too long", REFUSED)
     for what, value in (("texts", ["a"] * 3000), ("lists", Raw("[" * 900 + "]" * 900)), ("keys", {long: 1, "a": 2})):
         yield _trace(
             f"{what} for a tensor",
