@@ -16,8 +16,8 @@ def main() -> None:
     run_module.capture_case = capture
     run_module.replay_chosen = replay
     run_module.measure_pairs_of = pairs
-    cases = tuple(Case(spec=f"m.py:net{number}", mode="infer", batch=1) for number in range(2))
-    recipe = Recipe(name="r", case=cases, policies=("wavefront",), counts=(2, 3), pairs=2)
+    case = Case(spec="m.py:net", mode="infer", batch=1)
+    recipe = Recipe(name="r", case=(case,), policies=("wavefront",), counts=(2, 3), pairs=2)
     run_module.run_recipe(recipe, Path(), "gpusim validate r.toml", lambda line: None, trust_code=True)
 
 
