@@ -14,7 +14,7 @@ from msgspec import Meta
 from gpusim.engine.base import DEFAULT_ENGINE, engine_by_name
 from gpusim.errors import FileError, HardwareError, SweepError, TraceError, UnknownNameError
 from gpusim.files import Count, Document, read_toml
-from gpusim.hardware.model import bundled_hardware
+from gpusim.hardware.model import HardwareModel, bundled_hardware, read_hardware
 from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.store import TRACE_SUFFIXES, bundled_traces
@@ -47,7 +47,7 @@ def read_sweep(path: Path) -> Sweep:
     sweep = read_toml(path, Sweep, SweepError)
     checks: tuple[tuple[str, Sequence[str], Callable[[Sequence[str]], object]], ...] = (
         ("traces", sweep.traces, trace_files),
-        ("hardware", sweep.hardware, hardware_files),
+        ("hardware", sweep.hardware, _read_models),
         ("policies", sweep.policies, policy_names),
     )
     for field, names, expand in checks:
@@ -122,3 +122,7 @@ def _check_there(name: str, error: type[FileError]) -> None:
         os.stat(name)
     except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
         raise error(name, f"cannot be read: {getattr(cause, 'strerror', None) or cause}") from cause
+
+
+def _read_models(names: Sequence[str]) -> list[HardwareModel]:
+    return [read_hardware(path) for path in hardware_files(names)]

@@ -180,6 +180,7 @@ def _toml() -> Iterator[Case]:
         "NUL in a hardware model": {"traces": ["trace.json"], "hardware": ["a\x00b.json"]},
         "long name": {"traces": ["a" * 5000 + ".json"]},
         "escape in a name": {"traces": ["\x1b[31m.json"]},
+        "trace for a hardware model": {"traces": ["trace.json"], "hardware": ["trace.json"]},
     }.items():
         files = {"sweep.toml": to_toml(document), "trace.json": to_json(bases.traces()[0])}
         yield Case(
