@@ -70,7 +70,8 @@ class FileError(GpusimError):
         self.file = file
         self.place = place
         self.problem = problem
-        super().__init__(f"{file}: {place}: {problem}" if place else f"{file}: {problem}")
+        where = f"{shortened(file)}: {place}" if place else shortened(file)
+        super().__init__(f"{where}: {problem}")
 
 
 class TraceError(FileError):

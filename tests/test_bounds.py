@@ -91,6 +91,15 @@ def test_last_wave_that_is_not_full_takes_less_area_than_time() -> None:
     assert (found.area_ns, found.critical_path_ns) == (2770, 3000)
 
 
+@pytest.mark.parametrize("blocks", [4096 * HALF * 2, 4096 * HALF * 2 + 1, 10**9, 2**31 - 1])
+def test_a_grid_whose_blocks_stand_for_several_takes_no_more_area_than_time(blocks: int) -> None:
+    """Alone a kernel takes its time whatever its grid: 49 us, of the whole GPU but for a last wave that is not full."""
+    graph = build_graph(make_trace([op("a", "x", dur_ns=49_000, blocks=blocks)]), ONE_BY_ONE)
+    found = bounds(graph)
+    assert FastEngine().run(lower(graph, [0], [0]), graph.hardware).makespan_ns == 49_000
+    assert 0.99 * 49_000 < found.area_ns <= found.largest[0] <= 49_000
+
+
 def test_without_contention_or_chains_it_is_the_area() -> None:
     steps = [op(f"a{i}", "x", dur_ns=1000, blocks=HALF) for i in range(4)]
     found = bounds(build_graph(make_trace(steps), make_hardware(slowdown=0.0)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gpusim.cli.common import json_option, print_json
+from gpusim.errors import HardwareError, PlanError
 
 
 @click.command()
@@ -70,7 +71,10 @@ def _compare(one: str, other: str, *, as_json: bool) -> None:
     from gpusim.trace.store import load_trace
 
     first, second = load_hardware(one), load_hardware(other)
-    found = compare(first, second, [load_trace(name) for name in JUDGED_BY])
+    try:
+        found = compare(first, second, [load_trace(name) for name in JUDGED_BY])
+    except (PlanError, HardwareError) as cause:
+        raise HardwareError(f"{one} and {other}", f"cannot be compared: {cause}") from cause
     document = compared_document(one, other, found)
     if as_json:
         print_json(document)

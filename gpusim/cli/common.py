@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -110,6 +110,11 @@ def check_output(path: str | None) -> Path | None:
 def check_output_folder(path: str) -> Path:
     """The output folder, known to be there or to be possible to make, before long work begins. Raises `OutputError`."""
     folder = Path(path)
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(folder)  # a name may be too long
+    except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
+        raise OutputError(path, f"cannot be a folder: {getattr(cause, 'strerror', None) or cause}") from cause
     there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
     if not there.is_dir():
         raise OutputError(path, f"cannot be a folder: '{there}' is a file")

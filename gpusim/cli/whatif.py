@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +170,7 @@ def _results(source: str | None) -> list[Results]:
     from gpusim.resources import resource_dir
 
     folder = resource_dir("validate/results") if source is None else Path(source)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return [read_results(folder)]
     found = list(read_all_results(folder).values())
     if not found:

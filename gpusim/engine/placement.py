@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from gpusim.engine.budget import MOST_BLOCKS, placed_blocks
+from gpusim.engine.budget import blocks_to_place
 from gpusim.hardware.model import Contention, HardwareModel
 from gpusim.hardware.occupancy import NO_FOOTPRINT
 from gpusim.plan.tasks import Task
@@ -147,7 +147,7 @@ class SmPlacement:
             kernel = Placed(
                 index,
                 task,
-                left=placed_blocks(min(task.blocks, MOST_BLOCKS), sms * task.blocks_per_sm),
+                left=blocks_to_place(task, sms),
                 block_ns=task.dur_ns / full_waves,
                 load=1.0 / task.blocks_per_sm,
                 dram_bytes_per_ns=traffic * min(1.0, full_waves) / min(task.blocks, sms * task.blocks_per_sm),
@@ -383,7 +383,7 @@ def shared_rates(others: float, matrix: float, contention: Contention) -> tuple[
 def waves(task: Task, sms: int, contention: Contention) -> float:
     """Time of a kernel alone on so many SMs over that of its blocks at load 1: a wave that is not full takes less."""
     at_once = sms * task.blocks_per_sm
-    full, left = divmod(placed_blocks(min(task.blocks, MOST_BLOCKS), at_once), at_once)
+    full, left = divmod(blocks_to_place(task, sms), at_once)
     return float(full + (-(-left // sms) / task.blocks_per_sm) ** contention.exponents[task.matrix])
 
 

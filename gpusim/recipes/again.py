@@ -41,7 +41,7 @@ def trace_files(results: Path) -> dict[str, Path]:
 
 def traces_in(folder: Path) -> dict[str, Path]:
     """The traces `NAME.json.gz` of a folder, by name. Raises `MeasurementError` where there is no such folder."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise MeasurementError(str(folder), "there is no such folder of traces")
     return {file.name.removesuffix(".json.gz"): file for file in sorted(folder.glob("*.json.gz"))}
 

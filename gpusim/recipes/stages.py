@@ -8,6 +8,7 @@ results file of the recipe.
 from __future__ import annotations
 
 import datetime
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
     errors: list[GpusimError] = []
     for case in cases:
         path = trace_path(case, recipe)
-        if not path.is_file():
+        if not os.path.isfile(path):
             make_folder(path.parent, "traces")
             try:
                 path = alone(capture_case, case, path.parent, recipe.seed, command)
@@ -89,12 +90,12 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
     paths: list[Path] = []
     for case in cases:
         path = trace_path(case, recipe)
-        if not path.is_file():
+        if not os.path.isfile(path):
             say(f"not captured yet: {path.name}")
             continue
         trace = read_trace(path)
         target = predictions_path(path)
-        if target.is_file():
+        if os.path.isfile(target):
             read_predictions(target, trace)
         else:
             target = write_predictions(predictions_of(trace, choose_schedules(path, recipe), recipe.name), path)
@@ -116,7 +117,7 @@ def measure_stage(
     for case in cases:
         path = trace_path(case, recipe)
         try:
-            if not path.is_file():
+            if not os.path.isfile(path):
                 raise RecipeError(str(path), "not captured yet: run the stage 'capture' first")
             trace = read_trace(path)
             if joined.has(trace):

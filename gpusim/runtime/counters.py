@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from gpusim.errors import CaptureError, GpuError
+from gpusim.scratch import scratch_folder
 from gpusim.trace.names import base_name, shown_name
 from gpusim.trace.schema import Counters, Dim3, Kernel, Trace
 from gpusim.trace.store import write_trace
@@ -57,8 +57,8 @@ def with_counters(trace: Trace, seed: int, say: Callable[[str], None] = lambda _
     ncu = find_ncu()
     kernels = sum(kernel.kind == "kernel" for op in trace.ops for kernel in op.kernels)
     say(f"counting what {kernels} kernels do, with {ncu}")
-    with tempfile.TemporaryDirectory() as folder:
-        step, table = Path(folder) / "step.json", Path(folder) / "counters.csv"
+    with scratch_folder() as folder:
+        step, table = folder / "step.json", folder / "counters.csv"
         write_trace(trace, step)
         command = ncu_command(ncu, step, table, seed)
         try:

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from gpusim.children import end_with_parent
 from gpusim.errors import GpuError
 
 Result = TypeVar("Result")
@@ -19,7 +20,8 @@ def alone(work: Callable[..., Result], *args: object) -> Result:
     Raises `GpuError` where the process died without a word (killed for memory, a crash in a library).
     """
     try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn, initializer=end_with_parent) as pool:
             return pool.submit(work, *args).result()
     except BrokenProcessPool as cause:
         raise GpuError(f"the process of this step died (out of memory, or a crash in a library): {cause}") from cause

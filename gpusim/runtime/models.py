@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -164,7 +165,7 @@ def _user_code(path: Path) -> Iterator[None]:
 
 def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[Any, ...], LossFunction | None]:
     """Run the user's own file, as its command line says in words: `file.py:function`."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CaptureError(f"{path}: no such file")
     name = f"gpusim_spec_{path.stem}"  # `json.py` must not take the place of Python's json
     module_spec = importlib.util.spec_from_file_location(name, path)

@@ -44,6 +44,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
+from gpusim.engine.budget import blocks_to_place
 from gpusim.engine.placement import waves
 from gpusim.hardware.model import HardwareModel
 from gpusim.hardware.occupancy import NO_FOOTPRINT
@@ -156,7 +157,7 @@ def _use_by_block(task: Task, hardware: HardwareModel) -> _Use:
     if need == NO_FOOTPRINT or not task.blocks:
         return (0.0,) * 4, (1.0,) * 4, traffic
     at_once = limits.sms * task.blocks_per_sm
-    full_waves = waves(task, limits.sms, hardware.contention)
+    blocks, full_waves = blocks_to_place(task, limits.sms), waves(task, limits.sms, hardware.contention)
     load = 1.0 / task.blocks_per_sm
     largest_smem = max(limits.smem_per_sm_bytes, *limits.smem_splits_bytes, 0)
     parts = (
@@ -166,8 +167,8 @@ def _use_by_block(task: Task, hardware: HardwareModel) -> _Use:
         1.0 / limits.blocks_per_sm,
     )
     # The blocks of a last wave that is not full move less than the kernel's traffic says: rates are those of a block.
-    moved = traffic * task.blocks * min(1.0, full_waves) / (min(task.blocks, at_once) * full_waves)
-    area = [task.blocks * task.dur_ns / full_waves * part / limits.sms for part in parts]
+    moved = traffic * blocks * min(1.0, full_waves) / (min(task.blocks, at_once) * full_waves)
+    area = [blocks * task.dur_ns / full_waves * part / limits.sms for part in parts]
     return area, [load / part if part else 1.0 for part in parts], moved
 
 

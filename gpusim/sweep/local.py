@@ -15,6 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Final
 
+from gpusim.children import end_with_parent
 from gpusim.errors import GpusimError, WorkerError
 from gpusim.sweep import point as point_module
 from gpusim.sweep.grid import Grid, Group, Point
@@ -190,6 +191,7 @@ class _Crew:
 
 def _serve(pipe: Connection, version: str) -> None:
     """A worker process: points in, results out, until the other side is gone."""
+    end_with_parent()
     contents: dict[str, bytes] = {}
     try:
         pipe.send(None)
