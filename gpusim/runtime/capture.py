@@ -14,14 +14,15 @@ import torch
 from gpusim.errors import CaptureError
 from gpusim.plan.sync import plan_sync
 from gpusim.runtime.allowlist import check_operators
+from gpusim.runtime.calls import JointGraph
 from gpusim.runtime.compare import NOT_FINITE, Results, errors
 from gpusim.runtime.cudagraph import GraphRecorder
 from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.runtime.eager import paced, time_eager
 from gpusim.runtime.execute import InitialState, Runner, make_initial, results_of
 from gpusim.runtime.isolate import alone
-from gpusim.runtime.joint import JointGraph, joint_graph
-from gpusim.runtime.models import Step, load_step
+from gpusim.runtime.joint import joint_graph
+from gpusim.runtime.models import ModelStep, load_step
 from gpusim.runtime.profiling import Profile, host_times, profile_ops
 from gpusim.runtime.record import Recorded, record
 from gpusim.runtime.rounding import rounding_noise
@@ -140,7 +141,7 @@ def time_sequential(trace: Trace, seed: int) -> Timing:
     return time_typical({"graph": lambda: recorder.record(range(n), [0] * n, warm=False)})["graph"]
 
 
-def build_step(options: CaptureOptions, device: torch.device) -> Step:
+def build_step(options: CaptureOptions, device: torch.device) -> ModelStep:
     """The model of the options, on the device."""
     return load_step(
         options.spec,
@@ -153,7 +154,7 @@ def build_step(options: CaptureOptions, device: torch.device) -> Step:
     )
 
 
-def bare_trace(options: CaptureOptions, step: Step, recorded: Recorded) -> Trace:
+def bare_trace(options: CaptureOptions, step: ModelStep, recorded: Recorded) -> Trace:
     """The trace before anything has been timed; its operators are all on the allow-list."""
     trace = Trace(
         schema=SCHEMA,
@@ -190,7 +191,7 @@ def program_order_releases(trace: Trace) -> tuple[tuple[int, ...], ...]:
 
 
 def check_against_model(
-    trace: Trace, step: Step, graph: JointGraph, recorded: Recorded, options: CaptureOptions, device: torch.device
+    trace: Trace, step: ModelStep, graph: JointGraph, recorded: Recorded, options: CaptureOptions, device: torch.device
 ) -> tuple[float, float]:
     """Run the trace's ops on the model's own tensors and compare with the model's own step.
 
@@ -219,7 +220,7 @@ def check_against_model(
     return loss_error, gradient_error
 
 
-def _own_step(step: Step) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _own_step(step: ModelStep) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Outputs (the loss, in training) and gradients of a copy of the model, computed by the model itself."""
     module = copy.deepcopy(step.module)
     if step.loss is None:

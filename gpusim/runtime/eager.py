@@ -13,7 +13,7 @@ import torch
 
 from gpusim.plan.eager import STEPS_IN_A_ROW
 from gpusim.runtime.joint import LEARNING_RATE, MOMENTUM
-from gpusim.runtime.models import Step
+from gpusim.runtime.models import ModelStep
 from gpusim.runtime.timing import median_interval
 from gpusim.trace.schema import Phase, Timing, Trace
 
@@ -35,7 +35,7 @@ class EagerTimes:
     """Medians, in ns."""
 
 
-def time_eager(step: Step, rounds: int = EAGER_ROUNDS) -> EagerTimes:
+def time_eager(step: ModelStep, rounds: int = EAGER_ROUNDS) -> EagerTimes:
     """Time the model's own eager step and the host's pace in its phases, in turns.
 
     Taken one after the other, the pace of host-bound steps was 13 % below to 27 % above the wall time
@@ -95,7 +95,7 @@ def paced(trace: Trace, host_ns: Sequence[int], pace: dict[Phase, int]) -> list[
     ]
 
 
-def _eager_phases(step: Step, module: torch.nn.Module) -> Phases:
+def _eager_phases(step: ModelStep, module: torch.nn.Module) -> Phases:
     """The phases of the eager step in order; each is given what the one before it returned."""
     if step.loss is None:
 
