@@ -48,10 +48,10 @@ class OwnResults:
 
     outputs: list[torch.Tensor]
     gradients: list[torch.Tensor]
-    states: dict[str, torch.Tensor]
-    """Input of the graph -> its elements after the step."""
-    rng: tuple[torch.Tensor, torch.Tensor | None]
-    """States of the default generators of the CPU and, where there is one, of the GPU."""
+    states: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Name of a state that the step has changed -> its elements afterwards."""
+    rng: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    """States of the default generators of the CPU and, where there is one, of the GPU, before the step."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ the gradient of the input and one for that of the weight: they do not need each 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.utils import _pytree as pytree
 

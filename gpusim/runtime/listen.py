@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -144,6 +144,8 @@ class Listener(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if function.namespace == "profiler":  # torch.optim names its steps for the profiler
+            return function(*args, **kwargs)
         leaves = pytree.tree_leaves((args, kwargs))
         if autograd_would_have_decomposed(function, leaves):
             with self:
@@ -205,6 +207,11 @@ class Listener(TorchDispatchMode):
         """The calls so far, with convolution's backward split."""
         found = JointGraph(tuple(self.calls), dict(self._inputs), tuple(outputs), tuple(gradients))
         return with_split_convolutions(found)
+
+    @property
+    def inputs(self) -> Mapping[str, State]:
+        """Inputs of the graph, as they were before the step."""
+        return self._inputs
 
     @property
     def live(self) -> Mapping[str, torch.Tensor]:

@@ -38,6 +38,11 @@ class ModelStep:
     target: torch.Tensor | None
     loss: LossFunction | None
 
+    @property
+    def optimizer_name(self) -> str | None:
+        """As a trace has it."""
+        return "sgd_momentum" if self.loss is not None else None
+
 
 def load_step(
     spec: str, *, mode: Mode, batch: int, dtype: Dtype, memory_format: MemoryFormat, device: torch.device, seed: int = 0
