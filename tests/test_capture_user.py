@@ -8,8 +8,12 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import os
 import re
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +22,17 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.errors import CaptureError, GpuError
-from gpusim.runtime import front
+from gpusim.runtime import capture as capture_module
+from gpusim.runtime import eager, front
 from gpusim.runtime.calls import JointGraph
 from gpusim.runtime.capture import Rebuilt, rebuild
 from gpusim.runtime.execute import InitialState, Runner
 from gpusim.runtime.front import function_step, model_step, options_of
+from gpusim.runtime.profiling import Profile
 from gpusim.runtime.user_step import Untouched, UserStep, record_step
 from gpusim.trace.check import check_trace
-from gpusim.trace.schema import Mode, Trace
-from tests.helpers import with_kernels
+from gpusim.trace.schema import Mode, Timing, Trace
+from tests.helpers import kernel, make_trace, op, with_kernels
 from tests.networks import CPU
 
 CLASSES = 5
@@ -139,12 +145,11 @@ COUNTING: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 @pytest.fixture
-def counting_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def counting_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch lets the CPU count, too: the same code, on this machine."""
     modules = {importlib.import_module(kind.__module__) for kind in COUNTING.values()}
     for module in (*modules, importlib.import_module("torch.optim.optimizer")):
         monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"], raising=False)
-    yield
 
 
 def check_as_eager(model: nn.Module, optimizer: torch.optim.Optimizer) -> Rebuilt:
@@ -242,7 +247,7 @@ def test_optimizer_that_no_trace_can_hold_is_refused(kind: Any) -> None:
     model = net()
     with pytest.raises(CaptureError, match=f"optimizer {kind.__name__} cannot be captured: "):
         train_step(model, kind(list(model.parameters())))
-    with pytest.raises(CaptureError, match="a torch.optim.Optimizer is needed, this is a float"):
+    with pytest.raises(CaptureError, match=r"a torch.optim.Optimizer is needed, this is a float"):
         train_step(model, 0.1)  # type: ignore[arg-type]
 
 
@@ -586,7 +591,7 @@ def test_constants_may_be_read() -> None:
 
 
 def test_names_batch_and_dtype_follow_from_the_step() -> None:
-    model, (x, y) = net(), batch()
+    model, x = net(), batch()[0]
     options = options_of(model_step(model, x, CPU), "a.B", "infer", None, False, 0, False)
     assert (options.batch, options.dtype, options.memory_format) == (4, "tf32", "contiguous")
     options = options_of(model_step(model.bfloat16(), x.bfloat16(), CPU), "a.B", "infer", None, False, 0, False)
@@ -615,8 +620,81 @@ def test_what_is_no_model_and_no_function_is_refused() -> None:
         function_step(3, (), CPU)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_both_say_so_in_one_line() -> None:
+def test_without_a_gpu_both_say_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for ask in (lambda: front.capture(net(), batch()[0]), lambda: front.capture_step(lambda: None)):
-        with pytest.raises(GpuError, match="^no GPU: "):
+        with pytest.raises(GpuError, match=r"^no GPU: "):
             ask()
+
+
+# --- All of a capture, with the GPU's edge replaced ---
+
+
+@pytest.fixture
+def no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times and profiles are made up; everything else is what runs on a GPU."""
+
+    class Recorder:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def record(self, *_: Any) -> Any:
+            return self
+
+        def replay(self) -> None:
+            pass
+
+    def profile(runner: Runner, *_: Any) -> Profile:
+        return Profile([(kernel(1000),) if op.writes else () for op in runner.trace.ops], 1.0, (), [])
+
+    timing = Timing(median_ns=1000, lo_ns=1000, hi_ns=1000, rounds=1)
+    gpu = make_trace([op("a", "x")]).provenance.gpu
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(front, "require_gpu", lambda: CPU)
+    monkeypatch.setattr(eager, "EAGER_ROUNDS", 2)
+    monkeypatch.setattr(capture_module, "host_times", lambda runner, *_: [5000] * len(runner.trace.ops))
+    monkeypatch.setattr(capture_module, "GraphRecorder", Recorder)
+    monkeypatch.setattr(capture_module, "gpu_facts", lambda replay: gpu)
+    monkeypatch.setattr(capture_module, "profile_ops", profile)
+    monkeypatch.setattr(capture_module, "alone", lambda *_: timing)
+
+
+def test_capture_of_a_model_gives_a_whole_trace_and_leaves_the_model_alone(no_gpu_needed: None) -> None:
+    model, (x, y) = net(), batch()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    before, flags = copy.deepcopy(model.state_dict()), torch.backends.cuda.matmul.allow_tf32
+    trace = front.capture(model, (x,), targets=(y,), loss=F.cross_entropy, optimizer=optimizer, clip_grad_norm=1.0)
+    assert trace.name == "net-train-b4"
+    assert trace.model.spec == "tests.test_capture_user.Net"
+    assert trace.ground_truth is not None
+    assert trace.ground_truth.eager.median_ns > 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not optimizer.state
+    assert torch.backends.cuda.matmul.allow_tf32 == flags
+
+
+def test_capture_of_a_step_function_gives_a_whole_trace_with_one_pace(no_gpu_needed: None) -> None:
+    trainer = Trainer()
+    before = copy.deepcopy(trainer.model.state_dict())
+    trace = front.capture_step(trainer.step, batch(), name="mine")
+    assert trace.name == "mine-train-b4"
+    assert trace.ground_truth is not None
+    assert len({op.host_ns for op in trace.ops}) == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
+    assert not trainer.optimizer.state
+
+
+def test_step_of_one_pace_scales_all_ops_alike() -> None:
+    trace = make_trace([op("a", "x"), op("b", "y")])
+    assert eager.paced(trace, [100, 300], {None: 200}) == [50, 150]
+    assert eager.paced(trace, [0, 0], {None: 200}) == [0, 0]
+
+
+def test_process_of_its_own_does_not_run_the_users_script_again(tmp_path: Path) -> None:
+    """A script without `if __name__ == "__main__"` captures, too."""
+    script = tmp_path / "script.py"
+    lines = "import os", "from gpusim.runtime.isolate import alone", "print('ran', alone(os.getpid) != os.getpid())"
+    script.write_text("\n".join(lines))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+    assert found.stdout == "ran True\n", found.stderr

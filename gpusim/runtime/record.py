@@ -210,7 +210,9 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
         if isinstance(cause, torch.cuda.OutOfMemoryError):
             raise
         problem = str(cause).partition("\n")[0]
-        raise CaptureError(f"{_at(call)}op '{call.name}' ({call.function}) cannot be called on its own: {problem}") from cause
+        raise CaptureError(
+            f"{_at(call)}op '{call.name}' ({call.function}) cannot be called on its own: {problem}"
+        ) from cause
     env[call.name] = result
     outputs: list[int | None] = []
     for part in flat_results(result):
