@@ -120,7 +120,6 @@ class Listener(TorchDispatchMode):
         self.phase: Phase | None = None
         """The phase of all calls, where it is not read off the stack."""
         self.calls: list[Call] = []
-        self.fixed: dict[str, None] = {}
         self.line = ""
         self._naming = fx.Graph()
         self._host = WeakTensorKeyDictionary()
@@ -342,8 +341,6 @@ class Listener(TorchDispatchMode):
         number = StorageWeakRef(tensor.untyped_storage()).cdata
         if number in self._made:
             raise self.error("a tensor of the step is seen through one that torch's dispatcher did not show")
-        if tensor in self._host:
-            self.fixed[f"{self.line}: a number that the host computes"] = None
         if tensor in self._arrived:
             role = "input"
         node = self._naming._graph_namespace.create_name("state" if name else "_tensor_constant", None)

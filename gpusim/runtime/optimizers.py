@@ -20,6 +20,7 @@ from gpusim.errors import CaptureError
 #: Optimizers that no trace can hold, and why.
 REFUSED = {
     "LBFGS": "it calls the model as often as the values of the loss ask for",
+    "Adafactor": "its steps depend on norms that it reads from the GPU",
     "SparseAdam": "its gradients are sparse",
 }
 

@@ -29,6 +29,8 @@ One under None is all of a step whose phases nobody told apart."""
 _PLAIN = (bool, int, float, str, type(None))
 #: How deep objects are looked into for modules and optimizers: a trainer in a list, its model, is two.
 DEPTH = 4
+#: Longer lists are not looked into.
+MOST_PARTS = 1_000
 
 
 @dataclass
@@ -92,11 +94,12 @@ class Untouched:
         self.step = step
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def keep(self, live: Mapping[str, torch.Tensor], before: Mapping[str, State]) -> None:
-        """Remember what tensors were before the step that first touched them."""
+    def keep(self, live: Mapping[str, torch.Tensor], before: Mapping[str, State], copy: bool) -> None:
+        """Remember what tensors were before the step that first touched them; in copies where that will change."""
         for node, tensor in live.items():
             if id(tensor) not in self._tensors:
-                self._tensors[id(tensor)] = (tensor, before[node].tensor.clone())
+                state = before[node].tensor
+                self._tensors[id(tensor)] = (tensor, state.clone() if copy else state)
 
     @contextmanager
     def around(self) -> Iterator[Untouched]:
@@ -140,7 +143,7 @@ def record_step(step: UserStep, untouched: Untouched, seed: int) -> JointGraph:
     torch.manual_seed(seed)
     graph = _hear(step, untouched)
     again = _hear(step, untouched)
-    return replace(graph, fixed=(*graph.fixed, *_changes(graph.calls, again.calls), *_other_constants(graph, again)))
+    return replace(graph, fixed=(*_changes(graph.calls, again.calls), *_other_constants(graph, again)))
 
 
 def _hear(step: UserStep, untouched: Untouched, strict: bool = True) -> JointGraph:
@@ -161,7 +164,7 @@ def _hear(step: UserStep, untouched: Untouched, strict: bool = True) -> JointGra
         problem = (str(cause) or type(cause).__name__).splitlines()[0]
         raise listener.error(f"the step of '{step.network}' fails: {problem}") from cause
     finally:
-        untouched.keep(listener.live, listener.inputs)
+        untouched.keep(listener.live, listener.inputs, copy=strict)
     outputs = _of_step(listener, [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)])
     gradients = _of_step(listener, [p.grad for p in parameters.values() if p.grad is not None])
     graph = listener.graph([value for value, _ in outputs], [value for value, _ in gradients])
@@ -177,7 +180,7 @@ def _hear(step: UserStep, untouched: Untouched, strict: bool = True) -> JointGra
         },
         rng=rng,
     )
-    return replace(graph, own=own, fixed=tuple(listener.fixed))
+    return replace(graph, own=own)
 
 
 def _of_step(listener: Listener, tensors: Sequence[torch.Tensor]) -> list[tuple[Value, torch.Tensor]]:
@@ -242,6 +245,8 @@ def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer
         elif isinstance(value, types.FunctionType):
             for key, part in _names_of(value).items():
                 look(part, key, depth + 1)
+        elif isinstance(value, list | tuple | dict) and len(value) > MOST_PARTS:
+            return  # data, and no trainer
         elif isinstance(value, list | tuple):
             for place, part in enumerate(value):
                 look(part, f"{name}.{place}", depth + 1)
