@@ -96,7 +96,7 @@ def test_a_grid_whose_blocks_stand_for_several_takes_no_more_area_than_time(bloc
     """Alone a kernel takes its time whatever its grid: 49 us, of the whole GPU but for a last wave that is not full."""
     graph = build_graph(make_trace([op("a", "x", dur_ns=49_000, blocks=blocks)]), ONE_BY_ONE)
     found = bounds(graph)
-    assert FastEngine().run(lower(graph, [0], [0]), graph.hardware).makespan_ns == 49_000
+    assert FastEngine().run(lowered(graph, [0], [0]), graph.hardware).makespan_ns == 49_000
     assert 0.99 * 49_000 < found.area_ns <= found.largest[0] <= 49_000
 
 
