@@ -7,7 +7,6 @@ import sys
 
 import click
 
-from gpusim import __version__
 from gpusim.cli.analysis import limits
 from gpusim.cli.app import app
 from gpusim.cli.bench import bench
@@ -21,6 +20,7 @@ from gpusim.cli.sweep import sweep
 from gpusim.cli.whatif import figure, whatif
 from gpusim.errors import EXIT_USER_ERROR, GpusimError
 from gpusim.text import message
+from gpusim.version import __version__
 
 EXIT_INTERRUPTED = 130
 

@@ -1,4 +1,5 @@
 """Hardware models and the occupancy arithmetic."""
 
-#: The hardware model of a step whose GPU has none, by name.
-DEFAULT_HARDWARE = "h200"
+from gpusim.defaults import DEFAULT_HARDWARE
+
+__all__ = ["DEFAULT_HARDWARE"]

@@ -100,8 +100,9 @@ def write_schedule(schedule: Schedule, path: Path) -> None:
 
 def check_streams(streams: int) -> int:
     """`streams` if a GPU can have that many. Raises `OptionError`."""
-    if not 1 <= streams <= MAX_STREAMS:
-        raise OptionError(f"--streams {streams}: the number of streams lies between 1 and {MAX_STREAMS}")
+    if not isinstance(streams, int) or not 1 <= streams <= MAX_STREAMS:
+        problem = f"the number of streams lies between 1 and {MAX_STREAMS}"
+        raise OptionError(problem, argument="streams", value=streams)
     return streams
 
 

@@ -14,7 +14,6 @@ from typing import Final
 
 import msgspec
 
-from gpusim import __version__
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu
 from gpusim.plan.graph import OpGraph
@@ -24,6 +23,7 @@ from gpusim.plan.schedule import Schedule, make_schedule
 from gpusim.runtime.isolate import alone
 from gpusim.runtime.replay import trial_ns
 from gpusim.trace.schema import Trace, Variant
+from gpusim.version import __version__
 
 #: How far factors lie from 1, and recordings of one graph from each other, as standard deviations. Where variants are
 #: a small part of the step, the graph says more about recordings than about them, and the factor stays near 1: its

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import gpusim
+from gpusim.defaults import DEFAULT_BUDGET_S as DEFAULT_BUDGET_S
+from gpusim.defaults import MAX_BUDGET_S as MAX_BUDGET_S
 from gpusim.engine.base import Timeline
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
@@ -16,6 +17,7 @@ from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.hardware.model import HardwareModel
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_streams, make_schedule
@@ -28,10 +30,9 @@ from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
 from gpusim.search.searches import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
 from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.trace.schema import Trace
-from gpusim.units import format_bytes
+from gpusim.units import counted, format_bytes, format_ns
+from gpusim.version import __version__
 
-DEFAULT_BUDGET_S = 9.0
-MAX_BUDGET_S = 86_400.0
 #: A step of more ops is large: only policies whose time grows as the step does look at it, on as many streams as asked
 #: for, and no search, which could not try enough schedules of it.
 LARGE_STEP_OPS = 10_000
@@ -72,7 +73,7 @@ class Attribution:
     """Saved by a better order and placement on as many streams."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explored:
     """All that `gpusim explore` found."""
 
@@ -127,6 +128,21 @@ class Explored:
         graph = OpGraph.build(self.trace, self.hardware)
         concluded = _conclude(graph, self.hardware, row, self.sequential_ns, bounds(graph), self.seed)
         return dataclasses.replace(self, best=row, **concluded)
+
+    def __repr__(self) -> str:
+        where = f"{short_name(self.trace.name)} on {short_name(self.hardware.label)}"
+        worth = "worth it" if self.verdict.worth_it else "not worth it"
+        return short_repr(
+            "Explored", f"{where}: {self.best.speedup:.2f}x with {counted(self.best.streams, 'stream')}, {worth}"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row.label, format_ns(row.time_ns), "measured" if row.measured else "predicted", row.advice)
+            for row in self.verdict.rows
+        ]
+        title = f"{self.trace.name} on {self.hardware.label}: {self.verdict.sentence}"
+        return html_table(title, ("way", "time", "", "advice"), rows)
 
 
 def explore(
@@ -296,7 +312,7 @@ def _conclude(
             assignment.order,
             assignment.streams,
             policy=best.policy,
-            made_by=f"gpusim {gpusim.__version__}, {hardware.label}, seed {seed}",
+            made_by=f"gpusim {__version__}, {hardware.label}, seed {seed}",
             predicted_ns=best.makespan_ns,
             variants=assignment.variants,
             partitions=assignment.partitions,

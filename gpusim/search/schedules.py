@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gpusim
 from gpusim.plan.schedule import Schedule, make_schedule
 from gpusim.search.explore import Explored, Row
+from gpusim.version import __version__
 
 
 def row_schedule(explored: Explored, row: Row) -> Schedule:
@@ -14,7 +14,7 @@ def row_schedule(explored: Explored, row: Row) -> Schedule:
         row.assignment.order,
         row.assignment.streams,
         policy=row.policy,
-        made_by=f"gpusim {gpusim.__version__}, {explored.hardware.label}, seed {explored.seed}",
+        made_by=f"gpusim {__version__}, {explored.hardware.label}, seed {explored.seed}",
         predicted_ns=row.makespan_ns,
         variants=row.assignment.variants,
         partitions=row.assignment.partitions,

@@ -20,6 +20,7 @@ from gpusim.engine.base import DEFAULT_ENGINE, Engine, Timeline, engine_by_name
 from gpusim.errors import OptionError
 from gpusim.hardware.model import GraphCosts, HardwareModel, StreamCosts, measure_of
 from gpusim.hardware.occupancy import kernel_demand
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
 from gpusim.plan.schedule import check_streams
@@ -32,6 +33,7 @@ from gpusim.search.bounds import Bounds, bounds
 from gpusim.trace.op_names import full_label
 from gpusim.trace.op_names import op_label as op_label  # the dashboard's
 from gpusim.trace.schema import Op, Trace
+from gpusim.units import counted, format_bytes, format_ns
 
 SectionT = TypeVar("SectionT", GraphCosts, StreamCosts)
 
@@ -75,9 +77,9 @@ class Change:
                 raise OptionError(f"what-if: {count} {name}: at least 1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Simulated:
-    """One schedule of an op graph, beside the sequential graph of the same kernels."""
+    """One schedule of a step, beside the sequential CUDA graph of the captured kernels."""
 
     graph: OpGraph
     policy: str
@@ -99,9 +101,38 @@ class Simulated:
         return self.sequential_ns / self.makespan_ns if self.makespan_ns else 1.0
 
     @cached_property
+    def chosen(self) -> OpGraph:
+        """The graph with the kernels that the schedule runs, as captured ones."""
+        return self.graph.choosing(self.assignment.variants)
+
+    @cached_property
     def bounds(self) -> Bounds:
-        """Lower bounds of the step."""
-        return bounds(self.graph)
+        """Lower bounds of the step, with the kernels that the schedule runs."""
+        return bounds(self.chosen)
+
+    @cached_property
+    def recorded(self) -> Timeline:
+        """The timeline with what SMs and DRAM do over time, which only the reference engine records."""
+        if self.timeline.occupied:
+            return self.timeline
+        return engine_by_name("reference").run(self.timeline.plan, self.graph.hardware)
+
+    def __repr__(self) -> str:
+        where = f"{short_name(self.graph.trace.name)} on {short_name(self.graph.hardware.label)}"
+        text = f"{where}: {short_name(self.policy)}, {counted(self.streams, 'stream')}, {format_ns(self.makespan_ns)}"
+        return short_repr("Simulated", f"{text}, {self.speedup:.2f}x")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("schedule", f"{self.policy}, {counted(self.streams, 'stream')}"),
+            ("launched", "in one CUDA graph" if self.mode == "graph" else "from the host"),
+            ("predicted time", format_ns(self.makespan_ns)),
+            ("sequential CUDA graph", format_ns(self.sequential_ns)),
+            ("speed-up", f"{self.speedup:.2f}x"),
+            ("peak memory", format_bytes(self.timeline.peak_bytes)),
+        ]
+        title = f"Simulated {self.graph.trace.name} on {self.graph.hardware.label}"
+        return html_table(title, ("", ""), rows)
 
 
 def simulate(

@@ -1,0 +1,427 @@
+"""The functions of `import gpusim`. Command line, dashboard and sweeps call these and nothing beneath them.
+
+Each takes a `Step`, or what `load` takes: a bundled name, a trace file, a `Trace`. Errors name Python's arguments;
+the command line translates them into its options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gpusim.defaults import (
+    DEFAULT_BUDGET_S,
+    DEFAULT_ENGINE,
+    DEFAULT_HARDWARE,
+    DEFAULT_POLICY,
+    DEFAULT_SEED,
+    DEFAULT_STREAMS,
+    MAX_BUDGET_S,
+    RECOMMENDED,
+)
+from gpusim.errors import GpuError, OptionError, UnknownNameError
+from gpusim.file_limits import MAX_INTEGER
+from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.plan.schedule import check_streams
+from gpusim.step import Step, as_step, load
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import bundled_traces
+from gpusim.units import format_ns, parse_bytes
+
+if TYPE_CHECKING:
+    from gpusim.plan.measurement import Measurement
+    from gpusim.plan.partitions import Partition
+    from gpusim.plan.schedule import Schedule
+    from gpusim.plan.tasks import LaunchMode
+    from gpusim.policies.base import Assignment
+    from gpusim.search.explain import Explained
+    from gpusim.search.explore import Explored, Row
+    from gpusim.search.limits import Limits
+    from gpusim.search.whatif import Simulated
+
+AnyStep = Step | Trace | str | Path
+Progress = Callable[[str, float, int], None]
+"""Called with what is being done, the share that is done, and the best time so far in ns (0: none yet)."""
+Say = Callable[[str], None]
+"""Called with each stage of work on a GPU."""
+
+LAUNCH_MODES: Final = ("graph", "stream")
+MISSING_TORCH: Final = (
+    "no GPU: torch is not installed, and this command runs kernels on a CUDA GPU (pip install 'gpusim[gpu]')"
+)
+
+
+def list_traces() -> list[str]:
+    """Names of the bundled traces, for `load`."""
+    return list(bundled_traces())
+
+
+def list_hardware() -> list[str]:
+    """Names of the bundled hardware models, for `load(..., hw=NAME)`."""
+    return list(bundled_hardware())
+
+
+def list_policies() -> list[str]:
+    """Names of the policies, for `simulate`, `explain`, `whatif` and `replay`; `recommended` explores first."""
+    from gpusim.policies.registry import POLICIES
+
+    return [*POLICIES, RECOMMENDED]
+
+
+def explore(
+    step: AnyStep,
+    *,
+    streams: int = DEFAULT_STREAMS,
+    budget_s: float = DEFAULT_BUDGET_S,
+    evaluations: int | None = None,
+    seed: int = DEFAULT_SEED,
+    memory_limit: int | str | None = None,
+    partitions: str | Sequence[tuple[Partition, ...]] | None = None,
+    policies: Collection[str] | None = None,
+    on_row: Callable[[Row], None] | None = None,
+    progress: Progress | None = None,
+) -> Explored:
+    """Look for the fastest schedule of a step and say whether it is worth it.
+
+    Every policy is simulated, then schedules are searched for about `budget_s` seconds, or until `evaluations`
+    schedules were tried: with a number, the same seed finds the same schedule on every machine. `streams` is the most
+    that a schedule may use. `memory_limit` is in bytes, or text such as `"8GiB"`. `partitions` also searches schedules
+    on partitions of the SMs: `"auto"`, or splits such as `"64+68,96+36"`. `policies` names the only ones to run.
+    Raises `OptionError` for an argument out of its range and where no schedule keeps the memory limit.
+    """
+    from gpusim.search.choices import parse_splits
+    from gpusim.search.explore import check_policy
+    from gpusim.search.explore import explore as run
+
+    step = as_step(step)
+    check_streams(streams)
+    if not 0 < budget_s <= MAX_BUDGET_S:
+        problem = f"the search takes between 0 and {MAX_BUDGET_S:.0f} seconds"
+        raise OptionError(problem, argument="budget_s", value=budget_s)
+    _check_count("evaluations", evaluations)
+    check_seed(seed)
+    for policy in policies or ():
+        check_policy(policy)
+    if isinstance(partitions, str):
+        partitions = parse_splits(partitions, streams, step.hardware.limits.sms)
+    with step.naming():
+        return run(
+            step.trace,
+            step.hardware,
+            streams=streams,
+            budget_s=budget_s,
+            seed=seed,
+            evaluations=evaluations,
+            policies=policies,
+            splits=partitions or (),
+            memory_limit_bytes=memory_bytes(memory_limit),
+            on_row=on_row or _ignore,
+            report=progress or _ignore,
+        )
+
+
+def simulate(
+    step: AnyStep,
+    schedule: str | Path | Schedule = DEFAULT_POLICY,
+    *,
+    streams: int = DEFAULT_STREAMS,
+    launch: str = "graph",
+    engine: str = DEFAULT_ENGINE,
+    progress: Progress | None = None,
+) -> Simulated:
+    """Predict one schedule of a step, beside the sequential CUDA graph of the same kernels.
+
+    `schedule` is a policy's name (`list_policies()`), a `Schedule` or a schedule file; `streams` is for policies.
+    `launch` is `"graph"` for one CUDA graph or `"stream"` for launches from the host. `engine` is `"fast"` or
+    `"reference"`: both give the same times, and the reference records more. Raises `ScheduleError` for a schedule that
+    is illegal or of another step, `UnknownNameError`, `OptionError`.
+    """
+    from gpusim.engine.base import engine_by_name
+    from gpusim.engine.compiled.warm import COMPILING, needs_compiling
+    from gpusim.search.whatif import simulate as run
+
+    step = as_step(step)
+    mode, runs = launch_mode(launch), engine_by_name(engine)
+    policy, assignment = _assignment_of(step, schedule, streams, progress)
+    if progress is not None and engine == "fast" and needs_compiling():
+        progress(COMPILING, 0.0, 0)
+    with step.naming():
+        return run(step.graph, policy, streams, mode, runs, assignment)
+
+
+def explain(
+    step: AnyStep,
+    schedule: str | Path | Schedule = DEFAULT_POLICY,
+    *,
+    streams: int = DEFAULT_STREAMS,
+    launch: str = "graph",
+    progress: Progress | None = None,
+) -> Explained:
+    """Say why a schedule is not faster: each ns between its critical path and its makespan has one cause.
+
+    Arguments and errors are those of `simulate`.
+    """
+    from gpusim.search.explain import explain as run
+
+    simulated = simulate(step, schedule, streams=streams, launch=launch, progress=progress)
+    graph = simulated.chosen
+    return run(graph, simulated.timeline, graph.hardware)
+
+
+def limits(step: AnyStep, *, streams: int = DEFAULT_STREAMS, progress: Progress | None = None) -> Limits:
+    """How parallel a step is, and how much of that each limit costs: dependencies, gaps, SMs, bandwidth and others.
+
+    For each phase and for the whole step. Raises `OptionError` for a number of streams out of its range.
+    """
+    from gpusim.search.limits import limits as run
+
+    step = as_step(step)
+    check_streams(streams)
+    with step.naming():
+        return run(step.trace, step.hardware, streams=streams, report=progress or _ignore)
+
+
+@dataclass(frozen=True, repr=False)
+class WhatIf:
+    """A schedule on the GPU as it is, and on a changed one."""
+
+    baseline: Simulated
+    changed: Simulated
+
+    @property
+    def speedup(self) -> float:
+        """Baseline over changed makespan: above 1 where the change helps."""
+        return self.baseline.makespan_ns / self.changed.makespan_ns if self.changed.makespan_ns else 1.0
+
+    def sensitivities(self) -> tuple[tuple[str, float, float, float], ...]:
+        """How the changed makespan moves as each parameter goes from half to twice its value: name, low, high, now.
+
+        Times in ns; the schedule stays as it is.
+        """
+        from gpusim.search.whatif import sensitivities
+
+        return sensitivities(self.changed)
+
+    def __repr__(self) -> str:
+        before, after = format_ns(self.baseline.makespan_ns), format_ns(self.changed.makespan_ns)
+        where = short_name(self.changed.graph.hardware.label)
+        return short_repr("WhatIf", f"{short_name(self.changed.graph.trace.name)}: {before} -> {after} on {where}")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, run.graph.hardware.label, format_ns(run.makespan_ns), f"{run.speedup:.2f}x")
+            for name, run in (("baseline", self.baseline), ("changed", self.changed))
+        ]
+        title = f"What if: {self.changed.graph.trace.name}, {self.changed.policy}"
+        return html_table(title, ("", "hardware", "time", "over sequential"), rows)
+
+
+def whatif(
+    step: AnyStep,
+    schedule: str | Path | Schedule = DEFAULT_POLICY,
+    *,
+    streams: int = DEFAULT_STREAMS,
+    launch: str = "graph",
+    sms: int | None = None,
+    bandwidth: float = 1.0,
+    launch_cost: float = 1.0,
+    contention: float = 1.0,
+    queues: int | None = None,
+    ops: Mapping[str, float] | None = None,
+) -> WhatIf:
+    """Ask what a step would take with other SMs, bandwidth, launch costs, hardware queues, or faster ops.
+
+    `bandwidth`, `launch_cost` and `contention` are factors on today's value. `ops` has for each op name, layer or
+    `"LAYER OPERATOR"` how many times as fast it becomes. `launch` is that of the changed step; the baseline is one CUDA
+    graph. A policy's schedule is made again for the changed GPU. Raises `OptionError`, `UnknownNameError`.
+    """
+    from gpusim.search.whatif import Change, changed_graph
+    from gpusim.search.whatif import simulate as run
+    from gpusim.trace.op_names import find_ops
+
+    step = as_step(step)
+    mode = launch_mode(launch)
+    speeds = {op: speed for name, speed in (ops or {}).items() for op in find_ops(step.trace, name)}
+    change = Change(sms, bandwidth, launch_cost, contention, queues, speeds)
+    baseline = simulate(step, schedule, streams=streams)
+    graph = baseline.chosen
+    with step.naming():
+        changed = changed_graph(graph, change)
+        fixed = None if is_policy(schedule) else baseline.of_chosen
+        return WhatIf(baseline, run(changed, baseline.policy, streams, mode, assignment=fixed))
+
+
+def replay(
+    step: AnyStep,
+    schedule: str | Path | Schedule,
+    *,
+    streams: int = DEFAULT_STREAMS,
+    seed: int = DEFAULT_SEED,
+    trust_code: bool = False,
+    check_outputs: bool = True,
+    command: str = "",
+    say: Say | None = None,
+) -> Measurement:
+    """Run a schedule on this machine's GPU from its trace alone, compare its outputs and time it.
+
+    Both the schedule and the sequential CUDA graph are timed, in turns, on random inputs. `trust_code` lets code that
+    the trace brings along run. Raises `GpuError` without a GPU, `ReplayError` where outputs differ and
+    `check_outputs`, `TrustError`, `OperatorError`, `ScheduleError`.
+    """
+    step = as_step(step)
+    check_seed(seed)
+    check_replay(step, trust_code)
+    document = schedule_document(step, schedule, streams, command)
+    with needs_torch():
+        from gpusim.runtime.replay import replay as run
+        from gpusim.runtime.replay import require_equal
+
+    (measurement,) = run(
+        step.trace,
+        [document],
+        step.hardware,
+        command=command or "gpusim.replay",
+        seed=seed,
+        say=say or _ignore,
+        trust_code=trust_code,
+    )
+    if check_outputs:
+        require_equal(measurement)
+    return measurement
+
+
+def calibrate(
+    base: str | Path | HardwareModel = DEFAULT_HARDWARE, *, command: str = "", say: Say | None = None
+) -> HardwareModel:
+    """Measure the hardware model of this machine's GPU; takes minutes.
+
+    `base` has the data-sheet limits, which cannot be measured. Raises `GpuError` without a GPU, or where `base` is a
+    model of another GPU.
+    """
+    model = base if isinstance(base, HardwareModel) else load_hardware(str(base))
+    with needs_torch():
+        from gpusim.runtime.calibrate import calibrate as run
+    return run(model, command or "gpusim.calibrate", say or _ignore)
+
+
+def capture(*arguments: Any, **options: Any) -> Step:
+    """Capture one step of a model."""
+    raise NotImplementedError
+
+
+def capture_step(*arguments: Any, **options: Any) -> Any:
+    """Capture one call of a step function."""
+    raise NotImplementedError
+
+
+def memory_bytes(limit: int | str | None) -> int | None:
+    """A memory limit in bytes, from a number of bytes or text such as `8GiB`. Raises `OptionError`."""
+    if limit is None:
+        return None
+    try:
+        size = parse_bytes(limit) if isinstance(limit, str) else int(limit)
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise OptionError("a size such as 8GiB, or a number of bytes", argument="memory_limit", value=limit)
+    return size
+
+
+def launch_mode(launch: str) -> LaunchMode:
+    """The launch mode of that name. Raises `UnknownNameError`."""
+    if launch not in LAUNCH_MODES:
+        raise UnknownNameError("launch mode", str(launch), LAUNCH_MODES)
+    return "stream" if launch == "stream" else "graph"
+
+
+def check_seed(seed: int) -> None:
+    """Raises `OptionError` for a seed out of its range."""
+    if not isinstance(seed, int) or not 0 <= seed <= MAX_INTEGER:
+        raise OptionError(f"a whole number between 0 and {MAX_INTEGER}", argument="seed", value=seed)
+
+
+def check_replay(step: Step, trust_code: bool) -> None:
+    """Refuse what replay would not run: code that is not trusted, an operator not allowed. Needs no torch.
+
+    Raises `TrustError`, `OperatorError`.
+    """
+    from gpusim.runtime.allowlist import check_operators
+    from gpusim.trace.trust import check_trace_code
+
+    check_trace_code(step.trace, step.file, trust_code)
+    check_operators(step.trace, step.file)
+
+
+def check_gpu(step: Step, trust_code: bool) -> None:
+    """Refuse a replay before long work: as `check_replay`, then no torch or no GPU. Raises `GpusimError`."""
+    check_replay(step, trust_code)
+    with needs_torch():
+        from gpusim.runtime.device import require_gpu
+    require_gpu()
+
+
+@contextmanager
+def needs_torch() -> Iterator[None]:
+    """Turn a missing torch into one line. Raises `GpuError`."""
+    try:
+        yield
+    except ModuleNotFoundError as cause:
+        if cause.name is None or cause.name.partition(".")[0] != "torch":
+            raise
+        raise GpuError(MISSING_TORCH) from cause
+
+
+def is_policy(schedule: object) -> bool:
+    """Whether `schedule` names a policy: any text that is no file of a schedule."""
+    return isinstance(schedule, str) and not schedule.endswith(".json")
+
+
+def _check_count(argument: str, value: int | None) -> None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise OptionError("a whole number of at least 1", argument=argument, value=value)
+
+
+def _ignore(*_: object) -> None:
+    """Nobody wants to know."""
+
+
+def _assignment_of(
+    step: Step, schedule: str | Path | Schedule, streams: int, progress: Progress | None
+) -> tuple[str, Assignment]:
+    """The policy's name and the schedule itself."""
+    from gpusim.plan.schedule import check_partitions, check_schedule, chosen_variants, read_schedule
+    from gpusim.policies.base import Assignment
+    from gpusim.search.explore import assignment_of, check_policy
+
+    if is_policy(schedule):
+        assert isinstance(schedule, str)
+        check_policy(schedule)
+        check_streams(streams)
+        return assignment_of(step.graph, step.hardware, schedule, streams, progress or _ignore)
+    file = "schedule"
+    if isinstance(schedule, str | Path):
+        file = str(schedule)
+        schedule = read_schedule(Path(schedule))
+    order, placed = check_schedule(schedule, step.trace, step.graph.preds, file)
+    check_partitions(schedule, step.graph.hardware, file)
+    variants = chosen_variants(schedule, step.trace, file)
+    return schedule.policy, Assignment(tuple(order), tuple(placed), variants, schedule.partitions)
+
+
+def schedule_document(step: Step, schedule: str | Path | Schedule, streams: int, command: str) -> Schedule:
+    from gpusim.plan.schedule import make_schedule
+
+    policy, found = _assignment_of(step, schedule, streams, None)
+    return make_schedule(
+        step.trace,
+        found.order,
+        found.streams,
+        policy=policy,
+        made_by=command,
+        variants=found.variants,
+        partitions=found.partitions,
+    )
