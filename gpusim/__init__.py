@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         replay,
         simulate,
         whatif,
+        write_perfetto,
     )
     from gpusim.engine.base import Timeline
     from gpusim.errors import (
@@ -87,6 +88,7 @@ __all__ = [
     "replay",
     "simulate",
     "whatif",
+    "write_perfetto",
 ]
 
 #: Module -> the public names that it defines.
@@ -105,6 +107,7 @@ _DEFINED_IN = {
         "replay",
         "simulate",
         "whatif",
+        "write_perfetto",
     ),
     "gpusim.engine.base": ("Timeline",),
     "gpusim.errors": (

@@ -6,9 +6,10 @@ the command line translates them into its options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,7 @@ from gpusim.defaults import (
     DEFAULT_POLICY,
     DEFAULT_SEED,
     DEFAULT_STREAMS,
+    LAUNCH_MODES,
     MAX_BUDGET_S,
     RECOMMENDED,
 )
@@ -26,11 +28,12 @@ from gpusim.errors import GpuError, OptionError, UnknownNameError
 from gpusim.file_limits import MAX_INTEGER
 from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
 from gpusim.notebook import html_table, short_name, short_repr
-from gpusim.plan.schedule import check_streams
+from gpusim.plan.schedule import check_streams as check_streams
 from gpusim.step import Step, as_step, load
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces
 from gpusim.units import format_ns, parse_bytes
+from gpusim.version import __version__
 
 if TYPE_CHECKING:
     from gpusim.plan.measurement import Measurement
@@ -49,7 +52,6 @@ Progress = Callable[[str, float, int], None]
 Say = Callable[[str], None]
 """Called with each stage of work on a GPU."""
 
-LAUNCH_MODES: Final = ("graph", "stream")
 MISSING_TORCH: Final = (
     "no GPU: torch is not installed, and this command runs kernels on a CUDA GPU (pip install 'gpusim[gpu]')"
 )
@@ -231,7 +233,7 @@ def whatif(
     launch_cost: float = 1.0,
     contention: float = 1.0,
     queues: int | None = None,
-    ops: Mapping[str, float] | None = None,
+    ops: Mapping[str, float] | Iterable[tuple[str, float]] = (),
 ) -> WhatIf:
     """Ask what a step would take with other SMs, bandwidth, launch costs, hardware queues, or faster ops.
 
@@ -245,13 +247,14 @@ def whatif(
 
     step = as_step(step)
     mode = launch_mode(launch)
-    speeds = {op: speed for name, speed in (ops or {}).items() for op in find_ops(step.trace, name)}
+    faster = ops.items() if isinstance(ops, Mapping) else ops
+    speeds = {op: speed for name, speed in faster for op in find_ops(step.trace, name)}
     change = Change(sms, bandwidth, launch_cost, contention, queues, speeds)
     baseline = simulate(step, schedule, streams=streams)
     graph = baseline.chosen
     with step.naming():
         changed = changed_graph(graph, change)
-        fixed = None if is_policy(schedule) else baseline.of_chosen
+        fixed = None if is_policy(schedule) else replace(baseline.assignment, variants=())
         return WhatIf(baseline, run(changed, baseline.policy, streams, mode, assignment=fixed))
 
 
@@ -272,10 +275,11 @@ def replay(
     the trace brings along run. Raises `GpuError` without a GPU, `ReplayError` where outputs differ and
     `check_outputs`, `TrustError`, `OperatorError`, `ScheduleError`.
     """
-    step = as_step(step)
+    check_schedule_arguments(schedule, streams)
     check_seed(seed)
+    step = as_step(step)
     check_replay(step, trust_code)
-    document = schedule_document(step, schedule, streams, command)
+    document = resolve_schedule(step, schedule, streams)
     with needs_torch():
         from gpusim.runtime.replay import replay as run
         from gpusim.runtime.replay import require_equal
@@ -294,6 +298,15 @@ def replay(
     return measurement
 
 
+def write_perfetto(simulated: Simulated, path: str | Path) -> None:
+    """Write a simulated timeline as a file for ui.perfetto.dev (`.json`, `.json.gz`). Raises `OutputError`."""
+    from gpusim.report.perfetto import run_from_timeline
+    from gpusim.report.perfetto import write_perfetto as write
+
+    title = f"simulated: {simulated.policy}, {simulated.streams} streams"
+    write(Path(path), [run_from_timeline(simulated.recorded, simulated.chosen.trace, title, simulated.graph.hardware)])
+
+
 def calibrate(
     base: str | Path | HardwareModel = DEFAULT_HARDWARE, *, command: str = "", say: Say | None = None
 ) -> HardwareModel:
@@ -308,14 +321,42 @@ def calibrate(
     return run(model, command or "gpusim.calibrate", say or _ignore)
 
 
-def capture(*arguments: Any, **options: Any) -> Step:
-    """Capture one step of a model."""
-    raise NotImplementedError
+def capture(
+    model: Any,
+    inputs: Any,
+    *,
+    targets: Any = (),
+    loss: Any = None,
+    optimizer: Any = None,
+    hw: str | Path | HardwareModel | None = None,
+    **options: Any,
+) -> Step:
+    """Capture one step of a model in memory on this machine's GPU: inference, or with `loss` and `optimizer` training.
+
+    `inputs` and `targets` are tuples of example tensors; the step is `loss(model(*inputs), *targets)`, its gradients
+    and the optimizer's update. The model and the optimizer stay as they are. `options` are those of
+    `gpusim.runtime.front.capture`. Raises `GpuError` without a GPU, `CaptureError` for what cannot be captured.
+    """
+    run = _front("capture")
+    return load(run(model, inputs, targets=targets, loss=loss, optimizer=optimizer, **options), hw)
 
 
 def capture_step(*arguments: Any, **options: Any) -> Any:
-    """Capture one call of a step function."""
-    raise NotImplementedError
+    """Capture one call of a step function of your own on this machine's GPU.
+
+    Arguments are those of `gpusim.runtime.front.capture_step`. Raises `GpuError` without a GPU, `CaptureError` for what
+    cannot be captured.
+    """
+    return _front("capture_step")(*arguments, **options)
+
+
+def _front(name: str) -> Callable[..., Any]:
+    """A function of the capture's front end, once there is a GPU. Raises `GpuError`."""
+    with needs_torch():
+        from gpusim.runtime.device import require_gpu
+    require_gpu()
+    function: Callable[..., Any] = getattr(import_module("gpusim.runtime.front"), name)
+    return function
 
 
 def memory_bytes(limit: int | str | None) -> int | None:
@@ -338,10 +379,19 @@ def launch_mode(launch: str) -> LaunchMode:
     return "stream" if launch == "stream" else "graph"
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: object) -> None:
     """Raises `OptionError` for a seed out of its range."""
     if not isinstance(seed, int) or not 0 <= seed <= MAX_INTEGER:
         raise OptionError(f"a whole number between 0 and {MAX_INTEGER}", argument="seed", value=seed)
+
+
+def check_schedule_arguments(schedule: object, streams: object) -> None:
+    """Refuse an unknown policy or a number of streams out of its range before long work."""
+    from gpusim.search.explore import check_policy
+
+    check_streams(streams)
+    if is_policy(schedule):
+        check_policy(str(schedule))
 
 
 def check_replay(step: Step, trust_code: bool) -> None:
@@ -380,7 +430,7 @@ def is_policy(schedule: object) -> bool:
     return isinstance(schedule, str) and not schedule.endswith(".json")
 
 
-def _check_count(argument: str, value: int | None) -> None:
+def _check_count(argument: str, value: object) -> None:
     if value is not None and (not isinstance(value, int) or value < 1):
         raise OptionError("a whole number of at least 1", argument=argument, value=value)
 
@@ -393,16 +443,17 @@ def _assignment_of(
     step: Step, schedule: str | Path | Schedule, streams: int, progress: Progress | None
 ) -> tuple[str, Assignment]:
     """The policy's name and the schedule itself."""
+    from gpusim.plan.schedule import Schedule as ScheduleValue
     from gpusim.plan.schedule import check_partitions, check_schedule, chosen_variants, read_schedule
     from gpusim.policies.base import Assignment
-    from gpusim.search.explore import assignment_of, check_policy
+    from gpusim.search.explore import assignment_of
 
+    check_schedule_arguments(schedule, streams)
     if is_policy(schedule):
-        assert isinstance(schedule, str)
-        check_policy(schedule)
-        check_streams(streams)
-        return assignment_of(step.graph, step.hardware, schedule, streams, progress or _ignore)
+        return assignment_of(step.graph, step.hardware, str(schedule), streams, progress or _ignore)
     file = "schedule"
+    if not isinstance(schedule, ScheduleValue | str | Path):
+        raise OptionError(f"{type(schedule).__name__} is no schedule: give a policy's name, a file or a Schedule")
     if isinstance(schedule, str | Path):
         file = str(schedule)
         schedule = read_schedule(Path(schedule))
@@ -412,16 +463,23 @@ def _assignment_of(
     return schedule.policy, Assignment(tuple(order), tuple(placed), variants, schedule.partitions)
 
 
-def schedule_document(step: Step, schedule: str | Path | Schedule, streams: int, command: str) -> Schedule:
+def resolve_schedule(
+    step: AnyStep, schedule: str | Path | Schedule, streams: int = DEFAULT_STREAMS, progress: Progress | None = None
+) -> Schedule:
+    """The schedule that a policy's name, a file or a `Schedule` stands for, known to be legal for the step.
+
+    Raises `ScheduleError`, `UnknownNameError`, and `OptionError` for the number of streams.
+    """
     from gpusim.plan.schedule import make_schedule
 
-    policy, found = _assignment_of(step, schedule, streams, None)
+    step = as_step(step)
+    policy, found = _assignment_of(step, schedule, streams, progress)
     return make_schedule(
         step.trace,
         found.order,
         found.streams,
         policy=policy,
-        made_by=command,
+        made_by=f"gpusim {__version__}",
         variants=found.variants,
         partitions=found.partitions,
     )

@@ -23,3 +23,5 @@ MAX_BUDGET_S: Final = 86_400.0
 #: machine. The time is far above what they take.
 QUICK_EVALUATIONS: Final = 512
 QUICK_BUDGET_S: Final = 60.0
+#: How a schedule may be launched: in one CUDA graph, or kernel by kernel from the host.
+LAUNCH_MODES: Final = ("graph", "stream")

@@ -99,7 +99,11 @@ class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):
     def _repr_html_(self) -> str:
         rows = [
             ("sequential CUDA graph", format_ns(self.sequential.median_ns), format_ns(self.predicted_sequential_ns)),
-            (f"{self.policy}, {self.streams} streams", format_ns(self.schedule.median_ns), format_ns(self.predicted_ns)),
+            (
+                f"{self.policy}, {self.streams} streams",
+                format_ns(self.schedule.median_ns),
+                format_ns(self.predicted_ns),
+            ),
         ]
         same = outputs_in_words(self.outputs.equal, self.outputs.bit_equal, self.outputs.sensitive)
         title = f"{self.trace} on {self.gpu.name}: {self.speedup:.2f}x, outputs {same}"

@@ -98,7 +98,7 @@ def write_schedule(schedule: Schedule, path: Path) -> None:
     write_document(path, schedule, indent=1)
 
 
-def check_streams(streams: int) -> int:
+def check_streams(streams: object) -> int:
     """`streams` if a GPU can have that many. Raises `OptionError`."""
     if not isinstance(streams, int) or not 1 <= streams <= MAX_STREAMS:
         problem = f"the number of streams lies between 1 and {MAX_STREAMS}"

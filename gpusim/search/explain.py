@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpusim.engine.base import Timeline
 from gpusim.hardware.model import HardwareModel
@@ -24,6 +24,9 @@ from gpusim.search.critical import waits
 from gpusim.search.losses import BLOCKS, COPIES, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS
 from gpusim.search.slowdowns import alone_ns, losses
 from gpusim.units import format_ns
+
+if TYPE_CHECKING:
+    from gpusim.search.explain_pair import Pair
 
 DEPENDENCY: Final = "dependency"
 QUEUE: Final = "queue"
@@ -123,6 +126,15 @@ class Explained:
         """Delays of all tasks between two times, on the path or not; longest first."""
         found = (delay.within(begin_ns, end_ns) for delays in self.delays for delay in delays)
         return sorted((d for d in found if d is not None and d.lost_ns > 0.0), key=lambda d: (-d.lost_ns, d.task))
+
+    def between(self, first: str, second: str) -> Pair:
+        """What happened between two ops: names, numbers, or `LAYER OPERATOR`.
+
+        Raises `UnknownNameError`, and `OptionError` for an op without kernels or twice the same.
+        """
+        from gpusim.search.explain_pair import explain_pair, find_op
+
+        return explain_pair(self, find_op(self.graph, first), find_op(self.graph, second))
 
     def causes_ns(self) -> dict[str, float]:
         """Time of the step's gap by cause, the largest first."""

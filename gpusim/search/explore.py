@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from gpusim.defaults import DEFAULT_BUDGET_S as DEFAULT_BUDGET_S
@@ -20,7 +21,7 @@ from gpusim.hardware.model import HardwareModel
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition
-from gpusim.plan.schedule import Schedule, check_streams, make_schedule
+from gpusim.plan.schedule import Schedule, check_streams, make_schedule, write_schedule
 from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.policies.base import Assignment
 from gpusim.policies.list_scheduling import list_schedule
@@ -128,6 +129,10 @@ class Explored:
         graph = OpGraph.build(self.trace, self.hardware)
         concluded = _conclude(graph, self.hardware, row, self.sequential_ns, bounds(graph), self.seed)
         return dataclasses.replace(self, best=row, **concluded)
+
+    def save(self, path: str | Path) -> None:
+        """Write the recommended schedule as a file for `gpusim.replay` and `gpusim.simulate`. Raises `OutputError`."""
+        write_schedule(self.schedule, Path(path))
 
     def __repr__(self) -> str:
         where = f"{short_name(self.trace.name)} on {short_name(self.hardware.label)}"
