@@ -21,6 +21,7 @@ import gpusim
 from gpusim.errors import OptionError, ScheduleError, TraceError, UnknownNameError
 from gpusim.hardware.model import load_hardware
 from gpusim.trace.store import write_trace
+from gpusim.units import parse_bytes
 from tests.helpers import Step as Node
 from tests.helpers import kernel, make_trace, wide_trace
 
@@ -238,6 +239,30 @@ def test_memory_limit_takes_bytes_and_sizes(step: gpusim.Step) -> None:
     assert gpusim.explore(step, evaluations=5, memory_limit=2**33).memory_limit_bytes == 2**33
 
 
+@pytest.mark.parametrize(
+    ("text", "bare", "size"),
+    [
+        ("8GiB", 1, 8 * 2**30),
+        ("8 gib", 1, 8 * 2**30),
+        ("1.5KiB", 1, 1536),
+        ("40GB", 1, 40 * 10**9),
+        ("3B", 1, 3),
+        ("400", 2**20, 400 * 2**20),
+        ("519.5", 2**20, 519 * 2**20 + 2**19),
+        ("7", 1, 7),
+        ("2KB", 2**20, 2000),
+    ],
+)
+def test_sizes_are_read_as_they_are_written(text: str, bare: int, size: int) -> None:
+    assert parse_bytes(text, bare) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "8iB", "8 XiB", "-8GiB", "1e9", "8GiB!", "٣GiB", "9" * 30])
+def test_other_text_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        parse_bytes(text)
+
+
 # --- What they refuse ---
 
 
@@ -294,6 +319,42 @@ def test_no_gpu_is_one_line(step: gpusim.Step, best: gpusim.Explored, monkeypatc
         assert "\n" not in str(caught.value)
 
 
+def test_command_line_translates_arguments_into_its_options(tmp_path: Path) -> None:
+    write_trace(wide_trace(), tmp_path / "t.json")
+    for options, message in (
+        (["--streams", "300"], "--streams 300: the number of streams lies between 1 and 128"),
+        (["--budget", "0"], "--budget 0.0: the search takes between 0 and 86400 seconds"),
+        (["--memory", "much"], "--memory much: a size such as 8GiB, or a number of MiB"),
+        (["--memory", "0"], "--memory 0: a size such as 8GiB, or a number of MiB"),
+    ):
+        words = [sys.executable, "-m", "gpusim", "explore", str(tmp_path / "t.json"), *options]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"gpusim: {message}\n"
+
+
+def test_memory_of_the_command_line_takes_sizes_and_mib(tmp_path: Path) -> None:
+    limits = []
+    for size in ("2GiB", "2048"):
+        code = f"""
+import sys
+import gpusim
+run = gpusim.explore
+def noted(*arguments, **options):
+    print(options["memory_limit"])
+    raise gpusim.OptionError("enough")
+gpusim.explore = noted
+sys.argv = ["gpusim", "explore", "googlenet-infer-b1", "--memory", "{size}"]
+from gpusim.cli import cli
+try:
+    cli(standalone_mode=False)
+except gpusim.OptionError:
+    pass
+"""
+        limits.append(fresh(code).strip())
+    assert limits == [str(2 * 2**30)] * 2
+
+
 def test_library_speaks_of_no_options() -> None:
     """A message may name a command with its options, or an option with what it is in Python; no option alone."""
     wrong = []
@@ -343,6 +404,12 @@ def test_every_value_is_short_in_a_terminal_and_a_table_in_a_notebook(step: gpus
         table = value._repr_html_()
         assert table.count("<table>") == table.count("</table>") == 1
         assert len(table) < 20_000
+
+
+def test_values_behind_the_public_ones_are_short_too(step: gpusim.Step) -> None:
+    simulated = gpusim.simulate(step)
+    for value in (step.graph, simulated.timeline.plan):
+        assert len(repr(value)) < 200
 
 
 def test_representations_say_what_a_reader_asks_first() -> None:

@@ -33,10 +33,15 @@ if TYPE_CHECKING:
 
 def _memory(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
     """Bytes of `--memory`; a bare number is MiB."""
+    if text is None:
+        return None
     try:
-        return None if text is None else parse_bytes(text, MIB)
+        size = parse_bytes(text, MIB)
     except ValueError:
-        raise OptionError(f"--memory {text}: a size such as 8GiB, or a number of MiB") from None
+        size = 0
+    if not size:
+        raise OptionError(f"--memory {text}: a size such as 8GiB, or a number of MiB")
+    return size
 
 
 @click.command()
