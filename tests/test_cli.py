@@ -442,7 +442,7 @@ def test_validate_refuses_a_folder_that_cannot_be_made_before_it_looks_for_a_gpu
         assert refused(gpusim("validate", recipe, "-o", wrong)).strip() == expected
     code = "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''; from gpusim.cli import main; main()"
     new = tmp_path / "new" / "results"
-    assert refused(gpusim("validate", recipe, "-o", new, code=code)).startswith("gpusim: no GPU: ")
+    assert refused(gpusim("validate", recipe, "--trust-code", "-o", new, code=code)).startswith("gpusim: no GPU: ")
     assert not new.parent.exists(), "nothing is left of a run that could not begin"
 
 

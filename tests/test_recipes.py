@@ -374,14 +374,14 @@ def test_trace_without_measured_times_fails_before_it_is_replayed(tmp_path: Path
 @pytest.mark.usefixtures("edge")
 def test_folder_for_results_is_made_with_its_parents(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "results"
-    run_recipe(recipe("a"), folder, "c", lambda _: None)
+    run_recipe(recipe("a"), folder, "c", lambda _: None, trust_code=True)
     assert len(list(folder.glob("*.json"))) == 1
 
 
 def test_folder_for_results_that_cannot_be_made_is_found_before_anything_is_captured(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="no folder for the results: "):
-        run_recipe(recipe("a"), tmp_path / "file" / "results", "c", lambda _: None)
+        run_recipe(recipe("a"), tmp_path / "file" / "results", "c", lambda _: None, trust_code=True)
 
 
 def test_error_that_is_not_ours_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
