@@ -18,6 +18,7 @@ from pathlib import Path
 from page import fill
 
 from gpusim.hardware.model import load_hardware
+from gpusim.plan.graph import OpGraph
 from gpusim.search.explore import explore
 from gpusim.search.searches import LISTS_SHARE
 from gpusim.trace.store import load_trace
@@ -67,7 +68,11 @@ def run(name: str, seed: int, evaluations: int) -> Progress:
                 points.append((share * evaluations, time.perf_counter() - begin[0], best_ns))
 
     found = explore(
-        load_trace(name), load_hardware(HARDWARE), budget_s=3600.0, seed=seed, evaluations=evaluations, report=report
+        OpGraph.build(load_trace(name), load_hardware(HARDWARE)),
+        budget_s=3600.0,
+        seed=seed,
+        evaluations=evaluations,
+        report=report,
     )
     policy_ns = min(row.makespan_ns for row in found.rows if row.policy != "search")
     searched_ns = min(row.makespan_ns for row in found.rows)

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from gpusim.search.explain import Explained
     from gpusim.search.explore import Explored
     from gpusim.search.limits import Limits
+    from gpusim.search.simulation import Simulated
     from gpusim.search.verdict import Verdict
-    from gpusim.search.whatif import Simulated
     from gpusim.step import Step, load
     from gpusim.trace.schema import Trace
 
@@ -127,7 +127,7 @@ _DEFINED_IN = {
     "gpusim.search.explore": ("Explored",),
     "gpusim.search.limits": ("Limits",),
     "gpusim.search.verdict": ("Verdict",),
-    "gpusim.search.whatif": ("Simulated",),
+    "gpusim.search.simulation": ("Simulated",),
     "gpusim.step": ("Step", "load"),
     "gpusim.trace.schema": ("Trace",),
 }

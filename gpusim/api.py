@@ -33,18 +33,16 @@ from gpusim.step import Step, as_step, load
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces
 from gpusim.units import format_ns, parse_bytes
-from gpusim.version import __version__
 
 if TYPE_CHECKING:
     from gpusim.plan.measurement import Measurement
     from gpusim.plan.partitions import Partition
     from gpusim.plan.schedule import Schedule
     from gpusim.plan.tasks import LaunchMode
-    from gpusim.policies.base import Assignment
     from gpusim.search.explain import Explained
     from gpusim.search.explore import Explored, Row
     from gpusim.search.limits import Limits
-    from gpusim.search.whatif import Simulated
+    from gpusim.search.simulation import Simulated
 
 AnyStep = Step | Trace | str | Path
 Progress = Callable[[str, float, int], None]
@@ -112,8 +110,7 @@ def explore(
         partitions = parse_splits(partitions, streams, step.hardware.limits.sms)
     with step.naming():
         return run(
-            step.trace,
-            step.hardware,
+            step.graph,
             streams=streams,
             budget_s=budget_s,
             seed=seed,
@@ -144,15 +141,15 @@ def simulate(
     """
     from gpusim.engine.base import engine_by_name
     from gpusim.engine.compiled.warm import COMPILING, needs_compiling
-    from gpusim.search.whatif import simulate as run
+    from gpusim.search.simulation import simulate as run
 
     step = as_step(step)
     mode, runs = launch_mode(launch), engine_by_name(engine)
-    policy, assignment = _assignment_of(step, schedule, streams, progress)
+    chosen = resolve_schedule(step, schedule, streams, progress)
     if progress is not None and engine == "fast" and needs_compiling():
         progress(COMPILING, 0.0, 0)
     with step.naming():
-        return run(step.graph, policy, streams, mode, runs, assignment)
+        return run(step.graph, chosen, mode, runs)
 
 
 def explain(
@@ -170,7 +167,7 @@ def explain(
     from gpusim.search.explain import explain as run
 
     simulated = simulate(step, schedule, streams=streams, launch=launch, progress=progress)
-    graph = simulated.chosen
+    graph = simulated.ran
     return run(graph, simulated.timeline, graph.hardware)
 
 
@@ -184,7 +181,7 @@ def limits(step: AnyStep, *, streams: int = DEFAULT_STREAMS, progress: Progress 
     step = as_step(step)
     check_streams(streams)
     with step.naming():
-        return run(step.trace, step.hardware, streams=streams, report=progress or _ignore)
+        return run(step.graph, streams=streams, report=progress or _ignore)
 
 
 @dataclass(frozen=True, repr=False)
@@ -241,8 +238,8 @@ def whatif(
     `"LAYER OPERATOR"` how many times as fast it becomes. `launch` is that of the changed step; the baseline is one CUDA
     graph. A policy's schedule is made again for the changed GPU. Raises `OptionError`, `UnknownNameError`.
     """
-    from gpusim.search.whatif import Change, changed_graph
-    from gpusim.search.whatif import simulate as run
+    from gpusim.search.simulation import simulate as run
+    from gpusim.search.whatif import Change, changed_graph, policy_schedule
     from gpusim.trace.op_names import find_ops
 
     step = as_step(step)
@@ -251,11 +248,12 @@ def whatif(
     speeds = {op: speed for name, speed in faster for op in find_ops(step.trace, name)}
     change = Change(sms, bandwidth, launch_cost, contention, queues, speeds)
     baseline = simulate(step, schedule, streams=streams)
-    graph = baseline.chosen
     with step.naming():
-        changed = changed_graph(graph, change)
-        fixed = None if is_policy(schedule) else replace(baseline.assignment, variants=())
-        return WhatIf(baseline, run(changed, baseline.policy, streams, mode, assignment=fixed))
+        changed = changed_graph(baseline.ran, change)
+        again = replace(baseline.schedule, variants=())
+        if is_policy(schedule) and schedule != RECOMMENDED:
+            again = policy_schedule(changed, str(schedule), streams)
+        return WhatIf(baseline, run(changed, again, mode))
 
 
 def replay(
@@ -279,15 +277,14 @@ def replay(
     check_seed(seed)
     step = as_step(step)
     check_replay(step, trust_code)
-    document = resolve_schedule(step, schedule, streams)
+    chosen = resolve_schedule(step, schedule, streams)
     with needs_torch():
         from gpusim.runtime.replay import replay as run
         from gpusim.runtime.replay import require_equal
 
     (measurement,) = run(
-        step.trace,
-        [document],
-        step.hardware,
+        step.graph,
+        [chosen],
         command=command or "gpusim.replay",
         seed=seed,
         say=say or _ignore,
@@ -304,7 +301,7 @@ def write_perfetto(simulated: Simulated, path: str | Path) -> None:
     from gpusim.report.perfetto import write_perfetto as write
 
     title = f"simulated: {simulated.policy}, {simulated.streams} streams"
-    write(Path(path), [run_from_timeline(simulated.recorded, simulated.chosen.trace, title, simulated.graph.hardware)])
+    write(Path(path), [run_from_timeline(simulated.recorded, simulated.ran.trace, title, simulated.graph.hardware)])
 
 
 def calibrate(
@@ -439,30 +436,6 @@ def _ignore(*_: object) -> None:
     """Nobody wants to know."""
 
 
-def _assignment_of(
-    step: Step, schedule: str | Path | Schedule, streams: int, progress: Progress | None
-) -> tuple[str, Assignment]:
-    """The policy's name and the schedule itself."""
-    from gpusim.plan.schedule import Schedule as ScheduleValue
-    from gpusim.plan.schedule import check_partitions, check_schedule, chosen_variants, read_schedule
-    from gpusim.policies.base import Assignment
-    from gpusim.search.explore import assignment_of
-
-    check_schedule_arguments(schedule, streams)
-    if is_policy(schedule):
-        return assignment_of(step.graph, step.hardware, str(schedule), streams, progress or _ignore)
-    file = "schedule"
-    if not isinstance(schedule, ScheduleValue | str | Path):
-        raise OptionError(f"{type(schedule).__name__} is no schedule: give a policy's name, a file or a Schedule")
-    if isinstance(schedule, str | Path):
-        file = str(schedule)
-        schedule = read_schedule(Path(schedule))
-    order, placed = check_schedule(schedule, step.trace, step.graph.preds, file)
-    check_partitions(schedule, step.graph.hardware, file)
-    variants = chosen_variants(schedule, step.trace, file)
-    return schedule.policy, Assignment(tuple(order), tuple(placed), variants, schedule.partitions)
-
-
 def resolve_schedule(
     step: AnyStep, schedule: str | Path | Schedule, streams: int = DEFAULT_STREAMS, progress: Progress | None = None
 ) -> Schedule:
@@ -470,16 +443,16 @@ def resolve_schedule(
 
     Raises `ScheduleError`, `UnknownNameError`, and `OptionError` for the number of streams.
     """
-    from gpusim.plan.schedule import make_schedule
+    from gpusim.plan.schedule import Schedule as ScheduleValue
+    from gpusim.plan.schedule import read_schedule
+    from gpusim.search.explore import schedule_of
 
     step = as_step(step)
-    policy, found = _assignment_of(step, schedule, streams, progress)
-    return make_schedule(
-        step.trace,
-        found.order,
-        found.streams,
-        policy=policy,
-        made_by=f"gpusim {__version__}",
-        variants=found.variants,
-        partitions=found.partitions,
-    )
+    check_schedule_arguments(schedule, streams)
+    if is_policy(schedule):
+        return schedule_of(step.graph, str(schedule), streams, progress or _ignore)
+    if isinstance(schedule, str | Path):
+        return read_schedule(Path(schedule), step.graph)
+    if not isinstance(schedule, ScheduleValue):
+        raise OptionError(f"{type(schedule).__name__} is no schedule: give a policy's name, a file or a Schedule")
+    return schedule.check(step.graph)

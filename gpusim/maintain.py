@@ -148,18 +148,15 @@ def write_measurement(measurement: Measurement, path: Path) -> None:
 
 def write_side_by_side(step: Step, schedule: Schedule, path: Path, seed: int, measurement: Measurement) -> None:
     """Simulated and measured timeline of one schedule in one Perfetto file, with its measurement. Needs a GPU."""
-    from gpusim.plan.schedule import check_schedule
     from gpusim.report.perfetto import run_from_kineto, run_from_timeline, write_perfetto
 
     with needs_torch():
         from gpusim.runtime.timeline import measured_events
     simulated = simulate(step, schedule)
-    order, streams = check_schedule(schedule, step.trace, step.graph.preds)
-    variants, partitions = simulated.assignment.variants, simulated.assignment.partitions
-    events = measured_events(step.trace, order, streams, seed, variants=variants, partitions=partitions)
-    title = f"{schedule.policy}, {schedule.streams} streams"
+    events = measured_events(step.graph, schedule, seed)
+    title = f"{schedule.policy}, {schedule.stream_count} streams"
     runs = [
-        run_from_timeline(simulated.recorded, simulated.chosen.trace, f"simulated: {title}", step.hardware),
+        run_from_timeline(simulated.recorded, simulated.ran.trace, f"simulated: {title}", step.hardware),
         run_from_kineto(events, f"measured (profiled replay): {title}"),
     ]
     write_perfetto(path, runs, measurement)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
+from gpusim.plan.graph import OpGraph
 from gpusim.recipes.again import trace_files
 from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step, search_files
 from gpusim.report.limits_table import print_limits
@@ -59,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-picture", action="store_true", help="only the numbers")
     options = parser.parse_args()
-    found = limits(load_trace(EXAMPLE), load_hardware(HARDWARE))
+    found = limits(OpGraph.build(load_trace(EXAMPLE), load_hardware(HARDWARE)))
     page = with_part(PAGE.read_text("utf-8"), "example", f"```\n{printed(found)}\n```")
     results = newest_of_each_step(search_files(RESULTS))
     names = " and ".join(f"`validate/results/{path.name}`" for path, of_file in results.items() if of_file)

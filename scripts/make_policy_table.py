@@ -62,7 +62,7 @@ def predict(trace: str) -> Row:
             begin = time.process_time()
             made = policy(graph, count)
             seconds.append(time.process_time() - begin)
-            plan = lower(graph, made.order, made.streams)
+            plan = lower(graph, made)
             times.append((engine.run(plan, graph.hardware).makespan_ns, count))
         best[policy.name] = min(times)
         if policy.slow:

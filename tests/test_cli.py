@@ -18,7 +18,7 @@ import pytest
 from gpusim.cli import cli, main
 from gpusim.files import write_bytes
 from gpusim.hardware.model import bundled_hardware, load_hardware
-from gpusim.plan.schedule import MAX_STREAMS, read_schedule
+from gpusim.plan.schedule import MAX_STREAMS, read_schedule_document
 from gpusim.trace.store import write_trace
 from tests.helpers import chain_trace, wide_trace
 
@@ -170,7 +170,7 @@ def test_explored_schedule_simulates_to_what_explore_predicted(trace: Path, tmp_
     schedule = tmp_path / "best.json"
     best = document(run("explore", trace, *QUICK, "-o", schedule, "--json"))["best"]
     found = document(run("simulate", trace, "--schedule", schedule, "--json"))
-    assert found["makespan_ns"] == read_schedule(schedule).predicted_ns == best["makespan_ns"]
+    assert found["makespan_ns"] == read_schedule_document(schedule).predicted_ns == best["makespan_ns"]
     assert found["policy"] == best["policy"]
 
 

@@ -103,8 +103,8 @@ def test_readme_shows_what_explore_prints() -> None:
     assert set(explored) <= set(shown)
     found = {}
     for policy, make in explored.items():
-        assignment = make(graph, shown[policy][0])
-        timeline = ReferenceEngine().run(lower(graph, assignment.order, assignment.streams), graph.hardware, False)
+        schedule = make(graph, shown[policy][0])
+        timeline = ReferenceEngine().run(lower(graph, schedule), graph.hardware, False)
         found[policy] = timeline.makespan_ns
     assert {policy: shown[policy][1] for policy in explored} == dict(
         zip(found, format_times_ns(found.values()), strict=True)

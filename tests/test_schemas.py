@@ -16,10 +16,10 @@ import pytest
 from gpusim.errors import FileError
 from gpusim.files import decode_document
 from gpusim.hardware.model import bundled_hardware
-from gpusim.plan.schedule import check_schedule
+from gpusim.plan.schedule import Schedule
 from gpusim.schemas import KINDS, schema_file, schema_of, schema_text, structs_of
-from gpusim.trace.dependencies import dependencies
 from gpusim.trace.store import parse_trace
+from tests.helpers import build_graph
 
 DOCS = Path(__file__).parent.parent / "docs"
 DOC_OF = {"trace": "trace_format.md", "schedule": "schedule_format.md", "measurement": "schedule_format.md"}
@@ -89,7 +89,8 @@ def read(kind: str, data: bytes) -> Any:
 
 def test_examples_can_be_read_and_belong_together() -> None:
     trace, schedule, measurement = (read(kind, msgspec.json.encode(example(kind))) for kind in DOC_OF)
-    assert check_schedule(schedule, trace, dependencies(trace)) == ([0, 1, 2], [0, 1, 0])
+    value = Schedule.from_document(schedule, build_graph(trace))
+    assert (value.order, value.streams) == ((0, 1, 2), (0, 1, 0))
     assert measurement.trace_hash == schedule.trace_hash
     assert measurement.trace == schedule.trace == trace.name
 

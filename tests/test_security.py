@@ -30,7 +30,7 @@ from gpusim.runtime.replay import replay, trial_ns
 from gpusim.runtime.tensors import lies_in_storage
 from gpusim.trace.schema import Op, Storage, Tensor, TensorInit, Trace, Variant, VariantSettings
 from gpusim.trace.store import write_trace
-from tests.helpers import chain_trace, kernel
+from tests.helpers import build_graph, chain_trace, kernel
 from tests.networks import CPU, on_cpu
 
 ROOT = Path(__file__).parent.parent
@@ -523,8 +523,8 @@ def test_trace_of_the_inductor_front_end_runs_only_if_it_is_trusted(tmp_path: Pa
     write_trace(trace, path)
     hardware = load_hardware("h200")
     for refused in (
-        lambda: replay(trace, [], hardware),
-        lambda: trial_ns(trace, [], hardware),
+        lambda: replay(build_graph(trace, hardware), []),
+        lambda: trial_ns(build_graph(trace, hardware), []),
     ):
         with pytest.raises(TrustError, match="front end 'inductor' runs the code in it"):
             refused()

@@ -28,6 +28,7 @@ from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
 
 if TYPE_CHECKING:
+    from gpusim.plan.graph import OpGraph
     from gpusim.search.explore import Explored
 
 SCHEMA: Final = "gpusim-kept/1"
@@ -42,7 +43,7 @@ QUICK_BUDGET_S = 60.0
 #: That question, as explorations are kept under it.
 QUICK = (QUICK_EVALUATIONS, QUICK_BUDGET_S)
 #: Fields of an exploration that are in no file: they are those of the question.
-ASKED = ("trace", "hardware")
+ASKED = ("graph",)
 
 
 class Kept(Document, frozen=True, kw_only=True):
@@ -115,7 +116,7 @@ def save(choice: Choice, explored: Explored, breakdown: Breakdown, *question: ob
             old.unlink(missing_ok=True)
 
 
-def restore(kept: Kept, choice: Choice) -> Explored | None:
+def restore(kept: Kept, graph: OpGraph) -> Explored | None:
     """The exploration itself; None where the file is not what `save` writes."""
     from gpusim.search.explore import Explored
 
@@ -124,14 +125,14 @@ def restore(kept: Kept, choice: Choice) -> Explored | None:
     kind = msgspec.defstruct("KeptExplored", [*types.items(), ("best_row", int)], forbid_unknown_fields=True)
     try:
         found: Any = msgspec.json.decode(kept.explored, type=kind)
-        ops = set(range(len(choice.trace.ops)))
-        if any(set(row.assignment.order) != ops or len(row.assignment.streams) != len(ops) for row in found.rows):
+        ops = set(range(len(graph)))
+        if any(set(row.schedule.order) != ops or len(row.schedule.streams) != len(ops) for row in found.rows):
             return None
         best = found.rows[found.best_row]
     except (msgspec.MsgspecError, IndexError):
         return None
     fields = {name: getattr(found, name) for name in types}
-    return Explored(trace=choice.trace, hardware=choice.hardware, best=best, **fields)
+    return Explored(graph=graph, best=best, **fields)
 
 
 @cached

@@ -8,9 +8,10 @@ from gpusim.engine.base import Timeline, engine_by_name
 from gpusim.errors import GpusimError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import LaunchMode
 from gpusim.policies import DEFAULT_POLICY, RECOMMENDED
-from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.report.breakdown import Breakdown, breakdown
 from gpusim.report.results import Results, read_all_results
@@ -19,6 +20,7 @@ from gpusim.search import whatif
 from gpusim.search.explore import Explored, explore
 from gpusim.search.limits import Limits, limits
 from gpusim.search.searches import SEARCH
+from gpusim.search.simulation import Simulated, simulate
 from gpusim.trace.schema import Trace
 from gpusim.units import counted
 from gpusim_dashboard import kept
@@ -66,11 +68,10 @@ def quick_of(choice: Choice) -> Explored:
 @cached
 def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> Explored:
     before = kept.load(_choice, *kept.QUICK)
-    found = kept.restore(before, _choice) if before is not None else None
+    found = kept.restore(before, graph_of(_choice)) if before is not None else None
     if found is None:
         found = explore(
-            _choice.trace,
-            _choice.hardware,
+            graph_of(_choice),
             streams=streams,
             budget_s=kept.QUICK_BUDGET_S,
             evaluations=kept.QUICK_EVALUATIONS,
@@ -87,7 +88,7 @@ class Shown:
     """A policy's name, or that of a search."""
     streams: int
     """What the policy was given."""
-    assignment: Assignment
+    schedule: Schedule
     recommended: bool
 
     @property
@@ -98,7 +99,7 @@ class Shown:
     @property
     def used(self) -> int:
         """Streams in use."""
-        return max(self.assignment.streams, default=0) + 1
+        return self.schedule.stream_count
 
     @property
     def words(self) -> list[str]:
@@ -107,14 +108,14 @@ class Shown:
             return ["--schedule", SCHEDULE_FILE]
         return ["--policy", self.policy, "--streams", str(self.streams)]
 
-    def fixed_on(self, graph: OpGraph) -> tuple[OpGraph, Assignment | None]:
+    def fixed_on(self, graph: OpGraph) -> tuple[OpGraph, Schedule | None]:
         """For what-if questions: the graph with the kernels it runs, and the schedule itself where it is no policy's.
 
         Kernels chosen from variants count as captured there, so that a change applies to them.
         """
         if not self.searched:
             return graph, None
-        return graph.choosing(self.assignment.variants), replace(self.assignment, variants=())
+        return graph.choosing(self.schedule.variants), replace(self.schedule, variants=())
 
     @property
     def label(self) -> str:
@@ -127,27 +128,27 @@ def shown_of(choice: Choice) -> Shown:
     if choice.policy in (RECOMMENDED, SEARCH):
         explored = explored_of(choice)
         row = explored.best if choice.policy == RECOMMENDED else explored.best_of(SEARCH)
-        return Shown(row.policy, row.streams, row.assignment, choice.policy == RECOMMENDED)
-    assignment = _assignment(choice.content, choice.hardware.name, choice.policy, choice.streams, graph_of(choice))
-    return Shown(choice.policy, choice.streams, assignment, False)
+        return Shown(row.policy, row.streams, row.schedule, choice.policy == RECOMMENDED)
+    schedule = _schedule(choice.content, choice.hardware.name, choice.policy, choice.streams, graph_of(choice))
+    return Shown(choice.policy, choice.streams, schedule, False)
 
 
 @cached
-def _assignment(content: str, hardware: str, policy: str, streams: int, _graph: OpGraph) -> Assignment:
+def _schedule(content: str, hardware: str, policy: str, streams: int, _graph: OpGraph) -> Schedule:
     return POLICIES[policy](_graph, streams)
 
 
-def timeline_of(choice: Choice, assignment: Assignment, mode: LaunchMode = "graph") -> Timeline:
+def timeline_of(choice: Choice, schedule: Schedule, mode: LaunchMode = "graph") -> Timeline:
     """A timeline with all that the reference engine records."""
-    return _timeline(choice.content, choice.hardware.name, assignment, mode, graph_of(choice))
+    return _timeline(choice.content, choice.hardware.name, schedule, mode, graph_of(choice))
 
 
 @cached
-def _timeline(content: str, hardware: str, assignment: Assignment, mode: LaunchMode, _graph: OpGraph) -> Timeline:
-    return engine_by_name("reference").run(assignment.lowered(_graph, mode), _graph.hardware)
+def _timeline(content: str, hardware: str, schedule: Schedule, mode: LaunchMode, _graph: OpGraph) -> Timeline:
+    return engine_by_name("reference").run(lower(_graph, schedule, mode), _graph.hardware)
 
 
-def baseline_of(choice: Choice, mode: LaunchMode) -> whatif.Simulated:
+def baseline_of(choice: Choice, mode: LaunchMode) -> Simulated:
     """The what-if page's baseline: `gpusim simulate`."""
     shown = shown_of(choice)
     graph, fixed = shown.fixed_on(graph_of(choice))
@@ -163,10 +164,10 @@ def _baseline(
     streams: int,
     mode: LaunchMode,
     fixed: int,
-    _fixed: Assignment | None,
+    _fixed: Schedule | None,
     _graph: OpGraph,
-) -> whatif.Simulated:
-    return whatif.simulate(_graph, policy, streams, mode, assignment=_fixed)
+) -> Simulated:
+    return simulate(_graph, _fixed or whatif.policy_schedule(_graph, policy, streams), mode)
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class Question:
         return whatif.Change(self.sms, self.bandwidth, self.launch_cost, 1.0, self.queues, {self.op: self.speed})
 
 
-def answer_of(choice: Choice, question: Question, graph: OpGraph) -> whatif.Simulated:
+def answer_of(choice: Choice, question: Question, graph: OpGraph) -> Simulated:
     """The changed step; `graph` is that of the question's trace and GPU."""
     shown = shown_of(choice)
     # A searched schedule belongs to one step and is no rule that would give another: elsewhere a policy stands in.
@@ -206,21 +207,22 @@ def _answer(
     policy: str,
     asked: str,
     fixed: int,
-    _fixed: Assignment | None,
+    _fixed: Schedule | None,
     _question: Question,
     _graph: OpGraph,
-) -> whatif.Simulated:
+) -> Simulated:
     changed = whatif.changed_graph(_graph, _question.change)
-    return whatif.simulate(changed, policy, _question.streams, _question.mode, assignment=_fixed)
+    schedule = _fixed or whatif.policy_schedule(changed, policy, _question.streams)
+    return simulate(changed, schedule, _question.mode)
 
 
-def sensitivities_of(choice: Choice, question: Question, base: whatif.Simulated) -> Sensitivities:
+def sensitivities_of(choice: Choice, question: Question, base: Simulated) -> Sensitivities:
     """The tornado's rows for an answer."""
-    return _sensitivities(choice.content, base.policy, repr(question), hash(base.assignment), base)
+    return _sensitivities(choice.content, base.policy, repr(question), hash(base.schedule), base)
 
 
 @cached
-def _sensitivities(content: str, policy: str, asked: str, assignment: int, _base: whatif.Simulated) -> Sensitivities:
+def _sensitivities(content: str, policy: str, asked: str, schedule: int, _base: Simulated) -> Sensitivities:
     return whatif.sensitivities(_base)
 
 
@@ -237,7 +239,7 @@ def limits_of(choice: Choice) -> Limits:
 
 @cached
 def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> Limits:
-    return limits(_choice.trace, _choice.hardware, streams=streams)
+    return limits(graph_of(_choice), streams=streams)
 
 
 @cached

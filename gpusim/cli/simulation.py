@@ -194,7 +194,7 @@ def simulate(
 
         figure = timeline_figure(
             simulated.recorded,
-            simulated.chosen.trace,
+            simulated.ran.trace,
             simulated.graph.hardware,
             title=title,
             measured=measured.run if measured else None,

@@ -1,4 +1,4 @@
-"""Lowering: trace + schedule -> plan."""
+"""Lowering: step + schedule -> plan."""
 
 from __future__ import annotations
 
@@ -6,36 +6,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.partitions import Partition, in_partition, lay_out
+from gpusim.plan.partitions import in_partition, lay_out
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Buffer, LaunchMode, Plan, Task
 from gpusim.trace.schema import Op, Tensor
 
 
-def lower(
-    graph: OpGraph,
-    order: Sequence[int],
-    streams: Sequence[int],
-    mode: LaunchMode = "graph",
-    *,
-    variants: Sequence[int] = (),
-    partitions: Sequence[Partition] = (),
-    memory: bool = True,
-) -> Plan:
-    """The plan that runs the ops in launch order `order`, op i in stream `streams[i]`.
+def lower(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", *, memory: bool = True) -> Plan:
+    """The plan that runs a schedule of a step, in one CUDA graph or kernel by kernel.
 
     Ops without kernels (views) take no GPU time: they hand their dependencies on. Kernels of one op follow each other.
     Without `memory` the plan has no buffers: enough where nobody asks for its memory.
-    `variants` are as for `OpGraph.choosing`. The arguments must be legal (`check_schedule`). Raises `PlanError` for
-    partitions that the GPU cannot have.
+    The schedule must be legal (`Schedule.check`). Raises `PlanError` for partitions that the GPU cannot have.
     """
-    graph = graph.choosing(variants)
+    graph = graph.choosing(schedule.variants)
+    streams, partitions = schedule.streams, schedule.partitions
     named = (stream for partition in partitions for stream in partition.streams)
     layout = lay_out(partitions, max((*streams, *named), default=0) + 1, graph.hardware.limits.sms)
     tasks: list[Task] = []
     ends: dict[int, tuple[int, ...]] = {}  # op -> last tasks to wait for
     tasks_of: dict[int, list[int]] = {}
     host_ns = 0.0
-    for op in order:
+    for op in schedule.order:
         waits = tuple(sorted({task for before in graph.preds[op] for task in ends[before]}))
         host_ns += graph.trace.ops[op].host_ns
         if not graph.tasks[op]:

@@ -56,8 +56,9 @@ from gpusim.engine.compiled.stages import (
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Plan, Task
-from gpusim.policies.base import Assignment, spread_views
+from gpusim.policies.base import spread_views
 from gpusim.policies.dag import bits
 from gpusim.policies.ios_blocks import Units, blocks_of, narrowest, units_of
 
@@ -82,10 +83,10 @@ StageCost = Callable[[Sequence[Sequence[Task]], HardwareModel], float]
 """Time of a stage in ns, barrier included, from the tasks of its groups."""
 
 
-def ios(graph: OpGraph, streams: int) -> Assignment:
+def ios(graph: OpGraph, streams: int) -> Schedule:
     """Stages in order; the groups of each on streams of their own."""
     if streams == 1:
-        return Assignment(tuple(range(len(graph))), (0,) * len(graph))
+        return Schedule.in_recorded_order(len(graph))
     units = units_of(graph)
     order: list[int] = []
     stream_of: dict[int, int] = {}

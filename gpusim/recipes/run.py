@@ -28,7 +28,6 @@ from gpusim.recipes.steps import (
     capture_case,
     measure_pairs_of,
     replay_chosen,
-    replayed_schedule,
     result_case,
 )
 from gpusim.report.pairs import write_pairs
@@ -147,7 +146,7 @@ class _Run:
         for measurement, schedule, peak in zip(measured, chosen.schedules, chosen.peaks, strict=True):
             row = result_case(case, trace, chosen, measurement, peak)
             self.rows.append(row)
-            self.replayed.append(replayed_schedule(trace, schedule, measurement))
+            self.replayed.append(ReplayedSchedule.of(trace, schedule, measurement))
             self.say(f"{row.trace} {row.policy} {row.streams}: {row.speedup:.2f}x, prediction error {row.error:+.1%}")
         gpu = measured[0].gpu
         self.results = Results(

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from gpusim.errors import CaptureError
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import plan_sync
 from gpusim.runtime.allowlist import check_operators
 from gpusim.runtime.compare import NOT_FINITE, Results, errors
@@ -102,7 +103,7 @@ def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None
     issue_ns = host_times(runner, state, releases)
     host_ns = paced(trace, issue_ns, eager.pace)
     n = len(trace.ops)
-    gpu = gpu_facts(GraphRecorder(runner, dependencies(trace)).record(range(n), [0] * n).replay)
+    gpu = gpu_facts(GraphRecorder(runner, dependencies(trace)).record(Schedule.in_recorded_order(n), warm=True).replay)
     state.restore()
     say("profiling its kernels")
     profile = profile_ops(runner, state, releases, sum(issue_ns))  # issued one by one again, not at the eager pace
@@ -136,8 +137,9 @@ def time_sequential(trace: Trace, seed: int) -> Timing:
     runner.bind(make_initial(trace, device, seed).tensors)
     recorder = GraphRecorder(runner, dependencies(trace))
     n = len(trace.ops)
-    recorder.record(range(n), [0] * n)
-    return time_typical({"graph": lambda: recorder.record(range(n), [0] * n, warm=False)})["graph"]
+    alone = Schedule.in_recorded_order(n)
+    recorder.record(alone, warm=True)
+    return time_typical({"graph": lambda: recorder.record(alone)})["graph"]
 
 
 def build_step(options: CaptureOptions, device: torch.device) -> Step:

@@ -7,12 +7,11 @@ import time
 from collections.abc import Collection, Sequence
 
 from gpusim.errors import GpusimError
-from gpusim.hardware.model import HardwareModel
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition
 from gpusim.search.explore import Explored, Row, explore
 from gpusim.search.interrupt import interrupt_thread
 from gpusim.search.searches import SEARCHED
-from gpusim.trace.schema import Trace
 
 
 class Exploration:
@@ -24,8 +23,7 @@ class Exploration:
 
     def __init__(
         self,
-        trace: Trace,
-        hardware: HardwareModel,
+        graph: OpGraph,
         *,
         streams: int,
         budget_s: float,
@@ -49,8 +47,8 @@ class Exploration:
         # A daemon: a page that nobody looks at any more must not keep the server from ending.
         self._thread = threading.Thread(
             target=self._run,
-            args=(trace, hardware, streams, budget_s, evaluations, seed, policies, splits),
-            name=f"explore {trace.name}",
+            args=(graph, streams, budget_s, evaluations, seed, policies, splits),
+            name=f"explore {graph.trace.name}",
             daemon=True,
         )
 
@@ -84,8 +82,7 @@ class Exploration:
 
     def _run(
         self,
-        trace: Trace,
-        hardware: HardwareModel,
+        graph: OpGraph,
         streams: int,
         budget_s: float,
         evaluations: int | None,
@@ -95,8 +92,7 @@ class Exploration:
     ) -> None:
         try:
             self.result = explore(
-                trace,
-                hardware,
+                graph,
                 streams=streams,
                 budget_s=budget_s,
                 seed=seed,

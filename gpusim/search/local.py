@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment, work_order
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import work_order
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.list_scheduling import MIN_SHARE
 
@@ -39,7 +40,7 @@ SWITCH_SHARE = 0.1
 class Candidate:
     """A schedule the search looked at, with the makespan that the list scheduler saw."""
 
-    assignment: Assignment
+    schedule: Schedule
     streams: int
     makespan_ns: float
 
@@ -157,7 +158,7 @@ class _Search:
         for each in self.best:
             settings = each.settings
             made = self.lists.schedule(settings.streams, settings.priority, settings.share)
-            found.append(Candidate(made.assignment, settings.streams, made.makespan_ns))
+            found.append(Candidate(made.schedule, settings.streams, made.makespan_ns))
         return tuple(found)
 
 

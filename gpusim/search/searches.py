@@ -13,7 +13,7 @@ from typing import Any
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule
 from gpusim.search.bounds import Bounds
 from gpusim.search.choices import search_partitions, search_variants
 from gpusim.search.local import local_search
@@ -63,7 +63,7 @@ NOTHING_FOUND = Found(Refined((), (), (), 0, False), None, (), (), 0, False)
 
 def search_all(
     graph: OpGraph,
-    made: list[Assignment],
+    made: list[Schedule],
     streams: int,
     budget_s: float,
     seed: int,
@@ -95,7 +95,7 @@ def search_all(
 
     lower_ns = bound.largest[0]
     lists = local_search(graph, streams, lower_bound_ns=lower_ns, **part(0.0, LISTS_SHARE))
-    seeds = [*made, *(candidate.assignment for candidate in lists.candidates)]
+    seeds = [*made, *(candidate.schedule for candidate in lists.candidates)]
     half = streams // 2 if streams >= LEAST_HALVED else 0
     few = [each for each in seeds if max(each.streams, default=0) < half]
     wide = 1.0 - NARROW_SHARE if half else 1.0
@@ -113,20 +113,20 @@ def search_all(
     common = refine(graph, seeds, streams, lower_bound_ns=lower_ns, **first)
     spent, interrupted = lists.evaluations + common.evaluations, lists.interrupted or common.interrupted
     narrow: list[tuple[str, Refined]] = []
-    few_found: Sequence[Assignment] = ()
+    few_found: Sequence[Schedule] = ()
     if half and not interrupted:
         narrow.append((SEARCH, refine(graph, few, half, lower_bound_ns=lower_ns, **second)))
-        few_found = narrow[0][1].assignments
+        few_found = narrow[0][1].schedules
         spent, interrupted = spent + narrow[0][1].evaluations, narrow[0][1].interrupted
-    if kinds == 1 or interrupted or not common.assignments:
+    if kinds == 1 or interrupted or not common.schedules:
         return Found(common, None, (), narrow, spent, interrupted)
     share = (1.0 - COMMON_SHARE) / kinds
-    plain = refine(graph, common.assignments, streams, lower_bound_ns=lower_ns, **limited(COMMON_SHARE, share))
+    plain = refine(graph, common.schedules, streams, lower_bound_ns=lower_ns, **limited(COMMON_SHARE, share))
     found: list[Refined] = [plain]
     variants = None
     if varied and not plain.interrupted:
         begin = COMMON_SHARE + share
-        variants = search_variants(graph, common.assignments, streams, **limited(begin, share * wide))
+        variants = search_variants(graph, common.schedules, streams, **limited(begin, share * wide))
         found.append(variants)
         if few_found and not variants.interrupted:
             rest_of_it = limited(begin + share * wide, share * (1.0 - wide))
@@ -134,7 +134,7 @@ def search_all(
             narrow.append((VARIANTS, found[-1]))
     parted: list[Refined] = []
     if splits and not any(each.interrupted for each in found):
-        parted = search_partitions(graph, common.assignments, splits, **limited(1.0 - share, share))
+        parted = search_partitions(graph, common.schedules, splits, **limited(1.0 - share, share))
         found += parted
     spent += sum(each.evaluations for each in found)
     return Found(plain, variants, parted, narrow, spent, any(each.interrupted for each in found))

@@ -11,29 +11,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TypeVar
 
 import msgspec
 
-from gpusim.engine.base import DEFAULT_ENGINE, Engine, Timeline, engine_by_name
+from gpusim.engine.base import DEFAULT_ENGINE, Engine, engine_by_name
 from gpusim.errors import OptionError
 from gpusim.hardware.model import GraphCosts, HardwareModel, StreamCosts, measure_of
 from gpusim.hardware.occupancy import kernel_demand
-from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
-from gpusim.plan.schedule import check_streams
-from gpusim.plan.tasks import LaunchMode, Plan, Task
+from gpusim.plan.schedule import Schedule, check_streams
+from gpusim.plan.tasks import Plan, Task
 from gpusim.plan.traffic import arithmetic
-from gpusim.policies.base import Assignment
+from gpusim.policies import DEFAULT_POLICY
 from gpusim.policies.fast_lists import FastLists
-from gpusim.policies.registry import POLICIES, policy_by_name
-from gpusim.search.bounds import Bounds, bounds
+from gpusim.policies.registry import policy_by_name
+from gpusim.search.simulation import Simulated
 from gpusim.trace.op_names import full_label
 from gpusim.trace.op_names import op_label as op_label  # the dashboard's
 from gpusim.trace.schema import Op, Trace
-from gpusim.units import counted, format_bytes, format_ns
 
 SectionT = TypeVar("SectionT", GraphCosts, StreamCosts)
 
@@ -77,92 +74,16 @@ class Change:
                 raise OptionError(f"what-if: {count} {name}: at least 1")
 
 
-@dataclass(frozen=True, repr=False)
-class Simulated:
-    """One schedule of a step, beside the sequential CUDA graph of the captured kernels."""
-
-    graph: OpGraph
-    policy: str
-    streams: int
-    """Streams in use."""
-    mode: LaunchMode
-    assignment: Assignment
-    timeline: Timeline
-    sequential_ns: int
-
-    @property
-    def makespan_ns(self) -> int:
-        """Predicted time of the step."""
-        return self.timeline.makespan_ns
-
-    @property
-    def speedup(self) -> float:
-        """Over the sequential graph."""
-        return self.sequential_ns / self.makespan_ns if self.makespan_ns else 1.0
-
-    @cached_property
-    def chosen(self) -> OpGraph:
-        """The graph with the kernels that the schedule runs, as captured ones."""
-        return self.graph.choosing(self.assignment.variants)
-
-    @cached_property
-    def bounds(self) -> Bounds:
-        """Lower bounds of the step, with the kernels that the schedule runs."""
-        return bounds(self.chosen)
-
-    @cached_property
-    def recorded(self) -> Timeline:
-        """The timeline with what SMs and DRAM do over time, which only the reference engine records."""
-        if self.timeline.occupied:
-            return self.timeline
-        return engine_by_name("reference").run(self.timeline.plan, self.graph.hardware)
-
-    def __repr__(self) -> str:
-        where = f"{short_name(self.graph.trace.name)} on {short_name(self.graph.hardware.label)}"
-        text = f"{where}: {short_name(self.policy)}, {counted(self.streams, 'stream')}, {format_ns(self.makespan_ns)}"
-        return short_repr("Simulated", f"{text}, {self.speedup:.2f}x")
-
-    def _repr_html_(self) -> str:
-        rows = [
-            ("schedule", f"{self.policy}, {counted(self.streams, 'stream')}"),
-            ("launched", "in one CUDA graph" if self.mode == "graph" else "from the host"),
-            ("predicted time", format_ns(self.makespan_ns)),
-            ("sequential CUDA graph", format_ns(self.sequential_ns)),
-            ("speed-up", f"{self.speedup:.2f}x"),
-            ("peak memory", format_bytes(self.timeline.peak_bytes)),
-        ]
-        title = f"Simulated {self.graph.trace.name} on {self.graph.hardware.label}"
-        return html_table(title, ("", ""), rows)
-
-
-def simulate(
-    graph: OpGraph,
-    policy: str,
-    streams: int,
-    mode: LaunchMode = "graph",
-    engine: Engine | None = None,
-    assignment: Assignment | None = None,
-) -> Simulated:
-    """One policy on an op graph, the same as `gpusim simulate`; or one `assignment`, which goes by that name.
+def policy_schedule(graph: OpGraph, policy: str, streams: int) -> Schedule:
+    """What a policy gives; the list scheduler compiled, which gives the same in less than half of the time.
 
     Raises `UnknownNameError` for the policy and `OptionError` for the number of streams.
     """
     check_streams(streams)
-    runs = engine or engine_by_name(DEFAULT_ENGINE)
-    if assignment is None:
-        assignment = _assignment(graph, policy, streams)
-    timeline = runs.run(assignment.lowered(graph, mode), graph.hardware)
-    alone = POLICIES["sequential"](graph, 1)
-    sequential = runs.run(alone.lowered(graph), graph.hardware)
-    used = max(assignment.streams, default=0) + 1
-    return Simulated(graph, policy, used, mode, assignment, timeline, sequential.makespan_ns)
-
-
-def _assignment(graph: OpGraph, policy: str, streams: int) -> Assignment:
-    """What the policy gives; the list scheduler compiled, which gives the same in less than half of the time."""
-    if policy == "critical_path" and len(graph):
-        return FastLists(graph).schedule(streams, graph.bottom_ns).assignment
-    return policy_by_name(policy)(graph, streams)
+    make = policy_by_name(policy)
+    if policy == DEFAULT_POLICY and len(graph):
+        return replace(FastLists(graph).schedule(streams, graph.bottom_ns).schedule, policy=policy)
+    return make(graph, streams)
 
 
 def changed_graph(graph: OpGraph, change: Change) -> OpGraph:

@@ -140,7 +140,7 @@ def step_problem(case: Case) -> str:
     from gpusim.engine.base import engine_by_name
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.lower import lower
-    from gpusim.plan.schedule import chosen_variants, lower_schedule, read_schedule
+    from gpusim.plan.schedule import read_schedule
     from gpusim.policies.registry import POLICIES
     from gpusim.search.bounds import bounds
     from gpusim.trace.store import load_trace
@@ -154,15 +154,12 @@ def step_problem(case: Case) -> str:
     graph = OpGraph.build(step, choose_hardware(option("--hw"), step))
     mode: Any = option("--launch") or "graph"
     alone = POLICIES["sequential"](graph, 1)
-    sequential = lower(graph, alone.order, alone.streams)
+    sequential = lower(graph, alone)
     if file := option("--schedule"):
-        schedule = read_schedule(Path(file))
-        plan, chosen = (
-            lower_schedule(schedule, graph, mode, file),
-            graph.choosing(chosen_variants(schedule, step, file)),
-        )
+        schedule = read_schedule(Path(file), graph)
     else:
-        plan, chosen = POLICIES[option("--policy") or "critical_path"](graph, 4).lowered(graph, mode), graph
+        schedule = POLICIES[option("--policy") or "critical_path"](graph, 4)
+    plan, chosen = lower(graph, schedule, mode), graph.choosing(schedule.variants)
     fast, reference = engine_by_name("fast"), engine_by_name("reference")
     for name, each in (("sequential", sequential), ("schedule", plan)):
         one, other = fast.run(each, graph.hardware), reference.run(each, graph.hardware)

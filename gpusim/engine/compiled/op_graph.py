@@ -13,6 +13,7 @@ from gpusim.engine.compiled.jit import entry, int64, jit
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.partitions import Layout, in_partition
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Task
 
 #: An op: its tasks are `rows` records of `TASK` from `first_row` on (none for a view), its predecessors and successors
@@ -64,7 +65,7 @@ class OpArrays(NamedTuple):
     def of(cls, graph: OpGraph, layout: Layout | None = None) -> OpArrays:
         """The arrays of an op graph, on a GPU whose SMs are split as `layout` says."""
         # In recorded order on one stream, buffers are what the tasks of ops share.
-        plan = lower(graph, range(len(graph)), [0] * len(graph))
+        plan = lower(graph, Schedule.in_recorded_order(len(graph)))
         preds_of, succs_of = graph.work_dependencies
         ops = np.zeros(len(graph), OP)
         ops["rows"] = [len(tasks) for tasks in graph.tasks]
