@@ -29,7 +29,7 @@ DEFAULT_IMAGE_SIZE = 224
 
 
 @dataclass(frozen=True)
-class Step:
+class ModelStep:
     """A model with inputs, ready to run one step: `loss` is None for inference."""
 
     network: str
@@ -38,10 +38,15 @@ class Step:
     target: torch.Tensor | None
     loss: LossFunction | None
 
+    @property
+    def optimizer_name(self) -> str | None:
+        """As a trace has it."""
+        return "sgd_momentum" if self.loss is not None else None
+
 
 def load_step(
     spec: str, *, mode: Mode, batch: int, dtype: Dtype, memory_format: MemoryFormat, device: torch.device, seed: int = 0
-) -> Step:
+) -> ModelStep:
     """Build the model of `spec` with random weights and one batch of random inputs on `device`.
 
     bf16 means parameters and inputs in bfloat16. Raises `CaptureError`, `UnknownNameError`, `GpuError` (no
@@ -64,11 +69,11 @@ def load_step(
         module = module.to(memory_format=torch.channels_last)
         inputs = pytree.tree_map_only(torch.Tensor, _channels_last, inputs)
     if mode == "infer":
-        return Step(network, module.requires_grad_(False), inputs, None, None)
+        return ModelStep(network, module.requires_grad_(False), inputs, None, None)
     if not any(p.requires_grad for p in module.parameters()):
         raise CaptureError(f"model '{spec}' has no trainable parameter; capture it in mode infer")
     target = None if loss else _target_for(module, inputs)
-    return Step(network, module, inputs, target, loss or default_loss)
+    return ModelStep(network, module, inputs, target, loss or default_loss)
 
 
 def default_loss(output: Any, target: torch.Tensor | None) -> torch.Tensor:

@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
+from gpusim.runtime.calls import Call, JointGraph, State, Value
 from gpusim.runtime.encode import encode
-from gpusim.runtime.joint import Call, JointGraph, State, Value
 from gpusim.runtime.operators import is_random, written_arguments
 from gpusim.runtime.tensors import copy_sharing, flat_results
 from gpusim.trace.schema import Op, Role, Storage, Tensor, TensorInit

@@ -73,7 +73,8 @@ class Model(Document, frozen=True, kw_only=True):
     """What was captured."""
 
     spec: str
-    """As given to `gpusim capture`: `torchvision:NAME`, `timm:NAME` or `file.py:function`."""
+    """As given to `gpusim capture`: `torchvision:NAME`, `timm:NAME` or `file.py:function`; of a step captured in Python
+    the class or function."""
     network: str
     mode: Mode
     batch: Positive
@@ -81,7 +82,10 @@ class Model(Document, frozen=True, kw_only=True):
     memory_format: MemoryFormat
     frontend: Frontend
     optimizer: str | None = None
-    """`sgd_momentum` for a training step."""
+    """`sgd_momentum` for a training step of a SPEC; for a step of the user's own its optimizers, such as `AdamW`."""
+    fixed: tuple[str, ...] = ()
+    """What stays as it was in the captured step although the user's code would change it, such as a factor that
+    follows from the number of the step."""
 
 
 class TensorInit(Document, frozen=True, kw_only=True):
