@@ -16,8 +16,9 @@ class Branches(torch.nn.Module):
         return torch.stack([branch(x).relu() for branch in self.branches]).sum(0)
 
 
-model = Branches()
-inputs, targets = torch.randn(16, 256), torch.randn(16, 256)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = Branches().to(device)
+inputs, targets = torch.randn(2, 16, 256, device=device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 try:
     step = gpusim.capture(model, (inputs,), targets=(targets,), loss=torch.nn.functional.mse_loss, optimizer=optimizer)

@@ -17,16 +17,12 @@ from gpusim.version import __version__
 if TYPE_CHECKING:
     from gpusim.api import (
         WhatIf,
-        calibrate,
-        capture,
-        capture_step,
         explain,
         explore,
         limits,
         list_hardware,
         list_policies,
         list_traces,
-        replay,
         simulate,
         whatif,
         write_perfetto,
@@ -42,6 +38,7 @@ if TYPE_CHECKING:
         UnknownNameError,
     )
     from gpusim.hardware.model import HardwareModel
+    from gpusim.on_gpu import calibrate, capture, capture_step, replay
     from gpusim.plan.measurement import Measurement
     from gpusim.plan.schedule import Schedule
     from gpusim.search.bounds import Bounds
@@ -95,16 +92,12 @@ __all__ = [
 _DEFINED_IN = {
     "gpusim.api": (
         "WhatIf",
-        "calibrate",
-        "capture",
-        "capture_step",
         "explain",
         "explore",
         "limits",
         "list_hardware",
         "list_policies",
         "list_traces",
-        "replay",
         "simulate",
         "whatif",
         "write_perfetto",
@@ -120,6 +113,7 @@ _DEFINED_IN = {
         "UnknownNameError",
     ),
     "gpusim.hardware.model": ("HardwareModel",),
+    "gpusim.on_gpu": ("calibrate", "capture", "capture_step", "replay"),
     "gpusim.plan.measurement": ("Measurement",),
     "gpusim.plan.schedule": ("Schedule",),
     "gpusim.search.bounds": ("Bounds",),

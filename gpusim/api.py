@@ -6,17 +6,14 @@ the command line translates them into its options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from gpusim.defaults import (
     DEFAULT_BUDGET_S,
     DEFAULT_ENGINE,
-    DEFAULT_HARDWARE,
     DEFAULT_POLICY,
     DEFAULT_SEED,
     DEFAULT_STREAMS,
@@ -24,18 +21,17 @@ from gpusim.defaults import (
     MAX_BUDGET_S,
     RECOMMENDED,
 )
-from gpusim.errors import GpuError, OptionError, UnknownNameError
+from gpusim.errors import OptionError, UnknownNameError
 from gpusim.file_limits import MAX_INTEGER
-from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
+from gpusim.hardware.model import bundled_hardware
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.schedule import check_streams as check_streams
-from gpusim.step import Step, as_step, load
+from gpusim.step import Step, as_step
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces
 from gpusim.units import format_ns, parse_bytes
 
 if TYPE_CHECKING:
-    from gpusim.plan.measurement import Measurement
     from gpusim.plan.partitions import Partition
     from gpusim.plan.schedule import Schedule
     from gpusim.plan.tasks import LaunchMode
@@ -49,10 +45,6 @@ Progress = Callable[[str, float, int], None]
 """Called with what is being done, the share that is done, and the best time so far in ns (0: none yet)."""
 Say = Callable[[str], None]
 """Called with each stage of work on a GPU."""
-
-MISSING_TORCH: Final = (
-    "no GPU: torch is not installed, and this command runs kernels on a CUDA GPU (pip install 'gpusim[gpu]')"
-)
 
 
 def list_traces() -> list[str]:
@@ -118,8 +110,8 @@ def explore(
             policies=policies,
             splits=partitions or (),
             memory_limit_bytes=memory_bytes(memory_limit),
-            on_row=on_row or _ignore,
-            report=progress or _ignore,
+            on_row=on_row or ignore,
+            report=progress or ignore,
         )
 
 
@@ -181,7 +173,7 @@ def limits(step: AnyStep, *, streams: int = DEFAULT_STREAMS, progress: Progress 
     step = as_step(step)
     check_streams(streams)
     with step.naming():
-        return run(step.graph, streams=streams, report=progress or _ignore)
+        return run(step.graph, streams=streams, report=progress or ignore)
 
 
 @dataclass(frozen=True, repr=False)
@@ -256,45 +248,6 @@ def whatif(
         return WhatIf(baseline, run(changed, again, mode))
 
 
-def replay(
-    step: AnyStep,
-    schedule: str | Path | Schedule,
-    *,
-    streams: int = DEFAULT_STREAMS,
-    seed: int = DEFAULT_SEED,
-    trust_code: bool = False,
-    check_outputs: bool = True,
-    command: str = "",
-    say: Say | None = None,
-) -> Measurement:
-    """Run a schedule on this machine's GPU from its trace alone, compare its outputs and time it.
-
-    Both the schedule and the sequential CUDA graph are timed, in turns, on random inputs. `trust_code` lets code that
-    the trace brings along run. Raises `GpuError` without a GPU, `ReplayError` where outputs differ and
-    `check_outputs`, `TrustError`, `OperatorError`, `ScheduleError`.
-    """
-    check_schedule_arguments(schedule, streams)
-    check_seed(seed)
-    step = as_step(step)
-    check_replay(step, trust_code)
-    chosen = resolve_schedule(step, schedule, streams)
-    with needs_torch():
-        from gpusim.runtime.replay import replay as run
-        from gpusim.runtime.replay import require_equal
-
-    (measurement,) = run(
-        step.graph,
-        [chosen],
-        command=command or "gpusim.replay",
-        seed=seed,
-        say=say or _ignore,
-        trust_code=trust_code,
-    )
-    if check_outputs:
-        require_equal(measurement)
-    return measurement
-
-
 def write_perfetto(simulated: Simulated, path: str | Path) -> None:
     """Write a simulated timeline as a file for ui.perfetto.dev (`.json`, `.json.gz`). Raises `OutputError`."""
     from gpusim.report.perfetto import run_from_timeline
@@ -302,58 +255,6 @@ def write_perfetto(simulated: Simulated, path: str | Path) -> None:
 
     title = f"simulated: {simulated.policy}, {simulated.streams} streams"
     write(Path(path), [run_from_timeline(simulated.recorded, simulated.ran.trace, title, simulated.graph.hardware)])
-
-
-def calibrate(
-    base: str | Path | HardwareModel = DEFAULT_HARDWARE, *, command: str = "", say: Say | None = None
-) -> HardwareModel:
-    """Measure the hardware model of this machine's GPU; takes minutes.
-
-    `base` has the data-sheet limits, which cannot be measured. Raises `GpuError` without a GPU, or where `base` is a
-    model of another GPU.
-    """
-    model = base if isinstance(base, HardwareModel) else load_hardware(str(base))
-    with needs_torch():
-        from gpusim.runtime.calibrate import calibrate as run
-    return run(model, command or "gpusim.calibrate", say or _ignore)
-
-
-def capture(
-    model: Any,
-    inputs: Any,
-    *,
-    targets: Any = (),
-    loss: Any = None,
-    optimizer: Any = None,
-    hw: str | Path | HardwareModel | None = None,
-    **options: Any,
-) -> Step:
-    """Capture one step of a model in memory on this machine's GPU: inference, or with `loss` and `optimizer` training.
-
-    `inputs` and `targets` are tuples of example tensors; the step is `loss(model(*inputs), *targets)`, its gradients
-    and the optimizer's update. The model and the optimizer stay as they are. `options` are those of
-    `gpusim.runtime.front.capture`. Raises `GpuError` without a GPU, `CaptureError` for what cannot be captured.
-    """
-    run = _front("capture")
-    return load(run(model, inputs, targets=targets, loss=loss, optimizer=optimizer, **options), hw)
-
-
-def capture_step(*arguments: Any, **options: Any) -> Any:
-    """Capture one call of a step function of your own on this machine's GPU.
-
-    Arguments are those of `gpusim.runtime.front.capture_step`. Raises `GpuError` without a GPU, `CaptureError` for what
-    cannot be captured.
-    """
-    return _front("capture_step")(*arguments, **options)
-
-
-def _front(name: str) -> Callable[..., Any]:
-    """A function of the capture's front end, once there is a GPU. Raises `GpuError`."""
-    with needs_torch():
-        from gpusim.runtime.device import require_gpu
-    require_gpu()
-    function: Callable[..., Any] = getattr(import_module("gpusim.runtime.front"), name)
-    return function
 
 
 def memory_bytes(limit: int | str | None) -> int | None:
@@ -391,37 +292,6 @@ def check_schedule_arguments(schedule: object, streams: object) -> None:
         check_policy(str(schedule))
 
 
-def check_replay(step: Step, trust_code: bool) -> None:
-    """Refuse what replay would not run: code that is not trusted, an operator not allowed. Needs no torch.
-
-    Raises `TrustError`, `OperatorError`.
-    """
-    from gpusim.runtime.allowlist import check_operators
-    from gpusim.trace.trust import check_trace_code
-
-    check_trace_code(step.trace, step.file, trust_code)
-    check_operators(step.trace, step.file)
-
-
-def check_gpu(step: Step, trust_code: bool) -> None:
-    """Refuse a replay before long work: as `check_replay`, then no torch or no GPU. Raises `GpusimError`."""
-    check_replay(step, trust_code)
-    with needs_torch():
-        from gpusim.runtime.device import require_gpu
-    require_gpu()
-
-
-@contextmanager
-def needs_torch() -> Iterator[None]:
-    """Turn a missing torch into one line. Raises `GpuError`."""
-    try:
-        yield
-    except ModuleNotFoundError as cause:
-        if cause.name is None or cause.name.partition(".")[0] != "torch":
-            raise
-        raise GpuError(MISSING_TORCH) from cause
-
-
 def is_policy(schedule: object) -> bool:
     """Whether `schedule` names a policy: any text that is no file of a schedule."""
     return isinstance(schedule, str) and not schedule.endswith(".json")
@@ -432,7 +302,7 @@ def _check_count(argument: str, value: object) -> None:
         raise OptionError("a whole number of at least 1", argument=argument, value=value)
 
 
-def _ignore(*_: object) -> None:
+def ignore(*_: object) -> None:
     """Nobody wants to know."""
 
 
@@ -450,7 +320,7 @@ def resolve_schedule(
     step = as_step(step)
     check_schedule_arguments(schedule, streams)
     if is_policy(schedule):
-        return schedule_of(step.graph, str(schedule), streams, progress or _ignore)
+        return schedule_of(step.graph, str(schedule), streams, progress or ignore)
     if isinstance(schedule, str | Path):
         return read_schedule(Path(schedule), step.graph)
     if not isinstance(schedule, ScheduleValue):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusim.api import needs_torch, simulate
+from gpusim.api import Say, simulate
 from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware, read_hardware
+from gpusim.on_gpu import needs_torch
 from gpusim.step import Step, load
 from gpusim.trace.schema import Dtype, MemoryFormat, Mode
 from gpusim.trace.store import bundled_traces, load_trace, read_manifest
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gpusim.policies.registry import RegisteredPolicy
     from gpusim.search.bench import Bench
     from gpusim.search.calibrations import Difference
-
-Say = Callable[[str], None]
 
 
 def trace_entries() -> list[dict[str, object]]:

@@ -128,7 +128,7 @@ def replay(
 ) -> None:
     """Run a schedule on this GPU from its trace alone, check its outputs, and time it against the sequential graph."""
     import gpusim
-    from gpusim import api, maintain
+    from gpusim import api, maintain, on_gpu
     from gpusim.report.tables import print_measurement
 
     trace = one_trace(trace_argument, trace)
@@ -138,7 +138,7 @@ def replay(
     target, timeline_target = check_output(output), check_output(perfetto_file)
     api.check_schedule_arguments(named, most_streams)
     step = gpusim.load(trace, hardware)
-    api.check_replay(step, trust_code)
+    on_gpu.check_replay(step, trust_code)
     schedule = api.resolve_schedule(step, named, most_streams)
     measurement = gpusim.replay(
         step, schedule, seed=seed, trust_code=trust_code, check_outputs=False, command=command_line(), say=say

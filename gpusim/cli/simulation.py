@@ -99,7 +99,7 @@ def explore(
 ) -> None:
     """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
     import gpusim
-    from gpusim.api import check_gpu
+    from gpusim.on_gpu import check_gpu
     from gpusim.report.tables import explored_document, print_explored
     from gpusim.report.trial_table import print_trial, trial_document
 
