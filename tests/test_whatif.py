@@ -392,6 +392,26 @@ def test_stopped_before_the_search_there_is_no_result_and_no_bug() -> None:
     assert job.stopped
 
 
+def test_an_interrupted_exploration_ends_without_a_bug() -> None:
+    """Wherever the thread is: what is raised in it is no user's error and no Ctrl-C."""
+    reached, go_on = threading.Event(), threading.Event()
+    job = Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=600.0)
+
+    def held(what: str, share: float, best_ns: int) -> None:
+        reached.set()
+        while not go_on.wait(0.01):
+            pass
+
+    job._report = held  # type: ignore[method-assign]
+    job.start()
+    assert reached.wait(60)
+    job.interrupt()
+    job.wait(60)
+    go_on.set()
+    assert not job.running
+    assert (job.error, job.bug) == (None, None)
+
+
 def test_what_goes_wrong_in_the_background_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Exploration(build_graph(wide_trace(), make_hardware()), streams=999, budget_s=60.0).start()
     job.wait(60)

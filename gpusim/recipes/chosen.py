@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusim.engine.evaluate import Evaluator
-from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware
+from gpusim.hardware.model import HardwareModel, default_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule
@@ -22,8 +22,6 @@ from gpusim.search.searches import PARTITIONS, SEARCH, SEARCHED, VARIANTS
 from gpusim.search.trial import contenders
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace
-
-DEFAULT_HARDWARE = "h200"
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Chosen:
 
 def hardware_of(trace: Trace) -> HardwareModel:
     """The model of the GPU that a trace was captured on, or the default one."""
-    return hardware_for_gpu(trace.provenance.gpu.name) or load_hardware(DEFAULT_HARDWARE)
+    return default_hardware(trace.provenance.gpu.name)
 
 
 def choose_schedules(path: Path, recipe: Recipe) -> Chosen:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import MeasurementError
-from gpusim.hardware.model import hardware_for_gpu, load_hardware
+from gpusim.hardware.model import default_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed
 from gpusim.search.bounds import bounds
@@ -22,7 +22,6 @@ from gpusim.trace.store import read_trace, structure_hash
 NAMED_ABOVE = 1.25
 #: Parts that are named in a row of the first table: those of at least this share of the gap.
 _NAMED_SHARE = 0.15
-_DEFAULT_HARDWARE = "h200"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def measured_gaps(schedules: Sequence[ReplayedSchedule], traces: Mapping[str, Pa
         trace = read_trace(traces[name])
         if structure_hash(trace) != best.trace_hash:
             raise MeasurementError(str(traces[name]), f"is another step than the '{name}' that was replayed")
-        hardware = hardware_for_gpu(trace.provenance.gpu.name) or load_hardware(_DEFAULT_HARDWARE)
+        hardware = default_hardware(trace.provenance.gpu.name)
         graph = OpGraph.build(trace, hardware).choosing(best.variants)
         # The graph runs the chosen kernels as if they had been captured.
         schedule = replace(best.schedule, variants=())

@@ -10,7 +10,7 @@ from gpusim.errors import GpusimError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition
 from gpusim.search.explore import Explored, Row, explore
-from gpusim.search.interrupt import interrupt_thread
+from gpusim.search.interrupt import Cancelled, interrupt_thread
 from gpusim.search.searches import SEARCHED
 
 
@@ -64,7 +64,7 @@ class Exploration:
     def interrupt(self) -> None:
         """End now, wherever it is: for a search whose result nobody waits for. Call again while it runs."""
         if self._thread.ident is not None:
-            interrupt_thread(self._thread.ident, KeyboardInterrupt)
+            interrupt_thread(self._thread.ident, Cancelled)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the end."""
@@ -102,7 +102,7 @@ class Exploration:
                 on_row=self._add,
                 report=self._report,
             )
-        except KeyboardInterrupt:
+        except Cancelled:
             self.what = "stopped"
         except GpusimError as error:
             self.error = error
@@ -120,7 +120,7 @@ class Exploration:
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """Raise what the search takes for Ctrl-C, once: what comes after it is the end, and must not be cut off."""
+        """End the search, once: what comes after it is the end, and must not be cut off."""
         if self._stop.is_set() and not self._interrupted:
             self._interrupted = True
-            raise KeyboardInterrupt
+            raise Cancelled

@@ -17,6 +17,7 @@ from gpusim.plan.partitions import GROUP_SMS, Partition, lay_out
 from gpusim.plan.ranking import is_slower, ranked_variants
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES, stream_counts
+from gpusim.search.interrupt import STOPS
 from gpusim.search.local import local_search
 from gpusim.search.refine import Refined, refine
 
@@ -102,9 +103,12 @@ def search_variants(
             planned = [*seeds, *(candidate.schedule for candidate in lists.candidates), *_policies(chosen, streams)]
             starts += [dataclasses.replace(each, variants=choice) for each in planned]
             if lists.interrupted:
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        interrupted, budget_s = True, 0.0
+                interrupted = True
+                break
+    except STOPS:
+        interrupted = True
+    if interrupted:
+        budget_s = 0.0
     found = refine(
         graph,
         starts,

@@ -21,6 +21,7 @@ from gpusim.plan.schedule import Schedule
 from gpusim.policies.base import work_order
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.list_scheduling import MIN_SHARE
+from gpusim.search.interrupt import STOPS
 
 #: Shares of its blocks that an op waits for, tried for every stream count.
 SHARES = (0.0, MIN_SHARE, 0.25, 0.5)
@@ -89,7 +90,7 @@ def local_search(
             used = max(search.share_spent, 1.0 - left_s / budget_s if math.isfinite(budget_s) else 0.0)
             progress(used, search.best[0].makespan_ns)
             search.evaluate(moves.draw(search.best[0].settings))
-    except KeyboardInterrupt:
+    except STOPS:
         interrupted = True
         if not search.best:
             raise

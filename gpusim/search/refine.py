@@ -29,6 +29,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition, lay_out
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.base import spread_views
+from gpusim.search.interrupt import STOPS
 from gpusim.search.moves import Candidates, Current, Fingerprints, Moves, joined
 from gpusim.search.steady import SteadyEngine
 from gpusim.trace.covers import covered_by, settled
@@ -105,7 +106,7 @@ def refine(
             progress(max(tried, passed), search.best_ns if search.found else 0.0)
             # Where there is a number of evaluations, what the search goes on with depends on no clock.
             search.step(tried if evaluations else passed)
-    except KeyboardInterrupt:
+    except STOPS:
         interrupted = True
         if not search.found:
             raise
