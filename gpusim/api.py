@@ -1,7 +1,12 @@
-"""The functions of `import gpusim`. Command line, dashboard and sweeps call these and nothing beneath them.
+"""The functions of `import gpusim` that need no GPU.
 
 Each takes a `Step`, or what `load` takes: a bundled name, a trace file, a `Trace`. Errors name Python's arguments;
 the command line translates them into its options.
+
+Who calls them: the command line calls these, `gpusim.on_gpu` and `gpusim.maintain`, and nothing beneath them (an import
+contract in `pyproject.toml`). The dashboard explores, simulates and finds limits with them (`tests/test_front_door.py`
+lists what else it reaches). A sweep's worker evaluates thousands of schedules of one step, and takes the shortest way
+that `explore` takes, too: `gpusim.engine.evaluate`.
 """
 
 from __future__ import annotations

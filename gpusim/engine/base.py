@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
 
-from gpusim.defaults import DEFAULT_ENGINE as DEFAULT_ENGINE
 from gpusim.errors import UnknownNameError
 from gpusim.hardware.model import HardwareModel
 from gpusim.notebook import html_table, short_repr

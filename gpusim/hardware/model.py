@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from gpusim import file_limits
+from gpusim.defaults import DEFAULT_HARDWARE
 from gpusim.errors import HardwareError, UnknownNameError
 from gpusim.files import Document, read_document
-from gpusim.hardware import DEFAULT_HARDWARE
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Dtype

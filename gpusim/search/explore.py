@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from gpusim.defaults import DEFAULT_BUDGET_S as DEFAULT_BUDGET_S
-from gpusim.defaults import MAX_BUDGET_S as MAX_BUDGET_S
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_STREAMS, RECOMMENDED
 from gpusim.engine.base import Timeline
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.evaluate import Evaluator
@@ -22,7 +21,6 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_streams, write_schedule
-from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.policies.list_scheduling import list_schedule
 from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
 from gpusim.search.bounds import Bounds, bounds

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpusim.engine.base import DEFAULT_ENGINE, Engine, Timeline, engine_by_name
+from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_STREAMS
+from gpusim.engine.base import Engine, Timeline, engine_by_name
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule, check_streams
-from gpusim.policies import DEFAULT_STREAMS
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import stream_counts
 from gpusim.policies.sequential import sequential
