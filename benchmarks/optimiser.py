@@ -1,6 +1,6 @@
-"""What OR-tools adds to the search and to the bounds: a table in docs/search.md.
+"""What OR-tools adds to the search and to the bounds: a table in research/2026-11-23-search.md.
 
-    pip install ortools && python benchmarks/optimiser.py [--seconds 20] [-o docs/search.md]
+    pip install ortools && python benchmarks/optimiser.py [--seconds 20] [-o research/2026-11-23-search.md]
 
 Two questions, for a few steps on one GPU whose SMs are shared out as one pool (`gpusim.engine.pool`):
 

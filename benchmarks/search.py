@@ -1,6 +1,6 @@
-"""How the search gets on: a table and a figure in docs/search.md.
+"""How the search gets on: a table and a figure in research/2026-11-23-search.md.
 
-    python benchmarks/search.py [--evaluations 60000] [-o docs/search.md] [--figure docs/images/search_progress.png]
+    python benchmarks/search.py [--evaluations 60000] [-o PAGE] [--figure docs/images/search_progress.png]
 
 Each search ends by its number of evaluations, so what it finds depends on no clock and no other work of the machine;
 seconds are those of this run. The figure needs matplotlib, which is no dependency of gpusim.

@@ -10,11 +10,13 @@ Names are imported when they are first used: `import gpusim` alone costs next to
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from gpusim.version import __version__
 
+TYPE_CHECKING = False  # type checkers take it for true; `typing` itself is half of what an import of gpusim costs
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpusim.api import (
         WhatIf,
         explain,

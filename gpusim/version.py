@@ -6,7 +6,6 @@ A release number alone would call results comparable between two states of a che
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,8 @@ def code_version() -> str:
 
 def version_of(parts: Sequence[str]) -> str:
     """The release with a hash of these files and folders of the package; of folders, every Python file counts."""
+    import hashlib  # not for everybody who only imports gpusim
+
     package = Path(__file__).parent
     digest = hashlib.sha256()
     for part in parts:

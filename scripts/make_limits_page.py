@@ -1,4 +1,4 @@
-"""Bring the example and the measured gaps in docs/limits.md up to date and draw docs/images/limits.png.
+"""Bring the example and the measured gaps in research/2026-11-23-limits.md up to date and draw docs/images/limits.png.
 
     python scripts/make_limits_page.py [--no-picture]
 
@@ -25,7 +25,7 @@ from gpusim.search.limits import Limits, limits
 from gpusim.trace.store import load_trace
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "limits.md"
+PAGE = ROOT / "research" / "2026-11-23-limits.md"
 PICTURE = ROOT / "docs" / "images" / "limits.png"
 EXAMPLE, HARDWARE = "googlenet-train-b8", "h200"
 RESULTS = ROOT / "validate" / "results"

@@ -1,4 +1,4 @@
-"""What lies between the largest bound and the fastest schedule that was replayed, as docs/limits.md shows it."""
+"""What lies between the largest bound and the fastest schedule that was replayed (research/2026-11-23-limits.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_example_in_the_documentation_is_what_the_command_says_today() -> None:
     """One column of it: the forward phase. Where this fails, run scripts/make_limits_page.py."""
     graph = build_graph(load_trace("googlenet-train-b8"), load_hardware("h200"))
     scope = scope_limits("forward", phase_graph(graph, "forward"), 8, engine_by_name("reference"))
-    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
+    page = (ROOT / "research" / "2026-11-23-limits.md").read_text("utf-8")
     example = page.split("<!-- example:begin -->")[1].split("<!-- example:end -->")[0]
     example, gaps = example.split("From the largest lower bound")
     rows = [[cell.strip() for cell in line.split("│")] for line in example.splitlines() if "│" in line]
@@ -69,7 +69,7 @@ SMALL = "squeezenet1_1-infer-b1"
 
 def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() -> None:
     """Every step of it, and one row anew. Where this fails, run scripts/make_limits_page.py."""
-    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
+    page = (ROOT / "research" / "2026-11-23-limits.md").read_text("utf-8")
     table = page.split("<!-- measured:begin -->")[1].split("<!-- measured:end -->")[0]
     newest = newest_of_each_step(search_files(ROOT / "validate" / "results"))
     assert all(path.name in table for path, schedules in newest.items() if schedules)

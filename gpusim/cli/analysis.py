@@ -29,7 +29,7 @@ def limits(
 ) -> None:
     """Say how parallel TRACE is, and how much of that each limit costs: dependencies, gaps, SMs, bandwidth ...
 
-    For the forward pass, the backward pass, the optimizer and the whole step; docs/limits.md explains each number.
+    For the forward pass, the backward pass, the optimizer and the whole step; docs/commands/limits.md explains them.
     """
     import gpusim
     from gpusim.files import write_bytes

@@ -45,7 +45,7 @@ def explain(
 ) -> None:
     """Say why a schedule of TRACE is not faster: what fills the time between its critical path and its makespan.
 
-    For the whole step, for a stretch of it (--window) or for two ops (--ops). docs/explain.md explains the causes.
+    For the whole step, for a stretch of it (--window) or for two ops (--ops). docs/commands/explain.md has the causes.
     """
     import gpusim
     from gpusim.report import explain_table as table

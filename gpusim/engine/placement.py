@@ -1,6 +1,6 @@
 """The block dispatcher, SM by SM: where blocks go, when, and how fast they run beside others.
 
-The rules, in one place (docs/engine.md, "Where blocks go", has the measurement behind each):
+The rules, in one place (research/2026-11-23-engine-rules.md, "Where blocks go", has the measurement behind each):
 
 1. *Head of line.* Blocks are placed kernel by kernel, in the order of their starts: behind a kernel with blocks left to
    place, nobody gets any placed (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).

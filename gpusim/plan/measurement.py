@@ -22,6 +22,7 @@ class OutputCheck(Document, frozen=True, kw_only=True):
     equal: bool
     """Within the tolerance."""
     bit_equal: bool
+    """Every compared tensor agrees bit for bit."""
     sequential_repeats: bool
     """Whether two sequential runs agree bit for bit: where they do not, no schedule can be held to it."""
     worst_error: Annotated[float, Meta(ge=0)]
@@ -29,6 +30,7 @@ class OutputCheck(Document, frozen=True, kw_only=True):
     sequential_error: Annotated[float, Meta(ge=0)]
     """The same between two sequential runs."""
     tolerance: float
+    """The limit applied: the dtype's, or 3 x `sequential_error` where that is larger."""
     compared: Count
     """Number of tensors compared."""
     sensitive: bool = True
@@ -53,26 +55,41 @@ class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):
     """One replay: schedule and sequential graph, timed in turns."""
 
     schema: Literal["gpusim-measurement/1"]
+    """`gpusim-measurement/1`."""
     trace: str
+    """Name of the trace."""
     trace_hash: str
+    """Its structure hash."""
     policy: str
+    """Who made the schedule."""
     streams: Positive
+    """Its number of streams."""
     schedule: Timing
+    """The schedule's CUDA graph, measured."""
     sequential: Timing
+    """The same ops on one stream in recorded order, in a CUDA graph, measured in turns with it."""
     predicted_ns: Nanoseconds
+    """What the engine predicts for the schedule."""
     predicted_interval_ns: tuple[Nanoseconds, Nanoseconds] = (0, 0)
     """What 90 % of measurements of past schedules lay in, around such a prediction."""
     predicted_sequential_ns: Nanoseconds
+    """What the engine predicts for the sequential graph."""
     hardware: str
+    """Hardware model of the prediction; ends in `(uncalibrated)` where it is."""
     outputs: OutputCheck
+    """Comparison of the results."""
     peak_bytes: Count
     """Most memory allocated while the schedule was recorded; the sequential graph's is below."""
     sequential_peak_bytes: Count
+    """The same for the sequential graph."""
     events: Count
     """Events that the schedule needs."""
     gpu: Gpu
+    """GPU, software and clocks."""
     date: str
+    """Day, `yyyy-mm-dd`."""
     command: str
+    """Command line."""
     gpusim: str = ""
     """Version of gpusim that measured and predicted, with a hash of its code; files until 2026-11-23 have none."""
 

@@ -177,7 +177,9 @@ class Placement(Document, frozen=True, kw_only=True):
     """Where one op runs; its place in the list is its place in the launch order."""
 
     op: str
+    """Name of the op."""
     stream: Count
+    """Its stream, below `streams`."""
     variant: str = ""
     """Which of the op's variants runs, by name; empty: the captured kernels."""
 
@@ -186,14 +188,21 @@ class ScheduleDocument(Document, frozen=True, kw_only=True, omit_defaults=False)
     """A schedule of one trace, tied to it by the hash of its structure."""
 
     schema: Literal["gpusim-schedule/1"]
+    """`gpusim-schedule/1`."""
     trace: str
+    """Name of the trace, for messages."""
     trace_hash: str
+    """Structure hash of the trace; it decides."""
     policy: str
+    """Who made it: a policy's name, or `search`."""
     streams: Positive
+    """Number of streams."""
     made_by: str
     """Version of gpusim, hardware model and seed."""
     predicted_ns: Nanoseconds
+    """Predicted time of the step; 0 where it was not simulated."""
     placements: tuple[Placement, ...]
+    """Every op of the trace once, in launch order."""
     partitions: tuple[Partition, ...] = ()
     """SM partitions; where there are none, all streams share the whole GPU."""
 

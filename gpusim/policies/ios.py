@@ -27,7 +27,7 @@ smaller r first and cut in two where r = 1 is too large as well: whole blocks wi
 half blocks with r = 3. That happens in training only, where weight gradients can wait for the optimizer. The search
 is compiled (`gpusim.engine.compiled.stages`), and so is the cost of a stage, of which `stage_ns` is the definition.
 Stages are simulated with SMs as one pool, as in the list scheduler: some twenty times as fast as block by block.
-docs/policies.md has what a call costs: seconds for a large step, so this policy is marked slow in the registry.
+A call takes seconds for a large step (research/2026-11-23-policies.md), so this policy is marked slow in the registry.
 """
 
 from __future__ import annotations

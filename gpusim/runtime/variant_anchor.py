@@ -2,7 +2,7 @@
 
 Variants are timed call by call, and a kernel takes longer or shorter among others: what lies in the caches, what ran
 before. How much differs by kind: in graphs of Inception-v3 and SqueezeNet on an H200, convolutions with their ReLU took
-0.94 to 1.02 of it, elementwise kernels of several ops 1.00 to 1.27 (docs/variants_and_partitions.md). So the step is
+0.94 to 1.02 of it, elementwise kernels of several ops 1.00 to 1.27 (research/2026-11-23-variants.md). So the step is
 run on one stream with the variants of each name, in turns with the captured kernels, and variants of that name are
 taken to be as much slower or faster as that graph asks for.
 """

@@ -12,7 +12,7 @@ def predict_eager(graph: OpGraph, engine: Engine | None = None) -> int | None:
     """Wall time of one eager step in ns, the mean of `STEPS_IN_A_ROW`; None for a trace without host times.
 
     The host's pace is the trace's own, so this predicts eager PyTorch on the machine of the capture: how far its host
-    keeps the GPU waiting. Median error in docs/fidelity.md.
+    keeps the GPU waiting. Median error in research/2026-11-23-fidelity.md.
     """
     if not any(op.host_ns for op in graph.trace.ops):
         return None

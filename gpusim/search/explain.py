@@ -39,7 +39,7 @@ CAUSES: Final = (
     DEPENDENCY, QUEUE, STARTS_BESIDE, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS,
     SMEM, SPLIT, ISSUE, DRAM,
 )  # fmt: skip
-"""All causes; docs/explain.md has what each means. `DEPENDENCY` occurs between two ops, never in a step's gap."""
+"""All causes (docs/commands/explain.md). `DEPENDENCY` occurs between two ops, never in a step's gap."""
 
 #: Ends of one instant are rounded to whole ns.
 _ROUNDING_NS = 1.0
@@ -246,7 +246,7 @@ def _delays(found: Explained) -> Iterator[tuple[Delay, ...]]:
 
 
 def _lost_to_starts_ns(timeline: Timeline, hardware: HardwareModel) -> list[float]:
-    """What each task lost to others that started on its GPU while it ran (docs/engine.md, "Graph mode")."""
+    """Time that each task lost to others that started on its GPU while it ran (docs/hardware-rules.md)."""
     tasks, starts, ready = timeline.plan.tasks, timeline.start_ns, timeline.ready_ns
     lost_ns = [0.0] * len(tasks)
     for device in sorted({task.device for task in tasks}):
@@ -270,7 +270,7 @@ def _one_after_another(task: int, now_ns: float, steps: Sequence[tuple[str, floa
 
 
 def _launched_ns(timeline: Timeline, hardware: HardwareModel) -> list[float]:
-    """When the host had launched each task (stream mode; docs/engine.md)."""
+    """When the host had launched each task (stream mode; research/2026-11-23-engine-rules.md)."""
     costs = hardware.stream
     calls = ((task.host_ns or costs.launch_ns) + costs.event_host_ns * len(task.deps) for task in timeline.plan.tasks)
     return list(accumulate(calls))

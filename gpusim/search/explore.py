@@ -38,7 +38,8 @@ LARGE_STEP_OPS = 10_000
 COMPILING_SHARE = 5 / 6
 #: How much better than every policy a searched schedule must be predicted to be. A search finds what the model
 #: overrates too: on an H200, nine searched schedules were predicted 3.9 % better than the best policy and came out
-#: 0.2 % better, the worst 4 % slower (docs/fidelity.md). Trying the best few on the GPU needs no such margin.
+#: 0.2 % better, the worst 4 % slower (research/2026-11-23-fidelity.md).
+#: Trying the best few on the GPU needs no such margin.
 SEARCH_MARGIN = 0.06
 
 

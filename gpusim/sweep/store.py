@@ -26,7 +26,7 @@ from gpusim.units import MIB
 
 #: SQLite's field for "whose file is this" (`PRAGMA application_id`): "gpsw".
 APPLICATION_ID: Final = 0x67707377
-#: Version of the table, in `PRAGMA user_version`; docs/sweeps.md describes it.
+#: Version of the table, in `PRAGMA user_version`; research/2026-11-23-sweeps.md describes it.
 STORE_VERSION: Final = 1
 
 #: How long to wait for another process's lock: briefly for the writer's at the start, longer for a reader's later on.

@@ -1,0 +1,66 @@
+"""The manual: plain sentences, a word budget, and parts that scripts keep up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpusim.hardware.model import Contention, GraphCosts
+from tests.test_readme import script
+
+ROOT = Path(__file__).parent.parent
+LIMITS = {"docs/accuracy.md": 1_200, "docs/hardware-rules.md": 1_500}
+
+
+@pytest.fixture(scope="module")
+def prose() -> ModuleType:
+    return script("check_prose")
+
+
+def test_manual_and_docstrings_of_the_api_are_plain(prose: ModuleType) -> None:
+    assert prose.all_problems() == []
+
+
+@pytest.mark.parametrize("page", LIMITS)
+def test_page_keeps_its_word_budget(page: str) -> None:
+    assert len((ROOT / page).read_text(encoding="utf-8").split()) < LIMITS[page]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("word\n" * 39 + "end.", ""),
+        ("word\n" * 20 + "word " * 20 + "end.", "sentence of 41 words"),
+        ("word " * 20 + "end.\n" + "word " * 20 + "end!", ""),
+        ("- an item.\n- another one\n  on two lines.\n", ""),
+        ("- an item\n", "list item without a full stop"),
+        ("1. an item.\n2. another\n", "list item without a full stop"),
+        ("x" * 121, "line of 121 characters"),
+        ("| " + "x" * 121 + " |", ""),
+        ("| " + "word " * 41 + " |", "sentence of 41 words"),
+        ("```\n" + "word " * 41 + "\n```", ""),
+        ("version 1.5 and file.md\n" * 11, "sentence of 44 words"),
+    ],
+)
+def test_check_finds_long_sentences_long_lines_and_open_items(prose: ModuleType, text: str, wrong: str) -> None:
+    found = prose.problems(text, "page")
+    assert bool(found) == bool(wrong)
+    assert not wrong or wrong in found[0]
+
+
+@pytest.mark.parametrize("name", ["make_accuracy_page", "make_command_pages", "make_format_pages", "make_rule_values"])
+def test_generated_parts_are_up_to_date(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script(name).main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_every_command_has_a_page_and_every_page_a_command() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "commands").glob("*.md")} - {"index"}
+    assert pages == set(script("make_command_pages").commands())
+
+
+def test_rules_page_has_every_constant_of_launches_and_contention() -> None:
+    page = (ROOT / "docs" / "hardware-rules.md").read_text(encoding="utf-8").split("<!-- values:begin -->")[0]
+    names = (*GraphCosts.__struct_fields__, *Contention.__struct_fields__)
+    assert [name for name in names if name not in page] == []
