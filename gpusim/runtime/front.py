@@ -6,7 +6,6 @@ states of optimizers, random numbers.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -256,7 +255,7 @@ def _autocast_dtype(autocast: torch.dtype | bool | None) -> torch.dtype | None:
 def _spec(of: Any) -> str:
     """Where a class or function is from, as a trace's `spec`."""
     name = getattr(of, "__qualname__", type(of).__qualname__)
-    return f"{inspect.getmodule(of).__name__ if inspect.getmodule(of) else '?'}.{name}"
+    return f"{getattr(of, '__module__', type(of).__module__)}.{name}"
 
 
 def _short(name: str) -> str:

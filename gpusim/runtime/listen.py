@@ -153,6 +153,8 @@ class Listener(TorchDispatchMode):
                 if result is not NotImplemented:
                     return result
         phase = self._look_at_stack()
+        if any(argument.is_out for argument in function._schema.arguments):
+            return self._without_out(function, args, kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         known = bool(tensors) and all(self._is_known(tensor) for tensor in tensors)
         reads = torch.Tag.data_dependent_output in function.tags
@@ -177,6 +179,19 @@ class Listener(TorchDispatchMode):
             self.calls.append(Call(name, function, taken_args, taken_kwargs, phase, layer, self.line))
         self._keep(result, taken_args[0] if function in _SAME else Value(name), known)
         return result
+
+    def _without_out(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that writes into an `out` argument, as one that returns a result and a copy of that."""
+        wanted = [(a.name, str(a.type)) for a in function._schema.arguments if not a.is_out]
+        packet = function.overloadpacket
+        for overload in (getattr(packet, name) for name in packet.overloads()):
+            out = kwargs.get("out")
+            if isinstance(out, torch.Tensor) and wanted == [(a.name, str(a.type)) for a in overload._schema.arguments]:
+                with self:
+                    result = overload(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+                    if result.shape == out.shape:
+                        return out.copy_(result)
+        raise self.error(f"{function} writes into tensors of another shape, or into several")
 
     def _keep(self, result: Any, value: Value, known: bool) -> None:
         """Remember what a call returned."""
