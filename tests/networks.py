@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from gpusim.runtime.calls import JointGraph
 from gpusim.runtime.capture import CaptureOptions, bare_trace, build_step
 from gpusim.runtime.execute import InitialState, Runner
-from gpusim.runtime.calls import JointGraph
 from gpusim.runtime.joint import joint_graph
 from gpusim.runtime.models import ModelStep
 from gpusim.runtime.record import Recorded, record

@@ -77,8 +77,9 @@ def read(kind: str, data: bytes) -> Any:
 
 
 def test_examples_can_be_read_and_belong_together() -> None:
-from gpusim.plan.schedule import Schedule
-from gpusim.schemas import KINDS, schema_file, schema_of, schema_text
+    trace, schedule, measurement = (read(kind, msgspec.json.encode(example(kind))) for kind in SHOWN)
+    value = Schedule.from_document(schedule, build_graph(trace))
+    assert (value.order, value.streams) == ((0, 1, 2), (0, 1, 0))
     assert measurement.trace_hash == schedule.trace_hash
     assert measurement.trace == schedule.trace == trace.name
 
