@@ -176,7 +176,7 @@ def measurements() -> tuple[tuple[Document, Document], ...]:
             outputs=outputs, peak_bytes=1000, sequential_peak_bytes=1000, events=1, gpu=trace.provenance.gpu,
             date="2026-01-01", command="test",
         )  # fmt: skip
-        found.append((document, plain(made.to_document(trace))))
+        found.append((document, plain(made)))
     return tuple(found)
 
 
