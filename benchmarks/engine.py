@@ -361,7 +361,7 @@ def main() -> None:
     starts = measure_starts()
     loads.append(os.getloadavg()[0])
     drawn = options.figure is not None and draw(sizes, options.figure)
-    text = page(found, sizes, starts, f"images/{options.figure.name}" if drawn else None, loads)
+    text = page(found, sizes, starts, f"../docs/images/{options.figure.name}" if drawn else None, loads)
     if options.raw is not None:
         rates = {rule: [asdict(each) for each in of_rule] for rule, of_rule in found.items()}
         raw = {"rates": rates, "sizes": sizes, "starts": starts, "load": loads}

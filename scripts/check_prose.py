@@ -1,15 +1,17 @@
-"""Check the manual's prose: python scripts/check_prose.py.
+"""Check the manual's prose: python scripts/check_prose.py [--wrap PAGE ...].
 
 The check covers README.md, docs/ and the docstrings of the public API. No sentence has over 40 words, and no line over
 120 characters (tables and code blocks apart). Each list item ends with a full stop. docs/ has at most 18,000 words.
-research/ is exempt.
+research/ is exempt. --wrap breaks the long lines of pages, tables and code blocks apart.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,8 +99,50 @@ def all_problems() -> list[str]:
     return found
 
 
+def wrapped(text: str) -> str:
+    """The text with its paragraphs and list items broken into lines."""
+    lines: list[str] = []
+    part: list[str] = []
+    code = False
+
+    def close() -> None:
+        if part:
+            mark = ITEM.match(part[0])
+            first = mark.group() if mark else ""
+            words = " ".join([part[0][len(first) :], *(line.strip() for line in part[1:])])
+            lines.extend(
+                textwrap.wrap(
+                    words,
+                    MAX_LINE,
+                    initial_indent=first,
+                    subsequent_indent=" " * len(first),
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+            part.clear()
+
+    for line in text.split("\n"):
+        fence = line.startswith("```")
+        if code or fence or not line.strip() or line.startswith(("|", "#", "<!--", "![")):
+            close()
+            lines.append(line)
+            code ^= fence
+            continue
+        if ITEM.match(line):
+            close()
+        part.append(line)
+    close()
+    return "\n".join(lines)
+
+
 def main() -> int:
-    """Print what is wrong."""
+    """Print what is wrong, or wrap pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wrap", nargs="+", type=Path, metavar="PAGE", help="break the long lines of these pages")
+    options = parser.parse_args()
+    for page in options.wrap or ():
+        page.write_text(wrapped(page.read_text(encoding="utf-8")), encoding="utf-8")
     found = all_problems()
     print("\n".join(found))
     return int(bool(found))

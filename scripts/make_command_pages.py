@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "commands"
 BEGIN, END = "<!-- options:begin -->", "<!-- options:end -->"
 #: Options that every command has; docs/commands/index.md describes them.
-COMMON = ("help", "show_help", "as_json")
+COMMON = ("--help", "--json")
 
 
 def options(name: str, command: click.Command) -> str:
@@ -28,7 +28,7 @@ def options(name: str, command: click.Command) -> str:
     rows = []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
-        if record is None or not record[1] or parameter.name in COMMON:
+        if record is None or not record[1] or parameter.opts[0] in COMMON:
             continue
         names, text = (" ".join(part.split()).replace("|", "\\|") for part in record)
         rows.append(f"|`{names.replace(' INTEGER RANGE', ' N').replace(' INTEGER', ' N')}`|{text}|")

@@ -78,3 +78,13 @@ def test_no_paragraph_of_a_page_begins_in_the_middle_of_a_sentence(page: Path) -
     text = re.sub(r"^```.*?^```$", "```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     begun = [part.lstrip() for part in text.split("\n\n")]
     assert [part[:60] for part in begun if re.match(r"(and|or|but|which) ", part)] == []
+
+
+@pytest.mark.parametrize("folder", ["gpusim", "app", "scripts", "benchmarks", "tests"])
+def test_pages_that_sources_name_exist(folder: str) -> None:
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for path in (ROOT / folder).rglob("*.py")
+        for page in re.findall(r"\b(?:docs|research)/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert [where for where in sorted(named) if not (ROOT / where[1]).is_file()] == []

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from gpusim.errors import CaptureError, GpuError, UnknownNameError
 from gpusim.runtime.device import torch_dtype
 from gpusim.trace.schema import Dtype, MemoryFormat, Mode
+from gpusim.trace.trust import wrong_name
 
 LossFunction = Callable[[Any, torch.Tensor | None], torch.Tensor]
 
@@ -54,6 +55,9 @@ def load_step(
     """
     torch.manual_seed(seed)
     kind, _, name = spec.partition(":")
+    wrong = wrong_name(spec)
+    if wrong:
+        raise CaptureError(f"model '{spec}': {wrong}")
     loss: LossFunction | None = None
     if kind == "torchvision" and name:
         network, (module, inputs) = name, _torchvision(name, batch)
