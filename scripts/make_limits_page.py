@@ -49,12 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-picture", action="store_true", help="only the numbers")
     options = parser.parse_args()
-<<<<<<< HEAD
-    found = limits(OpGraph.build(load_trace(EXAMPLE), load_hardware(HARDWARE)))
-    page = with_part(PAGE.read_text("utf-8"), "example", f"```\n{printed(found)}\n```")
-=======
     page = PAGE.read_text("utf-8")
->>>>>>> docs
     results = newest_of_each_step(search_files(RESULTS))
     names = " and ".join(f"`validate/results/{path.name}`" for path, of_file in results.items() if of_file)
     source = f"*Steps and times of {names} (each step's newest), in us; bounds of this version.*"
@@ -64,7 +59,7 @@ def main() -> None:
         from gpusim.report.figures.limits import limits_figure
         from gpusim.report.figures.output import write_png
 
-        write_png(PICTURE, limits_figure(limits(load_trace(EXAMPLE), load_hardware(HARDWARE))))
+        write_png(PICTURE, limits_figure(limits(OpGraph.build(load_trace(EXAMPLE), load_hardware(HARDWARE)))))
         print(PICTURE)
 
 
