@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 from page import fill
 
-from gpusim.engine.base import DEFAULT_ENGINE
+from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.threads import cores
 from gpusim.sweep.cluster import ClusterWorkers
 from gpusim.sweep.grid import Grid, Point, build_grid

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
+from gpusim.plan.graph import OpGraph
 from gpusim.recipes.again import trace_files
 from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step, search_files
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule
@@ -58,7 +59,7 @@ def main() -> None:
         from gpusim.report.figures.limits import limits_figure
         from gpusim.report.figures.output import write_png
 
-        write_png(PICTURE, limits_figure(limits(load_trace(EXAMPLE), load_hardware(HARDWARE))))
+        write_png(PICTURE, limits_figure(limits(OpGraph.build(load_trace(EXAMPLE), load_hardware(HARDWARE)))))
         print(PICTURE)
 
 

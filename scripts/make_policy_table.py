@@ -13,12 +13,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from gpusim.defaults import DEFAULT_STREAMS
 from gpusim.engine.fast import FastEngine
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.policies import DEFAULT_STREAMS
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.report.pages import with_section
 from gpusim.search.bounds import bounds

@@ -376,7 +376,7 @@ def forget() -> None:
     """What this process remembers, as after a restart."""
     from gpusim_dashboard import kept, results
 
-    for cached in (kept._read, results._explored, results._graph, results._breakdown):
+    for cached in (kept._read, results._explored, results._step, results._breakdown):
         cached.clear()
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusim.engine.base import DEFAULT_ENGINE, ENGINES, Engine, Timeline, engine_by_name
+from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.engine.base import ENGINES, Engine, Timeline, engine_by_name
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine

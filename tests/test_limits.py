@@ -287,7 +287,7 @@ def test_engine_that_is_asked_for_is_used() -> None:
 
 
 def test_stream_count_is_checked() -> None:
-    with pytest.raises(OptionError, match="--streams 0"):
+    with pytest.raises(OptionError, match=r"^streams=0: "):
         limits(build_graph(chain_trace(), make_hardware()), streams=0)
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pandas as pd
 import pytest
 
-from gpusim.engine.base import DEFAULT_ENGINE
+from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.files import write_document
 from gpusim.hardware.model import load_hardware
 from gpusim.sweep.spec import Sweep, policy_names

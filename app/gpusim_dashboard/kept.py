@@ -20,6 +20,7 @@ import msgspec
 import streamlit as st
 
 import gpusim
+from gpusim.defaults import QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import GpusimError, TraceError
 from gpusim.files import Document, decode_document, encode_json, write_bytes
 from gpusim.report.breakdown import Breakdown
@@ -33,14 +34,13 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "gpusim-kept/1"
 #: What an exploration follows from, in the package.
-SOURCES = ("engine", "hardware", "plan", "policies", "report/breakdown.py", "report/summary.py", "search", "trace")
+SOURCES = (
+    "api.py", "defaults.py", "engine", "hardware", "plan", "policies", "report/breakdown.py", "report/summary.py",
+    "search", "step.py", "trace",
+)  # fmt: skip
 #: Files that stay; each has some hundred KiB.
 MOST_FILES = 48
-#: Schedules that a page searches when nobody has asked for a longer search. A number, not a time: the same everywhere.
-QUICK_EVALUATIONS = 512
-#: Never reached in practice: the number ends the search.
-QUICK_BUDGET_S = 60.0
-#: That question, as explorations are kept under it.
+#: The question of the short exploration, as it is kept.
 QUICK = (QUICK_EVALUATIONS, QUICK_BUDGET_S)
 #: Fields of an exploration that are in no file: they are those of the question.
 ASKED = ("graph",)

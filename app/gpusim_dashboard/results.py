@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpusim.engine.base import Timeline, engine_by_name
+import gpusim
+from gpusim.api import resolve_schedule
+from gpusim.defaults import DEFAULT_POLICY, QUICK_BUDGET_S, QUICK_EVALUATIONS, RECOMMENDED
 from gpusim.errors import GpusimError
-from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
-from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import LaunchMode
-from gpusim.policies import DEFAULT_POLICY, RECOMMENDED
 from gpusim.policies.registry import POLICIES
 from gpusim.report.breakdown import Breakdown, breakdown
 from gpusim.report.results import Results, read_all_results
 from gpusim.resources import resource_dir
 from gpusim.search import whatif
-from gpusim.search.explore import Explored, explore
-from gpusim.search.limits import Limits, limits
 from gpusim.search.searches import SEARCH
 from gpusim.search.simulation import Simulated, simulate
-from gpusim.trace.schema import Trace
 from gpusim.units import counted
 from gpusim_dashboard import kept
 from gpusim_dashboard.cache import cached
@@ -34,14 +29,19 @@ STAND_IN = DEFAULT_POLICY
 Sensitivities = tuple[tuple[str, float, float, float], ...]
 
 
-def graph_of(choice: Choice) -> OpGraph:
-    """The op graph. Raises `PlanError` where a kernel breaks a limit of the GPU."""
-    return _graph(choice.content, choice.hardware.name, choice)
+def step_of(choice: Choice) -> gpusim.Step:
+    """The step, whose graph is built once."""
+    return _step(choice.content, choice.hardware.name, choice)
 
 
 @cached
-def _graph(content: str, hardware: str, _choice: Choice) -> OpGraph:
-    return OpGraph.build(_choice.trace, _choice.hardware)
+def _step(content: str, hardware: str, _choice: Choice) -> gpusim.Step:
+    return gpusim.load(_choice.trace, _choice.hardware)
+
+
+def graph_of(choice: Choice) -> OpGraph:
+    """The op graph. Raises `TraceError` where a kernel breaks a limit of the GPU."""
+    return step_of(choice).graph
 
 
 def breakdown_of(choice: Choice) -> Breakdown:
@@ -54,27 +54,24 @@ def _breakdown(content: str, hardware: str, _graph: OpGraph) -> Breakdown:
     return breakdown(_graph)
 
 
-def explored_of(choice: Choice) -> Explored:
+def explored_of(choice: Choice) -> gpusim.Explored:
     """The newest exploration of this session for this trace, hardware and streams; else a short one."""
     mine = kept.own(choice)
     return quick_of(choice) if mine is None else mine
 
 
-def quick_of(choice: Choice) -> Explored:
+def quick_of(choice: Choice) -> gpusim.Explored:
     """The short exploration."""
     return _explored(choice.content, choice.hardware.name, choice.streams, choice)
 
 
 @cached
-def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> Explored:
+def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> gpusim.Explored:
     before = kept.load(_choice, *kept.QUICK)
     found = kept.restore(before, graph_of(_choice)) if before is not None else None
     if found is None:
-        found = explore(
-            graph_of(_choice),
-            streams=streams,
-            budget_s=kept.QUICK_BUDGET_S,
-            evaluations=kept.QUICK_EVALUATIONS,
+        found = gpusim.explore(
+            step_of(_choice), streams=streams, budget_s=QUICK_BUDGET_S, evaluations=QUICK_EVALUATIONS
         )
         kept.save(_choice, found, breakdown_of(_choice), *kept.QUICK)
     return found
@@ -88,7 +85,7 @@ class Shown:
     """A policy's name, or that of a search."""
     streams: int
     """What the policy was given."""
-    schedule: Schedule
+    schedule: gpusim.Schedule
     recommended: bool
 
     @property
@@ -108,7 +105,7 @@ class Shown:
             return ["--schedule", SCHEDULE_FILE]
         return ["--policy", self.policy, "--streams", str(self.streams)]
 
-    def fixed_on(self, graph: OpGraph) -> tuple[OpGraph, Schedule | None]:
+    def fixed_on(self, graph: OpGraph) -> tuple[OpGraph, gpusim.Schedule | None]:
         """For what-if questions: the graph with the kernels it runs, and the schedule itself where it is no policy's.
 
         Kernels chosen from variants count as captured there, so that a change applies to them.
@@ -129,23 +126,30 @@ def shown_of(choice: Choice) -> Shown:
         explored = explored_of(choice)
         row = explored.best if choice.policy == RECOMMENDED else explored.best_of(SEARCH)
         return Shown(row.policy, row.streams, row.schedule, choice.policy == RECOMMENDED)
-    schedule = _schedule(choice.content, choice.hardware.name, choice.policy, choice.streams, graph_of(choice))
+    schedule = _schedule(choice.content, choice.hardware.name, choice.policy, choice.streams, step_of(choice))
     return Shown(choice.policy, choice.streams, schedule, False)
 
 
 @cached
-def _schedule(content: str, hardware: str, policy: str, streams: int, _graph: OpGraph) -> Schedule:
-    return POLICIES[policy](_graph, streams)
+def _schedule(content: str, hardware: str, policy: str, streams: int, _step: gpusim.Step) -> gpusim.Schedule:
+    return resolve_schedule(_step, policy, streams)
 
 
-def timeline_of(choice: Choice, schedule: Schedule, mode: LaunchMode = "graph") -> Timeline:
+def sequential_of(choice: Choice) -> gpusim.Timeline:
+    """The sequential graph, with all that the reference engine records."""
+    return timeline_of(choice, resolve_schedule(step_of(choice), "sequential"))
+
+
+def timeline_of(choice: Choice, schedule: gpusim.Schedule, mode: LaunchMode = "graph") -> gpusim.Timeline:
     """A timeline with all that the reference engine records."""
-    return _timeline(choice.content, choice.hardware.name, schedule, mode, graph_of(choice))
+    return _timeline(choice.content, choice.hardware.name, schedule, mode, step_of(choice))
 
 
 @cached
-def _timeline(content: str, hardware: str, schedule: Schedule, mode: LaunchMode, _graph: OpGraph) -> Timeline:
-    return engine_by_name("reference").run(lower(_graph, schedule, mode), _graph.hardware)
+def _timeline(
+    content: str, hardware: str, schedule: gpusim.Schedule, mode: LaunchMode, _step: gpusim.Step
+) -> gpusim.Timeline:
+    return gpusim.simulate(_step, schedule, launch=mode, engine="reference").timeline
 
 
 def baseline_of(choice: Choice, mode: LaunchMode) -> Simulated:
@@ -164,7 +168,7 @@ def _baseline(
     streams: int,
     mode: LaunchMode,
     fixed: int,
-    _fixed: Schedule | None,
+    _fixed: gpusim.Schedule | None,
     _graph: OpGraph,
 ) -> Simulated:
     return simulate(_graph, _fixed or whatif.policy_schedule(_graph, policy, streams), mode)
@@ -207,7 +211,7 @@ def _answer(
     policy: str,
     asked: str,
     fixed: int,
-    _fixed: Schedule | None,
+    _fixed: gpusim.Schedule | None,
     _question: Question,
     _graph: OpGraph,
 ) -> Simulated:
@@ -227,19 +231,19 @@ def _sensitivities(content: str, policy: str, asked: str, schedule: int, _base: 
 
 
 @cached
-def other_graph(trace: str, content: str, gpu: str, _trace: Trace, _hardware: HardwareModel) -> OpGraph:
+def other_graph(trace: str, content: str, gpu: str, _trace: gpusim.Trace, _hardware: gpusim.HardwareModel) -> OpGraph:
     """The op graph of another trace or GPU than the chosen one."""
-    return OpGraph.build(_trace, _hardware)
+    return gpusim.load(_trace, _hardware).graph
 
 
-def limits_of(choice: Choice) -> Limits:
+def limits_of(choice: Choice) -> gpusim.Limits:
     """The limits report."""
     return _limits(choice.content, choice.hardware.name, choice.streams, choice)
 
 
 @cached
-def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> Limits:
-    return limits(graph_of(_choice), streams=streams)
+def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> gpusim.Limits:
+    return gpusim.limits(step_of(_choice), streams=streams)
 
 
 @cached

@@ -5,6 +5,7 @@ import streamlit as st
 from gpusim_dashboard import kept, lifetime, results, view
 from gpusim_dashboard.choice import current
 
+from gpusim.defaults import DEFAULT_BUDGET_S
 from gpusim.errors import GpusimError
 from gpusim.files import compress
 from gpusim.policies.registry import POLICIES
@@ -16,7 +17,7 @@ from gpusim.report.perfetto import chrome_trace, run_from_timeline
 from gpusim.report.summary import summarize
 from gpusim.search.background import Exploration
 from gpusim.search.choices import parse_splits
-from gpusim.search.explore import DEFAULT_BUDGET_S, Row
+from gpusim.search.explore import Row
 from gpusim.units import MIB, NS_PER_US, counted, format_bytes, format_ns
 
 MAX_BUDGET_S = 300

@@ -4,7 +4,6 @@ import streamlit as st
 from gpusim_dashboard import results, view
 from gpusim_dashboard.choice import current
 
-from gpusim.policies.registry import POLICIES
 from gpusim.report.figures.breakdown import front_figure
 from gpusim.report.figures.comparisons import memory_figure
 from gpusim.report.live import by_role, peak
@@ -17,7 +16,7 @@ with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
 with st.spinner("Simulating ..."):
     timeline = results.timeline_of(choice, shown.schedule)
-    alone = results.timeline_of(choice, POLICIES["sequential"](results.graph_of(choice), 1))
+    alone = results.sequential_of(choice)
 title = f"Memory over time: {choice.trace.name} on {choice.hardware.label}"
 label = shown.label
 runs = [(label, timeline)] if shown.policy == "sequential" else [("sequential", alone), (label, timeline)]

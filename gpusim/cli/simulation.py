@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpusim.cli.common import (
-    check_gpu,
     check_output,
-    choose_hardware,
+    chosen_schedule,
     command_line,
     hardware_option,
     json_option,
-    naming,
-    one_of,
+    launch_option,
     policy_option,
     print_json,
     progress_bar,
@@ -26,23 +23,34 @@ from gpusim.cli.common import (
     trust_option,
 )
 from gpusim.cli.figures import check_figures, figure_options
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_ENGINE, DEFAULT_STREAMS
 from gpusim.errors import OptionError
-from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
+from gpusim.units import MIB, parse_bytes
 
 if TYPE_CHECKING:
-    from gpusim.plan.tasks import LaunchMode
-    from gpusim.search.simulation import Simulated
+    from gpusim import Simulated, Step
 
-#: A limit of peak memory beyond that of any GPU.
-MAX_MEMORY_MIB = 2**30
-LAUNCH_MODES = ("graph", "stream")
+
+def _memory(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
+    """Bytes of `--memory`; a bare number is MiB."""
+    if text is None:
+        return None
+    try:
+        size = parse_bytes(text, MIB)
+    except ValueError:
+        size = 0
+    if not size:
+        raise OptionError(f"--memory {text}: a size such as 8GiB, or a number of MiB")
+    return size
 
 
 @click.command()
 @click.argument("trace")
 @hardware_option
 @click.option("--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Most streams to use.")
-@click.option("--budget", type=float, default=9.0, show_default=True, metavar="SECONDS", help="Time for the search.")
+@click.option(
+    "--budget", type=float, default=DEFAULT_BUDGET_S, show_default=True, metavar="SECONDS", help="Time for the search."
+)
 @click.option(
     "--evaluations",
     type=click.IntRange(min=1),
@@ -58,11 +66,11 @@ LAUNCH_MODES = ("graph", "stream")
 )
 @click.option(
     "--memory",
-    "memory_mib",
-    type=click.FloatRange(min=0, min_open=True),
+    "memory_limit",
+    callback=_memory,
     default=None,
-    metavar="MIB",
-    help="Only schedules whose predicted peak memory is at most this.",
+    metavar="SIZE",
+    help="Only schedules whose predicted peak memory is at most this: 8GiB, or a number of MiB.",
 )
 @click.option(
     "--measure",
@@ -82,7 +90,7 @@ def explore(
     budget: float,
     evaluations: int | None,
     partitions: str | None,
-    memory_mib: float | None,
+    memory_limit: int | None,
     measure: int | None,
     trust_code: bool,
     seed: int,
@@ -90,36 +98,25 @@ def explore(
     as_json: bool,
 ) -> None:
     """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
-    from gpusim.plan.graph import OpGraph
-    from gpusim.plan.schedule import check_streams, write_schedule
+    import gpusim
+    from gpusim.on_gpu import check_gpu
     from gpusim.report.tables import explored_document, print_explored
     from gpusim.report.trial_table import print_trial, trial_document
-    from gpusim.search.choices import parse_splits
-    from gpusim.search.explore import MAX_BUDGET_S
-    from gpusim.search.explore import explore as run
-    from gpusim.trace.store import load_trace
 
-    check_streams(streams)
-    if not 0 < budget <= MAX_BUDGET_S:
-        raise OptionError(f"--budget {budget}: the search takes between 0 and {MAX_BUDGET_S:.0f} seconds")
-    if memory_mib is not None and not memory_mib <= MAX_MEMORY_MIB:
-        raise OptionError(f"--memory {memory_mib}: give a number of MiB up to {MAX_MEMORY_MIB:,}")
     target = check_output(output)
-    step = load_trace(trace)
-    model = choose_hardware(hardware, step)
+    step = gpusim.load(trace, hardware)
     if measure is not None:
-        check_gpu(step, trace, trust_code)
-    splits = [] if partitions is None else parse_splits(partitions, streams, model.limits.sms)
-    with naming(trace, hardware), progress_bar(not as_json) as report:
-        explored = run(
-            OpGraph.build(step, model),
+        check_gpu(step, trust_code)
+    with progress_bar(not as_json) as report:
+        explored = gpusim.explore(
+            step,
             streams=streams,
             budget_s=budget,
             seed=seed,
             evaluations=evaluations,
-            splits=splits,
-            memory_limit_bytes=None if memory_mib is None else int(memory_mib * 2**20),
-            report=report,
+            partitions=partitions,
+            memory_limit=memory_limit,
+            progress=report,
         )
     trial = None
     if measure is not None:
@@ -127,7 +124,7 @@ def explore(
 
         explored, trial = try_best(explored, measure, command=command_line(), say=say, trust_code=trust_code)
     if target is not None:
-        write_schedule(explored.schedule, step, target)
+        explored.save(target)
     if as_json:
         document = explored_document(explored)
         print_json(document if trial is None else {**document, "measured": trial_document(trial)})
@@ -145,15 +142,8 @@ def explore(
 @policy_option("Simulate")
 @streams_option
 @click.option("--schedule", "schedule_file", metavar="FILE", help="Simulate this schedule instead of a policy's.")
-@click.option("--engine", "engine_name", default="fast", show_default=True, metavar="fast|reference")
-@click.option(
-    "--launch",
-    default="graph",
-    show_default=True,
-    metavar="graph|stream",
-    callback=one_of("launch mode", LAUNCH_MODES),
-    help="In one CUDA graph, or kernel by kernel from the host.",
-)
+@click.option("--engine", "engine_name", default=DEFAULT_ENGINE, show_default=True, metavar="fast|reference")
+@launch_option
 @click.option("--perfetto", "perfetto_file", metavar="OUT", help="Write the timeline for ui.perfetto.dev (.json[.gz]).")
 @figure_options
 @click.option(
@@ -178,74 +168,44 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Predict one schedule of TRACE: a policy's or one from a file."""
-    from gpusim.engine.base import engine_by_name
-    from gpusim.engine.compiled.warm import COMPILING, needs_compiling
-    from gpusim.plan.graph import OpGraph
-    from gpusim.plan.schedule import check_streams, read_schedule
+    import gpusim
     from gpusim.report.tables import print_simulated
-    from gpusim.search.eager import predict_eager
-    from gpusim.search.explore import check_policy, schedule_of
-    from gpusim.search.simulation import simulate as run
-    from gpusim.trace.store import load_trace
 
-    if schedule_file is not None and (policy is not None or streams is not None):
-        raise OptionError("--schedule goes without --policy and --streams: the file has both")
-    mode: LaunchMode = "stream" if launch == "stream" else "graph"
-    engine = engine_by_name(engine_name)
-    wanted = policy or DEFAULT_POLICY
-    check_policy(wanted)
-    check_streams(DEFAULT_STREAMS if streams is None else streams)
+    schedule, most_streams = chosen_schedule(policy, streams, schedule_file)
     target = check_output(perfetto_file)
     figures = check_figures(html_file, png_file)
     if measured_file is not None and not figures:
         raise OptionError("--measured goes with --html or --png: it is drawn beside the simulated timeline")
-    step = load_trace(trace)
+    step = gpusim.load(trace, hardware)
     measured = None
     if measured_file is not None:
         from gpusim.report.measured import load_measured
 
-        measured = load_measured(measured_file, step)
-    model = choose_hardware(hardware, step)
-    with naming(trace, hardware):
-        graph = OpGraph.build(step, model)
-    if schedule_file is not None:
-        schedule = read_schedule(Path(schedule_file), graph)
-    else:
-        with progress_bar(not as_json) as report:
-            schedule = schedule_of(graph, wanted, streams or DEFAULT_STREAMS, report)
+        measured = load_measured(measured_file, step.trace)
     with progress_bar(not as_json) as report:
-        if engine_name == "fast" and needs_compiling():
-            report(COMPILING, 0.0, 0)
-        simulated = run(graph, schedule, mode, engine)
+        simulated = gpusim.simulate(
+            step, schedule, streams=most_streams, launch=launch, engine=engine_name, progress=report
+        )
     title = f"simulated: {simulated.policy}, {simulated.streams} streams"
-    if target is not None or figures:
-        timeline = simulated.timeline
-        # What SMs and DRAM do over time, only the reference engine records.
-        seen = timeline if timeline.occupied else engine_by_name("reference").run(timeline.plan, graph.hardware)
     if target is not None:
-        from gpusim.report.perfetto import run_from_timeline, write_perfetto
-
-        write_perfetto(target, [run_from_timeline(seen, simulated.ran.trace, title, model)])
+        gpusim.write_perfetto(simulated, target)
     if figures:
         from gpusim.report.figures.timeline import timeline_figure
 
-        beside = measured.run if measured else None
-        timed_ns = measured.timed_ns if measured else None
-        ran = simulated.ran.trace
-        figure = timeline_figure(seen, ran, graph.hardware, title=title, measured=beside, measured_ns=timed_ns)
+        figure = timeline_figure(
+            simulated.recorded,
+            simulated.ran.trace,
+            simulated.graph.hardware,
+            title=title,
+            measured=measured.run if measured else None,
+            measured_ns=measured.timed_ns if measured else None,
+        )
         figures.write(figure, f"{step.name}, {title}")
-    document = _document(simulated)
-    document |= {"peak_bytes": simulated.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
-    document["captured_on"] = step.provenance.gpu.name
-    eager = {
-        "predicted_ns": predict_eager(graph, engine),
-        "measured_ns": step.ground_truth.eager.median_ns if step.ground_truth else None,
-    }
-    document["eager"] = {key: time_ns for key, time_ns in eager.items() if time_ns is not None}
+    document = _document(step, simulated, engine_name)
     if measured is not None:
         from gpusim.report.measured import not_comparable
 
-        why = not_comparable(measured, model, mode, simulated.policy, simulated.streams)
+        why = not_comparable(measured, step.hardware, simulated.mode, simulated.policy, simulated.streams)
         document["measured"] = {
             "time_ns": measured.makespan_ns,
             "error": None if why else simulated.makespan_ns / measured.makespan_ns - 1,
@@ -260,14 +220,27 @@ def simulate(
     figures.announce()
 
 
-def _document(found: Simulated) -> dict[str, Any]:
+def _document(step: Step, simulated: Simulated, engine: str) -> dict[str, Any]:
+    from gpusim.maintain import predicted_eager_ns
+
+    truth = step.trace.ground_truth
+    eager = {
+        "predicted_ns": predicted_eager_ns(step, engine),
+        "measured_ns": truth.eager.median_ns if truth else None,
+    }
     return {
-        "trace": found.graph.trace.name,
-        "policy": found.policy,
-        "streams": found.streams,
-        "makespan_ns": found.makespan_ns,
-        "sequential_ns": found.sequential_ns,
-        "speedup": found.speedup,
-        "calibrated": found.graph.hardware.calibrated,
-        "bounds": found.bounds.document(),
+        "trace": step.name,
+        "policy": simulated.policy,
+        "streams": simulated.streams,
+        "makespan_ns": simulated.makespan_ns,
+        "sequential_ns": simulated.sequential_ns,
+        "speedup": simulated.speedup,
+        "calibrated": step.hardware.calibrated,
+        "bounds": simulated.bounds.document(),
+        "peak_bytes": simulated.peak_bytes,
+        "launch": simulated.mode,
+        "engine": engine,
+        "hardware": step.hardware.label,
+        "captured_on": step.trace.provenance.gpu.name,
+        "eager": {key: time_ns for key, time_ns in eager.items() if time_ns is not None},
     }

@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json, tell
+from gpusim.cli.common import hardware_option, json_option, launch_option, one_of, print_json, tell
 from gpusim.cli.figures import check_figures, figure_options
+from gpusim.defaults import DEFAULT_POLICY, DEFAULT_STREAMS, QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import OptionError
-from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
-    from gpusim.plan.tasks import LaunchMode
+    from gpusim import Simulated, Step
     from gpusim.report.results import Results
-    from gpusim.search.simulation import Simulated
-    from gpusim.trace.schema import Trace
 
 OP_HELP = "X times as fast: an op by name or number, `LAYER OPERATOR` as printed below, or all ops of a LAYER."
-#: Schedules searched for a figure of an exploration; as the dashboard does.
-EVALUATIONS, BUDGET_S = 512, 60.0
 EXPLORED = ("bounds", "gain", "front")
 FIGURES = ("breakdown", *EXPLORED, "memory")
 FIDELITY = "fidelity"
@@ -35,14 +31,7 @@ streams_option = click.option("--streams", type=int, default=DEFAULT_STREAMS, sh
 @hardware_option
 @policy_option
 @streams_option
-@click.option(
-    "--launch",
-    default="graph",
-    show_default=True,
-    metavar="graph|stream",
-    callback=one_of("launch mode", ("graph", "stream")),
-    help="In one CUDA graph, or kernel by kernel from the host.",
-)
+@launch_option
 @click.option("--sms", type=int, default=None, metavar="N", help="SMs of the GPU.")
 @click.option("--bandwidth", type=float, default=1.0, metavar="X", help="Factor on DRAM bandwidth.")
 @click.option("--launch-cost", type=float, default=1.0, metavar="X", help="Factor on gaps, forks, joins, launches.")
@@ -66,27 +55,28 @@ def whatif(
     as_json: bool,
 ) -> None:
     """Ask what TRACE would take with other SMs, bandwidth, costs or a faster op; --html draws the sensitivities."""
-    from gpusim.plan.graph import OpGraph
-    from gpusim.search.simulation import simulate
-    from gpusim.search.whatif import Change, changed_graph, policy_schedule, sensitivities
-    from gpusim.trace.store import load_trace
+    import gpusim
     from gpusim.units import format_bytes, format_times_ns
 
     figures = check_figures(html_file, png_file)
-    step = load_trace(trace)
-    model = choose_hardware(hardware, step)
-    change = Change(sms, bandwidth, launch_cost, 1.0, queues, _op_speeds(step, ops))
-    with naming(trace, hardware):
-        graph = OpGraph.build(step, model)
-        changed = changed_graph(graph, change)
-    baseline = simulate(graph, policy_schedule(graph, policy, streams))
-    mode: LaunchMode = "stream" if launch == "stream" else "graph"
-    result = simulate(changed, policy_schedule(changed, policy, streams), mode)
-    rows = sensitivities(result)
+    step = gpusim.load(trace, hardware)
+    answer = gpusim.whatif(
+        step,
+        policy,
+        streams=streams,
+        launch=launch,
+        sms=sms,
+        bandwidth=bandwidth,
+        launch_cost=launch_cost,
+        queues=queues,
+        ops=ops,
+    )
+    baseline, result, rows = answer.baseline, answer.changed, answer.sensitivities()
+    changed = result.graph.hardware.label
     if figures:
         from gpusim.report.figures.comparisons import tornado_figure
 
-        figures.write(tornado_figure(rows, title=f"What {step.name} on {changed.hardware.label} is sensitive to"), "")
+        figures.write(tornado_figure(rows, title=f"What {step.name} on {changed} is sensitive to"), "")
     if as_json:
         print_json(
             {
@@ -102,9 +92,9 @@ def whatif(
         return
     tell(f"{step.name}: {policy}, {result.streams} streams, launched by {launch}")
     before, after = format_times_ns((baseline.makespan_ns, result.makespan_ns))
-    tell(f"  baseline  {before} on {model.label}")
+    tell(f"  baseline  {before} on {step.hardware.label}")
     more = result.makespan_ns / baseline.makespan_ns - 1
-    tell(f"  what if   {after} on {changed.hardware.label} ({more:+.1%} time)")
+    tell(f"  what if   {after} on {changed} ({more:+.1%} time)")
     tell(f"  speed-up  {result.speedup:.2f}x over its own sequential graph (baseline {baseline.speedup:.2f}x)")
     tell(f"  memory    {format_bytes(result.peak_bytes)} at the peak")
     tell("Sensitivities: the same schedule, one parameter at a time")
@@ -146,15 +136,10 @@ def figure(
         return
     if source is None:
         raise OptionError(f"figure {kind}: give a trace")
-    from gpusim.plan.schedule import check_streams
-    from gpusim.policies.registry import policy_by_name
-    from gpusim.trace.store import load_trace
+    import gpusim
 
-    check_streams(streams)
-    policy_by_name(policy)
-    step = load_trace(source)
-    with naming(source, hardware):
-        files.write(_draw(kind, step, hardware, policy, streams), f"{kind} of {step.name}")
+    step = gpusim.load(source, hardware)
+    files.write(_draw(kind, step, policy, streams), f"{kind} of {step.name}")
     files.announce()
 
 
@@ -178,36 +163,24 @@ def _results(source: str | None) -> list[Results]:
     return found
 
 
-def _draw(kind: str, step: Trace, hardware: str | None, policy: str, streams: int) -> Any:
-    from gpusim.plan.graph import OpGraph
+def _draw(kind: str, step: Step, policy: str, streams: int) -> Any:
+    import gpusim
     from gpusim.report.breakdown import breakdown
     from gpusim.report.figures.breakdown import breakdown_figure, front_figure
     from gpusim.report.figures.comparisons import memory_figure
     from gpusim.report.figures.explored import bounds_figure, gain_figure
-    from gpusim.search.explore import explore
-    from gpusim.search.simulation import simulate
-    from gpusim.search.whatif import policy_schedule
 
-    model = choose_hardware(hardware, step)
-    graph = OpGraph.build(step, model)
-    title = f"{step.name} on {model.label}"
+    title = f"{step.name} on {step.hardware.label}"
     if kind in EXPLORED:
-        found = explore(graph, streams=streams, budget_s=BUDGET_S, evaluations=EVALUATIONS)
+        found = gpusim.explore(step, streams=streams, budget_s=QUICK_BUDGET_S, evaluations=QUICK_EVALUATIONS)
         if kind == "front":
             return front_figure(found.rows, title)
         return bounds_figure(found) if kind == "bounds" else gain_figure(found)
     if kind == "breakdown":
-        return breakdown_figure(breakdown(graph), title)
-    alone, run = (simulate(graph, policy_schedule(graph, *each)) for each in (("sequential", 1), (policy, streams)))
+        return breakdown_figure(breakdown(step.graph), title)
+    alone, run = gpusim.simulate(step, "sequential", streams=1), gpusim.simulate(step, policy, streams=streams)
     named = [("sequential", alone.timeline), (f"{policy}, {run.streams} streams", run.timeline)]
     return memory_figure(named if policy != "sequential" else named[:1], title=f"Memory over time: {title}")
-
-
-def _op_speeds(step: Trace, ops: tuple[tuple[str, float], ...]) -> dict[int, float]:
-    """Factors by op index. Raises `UnknownNameError`."""
-    from gpusim.trace.op_names import find_ops
-
-    return {index: speed for name, speed in ops for index in find_ops(step, name)}
 
 
 def _document(found: Simulated) -> dict[str, Any]:

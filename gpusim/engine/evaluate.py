@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gpusim.engine.base import DEFAULT_ENGINE, Engine, engine_by_name
+from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.engine.base import Engine, engine_by_name
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule

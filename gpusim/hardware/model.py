@@ -11,11 +11,13 @@ import msgspec
 from msgspec import Meta
 
 from gpusim import file_limits
+from gpusim.defaults import DEFAULT_HARDWARE
 from gpusim.errors import HardwareError, UnknownNameError
 from gpusim.files import Document, read_document
-from gpusim.hardware import DEFAULT_HARDWARE
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Dtype
+from gpusim.units import format_bytes
 
 SCHEMA: Final = "gpusim-hardware/1"
 
@@ -250,6 +252,20 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     def label(self) -> str:
         """The name as outputs show it: an uncalibrated model always says so."""
         return self.name if self.calibrated else f"{self.name} (uncalibrated)"
+
+    def __repr__(self) -> str:
+        return short_repr("HardwareModel", f"{short_name(self.label)}: {short_name(self.gpu)}, {self.limits.sms} SMs")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("GPU", self.gpu),
+            ("calibrated", "yes" if self.calibrated else "no"),
+            ("SMs", f"{self.limits.sms:,}"),
+            ("memory", format_bytes(self.memory.dram_bytes)),
+            ("DRAM bandwidth", f"{self.memory.dram_bytes_per_ns:,.0f} GB/s"),
+            ("L2 cache", format_bytes(self.memory.l2_bytes)),
+        ]
+        return html_table(f"Hardware model {self.label}", ("", ""), rows)
 
 
 def measure_of(section: type[GraphCosts | StreamCosts | Contention]) -> dict[str, Measure]:

@@ -9,7 +9,9 @@ from msgspec import Meta
 
 from gpusim.errors import MeasurementError
 from gpusim.files import Count, Document, Nanoseconds, Positive, read_document, write_document
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.trace.schema import Gpu, Timing
+from gpusim.units import format_ns
 
 SCHEMA: Final = "gpusim-measurement/1"
 
@@ -105,6 +107,24 @@ class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):
     def sequential_error(self) -> float:
         """(predicted - measured) / measured, of the sequential graph."""
         return self.predicted_sequential_ns / self.sequential.median_ns - 1.0
+
+    def __repr__(self) -> str:
+        same = outputs_in_words(self.outputs.equal, self.outputs.bit_equal, self.outputs.sensitive)
+        text = f"{short_name(self.trace)} on {short_name(self.gpu.name)}: {short_name(self.policy)} {self.speedup:.2f}x"
+        return short_repr("Measurement", f"{text}, outputs {same}")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("sequential CUDA graph", format_ns(self.sequential.median_ns), format_ns(self.predicted_sequential_ns)),
+            (
+                f"{self.policy}, {self.streams} streams",
+                format_ns(self.schedule.median_ns),
+                format_ns(self.predicted_ns),
+            ),
+        ]
+        same = outputs_in_words(self.outputs.equal, self.outputs.bit_equal, self.outputs.sensitive)
+        title = f"{self.trace} on {self.gpu.name}: {self.speedup:.2f}x, outputs {same}"
+        return html_table(title, ("schedule", "measured", "predicted"), rows)
 
 
 def read_measurement(path: Path) -> Measurement:

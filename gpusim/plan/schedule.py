@@ -6,6 +6,7 @@ policy, search, file --> Schedule --> `gpusim.plan.lower.lower`, replay, file
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Final, Literal
 from gpusim.errors import OptionError, PlanError, ScheduleError
 from gpusim.files import Count, Document, Nanoseconds, Positive, read_document, write_document
 from gpusim.hardware.model import HardwareModel
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition, lay_out
 from gpusim.trace.schema import Op, Trace
@@ -162,8 +164,13 @@ class Schedule:
         )
 
     def __repr__(self) -> str:
-        origin = f" {self.policy}" if self.policy else ""
-        return f"<Schedule{origin}: {counted(len(self.order), 'op')} on {counted(self.stream_count, 'stream')}>"
+        size = f"{counted(len(self.order), 'op')} on {counted(self.stream_count, 'stream')}"
+        return short_repr("Schedule", f"{short_name(self.policy)}: {size}" if self.policy else size)
+
+    def _repr_html_(self) -> str:
+        ops = Counter(self.streams)
+        title = f"Schedule {self.policy or 'without a name'}, made by {self.made_by or 'hand'}"
+        return html_table(title, ("stream", "ops"), sorted(ops.items()))
 
 
 class Placement(Document, frozen=True, kw_only=True):
@@ -215,10 +222,11 @@ def write_schedule(schedule: Schedule, trace: Trace, path: Path) -> None:
     write_document(path, schedule.to_document(trace), indent=1)
 
 
-def check_streams(streams: int) -> int:
+def check_streams(streams: object) -> int:
     """`streams` if a GPU can have that many. Raises `OptionError`."""
-    if not 1 <= streams <= MAX_STREAMS:
-        raise OptionError(f"--streams {streams}: the number of streams lies between 1 and {MAX_STREAMS}")
+    if not isinstance(streams, int) or not 1 <= streams <= MAX_STREAMS:
+        problem = f"the number of streams lies between 1 and {MAX_STREAMS}"
+        raise OptionError(problem, argument="streams", value=streams)
     return streams
 
 

@@ -8,12 +8,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from gpusim.defaults import MAX_BUDGET_S
 from gpusim.errors import RecipeError
 from gpusim.files import Count, Document, Positive, read_toml
 from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
 from gpusim.runtime.allowlist import check_operators
-from gpusim.search.explore import MAX_BUDGET_S
 from gpusim.search.searches import SEARCH, SEARCHED
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, named_trace
 from gpusim.trace.store import bundled_traces, read_trace

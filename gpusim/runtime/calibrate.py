@@ -40,7 +40,9 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     require_gpu()
     facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
     if facts.name != base.gpu:
-        raise GpuError(f"this GPU is '{facts.name}', the base model '{base.name}' is of '{base.gpu}'; choose --base")
+        raise GpuError(
+            f"this GPU is '{facts.name}', the base model '{base.name}' is of '{base.gpu}'; choose another base"
+        )
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     for field, name in LIMITS_FROM_DRIVER.items():
         found = getattr(properties, name, None)

@@ -98,7 +98,7 @@ def capture(options: CaptureOptions, say: Say = lambda _: None) -> Captured:
     """Capture one step on the current GPU. Raises `CaptureError` where a check fails, `GpuError` without a GPU."""
     device = require_gpu()
     if options.frontend != "aten":
-        raise CaptureError(f"front end '{options.frontend}' is not available in this version; use --frontend aten")
+        raise CaptureError(f"front end '{options.frontend}' is not available in this version; use 'aten'")
     set_precision(options.dtype)
     say("building the model")
     step = build_step(options, device)

@@ -70,7 +70,7 @@ def with_counters(trace: Trace, seed: int, say: Callable[[str], None] = lambda _
     if DENIED in said:
         raise GpuError(
             f"ncu may not read the GPU's counters ({DENIED}): they are for administrators, unless the driver's option "
-            "NVreg_RestrictProfilingToAdminUsers is 0; without --counters they are estimated"
+            "NVreg_RestrictProfilingToAdminUsers is 0; without counters they are estimated"
         )
     if done.returncode:
         raise GpuError(f"ncu failed (exit status {done.returncode}): {_reason(said)}")
@@ -84,7 +84,7 @@ def find_ncu() -> str:
     """The ncu to use. Raises `GpuError` where there is none."""
     found = shutil.which("ncu") or next((path for place in PLACES for path in sorted(glob.glob(place))[::-1]), None)
     if found is None:
-        raise GpuError("no ncu (Nsight Compute) on PATH: counters need it; without --counters they are estimated")
+        raise GpuError("no ncu (Nsight Compute) on PATH: counters need it; without counters they are estimated")
     return found
 
 

@@ -76,7 +76,7 @@ def load_step(
     if mode == "infer":
         return ModelStep(network, module.requires_grad_(False), inputs, None, None)
     if not any(p.requires_grad for p in module.parameters()):
-        raise CaptureError(f"model '{spec}' has no trainable parameter; use --mode infer")
+        raise CaptureError(f"model '{spec}' has no trainable parameter; capture it in mode infer")
     target = None if loss else _target_for(module, inputs)
     return ModelStep(network, module, inputs, target, loss or default_loss)
 

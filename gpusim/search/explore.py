@@ -6,21 +6,22 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
-import gpusim
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_STREAMS, RECOMMENDED
 from gpusim.engine.base import Timeline
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.hardware.model import HardwareModel
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.partitions import Partition
-from gpusim.plan.schedule import Schedule, check_streams
-from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
+from gpusim.plan.schedule import Schedule, check_streams, write_schedule
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
 from gpusim.search.bounds import Bounds, bounds
@@ -28,10 +29,9 @@ from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
 from gpusim.search.searches import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
 from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.trace.schema import Trace
-from gpusim.units import format_bytes
+from gpusim.units import counted, format_bytes, format_ns
+from gpusim.version import __version__
 
-DEFAULT_BUDGET_S = 9.0
-MAX_BUDGET_S = 86_400.0
 #: A step of more ops is large: only policies whose time grows as the step does look at it, on as many streams as asked
 #: for, and no search, which could not try enough schedules of it.
 LARGE_STEP_OPS = 5_000
@@ -73,7 +73,7 @@ class Attribution:
     """Saved by a better order and placement on as many streams."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explored:
     """All that `gpusim explore` found."""
 
@@ -142,6 +142,25 @@ class Explored:
             self, best=row, bounds=concluded.bounds, attribution=concluded.attribution, verdict=concluded.verdict
         )
 
+    def save(self, path: str | Path) -> None:
+        """Write the recommended schedule as a file for `gpusim.replay` and `gpusim.simulate`. Raises `OutputError`."""
+        write_schedule(self.schedule, self.trace, Path(path))
+
+    def __repr__(self) -> str:
+        where = f"{short_name(self.trace.name)} on {short_name(self.hardware.label)}"
+        worth = "worth it" if self.verdict.worth_it else "not worth it"
+        return short_repr(
+            "Explored", f"{where}: {self.best.speedup:.2f}x with {counted(self.best.streams, 'stream')}, {worth}"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row.label, format_ns(row.time_ns), "measured" if row.measured else "predicted", row.advice)
+            for row in self.verdict.rows
+        ]
+        title = f"{self.trace.name} on {self.hardware.label}: {self.verdict.sentence}"
+        return html_table(title, ("way", "time", "", "advice"), rows)
+
 
 def explore(
     graph: OpGraph,
@@ -176,7 +195,7 @@ def explore(
     if evaluations is None:
         budget_s -= min(compiling_s, COMPILING_SHARE * budget_s)
     evaluator = Evaluator(graph)
-    made_by = f"gpusim {gpusim.__version__}, {graph.hardware.label}, seed {seed}"
+    made_by = f"gpusim {__version__}, {graph.hardware.label}, seed {seed}"
     sequential_ns = evaluator.evaluate(POLICIES["sequential"](graph, 1)).makespan_ns
     rows: list[Row] = []
 

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpusim.engine.base import DEFAULT_ENGINE, Engine, Timeline, engine_by_name
+from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_STREAMS
+from gpusim.engine.base import Engine, Timeline, engine_by_name
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule, check_streams
-from gpusim.policies import DEFAULT_STREAMS
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import stream_counts
 from gpusim.policies.sequential import sequential
@@ -29,6 +30,7 @@ from gpusim.search.local import SHARES
 from gpusim.search.relaxed import DEPENDENCIES, LIMITS, SMS, STREAMS, relaxed
 from gpusim.search.searches import Report
 from gpusim.search.width import MAX_EXACT_OPS, width
+from gpusim.units import format_ns
 
 STEP: Final = "step"
 """The scope of all phases together."""
@@ -123,7 +125,7 @@ class Scope:
         return time_ns / self.potential_ns if self.potential_ns else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Limits:
     """All scopes of a step: its phases where it has several, and the whole step, last."""
 
@@ -133,6 +135,17 @@ class Limits:
     streams: int
     """Most streams the best schedule might use."""
     scopes: tuple[Scope, ...]
+
+    def __repr__(self) -> str:
+        step = self.scopes[-1]
+        text = f"{short_name(self.trace)} on {short_name(self.hardware)}: {step.speedup:.2f}x"
+        return short_repr("Limits", f"{text} at best, parallelism {step.parallelism.mean:.1f}")
+
+    def _repr_html_(self) -> str:
+        step = self.scopes[-1]
+        rows = [(loss.limit, format_ns(loss.loss_ns), f"{step.share(loss.loss_ns):.0%}") for loss in step.losses]
+        title = f"Limits of {self.trace} on {self.hardware}: time lost to each, and share of what there is to win"
+        return html_table(title, ("limit", "lost", "share"), rows)
 
 
 def limits(

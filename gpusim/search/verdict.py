@@ -8,6 +8,7 @@ from typing import Literal
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import HardwareModel
+from gpusim.notebook import html_table, short_repr
 from gpusim.plan.graph import COMPILED_FROM_OPS, OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
@@ -86,7 +87,7 @@ def best_way(rows: tuple[VerdictRow, ...]) -> VerdictRow | None:
     return inside[-1] if inside else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
     """`worth_it` only where even the low end of the predicted speed-up is a gain."""
 
@@ -107,6 +108,17 @@ class Verdict:
     def sentence(self) -> str:
         """The text without the command that says more: for a page, which has links."""
         return self.text.replace(LIMITS_HINT, "")
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __repr__(self) -> str:
+        worth = "worth it" if self.worth_it else "not worth it"
+        return short_repr("Verdict", f"{worth}: {self.speedup:.2f}x ({self.low:.2f} to {self.high:.2f})")
+
+    def _repr_html_(self) -> str:
+        rows = [(row.label, format_ns(row.time_ns), row.advice) for row in self.rows]
+        return html_table(self.sentence, ("way", "time", "advice"), rows)
 
 
 def verdict(

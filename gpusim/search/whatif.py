@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import msgspec
 
-from gpusim.engine.base import DEFAULT_ENGINE, Engine, engine_by_name
+from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_POLICY
+from gpusim.engine.base import Engine, engine_by_name
 from gpusim.errors import OptionError
 from gpusim.hardware.model import GraphCosts, HardwareModel, StreamCosts, measure_of
 from gpusim.hardware.occupancy import kernel_demand
@@ -24,7 +25,6 @@ from gpusim.plan.kernels import Scaling, fit_to
 from gpusim.plan.schedule import Schedule, check_streams
 from gpusim.plan.tasks import Plan, Task
 from gpusim.plan.traffic import arithmetic
-from gpusim.policies import DEFAULT_POLICY
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import policy_by_name
 from gpusim.search.simulation import Simulated

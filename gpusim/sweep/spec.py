@@ -11,7 +11,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from gpusim.engine.base import DEFAULT_ENGINE, engine_by_name
+from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.engine.base import engine_by_name
 from gpusim.errors import FileError, HardwareError, SweepError, TraceError, UnknownNameError
 from gpusim.files import Count, Document, read_toml
 from gpusim.hardware.model import HardwareModel, bundled_hardware, read_hardware

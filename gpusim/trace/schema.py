@@ -12,6 +12,8 @@ from msgspec import Meta
 
 from gpusim import file_limits
 from gpusim.files import Count, Document, Nanoseconds, Positive, StorageBytes
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.units import counted
 
 SCHEMA: Final = "gpusim-trace/1"
 
@@ -310,6 +312,13 @@ class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
     def name(self) -> str:
         """See `named_trace`."""
         return trace_name(self.model)
+
+    def __repr__(self) -> str:
+        return short_repr("Trace", f"{short_name(self.name)}: {counted(len(self.ops), 'op')}")
+
+    def _repr_html_(self) -> str:
+        rows = [(op.name, op.target, op.phase, op.layer) for op in self.ops]
+        return html_table(f"Trace {self.name}", ("op", "target", "phase", "layer"), rows)
 
 
 def trace_name(model: Model) -> str:
