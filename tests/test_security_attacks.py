@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from gpusim.cli import cli
 from gpusim.errors import GpusimError, RecipeError, ReplayError, TraceError, TrustError
-from gpusim.plan.schedule import make_schedule
+from gpusim.plan.schedule import Schedule
 from gpusim.recipes.recipe import check_recipe, read_recipe
 from gpusim.runtime.execute import make_initial
 from gpusim.runtime.models import load_step
@@ -428,7 +428,7 @@ def test_document_of_another_kind_is_one_line(option: str, content: str, tmp_pat
 def test_schedule_that_lies_is_one_line(changes: dict[str, Any], tmp_path: Path) -> None:
     path, wrong = tmp_path / "t.json", tmp_path / "s.json"
     write_trace(chain_trace(2), path)
-    good = make_schedule(chain_trace(2), [0, 1], [0, 0], policy="sequential", made_by="test")
+    good = Schedule.in_recorded_order(2).made("sequential", "test").to_document(chain_trace(2))
     names = [placement.op for placement in good.placements]
     text = json.dumps(msgspec.to_builtins(good) | changes)
     wrong.write_text(text.replace('"op0"', json.dumps(names[0])).replace('"op1"', json.dumps(names[1])))
