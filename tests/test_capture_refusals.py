@@ -152,7 +152,7 @@ def test_missing_function_suggests_the_nearest() -> None:
 
 def test_training_of_a_model_without_parameters_is_refused() -> None:
     load(spec("untrainable"), "infer")
-    with pytest.raises(CaptureError, match="has no trainable parameter; use --mode infer"):
+    with pytest.raises(CaptureError, match="has no trainable parameter; capture it in mode infer"):
         load(spec("untrainable"), "train")
 
 

@@ -639,7 +639,7 @@ def no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, *_: Any) -> None:
             pass
 
-        def record(self, *_: Any) -> Any:
+        def record(self, *_: Any, **__: Any) -> Any:
             return self
 
         def replay(self) -> None:

@@ -188,7 +188,7 @@ def test_capture_keeps_the_eager_pace_but_profiles_at_its_own(monkeypatch: pytes
         def __init__(self, *_: Any) -> None:
             pass
 
-        def record(self, *_: Any) -> Any:
+        def record(self, *_: Any, **__: Any) -> Any:
             return self
 
         def replay(self) -> None:

@@ -175,7 +175,7 @@ def test_spread_holds_the_time_that_counts(monkeypatch: pytest.MonkeyPatch) -> N
 def test_work_alone_gives_its_result_and_its_errors() -> None:
     """Our errors keep type and text on their way back."""
     assert alone(int, "12") == 12
-    with pytest.raises(OptionError, match="--streams 0"):
+    with pytest.raises(OptionError, match="streams=0"):
         alone(check_streams, 0)
 
 

@@ -225,7 +225,7 @@ def test_trace_given_as_a_schedule_is_refused(tmp_path: Path, trace: Trace) -> N
 
 @pytest.mark.parametrize("streams", [0, -1, MAX_STREAMS + 1])
 def test_stream_count_out_of_range_is_an_option_error_with_the_value(streams: int) -> None:
-    with pytest.raises(OptionError, match=f"--streams {streams}: .*between 1 and {MAX_STREAMS}"):
+    with pytest.raises(OptionError, match=f"streams={streams}: .*between 1 and {MAX_STREAMS}"):
         check_streams(streams)
 
 

@@ -156,7 +156,7 @@ def test_version_changes_with_the_code_that_simulates_only(
 ) -> None:
     copy = tmp_path / "gpusim"
     shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "_data"))
-    monkeypatch.setattr(package, "__file__", str(copy / "__init__.py"))
+    monkeypatch.setattr(version, "__file__", str(copy / "version.py"))
     before = code_version.__wrapped__()
     with (copy / file).open("a") as text:
         text.write("# changed\n")
@@ -167,7 +167,7 @@ def test_version_changes_with_the_code_that_simulates_only(
 def test_version_that_provenance_carries_changes_with_any_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "gpusim"
     shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "_data"))
-    monkeypatch.setattr(package, "__file__", str(copy / "__init__.py"))
+    monkeypatch.setattr(version, "__file__", str(copy / "version.py"))
     before = version.code_version.__wrapped__()
     assert re.fullmatch(rf"{re.escape(package.__version__)}\+[0-9a-f]{{8}}", before)
     with (copy / "runtime" / "capture.py").open("a") as text:

@@ -196,11 +196,10 @@ def test_command_prints_the_measured_result_as_json(
     explored: Explored, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gpusim.cli import main
-    from gpusim.cli import simulation as command
 
     play([700, 600, 650])
     write_trace(WIDE, tmp_path / "t.json")
-    monkeypatch.setattr(command, "check_gpu", lambda step, file, trust_code: None)
+    monkeypatch.setattr("gpusim.on_gpu.check_gpu", lambda step, trust_code: None)
     line = ["gpusim", "explore", str(tmp_path / "t.json"), "--budget", "0.1", "--measure", "2", "--json"]
     monkeypatch.setattr(sys, "argv", line)
     main()
