@@ -37,7 +37,7 @@ MAX_FILE_NAME: Final = 255
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD},}}")
 #: Refusals for reasons other than the files: what the machine lacks, and what only an option allows.
-_NOT_THE_FILES = ("no GPU", "--trust-code", "torch")
+_NOT_THE_FILES = ("no GPU", "--trust-code", "torch", "unknown op")
 #: The mark of hostile names that contain Rich markup; printed text that has it without `bold` was taken as markup.
 MARKED: Final = "mk0"
 

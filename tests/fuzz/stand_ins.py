@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gpusim import step
 from gpusim.errors import TraceError
 from gpusim.trace import store
 
@@ -22,7 +23,7 @@ def _replace(work: Callable[[str], None]) -> Callable[[], None]:
         return real(name)
 
     def install() -> None:
-        store.load_trace = load_trace
+        store.load_trace = step.load_trace = load_trace
 
     return install
 
