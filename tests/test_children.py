@@ -16,7 +16,16 @@ from gpusim.scratch import scratch_folder
 
 #: A child has as long to notice that its parent is gone.
 NOTICE_S = 20.0
-#: Children that compute without an end, in each of the ways in which gpusim starts them; their numbers on stdout.
+#: Work without an end, that first writes its process's number on stdout.
+WORK = """
+import os
+
+def endless(number=None):
+    os.write(1, f"{os.getpid()}\\n".encode())
+    while True:
+        pass
+"""
+#: Children that do this work, in each of the ways in which gpusim starts them.
 PROGRAM = """
 import multiprocessing, os, sys
 from concurrent.futures import ProcessPoolExecutor
@@ -24,11 +33,7 @@ from multiprocessing.connection import Connection
 from gpusim.children import end_with_parent
 from gpusim.runtime.isolate import alone
 from gpusim.sweep import local
-
-def endless(number=None):
-    os.write(1, f"{os.getpid()}\\n".encode())
-    while True:
-        pass
+from work import endless
 
 class Endless(Connection):
     def recv(self):
@@ -54,6 +59,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("way", "children"), [("alone", 1), ("sweep", 1), ("pool", 2)])
 def test_children_of_a_killed_process_end_though_they_compute(way: str, children: int, tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(WORK)
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
     parent = subprocess.Popen([sys.executable, tmp_path / "program.py", way], stdout=subprocess.PIPE, env=environment)
