@@ -42,6 +42,9 @@ def check_trace(trace: Trace, file: str) -> None:
             raise TraceError(file, f"op name '{op.name}' is taken by $.ops[{seen[op.name]}]", place=f"{place}.name")
         seen[op.name] = index
         _check_arguments(op, len(trace.tensors), file, place)
+        for number, edge in enumerate(op.after):
+            if edge.op >= index:
+                raise TraceError(file, f"op {edge.op} is not an earlier one", place=f"{place}.after[{number}].op")
         _check_variants(op, file, place)
     _check_order(trace, file)
     _check_covers(trace, file)

@@ -38,6 +38,8 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 Frontend = Literal["aten", "inductor"]
 TaskKind = Literal["kernel", "memset", "memcpy"]
 Blas = Literal["cublas", "cublaslt"]
+EdgeKind = Literal["stream", "event", "data", "graph", "assumed"]
+Quality = Literal["data", "graph", "event", "stream", "assumed", "none"]
 Composition = Literal["native", "by_sample", "forward_pool", "by_index", "fused", "joined"]
 
 
@@ -54,6 +56,32 @@ class Gpu(Document, frozen=True, kw_only=True):
     mem_clock_mhz: Count
 
 
+class ImportedFrom(Document, frozen=True, kw_only=True):
+    """The profile that a trace was imported from, and what it shows of the step."""
+
+    format: str
+    """`kineto`, `nsys-sqlite`, `ncu-csv`, `chakra-et` ..."""
+    writer: str
+    files: tuple[str, ...]
+    """Names of the files, without folders."""
+    step: str
+    """Which part of the file: a `ProfilerStep#7`, an NVTX range, a repeating period, or the whole file."""
+    device: Count
+    dependency_quality: Quality
+    """What the edges in `ops[].after` rest on, the weakest first asked for: `data` and `graph` are those of the
+    program, `event` streams and recorded waits, `stream` the order on streams, `assumed` the observed order across
+    streams, too; `none`: the file has no order."""
+    observed_ns: StepNs
+    """From the start of the first GPU record to the end of the last one, in the file; 0 in a file without times."""
+    busy_ns: StepNs
+    """Part of it in which at least one kernel, copy or memset ran."""
+    concurrent_ns: StepNs
+    """Part of it in which at least two ran."""
+    resimulated_ns: StepNs = 0
+    """The same step by its launches, edges and durations alone; 0 where the file has no times."""
+    streams: Count = 1
+
+
 class Provenance(Document, frozen=True, kw_only=True):
     """Where a trace comes from."""
 
@@ -65,6 +93,8 @@ class Provenance(Document, frozen=True, kw_only=True):
     """Version of gpusim that wrote it, with a hash of its code; without one in traces until 2026-11-23."""
     counters: str = ""
     """What counted the kernels' traffic and instructions; where nothing did, traffic is estimated from sizes."""
+    imported_from: ImportedFrom | None = None
+    """Set where the trace is a profile of somebody else's run; such a trace has no tensors and cannot be replayed."""
 
 
 class Model(Document, frozen=True, kw_only=True):
@@ -187,6 +217,24 @@ class Variant(Document, frozen=True, kw_only=True):
     """Ops behind this one, or before it, whose work it does, too: they then run nothing (`gpusim.trace.covers`)."""
 
 
+class After(Document, frozen=True, kw_only=True):
+    """An earlier op that must have ended, in an imported trace."""
+
+    op: Count
+    kind: EdgeKind
+    """`data`: one makes what the other uses; `graph`: an edge of a CUDA graph; `event`: a recorded wait; `stream`:
+    same stream, in this order; `assumed`: nothing but the observed order."""
+
+
+class Observed(Document, frozen=True, kw_only=True):
+    """Where and when an imported op ran; times from the start of the step's first GPU record."""
+
+    stream: Count
+    start_ns: StepNs
+    launch_ns: int | None = None
+    """When the call that launched it began, negative before the first record; null where the file does not say."""
+
+
 class Op(Document, frozen=True, kw_only=True):
     """A node of the data-flow graph: one ATen call."""
 
@@ -212,6 +260,9 @@ class Op(Document, frozen=True, kw_only=True):
     kernels: tuple[Kernel, ...] = ()
     variants: tuple[Variant, ...] = ()
     """Other ways to run it, captured with `gpusim capture --variants`."""
+    after: tuple[After, ...] = ()
+    """Earlier ops that must have ended, beyond what tensors say; only imported traces have any."""
+    observed: Observed | None = None
 
 
 class Timing(Document, frozen=True, kw_only=True):
@@ -254,8 +305,8 @@ class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def name(self) -> str:
-        """See `named_trace`."""
-        return trace_name(self.model)
+        """See `named_trace`; an imported trace has the name of its file."""
+        return self.model.network if self.provenance.imported_from is not None else trace_name(self.model)
 
 
 def trace_name(model: Model) -> str:
