@@ -35,6 +35,9 @@ _ENDS: Final = {
     ".toml": ("a TOML file", "`gpusim validate` takes recipes, `gpusim sweep --spec` sweeps"),
 }
 _KINETO = "a trace of torch.profiler (Kineto)"
+#: The header of a table of Nsight Compute, below lines of its own and of the program.
+_NCU_START = re.compile(rb'^(?:\xef\xbb\xbf)?"?ID"?[,;]"?(?:Process ID|Kernel Name)"?[,;]', re.MULTILINE)
+_CHAKRA_SCHEMA = re.compile(rb"\A[\x08-\x7f]\x12[\x08-\x7f]\x0a\x06schema")
 _CHAKRA_ET = re.compile(rb"\A.\x0a[\x01-\x20]\d+\.\d+\.\d+", re.DOTALL)
 
 
@@ -49,6 +52,35 @@ def known_format(data: bytes, name: str, wanted: str) -> str:
     what, advice = found
     reads = _OWN.get(wanted.partition("/")[0], ("",))[0]
     return f"is {what}, and {reads or wanted} ({wanted}) is read here: {advice}"
+
+
+def profile_format(data: bytes, name: str) -> str:
+    """The name of the format that `gpusim import` reads a file as, by its beginning; empty for any other."""
+    data = data[:LOOKED_AT_BYTES]
+    if data.startswith(b"SQLite format 3\0"):
+        return "nsys-sqlite"
+    if _NCU_START.search(data):
+        return "ncu-csv"
+    if _CHAKRA_ET.match(data) or _CHAKRA_SCHEMA.match(data):
+        return "chakra-et"
+    text = data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if re.match(rb'\[\s*\{[^{}]{0,2000}"ph"\s*:', text):
+        return "kineto"
+    if not text.startswith(b"{"):
+        return "chakra-et" if name.lower().endswith(".et") else ""
+    names = _top_level(text)
+    schema = names.get("schema", "")
+    if schema.startswith("gpusim-trace/"):
+        return "gpusim-trace"
+    if "traceEvents" in names or {"schemaVersion", "deviceProperties"} <= set(names):
+        return "kineto"
+    if "workload_graph" in names:
+        return "chakra-json"
+    if "nodes" in names and re.match(r"\d+\.\d+", schema):
+        return "execution-trace"
+    if schema.startswith("gpusim-cuda-graph/") or {"exec_graph_id", "nodes"} <= set(names):
+        return "cuda-graph"
+    return ""
 
 
 def _format(data: bytes, name: str, wanted: str) -> tuple[str, str] | None:
