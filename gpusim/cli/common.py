@@ -54,7 +54,14 @@ def choose_hardware(name: str | None, trace: Trace) -> HardwareModel:
     """The hardware model asked for, or the one of the GPU that the trace was captured on."""
     from gpusim.hardware.model import default_hardware, load_hardware
 
-    return default_hardware(trace.provenance.gpu.name) if name is None else load_hardware(name)
+    gpu, source = trace.provenance.gpu.name, trace.provenance.imported_from
+    model = default_hardware(gpu) if name is None else load_hardware(name)
+    if source is not None:
+        other = "" if model.gpu == gpu else f"; its times are of {gpu}, the rest is {model.label}"
+        tell(
+            f"note: imported from {', '.join(source.files)}, dependencies: {source.dependency_quality}{other}", err=True
+        )
+    return model
 
 
 def tell(*words: str, err: bool = False) -> None:

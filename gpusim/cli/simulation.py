@@ -30,9 +30,11 @@ from gpusim.errors import OptionError
 from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
+    from gpusim.hardware.model import HardwareModel
     from gpusim.plan.graph import OpGraph
     from gpusim.plan.tasks import LaunchMode
     from gpusim.search.bounds import Bounds
+    from gpusim.trace.schema import Trace
 
 LAUNCH_MODES = ("graph", "stream")
 
@@ -92,6 +94,7 @@ def explore(
     from gpusim.plan.schedule import check_streams, write_schedule
     from gpusim.report.tables import explored_document, print_explored
     from gpusim.report.trial_table import print_trial, trial_document
+    from gpusim.search.as_imported import searchable
     from gpusim.search.choices import parse_splits
     from gpusim.search.explore import MAX_BUDGET_S
     from gpusim.search.explore import explore as run
@@ -105,6 +108,9 @@ def explore(
     model = choose_hardware(hardware, step)
     if measure is not None:
         check_gpu(step, trace, trust_code)
+    if not searchable(step):
+        _explore_imported(step, model, trace, hardware, output, as_json)
+        return
     splits = [] if partitions is None else parse_splits(partitions, streams, model.limits.sms)
     with naming(trace, hardware), progress_bar(not as_json) as report:
         explored = run(
@@ -134,6 +140,24 @@ def explore(
         print_trial(trial)
     if target is not None:
         tell(f"schedule written to {target}")
+
+
+def _explore_imported(
+    step: Trace, model: HardwareModel, trace: str, hardware: str | None, output: str | None, as_json: bool
+) -> None:
+    """What can be said of an imported trace without data dependencies."""
+    from gpusim.report.as_imported_text import as_imported_lines
+    from gpusim.search.as_imported import MORE, as_imported
+
+    if output is not None:
+        raise OptionError(f"-o {output}: no schedule is searched without data dependencies; {MORE}")
+    with naming(trace, hardware):
+        found = as_imported(step, model)
+    if as_json:
+        print_json(found.document())
+        return
+    for line in as_imported_lines(found):
+        tell(line)
 
 
 @click.command()

@@ -1,0 +1,101 @@
+"""What can be said of an imported step without data dependencies: what it took, and what keeping its order would take.
+
+Nothing here reorders: each stream keeps its kernels in the observed order, with the edges that the file has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from gpusim.engine.base import Engine
+from gpusim.engine.fast import FastEngine
+from gpusim.errors import OptionError
+from gpusim.hardware.model import HardwareModel
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.search.bounds import bounds
+from gpusim.trace.schema import ImportedFrom, Quality, Trace
+
+#: Edges of these kinds are the program's own: a search may reorder what they leave free.
+SEARCHABLE: Final[tuple[Quality, ...]] = ("data", "graph")
+MORE: Final = (
+    "to search other orders and streams, import it again with the run's execution trace "
+    "(torch.profiler's ExecutionTraceObserver) or a dump of its CUDA graph"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AsImported:
+    """Times of an imported step, in ns; a time that the file has no base for is None."""
+
+    trace: str
+    hardware: str
+    dependency_quality: Quality
+    kernels: int
+    streams: int
+    observed_ns: int | None
+    busy_ns: int | None
+    idle_ns: int | None
+    """No kernel, copy or memset ran."""
+    concurrent_ns: int | None
+    """At least two ran."""
+    resimulated_ns: int | None
+    graph_ns: int
+    """Predicted from a CUDA graph, same order on the same streams: without the launches."""
+    chain_ns: int
+    """Predicted likewise on one stream: without the overlap that is there."""
+    bound_ns: int
+    """No schedule that keeps the file's edges is faster, on this GPU."""
+    no_edges_bound_ns: int
+    """... nor any other one, whatever the dependencies are."""
+    more: str = MORE
+
+    def document(self) -> dict[str, Any]:
+        """As `gpusim explore --json` prints it."""
+        return asdict(self)
+
+
+def searchable(trace: Trace) -> bool:
+    """Whether a search for other schedules has the dependencies that it needs."""
+    source = trace.provenance.imported_from
+    return source is None or source.dependency_quality in SEARCHABLE
+
+
+def source_of(trace: Trace) -> ImportedFrom:
+    """Where an imported trace comes from. Raises `OptionError` for a captured one."""
+    source = trace.provenance.imported_from
+    if source is None:
+        raise OptionError(f"{trace.name} was captured, not imported")
+    return source
+
+
+def as_imported(trace: Trace, hardware: HardwareModel, engine: Engine | None = None) -> AsImported:
+    """The answers for an imported trace. Raises `PlanError` where a kernel breaks a limit of the GPU."""
+    source = source_of(trace)
+    graph = OpGraph.build(trace, hardware)
+    engine = engine or FastEngine()
+    order = range(len(trace.ops))
+    numbers: dict[int, int] = {}
+    streams = [numbers.setdefault(op.observed.stream if op.observed else 0, len(numbers)) for op in trace.ops]
+    kept = engine.run(lower(graph, list(order), streams, memory=False), graph.hardware).makespan_ns
+    alone = engine.run(lower(graph, list(order), [0] * len(streams), memory=False), graph.hardware).makespan_ns
+    lowest = bounds(graph)
+    longest = max((round(time_ns) for time_ns in graph.solo_ns), default=0)
+    timed = source.observed_ns > 0
+    return AsImported(
+        trace=trace.name,
+        hardware=hardware.label,
+        dependency_quality=source.dependency_quality,
+        kernels=sum(kernel.kind == "kernel" for op in trace.ops for kernel in op.kernels),
+        streams=len(numbers),
+        observed_ns=source.observed_ns if timed else None,
+        busy_ns=source.busy_ns if timed else None,
+        idle_ns=source.observed_ns - source.busy_ns if timed else None,
+        concurrent_ns=source.concurrent_ns if timed else None,
+        resimulated_ns=source.resimulated_ns if timed else None,
+        graph_ns=kept,
+        chain_ns=alone,
+        bound_ns=lowest.largest[0],
+        no_edges_bound_ns=max(longest, lowest.area_ns, lowest.bandwidth_ns),
+    )
