@@ -126,7 +126,8 @@ def _read_archive(path: Path, file: str, found: Contents) -> None:
     read = members = 0
     taken = 0
     try:
-        packed = path.open("rb").read(2) == b"\x1f\x8b"
+        with path.open("rb") as opened_file:
+            packed = opened_file.read(2) == b"\x1f\x8b"
         with tarfile.open(path, "r:gz" if packed else "r:") as archive:
             allowed = max(file_limits.FREE_EXPANSION_BYTES, file_limits.MAX_EXPANSION * path.stat().st_size)
             for member in archive:
