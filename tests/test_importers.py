@@ -37,17 +37,6 @@ PROFILES = sorted(path for path in SAMPLES.iterdir() if path.name.startswith(("h
 WITHOUT_TIMES = sorted(path for path in SAMPLES.iterdir() if path.name.startswith(("param_", "chakra_")))
 KEYS = ["format", "writer", "gpus", "kernels", "streams", "steps", "busy_ns", "concurrent_frac"]
 KEYS += ["dependency_quality", "findings"]
-    "format",
-    "writer",
-    "gpus",
-    "kernels",
-    "streams",
-    "steps",
-    "busy_ns",
-    "concurrent_frac",
-    "dependency_quality",
-    "findings",
-]
 
 
 def edges(imported: Imported) -> set[tuple[int, int, str]]:

@@ -124,7 +124,7 @@ def test_event_without_a_sensible_time_is_left_out_and_said(time: str, tmp_path:
 
 @pytest.mark.parametrize("time", ["NaN", "1e400", "Infinity"])
 def test_time_that_json_does_not_have_is_refused(time: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="not valid JSON|malformed"):
+    with pytest.raises(TraceError, match=r"not valid JSON|malformed"):
         examine([with_time(tmp_path / "k.json", time)])
 
 

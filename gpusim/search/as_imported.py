@@ -81,7 +81,7 @@ def as_imported(trace: Trace, hardware: HardwareModel, engine: Engine | None = N
     kept = engine.run(lower(graph, list(order), streams, memory=False), graph.hardware).makespan_ns
     alone = engine.run(lower(graph, list(order), [0] * len(streams), memory=False), graph.hardware).makespan_ns
     lowest = bounds(graph)
-    longest = max((round(time_ns) for time_ns in graph.solo_ns), default=0)
+    longest = max((round(task.dur_ns) for tasks in graph.tasks for task in tasks), default=0)
     timed = source.observed_ns > 0
     return AsImported(
         trace=trace.name,
