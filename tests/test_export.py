@@ -9,7 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from gpusim.cli import cli
 from gpusim.engine.base import Timeline
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import load_hardware
@@ -92,3 +94,14 @@ def test_chakra_export_keeps_nanoseconds_streams_and_true_dependencies(tmp_path:
     durations = sorted(end - start for start, end in zip(timeline.start_ns, timeline.end_ns, strict=True))
     assert sorted(op.kernels[0].dur_ns for op in imported.trace.ops) == durations
     assert {edge.kind for op in imported.trace.ops for edge in op.after} == {"data"}
+
+
+def test_export_command_writes_all_three_and_import_reads_them(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("k.json.gz", "e.json.gz", "c.et")]
+    words = ["export", NAMES[1], "--policy", "sequential"]
+    result = CliRunner().invoke(
+        cli, [*words, "--kineto", paths[0], "--execution-trace", paths[1], "--chakra", paths[2]]
+    )
+    assert result.exit_code == 0, result.output
+    assert import_files(paths[:2]).source.dependency_quality == "data"
+    assert import_files(paths[2:]).source.format == "chakra-et"

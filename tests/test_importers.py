@@ -13,7 +13,7 @@ from gpusim.cli import cli
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import GpusimError, OperatorError, OptionError, TraceError, UnknownNameError
 from gpusim.hardware.model import load_hardware
-from gpusim.importers import examine, import_files
+from gpusim.importers import examine, import_files, load
 from gpusim.importers.build import Imported
 from gpusim.runtime.allowlist import check_operators
 from gpusim.search.as_imported import as_imported, searchable
@@ -364,3 +364,12 @@ def test_kernels_of_a_graph_launch_keep_the_order_of_streams_in_simulation(tmp_p
     found = as_imported(imported.trace, load_hardware("h200"), FastEngine())
     assert found.streams == 1
     assert found.graph_ns == found.chain_ns
+
+
+def test_load_takes_a_bundled_name_a_trace_and_a_profile(tmp_path: Path) -> None:
+    assert load("squeezenet1_1-infer-b1") == load_trace("squeezenet1_1-infer-b1")
+    profile = str(SAMPLES / "hta__triton_example__triton_example.json.gz")
+    trace = load(profile)
+    assert trace.provenance.imported_from is not None
+    write_trace(trace, tmp_path / "t.json")
+    assert load(str(tmp_path / "t.json")) == trace

@@ -15,7 +15,7 @@ from gpusim.cli.catalogue import hardware, policies, traces
 from gpusim.cli.common import tell
 from gpusim.cli.explain import explain
 from gpusim.cli.gpu import calibrate, capture, replay, validate
-from gpusim.cli.importing import doctor, import_command
+from gpusim.cli.importing import doctor, export, import_command
 from gpusim.cli.output import ReaderGoneError, checked_output, quiet_errors
 from gpusim.cli.simulation import explore, simulate
 from gpusim.cli.sweep import sweep
@@ -47,6 +47,7 @@ GROUPS = {
     "Traces you already have (no GPU needed)": {
         "import": "Make a trace of a profile (torch, nsys, ncu, Chakra)",
         "doctor": "Say what a profile or trace is, and what it lacks",
+        "export": "Write a timeline for HTA, TraceLens or Chakra",
     },
     "See what there is": {
         "traces": "List the bundled traces",
@@ -100,6 +101,7 @@ for command in (
     app,
     import_command,
     doctor,
+    export,
 ):
     cli.add_command(command)
 

@@ -7,8 +7,21 @@ from pathlib import Path
 
 import click
 
-from gpusim.cli.common import check_output, command_line, json_option, print_json, progress_bar, tell
+from gpusim.cli.common import (
+    check_output,
+    choose_hardware,
+    command_line,
+    hardware_option,
+    json_option,
+    naming,
+    policy_option,
+    print_json,
+    progress_bar,
+    streams_option,
+    tell,
+)
 from gpusim.errors import OptionError
+from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 EXIT_FINDINGS = 1
 
@@ -92,3 +105,59 @@ def doctor(files: tuple[str, ...], as_json: bool) -> None:
             tell(line)
     if found.findings:
         sys.exit(EXIT_FINDINGS)
+
+
+@click.command()
+@click.argument("trace")
+@hardware_option
+@policy_option("Export")
+@streams_option
+@click.option("--kineto", metavar="OUT", help="Timeline as torch.profiler writes one (.json[.gz]).")
+@click.option(
+    "--execution-trace", "operators", metavar="OUT", help="Ops and their tensors, to join with it (.json[.gz])."
+)
+@click.option("--chakra", metavar="OUT", help="Kernels with true data dependencies (.et).")
+def export(
+    trace: str,
+    hardware: str | None,
+    policy: str | None,
+    streams: int | None,
+    kineto: str | None,
+    operators: str | None,
+    chakra: str | None,
+) -> None:
+    """Write the predicted timeline of TRACE for other tools: Perfetto, HTA, TraceLens, Chakra's readers."""
+    import msgspec
+
+    from gpusim.engine.reference import ReferenceEngine
+    from gpusim.plan.graph import OpGraph
+    from gpusim.report.export import chakra_bytes, execution_trace_document, kineto_document, kineto_text
+    from gpusim.search.explore import assignment_of, check_policy
+    from gpusim.trace.store import load_trace
+
+    if not (kineto or operators or chakra):
+        raise OptionError("nothing to write: give --kineto, --execution-trace or --chakra")
+    wanted = policy or DEFAULT_POLICY
+    check_policy(wanted)
+    targets = [check_output(path) for path in (kineto, operators, chakra)]
+    step = load_trace(trace)
+    model = choose_hardware(hardware, step)
+    with naming(trace, hardware):
+        graph = OpGraph.build(step, model)
+    with progress_bar(True) as report:
+        name, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
+    timeline = ReferenceEngine().run(assignment.lowered(graph), graph.hardware)
+    chosen = graph.choosing(assignment.variants).trace
+    if targets[0] is not None:
+        _write(targets[0], kineto_text(kineto_document(timeline, chosen, f"simulated: {name}", model)))
+    if targets[1] is not None:
+        _write(targets[1], msgspec.json.encode(execution_trace_document(chosen)))
+    if targets[2] is not None:
+        _write(targets[2], chakra_bytes(timeline, chosen))
+
+
+def _write(target: Path, data: bytes) -> None:
+    from gpusim.files import compress, write_bytes
+
+    write_bytes(target, compress(data) if target.name.endswith(".gz") else data)
+    tell(f"written to {target}")

@@ -25,7 +25,7 @@ def dump_graph(graph: Any, path: Path) -> int:
     written.
     """
     nodes, edges = _from_torch(graph) or _from_bindings(graph)
-    document = {"schema": SCHEMA, "torch": torch.__version__, "nodes": nodes, "edges": edges}
+    document = {"schema": SCHEMA, "torch": str(torch.__version__), "nodes": nodes, "edges": edges}
     write_bytes(path, encode_json(document) + b"\n")
     return len(nodes)
 
