@@ -111,15 +111,17 @@ def what_if_alone() -> tuple[list[float], list[float]]:
     """Seconds for the changed result, and for the tornado plot's sensitivities."""
     from gpusim.hardware.model import load_hardware
     from gpusim.plan.graph import OpGraph
-    from gpusim.search.whatif import Change, changed_graph, sensitivities, simulate
+    from gpusim.search.simulation import simulate
+    from gpusim.search.whatif import Change, changed_graph, policy_schedule, sensitivities
     from gpusim.trace.store import load_trace
 
     graph = OpGraph.build(load_trace(TRACE), load_hardware("h200"))
-    simulate(graph, "critical_path", STREAMS)
+    simulate(graph, policy_schedule(graph, "critical_path", STREAMS))
     results, rows = [], []
     for fewer in range(PRESSES):
         begin = time.perf_counter()
-        found = simulate(changed_graph(graph, Change(sms=131 - fewer)), "critical_path", STREAMS)
+        changed = changed_graph(graph, Change(sms=131 - fewer))
+        found = simulate(changed, policy_schedule(changed, "critical_path", STREAMS))
         results.append(time.perf_counter() - begin)
         sensitivities(found)
         rows.append(time.perf_counter() - begin - results[-1])

@@ -1,6 +1,6 @@
-"""How fast the engines are and how they scale: docs/engine_speed.md and its figure.
+"""How fast the engines are and how they scale: research/2026-11-23-engine-speed.md and its figure.
 
-    python benchmarks/engine.py [--seconds 1.0] [--largest 1000000] [-o docs/engine_speed.md] [--figure FILE.png]
+    python benchmarks/engine.py [--seconds 1.0] [--largest 1000000] [-o PAGE] [--figure FILE.png]
 
 Rates of both engines are measured in turns within one run (`gpusim bench`), so their ratio hardly depends on what else
 the machine does; by both rules for SMs: block by block, and as one pool. Each size of the scaling table runs in a
@@ -361,7 +361,7 @@ def main() -> None:
     starts = measure_starts()
     loads.append(os.getloadavg()[0])
     drawn = options.figure is not None and draw(sizes, options.figure)
-    text = page(found, sizes, starts, f"images/{options.figure.name}" if drawn else None, loads)
+    text = page(found, sizes, starts, f"../docs/images/{options.figure.name}" if drawn else None, loads)
     if options.raw is not None:
         rates = {rule: [asdict(each) for each in of_rule] for rule, of_rule in found.items()}
         raw = {"rates": rates, "sizes": sizes, "starts": starts, "load": loads}

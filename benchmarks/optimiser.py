@@ -1,6 +1,6 @@
-"""What OR-tools adds to the search and to the bounds: a table in docs/search.md.
+"""What OR-tools adds to the search and to the bounds: a table in research/2026-11-23-search.md.
 
-    pip install ortools && python benchmarks/optimiser.py [--seconds 20] [-o docs/search.md]
+    pip install ortools && python benchmarks/optimiser.py [--seconds 20] [-o research/2026-11-23-search.md]
 
 Two questions, for a few steps on one GPU whose SMs are shared out as one pool (`gpusim.engine.pool`):
 
@@ -31,7 +31,8 @@ from page import fill
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.ios import one_pool
 from gpusim.policies.registry import POLICIES, stream_counts
@@ -61,17 +62,17 @@ class Solved:
     status: str
     objective_ns: float
     """Its makespan, by its own model."""
-    assignment: Assignment
+    schedule: Schedule
     """The best list schedule by its start times."""
 
 
-def solve(graph: OpGraph, seconds: float, hint: Assignment) -> Solved | None:
+def solve(graph: OpGraph, seconds: float, hint: Schedule) -> Solved | None:
     """The step as a scheduling problem, from the starts of `hint`; None where CP-SAT finds no solution in time."""
     model = cp_model.CpModel()
     preds, _ = graph.work_dependencies
     slowdown = graph.hardware.contention.younger_slowdown
     horizon = round(sum(graph.solo_ns) * (1 + slowdown)) + len(graph)
-    timeline = FastEngine().run(hint.lowered(graph), graph.hardware)
+    timeline = FastEngine().run(lower(graph, hint), graph.hardware)
     hinted = dict(zip((task.op for task in reversed(timeline.plan.tasks)), reversed(timeline.start_ns), strict=True))
     starts, ends, oldest = {}, {}, []
     used: list[list[tuple[cp_model.IntervalVar, int]]] = [[] for _ in range(4)]
@@ -113,9 +114,7 @@ def solve(graph: OpGraph, seconds: float, hint: Assignment) -> Solved | None:
         priority[op] = -float(solver.value(start))
     lists = FastLists(graph)
     made = [
-        lists.schedule(count, priority, share).assignment
-        for count in stream_counts(DEFAULT_STREAMS)
-        for share in SHARES
+        lists.schedule(count, priority, share).schedule for count in stream_counts(DEFAULT_STREAMS) for share in SHARES
     ]
     best = min(made, key=lambda each: makespan_ns(graph, each))
     return Solved(solver.status_name(status), solver.objective_value, best)
@@ -152,17 +151,17 @@ def linear_bound_ns(graph: OpGraph) -> float:
     return float(solver.Objective().Value())
 
 
-def makespan_ns(graph: OpGraph, assignment: Assignment) -> int:
+def makespan_ns(graph: OpGraph, schedule: Schedule) -> int:
     """Simulated."""
-    return FastEngine().run(assignment.lowered(graph), graph.hardware).makespan_ns
+    return FastEngine().run(lower(graph, schedule), graph.hardware).makespan_ns
 
 
-def search(graph: OpGraph, seconds: float, also: list[Assignment]) -> int:
+def search(graph: OpGraph, seconds: float, also: list[Schedule]) -> int:
     """The makespan that the plain search finds, from every quick policy and `also`."""
     quick = [policy for policy in POLICIES.values() if not policy.slow]
     made = [policy(graph, n) for policy in quick for n in policy.stream_counts(stream_counts(DEFAULT_STREAMS))]
     lists = local_search(graph, DEFAULT_STREAMS, budget_s=0.2 * seconds, seed=SEED)
-    seeds = [*made, *also, *(candidate.assignment for candidate in lists.candidates)]
+    seeds = [*made, *also, *(candidate.schedule for candidate in lists.candidates)]
     return refine(graph, seeds, DEFAULT_STREAMS, budget_s=0.8 * seconds, seed=SEED).makespans_ns[0]
 
 
@@ -175,13 +174,13 @@ def line(name: str, seconds: float) -> str:
     search(graph, 0.1, [])  # so that compiling does not count
     found, half = solve(graph, seconds, hint), solve(graph, seconds / 2, hint)
     plain_ns = search(graph, seconds, [])
-    both_ns = search(graph, seconds / 2, [half.assignment] if half else [])
+    both_ns = search(graph, seconds / 2, [half.schedule] if half else [])
     begin = time.perf_counter()
     linear_ns = linear_bound_ns(graph)
     linear_s = time.perf_counter() - begin
     bound_ns, bound = bounds(graph).largest
     solved = (
-        "none found" if found is None else f"{makespan_ns(graph, found.assignment) / 1e3:,.0f} ({found.status.lower()})"
+        "none found" if found is None else f"{makespan_ns(graph, found.schedule) / 1e3:,.0f} ({found.status.lower()})"
     )
     cells = [
         f"`{name}`",

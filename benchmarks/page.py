@@ -1,4 +1,4 @@
-"""Parts of pages in docs/ that a benchmark writes."""
+"""Parts of pages in research/ that a benchmark writes."""
 
 from __future__ import annotations
 

@@ -1,19 +1,24 @@
 """Time and memory of `gpusim simulate` and `gpusim explore` over steps of 1,000 to 1,000,000 kernels.
 
-    python benchmarks/scale.py [--sizes 1000,10000,100000] [--figure docs/images/scale.png]
+    python benchmarks/scale.py [--sizes 1000,10000,100000] [--note "a quiet machine"]
 
-Prints a table; with `--figure` draws it (matplotlib). Each command is a process of its own on a made step: ops of the
-kernels of a bundled trace, each waiting for one or two of the 50 before it.
+Writes the table between the markers of benchmarks/scale.md and draws docs/images/scale.png (matplotlib), both after
+each size. Each command is a process of its own on a made step: ops of the kernels of a bundled trace, each waiting for
+one or two of the 50 before it. A command that takes more than `--limit` seconds is ended, and larger steps go without.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
+import platform
 import random
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +32,10 @@ from gpusim.trace.store import load_trace
 BASE = "squeezenet1_1-infer-b1"
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 BUDGET_S = 5
+ROOT = Path(__file__).parent.parent
+TABLE, FIGURE = ROOT / "benchmarks" / "scale.md", ROOT / "docs" / "images" / "scale.png"
+BEGIN, END = "<!-- scale: begin -->", "<!-- scale: end -->"
+COLORS = {"read": "#009E73", "simulate": "#0072B2", "explore": "#D55E00"}
 COMMANDS = {
     "read": ("-c", "import sys; from pathlib import Path; from gpusim.trace.store import read_trace; "
              "read_trace(Path(sys.argv[1]))"),
@@ -72,54 +81,95 @@ def made_trace(kernels: int) -> Trace:
     return msgspec.structs.replace(base, ops=tuple(ops), tensors=tuple(tensors), storages=storages, ground_truth=None)
 
 
-def measure(command: str, file: Path) -> dict[str, float]:
-    """Wall and CPU seconds and the largest resident memory in MB of one command in a process of its own."""
+def measure(command: str, file: Path, limit_s: float) -> dict[str, float] | None:
+    """Wall and CPU seconds and the largest resident memory in MB of one command; None where it was ended at the limit.
+
+    The command is a process of its own; a helper that it starts, to compile on a first start, is not counted.
+    """
     begin = time.perf_counter()
     arguments = [sys.executable, *COMMANDS[command], str(file)]
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    _, status, usage = os.wait4(process.pid, 0)
-    assert process.stderr is not None
-    if status:
-        raise SystemExit(f"{command}: {process.stderr.read().decode()[-500:]}")
-    cpu_s = usage.ru_utime + usage.ru_stime
-    return {"wall_s": time.perf_counter() - begin, "cpu_s": cpu_s, "rss_mb": usage.ru_maxrss / 1024}
+    with tempfile.TemporaryFile() as problems:
+        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=problems)
+        watch = threading.Timer(limit_s, process.kill)
+        watch.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        watch.cancel()
+        wall_s = time.perf_counter() - begin
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode == -signal.SIGKILL and wall_s >= limit_s:
+            return None
+        if status:
+            problems.seek(0)
+            raise SystemExit(f"{command}: {problems.read().decode()[-500:]}")
+    return {"wall_s": wall_s, "cpu_s": usage.ru_utime + usage.ru_stime, "rss_mb": usage.ru_maxrss / 1024}
 
 
-def draw(rows: list[dict[str, Any]], target: Path) -> None:
+def line(row: dict[str, Any]) -> str:
+    """One row of the table."""
+    if "cpu_s" not in row:
+        return f"| {row['kernels']:,} | {row['command']} | {row['problem']} | | |"
+    times = f"{row['wall_s']:.1f} | {row['cpu_s']:.1f} | {row['rss_mb']:,.0f}"
+    return f"| {row['kernels']:,} | {row['command']} | {times} |"
+
+
+def write(rows: list[dict[str, Any]], note: str) -> None:
+    """Put the table into `TABLE`, between its markers."""
+    load = os.getloadavg()[2]
+    where = (
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}, load over the last 15 minutes {load:.1f} (includes the benchmark's own 1){note}."
+    )
+    table = [where, "", "| kernels | command | wall s | CPU s | peak MB |", "|--:|---|--:|--:|--:|", *map(line, rows)]
+    text = TABLE.read_text()
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    TABLE.write_text("\n".join((before, "", *table, "", after)))
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
     """CPU time and memory over kernels, both axes logarithmic."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for axis, field, label in zip(axes, ("cpu_s", "rss_mb"), ("CPU time (s)", "peak memory (MB)"), strict=True):
-        for command in COMMANDS:
-            points = [row for row in rows if row["command"] == command]
-            axis.loglog([row["kernels"] for row in points], [row[field] for row in points], "o-", label=command)
-        axis.set(xlabel="kernels", ylabel=label)
-        axis.grid(alpha=0.3)
-    axes[0].legend()
-    figure.savefig(target, dpi=110)
+        for command, color in COLORS.items():
+            points = [row for row in rows if row["command"] == command and field in row]
+            x, y = ([row[name] for row in points] for name in ("kernels", field))
+            axis.loglog(x, y, "o-", label=command, color=color)
+        axis.set(xlabel="kernels in the step", ylabel=label)
+        axis.grid(alpha=0.3, which="major")
+    axes[0].legend(frameon=False)
+    figure.savefig(FIGURE, dpi=110)
+    plt.close(figure)
 
 
 def main() -> None:
-    """Measure, print, draw."""
+    """Measure, print, write, draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--note", default="", help="What else the machine was doing.")
+    parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="Wall time of one command.")
     options = parser.parse_args()
+    note = f"; {options.note}" if options.note else ""
     rows: list[dict[str, Any]] = []
-    print("| kernels | command | wall s | CPU s | peak MB |\n|--:|---|--:|--:|--:|")
+    late: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
+        small = Path(folder) / "small.json"
+        write_document(small, made_trace(100))
+        for command in COMMANDS:  # compile first, if need be
+            measure(command, small, options.limit)
         for kernels in map(int, options.sizes.split(",")):
             file = Path(folder) / f"made-{kernels}.json"
             write_document(file, made_trace(kernels))
             for command in COMMANDS:
-                row = measure(command, file)
+                found = None if command in late else measure(command, file, options.limit)
+                if found is None:
+                    late.add(command)
+                row: dict[str, Any] = {"problem": f"more than {options.limit:.0f} s"} if found is None else {**found}
                 rows.append({"kernels": kernels, "command": command, **row})
-                times = f"{row['wall_s']:.1f} | {row['cpu_s']:.1f} | {row['rss_mb']:,.0f}"
-                print(f"| {kernels:,} | {command} | {times} |", flush=True)
+                print(line(rows[-1]), flush=True)
             file.unlink()
-    if options.figure is not None:
-        draw(rows, options.figure)
+            write(rows, note)
+            draw(rows)
 
 
 if __name__ == "__main__":

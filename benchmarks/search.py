@@ -1,6 +1,6 @@
-"""How the search gets on: a table and a figure in docs/search.md.
+"""How the search gets on: a table and a figure in research/2026-11-23-search.md.
 
-    python benchmarks/search.py [--evaluations 60000] [-o docs/search.md] [--figure docs/images/search_progress.png]
+    python benchmarks/search.py [--evaluations 60000] [-o PAGE] [--figure docs/images/search_progress.png]
 
 Each search ends by its number of evaluations, so what it finds depends on no clock and no other work of the machine;
 seconds are those of this run. The figure needs matplotlib, which is no dependency of gpusim.
@@ -18,6 +18,7 @@ from pathlib import Path
 from page import fill
 
 from gpusim.hardware.model import load_hardware
+from gpusim.plan.graph import OpGraph
 from gpusim.search.explore import explore
 from gpusim.search.searches import LISTS_SHARE
 from gpusim.trace.store import load_trace
@@ -67,7 +68,11 @@ def run(name: str, seed: int, evaluations: int) -> Progress:
                 points.append((share * evaluations, time.perf_counter() - begin[0], best_ns))
 
     found = explore(
-        load_trace(name), load_hardware(HARDWARE), budget_s=3600.0, seed=seed, evaluations=evaluations, report=report
+        OpGraph.build(load_trace(name), load_hardware(HARDWARE)),
+        budget_s=3600.0,
+        seed=seed,
+        evaluations=evaluations,
+        report=report,
     )
     policy_ns = min(row.makespan_ns for row in found.rows if row.policy != "search")
     searched_ns = min(row.makespan_ns for row in found.rows)

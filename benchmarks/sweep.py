@@ -1,6 +1,6 @@
 """How a sweep scales: points a second in one process, on local workers, and on a Dask cluster over loopback.
 
-    python benchmarks/sweep.py [--workers 1,2] [--rounds 3] [--engine fast] [-o docs/sweeps.md]
+    python benchmarks/sweep.py [--workers 1,2] [--rounds 3] [--engine fast] [-o research/2026-11-23-sweeps.md]
 
 All are measured in one run, in turns, into a new store each; the fastest round counts. Local rates hold the start of
 the worker processes, cluster rates do not (a cluster is there before the sweep); both hold reading the traces on the
@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 from page import fill
 
-from gpusim.engine.base import DEFAULT_ENGINE
+from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.threads import cores
 from gpusim.sweep.cluster import ClusterWorkers
 from gpusim.sweep.grid import Grid, Point, build_grid

@@ -70,7 +70,8 @@ class FileError(GpusimError):
         self.file = file
         self.place = place
         self.problem = problem
-        super().__init__(f"{file}: {place}: {problem}" if place else f"{file}: {problem}")
+        where = f"{shortened(file)}: {place}" if place else shortened(file)
+        super().__init__(f"{where}: {problem}")
 
 
 class TraceError(FileError):
@@ -136,7 +137,17 @@ def _some(choices: list[str], near: list[str]) -> str:
 
 
 class OptionError(GpusimError):
-    """An option or argument out of its range."""
+    """An argument out of its range; an option, on the command line.
+
+    Where it is about one argument, `argument` is its Python name and `value` its text: the message then begins with
+    `argument=value`, and the command line writes the option in its place.
+    """
+
+    def __init__(self, problem: str, *, argument: str = "", value: object = "") -> None:
+        self.argument = argument
+        self.value = str(value)
+        self.problem = problem
+        super().__init__(f"{argument}={value}: {problem}" if argument else problem)
 
 
 class OperatorError(GpusimError):

@@ -33,6 +33,8 @@ DocumentT = TypeVar("DocumentT")
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+#: Of what has been run: it took some time, and others are divided by it.
+PositiveNanoseconds = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 StorageBytes = Annotated[int, Meta(ge=0, le=file_limits.MAX_STORAGE_BYTES)]
 
 _GZIP_MAGIC = b"\x1f\x8b"

@@ -22,8 +22,8 @@ _LAYOUT: Final = "\n\t"
 _MAYBE_HIDDEN: Final = re.compile(r"[^ -~]")
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _LONG: Final = f"{{{VALUE_CHARACTERS + 1},}}"
-# A value in a message: between two quotes of one kind (no apostrophe), or without a space in it.
-_LONG_VALUE: Final = re.compile(rf"""(?<!\w)(?:'[^']{_LONG}'|"[^"]{_LONG}")(?!\w)|[^\s'"]{_LONG}""")
+# A value in a message: between two quotes of one kind (no apostrophe; msgspec has backticks), or without a space.
+_LONG_VALUE: Final = re.compile(rf"""(?<!\w)(?:'[^']{_LONG}'|"[^"]{_LONG}"|`[^`]{_LONG}`)(?!\w)|[^\s'"`]{_LONG}""")
 
 
 def visible(text: str, *, layout: bool = False) -> str:
@@ -82,5 +82,5 @@ def _json_escape(character: str) -> str:
 
 def _cut(match: re.Match[str]) -> str:
     value = match[0]
-    quote = value[0] if value[0] in "'\"" else ""
+    quote = value[0] if value[0] in "'\"`" else ""
     return f"{quote}{shortened(value[1:-1] if quote else value)}{quote}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from decimal import Decimal
+from typing import Final
 
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
@@ -11,6 +14,8 @@ NS_PER_S = 1_000_000_000
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+
+_SIZE: Final = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGT]?)(i?)(B?)\s*", re.IGNORECASE)
 
 
 def us_to_ns(time_us: float) -> int:
@@ -52,6 +57,20 @@ def format_bytes(size_bytes: float) -> str:
         if abs(size_bytes) < limit:
             return f"{size_bytes / divisor:.3g} {unit}"
     return f"{size_bytes / GIB:.3g} GiB"
+
+
+def parse_bytes(text: str, bare: int = 1) -> int:
+    """`8GiB`, `512 MiB`, `40 GB` or a bare number of `bare` bytes, as whole bytes, rounded down.
+
+    Raises `ValueError` for anything else.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(text)
+    number, prefix, binary, byte = match.groups()
+    base = 1024 if binary else 1000
+    factor = base ** (" KMGT".index(prefix.upper()) if prefix else 0)
+    return int(Decimal(number) * (factor if prefix or byte else bare))
 
 
 def counted(count: int, noun: str) -> str:

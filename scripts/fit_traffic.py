@@ -21,7 +21,7 @@ from gpusim.trace.schema import Counters
 from gpusim.trace.store import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "capture_and_replay.md"
+PAGE = ROOT / "research" / "2026-11-23-capture-and-replay.md"
 COUNTED = ROOT / "validate" / "counters"
 #: In this order; a family is fitted to the first that has it.
 FITTED = ("googlenet-train-b8", "googlenet-infer-b1")

@@ -1,4 +1,4 @@
-"""Bring the example and the measured gaps in docs/limits.md up to date and draw docs/images/limits.png.
+"""Bring the measured gaps in research/2026-11-23-limits.md up to date and draw docs/images/limits.png.
 
     python scripts/make_limits_page.py [--no-picture]
 
@@ -10,32 +10,22 @@ of a search recipe change.
 from __future__ import annotations
 
 import argparse
-import io
-from contextlib import redirect_stdout
 from pathlib import Path
 
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
+from gpusim.plan.graph import OpGraph
 from gpusim.recipes.again import trace_files
 from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step, search_files
-from gpusim.report.limits_table import print_limits
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule
-from gpusim.search.limits import Limits, limits
+from gpusim.search.limits import limits
 from gpusim.trace.store import load_trace
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "limits.md"
+PAGE = ROOT / "research" / "2026-11-23-limits.md"
 PICTURE = ROOT / "docs" / "images" / "limits.png"
 EXAMPLE, HARDWARE = "googlenet-train-b8", "h200"
 RESULTS = ROOT / "validate" / "results"
-
-
-def printed(found: Limits) -> str:
-    """What `gpusim limits` prints."""
-    out = io.StringIO()
-    with redirect_stdout(out):
-        print_limits(found)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip()
 
 
 def with_part(page: str, name: str, lines: str) -> str:
@@ -59,8 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-picture", action="store_true", help="only the numbers")
     options = parser.parse_args()
-    found = limits(load_trace(EXAMPLE), load_hardware(HARDWARE))
-    page = with_part(PAGE.read_text("utf-8"), "example", f"```\n{printed(found)}\n```")
+    page = PAGE.read_text("utf-8")
     results = newest_of_each_step(search_files(RESULTS))
     names = " and ".join(f"`validate/results/{path.name}`" for path, of_file in results.items() if of_file)
     source = f"*Steps and times of {names} (each step's newest), in us; bounds of this version.*"
@@ -70,7 +59,7 @@ def main() -> None:
         from gpusim.report.figures.limits import limits_figure
         from gpusim.report.figures.output import write_png
 
-        write_png(PICTURE, limits_figure(found))
+        write_png(PICTURE, limits_figure(limits(OpGraph.build(load_trace(EXAMPLE), load_hardware(HARDWARE)))))
         print(PICTURE)
 
 

@@ -85,6 +85,11 @@ GROUPS: dict[str, str] = {
         embedding embedding_dense_backward gather index index_add(_) index_copy(_) index_fill(_) index_put(_)
         index_select max_unpool2d masked_scatter(_) masked_scatter_backward scatter(_) scatter_add(_)
         scatter_reduce(_) bucketize""",
+    "Rows and labels that follow from what the trace says (gpusim/runtime/known_values.py, saved.py).": """
+        _embedding_bag _embedding_bag_forward_only _embedding_bag_backward _embedding_bag_dense_backward
+        _embedding_bag_per_sample_weights_backward _ctc_loss _ctc_loss_backward""",
+    "Fourier transforms: dimensions and lengths are checked in gpusim/runtime/saved.py.": """
+        _fft_r2c _fft_c2r _fft_c2c""",
     "Views: torch checks that they lie in the storage, and replay checks it again.": """
         alias as_strided as_strided_ detach diagonal expand permute select slice split split_with_sizes squeeze
         squeeze_ t t_ transpose transpose_ unbind unfold unsqueeze unsqueeze_ unsafe_split unsafe_split_with_sizes
@@ -113,10 +118,9 @@ LEFT_OUT: dict[str, str] = {
     "set_ resize_ _reshape_alias": "lay a tensor over memory without a check",
     "_unsafe_index _unsafe_index_put _index_put_impl_": "may skip the check of indices",
     "_local_scalar_dense item equal nonzero": "give values to the host",
-    "_embedding_bag _embedding_bag_backward _embedding_bag_dense_backward": "offsets are not checked for order",
     "embedding_renorm_": "indices are not checked on every device",
     "_cudnn_rnn _cudnn_rnn_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward": "a packed buffer of unchecked size",
-    "_ctc_loss _ctc_loss_backward _cudnn_ctc_loss": "labels and lengths are not checked",
+    "_cudnn_ctc_loss": "its labels and lengths are in the host's memory",
     "multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward multilabel_margin_loss_backward": (
         "class numbers are not checked in the backward"
     ),
@@ -125,14 +129,15 @@ LEFT_OUT: dict[str, str] = {
         "sizes of saved values are not checked"
     ),
     "_transformer_encoder_layer_fwd _native_multi_head_attention": "sizes of weights are not checked",
-    "_fft_r2c _fft_c2r _fft_c2c": "the length of the last dimension is not checked",
     "_foreach_copy": "the lengths of its lists are not checked",
     "_efficientzerotensor": "a tensor without memory",
     "angle": "belongs to complex numbers",
     "rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_backward": "the size of the noise is not checked",
 }
 #: Operators that torch takes apart on some devices only.
-WHOLE_ON_CUDA = {"_fused_rms_norm", "mish_backward", "silu_backward"}
+WHOLE_ON_CUDA = {"_embedding_bag_backward", "_fused_rms_norm", "mish_backward", "silu_backward"}
+#: Overloads that take lengths as tensors in the host's memory.
+HOST_OVERLOADS = {"aten._ctc_loss.Tensor", "aten._ctc_loss_backward.Tensor"}
 TORCHVISION = ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
 
 #: Types of arguments that a trace can hold; a generator is always left out of a call.
@@ -168,7 +173,7 @@ def overloads(name: str) -> list[str]:
         named = any("Dimname" in str(argument) for argument in schema.arguments) or "names" in schema.overload_name
         if fits and registered and not (out or apart or named):
             found.append(f"aten.{name}.{schema.overload_name or 'default'}")
-    return sorted(found)
+    return sorted(set(found) - HOST_OVERLOADS)
 
 
 def text_of_list() -> str:
@@ -180,7 +185,7 @@ def text_of_list() -> str:
     for reason, names in GROUPS.items():
         entries = sorted(entry for name in names_of(names) for entry in overloads(name))
         lines += ["", f"# {reason}", *entries]
-    lines += ["", "# torchvision: boxes and offsets; it checks sizes."]
+    lines += ["", "# torchvision: it checks sizes; images of boxes are checked in gpusim/runtime/saved.py."]
     lines += sorted(f"torchvision.{n}.default" for n in (*TORCHVISION, *(f"_{name}_backward" for name in TORCHVISION)))
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Fill docs/policies.md's tables of predicted times from the simulator: python scripts/make_policy_table.py.
+"""Fill research/2026-11-23-policies.md with predicted times: python scripts/make_policy_table.py.
 
 Every bundled trace and every one in validate/traces, every policy, the stream counts that `gpusim explore` tries. Takes
 some minutes, most of them for policies marked slow. --trace NAME does one trace and prints it.
@@ -13,19 +13,19 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from gpusim.defaults import DEFAULT_STREAMS
 from gpusim.engine.fast import FastEngine
 from gpusim.files import write_bytes
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.policies import DEFAULT_STREAMS
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.report.pages import with_section
 from gpusim.search.bounds import bounds
 from gpusim.trace.store import bundled_traces, load_trace, read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "policies.md"
+PAGE = ROOT / "research" / "2026-11-23-policies.md"
 TRACES = ROOT / "validate" / "traces"
 BEGIN, END = "<!-- predicted:begin -->", "<!-- predicted:end -->"
 HARDWARE = "h200"
@@ -62,7 +62,7 @@ def predict(trace: str) -> Row:
             begin = time.process_time()
             made = policy(graph, count)
             seconds.append(time.process_time() - begin)
-            plan = lower(graph, made.order, made.streams)
+            plan = lower(graph, made)
             times.append((engine.run(plan, graph.hardware).makespan_ns, count))
         best[policy.name] = min(times)
         if policy.slow:
@@ -130,7 +130,7 @@ def section(rows: Sequence[Row]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write docs/policies.md, or print one trace."""
+    """Write research/2026-11-23-policies.md, or print one trace."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", help="only this trace; nothing is written")
     parser.add_argument("--jobs", type=int, default=1, help="processes; one step each at a time")

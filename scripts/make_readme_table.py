@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpusim.files import write_bytes
+from gpusim.policies.registry import POLICIES
 from gpusim.recipes.recipe import FASTEST_KERNELS
 from gpusim.report.pages import with_section
+from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed
 from gpusim.report.results import ResultCase, Results, first_of_each_step, read_results
-from gpusim.report.results_table import summary_lines
 from gpusim.search.searches import SEARCH
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,36 +48,50 @@ def recommended(cases: Iterable[ResultCase]) -> list[ResultCase]:
     ]
 
 
-def section(runs: Sequence[tuple[str, Results]]) -> str:
-    """The text between the markers: the table, and how it was measured. `runs` are results with their files' names."""
-    cases = [case for _, results in runs for case in results.cases]
+def section(runs: Sequence[tuple[str, Results]], origins: Mapping[str, str]) -> str:
+    """The text between the markers: the table, and how it was measured.
+
+    `runs` are results with their files' names; `origins` has the policy whose schedule the searched one of a trace is.
+    """
     found = [
         (case, _fastest_kernels(results.cases, case)) for _, results in runs for case in recommended(results.cases)
     ]
+    alone = [f"`{case.trace}`" for case, _ in found if case.streams == 1]
     lines = [
-        "The schedule that a trial on the GPU of the twelve (NASNet-A: eight) best predictions found, as "
-        "`gpusim explore --measure 12` does; policies are among them. Times in us, all measured but for *predicted*. "
-        "*Kernels*: sequential graph over the same order with the "
-        "[fastest kernels](docs/variants_and_partitions.md) on one stream; *streams*: that over the schedule; "
-        "*both*: sequential graph over the schedule. *Error* is that of the schedule's "
-        "predicted time, by the hardware model of its day; *outputs* are compared with the sequential run's: bit for "
-        "bit, or [within a tolerance](docs/capture_and_replay.md#comparing-results).",
+        "Times in us, all measured on an NVIDIA H200. *Kernels* is the gain of the fastest kernels on one stream over",
+        "the captured kernels. *Streams* is the further gain of the schedule. *From* says whether the schedule came",
+        "from the search or is the schedule of a policy. *Error* is the error of its predicted time, by the hardware",
+        "model of the run.",
         "",
-        "| step | sequential graph | fastest kernels, one stream | schedule (streams) | kernels | streams | both "
-        "| predicted | error | outputs |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
-        *(_row(case, kernels) for case, kernels in found if case.streams > 1),
+        "| step | eager | one CUDA graph | fastest kernels, one stream | streams in the graph (number) | kernels "
+        "| streams | over eager | error | from | outputs |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
+        *(_row(case, kernels, origins.get(case.trace, SEARCH)) for case, kernels in found if case.streams > 1),
         "",
-        *(_one_stream(case) for case, _ in found if case.streams == 1),
+        f"No schedule on several streams was faster for {' and '.join(alone)}: these steps are chains.",
         "",
-        *(_provenance(results, source) for source, results in runs),
+        "Sources; `gpusim validate validate/RECIPE.toml -o validate/results` measures them again on the GPU:",
         "",
-        "All schedules replayed by these commands, not only the best ones "
-        "([one table of everything](validate/results/all.md)):",
-        "",
-        *summary_lines(cases),
+        *(f"- [{name}](validate/results/{name}.md)." for name in (source.removesuffix(".json") for source, _ in runs)),
     ]
     return "\n".join(lines)
+
+
+def policy_schedules(path: Path) -> dict[str, str]:
+    """Trace -> policy, where the searched schedule of a results file is op for op that of a policy."""
+    schedules = read_replayed(path.with_name(path.stem + SUFFIX))
+    found = {}
+    for mine in schedules:
+        for other in schedules:
+            same = (other.trace, other.order, other.stream_of) == (mine.trace, mine.order, mine.stream_of)
+            if mine.policy == SEARCH and other.policy in POLICIES and same and _kernels(mine) == _kernels(other):
+                found.setdefault(mine.trace, other.policy)
+    return found
+
+
+def _kernels(schedule: ReplayedSchedule) -> list[tuple[int, int]]:
+    """The ops that run a variant, with its number."""
+    return [(op, variant) for op, variant in enumerate(schedule.variants) if variant]
 
 
 def _fastest_kernels(cases: Iterable[ResultCase], found: ResultCase) -> ResultCase | None:
@@ -84,41 +99,22 @@ def _fastest_kernels(cases: Iterable[ResultCase], found: ResultCase) -> ResultCa
     return next((case for case in cases if case.trace == found.trace and case.policy == FASTEST_KERNELS), None)
 
 
-def _row(case: ResultCase, kernels: ResultCase | None) -> str:
+def _row(case: ResultCase, kernels: ResultCase | None, origin: str) -> str:
     alone_ns = case.sequential_ns if kernels is None else kernels.measured_ns
     cells = (
         f"`{case.trace}`",
+        f"{case.eager_ns / 1e3:.0f}",
         f"{case.sequential_ns / 1e3:.0f}",
         "" if kernels is None else f"{kernels.measured_ns / 1e3:.0f}",
         f"{case.measured_ns / 1e3:.0f} ({case.streams})",
         "" if kernels is None else f"{case.sequential_ns / alone_ns:.2f}x",
         "" if kernels is None else f"**{alone_ns / case.measured_ns:.2f}x**",
-        f"{case.speedup:.2f}x",
-        f"{case.predicted_ns / 1e3:.0f}",
+        f"{case.eager_ns / case.measured_ns:.2f}x",
         f"{case.error:+.1%}",
+        origin,
         case.outputs,
     )
     return f"| {' | '.join(cells)} |"
-
-
-def _one_stream(case: ResultCase) -> str:
-    measured, sequential = f"{case.measured_ns / 1e3:.0f} us", f"{case.sequential_ns / 1e3:.0f} us"
-    return (
-        f"- `{case.trace}` gains nothing from streams: the fastest found has one, and takes {measured} with other "
-        f"kernels, {case.speedup:.2f} times as fast as the {sequential} of the sequential graph."
-    )
-
-
-def _provenance(results: Results, source: str) -> str:
-    clocks = sorted({case.sm_clock_mhz for case in results.cases if case.sm_clock_mhz})
-    clock = "-".join(str(mhz) for mhz in dict.fromkeys((clocks[0], clocks[-1]))) if clocks else "unknown"
-    versions = results.versions
-    names = (("driver", "driver"), ("CUDA", "cuda"), ("torch", "torch"), ("cuDNN", "cudnn"))
-    software = ", ".join(f"{name} {versions[key]}" for name, key in names if key in versions)
-    return (
-        f"- [`validate/results/{source}`](validate/results/{source}): one {results.gpu}, {results.date}, {software}, "
-        f"SM clock {clock} MHz; `gpusim validate validate/{results.recipe}.toml -o validate/results` reproduces it."
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,7 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     old = readme.read_text(encoding="utf-8")
     runs = first_of_each_step([read_results(path) for path in paths])
     shown = list(zip((path.name for path in paths), runs, strict=True))
-    new = with_section(old, "README.md", BEGIN, END, section(shown))
+    origins = {trace: policy for path in reversed(paths) for trace, policy in policy_schedules(path).items()}
+    new = with_section(old, "README.md", BEGIN, END, section(shown, origins))
     if options.check:
         if new != old:
             print("README.md does not show the newest results: run python scripts/make_readme_table.py")

@@ -1,4 +1,4 @@
-"""Fill docs/stream_mode.md's tables from measurements and the simulator: python scripts/make_stream_page.py.
+"""Fill research/2026-11-23-stream-mode.md with measured and predicted times: python scripts/make_stream_page.py.
 
 Launches into many streams: the stored table in tests/data, and those of `gpusim calibrate --rules` in
 validate/results/rules_*.json. Eager steps: every bundled trace and every one in validate/traces.
@@ -20,7 +20,7 @@ from gpusim.search.eager import predict_eager
 from gpusim.trace.store import bundled_traces, read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "stream_mode.md"
+PAGE = ROOT / "research" / "2026-11-23-stream-mode.md"
 STORED = ROOT / "tests" / "data" / "hyper_q_h200_20261120.json"
 HARDWARE = "h200"
 

@@ -3,7 +3,8 @@
     python scripts/predict_pairs_again.py validate/results/pairs_h200_20261122.pairs.json ...
 
 For each step: the state of the L2 cache, what ops took alone over what they take in the step (5 %, median, 95 %), and
-the errors of the times together as predicted then and now (docs/fidelity.md). Needs torch, as measuring does.
+the errors of the times together as predicted then and now (research/2026-11-23-fidelity.md).
+Needs torch, as measuring does.
 """
 
 from __future__ import annotations

@@ -41,9 +41,10 @@ def main(folder: str = "validate/calibration", cross_load: str = "", busy_ns: st
     for step, schedules in steps.items():
         trace = read_trace(Path(folder) / f"{step}.json.gz")
         gaps.append(anchor(trace, model).chain_ns)
-        arrangements = [(schedule.order, schedule.stream_of) for schedule in schedules]
         took_ns = [schedule.measured_ns for schedule in schedules]
-        points[step] = points_of(trace, model, schedules[0].sequential_ns, arrangements, took_ns)
+        points[step] = points_of(
+            trace, model, schedules[0].sequential_ns, [each.schedule for each in schedules], took_ns
+        )
     found = fit([point for of_step in points.values() for point in of_step], gaps)
     print(
         f"sharing exponent {found.sharing_exponent:g}, of matrix kernels {found.matrix_exponent:g}, "

@@ -3,7 +3,8 @@
     python scripts/set_uncertainty.py hwmodels/h200.json validate/results/loop_h200_20261120.json ...
 
 90 % of the cases lie within the numbers written. Cases marked `fitted` are left out: a constant was fitted on their
-network. The form of the model was chosen on some of the others (docs/fidelity.md), so the numbers are no blind test.
+network. The form of the model was chosen on some of the others (research/2026-11-23-fidelity.md), so the numbers are
+no blind test.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def main(model_file: str, *results_files: str) -> None:
     names = ", ".join(Path(file).name for file in results_files)
     source = (
         f"90 % of {len(concurrent)} replayed schedules and of {len(sequential)} sequential graphs lie within: {names}; "
-        "no constant was fitted on their networks, but the model's form was chosen on some of them (docs/fidelity.md)"
+        "no constant was fitted on their networks, but the model's form was chosen on some of them "
+        "(research/2026-11-23-fidelity.md)"
     )
     sources = {
         key: value

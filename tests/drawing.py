@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent
 def simulated(trace: Trace, streams: int = 3, hardware: HardwareModel | None = None) -> tuple[Timeline, HardwareModel]:
     graph = build_graph(trace, hardware)
     made = POLICIES["wavefront"](graph, streams)
-    plan = lower(graph, made.order, made.streams)
+    plan = lower(graph, made)
     return engine_by_name("reference").run(plan, graph.hardware), graph.hardware
 
 
@@ -77,12 +77,12 @@ def annotations(figure: go.Figure) -> str:
 @functools.cache
 def explored_step() -> Explored:
     hardware = make_hardware(chain_ns=100, slowdown=0.5, uncertainty=0.05)
-    return explore(wide_trace(eager_ns=400_000, graph_ns=130_000), hardware, streams=3, budget_s=0.05)
+    return explore(build_graph(wide_trace(eager_ns=400_000, graph_ns=130_000), hardware), streams=3, budget_s=0.05)
 
 
 @functools.cache
 def limited_step() -> Limits:
-    return limits(wide_trace(), make_hardware(chain_ns=100, slowdown=0.5), streams=2)
+    return limits(build_graph(wide_trace(), make_hardware(chain_ns=100, slowdown=0.5)), streams=2)
 
 
 @functools.cache

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from gpusim.hardware.model import HardwareModel, load_hardware
 from gpusim.hardware.occupancy import Demand
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.partitions import Partition
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Buffer, LaunchMode, Plan, Task
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import (
@@ -464,3 +467,24 @@ def hardware_models(draw: st.DrawFn) -> HardwareModel:
 def build_graph(trace: Trace, hardware: HardwareModel | None = None) -> OpGraph:
     """The op graph of a trace on round numbers."""
     return OpGraph.build(trace, hardware or make_hardware())
+
+
+def lowered(
+    graph: OpGraph,
+    order: Sequence[int],
+    streams: Sequence[int],
+    mode: LaunchMode = "graph",
+    *,
+    variants: Sequence[int] = (),
+    partitions: Sequence[Partition] = (),
+    memory: bool = True,
+) -> Plan:
+    """The plan of a launch order and the streams by op, for cases written down by hand."""
+    schedule = schedule_of(order, streams, variants=variants, partitions=partitions)
+    return lower(graph, schedule, mode, memory=memory)
+
+
+def schedule_of(order: Sequence[int], streams: Sequence[int], **fields: Any) -> Schedule:
+    """A schedule from any sequences; `fields` are its others."""
+    lists = {name: tuple(fields.pop(name, ())) for name in ("variants", "partitions")}
+    return Schedule(tuple(order), tuple(streams), **lists, **fields)

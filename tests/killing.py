@@ -18,9 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
+from gpusim.recipes.predictions import predictions_path, read_predictions
 from gpusim.report.results import read_results
 from gpusim.sweep.store import Store
-from gpusim.trace.store import write_trace
+from gpusim.trace.store import read_trace, write_trace
 from tests.fuzz.sense import file_problem
 from tests.helpers import wide_trace
 from tests.sweeping import numbers
@@ -90,6 +91,22 @@ def _results(folder: Path) -> Any:
     ]
 
 
+def _predictions(folder: Path) -> Any:
+    return [
+        (trace.name, read_predictions(predictions_path(trace), read_trace(trace)).intervals_ns)
+        for trace in (folder / "wide3.json", folder / "wide5.json")
+        if predictions_path(trace).exists()
+    ]
+
+
+RECIPE = """name = "r"
+policies = ["wavefront", "critical_path"]
+counts = [2, 3]
+[[case]]
+trace = "wide3.json"
+[[case]]
+trace = "wide5.json"
+"""
 SWEEP = (
     "sweep", "--trace", "wide3.json", "--trace", "wide5.json", "--hw", "h200", "--policy", "sequential", "--policy",
     "wavefront",
@@ -101,12 +118,14 @@ SWEEP = (
 def jobs(scheduler: str | None = None) -> tuple[Job, ...]:
     """All jobs; the one on a cluster only where there is a scheduler."""
     explore = ("explore", "wide5.json", "--budget", "60", "--evaluations", "60", "--seed", "1", "-o", "best.json")
+    predict = ("validate", "r.toml", "--stage", "predict", "-o", ".")
     simulate = ("simulate", "wide5.json", "--perfetto", "out.json.gz", "--html", "out.html")
     found = [
         Job("sweep, local", gpusim(*SWEEP, "--workers", "2"), ("s.sqlite",), rows, resumes=True),
         Job("explore -o", gpusim(*explore), ("best.json",), _schedule),
         Job("simulate", gpusim(*simulate), ("out.json.gz", "out.html"), _bytes("out.json.gz")),
-        Job("validate", (sys.executable, "-m", "tests.killing_validate"), ("r_h200_*", "kept"), _results),
+        Job("validate, predict", gpusim(*predict), ("*.predicted.json.gz",), _predictions, resumes=True),
+        Job("validate", (sys.executable, "-m", "tests.killing_validate"), ("r_h200_*",), _results),
     ]
     if scheduler is not None:
         found.insert(1, Job("sweep, Dask", gpusim(*SWEEP, "--scheduler", scheduler), ("s.sqlite",), rows, resumes=True))
@@ -122,7 +141,8 @@ class Killer:
         self.tally = Tally()
         place = self._new_place("whole")
         start = time.monotonic()
-        self._finish(place)
+        if problem := self._finish(place):
+            raise RuntimeError(f"{job.name}, not killed: {problem}")
         self.seconds = time.monotonic() - start
         self.whole = job.content(place / WORK)
         if left := self._left(place):
@@ -164,6 +184,7 @@ class Killer:
         (place / TEMPORARY).mkdir()
         for width in (3, 5):
             write_trace(wide_trace(width, eager_ns=400_000, graph_ns=130_000), place / WORK / f"wide{width}.json")
+        (place / WORK / "r.toml").write_text(RECIPE)
         return place
 
     def _start(self, place: Path, mark: str) -> subprocess.Popen[bytes]:
@@ -230,7 +251,7 @@ class Killer:
             )
 
     def _left(self, place: Path) -> list[str]:
-        inputs = ("wide3.json", "wide5.json")
+        inputs = ("wide3.json", "wide5.json", "r.toml")
         there = [p.name for p in self._there(place) if not any(p.match(pattern) for pattern in self.job.outputs)]
         kept = sorted(name for name in there if name not in inputs)
         inside = sorted(

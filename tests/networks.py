@@ -16,10 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from gpusim.runtime.calls import JointGraph
 from gpusim.runtime.capture import CaptureOptions, bare_trace, build_step
 from gpusim.runtime.execute import InitialState, Runner
-from gpusim.runtime.joint import JointGraph, joint_graph
-from gpusim.runtime.models import Step
+from gpusim.runtime.joint import joint_graph
+from gpusim.runtime.models import ModelStep
 from gpusim.runtime.record import Recorded, record
 from gpusim.trace.schema import Dtype, MemoryFormat, Mode, Trace
 
@@ -466,7 +467,7 @@ class OnCpu:
     """A step captured on the CPU, with all that was made on the way. Shared by tests: not to be changed."""
 
     options: CaptureOptions
-    step: Step
+    step: ModelStep
     graph: JointGraph
     recorded: Recorded
     trace: Trace

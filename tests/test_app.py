@@ -376,7 +376,7 @@ def forget() -> None:
     """What this process remembers, as after a restart."""
     from gpusim_dashboard import kept, results
 
-    for cached in (kept._read, results._explored, results._graph, results._breakdown):
+    for cached in (kept._read, results._explored, results._step, results._breakdown):
         cached.clear()
 
 
@@ -427,7 +427,7 @@ def test_what_is_broken_on_disk_is_computed_again(broken: str, empty_cache: None
     [file] = kept_files()
     document = json.loads(file.read_bytes())
     if broken == "rows":
-        document["explored"]["rows"][0]["assignment"]["order"][0] += 1
+        document["explored"]["rows"][0]["schedule"]["order"][0] += 1
     elif broken == "key":
         document["key"] = "another"
     elif broken == "best":

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.search import energy
 from gpusim.search.bounds import AREA, BANDWIDTH, CONTENTION, CRITICAL_PATH, FRONT_END, Bounds, bounds
 from gpusim.search.energy import Kernels, contention_ns, least_ns
@@ -23,6 +22,7 @@ from tests.helpers import (
     WHOLE,
     build_graph,
     hardware_models,
+    lowered,
     make_hardware,
     make_trace,
     op,
@@ -81,7 +81,7 @@ def test_blocks_on_one_sm_slow_each_other_down_by_their_load() -> None:
     graph = build_graph(make_trace(steps), ONE_BY_ONE)
     found = bounds(graph)
     assert (found.area_ns, found.critical_path_ns, found.contention_ns) == (1414, 1000, 1414)
-    assert FastEngine().run(lower(graph, [0, 1], [0, 1]), graph.hardware).makespan_ns == 1414
+    assert FastEngine().run(lowered(graph, [0, 1], [0, 1]), graph.hardware).makespan_ns == 1414
 
 
 def test_last_wave_that_is_not_full_takes_less_area_than_time() -> None:
@@ -89,6 +89,15 @@ def test_last_wave_that_is_not_full_takes_less_area_than_time() -> None:
     steps = [op("a", "x", dur_ns=3000, blocks=5 * HALF)]
     found = bounds(build_graph(make_trace(steps), ONE_BY_ONE))
     assert (found.area_ns, found.critical_path_ns) == (2770, 3000)
+
+
+@pytest.mark.parametrize("blocks", [4096 * HALF * 2, 4096 * HALF * 2 + 1, 10**9, 2**31 - 1])
+def test_a_grid_whose_blocks_stand_for_several_takes_no_more_area_than_time(blocks: int) -> None:
+    """Alone a kernel takes its time whatever its grid: 49 us, of the whole GPU but for a last wave that is not full."""
+    graph = build_graph(make_trace([op("a", "x", dur_ns=49_000, blocks=blocks)]), ONE_BY_ONE)
+    found = bounds(graph)
+    assert FastEngine().run(lowered(graph, [0], [0]), graph.hardware).makespan_ns == 49_000
+    assert 0.99 * 49_000 < found.area_ns <= found.largest[0] <= 49_000
 
 
 def test_without_contention_or_chains_it_is_the_area() -> None:
@@ -149,5 +158,5 @@ def test_no_schedule_is_faster_than_any_bound(
         patch.setattr(energy, "_MOST_CUTS", cuts)
         patch.setattr(energy, "_FEWEST_CUTS", min(cuts, energy._FEWEST_CUTS))
         bound = bounds(graph)
-    makespan_ns = FastEngine().run(lower(graph, order, streams), graph.hardware).makespan_ns
+    makespan_ns = FastEngine().run(lowered(graph, order, streams), graph.hardware).makespan_ns
     assert bound.largest[0] <= makespan_ns + 1, bound.largest[1]

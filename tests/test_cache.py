@@ -8,7 +8,7 @@ import pytest
 from gpusim.hardware.model import HardwareModel, load_hardware
 from gpusim.plan.cache import USABLE_SHARE, Touched, may_lose_cache, touched
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule
 from gpusim.search.bounds import bounds
 from gpusim.search.explore import Row, choose
 from gpusim.search.verdict import verdict
@@ -75,8 +75,8 @@ def test_interval_of_other_kernels_is_longer_on_the_slow_side_on_one_stream_too(
 
 def test_gain_that_the_cache_may_cost_is_none_to_recommend() -> None:
     """Wide enough for 2 to win 5 %, and 10 % may be lost: what is written down is what the verdict says to keep."""
-    sequential = Row("sequential", 1, 1000, 1.0, 0, Assignment((), ()))
-    on_two = Row("wavefront", 2, 950, 1000 / 950, 0, Assignment((), ()))
+    sequential = Row("sequential", 1, 1000, 1.0, 0, Schedule((), ()))
+    on_two = Row("wavefront", 2, 950, 1000 / 950, 0, Schedule((), ()))
     model = with_cache(1, schedule_frac=0.0, cache_frac=0.1)
     assert choose([sequential, on_two], model, 1000) == on_two
     assert choose([sequential, on_two], model, 1000, may_lose_cache=True) == sequential

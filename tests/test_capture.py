@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from gpusim.errors import CaptureError
 from gpusim.plan.sync import kept_storages, plan_sync
 from gpusim.runtime import operators
+from gpusim.runtime.calls import split_convolution_backward
 from gpusim.runtime.capture import (
     check_against_model,
     program_order_releases,
 )
 from gpusim.runtime.execute import Runner, make_initial
-from gpusim.runtime.joint import LEARNING_RATE, MOMENTUM, OPTIMIZER_BUCKET, joint_graph, split_convolution_backward
+from gpusim.runtime.joint import LEARNING_RATE, MOMENTUM, OPTIMIZER_BUCKET, joint_graph
 from gpusim.runtime.models import AUXILIARY_WEIGHT, default_loss, load_step
 from gpusim.runtime.record import initial_values, live_calls, record
 from gpusim.trace.check import check_trace
@@ -417,7 +418,7 @@ def test_own_loss_is_used_and_needs_no_target() -> None:
 
 
 def state_of(tensor: torch.Tensor, role: str = "input") -> TensorInit:
-    from gpusim.runtime.joint import State
+    from gpusim.runtime.calls import State
 
     return initial_values(tensor, State("s", role, tensor))  # type: ignore[arg-type]
 

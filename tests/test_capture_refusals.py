@@ -23,7 +23,7 @@ from gpusim.runtime.capture import (
 )
 from gpusim.runtime.execute import make_initial
 from gpusim.runtime.joint import LEARNING_RATE, joint_graph
-from gpusim.runtime.models import AUXILIARY_WEIGHT, Step, load_step
+from gpusim.runtime.models import AUXILIARY_WEIGHT, ModelStep, load_step
 from gpusim.runtime.record import record
 from gpusim.trace.check import check_trace
 from gpusim.trace.schema import Mode, Op, TensorInit, Trace
@@ -117,7 +117,7 @@ def test_front_end_that_is_not_there_yet_is_refused(monkeypatch: pytest.MonkeyPa
 # --- SPEC ---
 
 
-def load(text: str, mode: Mode = "infer") -> Step:
+def load(text: str, mode: Mode = "infer") -> ModelStep:
     return load_step(text, mode=mode, batch=2, dtype="fp32", memory_format="contiguous", device=CPU)
 
 

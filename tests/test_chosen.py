@@ -13,18 +13,16 @@ from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.plan.schedule import check_schedule
-from gpusim.policies.random_schedules import random_assignment
+from gpusim.policies.random_schedules import random_schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.recipes import chosen as chosen_module
 from gpusim.recipes.chosen import choose_schedules, hardware_of
 from gpusim.recipes.recipe import Case, Recipe
 from gpusim.search.bounds import bounds
 from gpusim.search.explore import Explored, explore
-from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import write_trace
-from tests.helpers import chain_trace, wide_trace
+from tests.helpers import build_graph, chain_trace, wide_trace
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def test_each_policy_is_replayed_at_each_count_and_then_come_those_by_lot(path: 
         *("wavefront", "wavefront", "critical_path", "critical_path"),
         *("random", "random"),
     ]
-    assert [schedule.streams for schedule in found.schedules[:4]] == [2, 4, 2, 4]
+    assert [schedule.stream_count for schedule in found.schedules[:4]] == [2, 4, 2, 4]
 
 
 def test_policy_that_cannot_use_more_streams_is_replayed_once(path: Path) -> None:
@@ -56,7 +54,7 @@ def test_policy_that_cannot_use_more_streams_is_replayed_once(path: Path) -> Non
 
 def test_without_counts_each_policy_is_replayed_at_the_count_predicted_best(path: Path) -> None:
     found = choose_schedules(path, recipe(policies=("wavefront", "round_robin")))
-    rows = explore(WIDE, hardware_of(WIDE), streams=4, budget_s=0.05)
+    rows = explore(build_graph(WIDE, hardware_of(WIDE)), streams=4, budget_s=0.05)
     assert [schedule.policy for schedule in found.schedules] == ["wavefront", "round_robin"]
     for schedule in found.schedules:
         assert schedule.predicted_ns == rows.best_of(schedule.policy).makespan_ns
@@ -96,12 +94,10 @@ def test_schedules_by_lot_are_those_of_the_recipes_seed(path: Path) -> None:
     first, again = (choose_schedules(path, recipe(policies=(), counts=(2,), random=4, seed=5)) for _ in range(2))
     other = choose_schedules(path, recipe(policies=(), counts=(2,), random=4, seed=6))
     assert first == again
-    assert [s.placements for s in first.schedules] != [s.placements for s in other.schedules]
+    assert first.schedules != other.schedules
     graph = OpGraph.build(WIDE, hardware_of(WIDE))
     for number, schedule in enumerate(first.schedules):
-        order, streams = check_schedule(schedule, WIDE, graph.preds)
-        wanted = random_assignment(graph, number, seed=5)
-        assert (tuple(order), tuple(streams)) == (wanted.order, wanted.streams)
+        assert schedule.check(graph) == random_schedule(graph, number, seed=5)
 
 
 def test_every_schedule_comes_with_its_own_prediction_and_peak_in_the_same_order(path: Path) -> None:
@@ -110,8 +106,7 @@ def test_every_schedule_comes_with_its_own_prediction_and_peak_in_the_same_order
     assert len(found.schedules) == len(found.peaks) == 1 + 2 + 1 + 3
     graph = OpGraph.build(WIDE, hardware_of(WIDE))
     for schedule, peak in zip(found.schedules, found.peaks, strict=True):
-        order, streams = check_schedule(schedule, WIDE, dependencies(WIDE))
-        timeline = ReferenceEngine().run(lower(graph, order, streams), graph.hardware)
+        timeline = ReferenceEngine().run(lower(graph, schedule.check(graph)), graph.hardware)
         assert (timeline.makespan_ns, timeline.peak_bytes) == (schedule.predicted_ns, peak)
         assert schedule.made_by == "gpusim validate, h200, seed 0"
 
@@ -154,7 +149,7 @@ def test_hardware_is_that_of_the_traces_gpu_and_the_default_where_that_is_unknow
 @pytest.fixture
 def explored(monkeypatch: pytest.MonkeyPatch) -> Explored:
     """One exploration for all calls: what a search finds in a given time differs from run to run."""
-    found = explore(WIDE, hardware_of(WIDE), streams=4, budget_s=10.0, evaluations=40)
+    found = explore(build_graph(WIDE, hardware_of(WIDE)), streams=4, budget_s=10.0, evaluations=40)
     monkeypatch.setattr(chosen_module, "explore", lambda *_, **__: found)
     return found
 
@@ -184,17 +179,16 @@ def test_another_searched_schedule_comes_with_its_own_prediction_and_peak(path: 
     assert changed.peaks == (found.peaks[0], found.contender_peaks[last])
     graph = OpGraph.build(WIDE, hardware_of(WIDE))
     for schedule, peak in zip(changed.schedules, changed.peaks, strict=True):
-        order, streams = check_schedule(schedule, WIDE, dependencies(WIDE))
-        timeline = ReferenceEngine().run(lower(graph, order, streams), graph.hardware)
+        timeline = ReferenceEngine().run(lower(graph, schedule.check(graph)), graph.hardware)
         assert (timeline.makespan_ns, timeline.peak_bytes) == (schedule.predicted_ns, peak)
 
 
 def test_row_without_variants_is_the_fastest_contender_that_has_none(path: Path, explored: Explored) -> None:
     found = choose_schedules(path, recipe(policies=("search", "without variants"), measure=100))
     first, *rest = found.contenders
-    varied = msgspec.structs.replace(first.placements[-1], variant="other")
-    first = msgspec.structs.replace(first, placements=(*first.placements[:-1], varied))
+    first = replace(first, variants=(*[0] * (len(first.order) - 1), 1))
     found = replace(found, contenders=(first, *rest))
     changed = found.with_searched([1, *range(len(rest) + 1, 1, -1)])
-    assert changed.schedules == (first, msgspec.structs.replace(rest[-1], policy="without variants"))
+    assert changed.schedules == (first, rest[-1])
+    assert [schedule.policy for schedule in changed.schedules] == ["search", "without variants"]
     assert changed.peaks == (found.contender_peaks[0], found.contender_peaks[-1])

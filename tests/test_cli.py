@@ -18,7 +18,7 @@ import pytest
 from gpusim.cli import cli, main
 from gpusim.files import write_bytes
 from gpusim.hardware.model import bundled_hardware, load_hardware
-from gpusim.plan.schedule import MAX_STREAMS, read_schedule
+from gpusim.plan.schedule import MAX_STREAMS, read_schedule_document
 from gpusim.trace.store import write_trace
 from tests.helpers import chain_trace, wide_trace
 
@@ -170,7 +170,7 @@ def test_explored_schedule_simulates_to_what_explore_predicted(trace: Path, tmp_
     schedule = tmp_path / "best.json"
     best = document(run("explore", trace, *QUICK, "-o", schedule, "--json"))["best"]
     found = document(run("simulate", trace, "--schedule", schedule, "--json"))
-    assert found["makespan_ns"] == read_schedule(schedule).predicted_ns == best["makespan_ns"]
+    assert found["makespan_ns"] == read_schedule_document(schedule).predicted_ns == best["makespan_ns"]
     assert found["policy"] == best["policy"]
 
 
@@ -442,7 +442,7 @@ def test_validate_refuses_a_folder_that_cannot_be_made_before_it_looks_for_a_gpu
         assert refused(gpusim("validate", recipe, "-o", wrong)).strip() == expected
     code = "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''; from gpusim.cli import main; main()"
     new = tmp_path / "new" / "results"
-    assert refused(gpusim("validate", recipe, "-o", new, code=code)).startswith("gpusim: no GPU: ")
+    assert refused(gpusim("validate", recipe, "--trust-code", "-o", new, code=code)).startswith("gpusim: no GPU: ")
     assert not new.parent.exists(), "nothing is left of a run that could not begin"
 
 

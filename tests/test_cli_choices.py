@@ -13,7 +13,7 @@ import pytest
 
 from gpusim.cli import GROUPS, cli, main
 from gpusim.cli.common import progress_bar
-from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS, RECOMMENDED
+from gpusim.defaults import DEFAULT_POLICY, DEFAULT_STREAMS, RECOMMENDED
 from gpusim.policies.registry import POLICIES
 from gpusim.search import explore as exploring
 from gpusim.trace.store import write_trace

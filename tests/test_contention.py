@@ -15,7 +15,7 @@ from gpusim.engine.reference import ReferenceEngine
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.random_schedules import random_assignment
+from gpusim.policies.random_schedules import random_schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.recipes.recipe import read_recipe
 from gpusim.runtime import contention
@@ -42,9 +42,9 @@ def points(*constants: float, busy_ns: float = 300.0) -> list[Point]:
         made = [
             POLICIES[policy](graph, n) for policy in ("wavefront", "round_robin", "critical_path") for n in (2, 4, 8)
         ]
-        made += [random_assignment(graph, number, seed=0) for number in range(6)]
-        for assignment in made:
-            plan = lower(graph, assignment.order, assignment.streams)
+        made += [random_schedule(graph, number, seed=0) for number in range(6)]
+        for schedule in made:
+            plan = lower(graph, schedule)
             found.append(Point(plan, graph.hardware, ReferenceEngine().run(plan, truth).makespan_ns))
     return found
 

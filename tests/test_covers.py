@@ -17,7 +17,7 @@ from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.ranking import is_slower, ranked_variants
-from gpusim.plan.schedule import make_schedule, write_schedule
+from gpusim.plan.schedule import write_schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.search.refine import refine
 from gpusim.trace.check import check_trace
@@ -25,7 +25,7 @@ from gpusim.trace.covers import CoverRules, beside_theirs, covered_by, settled
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace, Variant, VariantSettings
 from gpusim.trace.store import write_trace
-from tests.helpers import Step, build_graph, in_place, kernel, make_trace, op, view
+from tests.helpers import Step, build_graph, in_place, kernel, lowered, make_trace, op, schedule_of, view
 
 
 def problem(steps: list[Step], op: int, *covers: int, outputs: str = "") -> str | None:
@@ -99,7 +99,7 @@ def test_of_choices_that_exclude_each_other_the_first_counts() -> None:
     assert settled(trace, (0, 0, 1, 1)) == (0, 0, 1, 0)
     graph = build_graph(trace)
     for chosen, total_ns in (((1, 0, 1, 0), 2100), ((0, 0, 1, 1), 1100), ((0, 0, 2, 1), 2100)):
-        plan = lower(graph, range(4), [0, 1, 0, 1], variants=chosen)
+        plan = lowered(graph, range(4), [0, 1, 0, 1], variants=chosen)
         assert sum(task.dur_ns for task in plan.tasks) == total_ns
         found = BatchEngine(graph).evaluate([range(4)], [[0, 1, 0, 1]], [chosen])
         assert found.makespan_ns[0] == ReferenceEngine().run(plan, graph.hardware).makespan_ns
@@ -109,7 +109,7 @@ def test_op_that_does_the_work_of_those_before_waits_for_all_they_need() -> None
     """c does b's work: it starts when what b needed has ended, also where that comes late."""
     steps = [op("a", "x", dur_ns=1000), op("late", "x", dur_ns=9000), op("b", "a late"), op("c", "b", dur_ns=500)]
     graph = build_graph(covering(make_trace(steps, outputs="c"), {3: [(700, (2,))]}))
-    plan = lower(graph, range(4), [0, 1, 2, 3], variants=(0, 0, 0, 1))
+    plan = lowered(graph, range(4), [0, 1, 2, 3], variants=(0, 0, 0, 1))
     assert [(task.op, task.deps) for task in plan.tasks] == [(0, ()), (1, ()), (3, (0, 1))]
     order, streams = beside_theirs([0, 2, 1, 3], [0, 1, 2, 3], {2: 3})
     assert (order, streams) == ([0, 1, 2, 3], [0, 1, 3, 3])
@@ -153,7 +153,7 @@ def test_covered_ops_take_no_time_and_hand_on_what_they_wait_for(trace: Trace) -
     assert [sum(task.dur_ns for task in tasks) for tasks in varied.tasks] == [5300, 0, 0, 5000, 100, 0]
     assert varied.preds == ((), (0,), (0, 1), (), (3,), (4,))
     streams = [0, 1, 2, 3, 3, 0]
-    plan = lower(graph, range(6), streams, variants=chosen)
+    plan = lowered(graph, range(6), streams, variants=chosen)
     assert [(task.op, task.queue, task.deps) for task in plan.tasks] == [(0, 0, ()), (3, 3, ()), (4, 3, ())]
     found = BatchEngine(graph).evaluate([range(6)], [streams], [chosen], peak=True)
     expected = ReferenceEngine().run(plan, graph.hardware)
@@ -180,20 +180,18 @@ def test_search_finds_the_chains_and_names_no_variant_of_covered_ops(trace: Trac
     graph = build_graph(trace)
     start = POLICIES["critical_path"](graph, 4)
     found = refine(graph, [start], 4, budget_s=60, seed=0, evaluations=4000, variants=True)
-    best = found.assignments[0]
+    best = found.schedules[0]
     assert best.variants == settled(trace, best.variants) == (1, 0, 0, 0, 1, 0)
     assert max(best.streams) + 1 == 2
-    expected = ReferenceEngine().run(best.lowered(graph), graph.hardware).makespan_ns
+    expected = ReferenceEngine().run(lower(graph, best), graph.hardware).makespan_ns
     assert found.makespans_ns[0] == expected
 
 
 def test_commands_show_the_kernels_that_run(trace: Trace, tmp_path: Path) -> None:
     """The timeline and the causes of a schedule with variants are of its own kernels, not of the captured ones."""
     write_trace(trace, tmp_path / "t.json.gz")
-    schedule = make_schedule(
-        trace, range(6), [0, 0, 0, 1, 1, 1], policy="test", made_by="test", variants=(1, 0, 0, 0, 1, 0)
-    )
-    write_schedule(schedule, tmp_path / "s.json")
+    schedule = schedule_of(range(6), [0, 0, 0, 1, 1, 1], policy="test", variants=(1, 0, 0, 0, 1, 0))
+    write_schedule(schedule, trace, tmp_path / "s.json")
     given = [str(tmp_path / "t.json.gz"), "--schedule", str(tmp_path / "s.json")]
     run = CliRunner().invoke(cli, ["simulate", *given, "--perfetto", str(tmp_path / "p.json")])
     assert run.exit_code == 0, run.output
@@ -203,5 +201,5 @@ def test_commands_show_the_kernels_that_run(trace: Trace, tmp_path: Path) -> Non
     run = CliRunner().invoke(cli, ["explain", *given, "--json"])
     assert run.exit_code == 0, run.output
     graph = OpGraph.build(trace, load_hardware("h200"))
-    plan = lower(graph, range(6), [0, 0, 0, 1, 1, 1], variants=(1, 0, 0, 0, 1, 0))
+    plan = lowered(graph, range(6), [0, 0, 0, 1, 1, 1], variants=(1, 0, 0, 0, 1, 0))
     assert json.loads(run.output)["makespan_ns"] == ReferenceEngine().run(plan, graph.hardware).makespan_ns

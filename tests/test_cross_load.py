@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.runtime.contention import with_contention
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.search.cross_load import IN_FULL, most_done, weights
@@ -26,6 +25,7 @@ from tests.helpers import (
     build_graph,
     hardware_models,
     kernel,
+    lowered,
     make_hardware,
     make_trace,
     traces_with_schedules,
@@ -45,7 +45,7 @@ def halves(*names: str, cross: float, sharing: float = 0.5, matrix: float = 0.0)
 
 def side_by_side_ns(graph: OpGraph) -> int:
     """Every op on a stream of its own."""
-    return ReferenceEngine().run(lower(graph, range(len(graph)), range(len(graph))), graph.hardware).makespan_ns
+    return ReferenceEngine().run(lowered(graph, range(len(graph)), range(len(graph))), graph.hardware).makespan_ns
 
 
 def test_two_kinds_of_kernels_that_share_each_sm_meet_the_bound() -> None:
@@ -205,7 +205,7 @@ def test_kernels_that_crowd_side_by_side_are_no_faster_than_any_bound(
 
 
 def _holds(graph: OpGraph, bound: Bounds, order: Sequence[int], streams: Sequence[int]) -> None:
-    makespan_ns = ReferenceEngine().run(lower(graph, order, streams), graph.hardware).makespan_ns
+    makespan_ns = ReferenceEngine().run(lowered(graph, order, streams), graph.hardware).makespan_ns
     assert bound.area_ns <= bound.contention_ns + 1
     assert bound.largest[0] <= makespan_ns + 1, bound.largest[1]
 

@@ -13,7 +13,6 @@ from gpusim.engine.base import Timeline, busy_ns, concurrency
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.anchor import MAX_GAP_NS, MAX_SCALE, MIN_GAP_NS, MIN_SCALE, anchor
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.plan.tasks import Buffer, Plan, Task
 from gpusim.search.bounds import bounds
 from gpusim.trace.schema import Trace
@@ -25,6 +24,7 @@ from tests.helpers import (
     chain_trace,
     copy,
     hardware_models,
+    lowered,
     make_hardware,
     make_trace,
     memset,
@@ -42,7 +42,7 @@ from tests.timelines import ROUNDING_NS, assert_legal, longest_chain_ns, run, sp
 def sequential(trace: Trace, hardware: HardwareModel) -> Timeline:
     """Everything on one stream in recorded order."""
     graph = OpGraph.build(trace, hardware)
-    return run(lower(graph, range(len(graph)), [0] * len(graph)), graph.hardware)
+    return run(lowered(graph, range(len(graph)), [0] * len(graph)), graph.hardware)
 
 
 # --- Graph mode: gaps and the front end ---
@@ -248,7 +248,7 @@ def test_kernels_of_a_trace_share_the_gpu_by_their_blocks() -> None:
     trace = make_trace([op("a", "x", blocks=HALF), op("b", "y", blocks=HALF), op("c", "z", blocks=WHOLE)])
     graph = build_graph(trace)
     assert [tasks[0].demand.threads for tasks in graph.tasks] == [0.5, 0.5, 1.0]
-    timeline = run(lower(graph, range(3), range(3)))
+    timeline = run(lowered(graph, range(3), range(3)))
     assert spans(timeline) == [(0, 1000), (0, 1000), (0, 2000)]
 
 
@@ -305,7 +305,7 @@ def test_trace_of_another_gpu_or_without_a_measured_time_is_not_anchored() -> No
 def test_view_takes_no_time_and_hands_its_dependency_on() -> None:
     trace = make_trace([op("a", "x"), view("v", "a"), op("b", "v")])
     graph = build_graph(trace, make_hardware(chain_ns=100))
-    timeline = run(lower(graph, range(3), [0, 2, 1]), make_hardware(chain_ns=100))
+    timeline = run(lowered(graph, range(3), [0, 2, 1]), make_hardware(chain_ns=100))
     assert spans(timeline) == [(0, 1000), (1100, 2100)]
 
 
@@ -442,7 +442,7 @@ def test_no_schedule_is_faster_than_any_bound(
 ) -> None:
     trace, order, streams = case
     graph = OpGraph.build(trace, hardware)
-    makespan_ns = run(lower(graph, order, streams), graph.hardware).makespan_ns
+    makespan_ns = run(lowered(graph, order, streams), graph.hardware).makespan_ns
     found = bounds(graph)
     for bound_ns, name in found.named:
         assert makespan_ns >= bound_ns - ROUNDING_NS, name
@@ -452,7 +452,7 @@ def test_no_schedule_is_faster_than_any_bound(
 def test_critical_path_bound_has_no_delay_before_its_first_task() -> None:
     fill = replace(op("m"), kernels=(memset(1000),))
     graph = build_graph(make_trace([fill, op("b", "m", dur_ns=1000)]), make_hardware(memory_node_ns=700, chain_ns=100))
-    assert bounds(graph).critical_path_ns == run(lower(graph, [0, 1], [0, 0]), graph.hardware).makespan_ns == 2100
+    assert bounds(graph).critical_path_ns == run(lowered(graph, [0, 1], [0, 0]), graph.hardware).makespan_ns == 2100
 
 
 @given(traces_with_schedules(), hardware_models())
@@ -461,7 +461,7 @@ def test_lowered_schedule_keeps_the_dependencies_between_ops(
 ) -> None:
     trace, order, streams = case
     graph = OpGraph.build(trace, hardware)
-    timeline = run(lower(graph, order, streams), graph.hardware)
+    timeline = run(lowered(graph, order, streams), graph.hardware)
     assert_legal(timeline)
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}

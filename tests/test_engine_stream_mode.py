@@ -168,7 +168,7 @@ seen = []
 for name, policy in POLICIES.items():
     made = policy(graph, 4)
     for mode in ("graph", "stream"):
-        timeline = engine_by_name("reference").run(lower(graph, made.order, made.streams, mode), graph.hardware)
+        timeline = engine_by_name("reference").run(lower(graph, made, mode), graph.hardware)
         seen.append((name, mode, made, timeline.start_ns, timeline.end_ns, timeline.memory))
     seen.append(plan_sync(graph.trace, graph.preds, made.order, made.streams).waits)
 print(hashlib.sha256(repr(seen).encode()).hexdigest())

@@ -19,7 +19,6 @@ from gpusim.errors import OptionError, UnknownNameError
 from gpusim.hardware.model import HardwareModel
 from gpusim.hardware.occupancy import Demand
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.plan.tasks import LaunchMode, Task
 from gpusim.search.bounds import critical_path_ns
 from gpusim.search.explain import (
@@ -46,6 +45,7 @@ from tests.helpers import (
     copy,
     hardware_models,
     kernel,
+    lowered,
     make_hardware,
     make_trace,
     op,
@@ -78,7 +78,7 @@ def explained(
 ) -> Explained:
     """A trace's ops in recorded order on these streams."""
     graph = build_graph(trace, hardware or pool())
-    timeline = FastEngine().run(lower(graph, range(len(graph)), streams, mode), graph.hardware)
+    timeline = FastEngine().run(lowered(graph, range(len(graph)), streams, mode), graph.hardware)
     return explain(graph, timeline, graph.hardware)
 
 
@@ -274,7 +274,7 @@ def test_totals_add_up_to_the_gap_between_makespan_and_critical_path(
     trace, order, streams = drawn
     hardware = sharing(hardware, exponent)
     graph = OpGraph.build(trace, hardware)
-    timeline = FastEngine().run(lower(graph, order, streams, mode), graph.hardware)
+    timeline = FastEngine().run(lowered(graph, order, streams, mode), graph.hardware)
     found = explain(graph, timeline, graph.hardware)
     gap = found.step()
     rounding_ns = 2 + len(timeline.plan)
@@ -298,7 +298,7 @@ def test_delays_of_a_window_are_part_of_those_of_the_step(
     trace, order, streams = drawn
     hardware = sharing(hardware, exponent)
     graph = OpGraph.build(trace, hardware)
-    timeline = FastEngine().run(lower(graph, order, streams), graph.hardware)
+    timeline = FastEngine().run(lowered(graph, order, streams), graph.hardware)
     found = explain(graph, timeline, graph.hardware)
     end, half = timeline.makespan_ns + 1, timeline.makespan_ns // 2
     whole = totals_ns(found.window(0, end))

@@ -17,8 +17,9 @@ from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import load_hardware
 from gpusim.importers import import_files
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.registry import POLICIES
+from gpusim.plan.lower import lower
 from gpusim.report.export import chakra_bytes, execution_trace_document, kineto_document, kineto_text
+from gpusim.search.explore import schedule_of
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import load_trace
@@ -28,7 +29,7 @@ NAMES = ["googlenet-train-b8", "squeezenet1_1-infer-b1"]
 
 def simulated(trace: Trace, policy: str, streams: int) -> Timeline:
     graph = OpGraph.build(trace, load_hardware("h200"))
-    return FastEngine().run(POLICIES[policy](graph, streams).lowered(graph), graph.hardware)
+    return FastEngine().run(lower(graph, schedule_of(graph, policy, streams)), graph.hardware)
 
 
 def exported(trace: Trace, folder: Path, streams: int = 4) -> tuple[list[str], Timeline]:

@@ -15,7 +15,6 @@ from gpusim.engine.threads import in_ranges
 from gpusim.errors import PlanError
 from gpusim.hardware.model import HardwareModel, load_hardware
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.plan.tasks import LaunchMode
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.list_scheduling import list_schedule
@@ -25,6 +24,7 @@ from tests.helpers import (
     build_graph,
     chain_trace,
     hardware_models,
+    lowered,
     make_hardware,
     make_trace,
     traces,
@@ -50,7 +50,7 @@ def test_batch_gives_what_lowering_and_the_reference_engine_give(
     found = BatchEngine(graph).evaluate([order, recorded, order], [streams, alone, streams], mode=mode, peak=True)
     assert found.peak_bytes is not None
     for number, (launched, placed) in enumerate(((order, streams), (recorded, alone), (order, streams))):
-        expected = ReferenceEngine().run(lower(graph, launched, placed, mode), graph.hardware)
+        expected = ReferenceEngine().run(lowered(graph, launched, placed, mode), graph.hardware)
         assert found.makespan_ns[number] == expected.makespan_ns
         assert found.peak_bytes[number] == expected.peak_bytes
 

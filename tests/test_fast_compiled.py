@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpusim.cli import cli
-from gpusim.engine.base import DEFAULT_ENGINE, ENGINES
+from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.engine.base import ENGINES
 from gpusim.engine.compiled import arrays, jit
 from gpusim.hardware.model import load_hardware
 from gpusim.trace.store import load_trace

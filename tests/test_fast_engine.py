@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusim.engine.base import DEFAULT_ENGINE, ENGINES, Engine, Timeline, engine_by_name
+from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.engine.base import ENGINES, Engine, Timeline, engine_by_name
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
@@ -65,11 +66,11 @@ def test_bundled_trace_takes_the_same_time_on_both_engines_under_every_policy(na
     batch = BatchEngine(graph).evaluate([m.order for m in made], [m.streams for m in made], peak=True)
     assert batch.peak_bytes is not None
     for number, each in enumerate(made):
-        lowered = lower(graph, each.order, each.streams)
+        lowered = lower(graph, each)
         expected = reference.run(lowered, graph.hardware, record=False)
         assert (batch.makespan_ns[number], batch.peak_bytes[number]) == (expected.makespan_ns, expected.peak_bytes)
         assert times(fast.run(lowered, graph.hardware)) == times(expected)
-    lowered = lower(graph, made[-1].order, made[-1].streams, "stream")
+    lowered = lower(graph, made[-1], "stream")
     assert times(fast.run(lowered, graph.hardware)) == times(reference.run(lowered, graph.hardware, record=False))
 
 
@@ -78,7 +79,7 @@ def test_bundled_trace_takes_the_same_time_on_both_engines_under_every_policy(na
 def test_schedule_of_a_slow_policy_has_the_same_times_on_both_engines(policy: str, mode: LaunchMode) -> None:
     graph = OpGraph.build(load_trace("googlenet-infer-b1"), load_hardware("h200"))
     made = POLICIES[policy](graph, 4)
-    lowered = lower(graph, made.order, made.streams, mode)
+    lowered = lower(graph, made, mode)
     expected = ReferenceEngine().run(lowered, graph.hardware, record=False)
     assert times(FastEngine().run(lowered, graph.hardware)) == times(expected)
 

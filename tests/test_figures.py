@@ -28,7 +28,7 @@ from tests.drawing import (
     loop_results,
     simulated,
 )
-from tests.helpers import Step, kernel, make_hardware, make_trace, op, wide_trace
+from tests.helpers import Step, build_graph, kernel, make_hardware, make_trace, op, wide_trace
 
 UNIT = re.compile(r"(, |\b)(us|MiB|GB/s|%|x)$")
 NO_UNIT = ("ops running at once",)
@@ -136,7 +136,7 @@ def test_peak_of_a_moment_is_named_not_drawn() -> None:
     assert usual_top(()) == 0.0
     steps = [Step(f"s{i}", f"x{i}", f"s{i}", kernels=(kernel(1),)) for i in range(40)]
     trace = make_trace([*steps, op("long", "x", dur_ns=100_000)])
-    figure = limits_figure(limits(trace, make_hardware()))
+    figure = limits_figure(limits(build_graph(trace, make_hardware())))
     assert "41 at once for a moment" in annotations(figure)
     assert figure.layout.yaxis.range[1] < 5
 
@@ -173,7 +173,7 @@ def test_gain_goes_from_eager_to_the_recommended_schedule(found: Explored) -> No
 
 
 def test_gain_without_a_measured_eager_step_begins_with_the_sequential_graph() -> None:
-    found = explore(wide_trace(), make_hardware(), streams=2, budget_s=0.01)
+    found = explore(build_graph(wide_trace(), make_hardware()), streams=2, budget_s=0.01)
     (bar,) = bars_of(gain_figure(found))
     assert bar.y[0] == "= sequential graph"
 

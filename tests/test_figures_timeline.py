@@ -22,7 +22,7 @@ from tests.drawing import (
     drawn,
     simulated,
 )
-from tests.helpers import HALF, Step, kernel, make_hardware, make_trace, op, view, wide_trace
+from tests.helpers import HALF, Step, build_graph, kernel, make_hardware, make_trace, op, view, wide_trace
 
 # --- Timeline ---
 
@@ -149,7 +149,7 @@ def test_step_without_kernels_is_an_empty_figure() -> None:
     trace = make_trace([view("v", "x")])
     timeline, hardware = simulated(trace)
     assert not bars_of(timeline_figure(timeline, trace, hardware))
-    (waterfall,) = bars_of(limits_figure(limits(trace, make_hardware())))
+    (waterfall,) = bars_of(limits_figure(limits(build_graph(trace, make_hardware()))))
     assert set(waterfall.x) == {0.0}
 
 

@@ -17,7 +17,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.policies.fast_lists import FastLists
 from gpusim.search import explore as exploring
 from gpusim.search.refine import refine
-from tests.helpers import make_hardware, wide_trace
+from tests.helpers import build_graph, make_hardware, wide_trace
 
 
 @pytest.mark.parametrize("hardware", [make_hardware(sharing=0.5), make_hardware()], ids=["by block", "one pool"])
@@ -164,5 +164,5 @@ def test_compiling_counts_as_search_up_to_a_share_of_the_budget(
     monkeypatch.setattr(exploring, "warm_up", lambda hardware: compiling_s)
     monkeypatch.setattr(exploring, "search_all", stop)
     with pytest.raises(KeyboardInterrupt):
-        exploring.explore(wide_trace(2, 9000, 2), make_hardware(), budget_s=9.0, evaluations=evaluations)
+        exploring.explore(build_graph(wide_trace(2, 9000, 2), make_hardware()), budget_s=9.0, evaluations=evaluations)
     assert budgets == [pytest.approx(left_s)]

@@ -15,7 +15,7 @@ import pytest
 from gpusim.errors import FileError, HardwareError, MeasurementError, ScheduleError, TraceError
 from gpusim.formats_known import LOOKED_AT_BYTES, known_format
 from gpusim.hardware.model import load_hardware
-from gpusim.plan.schedule import read_schedule
+from gpusim.plan.schedule import read_schedule_document
 from gpusim.report.measured import read_measured
 from gpusim.trace.store import load_trace
 from tests.helpers import wide_trace
@@ -104,7 +104,7 @@ def test_each_reader_says_which_option_takes_the_document_it_was_given(tmp_path:
     schedule.write_text('{"schema": "gpusim-schedule/1"}')
     cases: list[tuple[type[FileError], object, str]] = [
         (HardwareError, lambda: load_hardware(str(trace)), "a hardware model (gpusim-hardware/1) is read here"),
-        (ScheduleError, lambda: read_schedule(trace), "a schedule (gpusim-schedule/1) is read here"),
+        (ScheduleError, lambda: read_schedule_document(trace), "a schedule (gpusim-schedule/1) is read here"),
         (MeasurementError, lambda: read_measured(schedule, wide_trace()), "give it with `--schedule FILE`"),
     ]
     for error, read, words in cases:

@@ -21,7 +21,7 @@ def test_timeline_frame_has_every_task_once_with_its_op() -> None:
     trace = wide_trace(3, 9000, 2)
     graph = OpGraph.build(trace, make_hardware())
     made = POLICIES["round_robin"](graph, 3)
-    timeline = ReferenceEngine().run(lower(graph, made.order, made.streams), graph.hardware)
+    timeline = ReferenceEngine().run(lower(graph, made), graph.hardware)
     frame = timeline_frame(timeline, trace)
     assert sorted(frame["op"]) == sorted(op.name for op in trace.ops if op.kernels)
     assert frame["end_ns"].max() == timeline.makespan_ns

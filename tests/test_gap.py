@@ -13,8 +13,7 @@ from gpusim.engine.fast import FastEngine
 from gpusim.errors import MeasurementError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule
 from gpusim.recipes.chosen import hardware_of
 from gpusim.report.gaps import gaps_markdown, measured_gaps
 from gpusim.report.replayed import ReplayedSchedule
@@ -28,6 +27,7 @@ from tests.helpers import (
     WHOLE,
     build_graph,
     hardware_models,
+    lowered,
     make_hardware,
     make_trace,
     op,
@@ -39,7 +39,7 @@ ENGINE = FastEngine()
 
 
 def gap_of(graph: OpGraph, streams: list[int], measured_ns: int | None = None) -> Gap:
-    return gap_to_bound(graph, Assignment(tuple(range(len(graph))), tuple(streams)), bounds(graph), ENGINE, measured_ns)
+    return gap_to_bound(graph, Schedule(tuple(range(len(graph))), tuple(streams)), bounds(graph), ENGINE, measured_ns)
 
 
 def parts(gap: Gap) -> dict[str, int]:
@@ -117,11 +117,11 @@ def test_parts_are_known_and_add_up_to_the_whole_gap(
     hardware = msgspec.structs.replace(hardware, contention=contention)
     graph = OpGraph.build(trace, hardware)
     bound = bounds(graph)
-    assignment = Assignment(tuple(order), tuple(streams))
-    predicted_ns = ENGINE.run(lower(graph, order, streams), graph.hardware).makespan_ns
+    schedule = Schedule(tuple(order), tuple(streams))
+    predicted_ns = ENGINE.run(lowered(graph, order, streams), graph.hardware).makespan_ns
     for time_ns, gap in (
-        (predicted_ns, gap_to_bound(graph, assignment, bound, ENGINE)),
-        (measured_ns, gap_to_bound(graph, assignment, bound, ENGINE, measured_ns)),
+        (predicted_ns, gap_to_bound(graph, schedule, bound, ENGINE)),
+        (measured_ns, gap_to_bound(graph, schedule, bound, ENGINE, measured_ns)),
     ):
         assert (gap.bound_ns, gap.bound) == bound.largest
         assert gap.time_ns == time_ns
@@ -133,7 +133,7 @@ def test_parts_are_known_and_add_up_to_the_whole_gap(
 def test_parts_add_up_whichever_bound_binds(binds: str) -> None:
     graph = build_graph(wide_trace(5), make_hardware(chain_ns=100, slowdown=0.8))
     bound = Bounds(**{**bounds(graph).document(), binds: 10_000_000})
-    found = gap_to_bound(graph, Assignment(tuple(range(len(graph))), (0,) * len(graph)), bound, ENGINE)
+    found = gap_to_bound(graph, Schedule(tuple(range(len(graph))), (0,) * len(graph)), bound, ENGINE)
     assert sum(dict(found.parts).values()) == found.time_ns - 10_000_000
 
 

@@ -20,7 +20,7 @@ import torch
 
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.measurement import read_measurement
-from gpusim.plan.schedule import Schedule, make_schedule, write_schedule
+from gpusim.plan.schedule import Schedule, write_schedule
 from gpusim.runtime.capture import CHECK_TOLERANCE, Captured, CaptureOptions, capture
 from gpusim.runtime.isolate import alone
 from gpusim.runtime.profiling import MIN_ATTRIBUTED_FRAC
@@ -30,6 +30,7 @@ from gpusim.trace.check import check_trace
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace, write_trace
+from tests.helpers import build_graph, schedule_of
 from tests.networks import spec
 
 # Libraries warn about themselves on a GPU; that is not what these tests are about.
@@ -71,14 +72,13 @@ def random_schedule(trace: Trace, seed: int) -> Schedule:
             before.discard(op)
         order.append(op)
     streams = [lot.randrange(STREAMS) for _ in order]
-    return make_schedule(trace, order, streams, policy="random", made_by="test")
+    return schedule_of(order, streams, policy="random")
 
 
 def best_schedule(trace: Trace) -> Schedule:
     """The fastest of the policies that use several streams, worth it or not."""
-    found = explore(trace, load_hardware("h200"), streams=STREAMS, budget_s=0.3)
-    row = min((row for row in found.rows if row.streams > 1), key=lambda row: row.makespan_ns)
-    return make_schedule(trace, row.assignment.order, row.assignment.streams, policy=row.policy, made_by="test")
+    found = explore(build_graph(trace, load_hardware("h200")), streams=STREAMS, budget_s=0.3)
+    return min((row for row in found.rows if row.streams > 1), key=lambda row: row.makespan_ns).schedule
 
 
 def test_capture_has_its_ground_truth_and_ties_its_kernels_to_ops(captured: Captured, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_schedules_give_the_outputs_of_the_sequential_run(captured: Captured) ->
     """The best one and two by lot, which use every stream without sense: a missing event or early release shows."""
     trace = captured.trace
     schedules = [best_schedule(trace), random_schedule(trace, 1), random_schedule(trace, 2)]
-    measurements = replay(trace, schedules, load_hardware("h200"), recordings=1)
+    measurements = replay(build_graph(trace, load_hardware("h200")), schedules, recordings=1)
     assert len(measurements) == len(schedules)
     assert all(measurement.events > 0 for measurement in measurements[1:]), "order and streams by lot need events"
     for measurement in measurements:

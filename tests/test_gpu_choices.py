@@ -12,7 +12,6 @@ import torch
 
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.partitions import Partition
-from gpusim.plan.schedule import make_schedule
 from gpusim.runtime.capture import CaptureOptions, capture
 from gpusim.runtime.compositions import composed
 from gpusim.runtime.isolate import alone
@@ -23,6 +22,7 @@ from gpusim.trace.check import check_trace
 from gpusim.trace.schema import Composition, Trace
 from gpusim.trace.store import load_trace
 from tests.chains import chosen_by_name, with_chains
+from tests.helpers import build_graph, schedule_of
 from tests.networks import spec
 
 # Libraries warn about themselves on a GPU; that is not what these tests are about.
@@ -67,8 +67,8 @@ def test_captured_variants_have_kernels_of_their_own_and_give_the_same_results(t
     n = len(trace.ops)
     streams = [index % 2 for index in range(n)]
     chosen = [len(op.variants) for op in trace.ops]
-    schedule = make_schedule(trace, range(n), streams, policy="test", made_by="test", variants=chosen)
-    (measured,) = replay(trace, [schedule], load_hardware("h200"), recordings=1)
+    schedule = schedule_of(range(n), streams, policy="test", variants=chosen)
+    (measured,) = replay(build_graph(trace, load_hardware("h200")), [schedule], recordings=1)
     assert measured.outputs.equal, measured.outputs
 
 
@@ -90,8 +90,8 @@ def test_ops_run_as_one_give_the_same_results(bundled: str, name: str) -> None:
     chosen = chosen_by_name(step, name)
     n = len(step.ops)
     streams = [index % 2 for index in range(n)]
-    schedule = make_schedule(step, range(n), streams, policy="test", made_by="test", variants=chosen)
-    (measured,) = replay(step, [schedule], load_hardware("h200"), recordings=1)
+    schedule = schedule_of(range(n), streams, policy="test", variants=chosen)
+    (measured,) = replay(build_graph(step, load_hardware("h200")), [schedule], recordings=1)
     assert measured.outputs.equal, measured.outputs
     assert measured.outputs.sensitive
 
@@ -148,8 +148,8 @@ def test_partitioned_schedule_gives_the_same_results(trace: Trace) -> None:
     model = load_hardware("h200")
     model = msgspec.structs.replace(model, limits=msgspec.structs.replace(model.limits, sms=groups.sms))
     streams = [index % 2 for index in range(n)]
-    schedule = make_schedule(trace, range(n), streams, policy="test", made_by="test", partitions=partitions)
-    (measured,) = replay(trace, [schedule], model, recordings=1)
+    schedule = schedule_of(range(n), streams, policy="test", partitions=partitions)
+    (measured,) = replay(build_graph(trace, model), [schedule], recordings=1)
     assert measured.outputs.equal, measured.outputs
 
 

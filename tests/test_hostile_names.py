@@ -182,6 +182,8 @@ def test_names_on_the_command_line_are_values_too(say: Any, name: str) -> None:
     say("simulate", word, codes=(2,))
     for option in ("--policy", "--hw", "--engine", "--launch", "--schedule"):
         say("simulate", "googlenet-train-b8", option, word, codes=(2,))
+    for number in ("inf", "nan", "1" * 400):
+        say("explore", "googlenet-train-b8", "--memory", number, codes=(2,))
     say(f"no-{word}", codes=(2,))
     say("simulate", f"--no-{word}", codes=(2,))
     say("figure", word, "t.json", codes=(2,))

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import gpusim
 from gpusim.cli import cli
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import GpusimError, OperatorError, OptionError, TraceError, UnknownNameError
 from gpusim.hardware.model import load_hardware
-from gpusim.importers import examine, import_files, load
+from gpusim.importers import examine, import_files
 from gpusim.importers.build import Imported
+from gpusim.plan.graph import OpGraph
 from gpusim.runtime.allowlist import check_operators
 from gpusim.search.as_imported import as_imported, searchable
-from gpusim.search.explore import explore
 from gpusim.trace.store import load_trace, read_trace, structure_hash, write_trace
 from tests.importer_files import (
     SAMPLES,
@@ -69,7 +70,7 @@ def test_imported_trace_is_read_back_as_it_was_and_answers(path: Path, tmp_path:
     write_trace(imported.trace, file)
     trace = read_trace(file)
     assert trace == imported.trace
-    found = as_imported(trace, load_hardware("h200"))
+    found = as_imported(OpGraph.build(trace, load_hardware("h200")))
     assert 0 < found.bound_ns <= found.graph_ns + 1
     assert found.no_edges_bound_ns <= found.graph_ns
     report = examine([str(file)])
@@ -159,7 +160,7 @@ def test_execution_trace_gives_data_edges(ids: bool, tmp_path: Path) -> None:
     assert edges(imported) == {(0, 1, "data"), (0, 2, "data"), (1, 3, "data"), (2, 3, "data")}
     assert imported.source.dependency_quality == "data"
     assert searchable(imported.trace)
-    explored = explore(imported.trace, load_hardware("h200"), evaluations=8, budget_s=5)
+    explored = gpusim.explore(imported.trace, evaluations=8, budget_s=5)
     assert explored.best.makespan_ns > 0
 
 
@@ -361,15 +362,35 @@ def test_import_writes_nothing_where_it_fails(tmp_path: Path) -> None:
 
 def test_kernels_of_a_graph_launch_keep_the_order_of_streams_in_simulation(tmp_path: Path) -> None:
     imported = import_files([str(SAMPLES / "tl__traces__inference__vllm_decode_full__graph_execution.json.gz")])
-    found = as_imported(imported.trace, load_hardware("h200"), FastEngine())
+    found = as_imported(OpGraph.build(imported.trace, load_hardware("h200")), FastEngine())
     assert found.streams == 1
     assert found.graph_ns == found.chain_ns
 
 
 def test_load_takes_a_bundled_name_a_trace_and_a_profile(tmp_path: Path) -> None:
-    assert load("squeezenet1_1-infer-b1") == load_trace("squeezenet1_1-infer-b1")
-    profile = str(SAMPLES / "hta__triton_example__triton_example.json.gz")
-    trace = load(profile)
-    assert trace.provenance.imported_from is not None
-    write_trace(trace, tmp_path / "t.json")
-    assert load(str(tmp_path / "t.json")) == trace
+    assert gpusim.load("squeezenet1_1-infer-b1").trace == load_trace("squeezenet1_1-infer-b1")
+    profile = SAMPLES / "hta__triton_example__triton_example.json.gz"
+    step = gpusim.load(profile)
+    assert step.trace.provenance.imported_from is not None
+    step.save(tmp_path / "t.json")
+    assert gpusim.load(tmp_path / "t.json").trace == step.trace
+
+
+def test_step_of_a_profile_says_its_dependency_quality_and_one_of_a_captured_trace_has_none(tmp_path: Path) -> None:
+    path = write_kineto(tmp_path / "k.json.gz", [kernel("a", 10, 10, 7, 1), kernel("b", 30, 5, 8, 2)])
+    assert "dependencies: assumed" in repr(gpusim.load(path))
+    assert "dependencies" not in repr(gpusim.load("squeezenet1_1-infer-b1"))
+
+
+def test_python_searches_no_schedule_of_a_step_without_data_dependencies(tmp_path: Path) -> None:
+    path = write_kineto(tmp_path / "k.json", [kernel("a", 10, 10, 7, 1), kernel("b", 30, 5, 8, 2)])
+    with pytest.raises(OptionError, match="no schedule is searched"):
+        gpusim.explore(str(path), evaluations=8)
+
+
+def test_commands_take_a_profile_as_it_is_and_note_its_quality(tmp_path: Path) -> None:
+    path = write_kineto(tmp_path / "k.json", [kernel("a", 10, 10, 7, 1), kernel("b", 30, 5, 8, 2)])
+    for words in (["simulate"], ["limits"], ["whatif", "--bandwidth", "2"], ["explain"], ["explore"]):
+        result = CliRunner().invoke(cli, [words[0], str(path), *words[1:]])
+        assert result.exit_code == 0, result.output
+        assert "dependencies: assumed" in result.stderr

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from gpusim.engine.base import engine_by_name
 from gpusim.hardware.model import HardwareModel, load_hardware
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.plan.tasks import Plan, Task
 from gpusim.policies import ios as ios_module
 from gpusim.policies.dag import Dag, mask_of, maximum_matching
@@ -30,6 +29,7 @@ from tests.helpers import (
     build_graph,
     hardware_models,
     kernel,
+    lowered,
     make_hardware,
     make_trace,
     op,
@@ -369,6 +369,6 @@ def test_barriers_are_not_enforced_when_the_schedule_runs() -> None:
     streams: dict[int, int] = {}
     for stage in stages:
         place_stage(units, stage, 2, order, streams)
-    plan = lower(graph, order, [streams[node] for node in range(6)])
+    plan = lowered(graph, order, [streams[node] for node in range(6)])
     with_barriers = 1000 + 3000 + 3000 + 1000
     assert engine_by_name("reference").run(plan, graph.hardware).makespan_ns == with_barriers - 2000

@@ -54,7 +54,7 @@ ROOT = Path(__file__).parent.parent
 
 def step_of(trace: Trace, hardware: HardwareModel | None = None, streams: int = 8) -> Scope:
     """The whole step's limits, on round numbers."""
-    return limits(trace, hardware or make_hardware(), streams=streams).scopes[-1]
+    return limits(build_graph(trace, hardware or make_hardware()), streams=streams).scopes[-1]
 
 
 def losses(scope: Scope) -> dict[str, int]:
@@ -183,7 +183,7 @@ def phased() -> Trace:
 
 
 def test_phases_are_looked_at_alone_and_together() -> None:
-    found = {scope.name: scope for scope in limits(phased(), make_hardware()).scopes}
+    found = {scope.name: scope for scope in limits(build_graph(phased(), make_hardware())).scopes}
     assert list(found) == ["forward", "backward", "optimizer", STEP]
     spans = {name: scope.parallelism.span_ns for name, scope in found.items()}
     # What a phase needs from outside is taken to be there.
@@ -195,19 +195,21 @@ def test_phases_are_looked_at_alone_and_together() -> None:
 def test_what_another_phase_hands_on_without_a_kernel_still_counts() -> None:
     """b1 reads what `silent` (of the forward phase, but without a kernel) made of b0's."""
     trace = make_trace([op("b0", "x"), Step("silent", "b0", "s"), op("b1", "s"), op("f", "y")])
-    found = limits(with_phases(trace, "backward", "forward", "backward", "forward"), make_hardware()).scopes
+    found = limits(
+        build_graph(with_phases(trace, "backward", "forward", "backward", "forward"), make_hardware())
+    ).scopes
     assert {scope.name: scope.parallelism.span_ns for scope in found} == {"backward": 2000, "forward": 1000, STEP: 2000}
 
 
 def test_what_another_phase_computes_is_taken_to_be_there() -> None:
     """b1 needs f, and f needs b0: within the backward phase b1 waits for nothing."""
     trace = with_phases(make_trace([op("b0", "x"), op("f", "b0"), op("b1", "f")]), "backward", "forward", "backward")
-    found = limits(trace, make_hardware()).scopes
+    found = limits(build_graph(trace, make_hardware())).scopes
     assert {scope.name: scope.parallelism.span_ns for scope in found} == {"backward": 1000, "forward": 1000, STEP: 3000}
 
 
 def test_parallelism_of_the_step_is_told_by_phase() -> None:
-    found = limits(phased(), make_hardware()).scopes[-1].parallelism
+    found = limits(build_graph(phased(), make_hardware())).scopes[-1].parallelism
     by_phase = dict(found.by_phase)
     assert list(by_phase) == ["forward", "backward", "optimizer"]
     assert found.running == ((0, 1), (5000, 2), (6000, 2), (6700, 1), (7000, 0))
@@ -216,7 +218,7 @@ def test_parallelism_of_the_step_is_told_by_phase() -> None:
 
 
 def test_step_of_one_phase_has_one_scope() -> None:
-    assert [scope.name for scope in limits(chain_trace(), make_hardware()).scopes] == [STEP]
+    assert [scope.name for scope in limits(build_graph(chain_trace(), make_hardware())).scopes] == [STEP]
 
 
 # --- In general ---
@@ -280,13 +282,13 @@ def test_engine_that_is_asked_for_is_used() -> None:
             return engine_by_name("reference").run(plan, hardware)
 
     engine = Counting()
-    limits(chain_trace(), make_hardware(), engine=engine)
+    limits(build_graph(chain_trace(), make_hardware()), engine=engine)
     assert engine.runs > len(LIMITS)
 
 
 def test_stream_count_is_checked() -> None:
-    with pytest.raises(OptionError, match="--streams 0"):
-        limits(chain_trace(), make_hardware(), streams=0)
+    with pytest.raises(OptionError, match=r"^streams=0: "):
+        limits(build_graph(chain_trace(), make_hardware()), streams=0)
 
 
 # --- The command ---
@@ -349,7 +351,7 @@ def test_csv_has_one_row_for_each_scope_and_limit(
 
 
 def test_csv_and_json_say_the_same() -> None:
-    found = limits(phased(), make_hardware())
+    found = limits(build_graph(phased(), make_hardware()))
     document = limits_document(found)
     rows = list(csv.DictReader(limits_csv(found).splitlines()))
     flat = [

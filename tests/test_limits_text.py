@@ -11,12 +11,12 @@ from gpusim.report.figures.limits import limits_figure
 from gpusim.report.limits_text import MEANING, limits_sentences
 from gpusim.search.limits import Limits, Loss, Scope, limits
 from gpusim.search.relaxed import CONTENTION, DEPENDENCIES, LIMITS, SMS
-from tests.helpers import wide_trace
+from tests.helpers import build_graph, wide_trace
 
 
 @pytest.fixture(scope="module")
 def found() -> Limits:
-    return limits(wide_trace(), load_hardware("h200"), streams=2)
+    return limits(build_graph(wide_trace(), load_hardware("h200")), streams=2)
 
 
 @pytest.fixture(scope="module")

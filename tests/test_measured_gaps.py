@@ -1,47 +1,14 @@
-"""What lies between the largest bound and the fastest schedule that was replayed, as docs/limits.md shows it."""
+"""What lies between the largest bound and the fastest schedule that was replayed (research/2026-11-23-limits.md)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gpusim.engine.base import engine_by_name
-from gpusim.hardware.model import load_hardware
 from gpusim.recipes.again import trace_files
 from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step, search_files
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule, write_replayed
-from gpusim.search.limits import phase_graph, scope_limits
-from gpusim.trace.store import load_trace
-from gpusim.units import format_ns
-from tests.helpers import (
-    build_graph,
-)
 
 ROOT = Path(__file__).parent.parent
-
-
-def test_example_in_the_documentation_is_what_the_command_says_today() -> None:
-    """One column of it: the forward phase. Where this fails, run scripts/make_limits_page.py."""
-    graph = build_graph(load_trace("googlenet-train-b8"), load_hardware("h200"))
-    scope = scope_limits("forward", phase_graph(graph, "forward"), 8, engine_by_name("reference"))
-    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
-    example = page.split("<!-- example:begin -->")[1].split("<!-- example:end -->")[0]
-    example, gaps = example.split("From the largest lower bound")
-    rows = [[cell.strip() for cell in line.split("│")] for line in example.splitlines() if "│" in line]
-    column = {row[0]: row[1].split() for row in rows}
-    for loss in scope.losses:
-        sign = "+" if loss.loss_ns > 0 else "-"
-        shown = f"{sign}{format_ns(abs(loss.loss_ns))} {scope.share(loss.loss_ns):.1%}".split()
-        assert column[f"+ {loss.limit}"] == (shown if loss.loss_ns else ["-"])
-    assert column["= best list schedule"] == format_ns(scope.best_ns).split()
-    assert column["= sequential graph"] == format_ns(scope.sequential_ns).split()
-    found = scope.parallelism
-    assert next(row for row in rows if row[0] == "forward")[4:7] == [
-        f"{found.mean:.2f}",
-        str(found.maximum),
-        str(found.width),
-    ]
-    over = next(line for line in gaps.splitlines() if "over the bound" in line)
-    assert over.split("│")[1].strip() == f"{scope.gap.ratio:.2f}x"
 
 
 def test_each_step_comes_from_the_newest_results_that_have_it(tmp_path: Path) -> None:
@@ -69,7 +36,7 @@ SMALL = "squeezenet1_1-infer-b1"
 
 def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() -> None:
     """Every step of it, and one row anew. Where this fails, run scripts/make_limits_page.py."""
-    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
+    page = (ROOT / "research" / "2026-11-23-limits.md").read_text("utf-8")
     table = page.split("<!-- measured:begin -->")[1].split("<!-- measured:end -->")[0]
     newest = newest_of_each_step(search_files(ROOT / "validate" / "results"))
     assert all(path.name in table for path, schedules in newest.items() if schedules)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition, lay_out
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.search import moves as moves_module
 from gpusim.search import refine as module
@@ -116,7 +116,7 @@ def test_fingerprint_is_that_of_what_ops_wait_for(data: st.DataObject, trace: Tr
 # --- What a batch has ---
 
 
-def search_of(graph: OpGraph, streams: int, seeds: Sequence[Assignment]) -> module._Search:
+def search_of(graph: OpGraph, streams: int, seeds: Sequence[Schedule]) -> module._Search:
     made = module._Search(graph, streams, 0, None, 1)
     made.start(seeds)
     return made

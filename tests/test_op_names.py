@@ -14,7 +14,9 @@ import pytest
 
 from gpusim.cli import main
 from gpusim.errors import OptionError, UnknownNameError
-from gpusim.search.whatif import sensitivities, simulate
+from gpusim.plan.schedule import Schedule
+from gpusim.search.simulation import simulate
+from gpusim.search.whatif import sensitivities
 from gpusim.trace.op_names import find_one_op, find_ops, full_label, op_label
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import write_trace
@@ -140,5 +142,5 @@ def test_delays_name_their_layer(run: Run) -> None:
 
 def test_sensitivities_name_layer_operator_and_op() -> None:
     graph = build_graph(layered())
-    names = [name for name, *_ in sensitivities(simulate(graph, "sequential", 1))]
+    names = [name for name, *_ in sensitivities(simulate(graph, Schedule.in_recorded_order(len(graph))))]
     assert "speed of conv1.conv convolution (convolution), 0.5x to 2x" in names

@@ -12,7 +12,7 @@ from gpusim.plan.traffic import Arithmetic, arithmetic
 from gpusim.search.explore import explore
 from gpusim.trace.schema import Kernel
 from gpusim.trace.store import load_trace
-from tests.helpers import chain_trace, wide_trace
+from tests.helpers import build_graph, chain_trace, wide_trace
 
 H200, K40 = load_hardware("h200"), load_hardware("k40")
 
@@ -122,7 +122,7 @@ def test_kernel_cut_to_fit_runs_on_every_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(bundled_hardware()) - {"h200"}))
 def test_every_uncalibrated_gpu_says_so_in_the_verdict(name: str) -> None:
-    found = explore(wide_trace(4, 9000, 2), load_hardware(name), streams=2, budget_s=0.2)
+    found = explore(build_graph(wide_trace(4, 9000, 2), load_hardware(name)), streams=2, budget_s=0.2)
     assert "uncalibrated" in found.hardware.label
     assert "uncalibrated" in found.verdict.text
     assert "uncalibrated" in found.schedule.made_by
@@ -137,5 +137,5 @@ def test_dram_traffic_is_what_the_cache_does_not_hold() -> None:
 
 def test_time_measured_on_another_gpu_is_no_part_of_the_attribution() -> None:
     trace = chain_trace(3, 1000, graph_ns=4000)
-    assert explore(trace, H200, streams=2, budget_s=0.2).attribution.eager_ns is not None
-    assert explore(trace, K40, streams=2, budget_s=0.2).attribution.eager_ns is None
+    assert explore(build_graph(trace, H200), streams=2, budget_s=0.2).attribution.eager_ns is not None
+    assert explore(build_graph(trace, K40), streams=2, budget_s=0.2).attribution.eager_ns is None

@@ -23,7 +23,7 @@ from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.partitions import PACKING, Layout, Partition, in_partition, lay_out
-from gpusim.plan.schedule import lower_schedule, make_schedule, read_schedule, write_schedule
+from gpusim.plan.schedule import Schedule, read_schedule, write_schedule
 from gpusim.plan.tasks import MAX_PARTITIONS, LaunchMode
 from gpusim.runtime import partitions as runtime
 from gpusim.search.choices import parse_splits, usual_splits
@@ -38,10 +38,12 @@ from tests.helpers import (
     WHOLE,
     build_graph,
     hardware_models,
+    lowered,
     make_hardware,
     make_trace,
     op,
     plan,
+    schedule_of,
     schedules,
     task,
     traces,
@@ -176,7 +178,7 @@ def test_two_halves_of_the_gpu_by_hand(sharing: float) -> None:
     steps = [op("stem", "x", dur_ns=1000), *(op(name, "stem", dur_ns=10_000, blocks=WHOLE) for name in "ab")]
     graph = build_graph(make_trace(steps), make_hardware(sharing=sharing))
     timeline = FastEngine().run(
-        lower(graph, range(3), [0, 0, 1], partitions=parted((64, (0,)), (68, (1,)))), graph.hardware
+        lowered(graph, range(3), [0, 0, 1], partitions=parted((64, (0,)), (68, (1,)))), graph.hardware
     )
     slow = [10_000 * (PACKING * waves + (1 - PACKING) * packed) for waves, packed in ((3, 5 / 2), (2, 4 / 2))]
     assert timeline.end_ns == (1000, 1000 + round(slow[0]), 1000 + round(slow[1]))
@@ -185,7 +187,7 @@ def test_two_halves_of_the_gpu_by_hand(sharing: float) -> None:
 @pytest.mark.parametrize("sharing", EXPONENTS)
 def test_residency_over_time_is_a_share_of_the_whole_gpu(sharing: float) -> None:
     graph = build_graph(make_trace([op("a", "x", dur_ns=1000, blocks=WHOLE)]), make_hardware(sharing=sharing))
-    timeline = ReferenceEngine().run(lower(graph, [0], [0], partitions=parted((64, (0,)))), graph.hardware)
+    timeline = ReferenceEngine().run(lowered(graph, [0], [0], partitions=parted((64, (0,)))), graph.hardware)
     assert timeline.occupied[0][1] == pytest.approx(64 / 132)
 
 
@@ -223,9 +225,9 @@ def test_batch_on_partitions_gives_what_lowering_and_the_reference_engine_give(
     found = engine.evaluate(orders, streams, mode=mode, peak=True)
     assert found.peak_bytes is not None
     for number, (order, placed) in enumerate(zip(orders, streams, strict=True)):
-        lowered = lower(graph, order, placed, mode, partitions=partitions)
-        expected = ReferenceEngine().run(lowered, graph.hardware)
-        assert FastEngine().run(lowered, graph.hardware).end_ns == expected.end_ns
+        plan = lowered(graph, order, placed, mode, partitions=partitions)
+        expected = ReferenceEngine().run(plan, graph.hardware)
+        assert FastEngine().run(plan, graph.hardware).end_ns == expected.end_ns
         assert (found.makespan_ns[number], found.peak_bytes[number]) == (expected.makespan_ns, expected.peak_bytes)
 
 
@@ -234,8 +236,8 @@ def test_batch_on_partitions_gives_what_lowering_and_the_reference_engine_give(
 def test_one_partition_of_all_sms_changes_nothing(case: Any, hardware: HardwareModel) -> None:
     made, (order, _), (streams, _), _ = case
     graph = OpGraph.build(made, hardware)
-    whole = lower(graph, order, streams, partitions=parted((132, (0, 1, 2, 3))))
-    expected = FastEngine().run(lower(graph, order, streams), graph.hardware)
+    whole = lowered(graph, order, streams, partitions=parted((132, (0, 1, 2, 3))))
+    expected = FastEngine().run(lowered(graph, order, streams), graph.hardware)
     assert FastEngine().run(whole, graph.hardware).end_ns == expected.end_ns
 
 
@@ -257,17 +259,15 @@ def test_task_in_a_partition_out_of_range_is_refused_by_both_engines() -> None:
 
 def test_schedule_keeps_its_partitions_and_refuses_those_the_gpu_cannot_have(tmp_path: Path) -> None:
     trace = wide_trace(2, depth=1)
-    good = make_schedule(
-        trace, range(4), [0, 0, 1, 0], policy="p", made_by="a test", partitions=parted((64, (0,)), (68, (1,)))
-    )
-    path = tmp_path / "s.json"
-    write_schedule(good, path)
-    assert read_schedule(path) == good
     graph = build_graph(trace)
-    assert {task.partition for task in lower_schedule(good, graph).tasks} == {0, 1}
-    bad = msgspec.structs.replace(good, partitions=parted((64, (0,)), (72, (1,))))
+    good = schedule_of(range(4), [0, 0, 1, 0], partitions=parted((64, (0,)), (68, (1,))))
+    path = tmp_path / "s.json"
+    write_schedule(good, trace, path)
+    assert read_schedule(path, graph) == good
+    assert {task.partition for task in lower(graph, good).tasks} == {0, 1}
+    bad = msgspec.structs.replace(good.to_document(trace), partitions=parted((64, (0,)), (72, (1,))))
     with pytest.raises(ScheduleError) as caught:
-        lower_schedule(bad, graph, file="s.json")
+        Schedule.from_document(bad, graph, "s.json")
     expected = "s.json: $.partitions: the partitions have 136 SMs in all, the GPU has 132 ('h200')"
     assert str(caught.value) == expected
 
@@ -315,16 +315,21 @@ def test_explore_reports_partitions_and_their_rows_replay_as_predicted() -> None
     trace = wide_trace(4, 20_000, 2, graph_ns=200_000)
     hardware = make_hardware(chain_ns=400, slowdown=0.8)
     found = explore(
-        trace, hardware, streams=4, budget_s=60, evaluations=1500, splits=usual_splits(4, SMS), policies=("wavefront",)
+        build_graph(trace, hardware),
+        streams=4,
+        budget_s=60,
+        evaluations=1500,
+        splits=usual_splits(4, SMS),
+        policies=("wavefront",),
     )
     assert len(found.partitions) == len(usual_splits(4, SMS))
     graph = build_graph(trace, hardware)
     rows = [row for row in found.rows if row.policy == PARTITIONS]
-    assert {row.assignment.partitions for row in rows} == set(usual_splits(4, SMS))
+    assert {row.schedule.partitions for row in rows} == set(usual_splits(4, SMS))
     for row in rows:
-        assert FastEngine().run(row.assignment.lowered(graph), graph.hardware).makespan_ns == row.makespan_ns
+        assert FastEngine().run(lower(graph, row.schedule), graph.hardware).makespan_ns == row.makespan_ns
     assert min(row.makespan_ns for row in rows) == min(tried.makespan_ns for tried in found.partitions)
-    plain = explore(trace, hardware, streams=4, budget_s=60, evaluations=300, policies=("wavefront",))
+    plain = explore(build_graph(trace, hardware), streams=4, budget_s=60, evaluations=300, policies=("wavefront",))
     assert plain.partitions == ()
     assert {row.policy for row in plain.rows} == {"sequential", "wavefront", SEARCH}
 

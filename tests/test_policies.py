@@ -1,4 +1,4 @@
-"""Policies: every assignment is legal, and each system's own rule shows in a case small enough to see it."""
+"""Policies: every schedule is legal, and each system's own rule shows in a case small enough to see it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from gpusim.engine.base import engine_by_name
 from gpusim.hardware.model import HardwareModel, load_hardware
 from gpusim.plan.graph import OpGraph, is_legal_order
 from gpusim.plan.lower import lower
-from gpusim.plan.schedule import check_schedule, make_schedule
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import plan_sync
-from gpusim.policies.base import Assignment
 from gpusim.policies.list_scheduling import list_schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.policies.wavefront import wavefront
@@ -40,17 +39,17 @@ from tests.helpers import (
 LIST_SCHEDULE_TOLERANCE = 0.05
 
 
-def makespan_ns(graph: OpGraph, assignment: Assignment) -> int:
-    plan = lower(graph, assignment.order, assignment.streams)
+def makespan_ns(graph: OpGraph, schedule: Schedule) -> int:
+    plan = lower(graph, schedule)
     return engine_by_name("reference").run(plan, graph.hardware).makespan_ns
 
 
-def streams_by_name(graph: OpGraph, assignment: Assignment) -> dict[str, int]:
-    return {found.name: stream for found, stream in zip(graph.trace.ops, assignment.streams, strict=True)}
+def streams_by_name(graph: OpGraph, schedule: Schedule) -> dict[str, int]:
+    return {found.name: stream for found, stream in zip(graph.trace.ops, schedule.streams, strict=True)}
 
 
-def order_by_name(graph: OpGraph, assignment: Assignment) -> list[str]:
-    return [graph.trace.ops[index].name for index in assignment.order]
+def order_by_name(graph: OpGraph, schedule: Schedule) -> list[str]:
+    return [graph.trace.ops[index].name for index in schedule.order]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -65,8 +64,8 @@ def test_every_op_is_placed_once_after_what_it_needs_on_a_stream_in_range(
     assert is_legal_order(made.order, graph.preds)
     assert len(made.streams) == len(graph)
     assert all(0 <= stream < streams for stream in made.streams)
-    schedule = make_schedule(trace, made.order, made.streams, policy=name, made_by="test")
-    assert check_schedule(schedule, trace, graph.preds) == (list(made.order), list(made.streams))
+    assert made.policy == name
+    assert made.check(graph) == Schedule.from_document(made.to_document(trace), graph) == made
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -115,7 +114,7 @@ def test_views_go_to_the_stream_of_what_they_look_at(name: str) -> None:
 
 def test_sequential_keeps_the_recorded_order_on_one_stream() -> None:
     graph = build_graph(wide_trace(3))
-    assert POLICIES["sequential"](graph, 8) == Assignment(tuple(range(len(graph))), (0,) * len(graph))
+    assert POLICIES["sequential"](graph, 8) == Schedule(tuple(range(len(graph))), (0,) * len(graph))
 
 
 # --- Levels ---
@@ -191,7 +190,7 @@ def test_list_schedulers_own_makespan_is_near_the_engines(trace: Trace, hardware
         costs = graph.hardware.graph
         costs = msgspec.structs.replace(costs, chain_ns=costs.chain_ns + costs.branch_ns, branch_ns=0.0)
         graph = dataclasses.replace(graph, hardware=msgspec.structs.replace(graph.hardware, graph=costs))
-    expected = makespan_ns(graph, made.assignment)
+    expected = makespan_ns(graph, made.schedule)
     assert made.makespan_ns == pytest.approx(expected, rel=LIST_SCHEDULE_TOLERANCE, abs=1)
 
 
@@ -202,13 +201,13 @@ def test_list_schedulers_own_makespan_is_the_engines_where_no_op_is_held_back_an
 ) -> None:
     graph = OpGraph.build(trace, make_hardware(chain_ns=chain_ns, front_end_ns=front_end_ns, slowdown=0.8))
     made = list_schedule(graph, streams, graph.bottom_ns, 0.0)
-    assert made.makespan_ns == pytest.approx(makespan_ns(graph, made.assignment), abs=1)
+    assert made.makespan_ns == pytest.approx(makespan_ns(graph, made.schedule), abs=1)
 
 
 def test_list_schedulers_own_makespan_is_an_estimate_where_sms_are_shared_one_by_one() -> None:
     """The bundled models share SMs one by one; the list scheduler sees one pool."""
     graph = OpGraph.build(load_trace("googlenet-infer-b1"), load_hardware("h200"))
     made = list_schedule(graph, 4, graph.bottom_ns, 0.0)
-    expected = makespan_ns(graph, made.assignment)
+    expected = makespan_ns(graph, made.schedule)
     assert made.makespan_ns != pytest.approx(expected, rel=0.01)
     assert made.makespan_ns == pytest.approx(expected, rel=0.1)

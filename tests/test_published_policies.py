@@ -14,10 +14,10 @@ from gpusim.engine.base import engine_by_name
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph, is_legal_order
 from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import plan_sync
 from gpusim.policies import ios as ios_module
 from gpusim.policies import registry
-from gpusim.policies.base import Assignment
 from gpusim.policies.dag import work_dag
 from gpusim.policies.kinds import is_compute_intensive, is_depthwise
 from gpusim.policies.nimble import chains_of, nimble, pack
@@ -49,16 +49,16 @@ from tests.helpers import (
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
-def streams_by_name(graph: OpGraph, assignment: Assignment) -> dict[str, int]:
-    return {found.name: stream for found, stream in zip(graph.trace.ops, assignment.streams, strict=True)}
+def streams_by_name(graph: OpGraph, schedule: Schedule) -> dict[str, int]:
+    return {found.name: stream for found, stream in zip(graph.trace.ops, schedule.streams, strict=True)}
 
 
-def order_by_name(graph: OpGraph, assignment: Assignment) -> list[str]:
-    return [graph.trace.ops[index].name for index in assignment.order]
+def order_by_name(graph: OpGraph, schedule: Schedule) -> list[str]:
+    return [graph.trace.ops[index].name for index in schedule.order]
 
 
-def makespan_ns(graph: OpGraph, assignment: Assignment) -> int:
-    plan = lower(graph, assignment.order, assignment.streams)
+def makespan_ns(graph: OpGraph, schedule: Schedule) -> int:
+    plan = lower(graph, schedule)
     return engine_by_name("reference").run(plan, graph.hardware).makespan_ns
 
 
@@ -135,7 +135,7 @@ def test_explore_runs_a_slow_policy_only_where_asked(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(registry.POLICIES, "patient", RegisteredPolicy("patient", sequential, "here", slow=True))
     trace = chain_trace(2)
     for also in ((), ("patient",)):
-        found = explore(trace, make_hardware(), streams=2, budget_s=0.0, also=also)
+        found = explore(build_graph(trace, make_hardware()), streams=2, budget_s=0.0, also=also)
         assert ("patient" in {row.policy for row in found.rows}) == bool(also)
 
 
@@ -402,4 +402,4 @@ def test_ooo_backprop_plans_that_the_optimizer_waits_for_its_gradients() -> None
 
 def test_ooo_backprop_without_weight_gradients_or_without_a_second_stream_is_sequential() -> None:
     for graph, streams in ((build_graph(wide_trace(3)), 4), (build_graph(training_step()), 1)):
-        assert ooo_backprop(graph, streams) == Assignment(tuple(range(len(graph))), (0,) * len(graph))
+        assert ooo_backprop(graph, streams) == Schedule(tuple(range(len(graph))), (0,) * len(graph))

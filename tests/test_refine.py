@@ -15,7 +15,7 @@ from gpusim.engine.fast import FastEngine
 from gpusim.errors import OptionError
 from gpusim.plan.graph import OpGraph, is_legal_order
 from gpusim.plan.lower import lower
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.search.explore import explore
 from gpusim.search.refine import BATCH, JOINED, JUDGED, Refined, refine
@@ -29,22 +29,20 @@ NO_TIME_PRESSURE_S = 1e6
 HARDWARE = make_hardware(chain_ns=100, slowdown=0.8)
 
 
-def simulate(graph: OpGraph, assignment: Assignment) -> tuple[int, int]:
+def simulate(graph: OpGraph, schedule: Schedule) -> tuple[int, int]:
     """Makespan and peak memory."""
-    timeline = FastEngine().run(lower(graph, assignment.order, assignment.streams), graph.hardware)
+    timeline = FastEngine().run(lower(graph, schedule), graph.hardware)
     return timeline.makespan_ns, timeline.peak_bytes
 
 
-def made(graph: OpGraph, streams: int) -> list[Assignment]:
+def made(graph: OpGraph, streams: int) -> list[Schedule]:
     """What every policy makes."""
     return [policy(graph, min(streams, policy.max_streams or streams)) for policy in POLICIES.values()]
 
 
-def steady_ns(graph: OpGraph, assignments: Sequence[Assignment]) -> list[int]:
+def steady_ns(graph: OpGraph, schedules: Sequence[Schedule]) -> list[int]:
     """What the search judges schedules by."""
-    orders, streams = (
-        np.array([getattr(each, name) for each in assignments], np.int32) for name in ("order", "streams")
-    )
+    orders, streams = (np.array([getattr(each, name) for each in schedules], np.int32) for name in ("order", "streams"))
     return SteadyEngine(BatchEngine(graph)).mean_ns(orders, streams, None, None).tolist()
 
 
@@ -60,12 +58,12 @@ def test_result_is_legal_is_what_the_engine_says_and_is_never_worse_than_any_pol
 ) -> None:
     graph = OpGraph.build(trace, hardware)
     found = search(graph, streams, seed=seed)
-    for assignment, makespan_ns in zip(found.assignments, found.makespans_ns, strict=True):
-        assert is_legal_order(assignment.order, graph.preds)
-        assert max(assignment.streams) < streams
-        assert simulate(graph, assignment)[0] == makespan_ns
+    for schedule, makespan_ns in zip(found.schedules, found.makespans_ns, strict=True):
+        assert is_legal_order(schedule.order, graph.preds)
+        assert max(schedule.streams) < streams
+        assert simulate(graph, schedule)[0] == makespan_ns
     assert list(found.steady_ns) == sorted(set(found.steady_ns))
-    assert list(found.steady_ns) == steady_ns(graph, found.assignments)
+    assert list(found.steady_ns) == steady_ns(graph, found.schedules)
     assert found.steady_ns[0] <= min(steady_ns(graph, made(graph, streams)))
 
 
@@ -81,7 +79,7 @@ def test_search_ends_at_once_where_a_seed_meets_the_bound() -> None:
 def test_exploration_ends_at_once_where_a_policy_meets_the_bound() -> None:
     """A chain: the sequential schedule is the critical path, and there is nothing to search for."""
     trace = make_trace([op("a", "x"), op("b", "a"), op("c", "b")])
-    found = explore(trace, HARDWARE, streams=2, budget_s=NO_TIME_PRESSURE_S)
+    found = explore(build_graph(trace, HARDWARE), streams=2, budget_s=NO_TIME_PRESSURE_S)
     assert found.best.makespan_ns == found.bounds.largest[0]
     assert found.evaluations < 2 * BATCH
 
@@ -153,26 +151,26 @@ def test_schedules_found_keep_the_memory_limit() -> None:
     peaks = sorted({simulate(graph, each)[1] for each in made(graph, 3)})
     assert len(peaks) > 1, "the limit must cut some schedules off"
     free, limited = search(graph, 3), search(graph, 3, memory_limit_bytes=peaks[0])
-    assert simulate(graph, free.assignments[0])[1] > peaks[0]
-    assert limited.assignments
-    assert all(simulate(graph, each)[1] <= peaks[0] for each in limited.assignments)
+    assert simulate(graph, free.schedules[0])[1] > peaks[0]
+    assert limited.schedules
+    assert all(simulate(graph, each)[1] <= peaks[0] for each in limited.schedules)
     assert limited.makespans_ns[0] >= free.makespans_ns[0]
 
 
 def test_nothing_is_found_where_every_schedule_needs_too_much() -> None:
     found = search(build_graph(hungry(), HARDWARE), 3, memory_limit_bytes=1)
-    assert not found.assignments
+    assert not found.schedules
     assert not found.makespans_ns
 
 
 def test_exploration_recommends_and_tries_only_what_keeps_the_limit() -> None:
     options: dict[str, Any] = {"streams": 3, "budget_s": NO_TIME_PRESSURE_S, "evaluations": 6 * BATCH}
-    free = explore(hungry(), HARDWARE, **options)
+    free = explore(build_graph(hungry(), HARDWARE), **options)
     limit = min(row.peak_bytes for row in free.rows)
     assert free.best.peak_bytes > limit
-    limited = explore(hungry(), HARDWARE, memory_limit_bytes=limit, **options)
+    limited = explore(build_graph(hungry(), HARDWARE), memory_limit_bytes=limit, **options)
     assert limited.best.peak_bytes <= limit
     assert all(row.peak_bytes <= limit for row in limited.rows if row.policy == "search")
     assert all(row.peak_bytes <= limit for row in contenders(limited))
     with pytest.raises(OptionError, match=r"^memory limit 10 B: the least that any schedule found needs is "):
-        explore(hungry(), HARDWARE, memory_limit_bytes=10, **options)
+        explore(build_graph(hungry(), HARDWARE), memory_limit_bytes=10, **options)

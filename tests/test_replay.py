@@ -14,14 +14,14 @@ import torch
 from gpusim.errors import GpuError, OperatorError, ReplayError, ScheduleError
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck, read_measurement, write_measurement
-from gpusim.plan.schedule import make_schedule, write_schedule
+from gpusim.plan.schedule import write_schedule
 from gpusim.runtime import replay as replay_module
 from gpusim.runtime.compare import NOT_FINITE, TOLERANCE, Comparison, check_same_kernels, compare
 from gpusim.runtime.execute import results_of
 from gpusim.runtime.replay import replay, require_equal
 from gpusim.trace.schema import Gpu, Timing, Trace
 from gpusim.trace.store import write_trace
-from tests.helpers import chain_trace, kernel
+from tests.helpers import build_graph, chain_trace, kernel, schedule_of
 from tests.networks import CPU, on_cpu
 
 ROOT = Path(__file__).parent.parent
@@ -183,12 +183,12 @@ def test_replay_in_python_refuses_operator_and_schedule_before_it_touches_the_gp
 ) -> None:
     monkeypatch.setattr(replay_module, "require_gpu", lambda: CPU)
     with pytest.raises(OperatorError, match=r"\$\.ops\[0\]\.target: operator 'aten\.test\.default'"):
-        replay(TRACE, [], load_hardware("h200"))
+        replay(build_graph(TRACE, load_hardware("h200")), [])
     trace = runnable()
     n = len(trace.ops)
-    wrong = make_schedule(trace, range(n)[::-1], [0] * n, policy="p", made_by="test")
+    wrong = schedule_of(range(n)[::-1], [0] * n)
     with pytest.raises(ScheduleError, match="order against the dependencies"):
-        replay(trace, [wrong], load_hardware("h200"))
+        replay(build_graph(trace, load_hardware("h200")), [wrong])
 
 
 def test_replay_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_replay_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**33))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**32)
     with pytest.raises(GpuError, match=r"^GPU out of memory: .*try a smaller batch or fewer streams") as caught:
-        replay(runnable(), [], load_hardware("h200"))
+        replay(build_graph(runnable(), load_hardware("h200")), [])
     assert "\n" not in str(caught.value)
 
 
@@ -232,7 +232,7 @@ def test_illegal_schedule_is_refused_before_the_gpu_is_looked_for(tmp_path: Path
     trace, schedule = tmp_path / "t.json", tmp_path / "s.json"
     write_trace(runnable(), trace)
     n = len(runnable().ops)
-    write_schedule(make_schedule(runnable(), range(n)[::-1], [0] * n, policy="p", made_by="test"), schedule)
+    write_schedule(schedule_of(range(n)[::-1], [0] * n), runnable(), schedule)
     assert f"{schedule}: $.placements[" in refusal("replay", "--trace", str(trace), "--schedule", str(schedule))
 
 

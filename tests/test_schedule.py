@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,21 @@ from hypothesis import given
 
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import OptionError, ScheduleError, UnknownNameError
+from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import (
     MAX_STREAMS,
     Placement,
     Schedule,
-    check_schedule,
+    ScheduleDocument,
     check_streams,
-    make_schedule,
     read_schedule,
+    read_schedule_document,
     write_schedule,
 )
 from gpusim.policies.registry import policy_by_name
-from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import structure_hash
-from tests.helpers import chain_trace, in_place, make_trace, op, traces_with_schedules
+from tests.helpers import build_graph, chain_trace, in_place, make_trace, op, schedule_of, traces_with_schedules
 
 
 @pytest.fixture
@@ -34,19 +35,19 @@ def trace() -> Trace:
 
 
 @pytest.fixture
-def schedule(trace: Trace) -> Schedule:
-    return make_schedule(trace, [0, 2, 1, 3], [0, 0, 1, 0], policy="critical_path", made_by="a test", predicted_ns=3000)
+def schedule(trace: Trace) -> ScheduleDocument:
+    return schedule_of([0, 2, 1, 3], [0, 0, 1, 0]).made("critical_path", "a test", 3000).to_document(trace)
 
 
-def check(schedule: Schedule, trace: Trace) -> tuple[list[int], list[int]]:
-    return check_schedule(schedule, trace, dependencies(trace), "s.json")
+def check(schedule: ScheduleDocument, trace: Trace) -> Schedule:
+    return Schedule.from_document(schedule, build_graph(trace), "s.json")
 
 
-def change(schedule: Schedule, **fields: Any) -> Schedule:
+def change(schedule: ScheduleDocument, **fields: Any) -> ScheduleDocument:
     return msgspec.structs.replace(schedule, **fields)
 
 
-def refusal(schedule: Schedule, trace: Trace) -> ScheduleError:
+def refusal(schedule: ScheduleDocument, trace: Trace) -> ScheduleError:
     with pytest.raises(ScheduleError) as caught:
         check(schedule, trace)
     assert str(caught.value).startswith("s.json: $")
@@ -54,35 +55,41 @@ def refusal(schedule: Schedule, trace: Trace) -> ScheduleError:
     return caught.value
 
 
-def test_legal_schedule_gives_its_order_and_streams(schedule: Schedule, trace: Trace) -> None:
-    assert check(schedule, trace) == ([0, 2, 1, 3], [0, 0, 1, 0])
-    assert schedule.streams == 2
+def test_legal_schedule_gives_its_order_and_streams(schedule: ScheduleDocument, trace: Trace) -> None:
+    value = check(schedule, trace)
+    assert (value.order, value.streams) == ((0, 2, 1, 3), (0, 0, 1, 0))
+    assert (value.policy, value.made_by, value.predicted_ns) == ("critical_path", "a test", 3000)
+    assert value.stream_count == schedule.streams == 2
 
 
 @pytest.mark.parametrize("name", ["s.json", "s.json.gz"])
 def test_schedule_survives_its_file_and_the_same_one_gives_the_same_bytes(
-    name: str, tmp_path: Path, schedule: Schedule
+    name: str, tmp_path: Path, schedule: ScheduleDocument, trace: Trace
 ) -> None:
-    write_schedule(schedule, tmp_path / name)
-    assert read_schedule(tmp_path / name) == schedule
+    value = check(schedule, trace)
+    write_schedule(value, trace, tmp_path / name)
+    assert read_schedule_document(tmp_path / name) == schedule
+    again = read_schedule(tmp_path / name, build_graph(trace))
+    assert dataclasses.asdict(again) == dataclasses.asdict(value)
     first = (tmp_path / name).read_bytes()
-    write_schedule(schedule, tmp_path / name)
+    write_schedule(again, trace, tmp_path / name)
     assert (tmp_path / name).read_bytes() == first
 
 
 @given(traces_with_schedules())
 def test_any_legal_schedule_is_accepted_as_it_was_made(case: tuple[Trace, list[int], list[int]]) -> None:
     trace, order, streams = case
-    assert check(make_schedule(trace, order, streams, policy="p", made_by="m"), trace) == (order, streams)
+    made = schedule_of(order, streams)
+    assert check(made.to_document(trace), trace) == made.check(build_graph(trace)) == made
 
 
-def test_schedule_of_another_trace_is_refused(schedule: Schedule) -> None:
+def test_schedule_of_another_trace_is_refused(schedule: ScheduleDocument) -> None:
     error = refusal(schedule, chain_trace(4))
     assert error.place == "$.trace_hash"
     assert "another trace" in error.problem
 
 
-def test_schedule_stays_valid_when_only_the_timings_differ(schedule: Schedule, trace: Trace) -> None:
+def test_schedule_stays_valid_when_only_the_timings_differ(schedule: ScheduleDocument, trace: Trace) -> None:
     slower = make_trace([op("a", "x", dur_ns=9), op("b", "a"), op("c", "a", blocks=7), op("d", "b c")], outputs="d")
     assert structure_hash(slower) == structure_hash(trace)
     assert check(schedule, slower) == check(schedule, trace)
@@ -101,25 +108,25 @@ def test_hash_tells_structures_apart(trace: Trace, other: list[Any]) -> None:
     assert structure_hash(make_trace(other)) != structure_hash(trace)
 
 
-def test_missing_op_is_named(schedule: Schedule, trace: Trace) -> None:
+def test_missing_op_is_named(schedule: ScheduleDocument, trace: Trace) -> None:
     error = refusal(change(schedule, placements=schedule.placements[:-1]), trace)
     assert error.place == "$.placements"
     assert "'d'" in error.problem
 
 
-def test_unknown_op_is_named(schedule: Schedule, trace: Trace) -> None:
+def test_unknown_op_is_named(schedule: ScheduleDocument, trace: Trace) -> None:
     error = refusal(change(schedule, placements=(*schedule.placements, Placement(op="zzz", stream=0))), trace)
     assert error.place == "$.placements[4].op"
     assert "'zzz'" in error.problem
 
 
-def test_op_placed_twice_is_named(schedule: Schedule, trace: Trace) -> None:
+def test_op_placed_twice_is_named(schedule: ScheduleDocument, trace: Trace) -> None:
     error = refusal(change(schedule, placements=(*schedule.placements, schedule.placements[0])), trace)
     assert error.place == "$.placements[4].op"
     assert "twice" in error.problem
 
 
-def test_stream_out_of_range_is_refused(schedule: Schedule, trace: Trace) -> None:
+def test_stream_out_of_range_is_refused(schedule: ScheduleDocument, trace: Trace) -> None:
     placements = (Placement(op="a", stream=2), *schedule.placements[1:])
     error = refusal(change(schedule, placements=placements), trace)
     assert error.place == "$.placements[0].stream"
@@ -127,13 +134,13 @@ def test_stream_out_of_range_is_refused(schedule: Schedule, trace: Trace) -> Non
 
 
 @pytest.mark.parametrize("streams", [MAX_STREAMS + 1, 10**9])
-def test_more_streams_than_a_gpu_has_are_refused(streams: int, schedule: Schedule, trace: Trace) -> None:
+def test_more_streams_than_a_gpu_has_are_refused(streams: int, schedule: ScheduleDocument, trace: Trace) -> None:
     error = refusal(change(schedule, streams=streams), trace)
     assert error.place == "$.streams"
     assert str(streams) in error.problem
 
 
-def test_order_against_the_dependencies_is_refused_with_both_ops(schedule: Schedule, trace: Trace) -> None:
+def test_order_against_the_dependencies_is_refused_with_both_ops(schedule: ScheduleDocument, trace: Trace) -> None:
     a, c, b, d = schedule.placements
     error = refusal(change(schedule, placements=(a, d, c, b)), trace)
     assert error.place == "$.placements[1]"
@@ -143,8 +150,47 @@ def test_order_against_the_dependencies_is_refused_with_both_ops(schedule: Sched
 
 def test_order_against_a_change_in_place_is_refused() -> None:
     trace = make_trace([op("r", "x"), in_place("w", "x")])
-    swapped = make_schedule(trace, [1, 0], [0, 0], policy="p", made_by="m")
+    swapped = schedule_of([1, 0], [0, 0]).to_document(trace)
     assert "'w'" in refusal(swapped, trace).problem
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"order": (0, 2, 1)}, "each of the 4 ops once"),
+        ({"order": (0, 2, 1, 1)}, "each of the 4 ops once"),
+        ({"order": (0, 2, 1, 4)}, "each of the 4 ops once"),
+        ({"order": (0, 3, 1, 2)}, "op 'd' comes before 'b', whose result it needs"),
+        ({"streams": (0, 0, 1)}, "for each of the 4 ops"),
+        ({"streams": (0, 0, -1, 0)}, "op 'c' is on stream -1"),
+        ({"streams": (0, 0, MAX_STREAMS, 0)}, f"op 'c' is on stream {MAX_STREAMS}"),
+        ({"variants": (0, 0, 1)}, "for each of the 4 ops"),
+        ({"variants": (0, 0, 1, 0)}, "op 'c' has no variant 1, of 0"),
+        ({"partitions": (Partition(sms=64, streams=(5,)),)}, "partition 0 has stream 5, of 2 streams"),
+    ],
+)
+def test_schedule_made_in_python_is_refused_in_one_line_where_it_is_illegal(
+    fields: dict[str, Any], words: str, trace: Trace
+) -> None:
+    wrong = dataclasses.replace(schedule_of([0, 2, 1, 3], [0, 0, 1, 0]), **fields)
+    with pytest.raises(ScheduleError, match=words) as caught:
+        wrong.check(build_graph(trace))
+    assert "\n" not in str(caught.value)
+
+
+def test_schedules_are_equal_where_they_run_the_same_whoever_made_them() -> None:
+    one = schedule_of([0, 1], [0, 1])
+    assert one == one.made("search", "a test", 7)
+    assert hash(one) == hash(one.made("search", "a test", 7))
+    assert one != schedule_of([1, 0], [0, 1])
+    assert one != schedule_of([0, 1], [0, 1], variants=(0, 1))
+
+
+def test_repr_of_a_schedule_is_short() -> None:
+    assert (
+        repr(schedule_of(range(2000), [0] * 2000).made("wavefront", ""))
+        == "<Schedule wavefront: 2,000 ops on 1 stream>"
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,12 +207,12 @@ def test_order_against_a_change_in_place_is_refused() -> None:
     ],
 )
 def test_file_with_a_bad_field_is_refused_with_file_and_place(
-    field: str, value: Any, place: str, tmp_path: Path, schedule: Schedule
+    field: str, value: Any, place: str, tmp_path: Path, schedule: ScheduleDocument
 ) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(msgspec.json.encode(msgspec.to_builtins(schedule) | {field: value}))
     with pytest.raises(ScheduleError) as caught:
-        read_schedule(path)
+        read_schedule_document(path)
     assert (caught.value.file, caught.value.place) == (str(path), place)
 
 
@@ -174,7 +220,7 @@ def test_trace_given_as_a_schedule_is_refused(tmp_path: Path, trace: Trace) -> N
     path = tmp_path / "trace.json"
     path.write_bytes(msgspec.json.encode(trace))
     with pytest.raises(ScheduleError, match=r"is a trace, and a schedule \(gpusim-schedule/1\) is read here"):
-        read_schedule(path)
+        read_schedule_document(path)
 
 
 @pytest.mark.parametrize("streams", [0, -1, MAX_STREAMS + 1])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpusim.engine.compiled.warm import COMPILING
 from gpusim.errors import OptionError
-from gpusim.plan.schedule import check_schedule
+from gpusim.plan.schedule import Schedule
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search import explore as exploring
@@ -47,7 +47,8 @@ def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(trace: Trace, **options: Any) -> Explored:
     hardware = options.pop("hardware", None) or make_hardware(chain_ns=100, slowdown=0.5)
     return explore(
-        trace, hardware, **({"streams": 4, "budget_s": NO_TIME_PRESSURE_S, "evaluations": EVALUATIONS} | options)
+        build_graph(trace, hardware),
+        **({"streams": 4, "budget_s": NO_TIME_PRESSURE_S, "evaluations": EVALUATIONS} | options),
     )
 
 
@@ -79,7 +80,7 @@ def test_best_is_never_slower_than_any_row_nor_faster_than_any_bound(trace: Trac
     assert found.best.makespan_ns <= found.sequential_ns
     assert found.best.makespan_ns == found.timeline.makespan_ns == found.schedule.predicted_ns
     assert found.best.makespan_ns >= found.bounds.largest[0] - 1
-    assert all(max(row.assignment.streams) < streams for row in found.rows)
+    assert all(max(row.schedule.streams) < streams for row in found.rows)
 
 
 def test_best_within_the_models_uncertainty_of_sequential_is_sequential() -> None:
@@ -88,7 +89,7 @@ def test_best_within_the_models_uncertainty_of_sequential_is_sequential() -> Non
     hardware = make_hardware(uncertainty=0.3)
     found = run(trace, hardware=hardware)
     assert found.best.policy == "sequential"
-    assert found.schedule.streams == 1
+    assert found.schedule.stream_count == 1
     assert min(row.makespan_ns for row in found.rows) * 1.3 > found.sequential_ns
     assert not found.verdict.worth_it
     assert choose(list(found.rows), make_hardware(), found.sequential_ns).makespan_ns < found.sequential_ns
@@ -118,8 +119,8 @@ def test_attribution_without_a_measured_eager_time_claims_nothing_about_launches
 def test_schedule_of_explore_is_legal_for_its_trace() -> None:
     trace = wide_trace()
     found = run(trace)
-    order, streams = check_schedule(found.schedule, trace, build_graph(trace).preds)
-    assert (tuple(order), tuple(streams)) == (found.best.assignment.order, found.best.assignment.streams)
+    assert Schedule.from_document(found.schedule.to_document(trace), found.graph) == found.best.schedule
+    assert (found.schedule.policy, found.schedule.predicted_ns) == (found.best.policy, found.best.makespan_ns)
     assert found.hardware.label in found.schedule.made_by
 
 

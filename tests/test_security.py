@@ -30,7 +30,8 @@ from gpusim.runtime.replay import replay, trial_ns
 from gpusim.runtime.tensors import lies_in_storage
 from gpusim.trace.schema import Op, Storage, Tensor, TensorInit, Trace, Variant, VariantSettings
 from gpusim.trace.store import write_trace
-from tests.helpers import chain_trace, kernel
+from gpusim.trace.values import tensor_refs
+from tests.helpers import build_graph, chain_trace, kernel
 from tests.networks import CPU, on_cpu
 
 ROOT = Path(__file__).parent.parent
@@ -72,6 +73,7 @@ def op(
         args=args,
         kwargs=kwargs,
         outputs=outputs,
+        reads=tuple(dict.fromkeys(tensor_refs([*args, *kwargs.values()]))),
         writes=writes or tuple(each for each in outputs if each is not None),
     )
 
@@ -318,8 +320,12 @@ def test_result_that_is_no_tensor_is_not_stored(result: object, kind: str) -> No
 def test_result_of_another_shape_type_or_memory_than_declared_is_refused() -> None:
     made = op("aten.relu.default", t(0), outputs=(1,))
     for declared in (tensor(3, storage=1, init=None), tensor(2, dtype="int64", storage=1, init=None)):
-        with pytest.raises(ReplayError, match="returned a float32 of shape"):
+        with pytest.raises(OperatorError, match="it makes a float32 of shape"):
             run(trace_of([made], [tensor(2), declared]))
+        runner = run(trace_of([made], [tensor(2), tensor(2, storage=1, init=None)]))
+        runner.trace = trace_of([made], [tensor(2), declared])
+        with pytest.raises(ReplayError, match="returned a float32 of shape"):
+            runner.store(0, torch.zeros(2))
     view = op("aten.view.default", t(0), [2], outputs=(1,))
     with pytest.raises(ReplayError, match="in the memory of tensor 0, and its trace does not say so"):
         run(trace_of([view], [tensor(2), tensor(2, storage=1, init=None)]))
@@ -523,8 +529,8 @@ def test_trace_of_the_inductor_front_end_runs_only_if_it_is_trusted(tmp_path: Pa
     write_trace(trace, path)
     hardware = load_hardware("h200")
     for refused in (
-        lambda: replay(trace, [], hardware),
-        lambda: trial_ns(trace, [], hardware),
+        lambda: replay(build_graph(trace, hardware), []),
+        lambda: trial_ns(build_graph(trace, hardware), []),
     ):
         with pytest.raises(TrustError, match="front end 'inductor' runs the code in it"):
             refused()

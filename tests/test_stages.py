@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from gpusim.errors import CaptureError, RecipeError
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.measurement import Measurement
 from gpusim.recipes import stages
-from gpusim.recipes.chosen import Chosen
+from gpusim.recipes.chosen import Chosen, hardware_of
 from gpusim.recipes.predictions import predictions_path, read_predictions
 from gpusim.recipes.recipe import Case, Recipe
 from gpusim.recipes.stages import between_processes, capture_stage, measure_stage, predict_stage, selected
@@ -100,7 +101,8 @@ def test_outputs_that_differ_in_one_process_are_reported_as_different(tmp_path: 
     plan = recipe(tmp_path, "a")
     path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
     predict_stage(plan, plan.case, lambda _: None)
-    chosen = read_predictions(predictions_path(path), read_trace(path)).chosen()
+    trace = read_trace(path)
+    chosen = read_predictions(predictions_path(path), trace).chosen(OpGraph.build(trace, hardware_of(trace)))
     (good,) = slower_each_time(path, chosen, plan, "c", False)[1]
     bad = msgspec.structs.replace(good, outputs=msgspec.structs.replace(good.outputs, equal=False))
     assert not between_processes([good, bad]).outputs.equal

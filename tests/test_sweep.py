@@ -9,7 +9,7 @@ import msgspec
 import pandas as pd
 import pytest
 
-from gpusim.engine.base import DEFAULT_ENGINE
+from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.files import write_document
 from gpusim.hardware.model import load_hardware
 from gpusim.sweep.spec import Sweep, policy_names
@@ -130,6 +130,6 @@ def test_hardware_file_is_taken_by_its_content(tmp_path: Path, run: Run) -> None
 
 
 def test_page_describes_every_column_and_field() -> None:
-    page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
-    assert [name for name in (*COLUMNS, *Sweep.__struct_fields__) if f"| `{name}` |" not in page] == []
+    page = (ROOT / "docs" / "commands" / "sweep.md").read_text(encoding="utf-8")
+    assert [name for name in (*COLUMNS, *Sweep.__struct_fields__) if f"`{name}`" not in page] == []
     assert f"`{APPLICATION_ID:#x}`" in page

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import gpusim as package
 from gpusim import version
-from gpusim.engine.base import DEFAULT_ENGINE
+from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.errors import SweepError, TraceError, UnknownNameError, WorkerError
 from gpusim.files import encode_json
 from gpusim.hardware.model import bundled_hardware, load_hardware

@@ -63,8 +63,8 @@ def test_rows_are_what_a_direct_simulation_gives(engine: str, tmp_path: Path) ->
     for row in rows:
         width = 3 if row.trace_hash == trace_hash(wide_trace(3)) else 5
         graph = OpGraph.build(wide_trace(width), load_hardware("h200"))
-        assignment = policy_by_name(row.policy)(graph, row.streams)
-        timeline = engine_by_name(row.engine).run(lower(graph, assignment.order, assignment.streams), graph.hardware)
+        schedule = policy_by_name(row.policy)(graph, row.streams)
+        timeline = engine_by_name(row.engine).run(lower(graph, schedule), graph.hardware)
         bound = bounds(graph)
         assert (row.makespan_ns, row.peak_bytes) == (timeline.makespan_ns, timeline.peak_bytes)
         assert (row.critical_path_ns, row.area_ns) == (bound.critical_path_ns, bound.area_ns)

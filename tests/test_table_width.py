@@ -21,7 +21,7 @@ from gpusim.search.limits import limits
 from gpusim.search.whatif import LONGEST_OPS
 from gpusim.trace.store import bundled_traces, load_trace
 from gpusim.units import format_times_ns
-from tests.helpers import make_hardware, wide_trace
+from tests.helpers import build_graph, make_hardware, wide_trace
 
 WIDTHS = (80, 100, 120)
 STEP = "googlenet-train-b8"
@@ -100,7 +100,7 @@ def test_simulate_and_whatif_print_numbers_whole(width: int, out: Out) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_limits_are_whole(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    found = limits(wide_trace(6, 1_234_567, 2), make_hardware(chain_ns=1_300), streams=4)
+    found = limits(build_graph(wide_trace(6, 1_234_567, 2), make_hardware(chain_ns=1_300)), streams=4)
     print_limits(found)
     text = capsys.readouterr().out
     whole(text, width)

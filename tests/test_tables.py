@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from gpusim.cli import cli
 from gpusim.errors import ReplayError
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.measurement import SCHEMA, Measurement, OutputCheck, read_measurement
 from gpusim.plan.schedule import Schedule
 from gpusim.report.tables import captured_document, print_captured, print_measurement
@@ -88,9 +89,9 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     asked: list[dict[str, Any]] = []
     edge = ModuleType("gpusim.runtime.replay")
 
-    def replay(trace: Trace, schedules: list[Schedule], hardware: object, **options: Any) -> list[Measurement]:
+    def replay(graph: OpGraph, schedules: list[Schedule], **options: Any) -> list[Measurement]:
         asked.append({"schedules": schedules, **options})
-        return [measurement(trace, schedule, asked[0].get("outputs", SAME)) for schedule in schedules]
+        return [measurement(graph.trace, schedule, asked[0].get("outputs", SAME)) for schedule in schedules]
 
     def require_equal(found: Measurement) -> None:
         if not found.outputs.equal:

@@ -19,11 +19,22 @@ from hypothesis import HealthCheck, given, settings
 from gpusim.cli import cli
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import GpusimError, OutputError, TraceError, UnknownNameError
-from gpusim.plan.lower import lower
 from gpusim.trace.check import check_trace
 from gpusim.trace.schema import SCHEMA, Trace
 from gpusim.trace.store import load_trace, parse_trace, read_trace, write_trace
-from tests.helpers import Step, build_graph, chain_trace, in_place, kernel, make_trace, memset, op, traces, view
+from tests.helpers import (
+    Step,
+    build_graph,
+    chain_trace,
+    in_place,
+    kernel,
+    lowered,
+    make_trace,
+    memset,
+    op,
+    traces,
+    view,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -47,7 +58,7 @@ def good() -> bytes:
 def simulate(trace: Trace) -> int:
     """Makespan of the ops in recorded order, launched from the host."""
     graph = build_graph(trace)
-    steps = lower(graph, range(len(graph)), [0] * len(graph), "stream")
+    steps = lowered(graph, range(len(graph)), [0] * len(graph), "stream")
     return engine_by_name("reference").run(steps, graph.hardware).makespan_ns
 
 

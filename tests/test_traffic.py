@@ -278,7 +278,7 @@ def test_pairs_are_told_what_they_ask_of_l2_and_issue_slots_on_the_gpu_of_the_co
 def test_estimates_against_counters(
     name: str, kernels: int, l2: tuple[float, float], instructions: tuple[float, float]
 ) -> None:
-    """docs/capture_and_replay.md: medians and 90th percentiles of the factor between estimate and counter."""
+    """Medians and 90th percentiles of the estimate over the counter (research/2026-11-23-capture-and-replay.md)."""
     trace = read_trace(COUNTED.parent / f"{name}.json.gz")
     off: tuple[list[float], list[float]] = ([], [])
     tensor = []

@@ -25,7 +25,7 @@ from gpusim.search.searches import SEARCH, VARIANTS
 from gpusim.search.trial import contenders
 from gpusim.trace.schema import Gpu, Timing
 from gpusim.trace.store import write_trace
-from tests.helpers import make_hardware, wide_trace
+from tests.helpers import build_graph, make_hardware, wide_trace
 
 WIDE = wide_trace(6, 9000, 3)
 ROOT = Path(__file__).parent.parent
@@ -33,7 +33,9 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def explored() -> Explored:
-    return explore(WIDE, make_hardware(chain_ns=100, slowdown=0.6), streams=4, budget_s=60.0, evaluations=300)
+    return explore(
+        build_graph(WIDE, make_hardware(chain_ns=100, slowdown=0.6)), streams=4, budget_s=60.0, evaluations=300
+    )
 
 
 def measurement(schedule: Schedule, time_ns: int, sequential_ns: int, equal: bool = True) -> Measurement:
@@ -43,7 +45,7 @@ def measurement(schedule: Schedule, time_ns: int, sequential_ns: int, equal: boo
         trace=WIDE.name,
         trace_hash="0",
         policy=schedule.policy,
-        streams=schedule.streams,
+        streams=schedule.stream_count,
         schedule=Timing(median_ns=time_ns, lo_ns=time_ns, hi_ns=time_ns, rounds=1),
         sequential=Timing(median_ns=sequential_ns, lo_ns=sequential_ns, hi_ns=sequential_ns, rounds=1),
         predicted_ns=schedule.predicted_ns or 0,
@@ -77,11 +79,11 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     def play(times_ns: Sequence[int], replayed_ns: int = 500, sequential_ns: int = 1000, equal: bool = True) -> Any:
         tried: list[Schedule] = []
 
-        def trial_ns(trace: Any, schedules: Sequence[Schedule], hardware: Any, **_: Any) -> list[int]:
+        def trial_ns(graph: Any, schedules: Sequence[Schedule], **_: Any) -> list[int]:
             tried.extend(schedules)
             return list(times_ns[: len(schedules)])
 
-        def replay(trace: Any, schedules: Sequence[Schedule], *_: Any, **__: Any) -> list[Measurement]:
+        def replay(graph: Any, schedules: Sequence[Schedule], **_: Any) -> list[Measurement]:
             return [measurement(schedule, replayed_ns, sequential_ns, equal) for schedule in schedules]
 
         monkeypatch.setattr(replay_module, "trial_ns", trial_ns)
@@ -150,7 +152,7 @@ def test_sequential_schedule_stays_where_the_fastest_is_not_faster(explored: Exp
     play([700], replayed_ns=1000, sequential_ns=1000)
     found, trial = try_best(explored, 1, command="c")
     assert found.best.policy == trial.best.policy == "sequential"
-    assert found.schedule.streams == 1
+    assert found.schedule.stream_count == 1
     assert trial.fastest.policy != "sequential"
 
 
@@ -171,7 +173,7 @@ def test_other_outputs_are_an_error(explored: Explored, play: Play) -> None:
 
 def test_first_of_equals_wins(explored: Explored, play: Play) -> None:
     play([600, 600])
-    assert trial_module.fastest(WIDE, [explored.schedule] * 2, explored.hardware, 0) == ([600, 600], 0)
+    assert trial_module.fastest(explored.graph, [explored.schedule] * 2, 0) == ([600, 600], 0)
 
 
 def test_report_has_every_schedule_tried_and_the_measured_speedup(

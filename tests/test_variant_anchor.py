@@ -10,12 +10,11 @@ import pytest
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.plan.ranking import ranked_variants
 from gpusim.runtime import variant_anchor
 from gpusim.runtime.variant_anchor import MOST_FACTOR, anchor_factor, anchored_variants, with_times
 from gpusim.trace.schema import Trace, Variant, VariantSettings
-from tests.helpers import build_graph, kernel, make_trace, op
+from tests.helpers import build_graph, kernel, lowered, make_trace, op
 
 
 def step(*durations_ns: int, variants: str = "") -> Trace:
@@ -37,7 +36,7 @@ def predicted(trace: Trace, variants: tuple[int, ...], hardware: HardwareModel |
     """The time on one stream, in recorded order."""
     graph = build_graph(trace) if hardware is None else OpGraph.build(trace, hardware)
     n = len(graph)
-    return FastEngine().run(lower(graph, range(n), [0] * n, variants=variants), graph.hardware).makespan_ns
+    return FastEngine().run(lowered(graph, range(n), [0] * n, variants=variants), graph.hardware).makespan_ns
 
 
 def test_graph_with_variants_is_predicted_right_by_the_factor() -> None:
@@ -85,14 +84,14 @@ def test_each_name_has_a_factor_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     asked: list[Any] = []
 
     def measured(work: Any, trace: Trace, schedules: Any, hardware: HardwareModel, _: int) -> list[int]:
-        asked.extend([placement.variant for placement in schedule.placements] for schedule in schedules)
+        asked.extend(schedule.variants for schedule in schedules)
         chosen = ((), (1, 0, 0), (0, 1, 0))
         return [predicted(trace, each, hardware) + more for each, more in zip(chosen, (0, 400, 0), strict=True)]
 
     monkeypatch.setattr(variant_anchor, "alone", measured)
     said: list[str] = []
     found = anchored_variants(trace, say=said.append)
-    assert asked == [["", "", ""], ["a", "", ""], ["", "b", ""]]
+    assert asked == [(), (1, 0, 0), (0, 1, 0)]
     first, second, third = (each.variants[0].kernels[0].dur_ns for each in found.ops)
     assert 4300 < first < 4400
     assert (second, third) == (5000, 12_000)

@@ -23,7 +23,7 @@ from gpusim.hardware.model import HardwareModel, load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.ranking import ranked_variants
-from gpusim.plan.schedule import chosen_variants, lower_schedule, make_schedule, write_schedule
+from gpusim.plan.schedule import Schedule, write_schedule
 from gpusim.plan.tasks import LaunchMode
 from gpusim.policies.registry import POLICIES
 from gpusim.report.tables import explored_document
@@ -46,9 +46,11 @@ from tests.helpers import (
     hardware_models,
     kernel,
     kernels,
+    lowered,
     make_hardware,
     make_trace,
     op,
+    schedule_of,
     schedules,
     traces,
 )
@@ -113,24 +115,23 @@ def test_view_has_no_variant(trace: Trace) -> None:
 
 
 def test_schedule_names_variants_and_gives_them_back(trace: Trace) -> None:
-    schedule = make_schedule(
-        trace, [0, 2, 1, 3], [0, 0, 1, 0], policy="search", made_by="a test", variants=[0, 1, 2, 0]
-    )
-    assert [placement.variant for placement in schedule.placements] == ["", "half", "half", ""]
-    assert chosen_variants(schedule, trace) == (0, 1, 2, 0)
-    plain = make_schedule(trace, [0, 2, 1, 3], [0, 0, 1, 0], policy="search", made_by="a test")
-    assert chosen_variants(plain, trace) == ()
+    graph = build_graph(trace)
+    document = schedule_of([0, 2, 1, 3], [0, 0, 1, 0], variants=[0, 1, 2, 0]).to_document(trace)
+    assert [placement.variant for placement in document.placements] == ["", "half", "half", ""]
+    assert Schedule.from_document(document, graph).variants == (0, 1, 2, 0)
+    plain = schedule_of([0, 2, 1, 3], [0, 0, 1, 0]).to_document(trace)
+    assert Schedule.from_document(plain, graph).variants == ()
     assert b"variant" not in msgspec.json.encode(plain)
 
 
 def test_unknown_variant_is_one_line_with_the_place(trace: Trace) -> None:
-    schedule = make_schedule(trace, range(4), [0] * 4, policy="p", made_by="a test", variants=[0, 1, 0, 0])
+    document = schedule_of(range(4), [0] * 4, variants=[0, 1, 0, 0]).to_document(trace)
     graph = build_graph(with_variants(trace, {1: (variant("other", kernel(1)),)}))
     with pytest.raises(ScheduleError) as caught:
-        lower_schedule(schedule, graph, file="s.json")
+        Schedule.from_document(document, graph, "s.json")
     assert str(caught.value) == "s.json: $.placements[1].variant: op 'a' has no variant 'half' (there are: other)"
     with pytest.raises(ScheduleError, match="the trace has none of this op"):
-        lower_schedule(schedule, build_graph(with_variants(trace, {})), file="s.json")
+        Schedule.from_document(document, build_graph(with_variants(trace, {})), "s.json")
 
 
 # --- Simulation ---
@@ -140,17 +141,17 @@ def test_smaller_slower_kernels_win_beside_each_other(trace: Trace) -> None:
     """By hand: 1000 + 2 x 10,000 + 1000 one after the other, 1000 + 12,000 + 1000 side by side on half the GPU each."""
     graph = build_graph(trace)
     order, streams = range(4), [0, 0, 1, 0]
-    captured = FastEngine().run(lower(graph, order, streams), graph.hardware)
-    chosen = FastEngine().run(lower(graph, order, streams, variants=[0, 1, 2, 0]), graph.hardware)
+    captured = FastEngine().run(lowered(graph, order, streams), graph.hardware)
+    chosen = FastEngine().run(lowered(graph, order, streams, variants=[0, 1, 2, 0]), graph.hardware)
     assert (captured.makespan_ns, chosen.makespan_ns) == (22_000, 14_000)
 
 
 def test_variant_may_have_another_number_of_kernels(trace: Trace) -> None:
-    lowered = lower(build_graph(trace), range(4), [0, 0, 1, 0], variants=[0, 0, 1, 0])
-    assert [(task.op, task.kernel, task.dur_ns) for task in lowered.tasks] == [
+    plan = lowered(build_graph(trace), range(4), [0, 0, 1, 0], variants=[0, 0, 1, 0])
+    assert [(task.op, task.kernel, task.dur_ns) for task in plan.tasks] == [
         (0, 0, 1000), (1, 0, 10_000), (2, 0, 4000), (2, 1, 5000), (3, 0, 1000),
     ]  # fmt: skip
-    assert lowered.tasks[4].deps == (3,)
+    assert plan.tasks[4].deps == (3,)
 
 
 def test_chosen_graph_is_what_policies_and_bounds_see(trace: Trace) -> None:
@@ -198,7 +199,7 @@ def test_batch_with_variants_gives_what_lowering_and_the_reference_engine_give(
     found = BatchEngine(graph).evaluate(orders, streams, chosen, mode=mode, peak=True)
     assert found.peak_bytes is not None
     for number, (order, placed, variants) in enumerate(zip(orders, streams, chosen, strict=True)):
-        plan = lower(graph, order, placed, mode, variants=variants)
+        plan = lowered(graph, order, placed, mode, variants=variants)
         expected = ReferenceEngine().run(plan, graph.hardware)
         assert FastEngine().run(plan, graph.hardware).end_ns == expected.end_ns
         assert (found.makespan_ns[number], found.peak_bytes[number]) == (expected.makespan_ns, expected.peak_bytes)
@@ -328,14 +329,16 @@ def test_variant_that_refuses_its_arguments_is_an_error_of_the_replay() -> None:
 
 def test_search_finds_the_smaller_kernels_and_says_what_they_gain(trace: Trace) -> None:
     """By hand (above): 22,000 with the captured kernels, whatever the streams; 14,000 with both small ones."""
-    found = explore(trace, make_hardware(), streams=2, budget_s=60, evaluations=2000, policies=("wavefront",))
+    found = explore(
+        build_graph(trace, make_hardware()), streams=2, budget_s=60, evaluations=2000, policies=("wavefront",)
+    )
     tried = found.variants
     assert tried is not None
     assert (tried.ops, tried.used, tried.slower) == (2, 2, 1)
     assert (tried.without_ns, tried.with_ns, tried.gain) == (22_000, 14_000, pytest.approx(8 / 22))
     assert found.best.policy == VARIANTS
     graph = build_graph(trace)
-    timeline = FastEngine().run(lower_schedule(found.schedule, graph), graph.hardware)
+    timeline = FastEngine().run(lower(graph, found.schedule), graph.hardware)
     assert timeline.makespan_ns == found.best.makespan_ns == found.timeline.makespan_ns == 14_000
     assert found.bounds.largest[0] <= 14_000
 
@@ -376,9 +379,11 @@ def test_search_with_variants_is_the_same_for_a_seed_on_any_number_of_threads(tr
 
 def test_trace_without_variants_is_searched_as_before(trace: Trace) -> None:
     plain = with_variants(trace, {})
-    found = explore(plain, make_hardware(), streams=2, budget_s=60, evaluations=200, policies=("wavefront",))
+    found = explore(
+        build_graph(plain, make_hardware()), streams=2, budget_s=60, evaluations=200, policies=("wavefront",)
+    )
     assert found.variants is None
-    assert all(not row.assignment.variants for row in found.rows)
+    assert all(not row.schedule.variants for row in found.rows)
     assert "variants" not in explored_document(found)
 
 
@@ -394,9 +399,9 @@ def test_nothing_gained_comes_with_its_evidence(trace: Trace, tmp_path: Path) ->
 
 def test_command_simulates_a_schedule_with_variants(trace: Trace, tmp_path: Path) -> None:
     write_trace(trace, tmp_path / "t.json")
-    made = make_schedule(trace, range(4), [0, 0, 1, 0], policy="p", made_by="t", variants=[0, 1, 2, 0])
-    write_schedule(made, tmp_path / "s.json")
+    made = schedule_of(range(4), [0, 0, 1, 0], policy="p", variants=[0, 1, 2, 0])
+    write_schedule(made, trace, tmp_path / "s.json")
     options = ["simulate", str(tmp_path / "t.json"), "--schedule", str(tmp_path / "s.json"), "--json"]
     document = json.loads(CliRunner().invoke(cli, options).output)
     graph = OpGraph.build(trace, load_hardware("h200"))
-    assert document["makespan_ns"] == FastEngine().run(lower_schedule(made, graph), graph.hardware).makespan_ns
+    assert document["makespan_ns"] == FastEngine().run(lower(graph, made), graph.hardware).makespan_ns

@@ -14,14 +14,14 @@ from gpusim.report.tables import explored_document, print_explored
 from gpusim.search.explore import Explored, explore
 from gpusim.search.verdict import best_way
 from gpusim.trace.schema import Trace
-from tests.helpers import Step, chain_trace, kernel, make_hardware, make_trace, op, wide_trace
+from tests.helpers import Step, build_graph, chain_trace, kernel, make_hardware, make_trace, op, wide_trace
 
 HOST_NS = 30_000
 
 
 def run(trace: Trace, hardware: HardwareModel | None = None, **options: Any) -> Explored:
     hardware = hardware or make_hardware(chain_ns=100)
-    return explore(trace, hardware, **({"streams": 4, "budget_s": 1e6, "evaluations": 64} | options))
+    return explore(build_graph(trace, hardware), **({"streams": 4, "budget_s": 1e6, "evaluations": 64} | options))
 
 
 def ways(found: Explored) -> dict[str, int]:
@@ -81,7 +81,7 @@ def test_step_not_worth_streams_has_eager_and_the_graph_only() -> None:
 def passed_over(found: Explored) -> Explored:
     """The same with a searched schedule that is predicted 1 ns faster than the recommended one."""
     row = next(row for row in found.rows if row.policy == "search")
-    better = row.__class__("search", 3, found.best.makespan_ns - 1, 9.87, 0, row.assignment)
+    better = row.__class__("search", 3, found.best.makespan_ns - 1, 9.87, 0, row.schedule)
     return found.__class__(**{**found.__dict__, "rows": (*found.rows, better)})
 
 

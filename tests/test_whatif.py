@@ -21,8 +21,8 @@ from gpusim.file_limits import MAX_UPLOAD_BYTES
 from gpusim.hardware.model import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import LaunchMode
-from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.report.breakdown import Part, breakdown, family, largest
 from gpusim.report.explored_table import CSV_FIELDS, rows_csv
@@ -33,9 +33,18 @@ from gpusim.report.waiting import waiting_chain, waiting_text
 from gpusim.search.background import Exploration
 from gpusim.search.critical import wait_of
 from gpusim.search.explore import Explored, explore
-from gpusim.search.schedules import row_schedule
 from gpusim.search.searches import SEARCH
-from gpusim.search.whatif import Change, changed_graph, changed_hardware, longest, retimed, sensitivities, simulate
+from gpusim.search.simulation import Simulated
+from gpusim.search.simulation import simulate as simulate_schedule
+from gpusim.search.whatif import (
+    Change,
+    changed_graph,
+    changed_hardware,
+    longest,
+    policy_schedule,
+    retimed,
+    sensitivities,
+)
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import load_trace, other_batches, parse_upload, write_trace
 from tests.helpers import build_graph, chain_trace, make_hardware, make_trace, op, wide_trace
@@ -49,7 +58,7 @@ def whole_gpu(waves: int = 1, dur_ns: int = 1000) -> Trace:
 
 
 def explored(trace: Trace | None = None) -> Explored:
-    return explore(trace or wide_trace(), make_hardware(), streams=3, budget_s=60.0, evaluations=8)
+    return explore(build_graph(trace or wide_trace(), make_hardware()), streams=3, budget_s=60.0, evaluations=8)
 
 
 # --- What if ---
@@ -60,6 +69,10 @@ def test_no_change_at_all_is_the_baseline_itself() -> None:
     assert changed_graph(graph, Change()) is graph
     assert changed_graph(graph, Change(sms=SMS, queues=8, op_speed={1: 1.0})) is graph
     assert changed_hardware(graph.hardware, Change()).calibrated
+
+
+def simulate(graph: OpGraph, policy: str, streams: int, mode: LaunchMode = "graph") -> Simulated:
+    return simulate_schedule(graph, policy_schedule(graph, policy, streams), mode)
 
 
 def test_simulate_gives_what_the_command_gives(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,12 +157,12 @@ def test_changed_hardware_is_marked_as_uncalibrated(change: Change) -> None:
 def test_queues_are_a_setting_and_bind_in_stream_mode_only() -> None:
     # Launched in the order a, b (needs a, on another stream), c: in one queue c waits behind b.
     graph = build_graph(make_trace([op("a", "x", blocks=1), op("b", "a", blocks=1), op("c", "x", blocks=1)]))
-    apart = Assignment(order=(0, 1, 2), streams=(0, 1, 2))
+    apart = Schedule(order=(0, 1, 2), streams=(0, 1, 2))
     one = changed_graph(graph, Change(queues=1))
     assert one.hardware.calibrated
 
     def ends(graph: OpGraph, mode: LaunchMode) -> int:
-        return simulate(graph, "by hand", 3, mode, assignment=apart).timeline.end_ns[2]
+        return simulate_schedule(graph, apart, mode).timeline.end_ns[2]
 
     assert ends(one, "graph") == ends(graph, "graph") == 1000
     assert ends(graph, "stream") == 1000
@@ -187,7 +200,7 @@ def test_a_retimed_plan_is_the_changed_step_lowered_again(mode: LaunchMode) -> N
     base = simulate(graph, "critical_path", 4, mode)
     for change in (Change(sms=66), Change(bandwidth=0.5), Change(launch_cost=2.0), Change(op_speed={3: 2.0})):
         changed = changed_graph(graph, change)
-        again = lower(changed, base.assignment.order, base.assignment.streams, mode)
+        again = lower(changed, base.schedule, mode)
         assert retimed(base.timeline.plan, changed) == again
 
 
@@ -285,7 +298,7 @@ def test_what_is_live_at_the_peak_adds_up_to_the_peak() -> None:
     graph = build_graph(trace)
     for policy in ("sequential", "wavefront"):
         made = POLICIES[policy](graph, 3)
-        timeline = engine_by_name("reference").run(lower(graph, made.order, made.streams), graph.hardware)
+        timeline = engine_by_name("reference").run(lower(graph, made), graph.hardware)
         found = peak(timeline, trace)
         assert found.bytes == timeline.peak_bytes == sum(live.bytes for live in found.live)
         assert sum(by_role(found.live).values()) == found.bytes
@@ -295,7 +308,7 @@ def test_a_chain_has_what_is_read_and_written_in_memory() -> None:
     trace = chain_trace(3)
     graph = build_graph(trace)
     made = POLICIES["sequential"](graph, 1)
-    timeline = engine_by_name("reference").run(lower(graph, made.order, made.streams), graph.hardware)
+    timeline = engine_by_name("reference").run(lower(graph, made), graph.hardware)
     # In the middle of the second op: the input x, which is kept, a0, which it reads, and a1, which it writes.
     assert sorted(live.name for live in live_at(timeline, trace, 1500)) == ["a0", "a1", "x"]
 
@@ -317,7 +330,7 @@ def test_wait_names_the_predecessor_and_the_chain_goes_back_to_the_start() -> No
     trace = chain_trace(3)
     graph = build_graph(trace, make_hardware(chain_ns=100.0))
     made = POLICIES["sequential"](graph, 1)
-    timeline = engine_by_name("reference").run(lower(graph, made.order, made.streams), graph.hardware)
+    timeline = engine_by_name("reference").run(lower(graph, made), graph.hardware)
     wait = wait_of(timeline, graph.hardware, 2)
     assert (wait.cause, wait.blocker, wait.wait_ns) == ("stream", 1, 100)
     assert [each.task for each in waiting_chain(timeline, graph.hardware, 2)] == [2, 1, 0]
@@ -331,7 +344,7 @@ def test_names_from_a_trace_cannot_become_markup() -> None:
     trace = make_trace([op("a`<b>", "x"), op("c", "a`<b>")])
     graph = build_graph(trace)
     made = POLICIES["sequential"](graph, 1)
-    timeline = engine_by_name("reference").run(lower(graph, made.order, made.streams), graph.hardware)
+    timeline = engine_by_name("reference").run(lower(graph, made), graph.hardware)
     run = run_from_timeline(timeline, trace, "t", graph.hardware)
     assert "`a'<b>`" in waiting_text(timeline, trace, graph.hardware, run, 1)
 
@@ -340,7 +353,7 @@ def test_names_from_a_trace_cannot_become_markup() -> None:
 
 
 def test_background_exploration_finds_what_explore_finds() -> None:
-    job = Exploration(wide_trace(), make_hardware(), streams=3, budget_s=60.0, evaluations=8).start()
+    job = Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=60.0, evaluations=8).start()
     job.wait(60)
     assert not job.running
     assert job.bug is None
@@ -350,7 +363,7 @@ def test_background_exploration_finds_what_explore_finds() -> None:
 
 def test_a_stopped_search_keeps_the_best_found() -> None:
     searching, go_on = threading.Event(), threading.Event()
-    job = Exploration(wide_trace(width=12), make_hardware(), streams=3, budget_s=600.0)
+    job = Exploration(build_graph(wide_trace(width=12), make_hardware()), streams=3, budget_s=600.0)
     report = job._report
 
     def held(what: str, share: float, best_ns: int) -> None:
@@ -372,15 +385,35 @@ def test_a_stopped_search_keeps_the_best_found() -> None:
 
 
 def test_stopped_before_the_search_there_is_no_result_and_no_bug() -> None:
-    job = Exploration(wide_trace(), make_hardware(), streams=3, budget_s=60.0)
+    job = Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=60.0)
     job.stop()
     job.start().wait(60)
     assert (job.result, job.error, job.bug) == (None, None, None)
     assert job.stopped
 
 
+def test_an_interrupted_exploration_ends_without_a_bug() -> None:
+    """Wherever the thread is: what is raised in it is no user's error and no Ctrl-C."""
+    reached, go_on = threading.Event(), threading.Event()
+    job = Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=600.0)
+
+    def held(what: str, share: float, best_ns: int) -> None:
+        reached.set()
+        while not go_on.wait(0.01):
+            pass
+
+    job._report = held  # type: ignore[method-assign]
+    job.start()
+    assert reached.wait(60)
+    job.interrupt()
+    job.wait(60)
+    go_on.set()
+    assert not job.running
+    assert (job.error, job.bug) == (None, None)
+
+
 def test_what_goes_wrong_in_the_background_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Exploration(wide_trace(), make_hardware(), streams=999, budget_s=60.0).start()
+    job = Exploration(build_graph(wide_trace(), make_hardware()), streams=999, budget_s=60.0).start()
     job.wait(60)
     assert isinstance(job.error, OptionError)
 
@@ -388,7 +421,7 @@ def test_what_goes_wrong_in_the_background_is_kept(monkeypatch: pytest.MonkeyPat
         raise ZeroDivisionError
 
     monkeypatch.setattr(gpusim.search.background, "explore", broken)
-    job = Exploration(wide_trace(), make_hardware(), streams=3, budget_s=60.0).start()
+    job = Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=60.0).start()
     job.wait(60)
     assert isinstance(job.bug, ZeroDivisionError)
 
@@ -396,8 +429,7 @@ def test_what_goes_wrong_in_the_background_is_kept(monkeypatch: pytest.MonkeyPat
 def test_only_the_policies_named_run_besides_the_sequential_one() -> None:
     seen: list[str] = []
     found = explore(
-        wide_trace(),
-        make_hardware(),
+        build_graph(wide_trace(), make_hardware()),
         streams=2,
         budget_s=60.0,
         evaluations=1,
@@ -411,9 +443,12 @@ def test_only_the_policies_named_run_besides_the_sequential_one() -> None:
 # --- To take away ---
 
 
-def test_schedule_of_the_best_row_is_the_one_that_explore_writes() -> None:
+def test_every_row_has_its_schedule_with_its_origin() -> None:
     found = explored()
-    assert row_schedule(found, found.best) == found.schedule
+    for row in found.rows:
+        origin = (row.schedule.policy, row.schedule.made_by, row.schedule.predicted_ns)
+        assert origin == (row.policy, found.schedule.made_by, row.makespan_ns)
+    assert found.schedule is found.best.schedule
 
 
 def test_csv_has_a_row_for_each_schedule_and_says_what_is_uncalibrated() -> None:

@@ -16,6 +16,7 @@ from gpusim.search.limits import limits
 from gpusim.search.width import width
 from tests.helpers import (
     ancestors,
+    build_graph,
     make_hardware,
     wide_trace,
 )
@@ -62,7 +63,7 @@ def test_width_of_too_many_ops_is_a_lower_bound_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "MAX_EXACT_OPS", 3)
-    found = limits(wide_trace(3, depth=1), make_hardware())
+    found = limits(build_graph(wide_trace(3, depth=1), make_hardware()))
     parallelism = found.scopes[-1].parallelism
     assert (parallelism.width_exact, parallelism.width) == (False, parallelism.maximum)
     print_limits(found)

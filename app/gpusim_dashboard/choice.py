@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import streamlit as st
 
+from gpusim.defaults import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.errors import GpusimError, OptionError, TraceError, UnknownNameError
 from gpusim.hardware import model as hardware_models
 from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
 from gpusim.plan.schedule import MAX_STREAMS
-from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, parse_trace, parse_upload

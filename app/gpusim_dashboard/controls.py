@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import streamlit as st
 
+from gpusim.defaults import RECOMMENDED
 from gpusim.file_limits import MAX_UPLOAD_BYTES
 from gpusim.hardware.model import bundled_hardware
-from gpusim.policies import RECOMMENDED
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.store import bundled_traces
 from gpusim.units import MIB

@@ -20,6 +20,7 @@ import msgspec
 import streamlit as st
 
 import gpusim
+from gpusim.defaults import QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import GpusimError, TraceError
 from gpusim.files import Document, decode_document, encode_json, write_bytes
 from gpusim.report.breakdown import Breakdown
@@ -28,21 +29,21 @@ from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
 
 if TYPE_CHECKING:
+    from gpusim.plan.graph import OpGraph
     from gpusim.search.explore import Explored
 
 SCHEMA: Final = "gpusim-kept/1"
 #: What an exploration follows from, in the package.
-SOURCES = ("engine", "hardware", "plan", "policies", "report/breakdown.py", "report/summary.py", "search", "trace")
+SOURCES = (
+    "api.py", "defaults.py", "engine", "hardware", "plan", "policies", "report/breakdown.py", "report/summary.py",
+    "search", "step.py", "trace",
+)  # fmt: skip
 #: Files that stay; each has some hundred KiB.
 MOST_FILES = 48
-#: Schedules that a page searches when nobody has asked for a longer search. A number, not a time: the same everywhere.
-QUICK_EVALUATIONS = 512
-#: Never reached in practice: the number ends the search.
-QUICK_BUDGET_S = 60.0
-#: That question, as explorations are kept under it.
+#: The question of the short exploration, as it is kept.
 QUICK = (QUICK_EVALUATIONS, QUICK_BUDGET_S)
 #: Fields of an exploration that are in no file: they are those of the question.
-ASKED = ("trace", "hardware")
+ASKED = ("graph",)
 
 
 class Kept(Document, frozen=True, kw_only=True):
@@ -115,7 +116,7 @@ def save(choice: Choice, explored: Explored, breakdown: Breakdown, *question: ob
             old.unlink(missing_ok=True)
 
 
-def restore(kept: Kept, choice: Choice) -> Explored | None:
+def restore(kept: Kept, graph: OpGraph) -> Explored | None:
     """The exploration itself; None where the file is not what `save` writes."""
     from gpusim.search.explore import Explored
 
@@ -124,14 +125,14 @@ def restore(kept: Kept, choice: Choice) -> Explored | None:
     kind = msgspec.defstruct("KeptExplored", [*types.items(), ("best_row", int)], forbid_unknown_fields=True)
     try:
         found: Any = msgspec.json.decode(kept.explored, type=kind)
-        ops = set(range(len(choice.trace.ops)))
-        if any(set(row.assignment.order) != ops or len(row.assignment.streams) != len(ops) for row in found.rows):
+        ops = set(range(len(graph)))
+        if any(set(row.schedule.order) != ops or len(row.schedule.streams) != len(ops) for row in found.rows):
             return None
         best = found.rows[found.best_row]
     except (msgspec.MsgspecError, IndexError):
         return None
     fields = {name: getattr(found, name) for name in types}
-    return Explored(trace=choice.trace, hardware=choice.hardware, best=best, **fields)
+    return Explored(graph=graph, best=best, **fields)
 
 
 @cached

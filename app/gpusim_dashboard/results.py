@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpusim.engine.base import Timeline, engine_by_name
+import gpusim
+from gpusim.api import resolve_schedule
+from gpusim.defaults import DEFAULT_POLICY, QUICK_BUDGET_S, QUICK_EVALUATIONS, RECOMMENDED
 from gpusim.errors import GpusimError
-from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import LaunchMode
-from gpusim.policies import DEFAULT_POLICY, RECOMMENDED
-from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.report.breakdown import Breakdown, breakdown
 from gpusim.report.results import Results, read_all_results
 from gpusim.resources import resource_dir
 from gpusim.search import whatif
-from gpusim.search.explore import Explored, explore
-from gpusim.search.limits import Limits, limits
 from gpusim.search.searches import SEARCH
-from gpusim.trace.schema import Trace
+from gpusim.search.simulation import Simulated, simulate
 from gpusim.units import counted
 from gpusim_dashboard import kept
 from gpusim_dashboard.cache import cached
@@ -32,14 +29,19 @@ STAND_IN = DEFAULT_POLICY
 Sensitivities = tuple[tuple[str, float, float, float], ...]
 
 
-def graph_of(choice: Choice) -> OpGraph:
-    """The op graph. Raises `PlanError` where a kernel breaks a limit of the GPU."""
-    return _graph(choice.content, choice.hardware.name, choice)
+def step_of(choice: Choice) -> gpusim.Step:
+    """The step, whose graph is built once."""
+    return _step(choice.content, choice.hardware.name, choice)
 
 
 @cached
-def _graph(content: str, hardware: str, _choice: Choice) -> OpGraph:
-    return OpGraph.build(_choice.trace, _choice.hardware)
+def _step(content: str, hardware: str, _choice: Choice) -> gpusim.Step:
+    return gpusim.load(_choice.trace, _choice.hardware)
+
+
+def graph_of(choice: Choice) -> OpGraph:
+    """The op graph. Raises `TraceError` where a kernel breaks a limit of the GPU."""
+    return step_of(choice).graph
 
 
 def breakdown_of(choice: Choice) -> Breakdown:
@@ -52,28 +54,24 @@ def _breakdown(content: str, hardware: str, _graph: OpGraph) -> Breakdown:
     return breakdown(_graph)
 
 
-def explored_of(choice: Choice) -> Explored:
+def explored_of(choice: Choice) -> gpusim.Explored:
     """The newest exploration of this session for this trace, hardware and streams; else a short one."""
     mine = kept.own(choice)
     return quick_of(choice) if mine is None else mine
 
 
-def quick_of(choice: Choice) -> Explored:
+def quick_of(choice: Choice) -> gpusim.Explored:
     """The short exploration."""
     return _explored(choice.content, choice.hardware.name, choice.streams, choice)
 
 
 @cached
-def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> Explored:
+def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> gpusim.Explored:
     before = kept.load(_choice, *kept.QUICK)
-    found = kept.restore(before, _choice) if before is not None else None
+    found = kept.restore(before, graph_of(_choice)) if before is not None else None
     if found is None:
-        found = explore(
-            _choice.trace,
-            _choice.hardware,
-            streams=streams,
-            budget_s=kept.QUICK_BUDGET_S,
-            evaluations=kept.QUICK_EVALUATIONS,
+        found = gpusim.explore(
+            step_of(_choice), streams=streams, budget_s=QUICK_BUDGET_S, evaluations=QUICK_EVALUATIONS
         )
         kept.save(_choice, found, breakdown_of(_choice), *kept.QUICK)
     return found
@@ -87,7 +85,7 @@ class Shown:
     """A policy's name, or that of a search."""
     streams: int
     """What the policy was given."""
-    assignment: Assignment
+    schedule: gpusim.Schedule
     recommended: bool
 
     @property
@@ -98,7 +96,7 @@ class Shown:
     @property
     def used(self) -> int:
         """Streams in use."""
-        return max(self.assignment.streams, default=0) + 1
+        return self.schedule.stream_count
 
     @property
     def words(self) -> list[str]:
@@ -107,14 +105,14 @@ class Shown:
             return ["--schedule", SCHEDULE_FILE]
         return ["--policy", self.policy, "--streams", str(self.streams)]
 
-    def fixed_on(self, graph: OpGraph) -> tuple[OpGraph, Assignment | None]:
+    def fixed_on(self, graph: OpGraph) -> tuple[OpGraph, gpusim.Schedule | None]:
         """For what-if questions: the graph with the kernels it runs, and the schedule itself where it is no policy's.
 
         Kernels chosen from variants count as captured there, so that a change applies to them.
         """
         if not self.searched:
             return graph, None
-        return graph.choosing(self.assignment.variants), replace(self.assignment, variants=())
+        return graph.choosing(self.schedule.variants), replace(self.schedule, variants=())
 
     @property
     def label(self) -> str:
@@ -127,27 +125,34 @@ def shown_of(choice: Choice) -> Shown:
     if choice.policy in (RECOMMENDED, SEARCH):
         explored = explored_of(choice)
         row = explored.best if choice.policy == RECOMMENDED else explored.best_of(SEARCH)
-        return Shown(row.policy, row.streams, row.assignment, choice.policy == RECOMMENDED)
-    assignment = _assignment(choice.content, choice.hardware.name, choice.policy, choice.streams, graph_of(choice))
-    return Shown(choice.policy, choice.streams, assignment, False)
+        return Shown(row.policy, row.streams, row.schedule, choice.policy == RECOMMENDED)
+    schedule = _schedule(choice.content, choice.hardware.name, choice.policy, choice.streams, step_of(choice))
+    return Shown(choice.policy, choice.streams, schedule, False)
 
 
 @cached
-def _assignment(content: str, hardware: str, policy: str, streams: int, _graph: OpGraph) -> Assignment:
-    return POLICIES[policy](_graph, streams)
+def _schedule(content: str, hardware: str, policy: str, streams: int, _step: gpusim.Step) -> gpusim.Schedule:
+    return resolve_schedule(_step, policy, streams)
 
 
-def timeline_of(choice: Choice, assignment: Assignment, mode: LaunchMode = "graph") -> Timeline:
+def sequential_of(choice: Choice) -> gpusim.Timeline:
+    """The sequential graph, with all that the reference engine records."""
+    return timeline_of(choice, resolve_schedule(step_of(choice), "sequential"))
+
+
+def timeline_of(choice: Choice, schedule: gpusim.Schedule, mode: LaunchMode = "graph") -> gpusim.Timeline:
     """A timeline with all that the reference engine records."""
-    return _timeline(choice.content, choice.hardware.name, assignment, mode, graph_of(choice))
+    return _timeline(choice.content, choice.hardware.name, schedule, mode, step_of(choice))
 
 
 @cached
-def _timeline(content: str, hardware: str, assignment: Assignment, mode: LaunchMode, _graph: OpGraph) -> Timeline:
-    return engine_by_name("reference").run(assignment.lowered(_graph, mode), _graph.hardware)
+def _timeline(
+    content: str, hardware: str, schedule: gpusim.Schedule, mode: LaunchMode, _step: gpusim.Step
+) -> gpusim.Timeline:
+    return gpusim.simulate(_step, schedule, launch=mode, engine="reference").timeline
 
 
-def baseline_of(choice: Choice, mode: LaunchMode) -> whatif.Simulated:
+def baseline_of(choice: Choice, mode: LaunchMode) -> Simulated:
     """The what-if page's baseline: `gpusim simulate`."""
     shown = shown_of(choice)
     graph, fixed = shown.fixed_on(graph_of(choice))
@@ -163,10 +168,10 @@ def _baseline(
     streams: int,
     mode: LaunchMode,
     fixed: int,
-    _fixed: Assignment | None,
+    _fixed: gpusim.Schedule | None,
     _graph: OpGraph,
-) -> whatif.Simulated:
-    return whatif.simulate(_graph, policy, streams, mode, assignment=_fixed)
+) -> Simulated:
+    return simulate(_graph, _fixed or whatif.policy_schedule(_graph, policy, streams), mode)
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,7 @@ class Question:
         return whatif.Change(self.sms, self.bandwidth, self.launch_cost, 1.0, self.queues, {self.op: self.speed})
 
 
-def answer_of(choice: Choice, question: Question, graph: OpGraph) -> whatif.Simulated:
+def answer_of(choice: Choice, question: Question, graph: OpGraph) -> Simulated:
     """The changed step; `graph` is that of the question's trace and GPU."""
     shown = shown_of(choice)
     # A searched schedule belongs to one step and is no rule that would give another: elsewhere a policy stands in.
@@ -206,38 +211,39 @@ def _answer(
     policy: str,
     asked: str,
     fixed: int,
-    _fixed: Assignment | None,
+    _fixed: gpusim.Schedule | None,
     _question: Question,
     _graph: OpGraph,
-) -> whatif.Simulated:
+) -> Simulated:
     changed = whatif.changed_graph(_graph, _question.change)
-    return whatif.simulate(changed, policy, _question.streams, _question.mode, assignment=_fixed)
+    schedule = _fixed or whatif.policy_schedule(changed, policy, _question.streams)
+    return simulate(changed, schedule, _question.mode)
 
 
-def sensitivities_of(choice: Choice, question: Question, base: whatif.Simulated) -> Sensitivities:
+def sensitivities_of(choice: Choice, question: Question, base: Simulated) -> Sensitivities:
     """The tornado's rows for an answer."""
-    return _sensitivities(choice.content, base.policy, repr(question), hash(base.assignment), base)
+    return _sensitivities(choice.content, base.policy, repr(question), hash(base.schedule), base)
 
 
 @cached
-def _sensitivities(content: str, policy: str, asked: str, assignment: int, _base: whatif.Simulated) -> Sensitivities:
+def _sensitivities(content: str, policy: str, asked: str, schedule: int, _base: Simulated) -> Sensitivities:
     return whatif.sensitivities(_base)
 
 
 @cached
-def other_graph(trace: str, content: str, gpu: str, _trace: Trace, _hardware: HardwareModel) -> OpGraph:
+def other_graph(trace: str, content: str, gpu: str, _trace: gpusim.Trace, _hardware: gpusim.HardwareModel) -> OpGraph:
     """The op graph of another trace or GPU than the chosen one."""
-    return OpGraph.build(_trace, _hardware)
+    return gpusim.load(_trace, _hardware).graph
 
 
-def limits_of(choice: Choice) -> Limits:
+def limits_of(choice: Choice) -> gpusim.Limits:
     """The limits report."""
     return _limits(choice.content, choice.hardware.name, choice.streams, choice)
 
 
 @cached
-def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> Limits:
-    return limits(_choice.trace, _choice.hardware, streams=streams)
+def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> gpusim.Limits:
+    return gpusim.limits(step_of(_choice), streams=streams)
 
 
 @cached

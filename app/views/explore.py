@@ -5,6 +5,7 @@ import streamlit as st
 from gpusim_dashboard import kept, lifetime, results, view
 from gpusim_dashboard.choice import current
 
+from gpusim.defaults import DEFAULT_BUDGET_S
 from gpusim.errors import GpusimError
 from gpusim.files import compress
 from gpusim.policies.registry import POLICIES
@@ -16,8 +17,7 @@ from gpusim.report.perfetto import chrome_trace, run_from_timeline
 from gpusim.report.summary import summarize
 from gpusim.search.background import Exploration
 from gpusim.search.choices import parse_splits
-from gpusim.search.explore import DEFAULT_BUDGET_S, Row
-from gpusim.search.schedules import row_schedule
+from gpusim.search.explore import Row
 from gpusim.units import MIB, NS_PER_US, counted, format_bytes, format_ns
 
 MAX_BUDGET_S = 300
@@ -75,8 +75,7 @@ if cells[4].button("Start", type="primary", disabled=running or bool(wrong), wid
     state.job_words = ["--budget", str(budget_s), "--seed", str(seed), *limit, *parts]
     state.job_key = key
     state.job = Exploration(
-        choice.trace,
-        choice.hardware,
+        results.graph_of(choice),
         streams=choice.streams,
         budget_s=float(budget_s),
         evaluations=evaluations,
@@ -173,21 +172,21 @@ change_mib = (other.peak_bytes - one.peak_bytes) / MIB
 cells[2].metric(
     "Peak memory", format_bytes(other.peak_bytes), f"{change_mib:+.1f} MiB" if change_mib else None, "inverse"
 )
-moved = sum(a != b for a, b in zip(one.assignment.streams, other.assignment.streams, strict=True))
-cells[3].metric("Ops on another stream", f"{moved} of {len(other.assignment.streams)}")
+moved = sum(a != b for a, b in zip(one.schedule.streams, other.schedule.streams, strict=True))
+cells[3].metric("Ops on another stream", f"{moved} of {len(other.schedule.streams)}")
 
 st.subheader("Take away")
 place = st.selectbox("Schedule", range(len(rows)), best_place, format_func=names.__getitem__)
 row = rows[place]
-timeline = results.timeline_of(choice, row.assignment)
-schedule = row_schedule(explored, row)
-ran = results.graph_of(choice).choosing(row.assignment.variants).trace
+timeline = results.timeline_of(choice, row.schedule)
+document = row.schedule.to_document(explored.trace)
+ran = results.graph_of(choice).choosing(row.schedule.variants).trace
 run = run_from_timeline(timeline, ran, f"simulated: {row.policy}, {counted(row.streams, 'stream')}", choice.hardware)
 cells = st.columns(3)
 view.download(
     cells[0],
     "Schedule (JSON)",
-    lambda: msgspec.json.format(msgspec.json.encode(schedule), indent=1) + b"\n",
+    lambda: msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n",
     view.file_name(choice.trace.name, f"{row.policy}.json"),
     "application/json",
 )

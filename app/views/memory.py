@@ -4,7 +4,6 @@ import streamlit as st
 from gpusim_dashboard import results, view
 from gpusim_dashboard.choice import current
 
-from gpusim.policies.registry import POLICIES
 from gpusim.report.figures.breakdown import front_figure
 from gpusim.report.figures.comparisons import memory_figure
 from gpusim.report.live import by_role, peak
@@ -16,14 +15,14 @@ view.heading(choice)
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
 with st.spinner("Simulating ..."):
-    timeline = results.timeline_of(choice, shown.assignment)
-    alone = results.timeline_of(choice, POLICIES["sequential"](results.graph_of(choice), 1))
+    timeline = results.timeline_of(choice, shown.schedule)
+    alone = results.sequential_of(choice)
 title = f"Memory over time: {choice.trace.name} on {choice.hardware.label}"
 label = shown.label
 runs = [(label, timeline)] if shown.policy == "sequential" else [("sequential", alone), (label, timeline)]
 view.show(memory_figure(runs, view.theme(), title), "memory")
 
-found = peak(timeline, results.graph_of(choice).choosing(shown.assignment.variants).trace)
+found = peak(timeline, results.graph_of(choice).choosing(shown.schedule.variants).trace)
 st.subheader(f"Live at the peak of {label}: {format_bytes(found.bytes)} at {format_ns(found.time_ns)}")
 roles = by_role(found.live)
 sizes = [f"{role.replace('_', ' ')} **{format_bytes(size)}**" for role, size in roles.items()]

@@ -23,8 +23,8 @@ mode: LaunchMode = st.radio(
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
 with st.spinner("Simulating ..."):
-    timeline = results.timeline_of(choice, shown.assignment, mode)
-graph = results.graph_of(choice).choosing(shown.assignment.variants)
+    timeline = results.timeline_of(choice, shown.schedule, mode)
+graph = results.graph_of(choice).choosing(shown.schedule.variants)
 measured_name, replayed = measured.choose(choice, shown)
 if replayed is not None:
     why_not = not_comparable(replayed, choice.hardware, mode, shown.policy, shown.used)

@@ -166,7 +166,7 @@ def what_if() -> None:
     view.metric(cells[2], "Speed-up", f"{result.speedup:.2f}x", f"baseline {baseline.speedup:.2f}x")
     low_ns, high_ns = graph.hardware.interval_ns(result.makespan_ns, result.streams, graph.may_lose_cache)
     note = "Speed-up is over the sequential graph of the same, changed kernels. "
-    peaks = format_bytes(result.timeline.peak_bytes), format_bytes(baseline.timeline.peak_bytes)
+    peaks = format_bytes(result.peak_bytes), format_bytes(baseline.peak_bytes)
     note += f"Peak memory {peaks[0]}, baseline {peaks[1]}. "
     if changed.hardware.calibrated and speed == 1.0:
         note += (

@@ -7,12 +7,11 @@ import sys
 
 import click
 
-from gpusim import __version__
 from gpusim.cli.analysis import limits
 from gpusim.cli.app import app
 from gpusim.cli.bench import bench
 from gpusim.cli.catalogue import hardware, policies, traces
-from gpusim.cli.common import tell
+from gpusim.cli.common import in_words_of_the_command_line, tell
 from gpusim.cli.explain import explain
 from gpusim.cli.gpu import calibrate, capture, replay, validate
 from gpusim.cli.importing import doctor, export, import_command
@@ -22,6 +21,7 @@ from gpusim.cli.sweep import sweep
 from gpusim.cli.whatif import figure, whatif
 from gpusim.errors import EXIT_USER_ERROR, GpusimError
 from gpusim.text import message
+from gpusim.version import __version__
 
 EXIT_INTERRUPTED = 130
 
@@ -118,7 +118,7 @@ def main() -> None:
             with checked_output():
                 cli(standalone_mode=False)
         except GpusimError as error:
-            tell(f"gpusim: {error}", err=True)
+            tell(f"gpusim: {in_words_of_the_command_line(error)}", err=True)
             sys.exit(EXIT_USER_ERROR)
         except click.ClickException as error:
             click.UsageError(message(error.format_message()), getattr(error, "ctx", None)).show()

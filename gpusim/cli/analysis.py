@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import click
 
-from gpusim.cli.common import (
-    check_output,
-    choose_hardware,
-    hardware_option,
-    json_option,
-    naming,
-    print_json,
-    progress_bar,
-    tell,
-)
+from gpusim.cli.common import check_output, hardware_option, json_option, load_step, print_json, progress_bar, tell
 from gpusim.cli.figures import check_figures, figure_options
-from gpusim.policies import DEFAULT_STREAMS
+from gpusim.defaults import DEFAULT_STREAMS
 
 
 @click.command()
@@ -38,21 +29,17 @@ def limits(
 ) -> None:
     """Say how parallel TRACE is, and how much of that each limit costs: dependencies, gaps, SMs, bandwidth ...
 
-    For the forward pass, the backward pass, the optimizer and the whole step; docs/limits.md explains each number.
+    For the forward pass, the backward pass, the optimizer and the whole step; docs/commands/limits.md explains them.
     """
+    import gpusim
     from gpusim.files import write_bytes
-    from gpusim.plan.schedule import check_streams
     from gpusim.report.limits_table import limits_csv, limits_document, print_limits
-    from gpusim.search.limits import limits as find
-    from gpusim.trace.store import load_trace
 
-    check_streams(streams)
     figures = check_figures(html_file, png_file)
     table = check_output(csv_file)
-    step = load_trace(trace)
-    model = choose_hardware(hardware, step)
-    with naming(trace, hardware), progress_bar(not as_json) as report:
-        found = find(step, model, streams=streams, report=report)
+    step = load_step(trace, hardware)
+    with progress_bar(not as_json) as report:
+        found = gpusim.limits(step, streams=streams, progress=report)
     if table is not None:
         write_bytes(table, limits_csv(found).encode())
     if figures:

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpusim.cli.common import (
-    choose_hardware,
-    hardware_option,
-    json_option,
-    naming,
-    one_trace,
-    print_json,
-    say,
-    trace_either_way,
-)
+from gpusim.cli.common import hardware_option, json_option, load_step, one_trace, print_json, say, trace_either_way
 
 DEFAULT_TRACE = "googlenet-train-b8"
 
@@ -35,14 +26,10 @@ def bench(trace_argument: str | None, trace: str | None, hardware: str | None, s
     TRACE is googlenet-train-b8 where none is given.
     """
     trace = one_trace(trace_argument, trace, DEFAULT_TRACE)
+    from gpusim import maintain
     from gpusim.report.bench_table import bench_document, print_bench
-    from gpusim.search.bench import bench as run
-    from gpusim.trace.store import load_trace
 
-    step = load_trace(trace)
-    model = choose_hardware(hardware, step)
-    with naming(trace, hardware):
-        found = run(step, model, round_s=seconds, report=say)
+    found = maintain.bench(load_step(trace, hardware), seconds, say)
     if as_json:
         print_json(bench_document(found))
     else:

@@ -11,11 +11,10 @@ from gpusim.cli.common import json_option, print_json
 @json_option
 def traces(as_json: bool) -> None:
     """List the bundled traces."""
+    from gpusim import maintain
     from gpusim.report.tables import print_traces
-    from gpusim.trace.store import bundled_traces, read_manifest
 
-    entries = {entry["name"]: entry for entry in read_manifest()}
-    rows = [entries.get(name, {"name": name}) for name in bundled_traces()]
+    rows = maintain.trace_entries()
     if as_json:
         print_json({"traces": rows})
     else:
@@ -26,16 +25,17 @@ def traces(as_json: bool) -> None:
 @json_option
 def policies(as_json: bool) -> None:
     """List the policies that --policy takes."""
-    from gpusim.policies import DEFAULT_POLICY, RECOMMENDED
-    from gpusim.policies.registry import POLICIES
+    from gpusim import maintain
+    from gpusim.defaults import DEFAULT_POLICY, RECOMMENDED
     from gpusim.report.tables import print_policies
 
+    known = maintain.registered_policies()
     if as_json:
         fields = ("name", "summary", "source", "max_streams", "slow")
-        found = [{field: getattr(policy, field) for field in fields} for policy in POLICIES.values()]
+        found = [{field: getattr(policy, field) for field in fields} for policy in known]
         print_json({"policies": found, "default": DEFAULT_POLICY, "recommended": RECOMMENDED})
     else:
-        print_policies(tuple(POLICIES.values()))
+        print_policies(tuple(known))
 
 
 @click.command()
@@ -49,13 +49,13 @@ def policies(as_json: bool) -> None:
 @json_option
 def hardware(compare: tuple[str, str] | None, as_json: bool) -> None:
     """List the bundled hardware models, or compare two."""
-    from gpusim.hardware.model import bundled_hardware, read_hardware
+    from gpusim import maintain
     from gpusim.report.tables import print_hardware
 
     if compare is not None:
         _compare(*compare, as_json=as_json)
         return
-    models = [read_hardware(path) for path in bundled_hardware().values()]
+    models = maintain.hardware_models()
     if as_json:
         print_json({"hardware": models})
     else:
@@ -64,14 +64,10 @@ def hardware(compare: tuple[str, str] | None, as_json: bool) -> None:
 
 def _compare(one: str, other: str, *, as_json: bool) -> None:
     """Every measured number of two models, and what predictions of small bundled steps make of the difference."""
-    from gpusim.hardware.model import load_hardware
+    from gpusim import maintain
     from gpusim.report.calibrations import JUDGED_BY, compared_document, print_compared
-    from gpusim.search.calibrations import compare
-    from gpusim.trace.store import load_trace
 
-    first, second = load_hardware(one), load_hardware(other)
-    found = compare(first, second, [load_trace(name) for name in JUDGED_BY])
-    document = compared_document(one, other, found)
+    document = compared_document(one, other, maintain.compare_hardware(one, other, JUDGED_BY))
     if as_json:
         print_json(document)
     else:

@@ -6,42 +6,32 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusim.errors import (
-    GpuError,
-    HardwareError,
-    LimitError,
-    OptionError,
-    OutputError,
-    PlanError,
-    TraceError,
-    UnknownNameError,
-)
+from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_POLICY, DEFAULT_SEED, DEFAULT_STREAMS, LAUNCH_MODES, RECOMMENDED
+from gpusim.errors import GpusimError, OptionError, OutputError, UnknownNameError
 from gpusim.file_limits import MAX_INTEGER
-from gpusim.hardware import DEFAULT_HARDWARE
-from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
 from gpusim.text import json_ascii, visible
 
 if TYPE_CHECKING:
-    from gpusim.hardware.model import HardwareModel
-    from gpusim.trace.schema import Trace
+    from gpusim import Step
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-MISSING_TORCH = (
-    "no GPU: torch is not installed, and this command runs kernels on a CUDA GPU (pip install 'gpusim[gpu]')"
-)
+#: Options whose names are not those of Python's arguments.
+OPTIONS = {"budget_s": "--budget", "memory_limit": "--memory"}
 
 #: The folders of an absolute path, by itself or after `--option=`.
 _FOLDERS = re.compile(r"(?:^|(?<==))/.*/")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output; times in ns.")
-seed_option = click.option("--seed", type=click.IntRange(min=0, max=MAX_INTEGER), default=0, show_default=True)
+seed_option = click.option(
+    "--seed", type=click.IntRange(min=0, max=MAX_INTEGER), default=DEFAULT_SEED, show_default=True
+)
 
 
 def hardware_option(function: Function) -> Function:
@@ -50,18 +40,25 @@ def hardware_option(function: Function) -> Function:
     return click.option("--hw", "hardware", metavar="NAME", default=None, help=text)(function)
 
 
-def choose_hardware(name: str | None, trace: Trace) -> HardwareModel:
-    """The hardware model asked for, or the one of the GPU that the trace was captured on."""
-    from gpusim.hardware.model import default_hardware, load_hardware
+def load_step(trace: str, hardware: str | None) -> Step:
+    """The step of TRACE on `--hw`; of an imported trace, a note on standard error says what it rests on."""
+    import gpusim
 
-    gpu, source = trace.provenance.gpu.name, trace.provenance.imported_from
-    model = default_hardware(gpu) if name is None else load_hardware(name)
+    step = gpusim.load(trace, hardware)
+    gpu, source = step.trace.provenance.gpu.name, step.trace.provenance.imported_from
     if source is not None:
-        other = "" if model.gpu == gpu else f"; its times are of {gpu}, the rest is {model.label}"
-        tell(
-            f"note: imported from {', '.join(source.files)}, dependencies: {source.dependency_quality}{other}", err=True
-        )
-    return model
+        other = "" if step.hardware.gpu == gpu else f"; its times are of {gpu}, the rest is {step.hardware.label}"
+        files = ", ".join(source.files)
+        tell(f"note: imported from {files}, dependencies: {source.dependency_quality}{other}", err=True)
+    return step
+
+
+def in_words_of_the_command_line(error: GpusimError) -> str:
+    """The error's line, with the option in place of Python's argument: `--streams 300: ...`."""
+    if not isinstance(error, OptionError) or not error.argument:
+        return str(error)
+    option = OPTIONS.get(error.argument, f"--{error.argument.replace('_', '-')}")
+    return str(OptionError(f"{option} {error.value}: {error.problem}"))
 
 
 def tell(*words: str, err: bool = False) -> None:
@@ -104,6 +101,27 @@ def streams_option(function: Function) -> Function:
     return click.option("--streams", type=int, default=None, help=text)(function)
 
 
+def launch_option(function: Function) -> Function:
+    """`--launch graph|stream`."""
+    return click.option(
+        "--launch",
+        default=LAUNCH_MODES[0],
+        show_default=True,
+        metavar="|".join(LAUNCH_MODES),
+        callback=one_of("launch mode", LAUNCH_MODES),
+        help="In one CUDA graph, or kernel by kernel from the host.",
+    )(function)
+
+
+def chosen_schedule(policy: str | None, streams: int | None, schedule_file: str | None) -> tuple[str | Path, int]:
+    """What --policy, --streams and --schedule name, and the streams for a policy. Raises `OptionError`."""
+    if schedule_file is None:
+        return policy or DEFAULT_POLICY, DEFAULT_STREAMS if streams is None else streams
+    if policy is not None or streams is not None:
+        raise OptionError("--schedule goes without --policy and --streams: the file has both")
+    return Path(schedule_file), DEFAULT_STREAMS
+
+
 def check_output(path: str | None) -> Path | None:
     """The output path, known to be writable before long work begins. Raises `OutputError`."""
     from gpusim.files import check_writable
@@ -117,6 +135,11 @@ def check_output(path: str | None) -> Path | None:
 def check_output_folder(path: str) -> Path:
     """The output folder, known to be there or to be possible to make, before long work begins. Raises `OutputError`."""
     folder = Path(path)
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(folder)  # a name may be too long
+    except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
+        raise OutputError(path, f"cannot be a folder: {getattr(cause, 'strerror', None) or cause}") from cause
     there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
     if not there.is_dir():
         raise OutputError(path, f"cannot be a folder: '{there}' is a file")
@@ -157,55 +180,6 @@ def progress_bar(enabled: bool) -> Iterator[Callable[[str, float, int], None]]:
             bar.update(task, description=visible(what), completed=share, best=best)
 
         yield report
-
-
-@contextmanager
-def naming(file: str, hardware: str | None = None) -> Iterator[None]:
-    """Put the file's name before a plan's error: the trace's, which the kernel at fault came out of.
-
-    Where `hardware`, the model asked for, is a file and its limits admit no such kernel, that file's name.
-    """
-    from gpusim.hardware.model import bundled_hardware
-
-    try:
-        yield
-    except LimitError as cause:
-        if hardware is None or hardware in bundled_hardware():
-            raise TraceError(file, str(cause)) from cause
-        raise HardwareError(hardware, f"has no room for a kernel of {file}: {cause}") from cause
-    except PlanError as cause:
-        raise TraceError(file, str(cause)) from cause
-
-
-@contextmanager
-def needs_torch() -> Iterator[None]:
-    """Turn a missing torch into one line. Raises `GpuError`."""
-    try:
-        yield
-    except ModuleNotFoundError as cause:
-        if cause.name is None or cause.name.partition(".")[0] != "torch":
-            raise
-        raise GpuError(MISSING_TORCH) from cause
-
-
-def check_replay(step: Trace, file: str, trust_code: bool) -> None:
-    """Refuse what replay would not run: code that is not trusted, an operator not allowed. Needs no torch.
-
-    Raises `TrustError`, `OperatorError`.
-    """
-    from gpusim.runtime.allowlist import check_operators
-    from gpusim.trace.trust import check_trace_code
-
-    check_trace_code(step, file, trust_code)
-    check_operators(step, file)
-
-
-def check_gpu(step: Trace, file: str, trust_code: bool) -> None:
-    """Refuse a replay before long work: as `check_replay`, then no torch or no GPU. Raises `GpusimError`."""
-    check_replay(step, file, trust_code)
-    with needs_torch():
-        from gpusim.runtime.device import require_gpu
-    require_gpu()
 
 
 def trust_option(function: Function) -> Function:

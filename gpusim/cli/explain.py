@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpusim.cli.common import (
-    choose_hardware,
+    chosen_schedule,
     hardware_option,
     json_option,
-    naming,
-    one_of,
+    launch_option,
+    load_step,
     policy_option,
     print_json,
     progress_bar,
     streams_option,
 )
 from gpusim.errors import OptionError
-from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
-if TYPE_CHECKING:
-    from gpusim.plan.tasks import LaunchMode
-
-LAUNCH_MODES = ("graph", "stream")
 _TIME = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{0,15})?)(ns|us|ms)$")
 _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 
@@ -36,14 +29,7 @@ _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 @policy_option("Explain")
 @streams_option
 @click.option("--schedule", "schedule_file", metavar="FILE", help="Explain this schedule instead of a policy's.")
-@click.option(
-    "--launch",
-    default="graph",
-    show_default=True,
-    metavar="graph|stream",
-    callback=one_of("launch mode", LAUNCH_MODES),
-    help="In one CUDA graph, or kernel by kernel from the host.",
-)
+@launch_option
 @click.option("--window", metavar="FROM:TO", help="Explain a stretch of the timeline, such as 100us:200us.")
 @click.option("--ops", "ops", metavar="A,B", help="Explain two ops: names, numbers, or `LAYER OPERATOR`.")
 @json_option
@@ -60,46 +46,24 @@ def explain(
 ) -> None:
     """Say why a schedule of TRACE is not faster: what fills the time between its critical path and its makespan.
 
-    For the whole step, for a stretch of it (--window) or for two ops (--ops). docs/explain.md explains the causes.
+    For the whole step, for a stretch of it (--window) or for two ops (--ops). docs/commands/explain.md has the causes.
     """
-    from gpusim.engine.fast import FastEngine
-    from gpusim.plan.graph import OpGraph
-    from gpusim.plan.schedule import check_streams, chosen_variants, lower_schedule, read_schedule
+    import gpusim
     from gpusim.report import explain_table as table
-    from gpusim.search.explain import explain as run
-    from gpusim.search.explain_pair import explain_pair, find_op
-    from gpusim.search.explore import assignment_of, check_policy
-    from gpusim.trace.store import load_trace
 
     if window is not None and ops is not None:
         raise OptionError("give either --window or --ops")
-    if schedule_file is not None and (policy is not None or streams is not None):
-        raise OptionError("--schedule goes without --policy and --streams: the file has both")
+    schedule, most_streams = chosen_schedule(policy, streams, schedule_file)
     between = None if window is None else _window(window)
     names = None if ops is None else _two(ops)
-    wanted = policy or DEFAULT_POLICY
-    check_policy(wanted)
-    check_streams(DEFAULT_STREAMS if streams is None else streams)
-    mode: LaunchMode = "stream" if launch == "stream" else "graph"
-    step = load_trace(trace)
-    model = choose_hardware(hardware, step)
-    with naming(trace, hardware):
-        graph = OpGraph.build(step, model)
-    if schedule_file is not None:
-        schedule = read_schedule(Path(schedule_file))
-        plan = lower_schedule(schedule, graph, mode, schedule_file)
-        graph = graph.choosing(chosen_variants(schedule, step, schedule_file))
-    else:
-        with progress_bar(not as_json) as report:
-            _, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
-        plan = assignment.lowered(graph, mode)
-        graph = graph.choosing(assignment.variants)
-    pair = None if names is None else tuple(find_op(graph, name) for name in names)
-    found = run(graph, FastEngine().run(plan, graph.hardware), graph.hardware)
+    step = load_step(trace, hardware)
+    with progress_bar(not as_json) as report:
+        found = gpusim.explain(step, schedule, streams=most_streams, launch=launch, progress=report)
     if between is not None and between[0] >= found.timeline.makespan_ns:
         raise OptionError(f"--window {window}: the schedule ends at {found.timeline.makespan_ns} ns")
+    pair = None if names is None else found.between(*names)
     if pair is not None:
-        document = table.pair_document(found, explain_pair(found, *pair))
+        document = table.pair_document(found, pair)
     elif between is not None:
         document = table.window_document(found, *between)
     else:

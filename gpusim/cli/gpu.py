@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpusim.cli.common import (
     check_output,
     check_output_folder,
-    check_replay,
-    choose_hardware,
+    chosen_schedule,
     command_line,
     hardware_option,
     json_option,
-    naming,
-    needs_torch,
+    load_step,
     one_of,
     one_trace,
     policy_option,
@@ -27,14 +24,8 @@ from gpusim.cli.common import (
     trace_either_way,
     trust_option,
 )
+from gpusim.defaults import DEFAULT_HARDWARE
 from gpusim.errors import OptionError
-from gpusim.policies import DEFAULT_STREAMS
-
-if TYPE_CHECKING:
-    from gpusim.hardware.model import HardwareModel
-    from gpusim.plan.graph import OpGraph
-    from gpusim.plan.measurement import Measurement
-    from gpusim.plan.schedule import Schedule
 
 MODES = ("train", "infer")
 DTYPES = ("fp32", "tf32", "bf16")
@@ -89,30 +80,23 @@ def capture(
         raise OptionError(f"--frontend {frontend}: not available in this version; steps are captured with aten")
     target = check_output(output)
     assert target is not None
-    with needs_torch():
-        from gpusim.runtime.capture import CaptureOptions
-        from gpusim.runtime.capture import capture as run
-        from gpusim.runtime.counters import find_ncu, with_counters
+    from gpusim import maintain
     from gpusim.report.tables import captured_document, print_captured
-    from gpusim.trace.store import write_trace
 
-    options = CaptureOptions(
-        spec=spec,
+    captured = maintain.capture_spec(
+        spec,
         mode=mode,  # type: ignore[arg-type]
         batch=batch,
         dtype=dtype,  # type: ignore[arg-type]
         memory_format=memory_format,  # type: ignore[arg-type]
-        frontend=frontend,  # type: ignore[arg-type]
-        seed=seed,
         variants=variants,
+        counters=counters,
+        seed=seed,
         command=command_line(),
+        say=say,
     )
-    if counters:
-        find_ncu()  # before the long work
-    captured = run(options, say)
-    trace = with_counters(captured.trace, seed, say) if counters else captured.trace
-    write_trace(trace, target)
-    document = captured_document(trace, captured.loss_error, captured.gradient_error, str(target))
+    captured.step.save(target)
+    document = captured_document(captured.step.trace, captured.loss_error, captured.gradient_error, str(target))
     if as_json:
         print_json(document)
     else:
@@ -144,80 +128,38 @@ def replay(
     as_json: bool,
 ) -> None:
     """Run a schedule on this GPU from its trace alone, check its outputs, and time it against the sequential graph."""
-    from gpusim.plan.graph import OpGraph
-    from gpusim.plan.measurement import write_measurement
-    from gpusim.plan.schedule import check_streams, lower_schedule, make_schedule, read_schedule
+    import gpusim
+    from gpusim import api, maintain, on_gpu
     from gpusim.report.tables import print_measurement
-    from gpusim.search.explore import assignment_of, check_policy
-    from gpusim.trace.store import load_trace
 
     trace = one_trace(trace_argument, trace)
     if (schedule_file is None) == (policy is None):
         raise OptionError("give either --schedule FILE or --policy P")
+    named, most_streams = chosen_schedule(policy, streams, schedule_file)
     target, timeline_target = check_output(output), check_output(perfetto_file)
-    check_streams(DEFAULT_STREAMS if streams is None else streams)
-    if policy is not None:
-        check_policy(policy)
-    step = load_trace(trace)
-    check_replay(step, trace, trust_code)
-    model = choose_hardware(hardware, step)
-    with naming(trace, hardware):
-        graph = OpGraph.build(step, model)
-    if policy is not None:
-        name, assignment = assignment_of(graph, model, policy, streams or DEFAULT_STREAMS)
-        schedule = make_schedule(
-            step,
-            assignment.order,
-            assignment.streams,
-            policy=name,
-            made_by=command_line(),
-            variants=assignment.variants,
-            partitions=assignment.partitions,
-        )
-    else:
-        assert schedule_file is not None
-        schedule = read_schedule(Path(schedule_file))
-        lower_schedule(schedule, graph, file=schedule_file)
-    with needs_torch():
-        from gpusim.runtime.replay import replay as run
-        from gpusim.runtime.replay import require_equal
-
-    (measurement,) = run(step, [schedule], model, command=command_line(), seed=seed, say=say, trust_code=trust_code)
+    api.check_schedule_arguments(named, most_streams)
+    step = load_step(trace, hardware)
+    on_gpu.check_replay(step, trust_code)
+    schedule = api.resolve_schedule(step, named, most_streams)
+    measurement = gpusim.replay(
+        step, schedule, seed=seed, trust_code=trust_code, check_outputs=False, command=command_line(), say=say
+    )
     if target is not None:
-        write_measurement(measurement, target)
+        maintain.write_measurement(measurement, target)
     if timeline_target is not None:
-        _write_side_by_side(graph, schedule, model, timeline_target, seed, measurement)
+        maintain.write_side_by_side(step, schedule, timeline_target, seed, measurement)
     if as_json:
         print_json(measurement)
     else:
-        print_measurement(measurement, step)
-    require_equal(measurement)
-
-
-def _write_side_by_side(
-    graph: OpGraph, schedule: Schedule, model: HardwareModel, target: Path, seed: int, measurement: Measurement
-) -> None:
-    """Simulated and measured timeline of one schedule in one Perfetto file, with its measurement."""
-    from gpusim.engine.reference import ReferenceEngine
-    from gpusim.plan.schedule import check_schedule, chosen_variants, lower_schedule
-    from gpusim.report.perfetto import run_from_kineto, run_from_timeline, write_perfetto
-    from gpusim.runtime.timeline import measured_events
-
-    order, streams = check_schedule(schedule, graph.trace, graph.preds)
-    simulated = ReferenceEngine().run(lower_schedule(schedule, graph), graph.hardware)
-    variants = chosen_variants(schedule, graph.trace)
-    events = measured_events(graph.trace, order, streams, seed, variants=variants, partitions=schedule.partitions)
-    title = f"{schedule.policy}, {schedule.streams} streams"
-    runs = [
-        run_from_timeline(simulated, graph.choosing(variants).trace, f"simulated: {title}", model),
-        run_from_kineto(events, f"measured (profiled replay): {title}"),
-    ]
-    write_perfetto(target, runs, measurement)
+        print_measurement(measurement, step.trace)
+    maintain.require_equal(measurement)
 
 
 @click.command()
 @click.option("-o", "output", default=None, metavar="FILE", help="The hardware model to write (.json).")
-@click.option("--base", default="h200", show_default=True, metavar="NAME", help="Model to take data-sheet limits from.")
+@click.option(
+    "--base", default=DEFAULT_HARDWARE, show_default=True, metavar="NAME", help="Model to take data-sheet limits from."
+)
 @click.option(
     "--rules",
     "rules_file",
@@ -231,22 +173,19 @@ def calibrate(output: str | None, base: str, rules_file: str | None, as_json: bo
     target, rules_target = check_output(output), check_output(rules_file)
     if target is None and rules_target is None:
         raise OptionError("give -o FILE for a hardware model, --rules FILE for a check of the rules, or both")
-    from gpusim.hardware.model import load_hardware
-
-    model = load_hardware(base)
-    with needs_torch():
-        from gpusim.runtime.calibrate import calibrate as run
-        from gpusim.runtime.rules import check_rules
+    import gpusim
+    from gpusim import maintain
     from gpusim.files import write_bytes, write_document
     from gpusim.report.rules import print_rules, rules_markdown
     from gpusim.report.tables import print_hardware
 
+    model = maintain.hardware_model(base)
     measured = report = None
     if target is not None:
-        measured = run(model, command_line(), say)
+        measured = gpusim.calibrate(model, command=command_line(), say=say)
         write_document(target, measured, indent=1)
     if rules_target is not None:
-        report = check_rules(measured or model, command_line(), say)
+        report = maintain.check_rules(measured or model, command_line(), say)
         write_document(rules_target, report, indent=1)
         text = rules_markdown(report, measured or model, rules_target.name)
         write_bytes(rules_target.with_suffix(".md"), text.encode())
@@ -302,9 +241,9 @@ def validate(
         return
     if traces_folder is not None:
         raise OptionError("--traces goes with --again")
+    from gpusim.maintain import require_gpu_alone
     from gpusim.recipes.recipe import check_recipe, read_recipe
     from gpusim.report.results_table import print_results
-    from gpusim.runtime.isolate import alone
 
     plan = read_recipe(Path(recipe))
     folder = check_output_folder(output)
@@ -315,9 +254,7 @@ def validate(
 
         chosen = selected(plan, cases)
         if stage != "predict":
-            with needs_torch():
-                from gpusim.runtime.device import require_gpu
-            alone(require_gpu)
+            require_gpu_alone()
         made: list[Path] = []
         if stage in (None, "capture"):
             made = capture_stage(plan, chosen, command_line(), say)
@@ -329,10 +266,9 @@ def validate(
             return
         results = measure_stage(plan, chosen, folder, command_line(), say, trust_code=trust_code)
     else:
-        with needs_torch():
-            from gpusim.recipes.run import run_recipe
-            from gpusim.runtime.device import require_gpu
-        alone(require_gpu)  # in a process of its own, like all that touches the GPU here
+        require_gpu_alone()
+        from gpusim.recipes.run import run_recipe
+
         results = run_recipe(plan, folder, command_line(), say, trust_code=trust_code)
     if as_json:
         print_json(results)

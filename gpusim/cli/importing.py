@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
 from gpusim.cli.common import (
     check_output,
-    choose_hardware,
     command_line,
     hardware_option,
     json_option,
-    naming,
+    load_step,
     policy_option,
     print_json,
     progress_bar,
     streams_option,
     tell,
 )
+from gpusim.defaults import DEFAULT_POLICY, DEFAULT_STREAMS
 from gpusim.errors import OptionError
-from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 EXIT_FINDINGS = 1
 
@@ -47,41 +45,24 @@ def import_command(
 
     Several FILEs are joined as files of one run: a profile with its execution trace, ncu table or CUDA graph.
     """
-    from gpusim.importers.build import import_files
-    from gpusim.report.doctor_text import imported_lines
-    from gpusim.trace.store import TRACE_SUFFIXES, write_trace
+    from gpusim.foreign import import_trace
+    from gpusim.report.doctor_text import imported_document, imported_lines
 
     target = check_output(output)
     assert target is not None
-    if not output.endswith(TRACE_SUFFIXES):
-        raise OptionError(f"-o {output}: a trace's name ends in {' or '.join(TRACE_SUFFIXES)}")
-    if any(Path(file).exists() and target.exists() and target.samefile(file) for file in files):
-        raise OptionError(f"-o {output}: is one of the files to import")
     with progress_bar(not as_json) as report:
-        imported = import_files(
-            files, step=step, device=device, rank=rank, gpu=gpu, command=command_line(),
-            report=lambda share: report("read", share, 0),
-        )  # fmt: skip
-    write_trace(imported.trace, target)
-    if as_json:
-        source = imported.source
-        print_json(
-            {
-                "trace": output,
-                "gpu": imported.trace.provenance.gpu.name,
-                "kernels": sum(kernel.kind == "kernel" for op in imported.trace.ops for kernel in op.kernels),
-                "streams": source.streams,
-                "step": source.step,
-                "steps": imported.steps,
-                "dependency_quality": source.dependency_quality,
-                "observed_ns": source.observed_ns,
-                "busy_ns": source.busy_ns,
-                "concurrent_ns": source.concurrent_ns,
-                "resimulated_ns": source.resimulated_ns,
-                "error": imported.error,
-                "findings": [{"code": f.code, "text": f.text, "action": f.action} for f in imported.findings],
-            }
+        imported = import_trace(
+            files,
+            target,
+            step=step,
+            device=device,
+            rank=rank,
+            gpu=gpu,
+            command=command_line(),
+            progress=report,
         )
+    if as_json:
+        print_json({"trace": output, **imported_document(imported)})
         return
     for line in imported_lines(imported):
         tell(line)
@@ -93,11 +74,11 @@ def import_command(
 @json_option
 def doctor(files: tuple[str, ...], as_json: bool) -> None:
     """Say what FILE is, what is in it, and what is wrong or missing; exit code 1 where there is anything to say."""
-    from gpusim.importers.doctor import examine
+    from gpusim.foreign import doctor as examine
     from gpusim.report.doctor_text import doctor_lines
 
     with progress_bar(not as_json) as report:
-        found = examine(files, lambda share: report("read", share, 0))
+        found = examine(files, report)
     if as_json:
         print_json(found.document())
     else:
@@ -127,37 +108,18 @@ def export(
     chakra: str | None,
 ) -> None:
     """Write the predicted timeline of TRACE for other tools: Perfetto, HTA, TraceLens, Chakra's readers."""
-    import msgspec
-
-    from gpusim.engine.reference import ReferenceEngine
-    from gpusim.plan.graph import OpGraph
-    from gpusim.report.export import chakra_bytes, execution_trace_document, kineto_document, kineto_text
-    from gpusim.search.explore import assignment_of, check_policy
-    from gpusim.trace.store import load_trace
+    import gpusim
+    from gpusim.foreign import write_chakra, write_execution_trace, write_kineto
 
     if not (kineto or operators or chakra):
         raise OptionError("nothing to write: give --kineto, --execution-trace or --chakra")
-    wanted = policy or DEFAULT_POLICY
-    check_policy(wanted)
+    writers = (write_kineto, write_execution_trace, write_chakra)
     targets = [check_output(path) for path in (kineto, operators, chakra)]
-    step = load_trace(trace)
-    model = choose_hardware(hardware, step)
-    with naming(trace, hardware):
-        graph = OpGraph.build(step, model)
+    step = load_step(trace, hardware)
     with progress_bar(True) as report:
-        name, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
-    timeline = ReferenceEngine().run(assignment.lowered(graph), graph.hardware)
-    chosen = graph.choosing(assignment.variants).trace
-    if targets[0] is not None:
-        _write(targets[0], kineto_text(kineto_document(timeline, chosen, f"simulated: {name}", model)))
-    if targets[1] is not None:
-        _write(targets[1], msgspec.json.encode(execution_trace_document(chosen)))
-    if targets[2] is not None:
-        _write(targets[2], chakra_bytes(timeline, chosen))
-
-
-def _write(target: Path, data: bytes) -> None:
-    from gpusim.files import compress, write_bytes
-
-    write_bytes(target, compress(data) if target.name.endswith(".gz") else data)
-    tell(f"written to {target}")
+        most_streams = DEFAULT_STREAMS if streams is None else streams
+        simulated = gpusim.simulate(step, policy or DEFAULT_POLICY, streams=most_streams, progress=report)
+    for target, write in zip(targets, writers, strict=True):
+        if target is not None:
+            write(simulated, target)
+            tell(f"written to {target}")

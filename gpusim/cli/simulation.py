@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpusim.cli.common import (
-    check_gpu,
     check_output,
-    choose_hardware,
+    chosen_schedule,
     command_line,
     hardware_option,
     json_option,
-    naming,
-    one_of,
+    launch_option,
+    load_step,
     policy_option,
     print_json,
     progress_bar,
@@ -26,24 +24,34 @@ from gpusim.cli.common import (
     trust_option,
 )
 from gpusim.cli.figures import check_figures, figure_options
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_ENGINE, DEFAULT_STREAMS
 from gpusim.errors import OptionError
-from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
+from gpusim.units import MIB, parse_bytes
 
 if TYPE_CHECKING:
-    from gpusim.hardware.model import HardwareModel
-    from gpusim.plan.graph import OpGraph
-    from gpusim.plan.tasks import LaunchMode
-    from gpusim.search.bounds import Bounds
-    from gpusim.trace.schema import Trace
+    from gpusim import Simulated, Step
 
-LAUNCH_MODES = ("graph", "stream")
+
+def _memory(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
+    """Bytes of `--memory`; a bare number is MiB."""
+    if text is None:
+        return None
+    try:
+        size = parse_bytes(text, MIB)
+    except ValueError:
+        size = 0
+    if not size:
+        raise OptionError(f"--memory {text}: a size such as 8GiB, or a number of MiB")
+    return size
 
 
 @click.command()
 @click.argument("trace")
 @hardware_option
 @click.option("--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Most streams to use.")
-@click.option("--budget", type=float, default=9.0, show_default=True, metavar="SECONDS", help="Time for the search.")
+@click.option(
+    "--budget", type=float, default=DEFAULT_BUDGET_S, show_default=True, metavar="SECONDS", help="Time for the search."
+)
 @click.option(
     "--evaluations",
     type=click.IntRange(min=1),
@@ -59,11 +67,11 @@ LAUNCH_MODES = ("graph", "stream")
 )
 @click.option(
     "--memory",
-    "memory_mib",
-    type=click.FloatRange(min=0, min_open=True),
+    "memory_limit",
+    callback=_memory,
     default=None,
-    metavar="MIB",
-    help="Only schedules whose predicted peak memory is at most this.",
+    metavar="SIZE",
+    help="Only schedules whose predicted peak memory is at most this: 8GiB, or a number of MiB.",
 )
 @click.option(
     "--measure",
@@ -83,7 +91,7 @@ def explore(
     budget: float,
     evaluations: int | None,
     partitions: str | None,
-    memory_mib: float | None,
+    memory_limit: int | None,
     measure: int | None,
     trust_code: bool,
     seed: int,
@@ -91,38 +99,29 @@ def explore(
     as_json: bool,
 ) -> None:
     """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
-    from gpusim.plan.schedule import check_streams, write_schedule
+    import gpusim
+    from gpusim.foreign import searchable
+    from gpusim.on_gpu import check_gpu
     from gpusim.report.tables import explored_document, print_explored
     from gpusim.report.trial_table import print_trial, trial_document
-    from gpusim.search.as_imported import searchable
-    from gpusim.search.choices import parse_splits
-    from gpusim.search.explore import MAX_BUDGET_S
-    from gpusim.search.explore import explore as run
-    from gpusim.trace.store import load_trace
 
-    check_streams(streams)
-    if not 0 < budget <= MAX_BUDGET_S:
-        raise OptionError(f"--budget {budget}: the search takes between 0 and {MAX_BUDGET_S:.0f} seconds")
     target = check_output(output)
-    step = load_trace(trace)
-    model = choose_hardware(hardware, step)
+    step = load_step(trace, hardware)
     if measure is not None:
-        check_gpu(step, trace, trust_code)
+        check_gpu(step, trust_code)
     if not searchable(step):
-        _explore_imported(step, model, trace, hardware, output, as_json)
+        _explore_imported(step, output, as_json)
         return
-    splits = [] if partitions is None else parse_splits(partitions, streams, model.limits.sms)
-    with naming(trace, hardware), progress_bar(not as_json) as report:
-        explored = run(
+    with progress_bar(not as_json) as report:
+        explored = gpusim.explore(
             step,
-            model,
             streams=streams,
             budget_s=budget,
             seed=seed,
             evaluations=evaluations,
-            splits=splits,
-            memory_limit_bytes=None if memory_mib is None else int(memory_mib * 2**20),
-            report=report,
+            partitions=partitions,
+            memory_limit=memory_limit,
+            progress=report,
         )
     trial = None
     if measure is not None:
@@ -130,7 +129,7 @@ def explore(
 
         explored, trial = try_best(explored, measure, command=command_line(), say=say, trust_code=trust_code)
     if target is not None:
-        write_schedule(explored.schedule, target)
+        explored.save(target)
     if as_json:
         document = explored_document(explored)
         print_json(document if trial is None else {**document, "measured": trial_document(trial)})
@@ -142,17 +141,14 @@ def explore(
         tell(f"schedule written to {target}")
 
 
-def _explore_imported(
-    step: Trace, model: HardwareModel, trace: str, hardware: str | None, output: str | None, as_json: bool
-) -> None:
-    """What can be said of an imported trace without data dependencies."""
+def _explore_imported(step: Step, output: str | None, as_json: bool) -> None:
+    """The answers for an imported trace without data dependencies."""
+    from gpusim.foreign import as_imported
     from gpusim.report.as_imported_text import as_imported_lines
-    from gpusim.search.as_imported import MORE, as_imported
 
+    found = as_imported(step)
     if output is not None:
-        raise OptionError(f"-o {output}: no schedule is searched without data dependencies; {MORE}")
-    with naming(trace, hardware):
-        found = as_imported(step, model)
+        raise OptionError(f"-o {output}: no schedule is searched without data dependencies; {found.more}")
     if as_json:
         print_json(found.document())
         return
@@ -166,15 +162,8 @@ def _explore_imported(
 @policy_option("Simulate")
 @streams_option
 @click.option("--schedule", "schedule_file", metavar="FILE", help="Simulate this schedule instead of a policy's.")
-@click.option("--engine", "engine_name", default="fast", show_default=True, metavar="fast|reference")
-@click.option(
-    "--launch",
-    default="graph",
-    show_default=True,
-    metavar="graph|stream",
-    callback=one_of("launch mode", LAUNCH_MODES),
-    help="In one CUDA graph, or kernel by kernel from the host.",
-)
+@click.option("--engine", "engine_name", default=DEFAULT_ENGINE, show_default=True, metavar="fast|reference")
+@launch_option
 @click.option("--perfetto", "perfetto_file", metavar="OUT", help="Write the timeline for ui.perfetto.dev (.json[.gz]).")
 @figure_options
 @click.option(
@@ -199,84 +188,47 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Predict one schedule of TRACE: a policy's or one from a file."""
-    from gpusim.engine.base import engine_by_name
-    from gpusim.engine.compiled.warm import COMPILING, needs_compiling
-    from gpusim.plan.graph import OpGraph
-    from gpusim.plan.lower import lower
-    from gpusim.plan.schedule import check_streams, chosen_variants, lower_schedule, read_schedule
-    from gpusim.policies.registry import POLICIES
+    import gpusim
     from gpusim.report.tables import print_simulated
-    from gpusim.search.bounds import bounds
-    from gpusim.search.eager import predict_eager
-    from gpusim.search.explore import assignment_of, check_policy
-    from gpusim.trace.store import load_trace
 
-    if schedule_file is not None and (policy is not None or streams is not None):
-        raise OptionError("--schedule goes without --policy and --streams: the file has both")
-    mode: LaunchMode = "stream" if launch == "stream" else "graph"
-    engine = engine_by_name(engine_name)
-    wanted = policy or DEFAULT_POLICY
-    check_policy(wanted)
-    check_streams(DEFAULT_STREAMS if streams is None else streams)
+    schedule, most_streams = chosen_schedule(policy, streams, schedule_file)
     target = check_output(perfetto_file)
     figures = check_figures(html_file, png_file)
     if measured_file is not None and not figures:
         raise OptionError("--measured goes with --html or --png: it is drawn beside the simulated timeline")
-    step = load_trace(trace)
+    step = load_step(trace, hardware)
     measured = None
     if measured_file is not None:
         from gpusim.report.measured import load_measured
 
-        measured = load_measured(measured_file, step)
-    model = choose_hardware(hardware, step)
-    with naming(trace, hardware):
-        graph = OpGraph.build(step, model)
-    if schedule_file is not None:
-        schedule = read_schedule(Path(schedule_file))
-        plan = lower_schedule(schedule, graph, mode, schedule_file)
-        name, used = schedule.policy, schedule.streams
-        chosen = graph.choosing(chosen_variants(schedule, step, schedule_file))
-    else:
-        with progress_bar(not as_json) as report:
-            name, assignment = assignment_of(graph, model, wanted, streams or DEFAULT_STREAMS, report)
-        plan = assignment.lowered(graph, mode)
-        used, chosen = max(assignment.streams) + 1, graph.choosing(assignment.variants)
+        measured = load_measured(measured_file, step.trace)
     with progress_bar(not as_json) as report:
-        if engine_name == "fast" and needs_compiling():
-            report(COMPILING, 0.0, 0)
-        timeline = engine.run(plan, graph.hardware)
-    alone = POLICIES["sequential"](graph, 1)
-    sequential = engine.run(lower(graph, alone.order, alone.streams, memory=False), graph.hardware)
-    title = f"simulated: {name}, {used} streams"
-    if target is not None or figures:
-        # What SMs and DRAM do over time, only the reference engine records.
-        seen = timeline if timeline.occupied else engine_by_name("reference").run(timeline.plan, graph.hardware)
+        simulated = gpusim.simulate(
+            step, schedule, streams=most_streams, launch=launch, engine=engine_name, progress=report
+        )
+    title = f"simulated: {simulated.policy}, {simulated.streams} streams"
     if target is not None:
-        from gpusim.report.perfetto import run_from_timeline, write_perfetto
-
-        write_perfetto(target, [run_from_timeline(seen, chosen.trace, title, model)])
+        gpusim.write_perfetto(simulated, target)
     if figures:
         from gpusim.report.figures.timeline import timeline_figure
 
-        run = measured.run if measured else None
-        timed_ns = measured.timed_ns if measured else None
-        figure = timeline_figure(seen, chosen.trace, graph.hardware, title=title, measured=run, measured_ns=timed_ns)
+        figure = timeline_figure(
+            simulated.recorded,
+            simulated.ran.trace,
+            simulated.graph.hardware,
+            title=title,
+            measured=measured.run if measured else None,
+            measured_ns=measured.timed_ns if measured else None,
+        )
         figures.write(figure, f"{step.name}, {title}")
-    document = _document(graph, name, used, timeline.makespan_ns, sequential.makespan_ns, bounds(chosen))
-    document |= {"peak_bytes": timeline.peak_bytes, "launch": launch, "engine": engine_name, "hardware": model.label}
-    document["captured_on"] = step.provenance.gpu.name
-    eager = {
-        "predicted_ns": predict_eager(graph, engine),
-        "measured_ns": step.ground_truth.eager.median_ns if step.ground_truth else None,
-    }
-    document["eager"] = {key: time_ns for key, time_ns in eager.items() if time_ns is not None}
+    document = _document(step, simulated, engine_name)
     if measured is not None:
         from gpusim.report.measured import not_comparable
 
-        why = not_comparable(measured, model, mode, name, used)
+        why = not_comparable(measured, step.hardware, simulated.mode, simulated.policy, simulated.streams)
         document["measured"] = {
             "time_ns": measured.makespan_ns,
-            "error": None if why else timeline.makespan_ns / measured.makespan_ns - 1,
+            "error": None if why else simulated.makespan_ns / measured.makespan_ns - 1,
             "not_compared": why or None,
         }
     if as_json:
@@ -288,16 +240,27 @@ def simulate(
     figures.announce()
 
 
-def _document(
-    graph: OpGraph, policy: str, streams: int, makespan_ns: int, sequential_ns: int, bound: Bounds
-) -> dict[str, Any]:
+def _document(step: Step, simulated: Simulated, engine: str) -> dict[str, Any]:
+    from gpusim.maintain import predicted_eager_ns
+
+    truth = step.trace.ground_truth
+    eager = {
+        "predicted_ns": predicted_eager_ns(step, engine),
+        "measured_ns": truth.eager.median_ns if truth else None,
+    }
     return {
-        "trace": graph.trace.name,
-        "policy": policy,
-        "streams": streams,
-        "makespan_ns": makespan_ns,
-        "sequential_ns": sequential_ns,
-        "speedup": sequential_ns / makespan_ns,
-        "calibrated": graph.hardware.calibrated,
-        "bounds": bound.document(),
+        "trace": step.name,
+        "policy": simulated.policy,
+        "streams": simulated.streams,
+        "makespan_ns": simulated.makespan_ns,
+        "sequential_ns": simulated.sequential_ns,
+        "speedup": simulated.speedup,
+        "calibrated": step.hardware.calibrated,
+        "bounds": simulated.bounds.document(),
+        "peak_bytes": simulated.peak_bytes,
+        "launch": simulated.mode,
+        "engine": engine,
+        "hardware": step.hardware.label,
+        "captured_on": step.trace.provenance.gpu.name,
+        "eager": {key: time_ns for key, time_ns in eager.items() if time_ns is not None},
     }

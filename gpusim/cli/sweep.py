@@ -99,7 +99,7 @@ def sweep(
 
 
 def _from_options(traces: tuple[str, ...], options: dict[str, Any]) -> Sweep:
-    from gpusim.plan.schedule import check_streams
+    from gpusim.api import check_streams
     from gpusim.sweep.spec import Sweep
 
     for count in options.get("streams", ()):
@@ -117,7 +117,6 @@ def _run(
     as_json: bool,
 ) -> None:
     """Compute what is missing, then say what came out."""
-    from gpusim.engine.threads import cores
     from gpusim.sweep.grid import build_grid
     from gpusim.sweep.local import LocalWorkers
     from gpusim.sweep.run import Workers, run_sweep
@@ -131,7 +130,7 @@ def _run(
 
             crew = open_until_the_end.enter_context(ClusterWorkers(scheduler))
         else:
-            crew = LocalWorkers(workers or cores())
+            crew = LocalWorkers(workers)
         store = open_until_the_end.enter_context(Store(target))
         try:
             with _progress() as report:

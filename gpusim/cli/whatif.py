@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusim.cli.common import choose_hardware, hardware_option, json_option, naming, one_of, print_json, tell
+from gpusim.cli.common import hardware_option, json_option, launch_option, load_step, one_of, print_json, tell
 from gpusim.cli.figures import check_figures, figure_options
+from gpusim.defaults import DEFAULT_POLICY, DEFAULT_STREAMS, QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import OptionError
-from gpusim.policies import DEFAULT_POLICY, DEFAULT_STREAMS
 
 if TYPE_CHECKING:
+    from gpusim import Simulated, Step
     from gpusim.report.results import Results
-    from gpusim.search.whatif import Simulated
-    from gpusim.trace.schema import Trace
 
 OP_HELP = "X times as fast: an op by name or number, `LAYER OPERATOR` as printed below, or all ops of a LAYER."
-#: Schedules searched for a figure of an exploration; as the dashboard does.
-EVALUATIONS, BUDGET_S = 512, 60.0
 EXPLORED = ("bounds", "gain", "front")
 FIGURES = ("breakdown", *EXPLORED, "memory")
 FIDELITY = "fidelity"
@@ -33,14 +31,7 @@ streams_option = click.option("--streams", type=int, default=DEFAULT_STREAMS, sh
 @hardware_option
 @policy_option
 @streams_option
-@click.option(
-    "--launch",
-    default="graph",
-    show_default=True,
-    metavar="graph|stream",
-    callback=one_of("launch mode", ("graph", "stream")),
-    help="In one CUDA graph, or kernel by kernel from the host.",
-)
+@launch_option
 @click.option("--sms", type=int, default=None, metavar="N", help="SMs of the GPU.")
 @click.option("--bandwidth", type=float, default=1.0, metavar="X", help="Factor on DRAM bandwidth.")
 @click.option("--launch-cost", type=float, default=1.0, metavar="X", help="Factor on gaps, forks, joins, launches.")
@@ -64,25 +55,28 @@ def whatif(
     as_json: bool,
 ) -> None:
     """Ask what TRACE would take with other SMs, bandwidth, costs or a faster op; --html draws the sensitivities."""
-    from gpusim.plan.graph import OpGraph
-    from gpusim.search.whatif import Change, changed_graph, sensitivities, simulate
-    from gpusim.trace.store import load_trace
+    import gpusim
     from gpusim.units import format_bytes, format_times_ns
 
     figures = check_figures(html_file, png_file)
-    step = load_trace(trace)
-    model = choose_hardware(hardware, step)
-    change = Change(sms, bandwidth, launch_cost, 1.0, queues, _op_speeds(step, ops))
-    with naming(trace, hardware):
-        graph = OpGraph.build(step, model)
-        changed = changed_graph(graph, change)
-    baseline = simulate(graph, policy, streams)
-    result = simulate(changed, policy, streams, "stream" if launch == "stream" else "graph")
-    rows = sensitivities(result)
+    step = load_step(trace, hardware)
+    answer = gpusim.whatif(
+        step,
+        policy,
+        streams=streams,
+        launch=launch,
+        sms=sms,
+        bandwidth=bandwidth,
+        launch_cost=launch_cost,
+        queues=queues,
+        ops=ops,
+    )
+    baseline, result, rows = answer.baseline, answer.changed, answer.sensitivities()
+    changed = result.graph.hardware.label
     if figures:
         from gpusim.report.figures.comparisons import tornado_figure
 
-        figures.write(tornado_figure(rows, title=f"What {step.name} on {changed.hardware.label} is sensitive to"), "")
+        figures.write(tornado_figure(rows, title=f"What {step.name} on {changed} is sensitive to"), "")
     if as_json:
         print_json(
             {
@@ -98,11 +92,11 @@ def whatif(
         return
     tell(f"{step.name}: {policy}, {result.streams} streams, launched by {launch}")
     before, after = format_times_ns((baseline.makespan_ns, result.makespan_ns))
-    tell(f"  baseline  {before} on {model.label}")
+    tell(f"  baseline  {before} on {step.hardware.label}")
     more = result.makespan_ns / baseline.makespan_ns - 1
-    tell(f"  what if   {after} on {changed.hardware.label} ({more:+.1%} time)")
+    tell(f"  what if   {after} on {changed} ({more:+.1%} time)")
     tell(f"  speed-up  {result.speedup:.2f}x over its own sequential graph (baseline {baseline.speedup:.2f}x)")
-    tell(f"  memory    {format_bytes(result.timeline.peak_bytes)} at the peak")
+    tell(f"  memory    {format_bytes(result.peak_bytes)} at the peak")
     tell("Sensitivities: the same schedule, one parameter at a time")
     times = format_times_ns(time for _, low, high, _ in rows for time in (low, high))
     for (name, *_), low_text, high_text in zip(rows, times[::2], times[1::2], strict=True):
@@ -142,15 +136,9 @@ def figure(
         return
     if source is None:
         raise OptionError(f"figure {kind}: give a trace")
-    from gpusim.plan.schedule import check_streams
-    from gpusim.policies.registry import policy_by_name
-    from gpusim.trace.store import load_trace
 
-    check_streams(streams)
-    policy_by_name(policy)
-    step = load_trace(source)
-    with naming(source, hardware):
-        files.write(_draw(kind, step, hardware, policy, streams), f"{kind} of {step.name}")
+    step = load_step(source, hardware)
+    files.write(_draw(kind, step, policy, streams), f"{kind} of {step.name}")
     files.announce()
 
 
@@ -166,7 +154,7 @@ def _results(source: str | None) -> list[Results]:
     from gpusim.resources import resource_dir
 
     folder = resource_dir("validate/results") if source is None else Path(source)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return [read_results(folder)]
     found = list(read_all_results(folder).values())
     if not found:
@@ -174,35 +162,24 @@ def _results(source: str | None) -> list[Results]:
     return found
 
 
-def _draw(kind: str, step: Trace, hardware: str | None, policy: str, streams: int) -> Any:
-    from gpusim.plan.graph import OpGraph
+def _draw(kind: str, step: Step, policy: str, streams: int) -> Any:
+    import gpusim
     from gpusim.report.breakdown import breakdown
     from gpusim.report.figures.breakdown import breakdown_figure, front_figure
     from gpusim.report.figures.comparisons import memory_figure
     from gpusim.report.figures.explored import bounds_figure, gain_figure
-    from gpusim.search.explore import explore
-    from gpusim.search.whatif import simulate
 
-    model = choose_hardware(hardware, step)
-    title = f"{step.name} on {model.label}"
+    title = f"{step.name} on {step.hardware.label}"
     if kind in EXPLORED:
-        found = explore(step, model, streams=streams, budget_s=BUDGET_S, evaluations=EVALUATIONS)
+        found = gpusim.explore(step, streams=streams, budget_s=QUICK_BUDGET_S, evaluations=QUICK_EVALUATIONS)
         if kind == "front":
             return front_figure(found.rows, title)
         return bounds_figure(found) if kind == "bounds" else gain_figure(found)
-    graph = OpGraph.build(step, model)
     if kind == "breakdown":
-        return breakdown_figure(breakdown(graph), title)
-    alone, run = simulate(graph, "sequential", 1), simulate(graph, policy, streams)
+        return breakdown_figure(breakdown(step.graph), title)
+    alone, run = gpusim.simulate(step, "sequential", streams=1), gpusim.simulate(step, policy, streams=streams)
     named = [("sequential", alone.timeline), (f"{policy}, {run.streams} streams", run.timeline)]
     return memory_figure(named if policy != "sequential" else named[:1], title=f"Memory over time: {title}")
-
-
-def _op_speeds(step: Trace, ops: tuple[tuple[str, float], ...]) -> dict[int, float]:
-    """Factors by op index. Raises `UnknownNameError`."""
-    from gpusim.trace.op_names import find_ops
-
-    return {index: speed for name, speed in ops for index in find_ops(step, name)}
 
 
 def _document(found: Simulated) -> dict[str, Any]:
@@ -214,5 +191,5 @@ def _document(found: Simulated) -> dict[str, Any]:
         "makespan_ns": found.makespan_ns,
         "sequential_ns": found.sequential_ns,
         "speedup": found.speedup,
-        "peak_bytes": found.timeline.peak_bytes,
+        "peak_bytes": found.peak_bytes,
     }

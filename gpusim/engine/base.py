@@ -9,13 +9,14 @@ from typing import Final, Protocol
 
 from gpusim.errors import UnknownNameError
 from gpusim.hardware.model import HardwareModel
+from gpusim.notebook import html_table, short_repr
 from gpusim.plan.tasks import Plan
+from gpusim.units import counted, format_ns
 
-DEFAULT_ENGINE: Final = "fast"
 ENGINES: Final = ("fast", "reference")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """Start and end of each task of a plan, in ns from the start of the step, and what the GPU was doing between."""
 
@@ -53,6 +54,18 @@ class Timeline:
     def peak_bytes(self) -> int:
         """Most bytes allocated at any time."""
         return max((level for _, level in self.memory), default=0)
+
+    def __repr__(self) -> str:
+        queues = len({(task.device, task.queue) for task in self.plan.tasks})
+        size = f"{counted(len(self.plan), 'task')} on {counted(queues, 'stream')}"
+        return short_repr("Timeline", f"{size}, {format_ns(self.makespan_ns)}")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (task.name, task.queue, format_ns(start), format_ns(end))
+            for task, start, end in zip(self.plan.tasks, self.start_ns, self.end_ns, strict=True)
+        ]
+        return html_table(f"Timeline of {format_ns(self.makespan_ns)}", ("task", "stream", "start", "end"), rows)
 
 
 class Engine(Protocol):

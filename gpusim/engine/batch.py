@@ -97,6 +97,20 @@ class BatchEngine:
         encoded.lower(orders, streams, 0, len(orders))
         return encoded
 
+    def eager_ns(self, steps: int) -> int:
+        """The makespan of eager steps one after another: ops in recorded order, launched one by one on one stream."""
+        order = np.arange(len(self.arrays.ops))
+        one = self.encode([order], [np.zeros_like(order)], mode="stream").plans
+        count = int(one.tasks[0])
+        plans = Plans.of_size(1, steps * count, 0, stream_mode=True)
+        plans.nodes.reshape(steps, count)[:] = one.nodes[0, :count]
+        plans.nodes[0]["previous"] = np.arange(-1, steps * count - 1)
+        plans.launches.reshape(steps, count)[:] = one.launches[0, :count]
+        del one
+        room = Room.for_plans(plans, 1, 1, self.hardware)
+        simulate_plans(self.record, self.arrays.tasks, plans, plans.launches, room, 0, 1, runs=steps)
+        return int(plans.makespan_ns[0])
+
     def _checked(self, orders: npt.ArrayLike, streams: npt.ArrayLike) -> tuple[Indices, Indices]:
         """Both as arrays of the right shape; streams of any numbers become small ones."""
         orders = np.require(orders, np.int32, ("C", "W"))

@@ -11,7 +11,7 @@ from typing import Final
 from gpusim.errors import PlanError
 from gpusim.hardware.model import HardwareModel
 from gpusim.hardware.occupancy import NO_FOOTPRINT
-from gpusim.plan.tasks import MAX_TIME_NS, Plan
+from gpusim.plan.tasks import MAX_TIME_NS, Plan, Task
 
 #: A kernel of more waves of blocks than this is placed as blocks that each stand for several, one after the other: so
 #: its steps do not grow with its grid. The longest of the bundled traces has 95 waves on its own GPU, 836 on a K40.
@@ -38,14 +38,18 @@ def placed_blocks(count: int, at_once: int) -> int:
     return (count - 1) // each + 1
 
 
+def blocks_to_place(task: Task, sms: int) -> int:
+    """Blocks that engines place for a kernel on so many SMs; each takes the time of a block of a full wave."""
+    return placed_blocks(min(task.blocks, MOST_BLOCKS), sms * task.blocks_per_sm)
+
+
 def work_of(plan: Plan, hardware: HardwareModel) -> int:
     """What a plan has to do, in tasks and blocks: `EVENTS` for each of them are the budget."""
     by_block = hardware.contention.sharing_exponent > 0
     blocks = 0
     for task in plan.tasks:
         if by_block and task.blocks and task.footprint != NO_FOOTPRINT:
-            at_once = (task.partition_sms or hardware.limits.sms) * task.blocks_per_sm
-            blocks += placed_blocks(min(task.blocks, MOST_BLOCKS), at_once)
+            blocks += blocks_to_place(task, task.partition_sms or hardware.limits.sms)
     return len(plan) + 1 + blocks
 
 

@@ -1,6 +1,6 @@
 """The fast engine: the reference's rules compiled with numba. Same plan, same times; nothing is recorded on the way.
 
-The rules are in `gpusim.engine.compiled`; docs/engine.md says how to change one in both engines.
+The rules are in `gpusim.engine.compiled`; research/2026-11-23-engine-rules.md says how to change one in both engines.
 """
 
 from __future__ import annotations

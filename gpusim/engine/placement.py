@@ -1,6 +1,6 @@
 """The block dispatcher, SM by SM: where blocks go, when, and how fast they run beside others.
 
-The rules, in one place (docs/engine.md, "Where blocks go", has the measurement behind each):
+The rules, in one place (research/2026-11-23-engine-rules.md, "Where blocks go", has the measurement behind each):
 
 1. *Head of line.* Blocks are placed kernel by kernel, in the order of their starts: behind a kernel with blocks left to
    place, nobody gets any placed (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).
@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from gpusim.engine.budget import MOST_BLOCKS, placed_blocks
+from gpusim.engine.budget import blocks_to_place
 from gpusim.hardware.model import Contention, HardwareModel
 from gpusim.hardware.occupancy import NO_FOOTPRINT
 from gpusim.plan.tasks import Task
@@ -147,7 +147,7 @@ class SmPlacement:
             kernel = Placed(
                 index,
                 task,
-                left=placed_blocks(min(task.blocks, MOST_BLOCKS), sms * task.blocks_per_sm),
+                left=blocks_to_place(task, sms),
                 block_ns=task.dur_ns / full_waves,
                 load=1.0 / task.blocks_per_sm,
                 dram_bytes_per_ns=traffic * min(1.0, full_waves) / min(task.blocks, sms * task.blocks_per_sm),
@@ -383,7 +383,7 @@ def shared_rates(others: float, matrix: float, contention: Contention) -> tuple[
 def waves(task: Task, sms: int, contention: Contention) -> float:
     """Time of a kernel alone on so many SMs over that of its blocks at load 1: a wave that is not full takes less."""
     at_once = sms * task.blocks_per_sm
-    full, left = divmod(placed_blocks(min(task.blocks, MOST_BLOCKS), at_once), at_once)
+    full, left = divmod(blocks_to_place(task, sms), at_once)
     return float(full + (-(-left // sms) / task.blocks_per_sm) ** contention.exponents[task.matrix])
 
 

@@ -1,6 +1,6 @@
 """The block dispatcher and the shared rates: which share of the GPU each running kernel holds, and how fast it runs.
 
-The rules, in one place (docs/engine.md has the evidence for each):
+The rules, in one place (research/2026-11-23-engine-rules.md has the evidence for each):
 
 1. *Leftover.* Kernels take SM resources in the order in which they started. A kernel's demand is a share of the GPU's
    threads, registers, shared memory and block slots; it gets the largest part of it that fits into what is left.

@@ -11,11 +11,13 @@ import msgspec
 from msgspec import Meta
 
 from gpusim import file_limits
+from gpusim.defaults import DEFAULT_HARDWARE
 from gpusim.errors import HardwareError, UnknownNameError
 from gpusim.files import Document, read_document
-from gpusim.hardware import DEFAULT_HARDWARE
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.resources import resource_dir
 from gpusim.trace.schema import Dtype
+from gpusim.units import format_bytes
 
 SCHEMA: Final = "gpusim-hardware/1"
 
@@ -44,22 +46,33 @@ class Limits(Document, frozen=True, kw_only=True):
     """What one SM and one block may hold, and in which steps it is handed out."""
 
     compute_capability: str
+    """Such as `9.0`."""
     sms: Annotated[int, Meta(ge=1, le=file_limits.MAX_SMS)]
+    """SMs of the GPU."""
     warp_threads: Annotated[int, Meta(ge=1, le=file_limits.MAX_WARP_THREADS)]
+    """Threads of a warp; a block takes whole warps."""
     threads_per_sm: SmThreads
+    """Threads resident at once."""
     blocks_per_sm: Annotated[int, Meta(ge=1, le=file_limits.MAX_SM_BLOCKS)]
+    """Blocks resident at once (block slots)."""
     threads_per_block: SmThreads
+    """Most threads of a block."""
     regs_per_sm: SmRegs
+    """32-bit registers of an SM."""
     regs_per_block: SmRegs
+    """Most registers of a block."""
     regs_per_thread: SmRegs
+    """Most registers of a thread."""
     reg_granularity: SmRegs
     """Registers are handed out to a warp in multiples of this."""
     sub_partitions: Annotated[int, Meta(ge=1, le=file_limits.MAX_SUB_PARTITIONS)]
     """Warp schedulers of an SM, each with its own part of the register file."""
     smem_per_sm_bytes: SmemBytes
+    """Shared memory of an SM with the largest carve-out."""
     smem_per_block_bytes: SmemBytes
     """Most shared memory of one block, opt-in included."""
     smem_granularity_bytes: SmemBytes
+    """A block gets a multiple of this."""
     smem_reserved_bytes: Annotated[int, Meta(ge=0, le=file_limits.MAX_SMEM_BYTES)]
     """Shared memory that the driver takes of every block."""
     smem_splits_bytes: SmemSplits = ()
@@ -72,16 +85,22 @@ class Memory(Document, frozen=True, kw_only=True):
     """Device memory, its cache, and what they deliver."""
 
     dram_bytes: DeviceBytes
+    """Device memory."""
     dram_bytes_per_ns: Rate
+    """Bandwidth of device memory: reached, if calibrated, else the data sheet's peak."""
     l2_bytes: DeviceBytes
+    """L2 cache."""
 
 
 class Rates(Document, frozen=True, kw_only=True):
     """Dense arithmetic peaks in FLOP per ns (= GFLOP/s); where a format has no unit of its own, the rate it runs at."""
 
     fp32: Rate
+    """FP32 without tensor cores."""
     tf32: Rate
+    """TF32 on tensor cores."""
     bf16: Rate
+    """BF16 on tensor cores, FP32 accumulation."""
 
     def of(self, dtype: Dtype) -> float:
         """The peak of a trace's dtype."""
@@ -92,7 +111,9 @@ class Copies(Document, frozen=True, kw_only=True):
     """Copies between host and device: one engine for each direction."""
 
     h2d_bytes_per_ns: Rate
+    """Host to device."""
     d2h_bytes_per_ns: Rate
+    """Device to host."""
     both_bytes_per_ns: Rate
     """Both directions at once, in total."""
     latency_ns: TimeNs
@@ -120,7 +141,7 @@ class GraphCosts(Document, frozen=True, kw_only=True):
     """Extra delay around a memset or memcpy node."""
 
     def lost_ns(self, starts: int) -> float:
-        """What a kernel loses where so many others start while it runs (docs/engine.md, "Graph mode")."""
+        """Time that a kernel loses to `starts` of other kernels while it runs (docs/hardware-rules.md)."""
         return self.busy_ns * starts / (starts + self.busy_starts) if starts else 0.0
 
 
@@ -140,13 +161,14 @@ class StreamCosts(Document, frozen=True, kw_only=True):
     queues: Queues
     """Hardware queues in use (CUDA_DEVICE_MAX_CONNECTIONS)."""
     max_queues: Queues
+    """Most there can be."""
 
 
 class Contention(Document, frozen=True, kw_only=True):
-    """What kernels that run together do to each other; docs/engine.md says how these were chosen."""
+    """Slowdown of kernels that run together (docs/hardware-rules.md)."""
 
     younger_slowdown: Ratio
-    """a: beside older kernels a kernel runs at 1 / (1 + a) of what its share of the SMs would give."""
+    """a: every kernel but the oldest runs at 1 / (1 + a) of the rate of its share of the SMs."""
     sharing_exponent: Exponent = 0.0
     """p: blocks take load^p times as long as on an SM that is full of them, load being the sum of the blocks' shares.
 
@@ -171,7 +193,9 @@ class Uncertainty(Document, frozen=True, kw_only=True):
     """How far predictions have been from measurements, as a share of the time (90 % of cases lie within)."""
 
     sequential_frac: Fraction
+    """For sequential schedules."""
     schedule_frac: Fraction
+    """For all others."""
     cache_frac: Fraction = 0.0
     """How much longer still a schedule on several streams may take where its step may lose the L2 cache
     (`gpusim.plan.cache`)."""
@@ -189,20 +213,32 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     """One GPU. `sources` has an entry for every number, keyed by section or `section.field`."""
 
     schema: Literal["gpusim-hardware/1"]
+    """`gpusim-hardware/1`."""
     name: str
+    """The name for `--hw`; equals the file's name without `.json`."""
     gpu: str
     """Name as the driver reports it: `NVIDIA H200`."""
     calibrated: bool
     """Whether the costs and contention were measured on this GPU, by `gpusim calibrate`."""
     limits: Limits
+    """Capacity of an SM, a block and the GPU."""
     memory: Memory
+    """Device memory and L2 cache."""
     rates: Rates
+    """Arithmetic peaks."""
     copies: Copies
+    """Copies between host and device."""
     graph: GraphCosts
+    """Launch costs inside a CUDA graph."""
     stream: StreamCosts
+    """Launch costs from the host."""
     contention: Contention
+    """Slowdown of kernels that run together."""
     uncertainty: Uncertainty
+    """Intervals of predictions."""
     sources: dict[str, str]
+    """Text for each number, by section (`"graph"`) or by field (`"graph.chain_ns"`); the field's own text goes
+    first."""
 
     def interval_ns(
         self, predicted_ns: int, streams: int, may_lose_cache: bool, other_kernels: bool = False
@@ -216,6 +252,20 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     def label(self) -> str:
         """The name as outputs show it: an uncalibrated model always says so."""
         return self.name if self.calibrated else f"{self.name} (uncalibrated)"
+
+    def __repr__(self) -> str:
+        return short_repr("HardwareModel", f"{short_name(self.label)}: {short_name(self.gpu)}, {self.limits.sms} SMs")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("GPU", self.gpu),
+            ("calibrated", "yes" if self.calibrated else "no"),
+            ("SMs", f"{self.limits.sms:,}"),
+            ("memory", format_bytes(self.memory.dram_bytes)),
+            ("DRAM bandwidth", f"{self.memory.dram_bytes_per_ns:,.0f} GB/s"),
+            ("L2 cache", format_bytes(self.memory.l2_bytes)),
+        ]
+        return html_table(f"Hardware model {self.label}", ("", ""), rows)
 
 
 def measure_of(section: type[GraphCosts | StreamCosts | Contention]) -> dict[str, Measure]:

@@ -162,7 +162,7 @@ def kernel_footprint(limits: Limits, kernel: Kernel) -> Footprint:
     """What one block of a traced kernel takes of its SM.
 
     Sizes of the shared memory: found for 290 launches on an H200 with Nsight Compute (launch__shared_mem_config_size),
-    and which of 625 pairs of kernels share SMs (docs/engine.md, "Where blocks go"). Libraries may ask for other sizes:
+    and which of 625 pairs of kernels share SMs (docs/hardware-rules.md). Libraries may ask for other sizes:
     those are the counted ones (`gpusim capture --counters`), else those of `ASK_FOR_ALL`.
     """
     if kernel.kind != "kernel":

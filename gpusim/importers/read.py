@@ -54,6 +54,18 @@ def read_files(files: list[str], report: Progress | None = None) -> Contents:
     return found
 
 
+def is_foreign(file: str) -> bool:
+    """Whether a file begins as one in a format of another tool. False for one that cannot be opened."""
+    try:
+        with Path(file).open("rb") as opened:
+            start = opened.read(LOOKED_AT_BYTES)
+        if start.startswith(b"\x1f\x8b"):
+            start = zlib.decompressobj(wbits=31).decompress(start, LOOKED_AT_BYTES)
+    except (OSError, ValueError, zlib.error):  # ValueError: a NUL in the name
+        return False
+    return start[257:262] == b"ustar" or profile_format(start, file) not in ("", GPUSIM_TRACE)
+
+
 def _read_file(file: str, found: Contents, report: Progress | None) -> None:
     path = Path(file)
     try:

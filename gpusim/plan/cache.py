@@ -3,7 +3,7 @@
 The kernels of a trace were timed on one stream, again and again. Where all that the step touches fits the cache, its
 parameters stay there from one replay to the next. On several streams it touches more memory, since the allocator gives
 each stream its own: what fitted may fit no more, and then every kernel that reads parameters waits for DRAM. No
-prediction counts that (docs/fidelity.md, "What the remaining error is made of"); this says where to expect it.
+prediction counts that (research/2026-11-23-fidelity.md); this says where to expect it.
 """
 
 from __future__ import annotations

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
 from gpusim.hardware.model import HardwareModel
+from gpusim.notebook import short_name, short_repr
 from gpusim.plan.anchor import anchor, anchored
 from gpusim.plan.cache import may_lose_cache
 from gpusim.plan.kernels import kernel_tasks, variant_tasks
@@ -16,9 +18,13 @@ from gpusim.plan.tasks import Task
 from gpusim.trace.covers import covered_by, settled
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Kernel, Op, Trace
+from gpusim.units import counted
+
+#: From so many ops on, compiled code is worth the time to load it, or to compile it on a first start.
+COMPILED_FROM_OPS = 10_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OpGraph:
     """Ops by index, in recorded (legal) order. `tasks[i]` are the GPU tasks of op i, in launch order.
 
@@ -71,10 +77,19 @@ class OpGraph:
     def __len__(self) -> int:
         return len(self.preds)
 
+    def __repr__(self) -> str:
+        where = f"{short_name(self.trace.name)} on {short_name(self.hardware.label)}"
+        return short_repr("OpGraph", f"{where}: {counted(len(self), 'op')}")
+
     @property
     def chain_ns(self) -> float:
         """Gap between the end of a kernel and the start of the next one in a chain."""
         return self.hardware.graph.chain_ns
+
+    @cached_property
+    def encoded(self) -> dict[str, Any]:
+        """What engines make of the graph once and keep for as long as it lives, by name."""
+        return {}
 
     @cached_property
     def may_lose_cache(self) -> bool:

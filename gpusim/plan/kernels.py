@@ -100,8 +100,9 @@ def _op_tasks(
     op, hardware = trace.ops[index], fits.hardware
     total_ns = sum(kernel.dur_ns for kernel in kernels) or 1
     source_l2_bytes = hardware.memory.l2_bytes if scaling is None else scaling.source.memory.l2_bytes
-    op_bytes = op_dram_bytes(trace, op, source_l2_bytes)
-    more_bytes = max(0, op_dram_bytes(trace, op, hardware.memory.l2_bytes) - op_bytes)
+    moved_bytes = op_moved_bytes(trace, op)
+    op_bytes = max(0, moved_bytes - source_l2_bytes)
+    more_bytes = max(0, max(0, moved_bytes - hardware.memory.l2_bytes) - op_bytes)
     work = arithmetic(trace, op, kernels) if scaling is not None else ()
     tasks = []
     for number, kernel in enumerate(kernels):
@@ -142,11 +143,17 @@ def op_dram_bytes(trace: Trace, op: Op, l2_bytes: int) -> int:
     What fits the cache is taken to be there, written just before and read again soon, so this is a lower limit.
     Counters, where a trace has them, replace it.
     """
-    moved = sum(
-        prod(trace.tensors[t].shape) * DTYPE_BYTES[trace.tensors[t].dtype]
-        for t in (*dict.fromkeys(op.reads), *dict.fromkeys(op.writes))
-    )
-    return max(0, moved - l2_bytes)
+    return max(0, op_moved_bytes(trace, op) - l2_bytes)
+
+
+def op_moved_bytes(trace: Trace, op: Op) -> int:
+    """Bytes of the tensors that an op reads, each once, and of those that it writes."""
+    tensors, moved = trace.tensors, 0
+    for some in (op.reads, op.writes):
+        for index in some if len(some) < 2 else dict.fromkeys(some):
+            tensor = tensors[index]
+            moved += prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+    return moved
 
 
 def fit_to(kernel: Kernel, hardware: HardwareModel) -> Kernel:

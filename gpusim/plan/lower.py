@@ -1,41 +1,32 @@
-"""Lowering: trace + schedule -> plan."""
+"""Lowering: step + schedule -> plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.partitions import Partition, in_partition, lay_out
+from gpusim.plan.partitions import in_partition, lay_out
+from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import kept_storages
 from gpusim.plan.tasks import Buffer, LaunchMode, Plan, Task
-from gpusim.trace.schema import Op, Tensor
 
 
-def lower(
-    graph: OpGraph,
-    order: Sequence[int],
-    streams: Sequence[int],
-    mode: LaunchMode = "graph",
-    *,
-    variants: Sequence[int] = (),
-    partitions: Sequence[Partition] = (),
-    memory: bool = True,
-) -> Plan:
-    """The plan that runs the ops in launch order `order`, op i in stream `streams[i]`.
+def lower(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", *, memory: bool = True) -> Plan:
+    """The plan that runs a schedule of a step, in one CUDA graph or kernel by kernel.
 
     Ops without kernels (views) take no GPU time: they hand their dependencies on. Kernels of one op follow each other.
     Without `memory` the plan has no buffers: enough where nobody asks for its memory.
-    `variants` are as for `OpGraph.choosing`. The arguments must be legal (`check_schedule`). Raises `PlanError` for
-    partitions that the GPU cannot have.
+    The schedule must be legal (`Schedule.check`). Raises `PlanError` for partitions that the GPU cannot have.
     """
-    graph = graph.choosing(variants)
+    graph = graph.choosing(schedule.variants)
+    streams, partitions = schedule.streams, schedule.partitions
     named = (stream for partition in partitions for stream in partition.streams)
     layout = lay_out(partitions, max((*streams, *named), default=0) + 1, graph.hardware.limits.sms)
     tasks: list[Task] = []
     ends: dict[int, tuple[int, ...]] = {}  # op -> last tasks to wait for
     tasks_of: dict[int, list[int]] = {}
     host_ns = 0.0
-    for op in order:
+    for op in schedule.order:
         waits = tuple(sorted({task for before in graph.preds[op] for task in ends[before]}))
         host_ns += graph.trace.ops[op].host_ns
         if not graph.tasks[op]:
@@ -59,21 +50,36 @@ def lower(
     return Plan(tasks=tuple(tasks), mode=mode, buffers=buffers, kept_bytes=kept)
 
 
+def op_buffers(graph: OpGraph) -> tuple[list[list[int]], list[int], int]:
+    """For each op with kernels the numbers of the buffers it uses, ascending; the bytes of each buffer; bytes kept.
+
+    A buffer is a storage that ops with kernels use and that does not live throughout. What an op covers counts as its.
+    """
+    trace, covered = graph.trace, graph.covered
+    kept = kept_storages(trace)
+    storage_of = [tensor.storage for tensor in trace.tensors]
+    used_by: list[list[int]] = [[] for _ in trace.ops]
+    for index, op in enumerate(trace.ops):
+        doing = covered.get(index, index)
+        if graph.tasks[doing]:
+            used_by[doing] += [storage_of[tensor] for tensor in op.reads]
+            used_by[doing] += [storage_of[tensor] for tensor in op.writes]
+    used = sorted({storage for storages in used_by for storage in storages} - kept)
+    number_of = {storage: number for number, storage in enumerate(used)}
+    numbers = [sorted({number_of[storage] for storage in storages if storage in number_of}) for storages in used_by]
+    return (
+        numbers,
+        [trace.storages[storage].bytes for storage in used],
+        sum(trace.storages[storage].bytes for storage in kept),
+    )
+
+
 def _buffers(graph: OpGraph, tasks_of: dict[int, list[int]]) -> tuple[tuple[Buffer, ...], int]:
     """Storages as buffers of the plan, and the bytes of those that live throughout."""
-    trace = graph.trace
-    users: dict[int, list[int]] = {}
-    for index, op in enumerate(trace.ops):
-        for storage in _storages(trace.tensors, op):
-            users.setdefault(storage, []).extend(tasks_of.get(index, ()))
-    kept = {t.storage for t in trace.tensors if t.init is not None or t.role in ("output", "gradient")}
-    buffers = tuple(
-        Buffer(bytes=trace.storages[storage].bytes, tasks=tuple(sorted(set(tasks))))
-        for storage, tasks in sorted(users.items())
-        if storage not in kept and tasks
-    )
-    return buffers, sum(trace.storages[storage].bytes for storage in kept)
-
-
-def _storages(tensors: Sequence[Tensor], op: Op) -> set[int]:
-    return {tensors[t].storage for t in (*op.reads, *op.writes)}
+    buffers_of, sizes, kept_bytes = op_buffers(graph)
+    users: list[list[int]] = [[] for _ in sizes]
+    for op, numbers in enumerate(buffers_of):
+        for number in numbers:
+            users[number] += tasks_of.get(op, ())
+    buffers = tuple(Buffer(size, tuple(sorted(tasks))) for size, tasks in zip(sizes, users, strict=True) if tasks)
+    return buffers, kept_bytes

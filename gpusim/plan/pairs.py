@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gpusim.files import Document, Nanoseconds
+from typing import Annotated
+
+from msgspec import Meta
+
+from gpusim.files import Document, Nanoseconds, PositiveNanoseconds
 
 
 class PairCase(Document, frozen=True, kw_only=True):
@@ -11,11 +15,11 @@ class PairCase(Document, frozen=True, kw_only=True):
     trace: str
     ops: tuple[str, ...]
     kernels: tuple[str, ...]
-    alone_ns: tuple[Nanoseconds, ...]
+    alone_ns: Annotated[tuple[PositiveNanoseconds, ...], Meta(min_length=1)]
     """Each by itself in the same place; launch costs included."""
     empty_ns: Nanoseconds = 0
     """Between two stamps with nothing between them; 0 in files that do not say."""
-    together_ns: Nanoseconds
+    together_ns: PositiveNanoseconds
     predicted_ns: Nanoseconds
     fitted: bool = False
     cold: bool = False

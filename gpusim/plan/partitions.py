@@ -26,7 +26,9 @@ class Partition(Document, frozen=True, kw_only=True):
     """Some SMs for some streams; streams that no partition names share the SMs that are left."""
 
     sms: Positive
+    """How many of the GPU's SMs."""
     streams: tuple[Count, ...]
+    """The streams that run on them, and on no other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,26 @@
-"""The schedule document: for every op of a trace a stream and a place in the launch order."""
+"""A schedule of a step: the value, by op index, that policies give and engines run; and the file, by op name.
+
+policy, search, file --> Schedule --> `gpusim.plan.lower.lower`, replay, file
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 from gpusim.errors import OptionError, PlanError, ScheduleError
 from gpusim.files import Count, Document, Nanoseconds, Positive, read_document, write_document
 from gpusim.hardware.model import HardwareModel
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.plan.partitions import Partition, lay_out
-from gpusim.plan.tasks import LaunchMode, Plan
 from gpusim.trace.schema import Op, Trace
 from gpusim.trace.store import structure_hash
+from gpusim.units import counted
 
 SCHEMA: Final = "gpusim-schedule/1"
 
@@ -23,145 +29,220 @@ SCHEMA: Final = "gpusim-schedule/1"
 MAX_STREAMS = 128
 
 
-class Placement(Document, frozen=True, kw_only=True):
-    """Where one op runs; its place in the list is its place in the launch order."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Schedule:
+    """The launch order of a step's ops, and the stream and kernels of each op.
 
-    op: str
-    stream: Count
-    variant: str = ""
-    """Which of the op's variants runs, by name; empty: the captured kernels."""
+    Two schedules are equal where they run the same; who made them does not count.
+    """
 
-
-class Schedule(Document, frozen=True, kw_only=True, omit_defaults=False):
-    """A schedule of one trace, tied to it by the hash of its structure."""
-
-    schema: Literal["gpusim-schedule/1"]
-    trace: str
-    trace_hash: str
-    policy: str
-    streams: Positive
-    made_by: str
-    """Version of gpusim, hardware model and seed."""
-    predicted_ns: Nanoseconds
-    placements: tuple[Placement, ...]
+    order: tuple[int, ...]
+    """Op indices in launch order."""
+    streams: tuple[int, ...]
+    """The stream of each op, by op index."""
+    variants: tuple[int, ...] = ()
+    """For each op the number of its variant, counted from 1, or 0; empty: all as captured."""
     partitions: tuple[Partition, ...] = ()
-    """SM partitions; where there are none, all streams share the whole GPU."""
+    """SM partitions of the streams; empty: all streams share the whole GPU."""
+    policy: str = field(default="", compare=False)
+    """The policy or search that made it."""
+    made_by: str = field(default="", compare=False)
+    """Version of gpusim, hardware model and seed."""
+    predicted_ns: int = field(default=0, compare=False)
+    """Predicted makespan; 0 where nobody has predicted it."""
+
+    @classmethod
+    def in_recorded_order(cls, ops: int, variants: Sequence[int] = ()) -> Schedule:
+        """All of `ops` ops on one stream, in recorded order."""
+        return cls(tuple(range(ops)), (0,) * ops, tuple(variants), policy="sequential")
+
+    @property
+    def stream_count(self) -> int:
+        """Number of streams: one more than the highest stream in use."""
+        return max(self.streams, default=0) + 1
 
     @property
     def has_variants(self) -> bool:
         """Whether any op runs other kernels than the captured ones."""
-        return any(placement.variant for placement in self.placements)
+        return any(self.variants)
+
+    def made(self, policy: str, by: str, predicted_ns: int = 0) -> Schedule:
+        """The same schedule with its origin: its policy, what made it, and the predicted makespan."""
+        return dataclasses.replace(self, policy=policy, made_by=by, predicted_ns=predicted_ns)
+
+    def check(self, graph: OpGraph, name: str = "schedule") -> Schedule:
+        """The schedule itself, once it is known to be legal for a step.
+
+        Raises `ScheduleError` for an op that is missing, unknown or twice in the order, a stream out of range, an order
+        against the dependencies, a variant that the op does not have, or partitions that the GPU cannot have.
+        """
+        ops = graph.trace.ops
+        if sorted(self.order) != list(range(len(ops))):
+            raise ScheduleError(name, f"its order does not have each of the {len(ops)} ops once")
+        if len(self.streams) != len(ops) or len(self.variants) not in (0, len(ops)):
+            raise ScheduleError(name, f"it needs a stream, and a variant or none, for each of the {len(ops)} ops")
+        for op, stream in enumerate(self.streams):
+            if not 0 <= stream < MAX_STREAMS:
+                raise ScheduleError(name, f"op '{ops[op].name}' is on stream {stream}; the limit is {MAX_STREAMS}")
+        for op, number in enumerate(self.variants):
+            if not 0 <= number <= len(ops[op].variants):
+                raise ScheduleError(name, f"op '{ops[op].name}' has no variant {number}, of {len(ops[op].variants)}")
+        for op, before in _disordered(self.order, graph.preds):
+            raise ScheduleError(name, _against_dependencies(ops, op, before))
+        _check_partitions(self.partitions, self.stream_count, graph.hardware, name)
+        return self
+
+    def to_document(self, trace: Trace) -> ScheduleDocument:
+        """The schedule as a file has it. `trace` is the trace it is of."""
+        return ScheduleDocument(
+            schema=SCHEMA,
+            trace=trace.name,
+            trace_hash=structure_hash(trace),
+            policy=self.policy,
+            streams=self.stream_count,
+            made_by=self.made_by,
+            predicted_ns=self.predicted_ns,
+            placements=tuple(
+                Placement(
+                    op=trace.ops[op].name,
+                    stream=self.streams[op],
+                    variant=trace.ops[op].variants[self.variants[op] - 1].name
+                    if self.variants and self.variants[op]
+                    else "",
+                )
+                for op in self.order
+            ),
+            partitions=self.partitions,
+        )
+
+    @classmethod
+    def from_document(cls, document: ScheduleDocument, graph: OpGraph, file: str = "schedule") -> Schedule:
+        """The schedule in a file, once it is known to be legal for a step.
+
+        Raises `ScheduleError` for a schedule of another trace, an op missing, unknown or twice, a stream out of range,
+        an order against the dependencies, a variant that the op does not have, or partitions that the GPU cannot have.
+        """
+        trace = graph.trace
+        if document.trace_hash != structure_hash(trace):
+            problem = f"is a schedule of another trace: of '{document.trace}', not of this '{trace.name}'"
+            raise ScheduleError(file, problem, place="$.trace_hash")
+        if not 1 <= document.streams <= MAX_STREAMS:
+            problem = f"{document.streams} streams; the limit is {MAX_STREAMS}"
+            raise ScheduleError(file, problem, place="$.streams")
+        index_of = {op.name: index for index, op in enumerate(trace.ops)}
+        position: dict[int, int] = {}
+        streams, variants = [0] * len(trace.ops), [0] * len(trace.ops)
+        for place, placement in enumerate(document.placements):
+            path = f"$.placements[{place}]"
+            op = index_of.get(placement.op)
+            if op is None:
+                raise ScheduleError(file, f"the trace has no op '{placement.op}'", place=f"{path}.op")
+            if op in position:
+                raise ScheduleError(file, f"op '{placement.op}' is placed twice", place=f"{path}.op")
+            if placement.stream >= document.streams:
+                problem = f"stream {placement.stream}, of {document.streams} streams"
+                raise ScheduleError(file, problem, place=f"{path}.stream")
+            variants[op] = _variant_number(trace.ops[op], placement.variant, file, path)
+            position[op] = place
+            streams[op] = placement.stream
+        for index, each in enumerate(trace.ops):
+            if index not in position:
+                raise ScheduleError(file, f"op '{each.name}' of the trace is missing", place="$.placements")
+        order = tuple(position)
+        for op, before in _disordered(order, graph.preds):
+            problem = _against_dependencies(trace.ops, op, before)
+            raise ScheduleError(file, problem, place=f"$.placements[{position[op]}]")
+        _check_partitions(document.partitions, document.streams, graph.hardware, file, "$.partitions")
+        return cls(
+            order,
+            tuple(streams),
+            tuple(variants) if any(variants) else (),
+            document.partitions,
+            document.policy,
+            document.made_by,
+            document.predicted_ns,
+        )
+
+    def __repr__(self) -> str:
+        size = f"{counted(len(self.order), 'op')} on {counted(self.stream_count, 'stream')}"
+        return short_repr("Schedule", f"{short_name(self.policy)}: {size}" if self.policy else size)
+
+    def _repr_html_(self) -> str:
+        ops = Counter(self.streams)
+        title = f"Schedule {self.policy or 'without a name'}, made by {self.made_by or 'hand'}"
+        return html_table(title, ("stream", "ops"), sorted(ops.items()))
 
 
-def make_schedule(
-    trace: Trace,
-    order: Sequence[int],
-    streams: Sequence[int],
-    *,
-    policy: str,
-    made_by: str,
-    predicted_ns: int = 0,
-    variants: Sequence[int] = (),
-    partitions: Sequence[Partition] = (),
-) -> Schedule:
-    """A schedule from op indices in launch order and the stream of each op (by op index).
+class Placement(Document, frozen=True, kw_only=True):
+    """Where one op runs; its place in the list is its place in the launch order."""
 
-    `variants` has for each op the number of its variant, counted from 1, or 0; it may be left out.
-    """
-    return Schedule(
-        schema=SCHEMA,
-        trace=trace.name,
-        trace_hash=structure_hash(trace),
-        policy=policy,
-        streams=max(streams, default=0) + 1,
-        made_by=made_by,
-        predicted_ns=predicted_ns,
-        placements=tuple(
-            Placement(
-                op=trace.ops[op].name,
-                stream=streams[op],
-                variant=trace.ops[op].variants[variants[op] - 1].name if variants and variants[op] else "",
-            )
-            for op in order
-        ),
-        partitions=tuple(partitions),
-    )
+    op: str
+    """Name of the op."""
+    stream: Count
+    """Its stream, below `streams`."""
+    variant: str = ""
+    """Which of the op's variants runs, by name; empty: the captured kernels."""
 
 
-def read_schedule(path: Path) -> Schedule:
-    """Read a schedule file. Raises `ScheduleError`; `check_schedule` then holds it against its trace."""
-    return read_document(path, Schedule, SCHEMA, ScheduleError)
+class ScheduleDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
+    """A schedule of one trace, tied to it by the hash of its structure."""
+
+    schema: Literal["gpusim-schedule/1"]
+    """`gpusim-schedule/1`."""
+    trace: str
+    """Name of the trace, for messages."""
+    trace_hash: str
+    """Structure hash of the trace; it decides."""
+    policy: str
+    """Who made it: a policy's name, or `search`."""
+    streams: Positive
+    """Number of streams."""
+    made_by: str
+    """Version of gpusim, hardware model and seed."""
+    predicted_ns: Nanoseconds
+    """Predicted time of the step; 0 where it was not simulated."""
+    placements: tuple[Placement, ...]
+    """Every op of the trace once, in launch order."""
+    partitions: tuple[Partition, ...] = ()
+    """SM partitions; where there are none, all streams share the whole GPU."""
 
 
-def write_schedule(schedule: Schedule, path: Path) -> None:
-    """Write a schedule as JSON; all or nothing. Raises `OutputError`."""
-    write_document(path, schedule, indent=1)
+def read_schedule_document(path: Path) -> ScheduleDocument:
+    """Read a schedule file. Raises `ScheduleError`."""
+    return read_document(path, ScheduleDocument, SCHEMA, ScheduleError)
 
 
-def check_streams(streams: int) -> int:
+def read_schedule(path: Path, graph: OpGraph) -> Schedule:
+    """Read a schedule file of a step and check it. Raises `ScheduleError`."""
+    return Schedule.from_document(read_schedule_document(path), graph, str(path))
+
+
+def write_schedule(schedule: Schedule, trace: Trace, path: Path) -> None:
+    """Write a schedule of `trace` as JSON; all or nothing. Raises `OutputError`."""
+    write_document(path, schedule.to_document(trace), indent=1)
+
+
+def check_streams(streams: object) -> int:
     """`streams` if a GPU can have that many. Raises `OptionError`."""
-    if not 1 <= streams <= MAX_STREAMS:
-        raise OptionError(f"--streams {streams}: the number of streams lies between 1 and {MAX_STREAMS}")
+    if not isinstance(streams, int) or not 1 <= streams <= MAX_STREAMS:
+        problem = f"the number of streams lies between 1 and {MAX_STREAMS}"
+        raise OptionError(problem, argument="streams", value=streams)
     return streams
 
 
-def check_schedule(
-    schedule: Schedule, trace: Trace, deps: Sequence[Iterable[int]], file: str = "schedule"
-) -> tuple[list[int], list[int]]:
-    """The launch order (op indices) and the stream of each op, once the schedule is known to be legal for `trace`.
-
-    Raises `ScheduleError` for a schedule of another trace, an op missing, unknown or twice, a stream out of range, an
-    order against the dependencies, or a variant that the op does not have. Its partitions depend on the GPU:
-    `lower_schedule` checks them.
-    """
-    if schedule.trace_hash != structure_hash(trace):
-        problem = f"is a schedule of another trace: of '{schedule.trace}', not of this '{trace.name}'"
-        raise ScheduleError(file, problem, place="$.trace_hash")
-    if not 1 <= schedule.streams <= MAX_STREAMS:
-        problem = f"{schedule.streams} streams; the limit is {MAX_STREAMS}"
-        raise ScheduleError(file, problem, place="$.streams")
-    index_of = {op.name: index for index, op in enumerate(trace.ops)}
-    position: dict[int, int] = {}
-    streams = [0] * len(trace.ops)
-    for place, placement in enumerate(schedule.placements):
-        path = f"$.placements[{place}]"
-        op = index_of.get(placement.op)
-        if op is None:
-            raise ScheduleError(file, f"the trace has no op '{placement.op}'", place=f"{path}.op")
-        if op in position:
-            raise ScheduleError(file, f"op '{placement.op}' is placed twice", place=f"{path}.op")
-        if placement.stream >= schedule.streams:
-            problem = f"stream {placement.stream}, of {schedule.streams} streams"
-            raise ScheduleError(file, problem, place=f"{path}.stream")
-        _variant_number(trace.ops[op], placement.variant, file, path)
-        position[op] = place
-        streams[op] = placement.stream
-    for op in range(len(trace.ops)):
-        if op not in position:
-            raise ScheduleError(file, f"op '{trace.ops[op].name}' of the trace is missing", place="$.placements")
-        for before in deps[op]:
-            if position.get(before, -1) > position[op]:
-                problem = (
-                    f"order against the dependencies: op '{trace.ops[op].name}' comes before "
-                    f"'{trace.ops[before].name}', whose result it needs"
-                )
-                raise ScheduleError(file, problem, place=f"$.placements[{position[op]}]")
-    return sorted(position, key=position.__getitem__), streams
+def _disordered(order: Sequence[int], preds: Sequence[Iterable[int]]) -> Iterator[tuple[int, int]]:
+    """Ops that an order has before one they depend on, and that one."""
+    position = {op: place for place, op in enumerate(order)}
+    for op, before in enumerate(preds):
+        for other in before:
+            if position[other] > position[op]:
+                yield op, other
 
 
-def chosen_variants(schedule: Schedule, trace: Trace, file: str = "schedule") -> tuple[int, ...]:
-    """For each op of the trace the number of its variant, counted from 1, or 0; empty where none is chosen.
-
-    Raises `ScheduleError` for one that the op does not have. The schedule must be of this trace (`check_schedule`).
-    """
-    if not schedule.has_variants:
-        return ()
-    index_of = {op.name: index for index, op in enumerate(trace.ops)}
-    numbers = [0] * len(trace.ops)
-    for place, placement in enumerate(schedule.placements):
-        op = index_of[placement.op]
-        numbers[op] = _variant_number(trace.ops[op], placement.variant, file, f"$.placements[{place}]")
-    return tuple(numbers)
+def _against_dependencies(ops: Sequence[Op], op: int, before: int) -> str:
+    return (
+        f"order against the dependencies: op '{ops[op].name}' comes before '{ops[before].name}', whose result it needs"
+    )
 
 
 def _variant_number(op: Op, name: str, file: str, path: str) -> int:
@@ -174,17 +255,10 @@ def _variant_number(op: Op, name: str, file: str, path: str) -> int:
     return names.index(name) + 1
 
 
-def check_partitions(schedule: Schedule, hardware: HardwareModel, file: str = "schedule") -> None:
-    """Raise `ScheduleError` where the schedule's partitions are none that this GPU can have."""
+def _check_partitions(
+    partitions: Sequence[Partition], streams: int, hardware: HardwareModel, file: str, place: str = ""
+) -> None:
     try:
-        lay_out(schedule.partitions, schedule.streams, hardware.limits.sms)
+        lay_out(partitions, streams, hardware.limits.sms)
     except PlanError as cause:
-        raise ScheduleError(file, f"{cause} ('{hardware.name}')", place="$.partitions") from cause
-
-
-def lower_schedule(schedule: Schedule, graph: OpGraph, mode: LaunchMode = "graph", file: str = "schedule") -> Plan:
-    """The plan of a schedule, with its variants and partitions. Raises `ScheduleError` as the checks do."""
-    order, streams = check_schedule(schedule, graph.trace, graph.preds, file)
-    check_partitions(schedule, graph.hardware, file)
-    variants = chosen_variants(schedule, graph.trace, file)
-    return lower(graph, order, streams, mode, variants=variants, partitions=schedule.partitions)
+        raise ScheduleError(file, f"{cause} ('{hardware.name}')", place=place) from cause

@@ -8,6 +8,8 @@ from typing import Literal
 
 from gpusim.errors import PlanError
 from gpusim.hardware.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
+from gpusim.notebook import short_repr
+from gpusim.units import counted
 
 #: Partitions of one GPU: an H200 lets its 132 SMs be split into 15 groups of 8, and 12 are left over.
 MAX_PARTITIONS = 32
@@ -68,7 +70,7 @@ class Buffer:
     device: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """Tasks in launch order; `queue` of a task is its stream."""
 
@@ -80,6 +82,9 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+    def __repr__(self) -> str:
+        return short_repr("Plan", f"{counted(len(self), 'task')} on {counted(len(list(self.queues())), 'stream')}")
 
     def queues(self) -> Iterator[tuple[int, int]]:
         """Each (device, queue) in use, in order of first launch."""

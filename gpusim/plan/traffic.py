@@ -3,7 +3,7 @@
 The family is read off the kernel's name. Products and convolutions follow from their shape (m, n, k) and the tile in
 the name: every tile loads its rows and columns once, and tensor cores take a fixed number of multiplications an
 instruction. All else streams its tensors once; the kernels of one op share them by their time. The constants were
-fitted to the counters of GoogLeNet on an H200; docs/capture_and_replay.md has the residuals.
+fitted to the counters of GoogLeNet on an H200; research/2026-11-23-capture-and-replay.md has the residuals.
 """
 
 from __future__ import annotations

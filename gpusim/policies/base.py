@@ -1,38 +1,18 @@
-"""What a policy is: op graph -> launch order and streams. The registry is in `gpusim.policies.registry`."""
+"""What a policy is: op graph -> schedule. The registry is in `gpusim.policies.registry`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
-from gpusim.plan.partitions import Partition
-from gpusim.plan.tasks import LaunchMode, Plan
+from gpusim.plan.schedule import Schedule
+
+Policy = Callable[[OpGraph, int], Schedule]
+"""From an op graph and a number of streams, a legal schedule."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A launch order of op indices and the stream of each op (by op index)."""
-
-    order: tuple[int, ...]
-    streams: tuple[int, ...]
-    variants: tuple[int, ...] = ()
-    """For each op the number of its variant, counted from 1, or 0; empty: all as captured."""
-    partitions: tuple[Partition, ...] = ()
-    """SM partitions of the streams; empty: all streams share the whole GPU."""
-
-    def lowered(self, graph: OpGraph, mode: LaunchMode = "graph") -> Plan:
-        """Its plan, with its variants and partitions. Raises `PlanError` for partitions the GPU cannot have."""
-        return lower(graph, self.order, self.streams, mode, variants=self.variants, partitions=self.partitions)
-
-
-Policy = Callable[[OpGraph, int], Assignment]
-"""From an op graph and a number of streams, a legal assignment."""
-
-
-def spread_views(graph: OpGraph, order: Sequence[int], streams: dict[int, int]) -> Assignment:
-    """Complete an assignment of the ops that have kernels: each view follows what it looks at, on its stream.
+def spread_views(graph: OpGraph, order: Sequence[int], streams: dict[int, int]) -> Schedule:
+    """Complete a schedule of the ops that have kernels: each view follows what it looks at, on its stream.
 
     `order` has the ops with kernels, in launch order.
     """
@@ -63,7 +43,7 @@ def spread_views(graph: OpGraph, order: Sequence[int], streams: dict[int, int]) 
     for op in range(len(graph)):
         if op not in done:
             place(op)
-    return Assignment(tuple(placed), tuple(stream_of))
+    return Schedule(tuple(placed), tuple(stream_of))
 
 
 def work_order(graph: OpGraph) -> list[int]:

@@ -27,7 +27,7 @@ smaller r first and cut in two where r = 1 is too large as well: whole blocks wi
 half blocks with r = 3. That happens in training only, where weight gradients can wait for the optimizer. The search
 is compiled (`gpusim.engine.compiled.stages`), and so is the cost of a stage, of which `stage_ns` is the definition.
 Stages are simulated with SMs as one pool, as in the list scheduler: some twenty times as fast as block by block.
-docs/policies.md has what a call costs: seconds for a large step, so this policy is marked slow in the registry.
+A call takes seconds for a large step (research/2026-11-23-policies.md), so this policy is marked slow in the registry.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ from gpusim.engine.compiled.stages import (
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Plan, Task
-from gpusim.policies.base import Assignment, spread_views
+from gpusim.policies.base import spread_views
 from gpusim.policies.dag import bits
 from gpusim.policies.ios_blocks import Units, blocks_of, narrowest, units_of
 
@@ -82,10 +83,10 @@ StageCost = Callable[[Sequence[Sequence[Task]], HardwareModel], float]
 """Time of a stage in ns, barrier included, from the tasks of its groups."""
 
 
-def ios(graph: OpGraph, streams: int) -> Assignment:
+def ios(graph: OpGraph, streams: int) -> Schedule:
     """Stages in order; the groups of each on streams of their own."""
     if streams == 1:
-        return Assignment(tuple(range(len(graph))), (0,) * len(graph))
+        return Schedule.in_recorded_order(len(graph))
     units = units_of(graph)
     order: list[int] = []
     stream_of: dict[int, int] = {}

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from gpusim.engine import budget
 from gpusim.engine.pool import SmPool
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import MAX_TIME_NS
-from gpusim.policies.base import Assignment, spread_views
+from gpusim.policies.base import spread_views
 
 #: An op less urgent than one that runs starts only if it gets at least this share of the blocks it could have resident:
 #: less would put it at the tail of the block dispatcher, in front of ops that become urgent meanwhile.
@@ -30,7 +31,7 @@ Resources = tuple[float, float, float, float]
 class ListSchedule:
     """A list schedule and the makespan its own simulation saw, in ns."""
 
-    assignment: Assignment
+    schedule: Schedule
     makespan_ns: float
     """As the scheduler sees it: on several streams, gaps are those of a graph with branches, used or not."""
 

@@ -23,11 +23,12 @@ to the whole step.
 from __future__ import annotations
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment, spread_views
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import spread_views
 from gpusim.policies.dag import Dag, chains, mask_of, maximum_matching, work_dag
 
 
-def nimble(graph: OpGraph, streams: int) -> Assignment:
+def nimble(graph: OpGraph, streams: int) -> Schedule:
     """Recorded order; streams from chains of a maximum matching in the transitive reduction."""
     ops, dag = work_dag(graph)
     lanes = pack(dag, chains_of(dag))

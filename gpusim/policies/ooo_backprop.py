@@ -19,13 +19,14 @@ memory, which the authors bound and this policy does not. A step without weight 
 from __future__ import annotations
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment, spread_views
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import spread_views
 
 #: A share of its blocks below this is taken for none: the op would run once the other has ended.
 LEAST_SHARE = 0.05
 
 
-def ooo_backprop(graph: OpGraph, streams: int) -> Assignment:
+def ooo_backprop(graph: OpGraph, streams: int) -> Schedule:
     """Stream 0 in recorded order without the weight gradients; those on stream 1, chosen by the room they find."""
     gradients = weight_gradients(graph) if streams > 1 else frozenset()
     preds, succs = graph.work_dependencies

@@ -21,12 +21,13 @@ from __future__ import annotations
 import heapq
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment, spread_views
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import spread_views
 from gpusim.policies.dag import Dag, work_dag
 from gpusim.policies.kinds import is_compute_intensive
 
 
-def opara(graph: OpGraph, streams: int) -> Assignment:
+def opara(graph: OpGraph, streams: int) -> Schedule:
     """Streams by handing on, launch order by alternating between classes, smallest demand first."""
     ops, dag = work_dag(graph)
     order = launch_order(dag, [demand(graph, op) for op in ops], [is_compute_intensive(graph, op) for op in ops])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule
 
 RANDOM = "random"
 STREAMS = (2, 3, 4, 6, 8)
@@ -13,7 +13,7 @@ STREAMS = (2, 3, 4, 6, 8)
 STICKINESS = (0.0, 0.6, 0.9)
 
 
-def random_assignment(graph: OpGraph, number: int, seed: int) -> Assignment:
+def random_schedule(graph: OpGraph, number: int, seed: int) -> Schedule:
     """The `number`-th random schedule of a seed: any legal order, 2 to 8 streams, dealt out by lot."""
     lot = random.Random(f"{seed}:{number}")
     streams, sticky = STREAMS[number % len(STREAMS)], STICKINESS[number % len(STICKINESS)]
@@ -31,4 +31,4 @@ def random_assignment(graph: OpGraph, number: int, seed: int) -> Assignment:
             waiting[after] -= 1
             if not waiting[after]:
                 ready.append(after)
-    return Assignment(tuple(order), tuple(stream_of))
+    return Schedule(tuple(order), tuple(stream_of), policy=RANDOM)

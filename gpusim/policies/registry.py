@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpusim.errors import UnknownNameError
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment, Policy
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import Policy
 from gpusim.policies.critical_path import critical_path
 from gpusim.policies.nimble import nimble
 from gpusim.policies.ooo_backprop import ooo_backprop
@@ -19,7 +20,7 @@ from gpusim.policies.turbodl import turbodl
 from gpusim.policies.wavefront import wavefront
 
 
-def _ios(graph: OpGraph, streams: int) -> Assignment:
+def _ios(graph: OpGraph, streams: int) -> Schedule:
     """Imported when it is called: it is compiled, and whoever only wants the policies' names need not wait for that."""
     from gpusim.policies.ios import ios
 
@@ -28,7 +29,7 @@ def _ios(graph: OpGraph, streams: int) -> Assignment:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredPolicy:
-    """A policy by its name; calling it makes an assignment."""
+    """A policy by its name; calling it makes a schedule."""
 
     name: str
     make: Policy
@@ -43,9 +44,9 @@ class RegisteredPolicy:
     linear: bool = False
     """Its time grows as the step does: an exploration of a large step runs no others."""
 
-    def __call__(self, graph: OpGraph, streams: int) -> Assignment:
-        """A legal assignment to at most `streams` streams."""
-        return self.make(graph, streams)
+    def __call__(self, graph: OpGraph, streams: int) -> Schedule:
+        """A legal schedule on at most `streams` streams, under the policy's name."""
+        return replace(self.make(graph, streams), policy=self.name)
 
     def stream_counts(self, counts: Iterable[int]) -> tuple[int, ...]:
         """The stream counts out of `counts` that are worth trying: each that makes a difference, once."""

@@ -13,10 +13,11 @@ Filled in: within a level, recorded order. Dependencies across streams become ev
 from __future__ import annotations
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment, spread_views, work_order
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import spread_views, work_order
 
 
-def round_robin(graph: OpGraph, streams: int) -> Assignment:
+def round_robin(graph: OpGraph, streams: int) -> Schedule:
     """Levels in order; within one, recorded order, dealt out in turn."""
     ops = sorted(work_order(graph), key=lambda op: (graph.level[op], op))
     stream_of: dict[int, int] = {}

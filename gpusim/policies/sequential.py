@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule
 
 
-def sequential(graph: OpGraph, streams: int) -> Assignment:
+def sequential(graph: OpGraph, streams: int) -> Schedule:
     """One stream, whatever `streams` says."""
-    return Assignment(tuple(range(len(graph))), (0,) * len(graph))
+    return Schedule.in_recorded_order(len(graph))

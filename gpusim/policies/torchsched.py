@@ -17,11 +17,12 @@ stream everything is on the default stream.
 from __future__ import annotations
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment, spread_views
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import spread_views
 from gpusim.policies.dag import Dag, work_dag
 
 
-def torchsched(graph: OpGraph, streams: int) -> Assignment:
+def torchsched(graph: OpGraph, streams: int) -> Schedule:
     """Recorded order; the deepest path on stream 0, the rest in turn on the others."""
     ops, dag = work_dag(graph)
     critical = deepest_path(dag)

@@ -27,13 +27,14 @@ from __future__ import annotations
 import heapq
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment, spread_views
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import spread_views
 
 #: Room below this is rounding.
 EPSILON = 1e-9
 
 
-def turbodl(graph: OpGraph, streams: int) -> Assignment:
+def turbodl(graph: OpGraph, streams: int) -> Schedule:
     """Critical path on stream 0; other paths on side streams, in the order of a planned clock."""
     return _Clock(graph, min(streams, graph.hardware.stream.queues)).run()
 
@@ -76,7 +77,7 @@ class _Clock:
         self.running: list[tuple[float, int]] = []
         self.order: list[int] = []
 
-    def run(self) -> Assignment:
+    def run(self) -> Schedule:
         """Start what may start, go on to the next end, until all ops have run."""
         bottom = self.graph.bottom_ns
         waiting = {op: len(before) for op, before in self.preds.items()}

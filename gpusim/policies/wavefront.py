@@ -16,10 +16,11 @@ counterpart. Waves follow each other in the launch order; dependencies alone hol
 from __future__ import annotations
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment, spread_views, work_order
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import spread_views, work_order
 
 
-def wavefront(graph: OpGraph, streams: int) -> Assignment:
+def wavefront(graph: OpGraph, streams: int) -> Schedule:
     """Levels in order; within one, longest op first to the least loaded stream."""
     ops = sorted(work_order(graph), key=lambda op: (graph.level[op], -graph.solo_ns[op], op))
     stream_of: dict[int, int] = {}

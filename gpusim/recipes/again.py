@@ -41,7 +41,7 @@ def trace_files(results: Path) -> dict[str, Path]:
 
 def traces_in(folder: Path) -> dict[str, Path]:
     """The traces `NAME.json.gz` of a folder, by name. Raises `MeasurementError` where there is no such folder."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise MeasurementError(str(folder), "there is no such folder of traces")
     return {file.name.removesuffix(".json.gz"): file for file in sorted(folder.glob("*.json.gz"))}
 
@@ -72,8 +72,6 @@ def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tu
         graph = graphs[case.trace]
         if schedule.trace_hash != structure_hash(graph.trace):
             raise MeasurementError(str(files[case.trace]), f"is another step than that of {results.name}")
-        plan = lower(
-            graph, schedule.order, schedule.stream_of, variants=schedule.variants, partitions=schedule.partitions
-        )
-        now.append(msgspec.structs.replace(case, predicted_ns=engine.run(plan, graph.hardware).makespan_ns))
+        predicted_ns = engine.run(lower(graph, schedule.schedule), graph.hardware).makespan_ns
+        now.append(msgspec.structs.replace(case, predicted_ns=predicted_ns))
     return then, msgspec.structs.replace(then, cases=tuple(now))

@@ -7,16 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from gpusim.engine.base import Timeline
-from gpusim.engine.fast import FastEngine
-from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware
+from gpusim.engine.evaluate import Evaluator
+from gpusim.hardware.model import HardwareModel, default_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
-from gpusim.plan.schedule import Schedule, make_schedule
-from gpusim.policies.base import Assignment
-from gpusim.policies.random_schedules import RANDOM, random_assignment
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.random_schedules import RANDOM, random_schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.recipes.recipe import FASTEST_KERNELS, RECOMMENDED, SEARCHES, WITHOUT_VARIANTS, Recipe
 from gpusim.search.bounds import bounds
@@ -26,8 +22,6 @@ from gpusim.search.searches import PARTITIONS, SEARCH, SEARCHED, VARIANTS
 from gpusim.search.trial import contenders
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace
-
-DEFAULT_HARDWARE = "h200"
 
 
 @dataclass(frozen=True)
@@ -61,14 +55,14 @@ class Chosen:
         for place, schedule in enumerate(self.schedules):
             if found.get(schedule.policy):
                 number = min(found[schedule.policy], key=lambda each: times_ns[each])
-                schedules[place] = msgspec.structs.replace(self.contenders[number], policy=schedule.policy)
+                schedules[place] = dataclasses.replace(self.contenders[number], policy=schedule.policy)
                 peaks[place] = self.contender_peaks[number]
         return dataclasses.replace(self, schedules=tuple(schedules), peaks=tuple(peaks))
 
 
 def hardware_of(trace: Trace) -> HardwareModel:
     """The model of the GPU that a trace was captured on, or the default one."""
-    return hardware_for_gpu(trace.provenance.gpu.name) or load_hardware(DEFAULT_HARDWARE)
+    return default_hardware(trace.provenance.gpu.name)
 
 
 def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
@@ -77,64 +71,51 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     hardware = hardware_of(trace)
     graph = OpGraph.build(trace, hardware)
     searches = not recipe.counts or any(policy in SEARCHES for policy in recipe.policies)
-    explored = _explore(graph, hardware, recipe) if searches else None
+    explored = _explore(graph, recipe) if searches else None
     found = [*_asked_for(graph, explored, recipe), *_by_lot(graph, recipe)]
-    sequential_ns = _simulate(graph, POLICIES["sequential"](graph, 1)).makespan_ns
-    timelines = [_simulate(graph, assignment) for _, assignment in found]
+    evaluator = Evaluator(graph)
+    sequential_ns = evaluator.evaluate(POLICIES["sequential"](graph, 1)).makespan_ns
+    evaluations = [evaluator.evaluate(schedule) for _, schedule in found]
     made_by = f"gpusim validate, {hardware.label}, seed {recipe.seed}"
-
-    def schedule(policy: str, assignment: Assignment, predicted_ns: int) -> Schedule:
-        return make_schedule(
-            trace,
-            assignment.order,
-            assignment.streams,
-            policy=policy,
-            made_by=made_by,
-            predicted_ns=predicted_ns,
-            variants=assignment.variants,
-            partitions=assignment.partitions,
-        )
-
     schedules = tuple(
-        schedule(policy, assignment, timeline.makespan_ns)
-        for (policy, assignment), timeline in zip(found, timelines, strict=True)
+        schedule.made(policy, made_by, evaluation.makespan_ns)
+        for (policy, schedule), evaluation in zip(found, evaluations, strict=True)
     )
     tried = [] if explored is None else contenders(explored, recipe.measure)
     spread = 1 + hardware.uncertainty.schedule_frac
     late = [
-        1 + hardware.uncertainty.late_frac(max(made.streams) + 1, graph.may_lose_cache, any(made.variants))
-        for _, made in found
+        1 + hardware.uncertainty.late_frac(each.stream_count, graph.may_lose_cache, each.has_variants)
+        for each in schedules
     ]
     bound = bounds(graph)
     return Chosen(
         schedules,
-        tuple(timeline.peak_bytes for timeline in timelines),
-        tuple(schedule(SEARCH, row.assignment, row.makespan_ns) for row in tried),
+        tuple(evaluation.peak_bytes for evaluation in evaluations),
+        tuple(row.schedule.made(SEARCH, made_by, row.makespan_ns) for row in tried),
         tuple(row.peak_bytes for row in tried),
-        any(each.makespan_ns * spread * more < sequential_ns for each, more in zip(timelines, late, strict=True)),
+        any(each.makespan_ns * spread * more < sequential_ns for each, more in zip(evaluations, late, strict=True)),
         {name.removesuffix("_ns"): time_ns for name, time_ns in bound.document().items()},
         hardware.label,
         sequential_ns,
         tuple(
-            hardware.interval_ns(timeline.makespan_ns, max(made.streams) + 1, graph.may_lose_cache, any(made.variants))
-            for timeline, (_, made) in zip(timelines, found, strict=True)
+            hardware.interval_ns(each.predicted_ns, each.stream_count, graph.may_lose_cache, each.has_variants)
+            for each in schedules
         ),
     )
 
 
-def _explore(graph: OpGraph, hardware: HardwareModel, recipe: Recipe) -> Explored:
+def _explore(graph: OpGraph, recipe: Recipe) -> Explored:
     return explore(
-        graph.trace,
-        hardware,
+        graph,
         streams=recipe.streams,
         budget_s=recipe.budget_s,
         seed=recipe.seed,
         also=recipe.policies,
-        splits=parse_splits(recipe.partitions, recipe.streams, hardware.limits.sms) if recipe.partitions else (),
+        splits=parse_splits(recipe.partitions, recipe.streams, graph.hardware.limits.sms) if recipe.partitions else (),
     )
 
 
-def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Iterator[tuple[str, Assignment]]:
+def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Iterator[tuple[str, Schedule]]:
     """The recipe's policies: each at all of its stream counts, or at the one that is predicted best."""
     for policy in recipe.policies:
         if policy == FASTEST_KERNELS:
@@ -146,34 +127,30 @@ def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Ite
         elif explored is not None and policy in SEARCHES:
             yield from _searched(explored, policy)
         elif explored is not None and not recipe.counts:
-            yield policy, explored.best_of(policy).assignment
+            yield policy, explored.best_of(policy).schedule
         else:
             for count in POLICIES[policy].stream_counts(recipe.counts):
                 yield policy, POLICIES[policy](graph, count)
 
 
-def _searched(explored: Explored, what: str) -> Iterator[tuple[str, Assignment]]:
+def _searched(explored: Explored, what: str) -> Iterator[tuple[str, Schedule]]:
     """One of `SEARCHES`: what is recommended, or the best of one kind; of partitions, the best on each split."""
     if what == RECOMMENDED:
-        yield RECOMMENDED, explored.best.assignment
+        yield RECOMMENDED, explored.best.schedule
     elif what == SEARCH:
         searched = (row for row in explored.rows if row.policy in SEARCHED)
-        yield SEARCH, min(searched, key=lambda row: row.makespan_ns, default=explored.best).assignment
+        yield SEARCH, min(searched, key=lambda row: row.makespan_ns, default=explored.best).schedule
     elif what == WITHOUT_VARIANTS:
-        yield WITHOUT_VARIANTS, explored.best_of(SEARCH).assignment
+        yield WITHOUT_VARIANTS, explored.best_of(SEARCH).schedule
     elif what == VARIANTS and explored.variants is not None:
-        yield VARIANTS, explored.best_of(VARIANTS).assignment
+        yield VARIANTS, explored.best_of(VARIANTS).schedule
     elif what == PARTITIONS:
         for tried in explored.partitions:
-            on_split = [row for row in explored.rows if row.assignment.partitions == tried.partitions]
+            on_split = [row for row in explored.rows if row.schedule.partitions == tried.partitions]
             sms = "+".join(str(partition.sms) for partition in tried.partitions)
-            yield f"partitions {sms}", min(on_split, key=lambda row: row.makespan_ns).assignment
+            yield f"partitions {sms}", min(on_split, key=lambda row: row.makespan_ns).schedule
 
 
-def _by_lot(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Assignment]]:
+def _by_lot(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Schedule]]:
     for number in range(recipe.random):
-        yield RANDOM, random_assignment(graph, number, recipe.seed)
-
-
-def _simulate(graph: OpGraph, assignment: Assignment) -> Timeline:
-    return FastEngine().run(assignment.lowered(graph), graph.hardware)
+        yield RANDOM, random_schedule(graph, number, recipe.seed)

@@ -15,8 +15,9 @@ import msgspec
 
 from gpusim.errors import RecipeError
 from gpusim.files import Count, Document, Nanoseconds, encode_json, read_document, write_document
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.measurement import Measurement
-from gpusim.plan.schedule import Schedule
+from gpusim.plan.schedule import Schedule, ScheduleDocument
 from gpusim.recipes.chosen import Chosen
 from gpusim.trace.schema import Trace
 from gpusim.version import code_version
@@ -40,15 +41,15 @@ class Predictions(Document, frozen=True, kw_only=True, omit_defaults=False):
     sequential_ns: Nanoseconds
     worth_it: bool
     bounds_ns: dict[str, Nanoseconds]
-    schedules: tuple[Schedule, ...]
+    schedules: tuple[ScheduleDocument, ...]
     intervals_ns: tuple[tuple[Nanoseconds, Nanoseconds], ...]
     """Of each schedule: 90 % of measurements are to lie in it."""
     peaks_bytes: tuple[Count, ...]
 
-    def chosen(self) -> Chosen:
-        """The schedules in the form in which recipes replay them."""
+    def chosen(self, graph: OpGraph) -> Chosen:
+        """The schedules in the form in which recipes replay them. Raises `ScheduleError` for one that is not legal."""
         return Chosen(
-            self.schedules,
+            tuple(Schedule.from_document(document, graph) for document in self.schedules),
             self.peaks_bytes,
             (),
             (),
@@ -95,7 +96,7 @@ def predictions_of(trace: Trace, chosen: Chosen, recipe: str) -> Predictions:
         sequential_ns=chosen.sequential_ns,
         worth_it=chosen.worth_it,
         bounds_ns=chosen.bounds_ns,
-        schedules=chosen.schedules,
+        schedules=tuple(schedule.to_document(trace) for schedule in chosen.schedules),
         intervals_ns=chosen.intervals_ns,
         peaks_bytes=chosen.peaks,
     )

@@ -8,16 +8,16 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from gpusim.defaults import MAX_BUDGET_S
 from gpusim.errors import RecipeError
 from gpusim.files import Count, Document, Positive, read_toml
 from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
 from gpusim.runtime.allowlist import check_operators
-from gpusim.search.explore import MAX_BUDGET_S
 from gpusim.search.searches import SEARCH, SEARCHED
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, named_trace
 from gpusim.trace.store import bundled_traces, read_trace
-from gpusim.trace.trust import check_trace_code, names_code, require_trust
+from gpusim.trace.trust import check_trace_code, names_code, require_trust, wrong_name
 
 #: The best searched schedule of the captured kernels, where the search may use others, too.
 WITHOUT_VARIANTS = "without variants"
@@ -61,7 +61,7 @@ class Case(Document, frozen=True, kw_only=True):
 class Recipe(Document, frozen=True, kw_only=True):
     """Cases, and what is done with each."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$(?!\n)")]
     """Begins the names of the results files: letters, digits, `_` and `-`."""
     case: tuple[Case, ...]
     policies: tuple[str, ...] = (SEARCH,)
@@ -132,6 +132,8 @@ def _wrong_with(case: Case) -> str:
         return "needs either 'spec' (with 'mode' and 'batch') or 'trace'"
     if case.spec is not None and (case.mode is None or case.batch is None):
         return f"'{case.spec}' needs 'mode' and 'batch'"
+    if case.spec is not None and (wrong := wrong_name(case.spec)):
+        return wrong
     if case.trace is not None and Case(trace=case.trace, fitted=case.fitted, variants=case.variants) != case:
         return "mode, batch, dtype, memory format and front end are those of the trace; leave them out"
     if case.trace is not None and case.trace not in bundled_traces() and not os.path.isfile(case.trace):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import multiprocessing
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gpusim.children import end_with_parent
 from gpusim.errors import GpuError, GpusimError, TraceError
 from gpusim.files import make_folder
 from gpusim.plan.measurement import Measurement
@@ -28,7 +28,6 @@ from gpusim.recipes.steps import (
     capture_case,
     measure_pairs_of,
     replay_chosen,
-    replayed_schedule,
     result_case,
 )
 from gpusim.report.pairs import write_pairs
@@ -36,6 +35,7 @@ from gpusim.report.replayed import ReplayedSchedule, write_replayed
 from gpusim.report.results import SCHEMA, ResultCase, Results
 from gpusim.report.results_table import write_results
 from gpusim.runtime.isolate import alone
+from gpusim.scratch import scratch_folder
 from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, read_trace
 from gpusim.trace.trust import check_trace_code
@@ -57,8 +57,8 @@ def run_recipe(
     """
     check_recipe_code(recipe, recipe.name, trust_code)
     make_folder(folder, "results")
-    with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch if recipe.traces is None else recipe.traces)
+    with scratch_folder() as scratch:
+        place = scratch if recipe.traces is None else Path(recipe.traces)
         make_folder(place, "traces")
         return _Run(recipe, folder, command, say, place, trust_code).all()
 
@@ -87,7 +87,7 @@ class _Run:
         captured = [(case, self._step(self._trace_of, case)) for case in self.recipe.case]
         spawn = multiprocessing.get_context("spawn")
         # Not beside the captures: those measure the host's pace.
-        with ProcessPoolExecutor(EXPLORE_WORKERS, mp_context=spawn) as explorers:
+        with ProcessPoolExecutor(EXPLORE_WORKERS, mp_context=spawn, initializer=end_with_parent) as explorers:
             waiting = [
                 (case, path, explorers.submit(choose_schedules, path, self.recipe))
                 for case, path in captured
@@ -147,7 +147,7 @@ class _Run:
         for measurement, schedule, peak in zip(measured, chosen.schedules, chosen.peaks, strict=True):
             row = result_case(case, trace, chosen, measurement, peak)
             self.rows.append(row)
-            self.replayed.append(replayed_schedule(trace, schedule, measurement))
+            self.replayed.append(ReplayedSchedule.of(trace, schedule, measurement))
             self.say(f"{row.trace} {row.policy} {row.streams}: {row.speedup:.2f}x, prediction error {row.error:+.1%}")
         gpu = measured[0].gpu
         self.results = Results(

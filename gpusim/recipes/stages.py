@@ -8,6 +8,7 @@ results file of the recipe.
 from __future__ import annotations
 
 import datetime
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ import msgspec
 
 from gpusim.errors import GpusimError, RecipeError
 from gpusim.files import make_folder
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.measurement import Measurement
-from gpusim.recipes.chosen import choose_schedules
+from gpusim.recipes.chosen import Chosen, choose_schedules, hardware_of
 from gpusim.recipes.predictions import (
     Predictions,
     predictions_of,
@@ -27,7 +29,7 @@ from gpusim.recipes.predictions import (
     write_predictions,
 )
 from gpusim.recipes.recipe import Case, Recipe
-from gpusim.recipes.steps import capture_case, replay_chosen, replayed_schedule, result_case
+from gpusim.recipes.steps import capture_case, replay_chosen, result_case
 from gpusim.report.replayed import SUFFIX as REPLAYED_SUFFIX
 from gpusim.report.replayed import ReplayedSchedule, read_replayed, write_replayed
 from gpusim.report.results import SCHEMA, ResultCase, Results, read_all_results
@@ -63,7 +65,7 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
     errors: list[GpusimError] = []
     for case in cases:
         path = trace_path(case, recipe)
-        if not path.is_file():
+        if not os.path.isfile(path):
             make_folder(path.parent, "traces")
             try:
                 path = alone(capture_case, case, path.parent, recipe.seed, command)
@@ -88,12 +90,12 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
     paths: list[Path] = []
     for case in cases:
         path = trace_path(case, recipe)
-        if not path.is_file():
+        if not os.path.isfile(path):
             say(f"not captured yet: {path.name}")
             continue
         trace = read_trace(path)
         target = predictions_path(path)
-        if target.is_file():
+        if os.path.isfile(target):
             read_predictions(target, trace)
         else:
             target = write_predictions(predictions_of(trace, choose_schedules(path, recipe), recipe.name), path)
@@ -115,20 +117,20 @@ def measure_stage(
     for case in cases:
         path = trace_path(case, recipe)
         try:
-            if not path.is_file():
+            if not os.path.isfile(path):
                 raise RecipeError(str(path), "not captured yet: run the stage 'capture' first")
             trace = read_trace(path)
             if joined.has(trace):
                 continue
             predictions = read_predictions(predictions_path(path), trace)
-            chosen = predictions.chosen()
+            chosen = predictions.chosen(OpGraph.build(trace, hardware_of(trace)))
             runs = [alone(replay_chosen, path, chosen, recipe, command, trust_code)[1] for _ in range(recipe.processes)]
         except GpusimError as cause:
             errors.append(cause)
             say(f"failed: {cause}")
             continue
         measured = predictions.held_to([between_processes(each) for each in zip(*runs, strict=True)])
-        joined.add(case, trace, predictions, measured, command)
+        joined.add(case, trace, predictions, chosen, measured, command)
         say(f"measured {len(measured)} schedules of {trace.name}")
     if joined.results is None:
         raise errors[0] if errors else RecipeError(recipe.name, "has no case to measure")
@@ -183,16 +185,22 @@ class _Joined:
         return self.results is not None and any(case.trace == trace.name for case in self.results.cases)
 
     def add(
-        self, case: Case, trace: Trace, predictions: Predictions, measured: Sequence[Measurement], command: str
+        self,
+        case: Case,
+        trace: Trace,
+        predictions: Predictions,
+        chosen: Chosen,
+        measured: Sequence[Measurement],
+        command: str,
     ) -> None:
         gpu = measured[0].gpu
         today = datetime.date.today().isoformat()
         versions = {"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn}
         rows: list[ResultCase] = []
-        for each, schedule, peak_bytes in zip(measured, predictions.schedules, predictions.peaks_bytes, strict=True):
-            row = result_case(case, trace, predictions.chosen(), each, peak_bytes)
+        for each, schedule, peak_bytes in zip(measured, chosen.schedules, chosen.peaks, strict=True):
+            row = result_case(case, trace, chosen, each, peak_bytes)
             rows.append(msgspec.structs.replace(row, commit=predictions.code, date=today, versions=versions))
-            self.replayed.append(replayed_schedule(trace, schedule, each))
+            self.replayed.append(ReplayedSchedule.of(trace, schedule, each))
         if self.results is None:
             self.results = Results(
                 schema=SCHEMA,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.measurement import Measurement
 from gpusim.plan.pairs import PairCase
-from gpusim.plan.schedule import Schedule, check_schedule, chosen_variants
 from gpusim.recipes.chosen import Chosen, hardware_of
 from gpusim.recipes.recipe import Case, Recipe
 from gpusim.recipes.trial import fastest
-from gpusim.report.replayed import ReplayedSchedule
 from gpusim.report.results import ResultCase
-from gpusim.trace.dependencies import dependencies
 from gpusim.trace.schema import Trace
-from gpusim.trace.store import read_trace, structure_hash, write_trace
+from gpusim.trace.store import read_trace, write_trace
 
 
 def capture_case(case: Case, folder: Path, seed: int, command: str) -> Path:
@@ -57,14 +55,13 @@ def replay_chosen(
     from gpusim.runtime.replay import replay
 
     trace = read_trace(path)
-    hardware = hardware_of(trace)
+    graph = OpGraph.build(trace, hardware_of(trace))
     if chosen.contenders:
-        times_ns, _ = fastest(trace, chosen.contenders, hardware, recipe.seed, trust_code=trust_code)
+        times_ns, _ = fastest(graph, chosen.contenders, recipe.seed, trust_code=trust_code)
         chosen = chosen.with_searched(times_ns)
     measured = replay(
-        trace,
+        graph,
         chosen.schedules,
-        hardware,
         command=command,
         seed=recipe.seed,
         recordings=recipe.recordings,
@@ -79,22 +76,6 @@ def measure_pairs_of(path: Path, recipe: Recipe) -> list[PairCase]:
 
     trace = read_trace(path)
     return measure_pairs(trace, hardware_of(trace), recipe.pairs, recipe.seed)
-
-
-def replayed_schedule(trace: Trace, schedule: Schedule, measurement: Measurement) -> ReplayedSchedule:
-    """A schedule with its measured time, in the form that can be predicted again without a GPU."""
-    order, stream_of = check_schedule(schedule, trace, dependencies(trace))
-    return ReplayedSchedule(
-        trace=trace.name,
-        trace_hash=structure_hash(trace),
-        policy=measurement.policy,
-        order=tuple(order),
-        stream_of=tuple(stream_of),
-        variants=chosen_variants(schedule, trace),
-        partitions=schedule.partitions,
-        measured_ns=measurement.schedule.median_ns,
-        sequential_ns=measurement.sequential.median_ns,
-    )
 
 
 def result_case(case: Case, trace: Trace, chosen: Chosen, measurement: Measurement, peak_bytes: int) -> ResultCase:

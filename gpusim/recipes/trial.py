@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpusim.hardware.model import HardwareModel
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.search.explore import Explored
-from gpusim.search.schedules import row_schedule
 from gpusim.search.trial import Trial, contenders
-from gpusim.trace.schema import Trace
 
 SEQUENTIAL = "sequential"
 
 
 def fastest(
-    trace: Trace, schedules: Sequence[Schedule], hardware: HardwareModel, seed: int, *, trust_code: bool = False
+    graph: OpGraph, schedules: Sequence[Schedule], seed: int, *, trust_code: bool = False
 ) -> tuple[list[int], int]:
     """What each schedule took on this GPU in a quick measurement, and which was the fastest, the first of equals.
 
@@ -27,7 +25,7 @@ def fastest(
     """
     from gpusim.runtime.replay import trial_ns
 
-    times_ns = trial_ns(trace, schedules, hardware, seed=seed, trust_code=trust_code)
+    times_ns = trial_ns(graph, schedules, seed=seed, trust_code=trust_code)
     return times_ns, times_ns.index(min(times_ns))
 
 
@@ -47,15 +45,14 @@ def try_best(
     from gpusim.runtime.replay import replay, require_equal
 
     rows = contenders(explored, count)
-    made = [row_schedule(explored, row) for row in rows]
+    made = [row.schedule for row in rows]
     say(f"trying {len(rows)} schedules")
-    times_ns, number = fastest(explored.trace, made, explored.hardware, explored.seed, trust_code=trust_code)
+    times_ns, number = fastest(explored.graph, made, explored.seed, trust_code=trust_code)
     best, measurement = rows[number], None
     if best.policy != SEQUENTIAL:
         (measurement,) = replay(
-            explored.trace,
+            explored.graph,
             [made[number]],
-            explored.hardware,
             command=command,
             seed=explored.seed,
             say=say,

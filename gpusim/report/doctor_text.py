@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from gpusim.importers.build import Imported
 from gpusim.importers.doctor import Report
@@ -36,6 +37,25 @@ def imported_lines(imported: Imported) -> Iterator[str]:
     yield f"  dependencies  {source.dependency_quality}"
     yield from _step_lines(imported)
     yield from finding_lines(imported.findings)
+
+
+def imported_document(imported: Imported) -> dict[str, Any]:
+    """The import as `gpusim import --json` prints it."""
+    source = imported.source
+    return {
+        "gpu": imported.trace.provenance.gpu.name,
+        "kernels": sum(kernel.kind == "kernel" for op in imported.trace.ops for kernel in op.kernels),
+        "streams": source.streams,
+        "step": source.step,
+        "steps": imported.steps,
+        "dependency_quality": source.dependency_quality,
+        "observed_ns": source.observed_ns,
+        "busy_ns": source.busy_ns,
+        "concurrent_ns": source.concurrent_ns,
+        "resimulated_ns": source.resimulated_ns,
+        "error": imported.error,
+        "findings": [{"code": f.code, "text": f.text, "action": f.action} for f in imported.findings],
+    }
 
 
 def _step_lines(imported: Imported) -> Iterator[str]:

@@ -6,14 +6,13 @@ The schedules that a recipe replayed lie beside its results; their steps' traces
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import MeasurementError
-from gpusim.hardware.model import hardware_for_gpu, load_hardware
+from gpusim.hardware.model import default_hardware
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment
 from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed
 from gpusim.search.bounds import bounds
 from gpusim.search.gap import PARTS, Gap, gap_to_bound
@@ -23,7 +22,6 @@ from gpusim.trace.store import read_trace, structure_hash
 NAMED_ABOVE = 1.25
 #: Parts that are named in a row of the first table: those of at least this share of the gap.
 _NAMED_SHARE = 0.15
-_DEFAULT_HARDWARE = "h200"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +76,11 @@ def measured_gaps(schedules: Sequence[ReplayedSchedule], traces: Mapping[str, Pa
         trace = read_trace(traces[name])
         if structure_hash(trace) != best.trace_hash:
             raise MeasurementError(str(traces[name]), f"is another step than the '{name}' that was replayed")
-        hardware = hardware_for_gpu(trace.provenance.gpu.name) or load_hardware(_DEFAULT_HARDWARE)
+        hardware = default_hardware(trace.provenance.gpu.name)
         graph = OpGraph.build(trace, hardware).choosing(best.variants)
-        assignment = Assignment(best.order, best.stream_of)
-        gap = gap_to_bound(graph, assignment, bounds(graph), FastEngine(), best.measured_ns)
+        # The graph runs the chosen kernels as if they had been captured.
+        schedule = replace(best.schedule, variants=())
+        gap = gap_to_bound(graph, schedule, bounds(graph), FastEngine(), best.measured_ns)
         found.append(MeasuredGap(name, best.policy, gap))
     return found
 

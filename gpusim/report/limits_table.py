@@ -134,7 +134,7 @@ def print_limits(limits: Limits) -> None:
     print_table(out, _gap_table(limits))
     out.print(
         "T1: all kernels one after the other, without gaps; T-inf: the longest chain of dependent ones. "
-        "A negative loss is a scheduling anomaly. docs/limits.md explains each number.",
+        "A negative loss is a scheduling anomaly. docs/commands/limits.md explains each number.",
         style="dim",
     )
     if not all(scope.parallelism.width_exact for scope in limits.scopes):

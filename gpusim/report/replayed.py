@@ -8,7 +8,11 @@ from typing import Final, Literal
 
 from gpusim.errors import MeasurementError
 from gpusim.files import Count, Document, Nanoseconds, read_document, write_document
+from gpusim.plan.measurement import Measurement
 from gpusim.plan.partitions import Partition
+from gpusim.plan.schedule import Schedule
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import structure_hash
 
 SCHEMA: Final = "gpusim-replayed/1"
 SUFFIX: Final = ".schedules.json.gz"
@@ -30,6 +34,26 @@ class ReplayedSchedule(Document, frozen=True, kw_only=True):
     measured_ns: Nanoseconds
     sequential_ns: Nanoseconds
     """Measured beside it."""
+
+    @classmethod
+    def of(cls, trace: Trace, schedule: Schedule, measurement: Measurement) -> ReplayedSchedule:
+        """A schedule of `trace` with its measured time."""
+        return cls(
+            trace=trace.name,
+            trace_hash=structure_hash(trace),
+            policy=measurement.policy,
+            order=schedule.order,
+            stream_of=schedule.streams,
+            variants=schedule.variants,
+            partitions=schedule.partitions,
+            measured_ns=measurement.schedule.median_ns,
+            sequential_ns=measurement.sequential.median_ns,
+        )
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule itself."""
+        return Schedule(self.order, self.stream_of, self.variants, self.partitions, self.policy)
 
 
 class Replayed(Document, frozen=True, kw_only=True):

@@ -9,7 +9,15 @@ from typing import Final
 import msgspec
 
 from gpusim.errors import MeasurementError
-from gpusim.files import Count, Document, Nanoseconds, Positive, document_schema, read_document
+from gpusim.files import (
+    Count,
+    Document,
+    Nanoseconds,
+    Positive,
+    PositiveNanoseconds,
+    document_schema,
+    read_document,
+)
 from gpusim.plan.measurement import outputs_in_words
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode
 
@@ -28,12 +36,12 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     frontend: Frontend
     policy: str
     streams: Positive
-    predicted_ns: Nanoseconds
+    predicted_ns: PositiveNanoseconds
     predicted_interval_ns: tuple[Nanoseconds, Nanoseconds] = (0, 0)
     """The interval that the prediction came with: 90 % of measurements are to lie in it."""
-    measured_ns: Nanoseconds
+    measured_ns: PositiveNanoseconds
     interval_ns: tuple[Nanoseconds, Nanoseconds]
-    sequential_ns: Nanoseconds
+    sequential_ns: PositiveNanoseconds
     sequential_interval_ns: tuple[Nanoseconds, Nanoseconds]
     predicted_sequential_ns: Nanoseconds
     fastest_ns: Nanoseconds = 0

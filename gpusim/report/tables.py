@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
+from gpusim.defaults import DEFAULT_POLICY, RECOMMENDED
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import Measurement
-from gpusim.policies import DEFAULT_POLICY, RECOMMENDED
 from gpusim.policies.registry import RegisteredPolicy
 from gpusim.report.choices import choices_document, choices_lines
 from gpusim.report.fit import print_table

@@ -24,7 +24,7 @@ from gpusim.version import code_version
 
 REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
 #: Numbers that stay as they are: one of an experiment of its own, one that was chosen with the others fitted for each
-#: value (docs/fidelity.md, docs/hardware_models.md).
+#: value (research/2026-11-23-fidelity.md, research/2026-11-23-calibration.md).
 KEPT = ("uncertainty.cache_frac", "uncertainty.variants_frac", "contention.cross_load")
 JOIN_SOURCE = "not measured; kernels of one block that waited for several others on an H200 started no later"
 LIMITS_FROM_DRIVER = {
@@ -40,7 +40,9 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     require_gpu()
     facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
     if facts.name != base.gpu:
-        raise GpuError(f"this GPU is '{facts.name}', the base model '{base.name}' is of '{base.gpu}'; choose --base")
+        raise GpuError(
+            f"this GPU is '{facts.name}', the base model '{base.name}' is of '{base.gpu}'; choose another base"
+        )
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     for field, name in LIMITS_FROM_DRIVER.items():
         found = getattr(properties, name, None)
@@ -144,7 +146,7 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
 
 
 def fork_ns() -> float:
-    """From one successor of a kernel to the next in a CUDA graph, but the last two (docs/engine.md, "Graph mode").
+    """From one successor of a kernel to the next in a CUDA graph, but the last two (docs/hardware-rules.md).
 
     Of up to six: wider forks start in another order, and later, on an H200.
     """

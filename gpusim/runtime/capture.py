@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,20 +12,23 @@ import msgspec
 import torch
 
 from gpusim.errors import CaptureError
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import plan_sync
 from gpusim.runtime.allowlist import check_operators
+from gpusim.runtime.calls import JointGraph, OwnResults
 from gpusim.runtime.compare import NOT_FINITE, Results, errors
 from gpusim.runtime.cudagraph import GraphRecorder
 from gpusim.runtime.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.runtime.eager import paced, time_eager
 from gpusim.runtime.execute import InitialState, Runner, make_initial, results_of
 from gpusim.runtime.isolate import alone
-from gpusim.runtime.joint import JointGraph, joint_graph
-from gpusim.runtime.models import Step, load_step
+from gpusim.runtime.joint import joint_graph
+from gpusim.runtime.models import ModelStep, load_step
 from gpusim.runtime.profiling import Profile, host_times, profile_ops
 from gpusim.runtime.record import Recorded, record
 from gpusim.runtime.rounding import rounding_noise
 from gpusim.runtime.timing import time_typical
+from gpusim.runtime.user_step import UserStep, set_rng_state
 from gpusim.runtime.variant_capture import with_variants
 from gpusim.trace.check import check_trace
 from gpusim.trace.dependencies import dependencies
@@ -48,6 +51,10 @@ from gpusim.version import code_version
 #: same operators on the same data; what differs is the order of atomic additions, and the rounding that grows from it
 #: through the layers.
 CHECK_TOLERANCE: dict[Dtype, float] = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}
+
+
+Say = Callable[[str], None]
+"""Is told what capture does now."""
 
 
 @dataclass(frozen=True)
@@ -76,37 +83,52 @@ class Captured:
     profile: Profile
 
 
+@dataclass(frozen=True)
+class Rebuilt:
+    """A step as a trace without times, and how far its results are from the model's own."""
+
+    trace: Trace
+    recorded: Recorded
+    loss_error: float
+    gradient_error: float
+
+
 @explain_out_of_memory
-def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None) -> Captured:
+def capture(options: CaptureOptions, say: Say = lambda _: None) -> Captured:
     """Capture one step on the current GPU. Raises `CaptureError` where a check fails, `GpuError` without a GPU."""
     device = require_gpu()
     if options.frontend != "aten":
-        raise CaptureError(f"front end '{options.frontend}' is not available in this version; use --frontend aten")
+        raise CaptureError(f"front end '{options.frontend}' is not available in this version; use 'aten'")
     set_precision(options.dtype)
     say("building the model")
     step = build_step(options, device)
     say("recording its operators")
-    graph = joint_graph(step)
-    torch.cuda.manual_seed(options.seed)
-    recorded = record(graph)
-    trace = bare_trace(options, step, recorded)
+    return capture_recorded(step, joint_graph(step), options, device, say)
+
+
+def capture_recorded(
+    step: ModelStep | UserStep, graph: JointGraph, options: CaptureOptions, device: torch.device, say: Say
+) -> Captured:
+    """Check a recorded step, then time and profile it on the GPU."""
     say("checking the rebuilt step against the model")
-    loss_error, gradient_error = check_against_model(trace, step, graph, recorded, options, device)
+    rebuilt = rebuild(step, graph, options, device)
+    trace, initial = rebuilt.trace, rebuilt.recorded.initial
     say("timing the eager step")
     eager = time_eager(step)
     runner = Runner(trace, device)
-    state = InitialState.copy_of(recorded.initial)
+    state = InitialState.copy_of(initial)
     runner.bind(state.tensors)
     releases = program_order_releases(trace)
     say("timing the host's calls")
     issue_ns = host_times(runner, state, releases)
     host_ns = paced(trace, issue_ns, eager.pace)
     n = len(trace.ops)
-    gpu = gpu_facts(GraphRecorder(runner, dependencies(trace)).record(range(n), [0] * n).replay)
+    gpu = gpu_facts(GraphRecorder(runner, dependencies(trace)).record(Schedule.in_recorded_order(n), warm=True).replay)
     state.restore()
     say("profiling its kernels")
     profile = profile_ops(runner, state, releases, sum(issue_ns))  # issued one by one again, not at the eager pace
-    del runner, state, recorded, graph
+    loss_error, gradient_error = rebuilt.loss_error, rebuilt.gradient_error
+    del runner, state, rebuilt, graph, initial
     say("timing the sequential CUDA graph, rebuilt from the trace")
     graph_time = alone(time_sequential, trace, options.seed)
     truth = GroundTruth(
@@ -124,6 +146,15 @@ def capture(options: CaptureOptions, say: Callable[[str], None] = lambda _: None
     return Captured(trace, loss_error, gradient_error, profile)
 
 
+def rebuild(step: ModelStep | UserStep, graph: JointGraph, options: CaptureOptions, device: torch.device) -> Rebuilt:
+    """The step from its recorded calls alone, checked against the model's own. Raises `CaptureError`."""
+    _seed(graph, options.seed)
+    recorded = record(graph)
+    trace = bare_trace(options, step, recorded, graph.fixed)
+    loss_error, gradient_error = check_against_model(trace, step, graph, recorded, options, device)
+    return Rebuilt(trace, recorded, loss_error, gradient_error)
+
+
 def time_sequential(trace: Trace, seed: int) -> Timing:
     """Time of the sequential CUDA graph of a trace, rebuilt from the trace alone, as replay will do it.
 
@@ -136,11 +167,12 @@ def time_sequential(trace: Trace, seed: int) -> Timing:
     runner.bind(make_initial(trace, device, seed).tensors)
     recorder = GraphRecorder(runner, dependencies(trace))
     n = len(trace.ops)
-    recorder.record(range(n), [0] * n)
-    return time_typical({"graph": lambda: recorder.record(range(n), [0] * n, warm=False)})["graph"]
+    alone = Schedule.in_recorded_order(n)
+    recorder.record(alone, warm=True)
+    return time_typical({"graph": lambda: recorder.record(alone)})["graph"]
 
 
-def build_step(options: CaptureOptions, device: torch.device) -> Step:
+def build_step(options: CaptureOptions, device: torch.device) -> ModelStep:
     """The model of the options, on the device."""
     return load_step(
         options.spec,
@@ -153,7 +185,9 @@ def build_step(options: CaptureOptions, device: torch.device) -> Step:
     )
 
 
-def bare_trace(options: CaptureOptions, step: Step, recorded: Recorded) -> Trace:
+def bare_trace(
+    options: CaptureOptions, step: ModelStep | UserStep, recorded: Recorded, fixed: Sequence[str] = ()
+) -> Trace:
     """The trace before anything has been timed; its operators are all on the allow-list."""
     trace = Trace(
         schema=SCHEMA,
@@ -173,7 +207,8 @@ def bare_trace(options: CaptureOptions, step: Step, recorded: Recorded) -> Trace
             dtype=options.dtype,
             memory_format=options.memory_format,
             frontend=options.frontend,
-            optimizer="sgd_momentum" if options.mode == "train" else None,
+            optimizer=step.optimizer_name,
+            fixed=tuple(fixed),
         ),
         storages=tuple(recorded.storages),
         tensors=tuple(recorded.tensors),
@@ -190,7 +225,12 @@ def program_order_releases(trace: Trace) -> tuple[tuple[int, ...], ...]:
 
 
 def check_against_model(
-    trace: Trace, step: Step, graph: JointGraph, recorded: Recorded, options: CaptureOptions, device: torch.device
+    trace: Trace,
+    step: ModelStep | UserStep,
+    graph: JointGraph,
+    recorded: Recorded,
+    options: CaptureOptions,
+    device: torch.device,
 ) -> tuple[float, float]:
     """Run the trace's ops on the model's own tensors and compare with the model's own step.
 
@@ -203,12 +243,16 @@ def check_against_model(
     runner.bind(state.tensors)
     releases = program_order_releases(trace)
     noise = rounding_noise(runner, state, releases, options.seed)
-    _seed(options.seed)
+    _seed(graph, options.seed)
     runner.run_in_order(releases)
     # An output may be an input handed on, which `results_of` leaves out.
     rebuilt: dict[int, Any] = {i: runner.tensors[i] for i in recorded.final} | results_of(trace, runner.tensors)
-    _seed(options.seed)
-    outputs, gradients = _own_step(step)
+    own = graph.own
+    if own is None:
+        assert isinstance(step, ModelStep)
+        _seed(graph, options.seed)
+        own = _own_step(step)
+    outputs, gradients = own.outputs, own.gradients
     loss_error = _worst(trace, recorded.outputs, outputs, rebuilt, noise, "output")
     gradient_error = _worst(trace, recorded.gradients, gradients, rebuilt, noise, "gradient")
     limit = CHECK_TOLERANCE[trace.model.dtype]
@@ -216,20 +260,28 @@ def check_against_model(
         if not error <= limit:
             problem = f"leaves {_name(trace, index)} {_in_words(error)} away from the recorded step"
             raise CaptureError(f"the rebuilt step {problem} (limit {limit:g})")
+    states = {i: own.states[t.name] for i, t in enumerate(trace.tensors) if t.init and t.name in own.states}
+    _worst(trace, list(states), list(states.values()), rebuilt | _held(runner, states), noise, "state")
     return loss_error, gradient_error
 
 
-def _own_step(step: Step) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _held(runner: Runner, indices: Iterable[int]) -> Results:
+    """Tensors that a runner holds."""
+    held = {index: runner.tensors[index] for index in indices}
+    return {index: tensor for index, tensor in held.items() if tensor is not None}
+
+
+def _own_step(step: ModelStep) -> OwnResults:
     """Outputs (the loss, in training) and gradients of a copy of the model, computed by the model itself."""
     module = copy.deepcopy(step.module)
     if step.loss is None:
         with torch.no_grad():
             output = module(*step.inputs)
         leaves = torch.utils._pytree.tree_leaves(output)
-        return [t for t in leaves if isinstance(t, torch.Tensor)], []
+        return OwnResults([t for t in leaves if isinstance(t, torch.Tensor)], [])
     loss = step.loss(module(*step.inputs), step.target)
     loss.backward()
-    return [loss.detach()], [p.grad for p in module.parameters() if p.grad is not None]
+    return OwnResults([loss.detach()], [p.grad for p in module.parameters() if p.grad is not None])
 
 
 def _worst(
@@ -269,5 +321,9 @@ def _name(trace: Trace, index: int) -> str:
     return f"'tensor {index}'{made}"
 
 
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
+def _seed(graph: JointGraph, seed: int) -> None:
+    """Begin with the random numbers that the model's own step began with."""
+    if graph.own is not None and graph.own.rng is not None:
+        set_rng_state(graph.own.rng)
+    else:
+        torch.manual_seed(seed)

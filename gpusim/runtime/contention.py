@@ -18,9 +18,9 @@ from gpusim.hardware.model import HardwareModel
 from gpusim.plan.anchor import anchor
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.plan.schedule import Schedule, make_schedule
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Plan
-from gpusim.policies.random_schedules import RANDOM, random_assignment
+from gpusim.policies.random_schedules import random_schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.runtime import calibration_net
 from gpusim.runtime.capture import CaptureOptions
@@ -121,14 +121,11 @@ def measure_points(model: HardwareModel, say: Callable[[str], None]) -> Measured
         trace = alone(_capture, options)
         say(f"replaying {trace.name}")
         graph = OpGraph.build(trace, model)
-        made = [(policy, POLICIES[policy](graph, streams)) for policy, streams in SCHEDULES]
-        made += [(RANDOM, random_assignment(graph, number, seed=0)) for number in range(RANDOM_SCHEDULES)]
-        schedules = tuple(
-            make_schedule(trace, assignment.order, assignment.streams, policy=policy, made_by="calibrate")
-            for policy, assignment in made
+        schedules = (
+            *(POLICIES[policy](graph, streams) for policy, streams in SCHEDULES),
+            *(random_schedule(graph, number, seed=0) for number in range(RANDOM_SCHEDULES)),
         )
-        arrangements = [(assignment.order, assignment.streams) for _, assignment in made]
-        replayed.append((trace, arrangements, *alone(_replay, trace, schedules, model)))
+        replayed.append((trace, schedules, *alone(_replay, trace, schedules, model)))
     found = Measured(
         points=(),
         gaps_ns=tuple(anchor(trace, model).chain_ns for trace, *_ in replayed),
@@ -136,8 +133,8 @@ def measure_points(model: HardwareModel, say: Callable[[str], None]) -> Measured
     )
     model = with_branch_cost(model, found.branch_ns)
     points: list[Point] = []
-    for trace, arrangements, sequential_ns, times, _ in replayed:
-        points += points_of(trace, model, sequential_ns, arrangements, times)
+    for trace, schedules, sequential_ns, times, _ in replayed:
+        points += points_of(trace, model, sequential_ns, schedules, times)
     return dataclasses.replace(found, points=tuple(points))
 
 
@@ -145,10 +142,10 @@ def points_of(
     trace: Trace,
     model: HardwareModel,
     sequential_ns: int,
-    arrangements: Sequence[tuple[Sequence[int], Sequence[int]]],
+    schedules: Sequence[Schedule],
     measured_ns: Sequence[int],
 ) -> list[Point]:
-    """The points of one step: launch orders and streams by op, and what they took.
+    """The points of one step: schedules and what they took.
 
     The trace is anchored to the sequential graph that was timed in the same process, `sequential_ns`: it differs from
     the capture's by what two recordings differ.
@@ -159,8 +156,8 @@ def points_of(
     truth = msgspec.structs.replace(truth, graph=graph_time)
     here = OpGraph.build(msgspec.structs.replace(trace, ground_truth=truth), model)
     return [
-        Point(lower(here, order, streams), here.hardware, took_ns, 1 / len(arrangements))
-        for (order, streams), took_ns in zip(arrangements, measured_ns, strict=True)
+        Point(lower(here, schedule), here.hardware, took_ns, 1 / len(schedules))
+        for schedule, took_ns in zip(schedules, measured_ns, strict=True)
     ]
 
 
@@ -285,7 +282,7 @@ def _replay(trace: Trace, schedules: tuple[Schedule, ...], model: HardwareModel)
     from gpusim.runtime.replay import replay, require_equal
     from gpusim.runtime.straight import branch_cost_ns
 
-    measured = replay(trace, schedules, model, recordings=RECORDINGS)
+    measured = replay(OpGraph.build(trace, model), schedules, recordings=RECORDINGS)
     for measurement in measured:
         require_equal(measurement)
     times_ns = [measurement.schedule.median_ns for measurement in measured]

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from gpusim.errors import CaptureError, GpuError
+from gpusim.scratch import scratch_folder
 from gpusim.trace.names import base_name, shown_name
 from gpusim.trace.schema import Counters, Dim3, Kernel, Trace
 from gpusim.trace.store import write_trace
@@ -57,8 +57,8 @@ def with_counters(trace: Trace, seed: int, say: Callable[[str], None] = lambda _
     ncu = find_ncu()
     kernels = sum(kernel.kind == "kernel" for op in trace.ops for kernel in op.kernels)
     say(f"counting what {kernels} kernels do, with {ncu}")
-    with tempfile.TemporaryDirectory() as folder:
-        step, table = Path(folder) / "step.json", Path(folder) / "counters.csv"
+    with scratch_folder() as folder:
+        step, table = folder / "step.json", folder / "counters.csv"
         write_trace(trace, step)
         command = ncu_command(ncu, step, table, seed)
         try:
@@ -70,7 +70,7 @@ def with_counters(trace: Trace, seed: int, say: Callable[[str], None] = lambda _
     if DENIED in said:
         raise GpuError(
             f"ncu may not read the GPU's counters ({DENIED}): they are for administrators, unless the driver's option "
-            "NVreg_RestrictProfilingToAdminUsers is 0; without --counters they are estimated"
+            "NVreg_RestrictProfilingToAdminUsers is 0; without counters they are estimated"
         )
     if done.returncode:
         raise GpuError(f"ncu failed (exit status {done.returncode}): {_reason(said)}")
@@ -84,7 +84,7 @@ def find_ncu() -> str:
     """The ncu to use. Raises `GpuError` where there is none."""
     found = shutil.which("ncu") or next((path for place in PLACES for path in sorted(glob.glob(place))[::-1]), None)
     if found is None:
-        raise GpuError("no ncu (Nsight Compute) on PATH: counters need it; without --counters they are estimated")
+        raise GpuError("no ncu (Nsight Compute) on PATH: counters need it; without counters they are estimated")
     return found
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from gpusim.plan.partitions import Partition, lay_out
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import SyncPlan, plan_sync
 from gpusim.runtime.execute import Runner
 from gpusim.runtime.partitions import Partitions, sm_groups
@@ -38,26 +39,18 @@ class GraphRecorder:
         self._streams: list[torch.cuda.Stream] = []
         self._parted: dict[tuple[Partition, ...], tuple[Partitions, list[torch.cuda.Stream]]] = {}
 
-    def record(
-        self,
-        order: Sequence[int],
-        streams: Sequence[int],
-        warm: bool = True,
-        *,
-        variants: Sequence[int] = (),
-        partitions: Sequence[Partition] = (),
-    ) -> RecordedGraph:
+    def record(self, schedule: Schedule, warm: bool = False) -> RecordedGraph:
         """Record a legal schedule. `warm` runs it once before, eagerly: libraries set up on first use of a stream.
 
-        `variants` are as for `Runner.variants`. Raises `GpuError` where this GPU or driver has no SM partitions.
+        Raises `GpuError` where this GPU or driver has no SM partitions.
         """
         trace = self.runner.trace
-        covered = covered_by(trace, variants)
-        order, streams = beside_theirs(order, streams, covered)
+        covered = covered_by(trace, schedule.variants)
+        order, streams = beside_theirs(schedule.order, schedule.streams, covered)
         sync = plan_sync(trace, self.preds, order, streams, covered)
-        lanes = self._lanes(max(streams) + 1, tuple(partitions))
+        lanes = self._lanes(max(streams) + 1, schedule.partitions)
         torch.cuda.synchronize()
-        self.runner.choose(variants)
+        self.runner.choose(schedule.variants)
         try:
             return self._record(order, streams, sync, lanes, warm)
         finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -77,6 +78,22 @@ def set_precision(dtype: Dtype) -> None:
     torch.backends.cuda.matmul.allow_tf32 = allow
     torch.backends.cudnn.allow_tf32 = allow
     torch.backends.cudnn.benchmark = False
+
+
+@contextmanager
+def precision(dtype: Dtype) -> Iterator[None]:
+    """`set_precision` for as long as this lasts."""
+    before = (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+    )
+    set_precision(dtype)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before[0]
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:

@@ -1,7 +1,7 @@
 """Experiments that each pin one rule of the block dispatcher: where blocks go, when, and what they share.
 
 Each takes a bench (`gpusim.runtime.blocks.BlockBench`) that runs kernels, looks at where and when their blocks ran, and
-says whether the engines' rule agrees. docs/hardware_models.md lists them.
+says whether the engines' rule agrees. research/2026-11-23-calibration.md lists them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -13,12 +13,10 @@ import torch
 
 from gpusim.plan.eager import STEPS_IN_A_ROW
 from gpusim.runtime.joint import LEARNING_RATE, MOMENTUM
-from gpusim.runtime.models import Step
+from gpusim.runtime.models import ModelStep
 from gpusim.runtime.timing import median_interval
+from gpusim.runtime.user_step import Phases, UserStep
 from gpusim.trace.schema import Phase, Timing, Trace
-
-Phases = Sequence[tuple[Phase, Callable[[Any], Any]]]
-"""The phases of a step in order; each is given what the one before it returned."""
 
 #: Rounds of timing; in each the step's wall time and the host's pace, in turns.
 EAGER_ROUNDS = 25
@@ -31,21 +29,21 @@ class EagerTimes:
 
     wall: Timing
     """One of `STEPS_IN_A_ROW` steps in a row, from a quiet GPU to a quiet GPU, as a user's loop would run them."""
-    pace: dict[Phase, int]
+    pace: Mapping[Phase | None, int]
     """Medians, in ns."""
 
 
-def time_eager(step: Step, rounds: int = EAGER_ROUNDS) -> EagerTimes:
+def time_eager(step: ModelStep | UserStep, rounds: int = EAGER_ROUNDS) -> EagerTimes:
     """Time the model's own eager step and the host's pace in its phases, in turns.
 
     Taken one after the other, the pace of host-bound steps was 13 % below to 27 % above the wall time
     (`validate/traces`): the host's pace drifts. So both are of the same moments.
     """
-    phases = _eager_phases(step, copy.deepcopy(step.module))
+    phases = step.phases if isinstance(step, UserStep) else _eager_phases(step, copy.deepcopy(step.module))
     for _ in range(WARMUP_STEPS):
         _run(phases)
     walls: list[int] = []
-    paces: dict[Phase, list[int]] = {phase: [] for phase, _ in phases}
+    paces: dict[Phase | None, list[int]] = {phase: [] for phase, _ in phases}
     for _ in range(rounds):
         torch.cuda.synchronize()
         begin = perf_counter_ns()
@@ -67,14 +65,14 @@ def _run(phases: Phases) -> None:
         value = run(value)
 
 
-def _issue_times(phases: Phases) -> dict[Phase, int]:
+def _issue_times(phases: Phases) -> dict[Phase | None, int]:
     """Host time that each phase of one step takes to issue, in ns; every phase begins with a quiet GPU.
 
     The ops of a trace are called one by one from Python, autograd and the optimizer issue theirs in a pace of their
     own. The launch queue holds about a thousand kernels: behind a GPU that still works on the phase before, a long
     phase would wait for the GPU and be taken for a slow one.
     """
-    times: dict[Phase, int] = {}
+    times: dict[Phase | None, int] = {}
     value: Any = None
     for phase, run in phases:
         torch.cuda.synchronize()
@@ -84,8 +82,14 @@ def _issue_times(phases: Phases) -> dict[Phase, int]:
     return times
 
 
-def paced(trace: Trace, host_ns: Sequence[int], pace: dict[Phase, int]) -> list[int]:
-    """Host times of the ops, scaled so that each phase takes what it takes in the model's own eager step."""
+def paced(trace: Trace, host_ns: Sequence[int], pace: Mapping[Phase | None, int]) -> list[int]:
+    """Host times of the ops, scaled so that each phase takes what it takes in the model's own eager step.
+
+    A step whose phases nobody told apart has one pace, under None.
+    """
+    if None in pace:
+        everything = sum(host_ns)
+        return [round(host * pace[None] / everything) if everything else host for host in host_ns]
     total: dict[Phase, int] = {}
     for op, host in zip(trace.ops, host_ns, strict=True):
         total[op.phase] = total.get(op.phase, 0) + host
@@ -95,7 +99,7 @@ def paced(trace: Trace, host_ns: Sequence[int], pace: dict[Phase, int]) -> list[
     ]
 
 
-def _eager_phases(step: Step, module: torch.nn.Module) -> Phases:
+def _eager_phases(step: ModelStep, module: torch.nn.Module) -> Phases:
     """The phases of the eager step in order; each is given what the one before it returned."""
     if step.loss is None:
 

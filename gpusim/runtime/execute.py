@@ -13,7 +13,8 @@ from gpusim.runtime.allowlist import check_operators
 from gpusim.runtime.encode import DTYPES, decode
 from gpusim.runtime.fused import Call, Kept
 from gpusim.runtime.operators import check_schemas, describe, resolve
-from gpusim.runtime.saved import VARYING
+from gpusim.runtime.result_sizes import check_result_sizes
+from gpusim.runtime.saved import VARYING, is_dense
 from gpusim.runtime.tensors import copy_sharing, flat_results, lies_in_storage
 from gpusim.runtime.variants import call_chain, call_here, call_variant
 from gpusim.trace.covers import covered_by, settled
@@ -33,6 +34,7 @@ class Runner:
         check_operators(trace, trace.name)
         check_schemas(trace)
         self.functions: list[Callable[..., Any]] = [resolve(op.target) for op in trace.ops]
+        check_result_sizes(trace, self.functions, device)
         self.variants: Sequence[int] = ()
         """For each op the number of the variant that `run` runs, counted from 1, or 0; empty: as captured."""
         self.covered: dict[int, int] = {}
@@ -155,6 +157,9 @@ class Runner:
         if tuple(part.shape) != declared.shape or part.dtype != DTYPES[declared.dtype]:
             found = f"{str(part.dtype).removeprefix('torch.')} of shape {list(part.shape)}"
             problem = f"returned a {found}, its trace has {declared.dtype} of shape {list(declared.shape)}"
+            raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
+        if is_dense(declared.shape, declared.stride) and not is_dense(part.shape, part.stride()):
+            problem = f"returned tensor {index} with gaps, its trace has strides {list(declared.stride)}"
             raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
         if part.device.type != self.device.type:
             raise ReplayError(f"op {describe(self.trace.ops[op])} returned a tensor on {part.device.type}")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import sys
+import types
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TypeVar
 
+from gpusim.children import end_with_parent
 from gpusim.errors import GpuError
 
 Result = TypeVar("Result")
@@ -19,7 +23,21 @@ def alone(work: Callable[..., Result], *args: object) -> Result:
     Raises `GpuError` where the process died without a word (killed for memory, a crash in a library).
     """
     try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(work, *args).result()
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn, initializer=end_with_parent) as pool:
+            with _without_main():
+                future = pool.submit(work, *args)
+            return future.result()
     except BrokenProcessPool as cause:
         raise GpuError(f"the process of this step died (out of memory, or a crash in a library): {cause}") from cause
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start processes that do not run the user's script again: it may have no `if __name__ == "__main__"`."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 from gpusim.errors import CaptureError, GpuError, UnknownNameError
 from gpusim.runtime.device import torch_dtype
 from gpusim.trace.schema import Dtype, MemoryFormat, Mode
+from gpusim.trace.trust import wrong_name
 
 LossFunction = Callable[[Any, torch.Tensor | None], torch.Tensor]
 
@@ -29,7 +31,7 @@ DEFAULT_IMAGE_SIZE = 224
 
 
 @dataclass(frozen=True)
-class Step:
+class ModelStep:
     """A model with inputs, ready to run one step: `loss` is None for inference."""
 
     network: str
@@ -38,10 +40,15 @@ class Step:
     target: torch.Tensor | None
     loss: LossFunction | None
 
+    @property
+    def optimizer_name(self) -> str | None:
+        """As a trace has it."""
+        return "sgd_momentum" if self.loss is not None else None
+
 
 def load_step(
     spec: str, *, mode: Mode, batch: int, dtype: Dtype, memory_format: MemoryFormat, device: torch.device, seed: int = 0
-) -> Step:
+) -> ModelStep:
     """Build the model of `spec` with random weights and one batch of random inputs on `device`.
 
     bf16 means parameters and inputs in bfloat16. Raises `CaptureError`, `UnknownNameError`, `GpuError` (no
@@ -49,6 +56,9 @@ def load_step(
     """
     torch.manual_seed(seed)
     kind, _, name = spec.partition(":")
+    wrong = wrong_name(spec)
+    if wrong:
+        raise CaptureError(f"model '{spec}': {wrong}")
     loss: LossFunction | None = None
     if kind == "torchvision" and name:
         network, (module, inputs) = name, _torchvision(name, batch)
@@ -64,11 +74,11 @@ def load_step(
         module = module.to(memory_format=torch.channels_last)
         inputs = pytree.tree_map_only(torch.Tensor, _channels_last, inputs)
     if mode == "infer":
-        return Step(network, module.requires_grad_(False), inputs, None, None)
+        return ModelStep(network, module.requires_grad_(False), inputs, None, None)
     if not any(p.requires_grad for p in module.parameters()):
-        raise CaptureError(f"model '{spec}' has no trainable parameter; use --mode infer")
+        raise CaptureError(f"model '{spec}' has no trainable parameter; capture it in mode infer")
     target = None if loss else _target_for(module, inputs)
-    return Step(network, module, inputs, target, loss or default_loss)
+    return ModelStep(network, module, inputs, target, loss or default_loss)
 
 
 def default_loss(output: Any, target: torch.Tensor | None) -> torch.Tensor:
@@ -160,7 +170,7 @@ def _user_code(path: Path) -> Iterator[None]:
 
 def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[Any, ...], LossFunction | None]:
     """Run the user's own file, as its command line says in words: `file.py:function`."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CaptureError(f"{path}: no such file")
     name = f"gpusim_spec_{path.stem}"  # `json.py` must not take the place of Python's json
     module_spec = importlib.util.spec_from_file_location(name, path)

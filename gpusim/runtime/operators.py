@@ -10,19 +10,9 @@ import torch
 
 from gpusim.errors import OperatorError
 from gpusim.runtime.allowlist import allowed_operators, base_name
+from gpusim.runtime.saved import UNDECLARED_WRITES
 from gpusim.trace.schema import Op, Trace
 from gpusim.trace.values import tensor_refs
-
-#: Operators that change arguments although their schema does not say so: argument positions written in training mode,
-#: and the position of the flag that says whether it is (None: always).
-UNDECLARED_WRITES: dict[str, tuple[tuple[int, ...], int | None]] = {
-    "aten.cudnn_batch_norm": ((3, 4), 5),
-    "aten.native_batch_norm": ((3, 4), 5),
-    "aten.miopen_batch_norm": ((3, 4), 5),
-    "aten._batch_norm_impl_index": ((3, 4), 5),
-    "aten.batch_norm_gather_stats": ((3, 4), None),
-    "aten.batch_norm_gather_stats_with_counts": ((3, 4), None),
-}
 
 
 @functools.cache

@@ -4,7 +4,7 @@ One CUDA graph holds all of them in shuffled order, each between two kernels tha
 each pair or triple forked, side by side, and joined. Two such graphs are timed: before each, either its ops run once by
 themselves, or the L2 cache is filled with something else. That one counts in which ops take most nearly what they take
 in the step: kernels of training steps find less in the cache there than right behind themselves, those of inference at
-batch 1 more than nothing (docs/capture_and_replay.md).
+batch 1 more than nothing (research/2026-11-23-capture-and-replay.md).
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
@@ -29,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from gpusim.errors import CaptureError
 from gpusim.runtime.execute import InitialState, Runner
+from gpusim.scratch import scratch_folder
 from gpusim.trace.schema import Kernel, TaskKind
 from gpusim.units import us_to_ns
 
@@ -129,8 +129,8 @@ def _flush() -> None:
 
 def exported_events(session: Any) -> list[dict[str, Any]]:
     """The trace events of a finished profiler session."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
+    with scratch_folder() as folder:
+        path = folder / "trace.json"
         with _quiet():
             session.export_chrome_trace(str(path))
         events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]

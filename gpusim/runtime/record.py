@@ -15,8 +15,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
+from gpusim.runtime.allowlist import allowed_operators
+from gpusim.runtime.calls import Call, JointGraph, State, Value
 from gpusim.runtime.encode import encode
-from gpusim.runtime.joint import Call, JointGraph, State, Value
 from gpusim.runtime.operators import is_random, written_arguments
 from gpusim.runtime.tensors import copy_sharing, flat_results
 from gpusim.trace.schema import Op, Role, Storage, Tensor, TensorInit
@@ -79,6 +80,9 @@ class _Recorder:
 def record(graph: JointGraph) -> Recorded:
     """Run the calls in order and record them. Raises `CaptureError` for an undeclared in-place change."""
     calls = live_calls(graph)
+    for call in calls:
+        if isinstance(call.function, torch._ops.OpOverload) and str(call.function) not in allowed_operators():
+            raise CaptureError(f"{_at(call)}operator '{call.function}' is not on the allow-list of replay")
     recorder = _Recorder(next((state.tensor.device for state in graph.inputs.values()), torch.device("cuda")))
     env: dict[str, Any] = {}
     states: dict[int, torch.Tensor] = {}
@@ -187,15 +191,18 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
     """Run one call and describe it."""
     args, kwargs = pytree.tree_map_only(Value, lambda v: _get(v, env), (call.args, call.kwargs))
     if not isinstance(call.function, torch._ops.OpOverload):
-        raise CaptureError(f"the step calls {call.function}, which is no ATen operator")
+        raise CaptureError(f"{_at(call)}the step calls {call.function}, which is no ATen operator")
     read = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     written = written_arguments(call.function, args, kwargs)
-    encoded_args = tuple(encode(arg, recorder.tensor, recorder.device) for arg in args)
-    encoded_kwargs = {key: encode(arg, recorder.tensor, recorder.device) for key, arg in kwargs.items()}
+    try:
+        encoded_args = tuple(encode(arg, recorder.tensor, recorder.device) for arg in args)
+        encoded_kwargs = {key: encode(arg, recorder.tensor, recorder.device) for key, arg in kwargs.items()}
+    except CaptureError as cause:
+        raise CaptureError(f"{_at(call)}{cause}") from cause
     reads = list(dict.fromkeys(recorder.tensor(t) for t in read))
     writes = list(dict.fromkeys(recorder.tensor(t) for t in written))
     known = len(recorder.storages)
-    _refuse_shapes_from_data(call.function, args)
+    _refuse_shapes_from_data(call, args)
     try:
         with torch.no_grad():
             result = call.function(*args, **kwargs)
@@ -203,7 +210,9 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
         if isinstance(cause, torch.cuda.OutOfMemoryError):
             raise
         problem = str(cause).partition("\n")[0]
-        raise CaptureError(f"op '{call.name}' ({call.function}) cannot be called on its own: {problem}") from cause
+        raise CaptureError(
+            f"{_at(call)}op '{call.name}' ({call.function}) cannot be called on its own: {problem}"
+        ) from cause
     env[call.name] = result
     outputs: list[int | None] = []
     for part in flat_results(result):
@@ -230,11 +239,18 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
     )
 
 
-def _refuse_shapes_from_data(function: Any, args: tuple[Any, ...]) -> None:
+def _at(call: Call) -> str:
+    """The line of the user's code that a message begins with."""
+    return f"{call.line}: " if call.line else ""
+
+
+def _refuse_shapes_from_data(call: Call, args: tuple[Any, ...]) -> None:
     """Raise `CaptureError` for a result whose shape depends on values; an index of integers has the index's shape."""
     masks = any(getattr(part, "dtype", None) in (torch.bool, torch.uint8) for part in pytree.tree_leaves(args[1:]))
+    function = call.function
     if torch.Tag.dynamic_output_shape in function.tags and (function._schema.name != "aten::index" or masks):
-        raise CaptureError(f"the result shape of {function} depends on data; gpusim captures steps of fixed shape")
+        problem = f"the result shape of {function} depends on data; gpusim captures steps of fixed shape"
+        raise CaptureError(_at(call) + problem)
 
 
 def initial_values(tensor: torch.Tensor, state: State) -> TensorInit:

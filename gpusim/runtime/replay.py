@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -12,12 +11,10 @@ import torch
 
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import ReplayError
-from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.measurement import SCHEMA, Measurement
-from gpusim.plan.partitions import Partition
-from gpusim.plan.schedule import Schedule, check_partitions, check_schedule, chosen_variants
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import plan_sync
 from gpusim.runtime.allowlist import check_operators
 from gpusim.runtime.compare import check_same_kernels, check_variants, compare
@@ -33,32 +30,10 @@ from gpusim.trace.trust import check_trace_code
 from gpusim.version import code_version
 
 
-@dataclass(frozen=True)
-class Arrangement:
-    """A legal schedule, ready to be recorded: op indices in launch order, streams and variants by op, partitions."""
-
-    order: Sequence[int]
-    streams: Sequence[int]
-    variants: Sequence[int] = ()
-    partitions: Sequence[Partition] = ()
-
-    @classmethod
-    def of(cls, schedule: Schedule, graph: OpGraph) -> Arrangement:
-        """A schedule, checked. Raises `ScheduleError`."""
-        order, streams = check_schedule(schedule, graph.trace, graph.preds)
-        check_partitions(schedule, graph.hardware)
-        return cls(order, streams, chosen_variants(schedule, graph.trace), schedule.partitions)
-
-    def record(self, recorder: GraphRecorder, warm: bool = False) -> RecordedGraph:
-        """One recording of it."""
-        return recorder.record(self.order, self.streams, warm, variants=self.variants, partitions=self.partitions)
-
-
 @explain_out_of_memory
 def replay(
-    trace: Trace,
+    graph: OpGraph,
     schedules: Sequence[Schedule],
-    hardware: HardwareModel,
     *,
     command: str = "",
     seed: int = 0,
@@ -66,27 +41,27 @@ def replay(
     say: Callable[[str], None] = lambda _: None,
     trust_code: bool = False,
 ) -> list[Measurement]:
-    """Replay schedules of one trace, all timed in turns with the sequential graph.
+    """Replay schedules of one step, all timed in turns with the sequential graph; predictions are for its hardware.
 
     Raises `ScheduleError` for an illegal schedule, `OperatorError` for a forbidden operator, `TrustError` for a trace
     with code where not `trust_code`, `GpuError` without a GPU or memory. Outputs that differ are reported in the
     measurement, not raised; `require_equal` raises.
     """
+    trace, hardware = graph.trace, graph.hardware
     check_trace_code(trace, trace.name, trust_code)
     check_operators(trace, trace.name)
     device = require_gpu()
-    graph = OpGraph.build(trace, hardware)
-    legal = [Arrangement.of(schedule, graph) for schedule in schedules]
+    legal = [schedule.check(graph) for schedule in schedules]
     set_precision(trace.model.dtype)
     say("rebuilding the step")
     runner = Runner(trace, device)
     state = make_initial(trace, device, seed)
     runner.bind(state.tensors)
     recorder = GraphRecorder(runner, graph.preds)
-    n = len(trace.ops)
-    releases = plan_sync(trace, graph.preds, range(n), [0] * n).releases
+    alone = Schedule.in_recorded_order(len(graph))
+    releases = plan_sync(trace, graph.preds, alone.order, alone.streams).releases
     sensitive = make_sensitive(runner, state, releases, seed)
-    all_of_them = (Arrangement(range(n), [0] * n), *legal)
+    all_of_them = (alone, *legal)
     say("comparing outputs")
     noise = rounding_noise(runner, state, releases, seed)
     sequential = _record(recorder, state, all_of_them[0])
@@ -102,7 +77,7 @@ def replay(
         peaks.append(recorded.peak_bytes)
         events.append(recorded.sync.events)
         found = _results(trace, recorded, state, seed)
-        if not any(each.variants):
+        if not each.has_variants:
             checks.append(check_same_kernels(trace, found, wanted, repeated, noise))
             continue
         if in_fp32 is None and trace.model.dtype == "tf32":
@@ -113,26 +88,22 @@ def replay(
     say("timing")
     del sequential, recorded
     state.restore()
-    times = time_typical({str(i): partial(each.record, recorder) for i, each in enumerate(all_of_them)}, recordings)
+    contenders = {str(number): partial(recorder.record, each) for number, each in enumerate(all_of_them)}
+    times = time_typical(contenders, recordings)
     engine = FastEngine()
-    predicted = [
-        engine.run(
-            lower(graph, each.order, each.streams, variants=each.variants, partitions=each.partitions), graph.hardware
-        ).makespan_ns
-        for each in all_of_them
-    ]
+    predicted = [engine.run(lower(graph, each), graph.hardware).makespan_ns for each in all_of_them]
     return [
         Measurement(
             schema=SCHEMA,
             trace=trace.name,
             trace_hash=structure_hash(trace),
             policy=schedule.policy,
-            streams=schedule.streams,
+            streams=schedule.stream_count,
             schedule=times[str(index)],
             sequential=times["0"],
             predicted_ns=predicted[index],
             predicted_interval_ns=hardware.interval_ns(
-                predicted[index], schedule.streams, graph.may_lose_cache, schedule.has_variants
+                predicted[index], schedule.stream_count, graph.may_lose_cache, schedule.has_variants
             ),
             predicted_sequential_ns=predicted[0],
             hardware=hardware.label,
@@ -145,7 +116,7 @@ def replay(
             command=command,
             gpusim=code_version(),
         )
-        for index, schedule in enumerate(schedules, start=1)
+        for index, schedule in enumerate(legal, start=1)
     ]
 
 
@@ -154,18 +125,16 @@ TRIAL_RECORDINGS, TRIAL_ROUNDS = 3, 7
 
 
 @explain_out_of_memory
-def trial_ns(
-    trace: Trace, schedules: Sequence[Schedule], hardware: HardwareModel, *, seed: int = 0, trust_code: bool = False
-) -> list[int]:
+def trial_ns(graph: OpGraph, schedules: Sequence[Schedule], *, seed: int = 0, trust_code: bool = False) -> list[int]:
     """A quick measurement of schedules against each other, to choose one that `replay` then measures by itself.
 
     Raises as `replay` does. Outputs are not compared here.
     """
+    trace = graph.trace
     check_trace_code(trace, trace.name, trust_code)
     check_operators(trace, trace.name)
     device = require_gpu()
-    graph = OpGraph.build(trace, hardware)
-    legal = [Arrangement.of(schedule, graph) for schedule in schedules]
+    legal = [schedule.check(graph) for schedule in schedules]
     set_precision(trace.model.dtype)
     runner = Runner(trace, device)
     state = make_initial(trace, device, seed)
@@ -173,7 +142,7 @@ def trial_ns(
     recorder = GraphRecorder(runner, graph.preds)
     for each in legal:
         _record(recorder, state, each)  # libraries set up on first use of a stream
-    contenders = {str(number): partial(each.record, recorder) for number, each in enumerate(legal)}
+    contenders = {str(number): partial(recorder.record, each) for number, each in enumerate(legal)}
     times = time_typical(contenders, TRIAL_RECORDINGS, TRIAL_ROUNDS)
     return [times[str(number)].median_ns for number in range(len(legal))]
 
@@ -188,9 +157,9 @@ def require_equal(measurement: Measurement) -> None:
         )
 
 
-def _record(recorder: GraphRecorder, state: InitialState, arrangement: Arrangement) -> RecordedGraph:
+def _record(recorder: GraphRecorder, state: InitialState, schedule: Schedule) -> RecordedGraph:
     state.restore()
-    return arrangement.record(recorder, warm=True)
+    return recorder.record(schedule, warm=True)
 
 
 def _results(trace: Trace, recorded: RecordedGraph, state: InitialState, seed: int) -> dict[int, torch.Tensor]:

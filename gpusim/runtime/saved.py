@@ -9,10 +9,11 @@ nothing has changed them; so they must be here. Shapes are those that the trace 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gpusim.runtime.known_values import KnownValues, is_row
 from gpusim.trace.schema import Op, Tensor, Trace
 from gpusim.trace.values import TENSOR, tensor_refs
 
@@ -34,6 +35,7 @@ def _pool(name: str, indices: int) -> dict[str, Backward]:
     return {f"aten.{name}_backward.default": Backward((f"aten.{name}.default",), {indices: 1}, {1: 0})}
 
 
+_BAG: Final = ("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
 _NLL: Final = {6: 1}, {1: 0, 2: 1, 3: 2, 4: 3, 5: 4}
 BACKWARDS: Final[dict[str, Backward]] = {
     **_pool("max_pool2d_with_indices", 7),
@@ -62,6 +64,19 @@ BACKWARDS: Final[dict[str, Backward]] = {
     "aten.nll_loss_backward.default": Backward(("aten.nll_loss_forward.default",), *_NLL),
     "aten.nll_loss2d_backward.default": Backward(("aten.nll_loss2d_forward.default",), *_NLL),
     "aten.embedding_dense_backward.default": Backward(("aten.embedding.default",), {}, {1: 1}),
+    "aten._embedding_bag_backward.default": Backward(
+        _BAG[:1], {3: 1, 4: 2, 5: 3}, {1: 1, 2: 2, 7: 3, 8: 4, 9: 5, 10: 6}
+    ),
+    "aten._embedding_bag_dense_backward.default": Backward(_BAG[:1], {2: 1, 3: 2, 4: 3}, {1: 1, 6: 3, 7: 4, 8: 6}),
+    "aten._embedding_bag_per_sample_weights_backward.default": Backward(_BAG[:1], {4: 1}, {1: 0, 2: 1, 3: 2, 5: 4}),
+    "aten._ctc_loss_backward.default": Backward(
+        ("aten._ctc_loss.default",), {5: 0, 6: 1}, {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
+    ),
+    "torchvision._roi_align_backward.default": Backward(("torchvision.roi_align.default",), {}, {1: 1, 3: 3, 4: 4}),
+    **{
+        f"torchvision._{name}_backward.default": Backward((f"torchvision.{name}.default",), {2: 1}, {1: 1, 4: 3, 5: 4})
+        for name in ("roi_pool", "ps_roi_pool", "ps_roi_align")
+    },
     "aten._thnn_fused_lstm_cell_backward_impl.default": Backward(
         ("aten._thnn_fused_lstm_cell.default",), {3: 1, 4: 2}, {2: 2}
     ),
@@ -86,6 +101,7 @@ BACKWARDS: Final[dict[str, Backward]] = {
 #: Results whose size or device depends on the version of a library: only the operator's backward may take them.
 VARYING: Final[dict[str, tuple[int, ...]]] = {
     "aten.cudnn_batch_norm.default": (3,),
+    **dict.fromkeys(_BAG, (1, 2, 3)),
     "aten._scaled_dot_product_efficient_attention.default": (1, 2, 3),
     "aten._scaled_dot_product_flash_attention.default": (1, 4, 5, 6),
     "aten._scaled_dot_product_cudnn_attention.default": (1, 4, 5, 6),
@@ -114,6 +130,37 @@ _PER_CHANNEL: Final = {
     "aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4),
     "aten._native_batch_norm_legit_no_training.default": (1, 2, 3, 4),
 }
+#: What an argument is that a call leaves out: operator -> position -> value.
+_DEFAULTS: Final[dict[str, dict[int, Any]]] = {
+    "aten._embedding_bag.default": {3: False, 4: 0, 5: False, 6: None},
+    "aten._ctc_loss.default": {4: 0},
+}
+#: Rows of a weight that a backward makes a gradient for: positions of the number, and of the weight of the forward.
+_ROWS: Final = {
+    "aten.embedding_dense_backward.default": (2, 0),
+    "aten._embedding_bag_backward.default": (6, 0),
+    "aten._embedding_bag_dense_backward.default": (5, 0),
+}
+#: Boxes of torchvision: position of the sizes (images, channels, height, width) in a backward.
+_IMAGES: Final = {
+    "torchvision._roi_align_backward.default": 5,
+    "torchvision._roi_pool_backward.default": 6,
+    "torchvision._ps_roi_align_backward.default": 7,
+    "torchvision._ps_roi_pool_backward.default": 6,
+}
+_BOXES: Final = frozenset(
+    f"torchvision.{name}.default" for name in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool")
+)
+#: Operators that change arguments although their schema does not say so: argument positions written in training mode,
+#: and the position of the flag that says whether it is (None: always).
+UNDECLARED_WRITES: Final[dict[str, tuple[tuple[int, ...], int | None]]] = {
+    "aten.cudnn_batch_norm": ((3, 4), 5),
+    "aten.native_batch_norm": ((3, 4), 5),
+    "aten.miopen_batch_norm": ((3, 4), 5),
+    "aten._batch_norm_impl_index": ((3, 4), 5),
+    "aten.batch_norm_gather_stats": ((3, 4), None),
+    "aten.batch_norm_gather_stats_with_counts": ((3, 4), None),
+}
 #: Optimizers in one kernel: number of their lists; the last one of all but SGD is that of the steps.
 _LISTS: Final = {"_fused_adam_": 6, "_fused_adamw_": 6, "_fused_sgd_": 3, "_fused_adagrad_": 4}
 #: Gradients that have the argument's first dimensions: number of dimensions at the end that may differ.
@@ -140,34 +187,81 @@ _LEADING: Final = {
 _ALIKE: Final = frozenset({"aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"})
 
 
+#: Operators whose results lie in the memory of their argument.
+VIEWS: Final = frozenset(
+    f"aten.{name}"
+    for name in [
+        "_conj.default",
+        "_unsafe_view.default",
+        "alias.default",
+        "as_strided.default",
+        "detach.default",
+        "diagonal.default",
+        "expand.default",
+        "lift_fresh.default",
+        "permute.default",
+        "select.int",
+        "slice.Tensor",
+        "split.Tensor",
+        "split_with_sizes.default",
+        "squeeze.default",
+        "squeeze.dim",
+        "squeeze.dims",
+        "t.default",
+        "transpose.int",
+        "unbind.int",
+        "unfold.default",
+        "unsafe_split.Tensor",
+        "unsafe_split_with_sizes.default",
+        "unsqueeze.default",
+        "view.default",
+        "view.dtype",
+        "view_as_complex.default",
+        "view_as_real.default",
+    ]
+)
+#: Forwards that save nothing, with the rule of their backward.
+_UNSAVED: Final = {rule.forwards[0]: rule for rule in BACKWARDS.values() if not rule.saved}
+
+
 class SavedRules:
     """The rules on one trace. Its references are known to be in range, and its operators to be allowed."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self._forwards: dict[tuple[str, int], int] = {}
-        """(operator, first argument) -> the last op that calls it on it, as far as `problem` has come."""
+        self._forwards: dict[tuple[str, ...], int] = {}
+        """Forward that saves nothing, with the arguments that it shares with its backward -> its last call so far."""
         self._made: dict[int, tuple[int, int]] = {}
         """Tensor -> the op that returns it first, and in which place."""
+        self._again: set[int] = set()
+        """Tensors that an op returns although they are there before: changed in place, or viewed once more."""
         self._written: dict[int, list[int]] = {}
         varying: dict[int, str] = {}
         for index, op in enumerate(trace.ops):
             for place, tensor in enumerate(op.outputs):
                 if tensor is not None:
+                    if tensor in self._made or trace.tensors[tensor].init is not None:
+                        self._again.add(tensor)
                     self._made.setdefault(tensor, (index, place))
                     if place in VARYING.get(op.target, ()):
                         varying[trace.tensors[tensor].storage] = op.target
             for storage in {trace.tensors[tensor].storage for tensor in op.writes}:
                 self._written.setdefault(storage, []).append(index)
         self._varying = varying
+        self.known = KnownValues(trace, self._made, self._again, self._written)
 
     def problem(self, index: int) -> str:
-        """Why op `index` is refused, or nothing."""
+        """Why op `index` is refused, or nothing. Ask for all ops in order."""
         op = self.trace.ops[index]
+        if op.target in _UNSAVED:
+            self._forwards[_shared(op, _UNSAVED[op.target].same.values())] = index
         return (
-            self._taken_as_saved(op)
+            self._undeclared_writes(op)
+            or self._returned_again(index, op)
+            or self._taken_as_saved(op)
             or self._backward(index, op)
             or self._sizes(op)
+            or self._places(op)
             or self._fused_step(index, op)
             or (self._optimizer(op) if op.target.split(".")[1] in _LISTS else "")
         )
@@ -176,6 +270,23 @@ class SavedRules:
         """The tensor that an op has as this argument."""
         value = op.args[place] if place < len(op.args) else None
         return self.trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
+
+    def _undeclared_writes(self, op: Op) -> str:
+        """What an operator changes without a word in its schema is in `writes`, too."""
+        positions, flag = UNDECLARED_WRITES.get(op.target.rpartition(".")[0], ((), None))
+        if flag is not None and len(op.args) > flag and op.args[flag] is False:
+            return ""
+        changed = {tensor for place in positions if place < len(op.args) for tensor in tensor_refs(op.args[place])}
+        return "it changes its statistics, and its 'writes' do not say so" if changed - {*op.writes} else ""
+
+    def _returned_again(self, index: int, op: Op) -> str:
+        """A tensor that is there is returned by ops that change it, which 'writes' says, and by views of its memory."""
+        for tensor in op.outputs:
+            if tensor is None or tensor not in self._again or tensor in op.writes or op.target in VIEWS:
+                continue
+            if self.trace.tensors[tensor].init is not None or self._made[tensor][0] < index:
+                return f"it returns tensor {tensor}, which is there, and its 'writes' do not say so"
+        return ""
 
     def _taken_as_saved(self, op: Op) -> str:
         """Results that vary are for the backward alone."""
@@ -207,13 +318,21 @@ class SavedRules:
             if wanted is None or op.args[place] != {TENSOR: wanted}:
                 return f"argument {place} is not what '{made.name}' saved"
         for place, other in rule.same.items():
-            if op.args[place] != (made.args[other] if other < len(made.args) else None):
+            default = _DEFAULTS.get(made.target, {}).get(other)
+            if op.args[place] != (made.args[other] if other < len(made.args) else default):
                 return f"argument {place} is not that of '{made.name}'"
-        for place in (*rule.saved, *(p for p in rule.same if self._counts(op, p))):
+        looked_up = {1} if op.target in _IMAGES else {place for place in rule.same if self._counts(op, place)}
+        for place in (*rule.saved, *looked_up):
             tensor = self._tensor(op, place)
-            writers = [] if tensor is None else self._written.get(tensor.storage, [])
-            if any(forward < writer < index for writer in writers):
-                return f"argument {place} has changed since '{made.name}'"
+            if tensor is None:
+                continue
+            # A schedule may move an op that changes it here, unless nothing but the forward does.
+            if op.args[place][TENSOR] in self._again:
+                return f"argument {place} is made more than once"
+            if max(self._written.get(tensor.storage, [0])[-1:]) > forward:
+                return f"argument {place} has changed since '{made.name}', or changes later"
+            if op.args[place][TENSOR] not in op.reads or (place in rule.same and not self._read_by(made, op, place)):
+                return f"it takes argument {place}, and its 'reads' or those of '{made.name}' do not say so"
         return self._shapes_of_backward(op, made, rule)
 
     def _forward_of(self, index: int, op: Op, rule: Backward) -> int | None:
@@ -223,13 +342,11 @@ class SavedRules:
             if isinstance(value, dict) and TENSOR in value:
                 forward, _ = self._made.get(value[TENSOR], (index, 0))
                 return forward if forward < index and self.trace.ops[forward].target in rule.forwards else None
-        same = [
-            earlier
-            for earlier in range(index)
-            if self.trace.ops[earlier].target in rule.forwards
-            and all(self.trace.ops[earlier].args[b : b + 1] == op.args[a : a + 1] for a, b in rule.same.items())
-        ]
-        return same[-1] if same and not rule.saved else None
+        return None if rule.saved else self._forwards.get((rule.forwards[0], *_shared(op, rule.same)[1:]))
+
+    def _read_by(self, made: Op, op: Op, place: int) -> bool:
+        """Whether a forward declares that it reads the argument that its backward takes, too."""
+        return op.args[place][TENSOR] in made.reads
 
     def _counts(self, op: Op, place: int) -> bool:
         """Whether an argument is of integers: places or classes."""
@@ -250,10 +367,100 @@ class SavedRules:
                 return f"argument {place} is not the length of its sequence"
         if any(op.args[place] is not None for place in _NULL.get(op.target, ())):
             return "packed sequences are in no trace"
-        if op.target == "aten.embedding_dense_backward.default":
-            weight = self._tensor(made, 0)
-            if weight is None or op.args[2:3] != weight.shape[:1]:
+        if op.target in _ROWS:
+            place, of = _ROWS[op.target]
+            weight = self._tensor(made, of)
+            if weight is None or tuple(op.args[place : place + 1]) != weight.shape[:1]:
                 return f"it has another number of rows than the weight of '{made.name}'"
+        if op.target in _IMAGES:
+            first, images = _IMAGES[op.target], self._tensor(made, 0)
+            if images is None or tuple(op.args[first : first + 4]) != images.shape:
+                return f"it has other sizes than the images of '{made.name}'"
+        return ""
+
+    def _places(self, op: Op) -> str:
+        """Rows, classes, lengths and images that an operator looks up without a check are known, and there are such."""
+        if op.target in _BAG:
+            return self._bag(op)
+        if op.target == "aten._ctc_loss.default":
+            return self._labels(op)
+        if op.target in _BOXES:
+            return self._boxes(op)
+        if op.target.startswith("aten._fft_"):
+            return self._transform(op)
+        return ""
+
+    def _within(self, op: Op, place: int, count: int) -> bool:
+        """Whether every number in an argument is known to be 0 or more and below `count`."""
+        value = op.args[place]
+        bounds = self.known.bounds(value[TENSOR]) if isinstance(value, dict) and TENSOR in value else None
+        return bounds is not None and bounds[0] >= 0 and bounds[1] < count
+
+    def _bag(self, op: Op) -> str:
+        """Rows of an embedding bag are rows of its table, and its offsets rise from 0 to the number of rows taken."""
+        weight, rows, offsets = (self._tensor(op, place) for place in range(3))
+        if weight is None or rows is None or offsets is None or len(weight.shape) != 2:
+            return "it has no table, rows and offsets"
+        if rows.dtype not in ("int32", "int64") or rows.dtype != offsets.dtype or not is_row(rows):
+            return "its rows and offsets are no whole numbers in one dimension"
+        if len(op.args) > 5 and op.args[5] is not False:
+            return "sparse gradients are in no trace"
+        each = self._tensor(op, 6)
+        if each is not None and (each.shape != rows.shape or not is_row(each) or each.dtype != weight.dtype):
+            return "it has not one weight for each row that it takes"
+        if not self._within(op, 1, weight.shape[0]):
+            return f"nothing in the trace shows that its rows are below {weight.shape[0]}"
+        ends = self.known.rising(op.args[2][TENSOR])
+        if ends is None or ends[0] != 0 or ends[1] > rows.shape[0]:
+            return f"nothing in the trace shows that its offsets rise from 0 to {rows.shape[0]} at most"
+        return ""
+
+    def _labels(self, op: Op) -> str:
+        """Labels of a CTC loss are classes, and its lengths those of its sequences."""
+        scores, labels = self._tensor(op, 0), self._tensor(op, 1)
+        lengths = [*op.args[2:4], (), ()][:2]
+        if scores is None or labels is None or len(scores.shape) != 3 or labels.dtype not in ("int32", "int64"):
+            return "it has no scores and labels"
+        steps, samples, classes = scores.shape
+        if any(not isinstance(each, list | tuple) or len(each) != samples for each in lengths):
+            return "it has not one length for each sample"
+        if any(not isinstance(n, int) or n < 0 for each in lengths for n in each) or max(lengths[0], default=0) > steps:
+            return "its lengths are not those of its sequences"
+        together = labels.shape == (sum(lengths[1]),)
+        apart = labels.shape[:1] == (samples,) and len(labels.shape) == 2 and max(lengths[1]) <= labels.shape[1]
+        if not samples or not (together or apart) or not _dense(labels):
+            return "its lengths are not those of its labels"
+        return "" if self._within(op, 1, classes) else f"nothing in the trace shows that its labels are below {classes}"
+
+    def _boxes(self, op: Op) -> str:
+        """Boxes are rows of five numbers of which the first is that of an image: put there by `cat`, as models do."""
+        images, boxes = self._tensor(op, 0), self._tensor(op, 1)
+        if images is None or boxes is None or len(images.shape) != 4 or boxes.shape[1:] != (5,):
+            return "it has no images and boxes"
+        made, _ = self._made.get(op.args[1][TENSOR], (-1, 0))
+        cat = self.trace.ops[made] if made >= 0 and boxes.init is None else None
+        numbers = cat.args[0] if cat is not None and cat.target == "aten.cat.default" and cat.args[1:] == (1,) else []
+        first = self._of(numbers[0]) if numbers and isinstance(numbers, list | tuple) else None
+        bounds = self.known.bounds(numbers[0][TENSOR]) if first is not None and first.shape[1:] == (1,) else None
+        changed = any(writer != made for writer in self._written.get(boxes.storage, []))
+        if bounds is None or changed or bounds[0] < 0 or bounds[1] >= images.shape[0]:
+            return f"nothing in the trace shows that its boxes are of images below {images.shape[0]}"
+        return ""
+
+    def _transform(self, op: Op) -> str:
+        """A Fourier transform goes along dimensions that are there, and back to the length that its argument has."""
+        image, dims = self._tensor(op, 0), op.args[1] if len(op.args) > 1 else ()
+        rank = 0 if image is None else len(image.shape)
+        if image is None or not dims or not isinstance(dims, list | tuple) or not all(isinstance(d, int) for d in dims):
+            return "it has no dimensions"
+        if any(not -rank <= d < rank for d in dims) or len({d % rank for d in dims}) != len(dims):
+            return "its dimensions are not those of the tensor"
+        if len(op.args) < 4 or op.args[2] not in (0, 1, 2) or any(image.shape[d] < 1 for d in dims):
+            return "its sizes or its scaling are not there"
+        if op.target == "aten._fft_c2r.default":
+            length = op.args[3]
+            if not isinstance(length, int) or length < 1 or image.shape[dims[-1]] != length // 2 + 1:
+                return "the length of its result does not fit to the tensor"
         return ""
 
     def _sizes(self, op: Op) -> str:
@@ -337,6 +544,18 @@ class SavedRules:
         return self.trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
 
 
+def ordered_inputs(trace: Trace) -> frozenset[int]:
+    """Tensors that exist before the step and whose order counts: the offsets of embedding bags."""
+    bags = [op for op in trace.ops if op.target in _BAG]
+    known = SavedRules(trace).known if bags else None
+    return frozenset(known.origin(index) for op in bags for index in tensor_refs(op.args[2]) if known is not None)
+
+
+def _shared(op: Op, places: Iterable[int]) -> tuple[str, ...]:
+    """An operator and some of its arguments, to find the forward that a backward belongs to."""
+    return (op.target, *(repr(op.args[place]) if place < len(op.args) else "" for place in places))
+
+
 def _unfolded(op: Op) -> tuple[int, ...] | None:
     """The shape of what `unfold` makes, from the arguments of its backward."""
     sizes, dim, size, step = op.args[1:5] if len(op.args) == 5 else ((), 0, 0, 0)
@@ -362,11 +581,17 @@ def _scales_fit(op: Op, image: Tensor | None) -> bool:
     )
 
 
-def _dense(tensor: Tensor) -> bool:
-    """Whether a tensor's elements fill its stretch of memory, each once."""
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor's elements fill its stretch of memory, each once; one without elements does."""
+    if 0 in shape:
+        return True
     expected = 1
-    for stride, size in sorted((d, s) for s, d in zip(tensor.shape, tensor.stride, strict=True) if s != 1):
-        if stride != expected:
+    for step, size in sorted((d, s) for s, d in zip(shape, stride, strict=True) if s != 1):
+        if step != expected:
             return False
         expected *= size
     return True
+
+
+def _dense(tensor: Tensor) -> bool:
+    return is_dense(tensor.shape, tensor.stride)

@@ -14,6 +14,7 @@ import torch
 
 from gpusim.runtime.compare import TOLERANCE
 from gpusim.runtime.execute import InitialState, Runner, results_of
+from gpusim.runtime.saved import ordered_inputs
 from gpusim.trace.schema import Trace
 
 
@@ -50,8 +51,9 @@ def _change(runner: Runner, state: InitialState, releases: Sequence[Iterable[int
     """How much the output that changes most does with another input: ||other - output|| / ||output||."""
     outputs = _outputs(runner, state, releases)
     generator = torch.Generator(device=runner.device).manual_seed(seed + 1)
+    ordered = ordered_inputs(runner.trace)
     for index, tensor in state.tensors.items():
-        if runner.trace.tensors[index].role == "input":
+        if runner.trace.tensors[index].role == "input" and index not in ordered:
             _shuffle(tensor, generator)
     others = _outputs(runner, state, releases, restore=False)
     state.restore()

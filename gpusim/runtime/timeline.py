@@ -6,38 +6,28 @@ not the streams of the capture: good for looking, not for timing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from gpusim.plan.partitions import Partition
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
 from gpusim.runtime.cudagraph import GraphRecorder
 from gpusim.runtime.device import explain_out_of_memory, require_gpu, set_precision
 from gpusim.runtime.execute import Runner, make_initial
 from gpusim.runtime.microbench import GPU_CATEGORIES
 from gpusim.runtime.profiling import exported_events, profiled
-from gpusim.trace.dependencies import dependencies
-from gpusim.trace.schema import Trace
 
 
 @explain_out_of_memory
-def measured_events(
-    trace: Trace,
-    order: list[int],
-    streams: list[int],
-    seed: int,
-    *,
-    variants: Sequence[int] = (),
-    partitions: Sequence[Partition] = (),
-) -> list[dict[str, Any]]:
-    """GPU events of one profiled replay. Raises `GpuError` without a GPU."""
+def measured_events(graph: OpGraph, schedule: Schedule, seed: int) -> list[dict[str, Any]]:
+    """GPU events of one profiled replay of a legal schedule. Raises `GpuError` without a GPU."""
     device = require_gpu()
+    trace = graph.trace
     set_precision(trace.model.dtype)
     runner = Runner(trace, device)
     runner.bind(make_initial(trace, device, seed).tensors)
-    recorder = GraphRecorder(runner, dependencies(trace))
-    recorded = recorder.record(order, streams, variants=variants, partitions=partitions)
+    recorded = GraphRecorder(runner, graph.preds).record(schedule, warm=True)
     for _ in range(3):
         recorded.replay()
     torch.cuda.synchronize()

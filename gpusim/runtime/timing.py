@@ -16,7 +16,8 @@ from gpusim.units import ms_to_ns
 
 ROUNDS = 25
 #: Recordings made of each contender. Where a graph's tensors come to lie in memory changes its time: recordings of one
-#: schedule differ by up to 8 % at batch 1 (docs/capture_and_replay.md). An odd number, so that one is in the middle.
+#: schedule differ by up to 8 % at batch 1 (research/2026-11-23-capture-and-replay.md).
+#: An odd number, so that one is in the middle.
 RECORDINGS = 7
 #: Rounds and their length, in ms, for telling recordings apart.
 TRIAL_ROUNDS, TRIAL_MS = 3, 6.0

@@ -2,7 +2,7 @@
 
 Variants are timed call by call, and a kernel takes longer or shorter among others: what lies in the caches, what ran
 before. How much differs by kind: in graphs of Inception-v3 and SqueezeNet on an H200, convolutions with their ReLU took
-0.94 to 1.02 of it, elementwise kernels of several ops 1.00 to 1.27 (docs/variants_and_partitions.md). So the step is
+0.94 to 1.02 of it, elementwise kernels of several ops 1.00 to 1.27 (research/2026-11-23-variants.md). So the step is
 run on one stream with the variants of each name, in turns with the captured kernels, and variants of that name are
 taken to be as much slower or faster as that graph asks for.
 """
@@ -14,13 +14,12 @@ from typing import Final
 
 import msgspec
 
-from gpusim import __version__
 from gpusim.engine.fast import FastEngine
 from gpusim.hardware.model import HardwareModel, hardware_for_gpu
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.ranking import ranked_variants
-from gpusim.plan.schedule import Schedule, make_schedule
+from gpusim.plan.schedule import Schedule
 from gpusim.runtime.isolate import alone
 from gpusim.runtime.replay import trial_ns
 from gpusim.trace.schema import Trace, Variant
@@ -48,11 +47,7 @@ def anchored_variants(trace: Trace, seed: int = 0, say: Callable[[str], None] = 
     chosen = {name: variants for name, variants in fastest.items() if any(variants)}
     if not chosen:
         return trace
-    made_by, order, streams = f"gpusim {__version__}", range(len(graph)), [0] * len(graph)
-    schedules = [
-        make_schedule(trace, order, streams, policy="sequential", made_by=made_by, variants=variants)
-        for variants in ((), *chosen.values())
-    ]
+    schedules = [Schedule.in_recorded_order(len(graph), variants) for variants in ((), *chosen.values())]
     say(f"measuring the step with the variants {', '.join(chosen)}")
     captured_ns, *times_ns = alone(_measure, trace, schedules, hardware, seed)
     factors = {
@@ -69,9 +64,9 @@ def anchor_factor(graph: OpGraph, variants: Sequence[int], captured_ns: int, var
     Both on one stream, in recorded order, measured beside each other: whatever makes that machine slower or faster than
     the trace says for the captured kernels is left out.
     """
-    engine, order, streams = FastEngine(), range(len(graph)), [0] * len(graph)
+    engine = FastEngine()
     predicted_ns, with_variants_ns = (
-        engine.run(lower(graph, order, streams, variants=chosen), graph.hardware).makespan_ns
+        engine.run(lower(graph, Schedule.in_recorded_order(len(graph), chosen)), graph.hardware).makespan_ns
         for chosen in ((), variants)
     )
     chosen_tasks = graph.choosing(variants).tasks
@@ -110,4 +105,4 @@ def scaled(variant: Variant, factor: float) -> Variant:
 
 
 def _measure(trace: Trace, schedules: list[Schedule], hardware: HardwareModel, seed: int) -> list[int]:
-    return trial_ns(trace, schedules, hardware, seed=seed)
+    return trial_ns(OpGraph.build(trace, hardware), schedules, seed=seed)

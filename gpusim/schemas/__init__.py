@@ -19,13 +19,13 @@ from gpusim.errors import UnknownNameError
 from gpusim.files import Document
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.measurement import Measurement
-from gpusim.plan.schedule import Schedule
+from gpusim.plan.schedule import ScheduleDocument
 from gpusim.trace.schema import Trace
 from gpusim.trace.values import TAGS, TENSOR
 
 KINDS: dict[str, type[Document]] = {
     "trace": Trace,
-    "schedule": Schedule,
+    "schedule": ScheduleDocument,
     "hardware": HardwareModel,
     "measurement": Measurement,
 }

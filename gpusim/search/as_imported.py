@@ -5,15 +5,15 @@ Nothing here reorders: each stream keeps its kernels in the observed order, with
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from gpusim.engine.base import Engine
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import OptionError
-from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.search.bounds import bounds
 from gpusim.trace.schema import ImportedFrom, Quality, Trace
 
@@ -62,6 +62,12 @@ def searchable(trace: Trace) -> bool:
     return source is None or source.dependency_quality in SEARCHABLE
 
 
+def check_searchable(trace: Trace) -> None:
+    """Raises `OptionError` for a trace whose dependencies are not those of its program."""
+    if not searchable(trace):
+        raise OptionError(f"{trace.name}: no schedule is searched without data dependencies; {MORE}")
+
+
 def source_of(trace: Trace) -> ImportedFrom:
     """Where an imported trace comes from. Raises `OptionError` for a captured one."""
     source = trace.provenance.imported_from
@@ -70,22 +76,24 @@ def source_of(trace: Trace) -> ImportedFrom:
     return source
 
 
-def as_imported(trace: Trace, hardware: HardwareModel, engine: Engine | None = None) -> AsImported:
-    """The answers for an imported trace. Raises `PlanError` where a kernel breaks a limit of the GPU."""
+def as_imported(graph: OpGraph, engine: Engine | None = None) -> AsImported:
+    """The answers for an imported step. Raises `OptionError` for a captured one."""
+    trace = graph.trace
     source = source_of(trace)
-    graph = OpGraph.build(trace, hardware)
     engine = engine or FastEngine()
-    order = range(len(trace.ops))
     numbers: dict[int, int] = {}
-    streams = [numbers.setdefault(op.observed.stream if op.observed else 0, len(numbers)) for op in trace.ops]
-    kept = engine.run(lower(graph, list(order), streams, memory=False), graph.hardware).makespan_ns
-    alone = engine.run(lower(graph, list(order), [0] * len(streams), memory=False), graph.hardware).makespan_ns
+    streams = tuple(numbers.setdefault(op.observed.stream if op.observed else 0, len(numbers)) for op in trace.ops)
+    alone = Schedule.in_recorded_order(len(trace.ops))
+    kept = replace(alone, streams=streams)
+    kept_ns, alone_ns = (
+        engine.run(lower(graph, schedule, memory=False), graph.hardware).makespan_ns for schedule in (kept, alone)
+    )
     lowest = bounds(graph)
     longest = max((round(task.dur_ns) for tasks in graph.tasks for task in tasks), default=0)
     timed = source.observed_ns > 0
     return AsImported(
         trace=trace.name,
-        hardware=hardware.label,
+        hardware=graph.hardware.label,
         dependency_quality=source.dependency_quality,
         kernels=sum(kernel.kind == "kernel" for op in trace.ops for kernel in op.kernels),
         streams=len(numbers),
@@ -94,8 +102,8 @@ def as_imported(trace: Trace, hardware: HardwareModel, engine: Engine | None = N
         idle_ns=source.observed_ns - source.busy_ns if timed else None,
         concurrent_ns=source.concurrent_ns if timed else None,
         resimulated_ns=source.resimulated_ns if timed else None,
-        graph_ns=kept,
-        chain_ns=alone,
+        graph_ns=kept_ns,
+        chain_ns=alone_ns,
         bound_ns=lowest.largest[0],
         no_edges_bound_ns=max(longest, lowest.area_ns, lowest.bandwidth_ns),
     )

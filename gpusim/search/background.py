@@ -7,12 +7,11 @@ import time
 from collections.abc import Collection, Sequence
 
 from gpusim.errors import GpusimError
-from gpusim.hardware.model import HardwareModel
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition
 from gpusim.search.explore import Explored, Row, explore
-from gpusim.search.interrupt import interrupt_thread
+from gpusim.search.interrupt import Cancelled, interrupt_thread
 from gpusim.search.searches import SEARCHED
-from gpusim.trace.schema import Trace
 
 
 class Exploration:
@@ -24,8 +23,7 @@ class Exploration:
 
     def __init__(
         self,
-        trace: Trace,
-        hardware: HardwareModel,
+        graph: OpGraph,
         *,
         streams: int,
         budget_s: float,
@@ -49,8 +47,8 @@ class Exploration:
         # A daemon: a page that nobody looks at any more must not keep the server from ending.
         self._thread = threading.Thread(
             target=self._run,
-            args=(trace, hardware, streams, budget_s, evaluations, seed, policies, splits),
-            name=f"explore {trace.name}",
+            args=(graph, streams, budget_s, evaluations, seed, policies, splits),
+            name=f"explore {graph.trace.name}",
             daemon=True,
         )
 
@@ -66,7 +64,7 @@ class Exploration:
     def interrupt(self) -> None:
         """End now, wherever it is: for a search whose result nobody waits for. Call again while it runs."""
         if self._thread.ident is not None:
-            interrupt_thread(self._thread.ident, KeyboardInterrupt)
+            interrupt_thread(self._thread.ident, Cancelled)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the end."""
@@ -84,8 +82,7 @@ class Exploration:
 
     def _run(
         self,
-        trace: Trace,
-        hardware: HardwareModel,
+        graph: OpGraph,
         streams: int,
         budget_s: float,
         evaluations: int | None,
@@ -95,8 +92,7 @@ class Exploration:
     ) -> None:
         try:
             self.result = explore(
-                trace,
-                hardware,
+                graph,
                 streams=streams,
                 budget_s=budget_s,
                 seed=seed,
@@ -106,7 +102,7 @@ class Exploration:
                 on_row=self._add,
                 report=self._report,
             )
-        except KeyboardInterrupt:
+        except Cancelled:
             self.what = "stopped"
         except GpusimError as error:
             self.error = error
@@ -124,7 +120,7 @@ class Exploration:
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """Raise what the search takes for Ctrl-C, once: what comes after it is the end, and must not be cut off."""
+        """End the search, once: what comes after it is the end, and must not be cut off."""
         if self._stop.is_set() and not self._interrupted:
             self._interrupted = True
-            raise KeyboardInterrupt
+            raise Cancelled

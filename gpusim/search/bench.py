@@ -85,7 +85,7 @@ def bench(
     report("compile")
     lists, engine = FastLists(graph), BatchEngine(graph)
     made = [
-        lists.schedule(_streams(number), graph.bottom_ns, SHARES[number // MOST_STREAMS % len(SHARES)]).assignment
+        lists.schedule(_streams(number), graph.bottom_ns, SHARES[number // MOST_STREAMS % len(SHARES)]).schedule
         for number in range(SCHEDULES)
     ]
     orders = np.array([each.order for each in made], np.int32)
@@ -93,7 +93,7 @@ def bench(
     makespans = engine.evaluate(orders, streams, threads=1).makespan_ns
     ready = engine.encode(orders, streams)
     ready_s = time.perf_counter() - begin
-    plans = [lower(graph, each.order, each.streams) for each in made]
+    plans = [lower(graph, each) for each in made]
     reference, fast = ReferenceEngine(), FastEngine()
     expected = [0] * SCHEDULES
     priorities = np.tile(np.array(graph.bottom_ns), (SCHEDULES, 1))

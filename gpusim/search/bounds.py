@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from gpusim.notebook import html_table, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.search.energy import Kernels, area_ns, contention_ns
+from gpusim.units import format_ns
 
 CRITICAL_PATH: Final = "critical path"
 AREA: Final = "SM area"
@@ -15,7 +17,7 @@ BANDWIDTH: Final = "DRAM bandwidth"
 FRONT_END: Final = "front end"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Bounds:
     """No schedule is faster than any of these, in ns."""
 
@@ -49,6 +51,13 @@ class Bounds:
     def document(self) -> dict[str, int]:
         """The bounds by field name, for `--json`."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        time_ns, name = self.largest
+        return short_repr("Bounds", f"no schedule below {format_ns(time_ns)} ({name})")
+
+    def _repr_html_(self) -> str:
+        return html_table("No schedule is faster than", ("bound", "time"), [(n, format_ns(t)) for t, n in self.named])
 
 
 def bounds(graph: OpGraph) -> Bounds:

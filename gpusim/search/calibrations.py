@@ -13,8 +13,9 @@ from gpusim.engine.fast import FastEngine
 from gpusim.errors import HardwareError
 from gpusim.hardware.model import HardwareModel
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import LaunchMode
-from gpusim.policies.base import Assignment
 from gpusim.policies.registry import POLICIES
 from gpusim.search.eager import predict_eager
 from gpusim.trace.schema import Trace
@@ -78,7 +79,7 @@ class _Step:
     """A trace, and schedules of it that stay the same whatever the model."""
 
     trace: Trace
-    assignments: tuple[Assignment, ...]
+    schedules: tuple[Schedule, ...]
 
     @classmethod
     def of(cls, trace: Trace, hardware: HardwareModel) -> _Step:
@@ -89,6 +90,6 @@ class _Step:
         """Times in ns: each schedule as a CUDA graph and launched from the host, and the eager step."""
         graph = OpGraph.build(self.trace, hardware)
         engine = FastEngine()
-        plans = [assignment.lowered(graph, mode) for assignment in self.assignments for mode in get_args(LaunchMode)]
+        plans = [lower(graph, schedule, mode) for schedule in self.schedules for mode in get_args(LaunchMode)]
         eager_ns = predict_eager(graph, engine)
         return [engine.run(plan, graph.hardware).makespan_ns for plan in plans] + ([eager_ns] if eager_ns else [])

@@ -15,8 +15,9 @@ from gpusim.errors import OptionError, PlanError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import GROUP_SMS, Partition, lay_out
 from gpusim.plan.ranking import is_slower, ranked_variants
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES, stream_counts
+from gpusim.search.interrupt import STOPS
 from gpusim.search.local import local_search
 from gpusim.search.refine import Refined, refine
 
@@ -77,7 +78,7 @@ class PartitionsTried:
 
 def search_variants(
     graph: OpGraph,
-    seeds: Sequence[Assignment],
+    seeds: Sequence[Schedule],
     streams: int,
     *,
     budget_s: float,
@@ -99,12 +100,15 @@ def search_variants(
             chosen = graph.choosing(choice)
             lists = local_search(chosen, streams, budget_s=share * budget_s, seed=seed, evaluations=limit)
             tried += lists.evaluations
-            planned = [*seeds, *(candidate.assignment for candidate in lists.candidates), *_policies(chosen, streams)]
+            planned = [*seeds, *(candidate.schedule for candidate in lists.candidates), *_policies(chosen, streams)]
             starts += [dataclasses.replace(each, variants=choice) for each in planned]
             if lists.interrupted:
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        interrupted, budget_s = True, 0.0
+                interrupted = True
+                break
+    except STOPS:
+        interrupted = True
+    if interrupted:
+        budget_s = 0.0
     found = refine(
         graph,
         starts,
@@ -121,7 +125,7 @@ def search_variants(
     )
 
 
-def _policies(graph: OpGraph, streams: int) -> Iterator[Assignment]:
+def _policies(graph: OpGraph, streams: int) -> Iterator[Schedule]:
     """What every policy that is not slow makes of a step, on each number of streams."""
     for policy in POLICIES.values():
         if not policy.slow:
@@ -131,7 +135,7 @@ def _policies(graph: OpGraph, streams: int) -> Iterator[Assignment]:
 
 def tried_variants(graph: OpGraph, plain: Refined, found: Refined) -> VariantsTried:
     """The search with variants against the one without that went on as long."""
-    best, captured = found.assignments[0], plain.assignments[0]
+    best, captured = found.schedules[0], plain.schedules[0]
     fastest = BatchEngine(graph).evaluate(
         [captured.order], [captured.streams], [ranked_variants(graph, 0.0)], threads=1
     )
@@ -203,7 +207,7 @@ def _dealt(streams: int, sms: Sequence[int]) -> list[int]:
 
 def search_partitions(
     graph: OpGraph,
-    seeds: Sequence[Assignment],
+    seeds: Sequence[Schedule],
     splits: Sequence[tuple[Partition, ...]],
     *,
     budget_s: float,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpusim.engine.base import Engine
+from gpusim.engine.batch import BatchEngine
 from gpusim.engine.fast import FastEngine
 from gpusim.plan.eager import STEPS_IN_A_ROW, eager_plan
 from gpusim.plan.graph import OpGraph
@@ -12,8 +13,10 @@ def predict_eager(graph: OpGraph, engine: Engine | None = None) -> int | None:
     """Wall time of one eager step in ns, the mean of `STEPS_IN_A_ROW`; None for a trace without host times.
 
     The host's pace is the trace's own, so this predicts eager PyTorch on the machine of the capture: how far its host
-    keeps the GPU waiting. Median error in docs/fidelity.md.
+    keeps the GPU waiting. Median error in research/2026-11-23-fidelity.md.
     """
     if not any(op.host_ns for op in graph.trace.ops):
         return None
-    return round((engine or FastEngine()).run(eager_plan(graph), graph.hardware).makespan_ns / STEPS_IN_A_ROW)
+    if engine is None or engine.name == FastEngine.name:
+        return round(BatchEngine(graph).eager_ns(STEPS_IN_A_ROW) / STEPS_IN_A_ROW)
+    return round(engine.run(eager_plan(graph), graph.hardware).makespan_ns / STEPS_IN_A_ROW)

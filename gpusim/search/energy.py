@@ -39,10 +39,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
+from gpusim.engine.budget import blocks_to_place
 from gpusim.engine.placement import waves
 from gpusim.hardware.model import HardwareModel
 from gpusim.hardware.occupancy import NO_FOOTPRINT
@@ -106,7 +108,16 @@ class Kernels:
         matrix = np.array([task.matrix for tasks in graph.tasks for task in tasks], np.bool_)
         both = bool(exponent) and bool(matrix.any()) and not matrix.all()
         use = _use_by_block if exponent else _use_of_pool
-        found = [use(task, graph.hardware) for tasks in graph.tasks for task in tasks]
+        # A step launches few different kernels, and what each takes is worked out once.
+        known: dict[tuple[float | bool, ...], _Use] = {}
+        found = []
+        for tasks in graph.tasks:
+            for task in tasks:
+                kernel = (id(task.demand), id(task.footprint), *_numbers(task))
+                taken = known.get(kernel)
+                if taken is None:
+                    taken = known[kernel] = use(task, graph.hardware)
+                found.append(taken)
         area, more, traffic = zip(*found, strict=True) if found else ((), (), ())
         shape = (len(times), 4)
         extra = np.array(more, np.float64).reshape(shape)
@@ -128,6 +139,8 @@ class Kernels:
         return len(self.dur_ns)
 
 
+_numbers = attrgetter("dur_ns", "dram_bytes", "blocks", "blocks_per_sm", "matrix", "partition_sms")
+"""What, besides demand and footprint, tells kernels apart."""
 _Use = tuple[Sequence[float], Sequence[float], float]
 """Area of a kernel for each resource; its costs, or how its blocks crowd; its DRAM traffic."""
 
@@ -144,7 +157,7 @@ def _use_by_block(task: Task, hardware: HardwareModel) -> _Use:
     if need == NO_FOOTPRINT or not task.blocks:
         return (0.0,) * 4, (1.0,) * 4, traffic
     at_once = limits.sms * task.blocks_per_sm
-    full_waves = waves(task, limits.sms, hardware.contention)
+    blocks, full_waves = blocks_to_place(task, limits.sms), waves(task, limits.sms, hardware.contention)
     load = 1.0 / task.blocks_per_sm
     largest_smem = max(limits.smem_per_sm_bytes, *limits.smem_splits_bytes, 0)
     parts = (
@@ -154,8 +167,8 @@ def _use_by_block(task: Task, hardware: HardwareModel) -> _Use:
         1.0 / limits.blocks_per_sm,
     )
     # The blocks of a last wave that is not full move less than the kernel's traffic says: rates are those of a block.
-    moved = traffic * task.blocks * min(1.0, full_waves) / (min(task.blocks, at_once) * full_waves)
-    area = [task.blocks * task.dur_ns / full_waves * part / limits.sms for part in parts]
+    moved = traffic * blocks * min(1.0, full_waves) / (min(task.blocks, at_once) * full_waves)
+    area = [blocks * task.dur_ns / full_waves * part / limits.sms for part in parts]
     return area, [load / part if part else 1.0 for part in parts], moved
 
 

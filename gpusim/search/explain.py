@@ -14,14 +14,19 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpusim.engine.base import Timeline
 from gpusim.hardware.model import HardwareModel
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.search.critical import waits
 from gpusim.search.losses import BLOCKS, COPIES, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS
 from gpusim.search.slowdowns import alone_ns, losses
+from gpusim.units import format_ns
+
+if TYPE_CHECKING:
+    from gpusim.search.explain_pair import Pair
 
 DEPENDENCY: Final = "dependency"
 QUEUE: Final = "queue"
@@ -34,7 +39,7 @@ CAUSES: Final = (
     DEPENDENCY, QUEUE, STARTS_BESIDE, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS,
     SMEM, SPLIT, ISSUE, DRAM,
 )  # fmt: skip
-"""All causes; docs/explain.md has what each means. `DEPENDENCY` occurs between two ops, never in a step's gap."""
+"""All causes (docs/commands/explain.md). `DEPENDENCY` occurs between two ops, never in a step's gap."""
 
 #: Ends of one instant are rounded to whole ns.
 _ROUNDING_NS = 1.0
@@ -77,7 +82,7 @@ class StepGap:
         return self.makespan_ns - self.critical_path_ns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Explained:
     """A simulated schedule with all its delays; made by `explain`."""
 
@@ -121,6 +126,38 @@ class Explained:
         """Delays of all tasks between two times, on the path or not; longest first."""
         found = (delay.within(begin_ns, end_ns) for delays in self.delays for delay in delays)
         return sorted((d for d in found if d is not None and d.lost_ns > 0.0), key=lambda d: (-d.lost_ns, d.task))
+
+    def between(self, first: str, second: str) -> Pair:
+        """What happened between two ops: names, numbers, or `LAYER OPERATOR`.
+
+        Raises `UnknownNameError`, and `OptionError` for an op without kernels or twice the same.
+        """
+        from gpusim.search.explain_pair import explain_pair, find_op
+
+        return explain_pair(self, find_op(self.graph, first), find_op(self.graph, second))
+
+    def causes_ns(self) -> dict[str, float]:
+        """Time of the step's gap by cause, the largest first."""
+        return dict(sorted(totals_ns(self.step().delays).items(), key=lambda item: -item[1]))
+
+    def __repr__(self) -> str:
+        gap = self.step()
+        most = next(iter(self.causes_ns().items()), None)
+        where = f"{short_name(self.graph.trace.name)} on {short_name(self.hardware.label)}"
+        text = f"{where}: {format_ns(gap.gap_ns)} above the critical path"
+        return short_repr("Explained", text if most is None else f"{text}, most for {most[0]}")
+
+    def _repr_html_(self) -> str:
+        gap = self.step()
+        rows = [
+            (cause, format_ns(lost_ns), f"{lost_ns / gap.gap_ns:.0%}" if gap.gap_ns else "")
+            for cause, lost_ns in self.causes_ns().items()
+        ]
+        title = (
+            f"{self.graph.trace.name} on {self.hardware.label}: makespan {format_ns(gap.makespan_ns)}, "
+            f"critical path {format_ns(gap.critical_path_ns)}, between them {format_ns(gap.gap_ns)}"
+        )
+        return html_table(title, ("cause", "time", "share"), rows)
 
 
 def explain(graph: OpGraph, timeline: Timeline, hardware: HardwareModel) -> Explained:
@@ -209,7 +246,7 @@ def _delays(found: Explained) -> Iterator[tuple[Delay, ...]]:
 
 
 def _lost_to_starts_ns(timeline: Timeline, hardware: HardwareModel) -> list[float]:
-    """What each task lost to others that started on its GPU while it ran (docs/engine.md, "Graph mode")."""
+    """Time that each task lost to others that started on its GPU while it ran (docs/hardware-rules.md)."""
     tasks, starts, ready = timeline.plan.tasks, timeline.start_ns, timeline.ready_ns
     lost_ns = [0.0] * len(tasks)
     for device in sorted({task.device for task in tasks}):
@@ -233,7 +270,7 @@ def _one_after_another(task: int, now_ns: float, steps: Sequence[tuple[str, floa
 
 
 def _launched_ns(timeline: Timeline, hardware: HardwareModel) -> list[float]:
-    """When the host had launched each task (stream mode; docs/engine.md)."""
+    """When the host had launched each task (stream mode; research/2026-11-23-engine-rules.md)."""
     costs = hardware.stream
     calls = ((task.host_ns or costs.launch_ns) + costs.event_host_ns * len(task.deps) for task in timeline.plan.tasks)
     return list(accumulate(calls))

@@ -6,40 +6,41 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
 
-import gpusim
+import numpy as np
+
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_STREAMS, RECOMMENDED
 from gpusim.engine.base import Timeline
-from gpusim.engine.batch import BatchEngine
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
-from gpusim.engine.fast import FastEngine
+from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.hardware.model import HardwareModel
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
 from gpusim.plan.partitions import Partition
-from gpusim.plan.schedule import Schedule, check_streams, make_schedule
-from gpusim.policies import DEFAULT_STREAMS, RECOMMENDED
-from gpusim.policies.base import Assignment
-from gpusim.policies.list_scheduling import list_schedule
+from gpusim.plan.schedule import Schedule, check_streams, write_schedule
+from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
 from gpusim.search.searches import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
 from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.trace.schema import Trace
-from gpusim.units import format_bytes
+from gpusim.units import counted, format_bytes, format_ns
+from gpusim.version import __version__
 
-DEFAULT_BUDGET_S = 9.0
-MAX_BUDGET_S = 86_400.0
 #: A step of more ops is large: only policies whose time grows as the step does look at it, on as many streams as asked
 #: for, and no search, which could not try enough schedules of it.
-LARGE_STEP_OPS = 10_000
+LARGE_STEP_OPS = 5_000
 #: Share of the budget that compiling on a first start may take; the rest is searched in any case.
 COMPILING_SHARE = 5 / 6
 #: How much better than every policy a searched schedule must be predicted to be. A search finds what the model
 #: overrates too: on an H200, nine searched schedules were predicted 3.9 % better than the best policy and came out
-#: 0.2 % better, the worst 4 % slower (docs/fidelity.md). Trying the best few on the GPU needs no such margin.
+#: 0.2 % better, the worst 4 % slower (research/2026-11-23-fidelity.md).
+#: Trying the best few on the GPU needs no such margin.
 SEARCH_MARGIN = 0.06
 
 
@@ -53,7 +54,7 @@ class Row:
     speedup: float
     """Over the sequential graph."""
     peak_bytes: int
-    assignment: Assignment
+    schedule: Schedule
 
 
 @dataclass(frozen=True)
@@ -72,19 +73,17 @@ class Attribution:
     """Saved by a better order and placement on as many streams."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explored:
     """All that `gpusim explore` found."""
 
-    trace: Trace
-    hardware: HardwareModel
+    graph: OpGraph
     rows: tuple[Row, ...]
     best: Row
     sequential_ns: int
     bounds: Bounds
     attribution: Attribution
     verdict: Verdict
-    schedule: Schedule
     evaluations: int
     interrupted: bool
     seed: int
@@ -100,8 +99,22 @@ class Explored:
     @cached_property
     def timeline(self) -> Timeline:
         """The recommended schedule with all that the reference engine records; simulated when first asked for."""
-        graph = OpGraph.build(self.trace, self.hardware)
-        return ReferenceEngine().run(self.best.assignment.lowered(graph), graph.hardware)
+        return ReferenceEngine().run(lower(self.graph, self.schedule), self.graph.hardware)
+
+    @property
+    def trace(self) -> Trace:
+        """The step that was explored."""
+        return self.graph.trace
+
+    @property
+    def hardware(self) -> HardwareModel:
+        """The hardware model, with the gap between kernels that the trace is anchored to."""
+        return self.graph.hardware
+
+    @property
+    def schedule(self) -> Schedule:
+        """The recommended schedule."""
+        return self.best.schedule
 
     def best_of(self, policy: str) -> Row:
         """The fastest row of a policy."""
@@ -124,14 +137,33 @@ class Explored:
 
     def with_best(self, row: Row) -> Explored:
         """The same with another of its rows as the best: one that a trial on the GPU found."""
-        graph = OpGraph.build(self.trace, self.hardware)
-        concluded = _conclude(graph, self.hardware, row, self.sequential_ns, bounds(graph), self.seed)
-        return dataclasses.replace(self, best=row, **concluded)
+        concluded = _conclude(self.graph, row, self.sequential_ns, bounds(self.graph))
+        return dataclasses.replace(
+            self, best=row, bounds=concluded.bounds, attribution=concluded.attribution, verdict=concluded.verdict
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the recommended schedule as a file for `gpusim.replay` and `gpusim.simulate`. Raises `OutputError`."""
+        write_schedule(self.schedule, self.trace, Path(path))
+
+    def __repr__(self) -> str:
+        where = f"{short_name(self.trace.name)} on {short_name(self.hardware.label)}"
+        worth = "worth it" if self.verdict.worth_it else "not worth it"
+        return short_repr(
+            "Explored", f"{where}: {self.best.speedup:.2f}x with {counted(self.best.streams, 'stream')}, {worth}"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row.label, format_ns(row.time_ns), "measured" if row.measured else "predicted", row.advice)
+            for row in self.verdict.rows
+        ]
+        title = f"{self.trace.name} on {self.hardware.label}: {self.verdict.sentence}"
+        return html_table(title, ("way", "time", "", "advice"), rows)
 
 
 def explore(
-    trace: Trace,
-    hardware: HardwareModel,
+    graph: OpGraph,
     *,
     streams: int = DEFAULT_STREAMS,
     budget_s: float = DEFAULT_BUDGET_S,
@@ -152,35 +184,26 @@ def explore(
     to run besides the sequential one, slow or not. Where the trace has variants, schedules with them are searched, too;
     and with `splits`, schedules on these partitions of the SMs. What needs more than `memory_limit_bytes` is not
     recommended. `on_row` gets each row as it is found.
+
     Of a step with more than `LARGE_STEP_OPS` ops, policies that would take too long and the search are left out.
-    Raises `OptionError` for a stream count out of range and where nothing keeps the memory limit, `PlanError` for a
-    kernel the GPU cannot run.
+    Raises `OptionError` for a stream count out of range and where nothing keeps the memory limit.
     """
     check_streams(streams)
-    graph = OpGraph.build(trace, hardware)
     if needs_compiling():
         report(COMPILING, 0.0, 0)
     compiling_s = warm_up(graph.hardware)
     if evaluations is None:
         budget_s -= min(compiling_s, COMPILING_SHARE * budget_s)
-    engine = BatchEngine(graph)
-
-    def simulate(assignment: Assignment) -> tuple[int, int]:
-        """Makespan and peak memory."""
-        if assignment.partitions:
-            timeline = FastEngine().run(assignment.lowered(graph), graph.hardware)
-            return timeline.makespan_ns, timeline.peak_bytes
-        chosen = [assignment.variants] if assignment.variants else None
-        found = engine.evaluate([assignment.order], [assignment.streams], chosen, peak=True, threads=1)
-        assert found.peak_bytes is not None
-        return int(found.makespan_ns[0]), int(found.peak_bytes[0])
-
-    sequential_ns, _ = simulate(POLICIES["sequential"](graph, 1))
+    evaluator = Evaluator(graph)
+    made_by = f"gpusim {__version__}, {graph.hardware.label}, seed {seed}"
+    sequential_ns = evaluator.evaluate(POLICIES["sequential"](graph, 1)).makespan_ns
     rows: list[Row] = []
 
-    def add(policy: str, used: int, assignment: Assignment) -> None:
-        makespan_ns, peak_bytes = simulate(assignment)
-        rows.append(Row(policy, used, makespan_ns, sequential_ns / makespan_ns, peak_bytes, assignment))
+    def add(policy: str, used: int, schedule: Schedule) -> None:
+        found = evaluator.evaluate(schedule)
+        made = schedule.made(policy, made_by, found.makespan_ns)
+        speedup = sequential_ns / found.makespan_ns
+        rows.append(Row(policy, used, found.makespan_ns, speedup, found.peak_bytes, made))
         on_row(rows[-1])
 
     bound = bounds(graph)
@@ -203,30 +226,31 @@ def explore(
         left_out.append(SEARCH)
         found = NOTHING_FOUND
     else:
-        made = [row.assignment for row in rows]
+        made = [row.schedule for row in rows]
         limits = (splits, memory_limit_bytes)
         found = search_all(graph, made, streams, budget_s, seed, evaluations, bound, *limits, report)
     for name, refined in found.rows:
-        for assignment in refined.assignments:
-            if name == SEARCH or assignment.variants or assignment.partitions:
-                add(name, max(assignment.streams) + 1, assignment)
-    best = choose(_within(rows, memory_limit_bytes), hardware, sequential_ns, graph.may_lose_cache)
-    concluded = _conclude(graph, hardware, best, sequential_ns, bound, seed)
+        for schedule in refined.schedules:
+            if name == SEARCH or schedule.variants or schedule.partitions:
+                add(name, schedule.stream_count, schedule)
+    best = choose(_within(rows, memory_limit_bytes), graph.hardware, sequential_ns, graph.may_lose_cache)
+    concluded = _conclude(graph, best, sequential_ns, bound)
     return Explored(
-        trace=trace,
-        hardware=hardware,
+        graph=graph,
         rows=tuple(rows),
         best=best,
         sequential_ns=sequential_ns,
-        **concluded,
+        bounds=concluded.bounds,
+        attribution=concluded.attribution,
+        verdict=concluded.verdict,
         evaluations=found.evaluations,
         interrupted=found.interrupted,
         seed=seed,
         variants=None if found.variants is None else tried_variants(graph, found.plain, found.variants),
         partitions=tuple(
-            PartitionsTried(each.assignments[0].partitions, each.makespans_ns[0], found.plain.makespans_ns[0])
+            PartitionsTried(each.schedules[0].partitions, each.makespans_ns[0], found.plain.makespans_ns[0])
             for each in found.partitions
-            if each.assignments
+            if each.schedules
         ),
         memory_limit_bytes=memory_limit_bytes,
         left_out=tuple(left_out),
@@ -239,48 +263,53 @@ def check_policy(name: str) -> None:
         raise UnknownNameError("policy", name, (*POLICIES, RECOMMENDED))
 
 
-def assignment_of(
+def schedule_of(
     graph: OpGraph,
-    hardware: HardwareModel,
     policy: str,
     streams: int = DEFAULT_STREAMS,
     report: Report = lambda what, share, best_ns: None,
-) -> tuple[str, Assignment]:
-    """The name and the assignment of a policy on up to `streams` streams.
+) -> Schedule:
+    """The schedule of a policy on up to `streams` streams.
 
     `RECOMMENDED` explores the step as `explore` does by default, and gives the recommended one under its own name.
     Raises `UnknownNameError` for the policy and `OptionError` for the number of streams.
     """
     check_streams(streams)
     if policy != RECOMMENDED:
-        return policy, policy_by_name(policy)(graph, streams)
-    best = explore(graph.trace, hardware, streams=streams, report=report).best
-    return best.policy, best.assignment
+        return policy_by_name(policy)(graph, streams)
+    return explore(graph, streams=streams, report=report).schedule
 
 
-def _conclude(
-    graph: OpGraph, hardware: HardwareModel, best: Row, sequential_ns: int, bound: Bounds, seed: int
-) -> dict[str, Any]:
-    """The fields of `Explored` that follow from which row is the best; `bound` is that of the kernels as captured."""
-    trace, assignment = graph.trace, best.assignment
-    if assignment.variants:
-        bound = bounds(graph.choosing(assignment.variants))
-    if assignment.partitions:  # each has an elder of its own, which that bound does not know
+@dataclass(frozen=True, slots=True)
+class _Conclusion:
+    """What follows from which row is the best."""
+
+    bounds: Bounds
+    attribution: Attribution
+    verdict: Verdict
+
+
+def _conclude(graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds) -> _Conclusion:
+    """`bound` is that of the kernels as captured."""
+    trace, hardware, schedule = graph.trace, graph.hardware, best.schedule
+    if schedule.variants:
+        bound = bounds(graph.choosing(schedule.variants))
+    if schedule.partitions:  # each has an elder of its own, which that bound does not know
         bound = dataclasses.replace(bound, contention_ns=0)
     program_ns = min(_recorded_order_ns(graph, best.streams), sequential_ns)
-    chosen_ns = _recorded_order_ns(graph.choosing(assignment.variants), best.streams) if assignment.variants else None
+    chosen_ns = _recorded_order_ns(graph.choosing(schedule.variants), best.streams) if schedule.variants else None
     kernels_ns = 0 if chosen_ns is None else program_ns - chosen_ns
     truth = trace.ground_truth if trace.provenance.gpu.name == hardware.gpu else None
-    return {
-        "bounds": bound,
-        "attribution": Attribution(
+    return _Conclusion(
+        bounds=bound,
+        attribution=Attribution(
             eager_ns=truth.eager.median_ns if truth else None,
             launch_ns=truth.eager.median_ns - sequential_ns if truth else None,
             concurrency_ns=sequential_ns - program_ns,
             kernels_ns=kernels_ns,
             order_ns=program_ns - kernels_ns - best.makespan_ns,
         ),
-        "verdict": verdict(
+        verdict=verdict(
             hardware,
             sequential_ns,
             best.makespan_ns,
@@ -288,26 +317,16 @@ def _conclude(
             best.streams,
             bound,
             graph.may_lose_cache,
-            any(assignment.variants),
-            verdict_rows(graph, assignment, sequential_ns, best.makespan_ns, truth.eager.median_ns if truth else None),
+            schedule.has_variants,
+            verdict_rows(graph, schedule, sequential_ns, best.makespan_ns, truth.eager.median_ns if truth else None),
         ),
-        "schedule": make_schedule(
-            trace,
-            assignment.order,
-            assignment.streams,
-            policy=best.policy,
-            made_by=f"gpusim {gpusim.__version__}, {hardware.label}, seed {seed}",
-            predicted_ns=best.makespan_ns,
-            variants=assignment.variants,
-            partitions=assignment.partitions,
-        ),
-    }
+    )
 
 
 def _recorded_order_ns(graph: OpGraph, streams: int) -> int:
     """Predicted time with ops in recorded order, each in the stream that is free first."""
-    program = list_schedule(graph, streams, [-float(op) for op in range(len(graph))], 0.0).assignment
-    return FastEngine().run(program.lowered(graph), graph.hardware).makespan_ns
+    program = FastLists(graph).schedule(streams, -np.arange(len(graph), dtype=np.float64), 0.0).schedule
+    return Evaluator(graph).evaluate(program).makespan_ns
 
 
 def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_lose_cache: bool = False) -> Row:
@@ -319,7 +338,7 @@ def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_los
     searched = min((row for row in rows if row.policy in SEARCHED), key=lambda row: row.makespan_ns, default=fastest)
     if searched.makespan_ns < fastest.makespan_ns * (1 - SEARCH_MARGIN):
         fastest = searched
-    late = 1 + hardware.uncertainty.late_frac(fastest.streams, may_lose_cache, any(fastest.assignment.variants))
+    late = 1 + hardware.uncertainty.late_frac(fastest.streams, may_lose_cache, fastest.schedule.has_variants)
     if fastest.makespan_ns * (1 + hardware.uncertainty.schedule_frac) * late > sequential_ns:
         return next((row for row in rows if row.policy == "sequential"), fastest)
     return fastest

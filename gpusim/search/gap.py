@@ -23,7 +23,7 @@ from typing import Final
 from gpusim.engine.base import Engine
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule
 from gpusim.search.bounds import Bounds
 from gpusim.search.energy import Kernels, crowded_area_ns
 from gpusim.search.relaxed import CONTENTION, DEPENDENCIES, DRAM, FRONT_END, GAPS, SMS, relaxed
@@ -63,17 +63,17 @@ class Gap:
 
 
 def gap_to_bound(
-    graph: OpGraph, assignment: Assignment, bound: Bounds, engine: Engine, measured_ns: int | None = None
+    graph: OpGraph, schedule: Schedule, bound: Bounds, engine: Engine, measured_ns: int | None = None
 ) -> Gap:
     """What fills the gap between the largest of `bound` and a schedule of the graph, on one GPU, in graph mode."""
     bound_ns, name = bound.largest
     area_ns = int(crowded_area_ns(Kernels.of(graph)))
     known: tuple[str, ...]
     if bound.critical_path_ns >= area_ns:
-        base_ns, times = bound.critical_path_ns, _from_chains(graph, assignment, engine)
+        base_ns, times = bound.critical_path_ns, _from_chains(graph, schedule, engine)
         known = (SMS, CONTENTION, FRONT_END, DRAM)
     else:
-        base_ns, times = area_ns, _from_area(graph, assignment, engine)
+        base_ns, times = area_ns, _from_area(graph, schedule, engine)
         known = (DEPENDENCIES, GAPS, IMBALANCE)
     parts: dict[str, int] = {}
     before_ns = base_ns
@@ -87,7 +87,7 @@ def gap_to_bound(
     return Gap(name, bound_ns, before_ns, tuple((part, parts[part]) for part in PARTS if part in parts))
 
 
-def _from_chains(graph: OpGraph, assignment: Assignment, engine: Engine) -> list[tuple[str, int]]:
+def _from_chains(graph: OpGraph, schedule: Schedule, engine: Engine) -> list[tuple[str, int]]:
     """Makespans of the schedule with more and more limits, from chains on: the last is the schedule's own."""
     times, limits_on = [], [DEPENDENCIES, GAPS]
     for limit, new in (
@@ -98,24 +98,24 @@ def _from_chains(graph: OpGraph, assignment: Assignment, engine: Engine) -> list
         (DRAM, (DRAM,)),
     ):
         limits_on += new
-        times.append((limit, _makespan_ns(relaxed(graph, limits_on), assignment.order, assignment.streams, engine)))
+        times.append((limit, _makespan_ns(relaxed(graph, limits_on), schedule, engine)))
     return times
 
 
-def _from_area(graph: OpGraph, assignment: Assignment, engine: Engine) -> list[tuple[str, int]]:
+def _from_area(graph: OpGraph, schedule: Schedule, engine: Engine) -> list[tuple[str, int]]:
     """The same from the SMs on; until the last, every op has a stream of its own."""
     limits_on = [SMS, CONTENTION, DRAM]
-    own = range(len(graph))
+    apart = replace(schedule, streams=tuple(range(len(graph))))
     alone = relaxed(replace(graph, preds=((),) * len(graph)), limits_on)
-    times = [(IMBALANCE, _makespan_ns(alone, assignment.order, own, engine))]
+    times = [(IMBALANCE, _makespan_ns(alone, apart, engine))]
     for limit in (DEPENDENCIES, GAPS, FRONT_END):
         limits_on.append(limit)
-        times.append((limit, _makespan_ns(relaxed(graph, limits_on), assignment.order, own, engine)))
-    return [*times, (ORDER, _makespan_ns(graph, assignment.order, assignment.streams, engine))]
+        times.append((limit, _makespan_ns(relaxed(graph, limits_on), apart, engine)))
+    return [*times, (ORDER, _makespan_ns(graph, schedule, engine))]
 
 
-def _makespan_ns(graph: OpGraph, order: Sequence[int], streams: Sequence[int], engine: Engine) -> int:
-    return engine.run(lower(graph, order, streams), graph.hardware).makespan_ns
+def _makespan_ns(graph: OpGraph, schedule: Schedule, engine: Engine) -> int:
+    return engine.run(lower(graph, schedule), graph.hardware).makespan_ns
 
 
 def _take_off(parts: dict[str, int], names: Sequence[str], time_ns: int) -> None:

@@ -15,13 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpusim.engine.base import DEFAULT_ENGINE, Engine, Timeline, engine_by_name
-from gpusim.hardware.model import HardwareModel
+from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_STREAMS
+from gpusim.engine.base import Engine, Timeline, engine_by_name
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.plan.schedule import check_streams
-from gpusim.policies import DEFAULT_STREAMS
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule, check_streams
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import stream_counts
 from gpusim.policies.sequential import sequential
@@ -31,7 +30,7 @@ from gpusim.search.local import SHARES
 from gpusim.search.relaxed import DEPENDENCIES, LIMITS, SMS, STREAMS, relaxed
 from gpusim.search.searches import Report
 from gpusim.search.width import MAX_EXACT_OPS, width
-from gpusim.trace.schema import Trace
+from gpusim.units import format_ns
 
 STEP: Final = "step"
 """The scope of all phases together."""
@@ -126,7 +125,7 @@ class Scope:
         return time_ns / self.potential_ns if self.potential_ns else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Limits:
     """All scopes of a step: its phases where it has several, and the whole step, last."""
 
@@ -137,10 +136,20 @@ class Limits:
     """Most streams the best schedule might use."""
     scopes: tuple[Scope, ...]
 
+    def __repr__(self) -> str:
+        step = self.scopes[-1]
+        text = f"{short_name(self.trace)} on {short_name(self.hardware)}: {step.speedup:.2f}x"
+        return short_repr("Limits", f"{text} at best, parallelism {step.parallelism.mean:.1f}")
+
+    def _repr_html_(self) -> str:
+        step = self.scopes[-1]
+        rows = [(loss.limit, format_ns(loss.loss_ns), f"{step.share(loss.loss_ns):.0%}") for loss in step.losses]
+        title = f"Limits of {self.trace} on {self.hardware}: time lost to each, and share of what there is to win"
+        return html_table(title, ("limit", "lost", "share"), rows)
+
 
 def limits(
-    trace: Trace,
-    hardware: HardwareModel,
+    graph: OpGraph,
     *,
     streams: int = DEFAULT_STREAMS,
     engine: Engine | None = None,
@@ -148,10 +157,10 @@ def limits(
 ) -> Limits:
     """Inter-op parallelism of a step and what is lost of it, for each phase and for the whole step.
 
-    Raises `OptionError` for a stream count out of range, `PlanError` for a kernel the GPU cannot run.
+    Raises `OptionError` for a stream count out of range.
     """
     check_streams(streams)
-    graph = OpGraph.build(trace, hardware)
+    trace, hardware = graph.trace, graph.hardware
     runs = engine or engine_by_name(DEFAULT_ENGINE)
     phases = list(dict.fromkeys(op.phase for op, tasks in zip(trace.ops, graph.tasks, strict=True) if tasks))
     scopes: list[Scope] = []
@@ -179,7 +188,7 @@ def scope_limits(name: str, graph: OpGraph, streams: int, engine: Engine) -> Sco
     asap = _asap(relaxed(graph, (DEPENDENCIES,)), engine)
     found = parallelism(graph, asap)
     # From the strictest what-if to the loosest: a schedule that runs under more limits is a candidate under fewer.
-    best: dict[str, tuple[int, Assignment]] = {}
+    best: dict[str, tuple[int, Schedule]] = {}
     alone = carried = sequential(graph, 1)
     for place in reversed(range(1, len(LIMITS))):
         limit = LIMITS[place]
@@ -198,7 +207,7 @@ def scope_limits(name: str, graph: OpGraph, streams: int, engine: Engine) -> Sco
         ops=sum(bool(tasks) for tasks in graph.tasks),
         kernels=sum(len(tasks) for tasks in graph.tasks),
         parallelism=found,
-        sequential_ns=engine.run(lower(graph, alone.order, alone.streams), graph.hardware).makespan_ns,
+        sequential_ns=engine.run(lower(graph, alone), graph.hardware).makespan_ns,
         unlimited_ns=unlimited.makespan_ns,
         losses=tuple(losses),
         streams=len(used),
@@ -208,13 +217,14 @@ def scope_limits(name: str, graph: OpGraph, streams: int, engine: Engine) -> Sco
 
 def _asap(graph: OpGraph, engine: Engine) -> Timeline:
     """Every op on a stream of its own, in recorded order."""
-    return engine.run(lower(graph, range(len(graph)), range(len(graph))), graph.hardware)
+    ops = tuple(range(len(graph)))
+    return engine.run(lower(graph, Schedule(order=ops, streams=ops)), graph.hardware)
 
 
 def _best(
-    graph: OpGraph, counts: Iterable[int], shares: Iterable[float], carried: Assignment, engine: Engine
-) -> tuple[int, Assignment]:
-    """Makespan and assignment of the best list schedule on any of these stream counts, or of the carried schedule.
+    graph: OpGraph, counts: Iterable[int], shares: Iterable[float], carried: Schedule, engine: Engine
+) -> tuple[int, Schedule]:
+    """Makespan and schedule of the best list schedule on any of these stream counts, or of the carried schedule.
 
     Priorities are bottom levels under the limits of `graph`; `shares` is how much room an op waits for.
     """
@@ -228,11 +238,8 @@ def _best(
         for makespan_ns, setting in sorted(zip(makespans.tolist(), settings, strict=True)):
             distinct.setdefault(makespan_ns, setting)
         shortlist = list(distinct.values())[:_SHORTLIST]
-        chosen += [lists.schedule(count, graph.bottom_ns, share).assignment for count, share in shortlist]
-    times = [
-        engine.run(lower(graph, assignment.order, assignment.streams), graph.hardware).makespan_ns
-        for assignment in chosen
-    ]
+        chosen += [lists.schedule(count, graph.bottom_ns, share).schedule for count, share in shortlist]
+    times = [engine.run(lower(graph, schedule), graph.hardware).makespan_ns for schedule in chosen]
     fastest = min(range(len(chosen)), key=times.__getitem__)
     return times[fastest], chosen[fastest]
 

@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment, work_order
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import work_order
 from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.list_scheduling import MIN_SHARE
+from gpusim.search.interrupt import STOPS
 
 #: Shares of its blocks that an op waits for, tried for every stream count.
 SHARES = (0.0, MIN_SHARE, 0.25, 0.5)
@@ -39,7 +41,7 @@ SWITCH_SHARE = 0.1
 class Candidate:
     """A schedule the search looked at, with the makespan that the list scheduler saw."""
 
-    assignment: Assignment
+    schedule: Schedule
     streams: int
     makespan_ns: float
 
@@ -88,7 +90,7 @@ def local_search(
             used = max(search.share_spent, 1.0 - left_s / budget_s if math.isfinite(budget_s) else 0.0)
             progress(used, search.best[0].makespan_ns)
             search.evaluate(moves.draw(search.best[0].settings))
-    except KeyboardInterrupt:
+    except STOPS:
         interrupted = True
         if not search.best:
             raise
@@ -157,7 +159,7 @@ class _Search:
         for each in self.best:
             settings = each.settings
             made = self.lists.schedule(settings.streams, settings.priority, settings.share)
-            found.append(Candidate(made.assignment, settings.streams, made.makespan_ns))
+            found.append(Candidate(made.schedule, settings.streams, made.makespan_ns))
         return tuple(found)
 
 

@@ -27,7 +27,9 @@ from gpusim.engine.compiled.orders import orders_by_keys
 from gpusim.engine.threads import in_ranges
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition, lay_out
-from gpusim.policies.base import Assignment, spread_views
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.base import spread_views
+from gpusim.search.interrupt import STOPS
 from gpusim.search.moves import Candidates, Current, Fingerprints, Moves, joined
 from gpusim.search.steady import SteadyEngine
 from gpusim.trace.covers import covered_by, settled
@@ -56,7 +58,7 @@ REFUSED_NS = 1 << 60
 class Refined:
     """The best schedules found, best first as judged by `steady_ns`, with their makespans."""
 
-    assignments: tuple[Assignment, ...]
+    schedules: tuple[Schedule, ...]
     makespans_ns: tuple[int, ...]
     steady_ns: tuple[int, ...]
     """Mean makespans over the step with other times (`gpusim.search.steady`)."""
@@ -67,7 +69,7 @@ class Refined:
 
 def refine(
     graph: OpGraph,
-    seeds: Sequence[Assignment],
+    seeds: Sequence[Schedule],
     max_streams: int,
     *,
     budget_s: float,
@@ -104,7 +106,7 @@ def refine(
             progress(max(tried, passed), search.best_ns if search.found else 0.0)
             # Where there is a number of evaluations, what the search goes on with depends on no clock.
             search.step(tried if evaluations else passed)
-    except KeyboardInterrupt:
+    except STOPS:
         interrupted = True
         if not search.found:
             raise
@@ -148,16 +150,16 @@ class _Search:
     def best_ns(self) -> float:
         return self.found[0].makespan_ns if self.found else math.inf
 
-    def start(self, seeds: Sequence[Assignment], lower_bound_ns: float = 0.0) -> None:
+    def start(self, seeds: Sequence[Schedule], lower_bound_ns: float = 0.0) -> None:
         """Evaluate the seeds and go on with the best of those that differ; where one meets the bound, that is all."""
         shape = (len(seeds), len(self.graph))
         made = Candidates(np.zeros(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
-        for number, assignment in enumerate(seeds):
-            made.keys[number, list(assignment.order)] = np.arange(len(self.graph))
-            made.streams[number] = assignment.streams
+        for number, schedule in enumerate(seeds):
+            made.keys[number, list(schedule.order)] = np.arange(len(self.graph))
+            made.streams[number] = schedule.streams
             if self.partitions:
                 made.streams[number] %= self.max_streams
-            made.variants[number] = assignment.variants or 0
+            made.variants[number] = schedule.variants or 0
         makespans = self._evaluate(made, self._orders(made.keys), JUDGED_SEEDS, lower_bound_ns)
         order = np.argsort(makespans, kind="stable")
         for number in order:
@@ -268,10 +270,10 @@ class _Search:
         return orders
 
     def result(self, interrupted: bool) -> Refined:
-        """The best as assignments; streams are numbered in order of first use, but where partitions name them."""
+        """The best as schedules; streams are numbered in order of first use, but where partitions name them."""
         orders = self._orders(np.array([each.keys for each in self.found]).reshape(-1, len(self.graph)))
         works = set(self.moves.work.tolist())
-        assignments = []
+        schedules = []
         for order, each in zip(orders.tolist(), self.found, strict=True):
             ops = [op for op in order if op in works]
             variants = settled(self.graph.trace, each.variants.tolist()) if each.variants.any() else ()
@@ -281,10 +283,10 @@ class _Search:
             if self.partitions:
                 numbers = {stream: stream for stream in numbers}
             made = spread_views(self.graph, ops, {op: numbers[stream] for op, stream in placed.items()})
-            assignments.append(replace(made, variants=variants, partitions=self.partitions))
+            schedules.append(replace(made, variants=variants, partitions=self.partitions))
         makespans: list[int] = []
-        if assignments:
+        if schedules:
             streams, chosen = (np.array([getattr(c, name) for c in self.found]) for name in ("streams", "variants"))
             makespans = self.engine.evaluate(orders, streams, chosen, threads=self.threads).makespan_ns.tolist()
         steady = tuple(each.makespan_ns for each in self.found)
-        return Refined(tuple(assignments), tuple(makespans), steady, self.evaluations, interrupted)
+        return Refined(tuple(schedules), tuple(makespans), steady, self.evaluations, interrupted)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Partition
-from gpusim.policies.base import Assignment
+from gpusim.plan.schedule import Schedule
 from gpusim.search.bounds import Bounds
 from gpusim.search.choices import search_partitions, search_variants
 from gpusim.search.local import local_search
@@ -61,9 +60,18 @@ class Found:
 NOTHING_FOUND = Found(Refined((), (), (), 0, False), None, (), (), 0, False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Budget and progress of one of the searches."""
+
+    budget_s: float
+    evaluations: int | None
+    progress: Callable[[float, float], None]
+
+
 def search_all(
     graph: OpGraph,
-    made: list[Assignment],
+    made: list[Schedule],
     streams: int,
     budget_s: float,
     seed: int,
@@ -81,60 +89,96 @@ def search_all(
         best_so_far_ns = min(best_so_far_ns, best_ns or math.inf)
         report("search", share, round(best_so_far_ns) if best_so_far_ns < math.inf else 0)
 
-    def part(begin: float, share: float) -> dict[str, Any]:
-        """Budget and progress of a part of the search."""
-        return {
-            "budget_s": share * budget_s,
-            "evaluations": None if evaluations is None else max(1, round(share * evaluations)),
-            "seed": seed,
-            "progress": lambda done, best_ns: tell(begin + share * done, best_ns),
-        }
+    def part(begin: float, share: float) -> _Part:
+        count = None if evaluations is None else max(1, round(share * evaluations))
+        return _Part(share * budget_s, count, lambda done, best_ns: tell(begin + share * done, best_ns))
 
-    def limited(begin: float, share: float) -> dict[str, Any]:
-        return {**part(begin, share), "memory_limit_bytes": memory_limit_bytes}
+    def refined(seeds: Sequence[Schedule], most_streams: int, part: _Part) -> Refined:
+        return refine(
+            graph,
+            seeds,
+            most_streams,
+            budget_s=part.budget_s,
+            seed=seed,
+            evaluations=part.evaluations,
+            lower_bound_ns=lower_ns,
+            memory_limit_bytes=memory_limit_bytes,
+            progress=part.progress,
+        )
+
+    def varied(seeds: Sequence[Schedule], most_streams: int, part: _Part) -> Refined:
+        return search_variants(
+            graph,
+            seeds,
+            most_streams,
+            budget_s=part.budget_s,
+            seed=seed,
+            evaluations=part.evaluations,
+            memory_limit_bytes=memory_limit_bytes,
+            progress=part.progress,
+        )
 
     lower_ns = bound.largest[0]
-    lists = local_search(graph, streams, lower_bound_ns=lower_ns, **part(0.0, LISTS_SHARE))
-    seeds = [*made, *(candidate.assignment for candidate in lists.candidates)]
+    whole = part(0.0, LISTS_SHARE)
+    lists = local_search(
+        graph,
+        streams,
+        budget_s=whole.budget_s,
+        seed=seed,
+        evaluations=whole.evaluations,
+        lower_bound_ns=lower_ns,
+        progress=whole.progress,
+    )
+    seeds = [*made, *(candidate.schedule for candidate in lists.candidates)]
     half = streams // 2 if streams >= LEAST_HALVED else 0
     few = [each for each in seeds if max(each.streams, default=0) < half]
     wide = 1.0 - NARROW_SHARE if half else 1.0
-    varied = any(graph.variants)
-    kinds = 1 + varied + bool(splits)
+    has_variants = any(graph.variants)
+    kinds = 1 + has_variants + bool(splits)
     share = 1.0 - LISTS_SHARE if kinds == 1 else COMMON_SHARE - LISTS_SHARE
-    first = limited(LISTS_SHARE, share * wide)
-    second = limited(LISTS_SHARE + share * wide, share * (1.0 - wide))
+    first = part(LISTS_SHARE, share * wide)
+    second = part(LISTS_SHARE + share * wide, share * (1.0 - wide))
     if lists.interrupted:
-        first["budget_s"] = second["budget_s"] = 0.0
+        first, second = replace(first, budget_s=0.0), replace(second, budget_s=0.0)
     if evaluations is not None and kinds == 1:
         rest = evaluations - lists.evaluations
-        second["evaluations"] = max(1, round(rest * (1.0 - wide)))
-        first["evaluations"] = max(1, rest - second["evaluations"] if half else rest)
-    common = refine(graph, seeds, streams, lower_bound_ns=lower_ns, **first)
+        few_evaluations = max(1, round(rest * (1.0 - wide)))
+        second = replace(second, evaluations=few_evaluations)
+        first = replace(first, evaluations=max(1, rest - few_evaluations if half else rest))
+    common = refined(seeds, streams, first)
     spent, interrupted = lists.evaluations + common.evaluations, lists.interrupted or common.interrupted
     narrow: list[tuple[str, Refined]] = []
-    few_found: Sequence[Assignment] = ()
+    few_found: Sequence[Schedule] = ()
     if half and not interrupted:
-        narrow.append((SEARCH, refine(graph, few, half, lower_bound_ns=lower_ns, **second)))
-        few_found = narrow[0][1].assignments
+        narrow.append((SEARCH, refined(few, half, second)))
+        few_found = narrow[0][1].schedules
         spent, interrupted = spent + narrow[0][1].evaluations, narrow[0][1].interrupted
-    if kinds == 1 or interrupted or not common.assignments:
+    if kinds == 1 or interrupted or not common.schedules:
         return Found(common, None, (), narrow, spent, interrupted)
     share = (1.0 - COMMON_SHARE) / kinds
-    plain = refine(graph, common.assignments, streams, lower_bound_ns=lower_ns, **limited(COMMON_SHARE, share))
+    plain = refined(common.schedules, streams, part(COMMON_SHARE, share))
     found: list[Refined] = [plain]
     variants = None
-    if varied and not plain.interrupted:
+    if has_variants and not plain.interrupted:
         begin = COMMON_SHARE + share
-        variants = search_variants(graph, common.assignments, streams, **limited(begin, share * wide))
+        variants = varied(common.schedules, streams, part(begin, share * wide))
         found.append(variants)
         if few_found and not variants.interrupted:
-            rest_of_it = limited(begin + share * wide, share * (1.0 - wide))
-            found.append(search_variants(graph, few_found, half, **rest_of_it))
+            found.append(varied(few_found, half, part(begin + share * wide, share * (1.0 - wide))))
             narrow.append((VARIANTS, found[-1]))
     parted: list[Refined] = []
     if splits and not any(each.interrupted for each in found):
-        parted = search_partitions(graph, common.assignments, splits, **limited(1.0 - share, share))
+        last = part(1.0 - share, share)
+        parted = search_partitions(
+            graph,
+            common.schedules,
+            splits,
+            budget_s=last.budget_s,
+            seed=seed,
+            evaluations=last.evaluations,
+            memory_limit_bytes=memory_limit_bytes,
+            progress=last.progress,
+        )
         found += parted
     spent += sum(each.evaluations for each in found)
     return Found(plain, variants, parted, narrow, spent, any(each.interrupted for each in found))

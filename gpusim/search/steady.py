@@ -1,8 +1,9 @@
 """Makespans that do not hang on luck: the mean over the same step with the times of its kernels a little off.
 
 Where blocks go depends on times by the nanosecond, so a predicted makespan has a scatter of about 1 % that no GPU
-shares (docs/fidelity.md). A search that minimises it finds what the scatter favours: schedules that it found on an H200
-were predicted 2 to 5 % too fast where policies were not, and the mean takes 1 to 2 % of that back (docs/search.md).
+shares (research/2026-11-23-fidelity.md). A search that minimises it finds what the scatter favours: schedules that it
+found on an H200 were predicted 2 to 5 % too fast where policies were not, and the mean takes 1 to 2 % of that back
+(research/2026-11-23-search.md).
 """
 
 from __future__ import annotations

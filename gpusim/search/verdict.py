@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.hardware.model import HardwareModel
-from gpusim.plan.graph import OpGraph
-from gpusim.policies.base import Assignment
+from gpusim.notebook import html_table, short_repr
+from gpusim.plan.graph import COMPILED_FROM_OPS, OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.search.bounds import Bounds
 from gpusim.search.eager import predict_eager
 from gpusim.units import counted, format_ns
@@ -46,28 +49,32 @@ class VerdictRow:
 
 
 def verdict_rows(
-    graph: OpGraph, assignment: Assignment, sequential_ns: int, best_ns: int, eager_ns: int | None
+    graph: OpGraph, schedule: Schedule, sequential_ns: int, best_ns: int, eager_ns: int | None
 ) -> tuple[VerdictRow, ...]:
-    """The ways to run a step, from eager to the recommended `assignment` in a CUDA graph, which takes `best_ns`.
+    """The ways to run a step, from eager to the recommended `schedule` in a CUDA graph, which takes `best_ns`.
 
     `eager_ns` is the measured eager step; None predicts it, where the trace has host times. A schedule on several
-    streams is also predicted as launched from Python: `assignment` in the engine's stream mode. Times in ns.
+    streams is also predicted as launched from Python: `schedule` in the engine's stream mode. Times in ns.
     """
-    engine = ReferenceEngine()  # the compiled one has its stream mode to compile first, which takes longer
+    # The compiled engine has its stream mode to compile first, which takes longer where the step is not large.
+    engine = None if len(graph) >= COMPILED_FROM_OPS else ReferenceEngine()
     measured = eager_ns is not None
     if eager_ns is None:
         eager_ns = predict_eager(graph, engine)
-    streams = max(assignment.streams, default=0) + 1
+    streams = schedule.stream_count
 
     def row(what: Way, time_ns: int, used: int, advice: str, measured: bool = False) -> VerdictRow:
         return VerdictRow(what, time_ns, measured, used, eager_ns / time_ns if eager_ns and time_ns else None, advice)
 
     rows = [] if eager_ns is None else [row("eager", eager_ns, 1, "", measured)]
     rows.append(row("graph", sequential_ns, 1, "torch.cuda.graph, needs no gpusim"))
-    if streams > 1 or any(assignment.variants):
+    if streams > 1 or schedule.has_variants:
         rows.append(row("streams", best_ns, streams, "recommended"))
-    if streams > 1 and not assignment.partitions:
-        without_ns = engine.run(assignment.lowered(graph, "stream"), graph.hardware, False).makespan_ns
+    if streams > 1 and not schedule.partitions:
+        if engine is None:
+            without_ns = Evaluator(graph).evaluate(schedule, "stream").makespan_ns
+        else:
+            without_ns = engine.run(lower(graph, schedule, "stream"), graph.hardware, False).makespan_ns
         against = next((each for each in rows[:2] if without_ns > each.time_ns), None)
         advice = f"slower than {against.label}: do not" if against else ""
         rows.append(row("streams_without_graph", without_ns, streams, advice))
@@ -80,7 +87,7 @@ def best_way(rows: tuple[VerdictRow, ...]) -> VerdictRow | None:
     return inside[-1] if inside else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
     """`worth_it` only where even the low end of the predicted speed-up is a gain."""
 
@@ -101,6 +108,17 @@ class Verdict:
     def sentence(self) -> str:
         """The text without the command that says more: for a page, which has links."""
         return self.text.replace(LIMITS_HINT, "")
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __repr__(self) -> str:
+        worth = "worth it" if self.worth_it else "not worth it"
+        return short_repr("Verdict", f"{worth}: {self.speedup:.2f}x ({self.low:.2f} to {self.high:.2f})")
+
+    def _repr_html_(self) -> str:
+        rows = [(row.label, format_ns(row.time_ns), row.advice) for row in self.rows]
+        return html_table(self.sentence, ("way", "time", "advice"), rows)
 
 
 def verdict(

@@ -11,24 +11,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TypeVar
 
 import msgspec
 
-from gpusim.engine.base import DEFAULT_ENGINE, Engine, Timeline, engine_by_name
+from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_POLICY
+from gpusim.engine.base import Engine, engine_by_name
 from gpusim.errors import OptionError
 from gpusim.hardware.model import GraphCosts, HardwareModel, StreamCosts, measure_of
 from gpusim.hardware.occupancy import kernel_demand
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
-from gpusim.plan.schedule import check_streams
-from gpusim.plan.tasks import LaunchMode, Plan, Task
+from gpusim.plan.schedule import Schedule, check_streams
+from gpusim.plan.tasks import Plan, Task
 from gpusim.plan.traffic import arithmetic
-from gpusim.policies.base import Assignment
 from gpusim.policies.fast_lists import FastLists
-from gpusim.policies.registry import POLICIES, policy_by_name
-from gpusim.search.bounds import Bounds, bounds
+from gpusim.policies.registry import policy_by_name
+from gpusim.search.simulation import Simulated
 from gpusim.trace.op_names import full_label
 from gpusim.trace.op_names import op_label as op_label  # the dashboard's
 from gpusim.trace.schema import Op, Trace
@@ -75,63 +74,16 @@ class Change:
                 raise OptionError(f"what-if: {count} {name}: at least 1")
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """One schedule of an op graph, beside the sequential graph of the same kernels."""
-
-    graph: OpGraph
-    policy: str
-    streams: int
-    """Streams in use."""
-    mode: LaunchMode
-    assignment: Assignment
-    timeline: Timeline
-    sequential_ns: int
-
-    @property
-    def makespan_ns(self) -> int:
-        """Predicted time of the step."""
-        return self.timeline.makespan_ns
-
-    @property
-    def speedup(self) -> float:
-        """Over the sequential graph."""
-        return self.sequential_ns / self.makespan_ns if self.makespan_ns else 1.0
-
-    @cached_property
-    def bounds(self) -> Bounds:
-        """Lower bounds of the step."""
-        return bounds(self.graph)
-
-
-def simulate(
-    graph: OpGraph,
-    policy: str,
-    streams: int,
-    mode: LaunchMode = "graph",
-    engine: Engine | None = None,
-    assignment: Assignment | None = None,
-) -> Simulated:
-    """One policy on an op graph, the same as `gpusim simulate`; or one `assignment`, which goes by that name.
+def policy_schedule(graph: OpGraph, policy: str, streams: int) -> Schedule:
+    """What a policy gives; the list scheduler compiled, which gives the same in less than half of the time.
 
     Raises `UnknownNameError` for the policy and `OptionError` for the number of streams.
     """
     check_streams(streams)
-    runs = engine or engine_by_name(DEFAULT_ENGINE)
-    if assignment is None:
-        assignment = _assignment(graph, policy, streams)
-    timeline = runs.run(assignment.lowered(graph, mode), graph.hardware)
-    alone = POLICIES["sequential"](graph, 1)
-    sequential = runs.run(alone.lowered(graph), graph.hardware)
-    used = max(assignment.streams, default=0) + 1
-    return Simulated(graph, policy, used, mode, assignment, timeline, sequential.makespan_ns)
-
-
-def _assignment(graph: OpGraph, policy: str, streams: int) -> Assignment:
-    """What the policy gives; the list scheduler compiled, which gives the same in less than half of the time."""
-    if policy == "critical_path" and len(graph):
-        return FastLists(graph).schedule(streams, graph.bottom_ns).assignment
-    return policy_by_name(policy)(graph, streams)
+    make = policy_by_name(policy)
+    if policy == DEFAULT_POLICY and len(graph):
+        return replace(FastLists(graph).schedule(streams, graph.bottom_ns).schedule, policy=policy)
+    return make(graph, streams)
 
 
 def changed_graph(graph: OpGraph, change: Change) -> OpGraph:

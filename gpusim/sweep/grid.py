@@ -6,21 +6,19 @@ import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import asdict
 
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import TraceError
 from gpusim.files import encode_json, read_file
-from gpusim.hardware.model import HardwareModel, hardware_for_gpu, load_hardware, read_hardware
+from gpusim.hardware.model import HardwareModel, default_hardware, read_hardware
 from gpusim.policies.registry import policy_by_name
 from gpusim.sweep.spec import Sweep, hardware_files, policy_names, trace_files
 from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, Trace
 from gpusim.trace.store import parse_trace
 from gpusim.version import version_of
-
-DEFAULT_HARDWARE: Final = "h200"
 
 #: What a result follows from, besides trace and hardware model: these parts of the package.
 _SIMULATION = ("trace", "hardware", "plan", "engine", "policies", "search/bounds.py", "sweep/point.py", "units.py")
@@ -105,7 +103,7 @@ def build_grid(sweep: Sweep) -> Grid:
         traces[trace.hash] = trace
         models = given
         if not models:
-            own = _content(hardware_for_gpu(gpu) or load_hardware(DEFAULT_HARDWARE))
+            own = _content(default_hardware(gpu))
             models = {own.hash: own}
             hardware |= models
         for model in models:

@@ -15,6 +15,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Final
 
+from gpusim.children import end_with_parent
+from gpusim.engine.threads import cores
 from gpusim.errors import GpusimError, WorkerError
 from gpusim.sweep import point as point_module
 from gpusim.sweep.grid import Grid, Group, Point
@@ -34,10 +36,10 @@ TICK_S: Final = 0.2
 
 
 class LocalWorkers:
-    """Runs points on `count` processes; see `gpusim.sweep.run.Workers`."""
+    """Runs points on `count` processes, by default one for each core; see `gpusim.sweep.run.Workers`."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count or cores()
 
     @property
     def description(self) -> str:
@@ -190,6 +192,7 @@ class _Crew:
 
 def _serve(pipe: Connection, version: str) -> None:
     """A worker process: points in, results out, until the other side is gone."""
+    end_with_parent()
     contents: dict[str, bytes] = {}
     try:
         pipe.send(None)

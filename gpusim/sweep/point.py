@@ -7,16 +7,14 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpusim.engine.base import engine_by_name
+from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import GpusimError, HardwareError, WorkerError
 from gpusim.files import decode_document
 from gpusim.hardware.model import SCHEMA, HardwareModel
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
-from gpusim.policies.base import Assignment
 from gpusim.policies.registry import policy_by_name
 from gpusim.search.bounds import Bounds, bounds
 from gpusim.sweep.grid import Point, code_version
@@ -24,7 +22,6 @@ from gpusim.trace.store import parse_trace
 
 #: The policy that speed-ups are over.
 BASELINE = "sequential"
-FAST = "fast"
 #: Op graphs that a worker keeps. Points come group by group, so that it needs one or two at a time.
 KEPT_GRAPHS = 4
 
@@ -51,16 +48,12 @@ class Result:
     bug: str | None = None
 
 
-Evaluate = Callable[[Assignment], tuple[int, int]]
-"""Makespan in ns and peak memory in bytes of an assignment."""
-
-
 @dataclass(frozen=True)
 class _Prepared:
     """What the points of a group share."""
 
     graph: OpGraph
-    evaluate: Evaluate
+    evaluator: Evaluator
     sequential_ns: int
     bounds: Bounds
 
@@ -100,8 +93,8 @@ def _simulate(point: Point, trace: bytes, hardware: bytes) -> Outcome:
     prepared = _prepare(trace, hardware, point.engine)
     if isinstance(prepared, GpusimError):
         raise prepared
-    makespan_ns, peak_bytes = prepared.evaluate(policy_by_name(point.policy)(prepared.graph, point.streams))
-    return Outcome(makespan_ns, prepared.sequential_ns, prepared.bounds, peak_bytes)
+    found = prepared.evaluator.evaluate(policy_by_name(point.policy)(prepared.graph, point.streams))
+    return Outcome(found.makespan_ns, prepared.sequential_ns, prepared.bounds, found.peak_bytes)
 
 
 @functools.lru_cache(maxsize=KEPT_GRAPHS)
@@ -110,33 +103,11 @@ def _prepare(trace: bytes, hardware: bytes, engine: str) -> _Prepared | GpusimEr
     try:
         model = decode_document(hardware, HardwareModel, SCHEMA, "hardware", HardwareError)
         graph = OpGraph.build(parse_trace(trace, "trace"), model)
-        evaluate = _evaluator(graph, engine)
-        sequential_ns, _ = evaluate(policy_by_name(BASELINE)(graph, 1))
-        return _Prepared(graph, evaluate, sequential_ns, bounds(graph))
+        evaluator = Evaluator(graph, engine)
+        sequential_ns = evaluator.evaluate(policy_by_name(BASELINE)(graph, 1)).makespan_ns
+        return _Prepared(graph, evaluator, sequential_ns, bounds(graph))
     except GpusimError as cause:
         return cause
-
-
-def _evaluator(graph: OpGraph, engine: str) -> Evaluate:
-    """The shortest way to an engine's numbers: the fast one has its own lowering, compiled, to the same times."""
-    if engine == FAST:
-        from gpusim.engine.batch import BatchEngine
-
-        batch = BatchEngine(graph)
-
-        def evaluate_compiled(assignment: Assignment) -> tuple[int, int]:
-            found = batch.evaluate([assignment.order], [assignment.streams], peak=True, threads=1)
-            assert found.peak_bytes is not None
-            return int(found.makespan_ns[0]), int(found.peak_bytes[0])
-
-        return evaluate_compiled
-    runs = engine_by_name(engine)
-
-    def evaluate(assignment: Assignment) -> tuple[int, int]:
-        timeline = runs.run(lower(graph, assignment.order, assignment.streams), graph.hardware)
-        return timeline.makespan_ns, timeline.peak_bytes
-
-    return evaluate
 
 
 def _worker() -> str:

@@ -11,10 +11,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from gpusim.engine.base import DEFAULT_ENGINE, engine_by_name
-from gpusim.errors import SweepError, TraceError, UnknownNameError
+from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.engine.base import engine_by_name
+from gpusim.errors import FileError, HardwareError, SweepError, TraceError, UnknownNameError
 from gpusim.files import Count, Document, read_toml
-from gpusim.hardware.model import bundled_hardware
+from gpusim.hardware.model import HardwareModel, bundled_hardware, read_hardware
 from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.store import TRACE_SUFFIXES, bundled_traces
@@ -47,14 +48,14 @@ def read_sweep(path: Path) -> Sweep:
     sweep = read_toml(path, Sweep, SweepError)
     checks: tuple[tuple[str, Sequence[str], Callable[[Sequence[str]], object]], ...] = (
         ("traces", sweep.traces, trace_files),
-        ("hardware", sweep.hardware, hardware_files),
+        ("hardware", sweep.hardware, _read_models),
         ("policies", sweep.policies, policy_names),
     )
     for field, names, expand in checks:
         for index, name in enumerate(names):
             try:
                 expand((name,))
-            except (UnknownNameError, TraceError) as cause:
+            except (UnknownNameError, FileError) as cause:
                 raise SweepError(str(path), str(cause), place=f"$.{field}[{index}]") from cause
     try:
         engine_by_name(sweep.engine)
@@ -78,11 +79,12 @@ def trace_files(names: Sequence[str]) -> list[Path]:
 
 
 def hardware_files(names: Sequence[str]) -> list[Path]:
-    """The hardware models that names, globs and paths stand for, each once. Raises `UnknownNameError`."""
+    """The hardware models that names and paths stand for, each once. Raises `UnknownNameError`, `HardwareError`."""
     bundled = bundled_hardware()
     found: list[Path] = []
     for name in names:
         if name.endswith(HARDWARE_SUFFIX):
+            _check_there(name, HardwareError)
             found.append(Path(name))
         else:
             found += [bundled[known] for known in _matching_names("hardware", name, bundled)]
@@ -108,8 +110,20 @@ def _matching_names(what: str, name: str, known: Collection[str], by_glob: Colle
 
 def _matching_files(pattern: str) -> list[Path]:
     if glob.escape(pattern) == pattern or os.path.exists(pattern):
-        return [Path(pattern)]  # reading it says what is wrong with it
+        _check_there(pattern, TraceError)
+        return [Path(pattern)]
     found = sorted(glob.glob(pattern))
     if not found:
         raise TraceError(pattern, "no file matches")
     return [Path(file) for file in found]
+
+
+def _check_there(name: str, error: type[FileError]) -> None:
+    try:
+        os.stat(name)
+    except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
+        raise error(name, f"cannot be read: {getattr(cause, 'strerror', None) or cause}") from cause
+
+
+def _read_models(names: Sequence[str]) -> list[HardwareModel]:
+    return [read_hardware(path) for path in hardware_files(names)]

@@ -26,7 +26,7 @@ from gpusim.units import MIB
 
 #: SQLite's field for "whose file is this" (`PRAGMA application_id`): "gpsw".
 APPLICATION_ID: Final = 0x67707377
-#: Version of the table, in `PRAGMA user_version`; docs/sweeps.md describes it.
+#: Version of the table, in `PRAGMA user_version`; research/2026-11-23-sweeps.md describes it.
 STORE_VERSION: Final = 1
 
 #: How long to wait for another process's lock: briefly for the writer's at the start, longer for a reader's later on.
@@ -145,6 +145,7 @@ class Store:
         elif not os.path.isfile(path):
             raise SweepError(str(path), "cannot be read: there is no such store")
         self._check_journal()
+        self._check_no_log()
         # Reading, too, may have to undo what a killed writer left half done.
         mode = "rwc" if write else "rw" if os.path.exists(f"{path}-journal") else "ro"
         self._made_here = write and not os.path.exists(path)
@@ -211,6 +212,17 @@ class Store:
             if names_another:
                 raise SweepError(str(journal), "is no journal of a store: it names another file")
 
+    def _check_no_log(self) -> None:
+        """Refuse a store with a write-ahead log: SQLite would make files beside it, even to read it.
+
+        Stores have none; the file's header says so (sqlite.org/fileformat2.html, "File format version numbers").
+        """
+        with contextlib.suppress(OSError):
+            with self.path.open("rb") as file:
+                versions = file.read(_LOG_AT + 2)[_LOG_AT:]
+            if _LOG_VERSION in versions or os.path.exists(f"{self.path}-wal"):
+                raise SweepError(str(self.path), "is not a store of gpusim sweep: it has a write-ahead log")
+
     def _open(self) -> None:
         """Take the write lock, and make the table or check whose it is."""
         run = self.connection.execute
@@ -262,6 +274,8 @@ class Store:
         """Turn what SQLite says about the file or the disk into one line; a wrong statement stays our bug."""
         try:
             yield
+        except UnicodeDecodeError as cause:  # a message of SQLite's with a piece of a damaged file in it
+            raise SweepError(str(self.path), "is damaged: a name in it is no text") from cause
         except sqlite3.DatabaseError as cause:
             code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_TOOBIG:
@@ -307,6 +321,8 @@ def _short(value: object) -> str:
 
 
 _JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
+#: Where the header of a SQLite file has its versions for writing and reading, and that of files with a log.
+_LOG_AT, _LOG_VERSION = 18, 2
 #: Columns that a point has exactly where it has no error.
 _OF_GOOD_POINTS: Final = tuple(name for name, (_, optional) in column_types().items() if optional and name != "error")
 _WORDS: Final = {"str": "text", "int": "whole number", "bool": "0 or 1", "float": "number"}

@@ -16,7 +16,7 @@ from gpusim.file_limits import (
 from gpusim.trace.covers import CoverRules
 from gpusim.trace.dependencies import dependencies, handles
 from gpusim.trace.schema import Kernel, Op, Trace
-from gpusim.trace.values import count_values, problem_with
+from gpusim.trace.values import TENSOR, count_values, problem_with
 
 DTYPE_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2, "uint32": 4, "uint64": 8,
@@ -36,16 +36,19 @@ def check_trace(trace: Trace, file: str) -> None:
     _check_amounts(trace, file)
     _check_tensors(trace, file)
     seen: dict[str, int] = {}
+    n_tensors = len(trace.tensors)
     for index, op in enumerate(trace.ops):
-        place = f"$.ops[{index}]"
-        if op.name in seen:
-            raise TraceError(file, f"op name '{op.name}' is taken by $.ops[{seen[op.name]}]", place=f"{place}.name")
-        seen[op.name] = index
-        _check_arguments(op, len(trace.tensors), file, place)
+        if seen.setdefault(op.name, index) != index:
+            problem = f"op name '{op.name}' is taken by $.ops[{seen[op.name]}]"
+            raise TraceError(file, problem, place=f"$.ops[{index}].name")
+        if not _plainly_right(op, n_tensors):
+            _check_arguments(op, n_tensors, file, f"$.ops[{index}]")
         for number, edge in enumerate(op.after):
             if edge.op >= index:
-                raise TraceError(file, f"op {edge.op} is not an earlier one", place=f"{place}.after[{number}].op")
-        _check_variants(op, file, place)
+                problem = f"op {edge.op} is not an earlier one"
+                raise TraceError(file, problem, place=f"$.ops[{index}].after[{number}].op")
+        if op.variants:
+            _check_variants(op, file, f"$.ops[{index}]")
     _check_order(trace, file)
     _check_covers(trace, file)
 
@@ -53,17 +56,22 @@ def check_trace(trace: Trace, file: str) -> None:
 def _check_amounts(trace: Trace, file: str) -> None:
     """All of a step together stays within the limits: kernels, arguments, time on the GPU and on the host."""
     kernels = arguments = step_ns = host_ns = 0
+    right: set[tuple[tuple[int, int, int], tuple[int, int, int]]] = set()
     for index, op in enumerate(trace.ops):
         longest_ns = 0
         for number, launches in enumerate((op.kernels, *(variant.kernels for variant in op.variants))):
             launches_ns = 0
             for place, kernel in enumerate(launches):
                 launches_ns += kernel.dur_ns
+                launch = (kernel.grid, kernel.block)
+                if launch in right:
+                    continue
                 wrong = _wrong_launch(kernel)
                 if wrong:
                     field, problem = wrong
                     where = f"$.ops[{index}].variants[{number - 1}]" if number else f"$.ops[{index}]"
                     raise TraceError(file, problem, place=f"{where}.kernels[{place}].{field}")
+                right.add(launch)
             kernels += len(launches)
             longest_ns = max(longest_ns, launches_ns)
         step_ns += longest_ns
@@ -93,7 +101,13 @@ def _wrong_launch(kernel: Kernel) -> tuple[str, str] | None:
 
 
 def _check_tensors(trace: Trace, file: str) -> None:
+    storage_bytes = [storage.bytes for storage in trace.storages]
+    needed_by: dict[tuple[object, ...], int] = {}  # a step has few different layouts
     for index, tensor in enumerate(trace.tensors):
+        layout = (tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
+        known = needed_by.get(layout)
+        if known is not None and tensor.storage < len(storage_bytes) and known <= storage_bytes[tensor.storage]:
+            continue
         place = f"$.tensors[{index}]"
         if tensor.dtype not in DTYPE_BYTES:
             raise TraceError(file, f"unknown dtype '{tensor.dtype}'", place=f"{place}.dtype")
@@ -106,12 +120,29 @@ def _check_tensors(trace: Trace, file: str) -> None:
         if elements > MAX_ELEMENTS:
             problem = f"{elements} elements in all; the limit is {MAX_ELEMENTS}"
             raise TraceError(file, problem, place=f"{place}.shape")
+        needed = 0
         if elements:
             last = tensor.offset + sum((s - 1) * d for s, d in zip(tensor.shape, tensor.stride, strict=True))
             needed = (last + 1) * DTYPE_BYTES[tensor.dtype]
-            if needed > trace.storages[tensor.storage].bytes:
-                problem = f"needs {needed} bytes of a storage of {trace.storages[tensor.storage].bytes}"
+            if needed > storage_bytes[tensor.storage]:
+                problem = f"needs {needed} bytes of a storage of {storage_bytes[tensor.storage]}"
                 raise TraceError(file, problem, place=place)
+        needed_by[layout] = needed
+
+
+def _plainly_right(op: Op, n_tensors: int) -> bool:
+    """Whether all arguments are tensors that there are, or values; where not, `_check_arguments` says what is wrong."""
+    for values in (op.args, op.kwargs.values()) if op.kwargs else (op.args,):
+        for value in values:
+            if type(value) is dict:
+                tensor = value.get(TENSOR)
+                if len(value) != 1 or type(tensor) is not int or not 0 <= tensor < n_tensors:
+                    return False
+            elif type(value) is list and any(type(part) is dict or type(part) is list for part in value):
+                return False
+    if max(op.reads, default=-1) >= n_tensors or max(op.writes, default=-1) >= n_tensors:
+        return False
+    return all(tensor is None or 0 <= tensor < n_tensors for tensor in op.outputs)
 
 
 def _check_arguments(op: Op, n_tensors: int, file: str, place: str) -> None:
@@ -169,11 +200,20 @@ def _check_order(trace: Trace, file: str) -> None:
     """Every tensor exists, by its `init` or an earlier op, before an op uses it."""
     makers: dict[int, int] = {}
     for index, op in enumerate(trace.ops):
-        for tensor in (*op.outputs, *op.writes):
+        for tensor in op.outputs:
             if tensor is not None:
                 makers.setdefault(tensor, index)
+        for tensor in op.writes:
+            makers.setdefault(tensor, index)
+    exists_from = [-1 if tensor.init is not None else len(trace.ops) for tensor in trace.tensors]
+    for tensor, index in makers.items():
+        exists_from[tensor] = min(exists_from[tensor], index)
     for index, op in enumerate(trace.ops):
-        for tensor in sorted(handles(op) | set(op.reads)):
+        used = handles(op)
+        used.update(op.reads)
+        if all(exists_from[tensor] < index for tensor in used):
+            continue
+        for tensor in sorted(used):
             if trace.tensors[tensor].init is not None:
                 continue
             maker = makers.get(tensor)

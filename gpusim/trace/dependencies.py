@@ -9,10 +9,8 @@ Storage is the unit: two tensors that alias are the same memory.
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from gpusim.trace.schema import Op, Trace
-from gpusim.trace.values import tensor_refs
+from gpusim.trace.values import TENSOR, tensor_refs
 
 
 def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
@@ -23,7 +21,7 @@ def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
     storage_of = [tensor.storage for tensor in trace.tensors]
     maker: dict[int, int] = {}
     writers: dict[int, int] = {}
-    readers: defaultdict[int, list[int]] = defaultdict(list)
+    readers: dict[int, list[int]] = {}
     last_random: int | None = None
     result: list[tuple[int, ...]] = []
     for index, op in enumerate(trace.ops):
@@ -35,13 +33,16 @@ def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
         for storage in {storage_of[tensor] for tensor in op.reads}:
             if storage in writers:
                 found.add(writers[storage])
-            readers[storage].append(index)
+            if storage in readers:
+                readers[storage].append(index)
+            else:
+                readers[storage] = [index]
         for storage in {storage_of[tensor] for tensor in op.writes}:
             if storage in writers:
                 found.add(writers[storage])
-            found.update(readers[storage])
+            if storage in readers:
+                found.update(readers.pop(storage))
             writers[storage] = index
-            readers[storage] = []
         if op.random:
             if last_random is not None:
                 found.add(last_random)
@@ -56,7 +57,14 @@ def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
 
 def handles(op: Op) -> set[int]:
     """Tensors that the op's arguments mention."""
-    return set(tensor_refs([*op.args, *op.kwargs.values()]))
+    found: set[int] = set()
+    for values in (op.args, op.kwargs.values()) if op.kwargs else (op.args,):
+        for value in values:
+            if type(value) is dict and len(value) == 1 and type(tensor := value.get(TENSOR)) is int:
+                found.add(tensor)  # nearly all of them, without a generator each
+            elif isinstance(value, dict | list | tuple):
+                found.update(tensor_refs(value))
+    return found
 
 
 def reads_writes_storages(trace: Trace) -> list[tuple[frozenset[int], frozenset[int]]]:

@@ -31,7 +31,9 @@ def find_ops(trace: Trace, text: str) -> tuple[int, ...]:
     names = {op.name: index for index, op in enumerate(trace.ops)}
     if wanted in names:
         return (names[wanted],)
-    if wanted.isascii() and wanted.isdigit() and int(wanted) < len(trace.ops):
+    # No longer than the last number there is: Python refuses to read thousands of digits.
+    number = wanted.isascii() and wanted.isdigit() and len(wanted) <= len(str(len(trace.ops)))
+    if number and int(wanted) < len(trace.ops):
         return (int(wanted),)
     for matches in (full_label, op_label, _layer):
         if found := [index for index, op in enumerate(trace.ops) if matches(op) == wanted]:

@@ -1,7 +1,7 @@
 """The trace document: one captured step, as frozen values.
 
 Times are integer nanoseconds, sizes bytes. Tensors, storages and ops are referred to by their index.
-`docs/trace_format.md` describes every field; the JSON Schema is generated from these classes.
+The JSON Schema and docs/formats.md are generated from these classes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from msgspec import Meta
 
 from gpusim import file_limits
 from gpusim.files import Count, Document, Nanoseconds, Positive, StorageBytes
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.units import counted
 
 SCHEMA: Final = "gpusim-trace/1"
 
@@ -47,13 +49,19 @@ class Gpu(Document, frozen=True, kw_only=True):
     """The GPU and software that a trace or measurement was taken with."""
 
     name: str
+    """As the driver reports it: `NVIDIA H200`; ties the trace to a hardware model."""
     driver: str
+    """Driver version, empty where it could not be read."""
     cuda: str
+    """CUDA version of torch."""
     torch: str
+    """torch version."""
     cudnn: str
+    """cuDNN version, as torch numbers it."""
     sm_clock_mhz: Count
     """SM clock seen while the GPU was busy with this step; 0 where it could not be read."""
     mem_clock_mhz: Count
+    """Memory clock, likewise."""
 
 
 class ImportedFrom(Document, frozen=True, kw_only=True):
@@ -86,9 +94,11 @@ class Provenance(Document, frozen=True, kw_only=True):
     """Where a trace comes from."""
 
     gpu: Gpu
+    """GPU and software."""
     date: str
     """Day of the capture, `yyyy-mm-dd`."""
     command: str
+    """Command line that made the trace."""
     gpusim: str
     """Version of gpusim that wrote it, with a hash of its code; without one in traces until 2026-11-23."""
     counters: str = ""
@@ -101,15 +111,26 @@ class Model(Document, frozen=True, kw_only=True):
     """What was captured."""
 
     spec: str
-    """As given to `gpusim capture`: `torchvision:NAME`, `timm:NAME` or `file.py:function`."""
+    """As given to `gpusim capture`: `torchvision:NAME`, `timm:NAME` or `file.py:function`; of a step captured in Python
+    the class or function."""
     network: str
+    """`NAME` or `function` of the spec."""
     mode: Mode
+    """Forward only, or forward, loss, backward and optimizer."""
     batch: Positive
+    """Batch size."""
     dtype: Dtype
+    """`tf32`: float32 tensors, TF32 allowed in matrix products and convolutions; `bf16`: parameters and inputs in
+    bfloat16."""
     memory_format: MemoryFormat
+    """Layout of 4-dimensional tensors."""
     frontend: Frontend
+    """Who turned the model into ops; this version captures and replays `aten` only."""
     optimizer: str | None = None
-    """`sgd_momentum` for a training step."""
+    """`sgd_momentum` for a training step of a SPEC; for a step of the user's own its optimizers, such as `AdamW`."""
+    fixed: tuple[str, ...] = ()
+    """What stays as it was in the captured step although the user's code would change it, such as a factor that
+    follows from the number of the step."""
 
 
 class TensorInit(Document, frozen=True, kw_only=True):
@@ -119,27 +140,35 @@ class TensorInit(Document, frozen=True, kw_only=True):
     """`normal`: a = mean, b = standard deviation; `uniform`, `integers`: a = smallest, b = largest; `constant`: a;
     `values`: the elements themselves, in `values`."""
     a: float = 0.0
+    """First parameter."""
     b: float = 0.0
+    """Second parameter."""
     values: tuple[float, ...] = ()
+    """Elements, for `values`."""
 
 
 class Storage(Document, frozen=True, kw_only=True):
     """A piece of memory; tensors that alias share one."""
 
     bytes: StorageBytes
+    """Size."""
 
 
 class Tensor(Document, frozen=True, kw_only=True):
     """A tensor: a shape and strides over a storage."""
 
     shape: Dimensions
+    """Size of each dimension."""
     stride: Dimensions
+    """Distance of neighbours in each dimension, in elements."""
     dtype: str
     """torch's name without the prefix: `float32`, `int64` ..."""
     storage: Count
+    """Index into `storages`."""
     offset: Elements = 0
     """First element, in elements from the storage's start."""
     role: Role
+    """What the tensor is to the step."""
     name: str = ""
     """Parameter or buffer name where there is one."""
     init: TensorInit | None = None
@@ -150,9 +179,13 @@ class Counters(Document, frozen=True, kw_only=True):
     """Hardware counters of one launch, gathered with Nsight Compute."""
 
     dram_bytes: Count
+    """DRAM traffic, read and written; replaces the estimate from tensor sizes."""
     l2_bytes: Count
+    """L2 traffic."""
     instructions: Count
+    """Instructions executed, by warp."""
     tensor_instructions: Count
+    """Of these, on tensor cores."""
     smem_config_bytes: SmemBytes | None = None
     """Part of an SM's L1 cache that the driver made shared memory for this launch."""
 
@@ -161,18 +194,23 @@ class Kernel(Document, frozen=True, kw_only=True):
     """One GPU launch (or memory operation) of an op."""
 
     name: str
+    """Demangled."""
     dur_ns: StepNs
     """Median over `samples` runs, alone on the GPU."""
     kind: TaskKind = "kernel"
+    """What it is."""
     grid: Grid = (1, 1, 1)
     """Blocks in x, y, z."""
     block: Block = (1, 1, 1)
     """Threads of a block in x, y, z."""
     cluster: Cluster | None = None
+    """Blocks of a cluster; null where there is none or it is not known. Capture records none, and no rule reads it."""
     regs_per_thread: Annotated[int, Meta(ge=0, le=file_limits.MAX_THREAD_REGS)] = 0
+    """Registers of a thread."""
     smem_bytes: SmemBytes = 0
     """Shared memory of a block, static and dynamic together."""
     smem_static_bytes: SmemBytes | None = None
+    """Static part, where the profiler tells the two apart."""
     smem_dynamic_bytes: SmemBytes | None = None
     """The two parts where the profiler tells them apart."""
     lo_ns: StepNs = 0
@@ -180,9 +218,11 @@ class Kernel(Document, frozen=True, kw_only=True):
     hi_ns: StepNs = 0
     """90th percentile of the samples."""
     samples: Count = 0
+    """Runs measured."""
     bytes: StorageBytes = 0
     """Bytes moved or set, for `memcpy` and `memset`."""
     counters: Counters | None = None
+    """Hardware counters, where they were gathered."""
 
 
 class VariantSettings(Document, frozen=True, kw_only=True):
@@ -201,20 +241,22 @@ class VariantSettings(Document, frozen=True, kw_only=True):
     blas: Blas | None = None
     """Library of matrix products (`torch.backends.cuda.preferred_blas_library`)."""
     composition: Composition | None = None
-    """Other operators of torch in place of the op's own: batch norm by torch's own kernels or by sample, the backward
-    of an average pool as a pool, of a max pool by its indices; a convolution with the ReLU behind it by cuDNN
-    (`fused`), elementwise ops behind each other as one kernel (`joined`)."""
+    """Other operators of torch in place of the op's own. `native`, `by_sample`: batch norm by torch's own kernels, or
+    sample by sample. `forward_pool`: backward of an average pool as a pool. `by_index`: backward of a max pool by its
+    indices. `fused`: convolution and ReLU by cuDNN. `joined`: elementwise ops as one kernel."""
 
 
 class Variant(Document, frozen=True, kw_only=True):
     """Another way to run an op: the same operator under other settings of its library, with other kernels."""
 
     name: str
+    """Unique in the op; schedules refer to it."""
     settings: VariantSettings
+    """How the call differs."""
     kernels: tuple[Kernel, ...]
     """As an op's, conversions between layouts included."""
     covers: tuple[Count, ...] = ()
-    """Ops behind this one, or before it, whose work it does, too: they then run nothing (`gpusim.trace.covers`)."""
+    """Ops before or after this one that it computes, too; they then run nothing (`gpusim.trace.covers`)."""
 
 
 class After(Document, frozen=True, kw_only=True):
@@ -239,11 +281,13 @@ class Op(Document, frozen=True, kw_only=True):
     """A node of the data-flow graph: one ATen call."""
 
     name: str
+    """Unique in the trace; schedules refer to it."""
     target: str
     """Operator and overload: `aten.convolution.default`."""
     args: tuple[Any, ...] = ()
-    """Encoded positional arguments; docs/trace_format.md gives the encoding."""
+    """Positional arguments, encoded (docs/formats.md)."""
     kwargs: dict[str, Any] = {}
+    """Keyword arguments, likewise."""
     outputs: tuple[int | None, ...] = ()
     """Tensors returned, flattened; null where the op returns no tensor in that place."""
     reads: tuple[Count, ...] = ()
@@ -253,11 +297,13 @@ class Op(Document, frozen=True, kw_only=True):
     random: bool = False
     """It draws random numbers; such ops keep their order, since they share the generator."""
     phase: Phase = "forward"
+    """Part of the step."""
     layer: str = ""
     """Path of the module it belongs to, such as `inception3a.branch1.conv`."""
     host_ns: StepNs = 0
     """Time of the call on the host, eager, median."""
     kernels: tuple[Kernel, ...] = ()
+    """What it launches, in order."""
     variants: tuple[Variant, ...] = ()
     """Other ways to run it, captured with `gpusim capture --variants`."""
     after: tuple[After, ...] = ()
@@ -269,10 +315,13 @@ class Timing(Document, frozen=True, kw_only=True):
     """A wall time measured without a profiler, over several rounds."""
 
     median_ns: Nanoseconds
+    """Median over rounds; for a CUDA graph, of its recording of median time."""
     lo_ns: Nanoseconds
     """Lower end of the interval that holds the median in at least 95 % of cases."""
     hi_ns: Nanoseconds
+    """Upper end."""
     rounds: Count
+    """Rounds measured."""
     fastest_ns: Nanoseconds = 0
     """Time of the fastest recording, where the one of median time out of several of a CUDA graph was timed."""
     slowest_ns: Nanoseconds = 0
@@ -296,17 +345,31 @@ class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
     """One captured step."""
 
     schema: Literal["gpusim-trace/1"]
+    """`gpusim-trace/1`."""
     provenance: Provenance
+    """Where the trace comes from."""
     model: Model
+    """What was captured."""
     storages: Annotated[tuple[Storage, ...], Meta(max_length=file_limits.MAX_PARTS)]
+    """Pieces of memory."""
     tensors: Annotated[tuple[Tensor, ...], Meta(max_length=file_limits.MAX_PARTS)]
+    """Views of storages."""
     ops: Annotated[tuple[Op, ...], Meta(max_length=file_limits.MAX_PARTS)]
+    """Operator calls, in an order that respects all dependencies."""
     ground_truth: GroundTruth | None = None
+    """Measured times of the whole step."""
 
     @property
     def name(self) -> str:
         """See `named_trace`; an imported trace has the name of its file."""
         return self.model.network if self.provenance.imported_from is not None else trace_name(self.model)
+
+    def __repr__(self) -> str:
+        return short_repr("Trace", f"{short_name(self.name)}: {counted(len(self.ops), 'op')}")
+
+    def _repr_html_(self) -> str:
+        rows = [(op.name, op.target, op.phase, op.layer) for op in self.ops]
+        return html_table(f"Trace {self.name}", ("op", "target", "phase", "layer"), rows)
 
 
 def trace_name(model: Model) -> str:

@@ -96,18 +96,17 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def load_trace(name_or_file: str) -> Trace:
-    """A trace by file name (`.json`, `.json.gz`) or by bundled name.
+    """A trace by bundled name, which no file of that name in the working folder can take, or by file name.
 
     Raises `TraceError` for a bad file and `UnknownNameError`, with the nearest name, for an unknown bundled one.
     """
-    path = Path(name_or_file)
+    bundled = bundled_traces()
+    if name_or_file in bundled:
+        return read_trace(bundled[name_or_file])
     # os.path, unlike Path.is_file, says no to a name that is too long for a file.
     if name_or_file.endswith(TRACE_SUFFIXES) or os.path.isfile(name_or_file):
-        return read_trace(path)
-    bundled = bundled_traces()
-    if name_or_file not in bundled:
-        raise UnknownNameError("trace", name_or_file, bundled)
-    return read_trace(bundled[name_or_file])
+        return read_trace(Path(name_or_file))
+    raise UnknownNameError("trace", name_or_file, bundled)
 
 
 def bundled_traces() -> dict[str, Path]:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from gpusim.errors import TrustError
 from gpusim.trace.schema import Trace
+
+LIBRARIES: Final = ("torchvision", "timm")
+#: Names of models in a library: no paths, and no hubs to download from, which timm's names may also mean.
+_MODEL: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_-]+)?")
 
 
 def check_trace_code(trace: Trace, file: str, trust_code: bool) -> None:
@@ -15,7 +22,17 @@ def check_trace_code(trace: Trace, file: str, trust_code: bool) -> None:
 def names_code(spec: str) -> bool:
     """Whether a model's SPEC is a function in a file, `file.py:function`, and not a name in an installed library."""
     kind, _, _ = spec.partition(":")
-    return kind not in ("torchvision", "timm")
+    return kind not in LIBRARIES
+
+
+def wrong_name(spec: str) -> str:
+    """Why the part of a SPEC behind its colon is no name of a model or a function, or nothing. It names files, too."""
+    kind, _, name = spec.partition(":")
+    if kind in LIBRARIES:
+        return "" if not name or _MODEL.fullmatch(name) else f"'{name[:200]}' is no name of a model in {kind}"
+    if not kind.endswith(".py") or not name or name.isidentifier():
+        return ""
+    return f"'{name[:200]}' is no name of a function"
 
 
 def require_trust(file: str, place: str, what: str, trust_code: bool) -> None:

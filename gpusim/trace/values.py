@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gpusim.text import shortened
+
 TENSOR = "tensor"
 CHOICES = {
     "float": ("inf", "-inf", "nan"),
@@ -40,7 +42,7 @@ def count_values(values: Any, depth: int = MAX_DEPTH) -> int:
     parts = values.values() if isinstance(values, dict) else values
     count = len(values)
     for part in parts:
-        if depth and isinstance(part, list | tuple):
+        if depth and (type(part) is list or type(part) is tuple):
             count += count_values(part, depth - 1)
     return count
 
@@ -49,17 +51,24 @@ def problem_with(value: Any, depth: int = MAX_DEPTH) -> str | None:
     """What is wrong with an encoded argument, or None."""
     if isinstance(value, dict):
         if len(value) != 1 or next(iter(value)) not in TAGS:
-            return f"an encoded argument has one key of {', '.join(sorted(TAGS))}, found {sorted(map(str, value))}"
+            return f"an encoded argument has one key of {', '.join(sorted(TAGS))}, found {_as_said(value)}"
         tag, inner = next(iter(value.items()))
         if tag == TENSOR and (not isinstance(inner, int) or isinstance(inner, bool) or inner < 0):
-            return f"a tensor reference is an index, found {inner!r}"
+            return f"a tensor reference is an index, found {_as_said(inner)}"
         if tag != TENSOR and not isinstance(inner, str):
-            return f"a {tag} is a text, found {inner!r}"
+            return f"a {tag} is a text, found {_as_said(inner)}"
         if tag in CHOICES and inner not in CHOICES[tag]:
-            return f"a {tag} is one of {', '.join(CHOICES[tag])}, found {inner!r}"
+            return f"a {tag} is one of {', '.join(CHOICES[tag])}, found {_as_said(inner)}"
         return None
     if isinstance(value, list | tuple):
         if not depth:
             return f"lists are nested more than {MAX_DEPTH} deep"
         return next((found for part in value if (found := problem_with(part, depth - 1))), None)
     return None
+
+
+def _as_said(value: Any) -> str:
+    """A value in a message: short, and a list without what is in it, which may nest deep."""
+    if isinstance(value, dict):
+        return f"the keys {shortened(repr(sorted(map(str, value))))}" if value else "no key"
+    return "a list" if isinstance(value, list | tuple) else shortened(repr(value))

@@ -17,7 +17,7 @@ import msgspec
 from gpusim.plan.measurement import SCHEMA as MEASUREMENT_SCHEMA
 from gpusim.plan.measurement import Measurement, OutputCheck
 from gpusim.plan.partitions import Partition
-from gpusim.plan.schedule import make_schedule
+from gpusim.plan.schedule import Schedule
 from gpusim.report.results import SCHEMA as RESULTS_SCHEMA
 from gpusim.resources import resource_dir
 from gpusim.sweep.grid import build_grid
@@ -27,7 +27,7 @@ from gpusim.sweep.spec import Sweep
 from gpusim.sweep.store import Store
 from gpusim.trace.schema import Counters, Timing, Trace, Variant, VariantSettings
 from gpusim.trace.store import load_trace, structure_hash, write_trace
-from tests.helpers import Step, chain_trace, in_place, kernel, make_trace, memset, op, view, wide_trace
+from tests.helpers import Step, chain_trace, in_place, kernel, make_trace, memset, op, schedule_of, view, wide_trace
 from tests.made_results import case, make_results
 
 Document = dict[str, Any]
@@ -138,11 +138,11 @@ def schedules() -> tuple[tuple[Document, Document], ...]:
         streams = [i % 3 for i in order]
         parts = (Partition(sms=64, streams=(0,)), Partition(sms=68, streams=(1, 2)))
         for made in (
-            make_schedule(trace, order, [0] * len(trace.ops), policy="sequential", made_by="test", predicted_ns=1000),
-            make_schedule(trace, order, streams, policy="p", made_by="test", variants=variants),
-            make_schedule(trace, order, streams, policy="p", made_by="test", partitions=parts),
+            Schedule.in_recorded_order(len(order)).made("sequential", "test", 1000),
+            schedule_of(order, streams, policy="p", made_by="test", variants=variants),
+            schedule_of(order, streams, policy="p", made_by="test", partitions=parts),
         ):
-            found.append((document, plain(made)))
+            found.append((document, plain(made.to_document(trace))))
     return tuple(found)
 
 

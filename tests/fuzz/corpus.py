@@ -48,6 +48,7 @@ def corpus() -> list[Case]:
         *_outputs(),
         *_stores(),
         *_refusals(),
+        *_measured_zeros(),
     ]
 
 
@@ -179,6 +180,7 @@ def _toml() -> Iterator[Case]:
         "NUL in a hardware model": {"traces": ["trace.json"], "hardware": ["a\x00b.json"]},
         "long name": {"traces": ["a" * 5000 + ".json"]},
         "escape in a name": {"traces": ["\x1b[31m.json"]},
+        "trace for a hardware model": {"traces": ["trace.json"], "hardware": ["trace.json"]},
     }.items():
         files = {"sweep.toml": to_toml(document), "trace.json": to_json(bases.traces()[0])}
         yield Case(
@@ -230,6 +232,11 @@ def _stores() -> Iterator[Case]:
         "markup in an error": ("UPDATE points SET error = '[/red]' || char(27)",),
         "blobs": ("UPDATE points SET trace = x'00ff', worker = x'ff'",),
         "infinite": ("UPDATE points SET speedup = 9e999, makespan_ns = -1",),
+        "a write-ahead log": ("PRAGMA journal_mode = WAL",),
+        "a statement that is no text": (
+            "PRAGMA writable_schema = ON",
+            "UPDATE sqlite_master SET sql = CAST('CREATE TABLE points (key ' || x'd2' || ')' AS TEXT)",
+        ),
     }
     for name, each in statements.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -251,6 +258,35 @@ def _stores() -> Iterator[Case]:
 def _refusals() -> Iterator[Case]:
     """Values are cut in messages."""
     long = "A" * 5000
+    compared = bases.fresh(bases.hardware()[0])
+    compared["limits"]["threads_per_sm"] = 2
+    files = {"hw.json": to_json(compared)}
+    yield Case("known", ("hardware", "--compare", "hw.json", "h200"), files, ("hw.json",), (), "no room", REFUSED)
+    other_gpu = bases.fresh(bases.hardware()[0])
+    other_gpu["gpu"] = "another"
+    files = {"hw.json": to_json(other_gpu)}
+    yield Case("known", ("hardware", "--compare", "hw.json", "h200"), files, ("hw.json",), (), "other GPU", REFUSED)
+    spaced = "x " * 2500
+    faster = ("whatif", "trace.json", "--op", "9" * 5000, "2")
+    yield _trace("op of 5,000 digits", lambda d: None, faster)
+    yield _trace(
+        "long field with spaces", lambda d: d["ops"][0].update({spaced: 1}), ("simulate", "trace.json"), REFUSED
+    )
+    recipe = {"recipe.toml": to_toml(bases.RECIPES[0] | {"case": [{"trace": "a" * 5000}]})}
+    for words in (
+        ("simulate", f"{spaced}.json"), ("validate", f"{spaced}.toml", "-o", "."),
+        ("validate", "recipe.toml", "-o", long),
+        ("validate", "recipe.toml", "-o", ".", "--stage", "predict"),
+        ("validate", "recipe.toml", "--again", "--traces", long), ("figure", "fidelity", long, "--html", "out.html"),
+    ):  # fmt: skip
+        yield Case("known", words, recipe, (), (), "names too long", REFUSED)
+    for what, value in (("texts", ["a"] * 3000), ("lists", Raw("[" * 900 + "]" * 900)), ("keys", {long: 1, "a": 2})):
+        yield _trace(
+            f"{what} for a tensor",
+            lambda d, v=value: d["ops"][0].update(args=[{"tensor": v}, v]),  # type: ignore[misc]
+            ("simulate", "trace.json"),
+            REFUSED,
+        )
     yield _trace("long phase", lambda d: d["ops"][0].update(phase=long), ("simulate", "trace.json"), REFUSED)
     yield _trace("long dtype", lambda d: d["tensors"][0].update(dtype=long), ("simulate", "trace.json"), REFUSED)
     yield _trace("long field", lambda d: d["ops"][0].update({long: 1}), ("simulate", "trace.json"), REFUSED)
@@ -275,3 +311,22 @@ def _refusals() -> Iterator[Case]:
     ):
         trace = {"trace.json": to_json(bases.traces()[0])}
         yield Case("known", ("simulate", "trace.json", option, value), trace, (), (), f"{option} {value[:20]}", REFUSED)
+
+
+def _measured_zeros() -> Iterator[Case]:
+    """Times of what has been run are above 0: others are divided by them."""
+    places: tuple[tuple[str, Any, str, str], ...] = (
+        ("@results", bases.results()[0], "cases", "measured_ns"),
+        ("@results", bases.results()[0], "cases", "sequential_ns"),
+        ("@results", bases.results()[0], "cases", "predicted_ns"),
+        ("@pairs", bases.pairs()[0], "cases", "together_ns"),
+    )
+    for reader, base, rows, field in places:
+        document = bases.fresh(base)
+        document[rows][0][field] = 0
+        files = {"file.json": to_json(document)}
+        yield Case("known", (reader, "file.json"), files, ("file.json",), (), f"{field} = 0", REFUSED)
+    document = bases.fresh(bases.pairs()[0])
+    document["cases"][0]["alone_ns"] = []
+    files = {"file.json": to_json(document)}
+    yield Case("known", ("@pairs", "file.json"), files, ("file.json",), (), "no kernels", REFUSED)

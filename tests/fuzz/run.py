@@ -135,14 +135,33 @@ class Worker:
         return code
 
 
+@dataclass(frozen=True)
+class Done:
+    """A case that has been run: its class and what it took."""
+
+    name: str
+    seconds: float
+    grown_bytes: int
+
+
 @dataclass
 class Table:
     """How many cases of each family fell into each class."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
+    slowest_s: float = 0.0
+    most_grown_bytes: int = 0
 
-    def add(self, family: str, name: str) -> None:
-        self.counts.setdefault(family, Counter())[name] += 1
+    def add(self, family: str, done: Done) -> None:
+        self.counts.setdefault(family, Counter())[done.name] += 1
+        self.slowest_s = max(self.slowest_s, done.seconds)
+        self.most_grown_bytes = max(self.most_grown_bytes, done.grown_bytes)
+
+    @property
+    def most(self) -> str:
+        """What the worst cases took, in a sentence."""
+        grown = f"{self.most_grown_bytes / 1e6:.0f} MB more than the process had before"
+        return f"The slowest case took {self.slowest_s:.1f} s; the largest, {grown}."
 
     @property
     def bad(self) -> int:
@@ -183,13 +202,14 @@ class Campaign:
         self.folder, self.seed = folder, seed
         self.log = folder / "done.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
-        self.done: dict[tuple[str, int], str] = {}
+        self.done: dict[tuple[str, int], Done] = {}
         if self.log.exists():
             for line in self.log.read_text().splitlines():
                 with contextlib.suppress(ValueError):  # the last line of a run that was killed may be half
                     row = json.loads(line)
                     if row["seed"] == seed:
-                        self.done[row["family"], row["index"]] = row["class"]
+                        done = Done(row["class"], row["seconds"], row["grown_bytes"])
+                        self.done[row["family"], row["index"]] = done
 
     def run(self, cases: int, families: tuple[str, ...], say: Callable[[str], None]) -> Table:
         """Run what is not done yet."""
@@ -199,26 +219,27 @@ class Campaign:
         with Worker() as worker, self.log.open("a") as log:
             for family, count in counts.items():
                 for index in range(count):
-                    name = self.done.get((family, index))
-                    if name is None:
-                        name, seconds = self._one(worker, family, index, say)
+                    done = self.done.get((family, index))
+                    if done is None:
+                        done = self._one(worker, family, index, say)
                         fresh += 1
                         row = {
                             "seed": self.seed,
                             "family": family,
                             "index": index,
-                            "class": name,
-                            "seconds": round(seconds, 3),
+                            "class": done.name,
+                            "seconds": round(done.seconds, 3),
+                            "grown_bytes": done.grown_bytes,
                         }
                         log.write("\n" * (log.tell() > 0 and fresh == 1) + json.dumps(row) + "\n")
                         log.flush()
-                    table.add(family, name)
+                    table.add(family, done)
                 say(
                     f"{family}: {dict(table.counts[family])}, {fresh / (time.monotonic() - started):.0f} cases/s so far"
                 )
         return table
 
-    def _one(self, worker: Worker, family: str, index: int, say: Callable[[str], None]) -> tuple[str, float]:
+    def _one(self, worker: Worker, family: str, index: int, say: Callable[[str], None]) -> Done:
         case = make_case(family, self.seed, index)
         answer = worker.ask(case)
         name, reason = classify(case, answer)
@@ -231,4 +252,4 @@ class Campaign:
                 errors="backslashreplace",
             )
             say(f"  {name}: {place.name}: {case.what[:120]!r}")
-        return name, answer.seconds
+        return Done(name, answer.seconds, answer.grown_bytes)

@@ -136,33 +136,27 @@ def step_problem(case: Case) -> str:
 
     Both engines agree; no schedule beats a bound or its longest kernel; one stream takes the sum of its kernels.
     """
-    from gpusim.cli.common import choose_hardware
     from gpusim.engine.base import engine_by_name
-    from gpusim.plan.graph import OpGraph
     from gpusim.plan.lower import lower
-    from gpusim.plan.schedule import chosen_variants, lower_schedule, read_schedule
+    from gpusim.plan.schedule import read_schedule
     from gpusim.policies.registry import POLICIES
     from gpusim.search.bounds import bounds
-    from gpusim.trace.store import load_trace
+    from gpusim.step import load
 
     words = list(case.argv)
 
     def option(name: str) -> str | None:
         return words[words.index(name) + 1] if name in words else None
 
-    step = load_trace(words[1])
-    graph = OpGraph.build(step, choose_hardware(option("--hw"), step))
+    graph = load(words[1], option("--hw")).graph
     mode: Any = option("--launch") or "graph"
     alone = POLICIES["sequential"](graph, 1)
-    sequential = lower(graph, alone.order, alone.streams)
+    sequential = lower(graph, alone)
     if file := option("--schedule"):
-        schedule = read_schedule(Path(file))
-        plan, chosen = (
-            lower_schedule(schedule, graph, mode, file),
-            graph.choosing(chosen_variants(schedule, step, file)),
-        )
+        schedule = read_schedule(Path(file), graph)
     else:
-        plan, chosen = POLICIES[option("--policy") or "critical_path"](graph, 4).lowered(graph, mode), graph
+        schedule = POLICIES[option("--policy") or "critical_path"](graph, 4)
+    plan, chosen = lower(graph, schedule, mode), graph.choosing(schedule.variants)
     fast, reference = engine_by_name("fast"), engine_by_name("reference")
     for name, each in (("sequential", sequential), ("schedule", plan)):
         one, other = fast.run(each, graph.hardware), reference.run(each, graph.hardware)

@@ -176,11 +176,12 @@ def encode_tasks(tasks: Sequence[Task]) -> Records:
         rows[name] = np.fromiter(map(attrgetter(name), tasks), np.float64, len(tasks))
     # Tasks share these: each is looked at once.
     for kind, name, prefix in ((Demand, "demand", ""), (Footprint, "footprint", "footprint_")):
-        numbers: dict[Any, int] = {}
-        number = attrgetter(name)
-        which = np.fromiter((numbers.setdefault(number(task), len(numbers)) for task in tasks), np.int64, len(tasks))
+        each_of = list(map(attrgetter(name), tasks))
+        numbers: dict[int, int] = {}
+        which = np.fromiter((numbers.setdefault(id(each), len(numbers)) for each in each_of), np.int64, len(tasks))
+        distinct = list({id(each): each for each in each_of}.values())
         for field in fields(kind):
-            values = np.fromiter((getattr(each, field.name) for each in numbers), np.float64, len(numbers))
+            values = np.fromiter((getattr(each, field.name) for each in distinct), np.float64, len(distinct))
             rows[f"{prefix}{field.name}"] = values[which]
     rows["kind"] = np.fromiter((KINDS.get(task.kind, ON_DEVICE) for task in tasks), np.int64, len(tasks))
     return rows

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from gpusim.engine.compiled.arrays import Indices, Plans, Records, encode_tasks
 from gpusim.engine.compiled.jit import entry, int64, jit
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
+from gpusim.plan.lower import op_buffers
 from gpusim.plan.partitions import Layout, in_partition
 from gpusim.plan.tasks import Task
 
@@ -62,20 +63,22 @@ class OpArrays(NamedTuple):
 
     @classmethod
     def of(cls, graph: OpGraph, layout: Layout | None = None) -> OpArrays:
-        """The arrays of an op graph, on a GPU whose SMs are split as `layout` says."""
-        # In recorded order on one stream, buffers are what the tasks of ops share.
-        plan = lower(graph, range(len(graph)), [0] * len(graph))
+        """The arrays of an op graph, on a GPU whose SMs are split as `layout` says; those of a whole GPU are kept."""
+        if layout is not None:
+            return cls._made(graph, layout)
+        kept: OpArrays = graph.encoded.get("arrays") or graph.encoded.setdefault("arrays", cls._made(graph, None))
+        return kept
+
+    @classmethod
+    def _made(cls, graph: OpGraph, layout: Layout | None) -> OpArrays:
         preds_of, succs_of = graph.work_dependencies
         ops = np.zeros(len(graph), OP)
         ops["rows"] = [len(tasks) for tasks in graph.tasks]
         ops["first_row"] = np.cumsum(ops["rows"]) - ops["rows"]
         ops["host_ns"] = [op.host_ns for op in graph.trace.ops]
-        ops["first_pred"], ops["n_preds"], preds = _lists(sorted(preds_of.get(op, ())) for op in range(len(graph)))
-        ops["first_succ"], ops["n_succs"], succs = _lists(succs_of.get(op, ()) for op in range(len(graph)))
-        buffers_of: list[dict[int, None]] = [{} for _ in graph.tasks]
-        for number, buffer in enumerate(plan.buffers):
-            for task in buffer.tasks:
-                buffers_of[plan.tasks[task].op][number] = None
+        ops["first_pred"], ops["n_preds"], preds = _lists([sorted(preds_of.get(op, ())) for op in range(len(graph))])
+        ops["first_succ"], ops["n_succs"], succs = _lists([succs_of.get(op, ()) for op in range(len(graph))])
+        buffers_of, buffer_bytes, kept_bytes = op_buffers(graph)
         ways = _Ways.of(graph)
         rows, ops["first_variant"], ops["n_variants"] = ways.rows, ways.first_of_op, ways.number_of_op
         sms = layout.sms if layout is not None else (graph.hardware.limits.sms,)
@@ -84,7 +87,12 @@ class OpArrays(NamedTuple):
             if layout is None
             else [in_partition(row, number, size, graph.hardware) for number, size in enumerate(sms) for row in rows]
         )
-        of_row = [list(dict.fromkeys(buffer for op in work for buffer in buffers_of[op])) for work in ways.work_of]
+        of_row = [
+            buffers_of[work[0]]
+            if len(work) == 1
+            else list(dict.fromkeys(buffer for op in work for buffer in buffers_of[op]))
+            for work in ways.work_of
+        ]
         first_buffer, _, buffer_of = _lists(of_row * len(sms))
         return cls(
             tasks=encode_tasks(tasks),
@@ -93,8 +101,8 @@ class OpArrays(NamedTuple):
             succs=succs,
             first_buffer=np.append(first_buffer, np.int32(len(buffer_of))),
             buffer_of=buffer_of,
-            buffer_bytes=np.array([buffer.bytes for buffer in plan.buffers], np.int64),
-            kept_bytes=plan.kept_bytes,
+            buffer_bytes=np.array(buffer_bytes, np.int64),
+            kept_bytes=kept_bytes,
             variants=ways.variants,
             covers=np.array(ways.covers, np.int32),
             partition_of=np.array(layout.of_stream if layout is not None else (0,), np.int32),
@@ -145,11 +153,10 @@ class _Ways(NamedTuple):
         return cls(rows, work_of, first, count, np.array(found, VARIANT), covers)
 
 
-def _lists(lists: Iterable[Sequence[int]]) -> tuple[Indices, Indices, Indices]:
+def _lists(lists: Sequence[Sequence[int]]) -> tuple[Indices, Indices, Indices]:
     """Lists one behind the other: where each begins, how long it is, and all of them."""
-    found = [list(one) for one in lists]
-    lengths = np.array([len(one) for one in found], np.int32)
-    flat = np.array([item for one in found for item in one], np.int32)
+    lengths = np.fromiter(map(len, lists), np.int32, len(lists))
+    flat = np.fromiter(chain.from_iterable(lists), np.int32, int(lengths.sum()))
     return np.cumsum(lengths, dtype=np.int32) - lengths, lengths, flat
 
 

@@ -31,16 +31,23 @@ LATE = 1 << 62
 
 
 def simulate_plans(
-    hardware: Records, tasks: Records, plans: Plans, launches: Records | None, room: Room, first: int, last: int
+    hardware: Records,
+    tasks: Records,
+    plans: Plans,
+    launches: Records | None,
+    room: Room,
+    first: int,
+    last: int,
+    runs: int = 1,
 ) -> None:
     """Simulate plans `first` to `last` - 1: sets `ready_ns`, `start_ns`, `end_ns`, `ended`, `makespan_ns` and `log`.
 
-    `launches` is that of the plans in stream mode, else None. Raises `PlanError` for a plan that takes too long or too
-    many events (`gpusim.engine.budget`).
+    `launches` is that of the plans in stream mode, else None; `runs` is how often a plan runs each of `tasks`.
+    Raises `PlanError` for a plan that takes too long or too many events (`gpusim.engine.budget`).
     """
     rows = np.empty(len(tasks) if room.blocks is not None else 0, sm_groups.PLACED)
     one_gpu = launches is None and len(room.devices) == 1 and bool((tasks["kind"] == ON_DEVICE).all())
-    running, blocks, events = room.running, room.blocks, budget.EVENTS
+    running, blocks, events = room.running, room.blocks, budget.EVENTS * runs
     if one_gpu:
         simulate_one_gpu(hardware, tasks, rows, plans, running, blocks, room.devices, room.heaps, first, last, events)
     else:

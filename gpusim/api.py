@@ -1,0 +1,336 @@
+"""The functions of `import gpusim` that need no GPU.
+
+Each takes a `Step`, or what `load` takes: a bundled name, a trace file, a `Trace`. Errors name Python's arguments;
+the command line translates them into its options.
+
+Who calls them: the command line calls these, `gpusim.on_gpu` and `gpusim.maintain`, and nothing beneath them (an import
+contract in `pyproject.toml`). The dashboard explores, simulates and finds limits with them (`tests/test_front_door.py`
+lists what else it reaches). A sweep's worker evaluates thousands of schedules of one step, and takes the shortest way
+that `explore` takes, too: `gpusim.engine.evaluate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpusim.defaults import (
+    DEFAULT_BUDGET_S,
+    DEFAULT_ENGINE,
+    DEFAULT_POLICY,
+    DEFAULT_SEED,
+    DEFAULT_STREAMS,
+    LAUNCH_MODES,
+    MAX_BUDGET_S,
+    RECOMMENDED,
+)
+from gpusim.errors import OptionError, UnknownNameError
+from gpusim.file_limits import MAX_INTEGER
+from gpusim.hardware.model import bundled_hardware
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.plan.schedule import check_streams as check_streams
+from gpusim.step import Step, as_step
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import bundled_traces
+from gpusim.units import format_ns, parse_bytes
+
+if TYPE_CHECKING:
+    from gpusim.plan.partitions import Partition
+    from gpusim.plan.schedule import Schedule
+    from gpusim.plan.tasks import LaunchMode
+    from gpusim.search.explain import Explained
+    from gpusim.search.explore import Explored, Row
+    from gpusim.search.limits import Limits
+    from gpusim.search.simulation import Simulated
+
+AnyStep = Step | Trace | str | Path
+Progress = Callable[[str, float, int], None]
+"""Called with what is being done, the share that is done, and the best time so far in ns (0: none yet)."""
+Say = Callable[[str], None]
+"""Called with each stage of work on a GPU."""
+
+
+def list_traces() -> list[str]:
+    """Names of the bundled traces, for `load`."""
+    return list(bundled_traces())
+
+
+def list_hardware() -> list[str]:
+    """Names of the bundled hardware models, for `load(..., hw=NAME)`."""
+    return list(bundled_hardware())
+
+
+def list_policies() -> list[str]:
+    """Names of the policies, for `simulate`, `explain`, `whatif` and `replay`; `recommended` explores first."""
+    from gpusim.policies.registry import POLICIES
+
+    return [*POLICIES, RECOMMENDED]
+
+
+def explore(
+    step: AnyStep,
+    *,
+    streams: int = DEFAULT_STREAMS,
+    budget_s: float = DEFAULT_BUDGET_S,
+    evaluations: int | None = None,
+    seed: int = DEFAULT_SEED,
+    memory_limit: int | str | None = None,
+    partitions: str | Sequence[tuple[Partition, ...]] | None = None,
+    policies: Collection[str] | None = None,
+    on_row: Callable[[Row], None] | None = None,
+    progress: Progress | None = None,
+) -> Explored:
+    """Look for the fastest schedule of a step and say whether it is worth it.
+
+    Every policy is simulated, then schedules are searched for about `budget_s` seconds, or until `evaluations`
+    schedules were tried: with a number, the same seed finds the same schedule on every machine. `streams` is the most
+    that a schedule may use. `memory_limit` is in bytes, or text such as `"8GiB"`. `partitions` also searches schedules
+    on partitions of the SMs: `"auto"`, or splits such as `"64+68,96+36"`. `policies` names the only ones to run.
+    Raises `OptionError` for an argument out of its range, where no schedule keeps the memory limit, and for an imported
+    step without data dependencies.
+    """
+    from gpusim.search.as_imported import check_searchable
+    from gpusim.search.choices import parse_splits
+    from gpusim.search.explore import check_policy
+    from gpusim.search.explore import explore as run
+
+    step = as_step(step)
+    check_searchable(step.trace)
+    check_streams(streams)
+    if not 0 < budget_s <= MAX_BUDGET_S:
+        problem = f"the search takes between 0 and {MAX_BUDGET_S:.0f} seconds"
+        raise OptionError(problem, argument="budget_s", value=budget_s)
+    _check_count("evaluations", evaluations)
+    check_seed(seed)
+    for policy in policies or ():
+        check_policy(policy)
+    if isinstance(partitions, str):
+        partitions = parse_splits(partitions, streams, step.hardware.limits.sms)
+    with step.naming():
+        return run(
+            step.graph,
+            streams=streams,
+            budget_s=budget_s,
+            seed=seed,
+            evaluations=evaluations,
+            policies=policies,
+            splits=partitions or (),
+            memory_limit_bytes=memory_bytes(memory_limit),
+            on_row=on_row or ignore,
+            report=progress or ignore,
+        )
+
+
+def simulate(
+    step: AnyStep,
+    schedule: str | Path | Schedule = DEFAULT_POLICY,
+    *,
+    streams: int = DEFAULT_STREAMS,
+    launch: str = "graph",
+    engine: str = DEFAULT_ENGINE,
+    progress: Progress | None = None,
+) -> Simulated:
+    """Predict one schedule of a step, beside the sequential CUDA graph of the same kernels.
+
+    `schedule` is a policy's name (`list_policies()`), a `Schedule` or a schedule file; `streams` is for policies.
+    `launch` is `"graph"` for one CUDA graph or `"stream"` for launches from the host. `engine` is `"fast"` or
+    `"reference"`: both give the same times, and the reference records more. Raises `ScheduleError` for a schedule that
+    is illegal or of another step, `UnknownNameError`, `OptionError`.
+    """
+    from gpusim.engine.base import engine_by_name
+    from gpusim.engine.compiled.warm import COMPILING, needs_compiling
+    from gpusim.search.simulation import simulate as run
+
+    step = as_step(step)
+    mode, runs = launch_mode(launch), engine_by_name(engine)
+    chosen = resolve_schedule(step, schedule, streams, progress)
+    if progress is not None and engine == "fast" and needs_compiling():
+        progress(COMPILING, 0.0, 0)
+    with step.naming():
+        return run(step.graph, chosen, mode, runs)
+
+
+def explain(
+    step: AnyStep,
+    schedule: str | Path | Schedule = DEFAULT_POLICY,
+    *,
+    streams: int = DEFAULT_STREAMS,
+    launch: str = "graph",
+    progress: Progress | None = None,
+) -> Explained:
+    """Say why a schedule is not faster: each ns between its critical path and its makespan has one cause.
+
+    Arguments and errors are those of `simulate`.
+    """
+    from gpusim.search.explain import explain as run
+
+    simulated = simulate(step, schedule, streams=streams, launch=launch, progress=progress)
+    graph = simulated.ran
+    return run(graph, simulated.timeline, graph.hardware)
+
+
+def limits(step: AnyStep, *, streams: int = DEFAULT_STREAMS, progress: Progress | None = None) -> Limits:
+    """How parallel a step is, and how much of that each limit costs: dependencies, gaps, SMs, bandwidth and others.
+
+    For each phase and for the whole step. Raises `OptionError` for a number of streams out of its range.
+    """
+    from gpusim.search.limits import limits as run
+
+    step = as_step(step)
+    check_streams(streams)
+    with step.naming():
+        return run(step.graph, streams=streams, report=progress or ignore)
+
+
+@dataclass(frozen=True, repr=False)
+class WhatIf:
+    """A schedule on the GPU as it is, and on a changed one."""
+
+    baseline: Simulated
+    changed: Simulated
+
+    @property
+    def speedup(self) -> float:
+        """Baseline over changed makespan: above 1 where the change helps."""
+        return self.baseline.makespan_ns / self.changed.makespan_ns if self.changed.makespan_ns else 1.0
+
+    def sensitivities(self) -> tuple[tuple[str, float, float, float], ...]:
+        """How the changed makespan moves as each parameter goes from half to twice its value: name, low, high, now.
+
+        Times in ns; the schedule stays as it is.
+        """
+        from gpusim.search.whatif import sensitivities
+
+        return sensitivities(self.changed)
+
+    def __repr__(self) -> str:
+        before, after = format_ns(self.baseline.makespan_ns), format_ns(self.changed.makespan_ns)
+        where = short_name(self.changed.graph.hardware.label)
+        return short_repr("WhatIf", f"{short_name(self.changed.graph.trace.name)}: {before} -> {after} on {where}")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, run.graph.hardware.label, format_ns(run.makespan_ns), f"{run.speedup:.2f}x")
+            for name, run in (("baseline", self.baseline), ("changed", self.changed))
+        ]
+        title = f"What if: {self.changed.graph.trace.name}, {self.changed.policy}"
+        return html_table(title, ("", "hardware", "time", "over sequential"), rows)
+
+
+def whatif(
+    step: AnyStep,
+    schedule: str | Path | Schedule = DEFAULT_POLICY,
+    *,
+    streams: int = DEFAULT_STREAMS,
+    launch: str = "graph",
+    sms: int | None = None,
+    bandwidth: float = 1.0,
+    launch_cost: float = 1.0,
+    contention: float = 1.0,
+    queues: int | None = None,
+    ops: Mapping[str, float] | Iterable[tuple[str, float]] = (),
+) -> WhatIf:
+    """Ask what a step would take with other SMs, bandwidth, launch costs, hardware queues, or faster ops.
+
+    `bandwidth`, `launch_cost` and `contention` are factors on today's value. `ops` has for each op name, layer or
+    `"LAYER OPERATOR"` how many times as fast it becomes. `launch` is that of the changed step; the baseline is one CUDA
+    graph. A policy's schedule is made again for the changed GPU. Raises `OptionError`, `UnknownNameError`.
+    """
+    from gpusim.search.simulation import simulate as run
+    from gpusim.search.whatif import Change, changed_graph, policy_schedule
+    from gpusim.trace.op_names import find_ops
+
+    step = as_step(step)
+    mode = launch_mode(launch)
+    faster = ops.items() if isinstance(ops, Mapping) else ops
+    speeds = {op: speed for name, speed in faster for op in find_ops(step.trace, name)}
+    change = Change(sms, bandwidth, launch_cost, contention, queues, speeds)
+    baseline = simulate(step, schedule, streams=streams)
+    with step.naming():
+        changed = changed_graph(baseline.ran, change)
+        again = replace(baseline.schedule, variants=())
+        if is_policy(schedule) and schedule != RECOMMENDED:
+            again = policy_schedule(changed, str(schedule), streams)
+        return WhatIf(baseline, run(changed, again, mode))
+
+
+def write_perfetto(simulated: Simulated, path: str | Path) -> None:
+    """Write a simulated timeline as a file for ui.perfetto.dev (`.json`, `.json.gz`). Raises `OutputError`."""
+    from gpusim.report.perfetto import run_from_timeline
+    from gpusim.report.perfetto import write_perfetto as write
+
+    title = f"simulated: {simulated.policy}, {simulated.streams} streams"
+    write(Path(path), [run_from_timeline(simulated.recorded, simulated.ran.trace, title, simulated.graph.hardware)])
+
+
+def memory_bytes(limit: int | str | None) -> int | None:
+    """A memory limit in bytes, from a number of bytes or text such as `8GiB`. Raises `OptionError`."""
+    if limit is None:
+        return None
+    try:
+        size = parse_bytes(limit) if isinstance(limit, str) else int(limit)
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise OptionError("a size such as 8GiB, or a number of bytes", argument="memory_limit", value=limit)
+    return size
+
+
+def launch_mode(launch: str) -> LaunchMode:
+    """The launch mode of that name. Raises `UnknownNameError`."""
+    if launch not in LAUNCH_MODES:
+        raise UnknownNameError("launch mode", str(launch), LAUNCH_MODES)
+    return "stream" if launch == "stream" else "graph"
+
+
+def check_seed(seed: object) -> None:
+    """Raises `OptionError` for a seed out of its range."""
+    if not isinstance(seed, int) or not 0 <= seed <= MAX_INTEGER:
+        raise OptionError(f"a whole number between 0 and {MAX_INTEGER}", argument="seed", value=seed)
+
+
+def check_schedule_arguments(schedule: object, streams: object) -> None:
+    """Refuse an unknown policy or a number of streams out of its range before long work."""
+    from gpusim.search.explore import check_policy
+
+    check_streams(streams)
+    if is_policy(schedule):
+        check_policy(str(schedule))
+
+
+def is_policy(schedule: object) -> bool:
+    """Whether `schedule` names a policy: any text that is no file of a schedule."""
+    return isinstance(schedule, str) and not schedule.endswith(".json")
+
+
+def _check_count(argument: str, value: object) -> None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise OptionError("a whole number of at least 1", argument=argument, value=value)
+
+
+def ignore(*_: object) -> None:
+    """Nobody wants to know."""
+
+
+def resolve_schedule(
+    step: AnyStep, schedule: str | Path | Schedule, streams: int = DEFAULT_STREAMS, progress: Progress | None = None
+) -> Schedule:
+    """The schedule that a policy's name, a file or a `Schedule` stands for, known to be legal for the step.
+
+    Raises `ScheduleError`, `UnknownNameError`, and `OptionError` for the number of streams.
+    """
+    from gpusim.plan.schedule import Schedule as ScheduleValue
+    from gpusim.plan.schedule import read_schedule
+    from gpusim.search.explore import schedule_of
+
+    step = as_step(step)
+    check_schedule_arguments(schedule, streams)
+    if is_policy(schedule):
+        return schedule_of(step.graph, str(schedule), streams, progress or ignore)
+    if isinstance(schedule, str | Path):
+        return read_schedule(Path(schedule), step.graph)
+    if not isinstance(schedule, ScheduleValue):
+        raise OptionError(f"{type(schedule).__name__} is no schedule: give a policy's name, a file or a Schedule")
+    return schedule.check(step.graph)

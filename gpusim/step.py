@@ -1,0 +1,149 @@
+"""The step: a trace on a hardware model, built once. What every function of the front door takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from gpusim.errors import HardwareError, LimitError, OptionError, PlanError, TraceError
+from gpusim.hardware.model import HardwareModel, bundled_hardware, default_hardware, load_hardware
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.plan.graph import OpGraph
+from gpusim.trace.schema import Trace
+from gpusim.trace.store import bundled_traces, load_trace, write_trace
+from gpusim.units import counted, format_bytes, format_ns
+
+
+@dataclass(frozen=True, repr=False)
+class Step:
+    """A trace on a hardware model. `gpusim.load` and `gpusim.capture` make one."""
+
+    trace: Trace
+    hardware: HardwareModel
+    source: str = ""
+    """The file or bundled name that the trace came from, for messages; empty: the trace's own name."""
+    hardware_file: str = ""
+    """The file that the hardware model came from, for messages; empty for a bundled model."""
+
+    @cached_property
+    def graph(self) -> OpGraph:
+        """The op graph: dependencies, kernels and their times on this hardware; built when first asked for.
+
+        Raises `TraceError` or `HardwareError` where a kernel breaks a limit of the GPU.
+        """
+        with self.naming():
+            return OpGraph.build(self.trace, self.hardware)
+
+    @property
+    def name(self) -> str:
+        """The trace's name, such as `googlenet-train-b8`."""
+        return self.trace.name
+
+    @property
+    def kernels(self) -> int:
+        """Kernels of the step as captured."""
+        return sum(len(op.kernels) for op in self.trace.ops)
+
+    @property
+    def file(self) -> str:
+        """The name under which messages speak of the trace."""
+        return self.source or self.name
+
+    def on(self, hw: str | Path | HardwareModel) -> Step:
+        """The same trace on another GPU. Raises `HardwareError`, `UnknownNameError`."""
+        model, file = _hardware(hw)
+        return Step(self.trace, model, self.source, file)
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace (`.json`, or `.json.gz` for a small file). Raises `OutputError`."""
+        write_trace(self.trace, Path(path))
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Put the file's name before an engine's error: the trace's, or that of the hardware model, if it is a file."""
+        try:
+            yield
+        except LimitError as cause:
+            if not self.hardware_file:
+                raise TraceError(self.file, str(cause)) from cause
+            raise HardwareError(self.hardware_file, f"has no room for a kernel of {self.file}: {cause}") from cause
+        except PlanError as cause:
+            raise TraceError(self.file, str(cause)) from cause
+
+    def __repr__(self) -> str:
+        size = f"{counted(len(self.trace.ops), 'op')}, {counted(self.kernels, 'kernel')}"
+        source = self.trace.provenance.imported_from
+        quality = f", dependencies: {source.dependency_quality}" if source is not None else ""
+        return short_repr("Step", f"{short_name(self.name)} on {short_name(self.hardware.label)}: {size}{quality}")
+
+    def _repr_html_(self) -> str:
+        trace, truth = self.trace, self.trace.ground_truth
+        model = trace.model
+        rows = [
+            ("network", model.network),
+            ("mode", f"{model.mode}, batch {model.batch}, {model.dtype}"),
+            ("ops", f"{len(trace.ops):,}"),
+            ("kernels", f"{self.kernels:,}"),
+            ("memory of all tensors", format_bytes(sum(storage.bytes for storage in trace.storages))),
+            ("captured on", trace.provenance.gpu.name),
+        ]
+        if trace.provenance.imported_from is not None:
+            rows.append(("dependencies", trace.provenance.imported_from.dependency_quality))
+        if truth is not None:
+            rows.append(("eager step, measured", format_ns(truth.eager.median_ns)))
+            rows.append(("one CUDA graph, measured", format_ns(truth.graph.median_ns)))
+        rows.append(("hardware model", self.hardware.label))
+        return html_table(f"Step {self.name}", ("", ""), rows)
+
+
+def load(trace: str | Path | Trace, hw: str | Path | HardwareModel | None = None) -> Step:
+    """A step from a bundled name, a trace file (`.json`, `.json.gz`) or a `Trace`, on a hardware model.
+
+    A file of another tool is imported (`gpusim import` lists the formats): torch.profiler, Nsight Systems and others.
+    The `repr` of such a step says what its dependencies rest on.
+    `hw` is a bundled name, a file or a `HardwareModel`; by default the model of the GPU that the trace was captured
+    on, or the H200's where there is none. `gpusim.list_traces()` and `gpusim.list_hardware()` say what is bundled.
+    Raises `TraceError` and `HardwareError` for a bad file, `UnknownNameError` for an unknown name.
+    """
+    if isinstance(trace, Trace):
+        found, source = trace, ""
+    elif isinstance(trace, str | Path):
+        found, source = _load(str(trace)), str(trace)
+    else:
+        raise OptionError(
+            f"load: {type(trace).__name__} is no trace; give a bundled name, a file or a Trace "
+            "(gpusim.capture takes models)"
+        )
+    if hw is None:
+        return Step(found, default_hardware(found.provenance.gpu.name), source)
+    model, file = _hardware(hw)
+    return Step(found, model, source, file)
+
+
+def _load(file: str) -> Trace:
+    """The trace of a bundled name or a file, gpusim's own or a profile."""
+    if file not in bundled_traces():
+        from gpusim.importers.read import is_foreign
+
+        if is_foreign(file):
+            from gpusim.importers.build import import_files
+
+            return import_files([file]).trace
+    return load_trace(file)
+
+
+def as_step(step: Step | Trace | str | Path) -> Step:
+    """A step as given, or what `load` makes of a name, a file or a trace."""
+    return step if isinstance(step, Step) else load(step)
+
+
+def _hardware(hw: str | Path | HardwareModel) -> tuple[HardwareModel, str]:
+    """The model, and its file where it is one."""
+    if isinstance(hw, HardwareModel):
+        return hw, ""
+    if not isinstance(hw, str | Path):
+        raise OptionError(f"hw={hw!r}: a bundled name, a file or a HardwareModel")
+    return load_hardware(str(hw)), "" if str(hw) in bundled_hardware() else str(hw)

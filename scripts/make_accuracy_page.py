@@ -1,0 +1,181 @@
+"""Fill the tables of prediction errors in README.md and docs/accuracy.md: python scripts/make_accuracy_page.py.
+
+The numbers come from validate/results, as predicted in each run. With --check nothing is written, and the exit status
+is 1 where a page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpusim.files import write_bytes
+from gpusim.recipes.recipe import WITHOUT_VARIANTS, read_recipe
+from gpusim.report.fidelity import by_step, fidelity
+from gpusim.report.pages import with_section
+from gpusim.report.results import ResultCase, first_of_each_step, read_results
+from gpusim.search.searches import SEARCH
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "validate" / "results"
+#: Name of a group in the tables -> recipes whose newest results have its schedules.
+IMAGES = {
+    "mostly convolutional networks, blind": ("blind_again",),
+    "the same, blind to an earlier model": ("blind", "unseen", "unseen_large"),
+    "the same, model chosen on them": ("fidelity",),
+}
+SEARCHES = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
+SEARCHED = "the same, searched schedules"
+#: Published systems that the searched schedules are compared with.
+PEERS = ("nimble", "opara", "torchsched", "ios")
+KINDS = "other kinds of networks, blind"
+HEAD = [
+    "|schedules on several streams|number|median|95 % within|largest|bias|in the 90 % interval|",
+    "|---|--:|--:|--:|--:|--:|--:|",
+]
+
+
+def newest(recipe: str) -> Path:
+    """The newest results file of a recipe. Exits where there is none."""
+    found = sorted(RESULTS.glob(f"{recipe}_h200_[0-9]*[0-9].json"))
+    if not found:
+        raise SystemExit(f"{RESULTS}: no results of the recipe '{recipe}'")
+    return found[-1]
+
+
+def left_out(*recipes: str) -> list[ResultCase]:
+    """The cases of some recipes, without networks that a constant was fitted on."""
+    return [case for recipe in recipes for case in read_results(newest(recipe)).cases if not case.fitted]
+
+
+def search_cases() -> list[ResultCase]:
+    """All cases of the search recipes, the newest run of each step."""
+    runs = first_of_each_step([read_results(newest(recipe)) for recipe in SEARCHES])
+    return [case for run in runs for case in run.cases]
+
+
+def searched() -> list[ResultCase]:
+    """The searched schedules of networks that no constant was fitted on."""
+    return [case for case in search_cases() if case.policy == SEARCH and not case.fitted]
+
+
+def peers() -> list[str]:
+    """Searched schedules over the best of the published systems, steps with a schedule on several streams."""
+    ratios: dict[str, list[float]] = {SEARCH: [], WITHOUT_VARIANTS: []}
+    for cases in by_step(search_cases()).values():
+        measured = {case.policy: case.measured_ns for case in cases}
+        if any(case.policy == SEARCH and case.streams > 1 for case in cases):
+            best = min(measured[policy] for policy in PEERS if policy in measured)
+            for policy, found in ratios.items():
+                found.append(best / measured.get(policy, measured[SEARCH]))
+    names = {SEARCH: "chosen kernels, against captured kernels", WITHOUT_VARIANTS: "captured kernels on both sides"}
+    lines = ["| searched schedule | steps | geometric mean | steps with 1.05 or more |", "|---|--:|--:|--:|"]
+    for policy, found in ratios.items():
+        mean = statistics.geometric_mean(found)
+        lines.append(f"| {names[policy]} | {len(found)} | {mean:.3f} | {sum(ratio >= 1.05 for ratio in found)} |")
+    return lines
+
+
+def row(name: str, cases: Sequence[ResultCase]) -> str:
+    """One row of statistics, without spaces at its bars, so that bars do not count as words."""
+    found = fidelity(cases)
+    assert found is not None, name
+    covered = "" if found.covered is None else f"{found.covered:.0%}"
+    return (
+        f"|{name}|{found.schedules}|{found.median:.1%}|{found.p95:.1%}|{found.largest:.1%}|{found.bias:+.1%}|{covered}|"
+    )
+
+
+def groups() -> list[str]:
+    """A row for each group of networks and schedules."""
+    lines = [row(name, left_out(*recipes)) for name, recipes in IMAGES.items()]
+    return [*HEAD, *lines, row(SEARCHED, searched()), row(KINDS, left_out("kinds"))]
+
+
+def readme() -> str:
+    """The short table."""
+    kinds = left_out("kinds")
+    blind = row("mostly convolutional networks, blind", left_out("blind_again"))
+    return "\n".join([*HEAD, blind, row(SEARCHED, searched()), row(KINDS, kinds), "", progress()])
+
+
+def progress() -> str:
+    """How much of the recipe of other kinds is measured."""
+    planned = len(read_recipe(ROOT / "validate" / "kinds.toml").case)
+    measured = len(by_step(left_out("kinds")))
+    return (
+        f"Of the {planned} steps of `validate/kinds.toml`, {measured} are measured so far. Their predictions were\n"
+        "committed before the measurement."
+    )
+
+
+def order() -> list[str]:
+    """How well predictions rank schedules, for the blind runs."""
+    lines = [
+        "| run | steps | Kendall tau, mean (least) | regret, mean (largest) |",
+        "|---|--:|--:|--:|",
+    ]
+    for name, recipe in (("mostly convolutional networks, blind", "blind_again"), (KINDS, "kinds")):
+        found = fidelity(left_out(recipe))
+        assert found is not None
+        lines.append(
+            f"| {name} | {len(found.tau)} | {statistics.fmean(found.tau):.2f} ({min(found.tau):.2f}) "
+            f"| {statistics.fmean(found.regret):.1%} ({max(found.regret):.1%}) |"
+        )
+    return lines
+
+
+def kinds() -> list[str]:
+    """A row for each step of the run of other kinds."""
+    cases = left_out("kinds")
+    lines = [progress(), "", *HEAD, *(row(f"`{trace}`", of_step) for trace, of_step in by_step(cases).items())]
+    wrong = sum(not case.outputs_equal for case in cases)
+    if wrong:
+        lines += [
+            "",
+            f"Outputs of {wrong} of {len(cases)} replays were outside the tolerance; such a time is no evidence.",
+        ]
+    return lines
+
+
+def sources() -> list[str]:
+    """The results files behind the tables."""
+    recipes = [*(recipe for names in IMAGES.values() for recipe in names), *SEARCHES, "kinds"]
+    names = (newest(recipe).stem for recipe in recipes)
+    return ["Sources:", "", *(f"- [{name}](../validate/results/{name}.md)." for name in names)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check both pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
+    options = parser.parse_args(arguments)
+    parts = {
+        ROOT / "README.md": {"accuracy": readme()},
+        ROOT / "docs" / "accuracy.md": {
+            "groups": "\n".join(groups()),
+            "order": "\n".join(order()),
+            "peers": "\n".join(peers()),
+            "kinds": "\n".join(kinds()),
+            "sources": "\n".join(sources()),
+        },
+    }
+    stale = 0
+    for page, sections in parts.items():
+        old = new = page.read_text(encoding="utf-8")
+        for name, text in sections.items():
+            new = with_section(new, page.name, f"<!-- {name}:begin -->", f"<!-- {name}:end -->", f"\n{text}\n")
+        if new != old:
+            stale += 1
+            if options.check:
+                print(f"{page.relative_to(ROOT)} is out of date: run python scripts/make_accuracy_page.py")
+            else:
+                write_bytes(page, new.encode())
+                print(page)
+    return int(options.check and stale > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
