@@ -68,17 +68,19 @@ class ImportedFrom(Document, frozen=True, kw_only=True):
     """The profile that a trace was imported from, and what it shows of the step."""
 
     format: str
-    """`kineto`, `nsys-sqlite`, `ncu-csv`, `chakra-et` ..."""
+    """`kineto`, `nsys-sqlite`, `ncu-csv`, `chakra-et` or `chakra-json`."""
     writer: str
+    """The program that wrote the profile."""
     files: tuple[str, ...]
     """Names of the files, without folders."""
     step: str
     """Which part of the file: a `ProfilerStep#7`, an NVTX range, a repeating period, or the whole file."""
     device: Count
+    """Number of the GPU in the file."""
     dependency_quality: Quality
-    """What the edges in `ops[].after` rest on, the weakest first asked for: `data` and `graph` are those of the
-    program, `event` streams and recorded waits, `stream` the order on streams, `assumed` the observed order across
-    streams, too; `none`: the file has no order."""
+    """What the edges in `ops[].after` rest on. `data` and `graph` are those of the program. `event` is streams and
+    recorded waits, `stream` the order on streams, `assumed` the observed order across streams, too. `none`: the file
+    has no order."""
     observed_ns: StepNs
     """From the start of the first GPU record to the end of the last one, in the file; 0 in a file without times."""
     busy_ns: StepNs
@@ -88,6 +90,7 @@ class ImportedFrom(Document, frozen=True, kw_only=True):
     resimulated_ns: StepNs = 0
     """The same step by its launches, edges and durations alone; 0 where the file has no times."""
     streams: Count = 1
+    """Streams with work."""
 
 
 class Provenance(Document, frozen=True, kw_only=True):
@@ -263,6 +266,7 @@ class After(Document, frozen=True, kw_only=True):
     """An earlier op that must have ended, in an imported trace."""
 
     op: Count
+    """Index of an earlier op."""
     kind: EdgeKind
     """`data`: one makes what the other uses; `graph`: an edge of a CUDA graph; `event`: a recorded wait; `stream`:
     same stream, in this order; `assumed`: nothing but the observed order."""
@@ -272,7 +276,9 @@ class Observed(Document, frozen=True, kw_only=True):
     """Where and when an imported op ran; times from the start of the step's first GPU record."""
 
     stream: Count
+    """Number of the stream in the profile."""
     start_ns: StepNs
+    """When it began."""
     launch_ns: int | None = None
     """When the call that launched it began, negative before the first record; null where the file does not say."""
 
@@ -309,6 +315,7 @@ class Op(Document, frozen=True, kw_only=True):
     after: tuple[After, ...] = ()
     """Earlier ops that must have ended, beyond what tensors say; only imported traces have any."""
     observed: Observed | None = None
+    """Where and when it ran, in an imported trace."""
 
 
 class Timing(Document, frozen=True, kw_only=True):
