@@ -141,13 +141,15 @@ def _profile(contents: Contents, rank: int | None) -> tuple[Profile, list[Findin
     if rank is not None:
         ranked = {found.rank if found.rank is not None else place: found for place, found in enumerate(with_kernels)}
         if rank not in ranked:
-            raise OptionError(f"--rank {rank}: the files have the ranks {', '.join(map(str, sorted(ranked)))}")
+            raise OptionError(
+                f"the files have the ranks {', '.join(map(str, sorted(ranked)))}", argument="rank", value=rank
+            )
         return ranked[rank], []
     if len(with_kernels) == 1:
         return with_kernels[0], []
     if len({profile.file.partition(":")[0] for profile in with_kernels}) > 1:
         names = ", ".join(Path(profile.file).name for profile in with_kernels[:4])
-        raise OptionError(f"{len(with_kernels)} profiles of their own ({names}): import one, or pick it with --rank")
+        raise OptionError(f"{len(with_kernels)} profiles of their own ({names}): import one, or pick it by its rank")
     text = f"the archive has {len(with_kernels)} profiles; {with_kernels[0].file.rpartition('/')[2]} is imported"
     return with_kernels[0], [Finding("several-profiles", text, "pick another one with --rank")]
 
@@ -163,7 +165,7 @@ def _device(profile: Profile, wanted: int | None) -> tuple[tuple[int, int], list
         fitting = [key for key in times if key[1] == wanted]
         if not fitting:
             known = ", ".join(str(number) for number in sorted({key[1] for key in times}))
-            raise OptionError(f"--device {wanted}: the file has kernels on device {known}")
+            raise OptionError(f"the file has kernels on device {known}", argument="device", value=wanted)
         return max(fitting, key=lambda key: times[key]), []
     best = max(times, key=lambda key: (times[key], -key[1]))
     if len(times) == 1:

@@ -116,9 +116,7 @@ def _profile(base: _Base) -> Profile:
     if not any(
         table.startswith(("CUPTI_ACTIVITY", "TARGET_INFO", "NVTX_EVENTS", "META_DATA")) for table in base.columns
     ):
-        raise ImportFileError(
-            base.name, "is an SQLite file, and not one that `nsys export --type sqlite` writes: no table of its"
-        )
+        raise ImportFileError(base.name, "is an SQLite file, and not one that `nsys export` writes: no table of its")
     meta = base.pairs("META_DATA_EXPORT", "name", "value") or base.pairs("EXPORT_META_DATA", "name", "value")
     version, schema = meta.get("EXPORT_PRODUCT_VERSION"), meta.get("EXPORT_SCHEMA_VERSION")
     if isinstance(version, str):

@@ -66,7 +66,7 @@ def choose_step(profile: Profile, indices: Sequence[int], wanted: str | None) ->
         if wanted.isdigit() and int(wanted) < len(steps):
             return steps[int(wanted)], steps
         if wanted.isdigit():
-            raise OptionError(f"--step {wanted[:20]}: the file has {len(steps)} steps, numbered from 0")
+            raise OptionError(f"the file has {len(steps)} steps, numbered from 0", argument="step", value=wanted[:20])
         ranges = [span for span in profile.ranges if span.name == wanted]
         found = _by_ranges(profile.activities, indices, ranges[:1])
         if not found:
