@@ -88,13 +88,16 @@ def explore(
     schedules were tried: with a number, the same seed finds the same schedule on every machine. `streams` is the most
     that a schedule may use. `memory_limit` is in bytes, or text such as `"8GiB"`. `partitions` also searches schedules
     on partitions of the SMs: `"auto"`, or splits such as `"64+68,96+36"`. `policies` names the only ones to run.
-    Raises `OptionError` for an argument out of its range and where no schedule keeps the memory limit.
+    Raises `OptionError` for an argument out of its range, where no schedule keeps the memory limit, and for an imported
+    step without data dependencies.
     """
+    from gpusim.search.as_imported import check_searchable
     from gpusim.search.choices import parse_splits
     from gpusim.search.explore import check_policy
     from gpusim.search.explore import explore as run
 
     step = as_step(step)
+    check_searchable(step.trace)
     check_streams(streams)
     if not 0 < budget_s <= MAX_BUDGET_S:
         problem = f"the search takes between 0 and {MAX_BUDGET_S:.0f} seconds"

@@ -11,6 +11,8 @@ from typing import Final
 LOOKED_AT_BYTES: Final = 64 * 1024
 
 _CAPTURE = "capture the step with `gpusim capture` on its GPU"
+#: First what takes the file as it is; a capture has what a profile lacks.
+_IMPORT = f"`gpusim import FILE -o TRACE` reads it; for its data dependencies, {_CAPTURE}"
 #: A name at the top of a JSON object, what is between others of them, and a text.
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"|[\[\]{}:,]')
 #: gpusim's own documents by the name in `schema`: what each is and which option takes it.
@@ -26,15 +28,18 @@ _OWN: Final = {
     "gpusim-hyper-q": ("a measurement of hardware queues", "no command reads it"),
 }
 _ENDS: Final = {
-    ".nsys-rep": ("a report of Nsight Systems", f"it has kernels and no operators; {_CAPTURE}"),
+    ".nsys-rep": ("a report of Nsight Systems", f"export it with `nsys export --type sqlite`; {_CAPTURE}"),
     ".qdrep": ("a report of Nsight Systems", f"it has kernels and no operators; {_CAPTURE}"),
     ".ncu-rep": ("a report of Nsight Compute", f"{_CAPTURE}; --counters adds what ncu counts"),
     ".onnx": ("an ONNX model", f"it has no measured kernels; {_CAPTURE}"),
-    ".et": ("a Chakra execution trace", f"it has operators and no kernels; {_CAPTURE}"),
+    ".et": ("a Chakra execution trace", _IMPORT),
     ".py": ("a Python file", "`gpusim capture FILE:FUNCTION` captures a step of its model"),
     ".toml": ("a TOML file", "`gpusim validate` takes recipes, `gpusim sweep --spec` sweeps"),
 }
 _KINETO = "a trace of torch.profiler (Kineto)"
+#: The header of a table of Nsight Compute, below lines of its own and of the program.
+_NCU_START = re.compile(rb'^(?:\xef\xbb\xbf)?"?ID"?[,;]"?(?:Process ID|Kernel Name)"?[,;]', re.MULTILINE)
+_CHAKRA_SCHEMA = re.compile(rb"\A[\x08-\x7f]\x12[\x08-\x7f]\x0a\x06schema")
 _CHAKRA_ET = re.compile(rb"\A.\x0a[\x01-\x20]\d+\.\d+\.\d+", re.DOTALL)
 
 
@@ -51,14 +56,43 @@ def known_format(data: bytes, name: str, wanted: str) -> str:
     return f"is {what}, and {reads or wanted} ({wanted}) is read here: {advice}"
 
 
+def profile_format(data: bytes, name: str) -> str:
+    """The name of the format that `gpusim import` reads a file as, by its beginning; empty for any other."""
+    data = data[:LOOKED_AT_BYTES]
+    if data.startswith(b"SQLite format 3\0"):
+        return "nsys-sqlite"
+    if _NCU_START.search(data):
+        return "ncu-csv"
+    if _CHAKRA_ET.match(data) or _CHAKRA_SCHEMA.match(data):
+        return "chakra-et"
+    text = data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if re.match(rb'\[\s*\{[^{}]{0,2000}"ph"\s*:', text):
+        return "kineto"
+    if not text.startswith(b"{"):
+        return "chakra-et" if name.lower().endswith(".et") else ""
+    names = _top_level(text)
+    schema = names.get("schema", "")
+    if schema.startswith("gpusim-trace/"):
+        return "gpusim-trace"
+    if "traceEvents" in names or {"schemaVersion", "deviceProperties"} <= set(names):
+        return "kineto"
+    if "workload_graph" in names:
+        return "chakra-json"
+    if "nodes" in names and re.match(r"\d+\.\d+", schema):
+        return "execution-trace"
+    if schema.startswith("gpusim-cuda-graph/") or {"exec_graph_id", "nodes"} <= set(names):
+        return "cuda-graph"
+    return ""
+
+
 def _format(data: bytes, name: str, wanted: str) -> tuple[str, str] | None:
     """What the file is and what to do."""
     if data.startswith(b"SQLite format 3\0"):
-        return "an SQLite file, such as Nsight Systems exports", f"it has kernels and no operators; {_CAPTURE}"
+        return "an SQLite file, such as Nsight Systems exports", _IMPORT
     if data.startswith(b"NVR\0"):
         return _ENDS[".ncu-rep"]
     if re.match(rb'(?:==PROF==|"?ID"?,"?Process ID"?)', data):
-        return "an output of Nsight Compute", f"{_CAPTURE}; --counters adds what ncu counts"
+        return "an output of Nsight Compute", f"{_IMPORT}; --counters adds what ncu counts"
     if data.startswith(b"PK\x03\x04"):
         return "a zip archive, such as torch.save writes", f"it has weights and no measured kernels; {_CAPTURE}"
     if re.match(rb"\x80[\x02-\x05]", data):
@@ -73,7 +107,7 @@ def _format(data: bytes, name: str, wanted: str) -> tuple[str, str] | None:
 
 
 def _json_format(data: bytes, wanted: str) -> tuple[str, str] | None:
-    profile = _KINETO, f"it has kernels and not what they depend on; {_CAPTURE}, or draw it beside a prediction with "
+    profile = _KINETO, f"{_IMPORT}, or draw it beside a prediction with "
     measured = "`gpusim simulate TRACE --measured FILE --html OUT`"
     if re.match(rb'\[\s*\{[^{}]{0,2000}"ph"\s*:', data):
         return profile[0], profile[1] + measured
@@ -91,7 +125,7 @@ def _json_format(data: bytes, wanted: str) -> tuple[str, str] | None:
     if "traceEvents" in names or {"schemaVersion", "deviceProperties"} <= set(names):
         return profile[0], profile[1] + measured
     if "nodes" in names and re.match(r"\d+\.\d+", schema):
-        return "an execution trace of PyTorch", f"it has operators and no times of kernels; {_CAPTURE}"
+        return "an execution trace of PyTorch", f"give it to `gpusim import` with its profile; {_CAPTURE}"
     return None
 
 

@@ -13,7 +13,7 @@ from gpusim.hardware.model import HardwareModel, bundled_hardware, default_hardw
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.schema import Trace
-from gpusim.trace.store import load_trace, write_trace
+from gpusim.trace.store import bundled_traces, load_trace, write_trace
 from gpusim.units import counted, format_bytes, format_ns
 
 
@@ -75,7 +75,9 @@ class Step:
 
     def __repr__(self) -> str:
         size = f"{counted(len(self.trace.ops), 'op')}, {counted(self.kernels, 'kernel')}"
-        return short_repr("Step", f"{short_name(self.name)} on {short_name(self.hardware.label)}: {size}")
+        source = self.trace.provenance.imported_from
+        quality = f", dependencies: {source.dependency_quality}" if source is not None else ""
+        return short_repr("Step", f"{short_name(self.name)} on {short_name(self.hardware.label)}: {size}{quality}")
 
     def _repr_html_(self) -> str:
         trace, truth = self.trace, self.trace.ground_truth
@@ -88,6 +90,8 @@ class Step:
             ("memory of all tensors", format_bytes(sum(storage.bytes for storage in trace.storages))),
             ("captured on", trace.provenance.gpu.name),
         ]
+        if trace.provenance.imported_from is not None:
+            rows.append(("dependencies", trace.provenance.imported_from.dependency_quality))
         if truth is not None:
             rows.append(("eager step, measured", format_ns(truth.eager.median_ns)))
             rows.append(("one CUDA graph, measured", format_ns(truth.graph.median_ns)))
@@ -98,6 +102,8 @@ class Step:
 def load(trace: str | Path | Trace, hw: str | Path | HardwareModel | None = None) -> Step:
     """A step from a bundled name, a trace file (`.json`, `.json.gz`) or a `Trace`, on a hardware model.
 
+    A file of another tool is imported (`gpusim import` lists the formats): torch.profiler, Nsight Systems and others.
+    The `repr` of such a step says what its dependencies rest on.
     `hw` is a bundled name, a file or a `HardwareModel`; by default the model of the GPU that the trace was captured
     on, or the H200's where there is none. `gpusim.list_traces()` and `gpusim.list_hardware()` say what is bundled.
     Raises `TraceError` and `HardwareError` for a bad file, `UnknownNameError` for an unknown name.
@@ -105,7 +111,7 @@ def load(trace: str | Path | Trace, hw: str | Path | HardwareModel | None = None
     if isinstance(trace, Trace):
         found, source = trace, ""
     elif isinstance(trace, str | Path):
-        found, source = load_trace(str(trace)), str(trace)
+        found, source = _load(str(trace)), str(trace)
     else:
         raise OptionError(
             f"load: {type(trace).__name__} is no trace; give a bundled name, a file or a Trace "
@@ -115,6 +121,18 @@ def load(trace: str | Path | Trace, hw: str | Path | HardwareModel | None = None
         return Step(found, default_hardware(found.provenance.gpu.name), source)
     model, file = _hardware(hw)
     return Step(found, model, source, file)
+
+
+def _load(file: str) -> Trace:
+    """The trace of a bundled name or a file, gpusim's own or a profile."""
+    if file not in bundled_traces():
+        from gpusim.importers.read import is_foreign
+
+        if is_foreign(file):
+            from gpusim.importers.build import import_files
+
+            return import_files([file]).trace
+    return load_trace(file)
 
 
 def as_step(step: Step | Trace | str | Path) -> Step:

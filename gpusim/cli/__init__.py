@@ -14,6 +14,7 @@ from gpusim.cli.catalogue import hardware, policies, traces
 from gpusim.cli.common import in_words_of_the_command_line, tell
 from gpusim.cli.explain import explain
 from gpusim.cli.gpu import calibrate, capture, replay, validate
+from gpusim.cli.importing import doctor, export, import_command
 from gpusim.cli.output import ReaderGoneError, checked_output, quiet_errors
 from gpusim.cli.simulation import explore, simulate
 from gpusim.cli.sweep import sweep
@@ -42,6 +43,11 @@ GROUPS = {
         "replay": "Run a schedule, check its outputs and time it",
         "validate": "Compare predictions with replays of a recipe",
         "calibrate": "Measure this GPU's hardware model",
+    },
+    "Traces you already have (no GPU needed)": {
+        "import": "Make a trace of a profile (torch, nsys, ncu, Chakra)",
+        "doctor": "Say what a profile or trace is, and what it lacks",
+        "export": "Write a timeline for HTA, TraceLens or Chakra",
     },
     "See what there is": {
         "traces": "List the bundled traces",
@@ -93,6 +99,9 @@ for command in (
     whatif,
     figure,
     app,
+    import_command,
+    doctor,
+    export,
 ):
     cli.add_command(command)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpusim.cli.common import check_output, hardware_option, json_option, print_json, progress_bar, tell
+from gpusim.cli.common import check_output, hardware_option, json_option, load_step, print_json, progress_bar, tell
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.defaults import DEFAULT_STREAMS
 
@@ -37,7 +37,7 @@ def limits(
 
     figures = check_figures(html_file, png_file)
     table = check_output(csv_file)
-    step = gpusim.load(trace, hardware)
+    step = load_step(trace, hardware)
     with progress_bar(not as_json) as report:
         found = gpusim.limits(step, streams=streams, progress=report)
     if table is not None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,6 +16,9 @@ from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_POLICY, DEFAULT_SEED, DEFA
 from gpusim.errors import GpusimError, OptionError, OutputError, UnknownNameError
 from gpusim.file_limits import MAX_INTEGER
 from gpusim.text import json_ascii, visible
+
+if TYPE_CHECKING:
+    from gpusim import Step
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -35,6 +38,19 @@ def hardware_option(function: Function) -> Function:
     """`--hw NAME`."""
     text = f"Hardware model, bundled name or .json file [default: the GPU of the trace, else {DEFAULT_HARDWARE}]."
     return click.option("--hw", "hardware", metavar="NAME", default=None, help=text)(function)
+
+
+def load_step(trace: str, hardware: str | None) -> Step:
+    """The step of TRACE on `--hw`; of an imported trace, a note on standard error says what it rests on."""
+    import gpusim
+
+    step = gpusim.load(trace, hardware)
+    gpu, source = step.trace.provenance.gpu.name, step.trace.provenance.imported_from
+    if source is not None:
+        other = "" if step.hardware.gpu == gpu else f"; its times are of {gpu}, the rest is {step.hardware.label}"
+        files = ", ".join(source.files)
+        tell(f"note: imported from {files}, dependencies: {source.dependency_quality}{other}", err=True)
+    return step
 
 
 def in_words_of_the_command_line(error: GpusimError) -> str:

@@ -11,6 +11,7 @@ from gpusim.cli.common import (
     hardware_option,
     json_option,
     launch_option,
+    load_step,
     policy_option,
     print_json,
     progress_bar,
@@ -55,7 +56,7 @@ def explain(
     schedule, most_streams = chosen_schedule(policy, streams, schedule_file)
     between = None if window is None else _window(window)
     names = None if ops is None else _two(ops)
-    step = gpusim.load(trace, hardware)
+    step = load_step(trace, hardware)
     with progress_bar(not as_json) as report:
         found = gpusim.explain(step, schedule, streams=most_streams, launch=launch, progress=report)
     if between is not None and between[0] >= found.timeline.makespan_ns:

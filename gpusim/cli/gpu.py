@@ -13,6 +13,7 @@ from gpusim.cli.common import (
     command_line,
     hardware_option,
     json_option,
+    load_step,
     one_of,
     one_trace,
     policy_option,
@@ -137,7 +138,7 @@ def replay(
     named, most_streams = chosen_schedule(policy, streams, schedule_file)
     target, timeline_target = check_output(output), check_output(perfetto_file)
     api.check_schedule_arguments(named, most_streams)
-    step = gpusim.load(trace, hardware)
+    step = load_step(trace, hardware)
     on_gpu.check_replay(step, trust_code)
     schedule = api.resolve_schedule(step, named, most_streams)
     measurement = gpusim.replay(

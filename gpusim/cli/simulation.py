@@ -13,6 +13,7 @@ from gpusim.cli.common import (
     hardware_option,
     json_option,
     launch_option,
+    load_step,
     policy_option,
     print_json,
     progress_bar,
@@ -99,14 +100,18 @@ def explore(
 ) -> None:
     """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
     import gpusim
+    from gpusim.foreign import searchable
     from gpusim.on_gpu import check_gpu
     from gpusim.report.tables import explored_document, print_explored
     from gpusim.report.trial_table import print_trial, trial_document
 
     target = check_output(output)
-    step = gpusim.load(trace, hardware)
+    step = load_step(trace, hardware)
     if measure is not None:
         check_gpu(step, trust_code)
+    if not searchable(step):
+        _explore_imported(step, output, as_json)
+        return
     with progress_bar(not as_json) as report:
         explored = gpusim.explore(
             step,
@@ -134,6 +139,21 @@ def explore(
         print_trial(trial)
     if target is not None:
         tell(f"schedule written to {target}")
+
+
+def _explore_imported(step: Step, output: str | None, as_json: bool) -> None:
+    """The answers for an imported trace without data dependencies."""
+    from gpusim.foreign import as_imported
+    from gpusim.report.as_imported_text import as_imported_lines
+
+    found = as_imported(step)
+    if output is not None:
+        raise OptionError(f"-o {output}: no schedule is searched without data dependencies; {found.more}")
+    if as_json:
+        print_json(found.document())
+        return
+    for line in as_imported_lines(found):
+        tell(line)
 
 
 @click.command()
@@ -176,7 +196,7 @@ def simulate(
     figures = check_figures(html_file, png_file)
     if measured_file is not None and not figures:
         raise OptionError("--measured goes with --html or --png: it is drawn beside the simulated timeline")
-    step = gpusim.load(trace, hardware)
+    step = load_step(trace, hardware)
     measured = None
     if measured_file is not None:
         from gpusim.report.measured import load_measured

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusim.cli.common import hardware_option, json_option, launch_option, one_of, print_json, tell
+from gpusim.cli.common import hardware_option, json_option, launch_option, load_step, one_of, print_json, tell
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.defaults import DEFAULT_POLICY, DEFAULT_STREAMS, QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import OptionError
@@ -59,7 +59,7 @@ def whatif(
     from gpusim.units import format_bytes, format_times_ns
 
     figures = check_figures(html_file, png_file)
-    step = gpusim.load(trace, hardware)
+    step = load_step(trace, hardware)
     answer = gpusim.whatif(
         step,
         policy,
@@ -136,9 +136,8 @@ def figure(
         return
     if source is None:
         raise OptionError(f"figure {kind}: give a trace")
-    import gpusim
 
-    step = gpusim.load(source, hardware)
+    step = load_step(source, hardware)
     files.write(_draw(kind, step, policy, streams), f"{kind} of {step.name}")
     files.announce()
 

@@ -75,6 +75,9 @@ def base_name(target: str) -> str:
 
 def check_operators(trace: Trace, file: str) -> None:
     """Raise `OperatorError` for the first op that replay does not run, naming file, place and operator."""
+    if trace.provenance.imported_from is not None:
+        problem = "is imported from a profile, which has kernels and no tensors: replay cannot run it"
+        raise OperatorError(f"{file}: {problem}; capture the step with `gpusim capture` on its GPU")
     for index, op in enumerate(trace.ops):
         if op.target not in allowed_operators():
             raise OperatorError(

@@ -43,6 +43,10 @@ def check_trace(trace: Trace, file: str) -> None:
             raise TraceError(file, problem, place=f"$.ops[{index}].name")
         if not _plainly_right(op, n_tensors):
             _check_arguments(op, n_tensors, file, f"$.ops[{index}]")
+        for number, edge in enumerate(op.after):
+            if edge.op >= index:
+                problem = f"op {edge.op} is not an earlier one"
+                raise TraceError(file, problem, place=f"$.ops[{index}].after[{number}].op")
         if op.variants:
             _check_variants(op, file, f"$.ops[{index}]")
     _check_order(trace, file)

@@ -2,7 +2,8 @@
 
 An op depends on (1) the ops that made the tensors in its arguments, (2) the last writers of every storage it reads,
 (3) the last readers and writers of every storage it changes in place, (4) the random op before it, if it is one too:
-both draw from one generator, and another order would draw other numbers. Program order adds nothing else.
+both draw from one generator, and another order would draw other numbers, and (5) the ops in its `after`, which
+imported traces have in place of tensors. Program order adds nothing else.
 Storage is the unit: two tensors that alias are the same memory.
 """
 
@@ -25,6 +26,7 @@ def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
     result: list[tuple[int, ...]] = []
     for index, op in enumerate(trace.ops):
         found: set[int] = set()
+        found.update(edge.op for edge in op.after)
         for tensor in handles(op):
             if tensor in maker:
                 found.add(maker[tensor])

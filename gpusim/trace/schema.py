@@ -40,6 +40,8 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 Frontend = Literal["aten", "inductor"]
 TaskKind = Literal["kernel", "memset", "memcpy"]
 Blas = Literal["cublas", "cublaslt"]
+EdgeKind = Literal["stream", "event", "data", "graph", "assumed"]
+Quality = Literal["data", "graph", "event", "stream", "assumed", "none"]
 Composition = Literal["native", "by_sample", "forward_pool", "by_index", "fused", "joined"]
 
 
@@ -62,6 +64,35 @@ class Gpu(Document, frozen=True, kw_only=True):
     """Memory clock, likewise."""
 
 
+class ImportedFrom(Document, frozen=True, kw_only=True):
+    """The profile that a trace was imported from, and what it shows of the step."""
+
+    format: str
+    """`kineto`, `nsys-sqlite`, `ncu-csv`, `chakra-et` or `chakra-json`."""
+    writer: str
+    """The program that wrote the profile."""
+    files: tuple[str, ...]
+    """Names of the files, without folders."""
+    step: str
+    """Which part of the file: a `ProfilerStep#7`, an NVTX range, a repeating period, or the whole file."""
+    device: Count
+    """Number of the GPU in the file."""
+    dependency_quality: Quality
+    """What the edges in `ops[].after` rest on. `data` and `graph` are those of the program. `event` is streams and
+    recorded waits, `stream` the order on streams, `assumed` the observed order across streams, too. `none`: the file
+    has no order."""
+    observed_ns: StepNs
+    """From the start of the first GPU record to the end of the last one, in the file; 0 in a file without times."""
+    busy_ns: StepNs
+    """Part of it in which at least one kernel, copy or memset ran."""
+    concurrent_ns: StepNs
+    """Part of it in which at least two ran."""
+    resimulated_ns: StepNs = 0
+    """The same step by its launches, edges and durations alone; 0 where the file has no times."""
+    streams: Count = 1
+    """Streams with work."""
+
+
 class Provenance(Document, frozen=True, kw_only=True):
     """Where a trace comes from."""
 
@@ -75,6 +106,8 @@ class Provenance(Document, frozen=True, kw_only=True):
     """Version of gpusim that wrote it, with a hash of its code; without one in traces until 2026-11-23."""
     counters: str = ""
     """What counted the kernels' traffic and instructions; where nothing did, traffic is estimated from sizes."""
+    imported_from: ImportedFrom | None = None
+    """Set where the trace is a profile of somebody else's run; such a trace has no tensors and cannot be replayed."""
 
 
 class Model(Document, frozen=True, kw_only=True):
@@ -229,6 +262,27 @@ class Variant(Document, frozen=True, kw_only=True):
     """Ops before or after this one that it computes, too; they then run nothing (`gpusim.trace.covers`)."""
 
 
+class After(Document, frozen=True, kw_only=True):
+    """An earlier op that must have ended, in an imported trace."""
+
+    op: Count
+    """Index of an earlier op."""
+    kind: EdgeKind
+    """`data`: one makes what the other uses; `graph`: an edge of a CUDA graph; `event`: a recorded wait; `stream`:
+    same stream, in this order; `assumed`: nothing but the observed order."""
+
+
+class Observed(Document, frozen=True, kw_only=True):
+    """Where and when an imported op ran; times from the start of the step's first GPU record."""
+
+    stream: Count
+    """Number of the stream in the profile."""
+    start_ns: StepNs
+    """When it began."""
+    launch_ns: int | None = None
+    """When the call that launched it began, negative before the first record; null where the file does not say."""
+
+
 class Op(Document, frozen=True, kw_only=True):
     """A node of the data-flow graph: one ATen call."""
 
@@ -258,6 +312,10 @@ class Op(Document, frozen=True, kw_only=True):
     """What it launches, in order."""
     variants: tuple[Variant, ...] = ()
     """Other ways to run it, captured with `gpusim capture --variants`."""
+    after: tuple[After, ...] = ()
+    """Earlier ops that must have ended, beyond what tensors say; only imported traces have any."""
+    observed: Observed | None = None
+    """Where and when it ran, in an imported trace."""
 
 
 class Timing(Document, frozen=True, kw_only=True):
@@ -310,8 +368,8 @@ class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def name(self) -> str:
-        """See `named_trace`."""
-        return trace_name(self.model)
+        """See `named_trace`; an imported trace has the name of its file."""
+        return self.model.network if self.provenance.imported_from is not None else trace_name(self.model)
 
     def __repr__(self) -> str:
         return short_repr("Trace", f"{short_name(self.name)}: {counted(len(self.ops), 'op')}")

@@ -141,8 +141,10 @@ def structure_hash(trace: Trace) -> str:
 
     A schedule is tied to this: it stays valid when the same step is captured again, on this GPU or another.
     """
-    structure = {
+    structure: dict[str, Any] = {
         "ops": [[o.name, o.target, o.args, o.kwargs, o.outputs, o.reads, o.writes, o.random] for o in trace.ops],
         "tensors": [[t.shape, t.stride, t.offset, t.dtype, t.storage] for t in trace.tensors],
     }
+    if any(op.after for op in trace.ops):  # an imported trace; the hash of all others is as it was without
+        structure["after"] = [[edge.op for edge in op.after] for op in trace.ops]
     return hashlib.sha256(encode_json(structure)).hexdigest()[:32]

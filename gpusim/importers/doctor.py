@@ -1,0 +1,236 @@
+"""What a file is, who wrote it, what is in it, and what is wrong or missing: numbered findings with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gpusim.errors import GpusimError
+from gpusim.importers.build import Imported, import_contents
+from gpusim.importers.model import FORMAT_NAMES, Finding, GpuFacts, Profile, busy
+from gpusim.importers.read import Contents, read_files
+from gpusim.importers.stream_json import Progress
+from gpusim.trace.schema import Quality, Trace
+from gpusim.trace.store import bundled_traces, load_trace, read_trace
+from gpusim.units import NS_PER_US
+
+#: Kernels shorter than this many ticks of the file's clock have more than a tenth of error.
+TICKS: Final = 10
+#: GPUs stamp times about every 32 ns.
+GPU_TICK_NS: Final = 32
+#: Difference of the re-simulated step that is worth a word.
+MAX_ERROR: Final = 0.02
+#: Share of a trace's GPU time that may be tied to no op.
+MAX_UNATTRIBUTED: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `gpusim doctor` says of a file, or of several files of one run."""
+
+    format: str
+    writer: str
+    gpus: tuple[str, ...]
+    kernels: int
+    """All records of kernels, without copies and memsets."""
+    streams: int
+    """Streams with kernels, of all devices."""
+    steps: int
+    busy_ns: int
+    """Time in which at least one kernel ran, the sum over devices."""
+    concurrent_frac: float
+    """Share of it in which at least two ran on one device."""
+    dependency_quality: Quality
+    findings: tuple[Finding, ...]
+    what: str = ""
+    """The format in words."""
+    imported: Imported | None = field(default=None, compare=False)
+    refused: str = ""
+    """Why `gpusim import` would not take it; empty where it would."""
+
+    def document(self) -> dict[str, Any]:
+        """The report as `--json` prints it."""
+        return {
+            "format": self.format,
+            "writer": self.writer,
+            "gpus": list(self.gpus),
+            "kernels": self.kernels,
+            "streams": self.streams,
+            "steps": self.steps,
+            "busy_ns": self.busy_ns,
+            "concurrent_frac": self.concurrent_frac,
+            "dependency_quality": self.dependency_quality,
+            "findings": [{"code": f.code, "text": f.text, "action": f.action} for f in self.findings],
+        }
+
+
+def examine(files: Sequence[str], report: Progress | None = None) -> Report:
+    """The report on one file, or on several of one run. Raises `TraceError` for what cannot be read."""
+    if len(files) == 1 and files[0] in bundled_traces() and not Path(files[0]).exists():
+        return _own(files[0], load_trace(files[0]))
+    contents = read_files(list(files), report)
+    if contents.traces:
+        return _own(contents.traces[0], read_trace(Path(contents.traces[0])))
+    parts = contents.all()
+    profiles = [part for part in parts if part.activities]
+    kernels = [kernel for profile in profiles for kernel in profile.kernels()]
+    spans = [busy(profile.kernels()) for profile in profiles if profile.has_times]
+    if not spans:
+        spans = [(sum(kernel.dur_ns for kernel in kernels), 0)]
+    busy_ns, concurrent_ns = sum(one for one, _ in spans), sum(two for _, two in spans)
+    findings = [finding for part in parts for finding in part.findings]
+    findings += [finding for profile in profiles for finding in _clock_findings(profile)]
+    imported, refused = _try(contents, files)
+    quality: Quality = parts[0].quality
+    if imported is not None:
+        quality = imported.source.dependency_quality
+        findings += [finding for finding in imported.findings if finding not in findings]
+        if imported.error is not None and abs(imported.error) > MAX_ERROR:
+            text = f"re-simulated with edges and launches, the step is {imported.error:+.1%} from what it shows"
+            findings.append(
+                Finding("resimulated", text, "what the GPU waited for is not in the file; add launches and waits")
+            )
+        if quality not in ("data", "graph"):
+            findings.append(_no_data(quality))
+    elif not kernels and not any(finding.code in ("no-kernels", "no-times") for finding in findings):
+        text = "no kernel of a GPU is in the file" + (
+            f": its {parts[0].nodes} operators ran on the CPU" if parts[0].nodes else ""
+        )
+        findings.insert(0, Finding("no-kernels", text, "profile with activities=[CPU, CUDA] on a machine with a GPU"))
+    elif kernels:
+        findings.append(
+            Finding("not-importable", refused, "give it with the other files of its run, or choose a part of it")
+        )
+    main = max(parts, key=lambda part: len(part.activities))
+    return Report(
+        format=main.format,
+        writer=main.writer,
+        gpus=tuple(_gpu_names(profiles)),
+        kernels=len(kernels),
+        streams=sum(len({kernel.lane for kernel in profile.kernels()}) for profile in profiles),
+        steps=imported.steps if imported is not None else 0,
+        busy_ns=busy_ns,
+        concurrent_frac=concurrent_ns / busy_ns if busy_ns else 0.0,
+        dependency_quality=quality,
+        findings=tuple(_merged(findings)),
+        what=FORMAT_NAMES[main.format],
+        imported=imported,
+        refused=refused,
+    )
+
+
+def _try(contents: Contents, files: Sequence[str]) -> tuple[Imported | None, str]:
+    """The import of what was read, or why there is none."""
+    try:
+        return import_contents(contents, files), ""
+    except GpusimError as cause:
+        if len(files) > 1:
+            raise
+        return None, str(cause)
+
+
+def _no_data(quality: Quality) -> Finding:
+    what = {
+        "event": "it has streams and recorded waits",
+        "stream": "it has one stream and its order",
+        "assumed": "it has streams, and what they wait for is assumed from the times",
+    }.get(quality, "it has kernels and no order")
+    text = f"no data dependencies: {what}, so other orders and more streams cannot be judged"
+    return Finding(
+        "no-data-edges", text, "add the run's execution trace (ExecutionTraceObserver) or a dump of its CUDA graph"
+    )
+
+
+def _clock_findings(profile: Profile) -> list[Finding]:
+    findings = []
+    kernels = profile.kernels()
+    tick_ns = max(profile.resolution_ns, GPU_TICK_NS)
+    short = sum(kernel.dur_ns < TICKS * tick_ns for kernel in kernels)
+    if short:
+        limit = f"{TICKS * tick_ns / NS_PER_US:g} µs"
+        text = f"{short} of {len(kernels)} kernels take less than {limit}, {TICKS} ticks of the clock: a tenth of error"
+        findings.append(Finding("short-kernels", text, "look at sums of many of them"))
+    if kernels and profile.has_times and not any(gpu.sm_clock_mhz for gpu in profile.gpus.values()):
+        text = "the file does not say at which clock the GPU ran"
+        findings.append(Finding("clocks", text, "compare only with runs at the same clock (nvidia-smi -q -d CLOCK)"))
+    overlaps = _overlaps(profile)
+    if overlaps:
+        text = f"{overlaps} records begin before the one before them on their stream has ended"
+        findings.append(
+            Finding("overlap-on-stream", text, "programmatic dependent launches do this, and rounded times")
+        )
+    return findings
+
+
+def _overlaps(profile: Profile) -> int:
+    ends: dict[tuple[int, int, int], int] = {}
+    found = 0
+    for activity in profile.activities:
+        found += activity.start_ns + profile.resolution_ns < ends.get(activity.lane, 0)
+        ends[activity.lane] = max(activity.end_ns, ends.get(activity.lane, 0))
+    return found
+
+
+def _gpu_names(profiles: Sequence[Profile]) -> list[str]:
+    names = []
+    for profile in profiles:
+        names += [
+            profile.gpus.get(device, GpuFacts()).name or f"device {device}, not named" for device in profile.devices()
+        ]
+    return names
+
+
+def _merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Each code and text once, in order; of several profiles, the first with that code stands for all."""
+    kept: dict[str, Finding] = {}
+    for finding in findings:
+        kept.setdefault(finding.code, finding)
+    return list(kept.values())
+
+
+def _own(file: str, trace: Trace) -> Report:
+    """The report on a trace of gpusim's own, captured or imported."""
+    provenance, source = trace.provenance, trace.provenance.imported_from
+    kernels = [kernel for op in trace.ops for kernel in op.kernels if kernel.kind == "kernel"]
+    findings = []
+    quality: Quality = "data"
+    streams, busy_ns, concurrent = 1, sum(kernel.dur_ns for kernel in kernels), 0.0
+    if source is not None:
+        quality = source.dependency_quality
+        streams = source.streams
+        if source.observed_ns:
+            busy_ns, concurrent = source.busy_ns, source.concurrent_ns / max(1, source.busy_ns)
+        if quality not in ("data", "graph"):
+            findings.append(_no_data(quality))
+    else:
+        truth = trace.ground_truth
+        if truth is None:
+            findings.append(
+                Finding("no-ground-truth", "the step was not timed without a profiler", "capture it again on its GPU")
+            )
+        elif truth.attributed_frac < 1 - MAX_UNATTRIBUTED:
+            text = f"{1 - truth.attributed_frac:.1%} of the GPU time belongs to no op"
+            findings.append(Finding("unattributed-time", text, "see $.ground_truth.unattributed"))
+    if not provenance.gpu.sm_clock_mhz:
+        findings.append(
+            Finding(
+                "clocks", "the file does not say at which clock the GPU ran", "compare only with runs at the same clock"
+            )
+        )
+    if kernels and not any(kernel.regs_per_thread for kernel in kernels):
+        findings.append(Finding("no-registers", "no kernel has its registers: how many blocks fit an SM is not known"))
+    return Report(
+        format="gpusim-trace",
+        writer=f"gpusim {provenance.gpusim}",
+        gpus=(provenance.gpu.name,),
+        kernels=len(kernels),
+        streams=streams,
+        steps=1,
+        busy_ns=busy_ns,
+        concurrent_frac=concurrent,
+        dependency_quality=quality,
+        findings=tuple(findings),
+        what=FORMAT_NAMES["gpusim-trace"] + (f", imported from {', '.join(source.files)}" if source else ""),
+    )

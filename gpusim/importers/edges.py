@@ -1,0 +1,128 @@
+"""What must have ended before what, from streams, recorded waits, execution traces and CUDA graphs; each edge says so.
+
+Without a better source, an edge across streams is assumed wherever the observed order allows it: that keeps every
+order the program may need, at the price of freedom.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+from gpusim.importers.model import Activity, Edge, Wait
+from gpusim.trace.schema import EdgeKind, Quality
+
+#: Two records that follow each other may overlap by so much for the clock's sake.
+OVERLAP_NS = 1_000
+#: Waits of the host for more streams than this are left to the order on each stream.
+MAX_LANES = 256
+
+
+def observed_edges(
+    activities: Sequence[Activity], waits: Sequence[Wait], has_waits: bool, resolution_ns: int
+) -> tuple[list[Edge], Quality, int]:
+    """Edges of a profile by itself, what they rest on, and how many recorded waits the timeline contradicts.
+
+    `activities` are in order of start.
+    """
+    edges = stream_edges(activities)
+    lanes = {activity.lane for activity in activities}
+    if len(lanes) < 2:
+        return edges, "stream", 0
+    contradicted = 0
+    quality: Quality = "event"
+    from_graphs = any(activity.shared_launch for activity in activities)
+    if has_waits:
+        found, contradicted = _event_edges(activities, waits, OVERLAP_NS + resolution_ns)
+        edges += found
+    if not has_waits or from_graphs:
+        edges += _assumed_edges(activities, only_graphs=has_waits)
+        quality = "assumed"
+    return _without_doubles(edges), quality, contradicted
+
+
+def stream_edges(activities: Sequence[Activity], kind: EdgeKind = "stream") -> list[Edge]:
+    """Each record after the one before it on its stream."""
+    last: dict[tuple[int, int, int], int] = {}
+    edges = []
+    for index, activity in enumerate(activities):
+        if activity.lane in last:
+            edges.append(Edge(last[activity.lane], index, kind))
+        last[activity.lane] = index
+    return edges
+
+
+def _event_edges(activities: Sequence[Activity], waits: Sequence[Wait], overlap_ns: int) -> tuple[list[Edge], int]:
+    """Edges of waits: calls are numbered in the order in which the host made them."""
+    lanes: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for index, activity in enumerate(activities):
+        if activity.correlation >= 0:
+            lanes.setdefault(activity.lane, []).append((activity.correlation, index))
+    for found in lanes.values():
+        found.sort()
+    edges: list[Edge] = []
+    contradicted = 0
+    for wait in waits:
+        mine = [lane for lane in lanes if not wait.process or lane[0] == wait.process]
+        sources = [lane for lane in mine if wait.source is None or lane[2] == wait.source][:MAX_LANES]
+        waiting = [lane for lane in mine if wait.stream is None or lane[2] == wait.stream][:MAX_LANES]
+        for source in sources:
+            place = bisect_left(lanes[source], (wait.recorded, -1)) - 1
+            if place < 0:
+                continue
+            before = lanes[source][place][1]
+            for lane in waiting:
+                at = bisect_right(lanes[lane], (wait.correlation, len(activities)))
+                if lane == source or at == len(lanes[lane]):
+                    continue
+                after = lanes[lane][at][1]
+                if before < after and activities[before].end_ns <= activities[after].start_ns + overlap_ns:
+                    edges.append(Edge(before, after, "event"))
+                else:
+                    contradicted += 1
+    return edges, contradicted
+
+
+def _assumed_edges(activities: Sequence[Activity], only_graphs: bool) -> list[Edge]:
+    """Each record after the last one of every other stream that had ended when it began."""
+    ended: dict[tuple[int, int, int], list[int]] = {}
+    """By stream, its records so far, in order of start."""
+    told: dict[tuple[tuple[int, int, int], tuple[int, int, int]], int] = {}
+    edges: list[Edge] = []
+    for index, activity in enumerate(activities):
+        for lane, records in ended.items():
+            if lane == activity.lane:
+                continue
+            at = len(records) - 1
+            while at >= 0 and activities[records[at]].end_ns > activity.start_ns:
+                at -= 1
+                if len(records) - at > 64:
+                    break
+            if at < 0 or activities[records[at]].end_ns > activity.start_ns:
+                continue
+            before = records[at]
+            if only_graphs and not (activity.shared_launch and activities[before].shared_launch):
+                continue
+            if told.get((lane, activity.lane), -1) < before:
+                told[lane, activity.lane] = before
+                edges.append(Edge(before, index, "assumed"))
+        ended.setdefault(activity.lane, []).append(index)
+    return edges
+
+
+def _without_doubles(edges: Iterable[Edge]) -> list[Edge]:
+    """One edge for each pair, the first kind given for it, in the order of the later record."""
+    kept: dict[tuple[int, int], Edge] = {}
+    for edge in edges:
+        kept.setdefault((edge.before, edge.after), edge)
+    return sorted(kept.values(), key=lambda edge: (edge.after, edge.before))
+
+
+def restricted(edges: Sequence[Edge], chosen: Sequence[int]) -> list[Edge]:
+    """Edges between the chosen records, renumbered by their places in `chosen`."""
+    place = {index: at for at, index in enumerate(chosen)}
+    return [
+        Edge(place[edge.before], place[edge.after], edge.kind)
+        for edge in edges
+        if edge.before in place and edge.after in place
+    ]

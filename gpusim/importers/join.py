@@ -1,0 +1,307 @@
+"""Joining files of one run: a profile with its execution trace, with a table of Nsight Compute, with a CUDA graph.
+
+A join that does not fit is an error, and never half done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpusim.importers.cuda_graph import GraphDump
+from gpusim.importers.execution_trace import Operator, OperatorTrace
+from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile
+from gpusim.trace.schema import EdgeKind, Quality
+
+#: Share of the operators with kernels, or of their time, that must be found in the other file.
+MIN_MATCHED = 0.95
+#: Operators that one file may have and the other not, in one place.
+LOOK_AHEAD = 64
+#: Operators that must agree in a row to begin with.
+WINDOW = 8
+_SPACES = re.compile(r"\s+")
+#: The host reads a value of the GPU there, so all that follows waits for it.
+HOST_READS = ("aten::_local_scalar_dense", "aten::item")
+
+
+@dataclass(slots=True)
+class Joined:
+    """Edges of a join, what they rest on, and what it found."""
+
+    edges: list[Edge]
+    quality: Quality
+    findings: list[Finding]
+
+
+def join_operators(activities: Sequence[Activity], profile: Profile, trace: OperatorTrace) -> Joined:
+    """Data dependencies of the records, from what their operators read and write. Raises `ImportFileError`."""
+    matched, how = _by_record_function(activities, trace), "record function ids"
+    if matched is None:
+        matched, how = _by_names(activities, profile, trace), "the sequence of operator names"
+    if matched is None:
+        problem = f"is not of the same run as {profile.file}: neither ids nor names of operators agree"
+        raise ImportFileError(trace.file, problem)
+    in_all = max(1, sum(activity.dur_ns for activity in activities))
+    known = sum(activity.dur_ns for index, activity in enumerate(activities) if index in matched)
+    edges = _data_edges(activities, matched, {operator.number: operator for operator in trace.operators})
+    quality: Quality = "data" if known / in_all >= MIN_MATCHED else "assumed"
+    text = f"{known / in_all:.1%} of the time is tied to operators of {trace.file} by {how}"
+    findings = [Finding("joined-operators", text)] if known < in_all else []
+    if any(operator.unknown_roles for operator in matched.values()):
+        text = "what Triton kernels write is not in an execution trace: they count as writing all of their tensors"
+        findings.append(Finding("unknown-roles", text))
+    return Joined(edges, quality, findings)
+
+
+def _by_record_function(activities: Sequence[Activity], trace: OperatorTrace) -> dict[int, Operator] | None:
+    """The operator of each record by its id, or None where fewer than `MIN_MATCHED` have one of the same name."""
+    by_id = {operator.record_function: operator for operator in trace.operators if operator.record_function >= 0}
+    found: dict[int, Operator] = {}
+    with_op = 0
+    for index, activity in enumerate(activities):
+        if activity.op_call < 0:
+            continue
+        with_op += 1
+        operator = by_id.get(activity.record_function)
+        if operator is not None and operator.name == activity.op:
+            found[index] = operator
+    return found if found and len(found) >= MIN_MATCHED * with_op else None
+
+
+def _by_names(activities: Sequence[Activity], profile: Profile, trace: OperatorTrace) -> dict[int, Operator] | None:
+    """The same by the names of all operators in order, of which a few may be in one file alone."""
+    numbers = [activity.op_call for activity in activities if activity.op_call >= 0]
+    if not numbers:
+        return None
+    first, last = min(numbers), max(numbers)
+    wanted = profile.calls[first : last + 1]
+    operators = [operator for operator in trace.operators if not operator.name.startswith("[pytorch|")]
+    names = [operator.name for operator in operators]
+    length = min(WINDOW, len(wanted))
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name, []).append(place)
+    for offset in range(min(LOOK_AHEAD, len(wanted) - length + 1)):
+        tried = 0
+        for place in places.get(wanted[offset], ()):
+            if names[place : place + length] != wanted[offset : offset + length]:
+                continue
+            tried += 1
+            if tried > 16:
+                break
+            pairs = _aligned(wanted, names, offset, place)
+            found = {
+                index: operators[pairs[activity.op_call - first]]
+                for index, activity in enumerate(activities)
+                if activity.op_call - first in pairs and activity.op_call >= 0
+            }
+            if len(found) >= MIN_MATCHED * len(numbers):
+                return found
+    return None
+
+
+def _aligned(wanted: Sequence[str], names: Sequence[str], offset: int, place: int) -> dict[int, int]:
+    """Places of equal names in two sequences, walked side by side; what only one has is stepped over."""
+    pairs: dict[int, int] = {}
+    a, b = offset, place
+    while a < len(wanted) and b < len(names):
+        if wanted[a] == names[b]:
+            pairs[a] = b
+            a, b = a + 1, b + 1
+            continue
+        step = next(
+            (
+                (left, total - left)
+                for total in range(1, LOOK_AHEAD)
+                for left in range(total + 1)
+                if wanted[a + left : a + left + 3] == names[b + total - left : b + total - left + 3]
+                and a + left < len(wanted)
+            ),
+            None,
+        )
+        if step is None:
+            break
+        a, b = a + step[0], b + step[1]
+    return pairs
+
+
+def _data_edges(
+    activities: Sequence[Activity], matched: dict[int, Operator], operators: dict[int, Operator]
+) -> list[Edge]:
+    """Edges by what is read and written. Storage ids are addresses, which are used again: an operator that writes a
+    storage it is not given has made it, and does not wait for those who used the address before.
+    """
+    found: dict[tuple[int, int], EdgeKind] = {}
+    writer: dict[int, int] = {}
+    """Last record that wrote each storage."""
+    readers: dict[int, list[int]] = {}
+    last_of_call: dict[int, int] = {}
+    last_on_lane: dict[tuple[int, int, int], int] = {}
+    unmatched_on_lane: set[tuple[int, int, int]] = set()
+    host_read = -1
+    for index, activity in enumerate(activities):
+
+        def edge(before: int, kind: EdgeKind, after: int = index) -> None:
+            if 0 <= before < after:
+                found.setdefault((before, after), kind)
+
+        edge(host_read, "event")
+        operator = matched.get(index)
+        previous = last_on_lane.get(activity.lane, -1)
+        if operator is None or activity.lane in unmatched_on_lane:
+            edge(previous, "stream")
+        unmatched_on_lane.discard(activity.lane)
+        last_on_lane[activity.lane] = index
+        if operator is None:
+            unmatched_on_lane.add(activity.lane)
+            continue
+        again = last_of_call.get(operator.number, -1)
+        last_of_call[operator.number] = index
+        kind: EdgeKind = "assumed" if operator.unknown_roles else "data"
+        if again >= 0:
+            edge(again, "stream")
+        for storage in operator.reads:
+            if storage in writer and writer[storage] != again:
+                edge(writer[storage], kind)
+        for storage in operator.writes:
+            if (
+                again < 0
+                and storage not in operator.reads
+                and not _made_inside(writer.get(storage), matched, operator, operators)
+            ):
+                writer.pop(storage, None)
+                readers.pop(storage, None)
+            edge(writer.get(storage, -1), kind)
+            for reader in readers.get(storage, ()):
+                edge(reader, kind)
+            writer[storage] = index
+            readers[storage] = []
+        for storage in operator.reads:
+            if storage not in operator.writes:
+                readers.setdefault(storage, []).append(index)
+        if activity.op in HOST_READS:
+            host_read = index
+    return [
+        Edge(before, after, kind) for (before, after), kind in sorted(found.items(), key=lambda item: item[0][::-1])
+    ]
+
+
+def _made_inside(
+    writer: int | None, matched: dict[int, Operator], operator: Operator, operators: dict[int, Operator]
+) -> bool:
+    """Whether the last writer of a storage is an operator that this one called."""
+    if writer is None or writer not in matched:
+        return False
+    number, depth = matched[writer].parent, 0
+    while number in operators and depth < 64:
+        if number == operator.number:
+            return True
+        number, depth = operators[number].parent, depth + 1
+    return False
+
+
+def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump) -> Joined:
+    """The true edges of a CUDA graph for the records of one replay of it. Raises `ImportFileError`."""
+    work = [node for node in dump.nodes if node.kind in ("kernel", "memcpy", "memset")]
+    by_tools_id = {node.tools_id: node.index for node in work if node.tools_id}
+    place: dict[int, int] = {}
+    """By node its record."""
+    if by_tools_id:
+        for index, activity in enumerate(activities):
+            if activity.graph_node in by_tools_id:
+                place.setdefault(by_tools_id[activity.graph_node], index)
+    if not place:
+        from_graph = [index for index, activity in enumerate(activities) if activity.shared_launch]
+        left: dict[tuple[str, object], list[int]] = {}
+        for node in (node for node in work if node.kind == "kernel"):
+            left.setdefault((_base(node.name), node.grid), []).append(node.index)
+        for index in from_graph:
+            activity = activities[index]
+            found = left.get((_base(activity.name), activity.grid)) or left.get((_base(activity.name), None))
+            if found:
+                place[found.pop(0)] = index
+    kernels = sum(node.kind == "kernel" for node in work)
+    if not place or sum(activities[index].kind == "kernel" for index in place.values()) < MIN_MATCHED * kernels:
+        raise ImportFileError(dump.file, f"its {kernels} kernels are not those that {profile.file} shows in one replay")
+    nodes = {node.index: node for node in dump.nodes}
+    matched = {index: node for node, index in place.items()}
+    found_edges: dict[tuple[int, int], EdgeKind] = {}
+    last_on_lane: dict[tuple[int, int, int], int] = {}
+    lost = 0
+    for index, activity in enumerate(activities):
+        if index not in matched:
+            if activity.lane in last_on_lane:
+                found_edges.setdefault((last_on_lane[activity.lane], index), "stream")
+        else:
+            seen: set[int] = set()
+            todo = list(nodes[matched[index]].before)
+            while todo:
+                number = todo.pop()
+                if number in seen:
+                    continue
+                seen.add(number)
+                if number not in place:
+                    todo += nodes[number].before
+                elif place[number] < index:
+                    found_edges[place[number], index] = "graph"
+                else:
+                    lost += 1
+        last_on_lane[activity.lane] = index
+    findings = []
+    if lost:
+        findings.append(
+            Finding("edges-against-order", f"{lost} edges of the graph go against the order in {profile.file}")
+        )
+    share = sum(activities[index].dur_ns for index in matched) / max(1, sum(a.dur_ns for a in activities))
+    edges = [Edge(*pair, kind) for pair, kind in sorted(found_edges.items(), key=lambda item: item[0][::-1])]
+    return Joined(edges, "graph" if share >= MIN_MATCHED else "assumed", findings)
+
+
+def join_counters(activities: Sequence[Activity], table: Profile) -> list[Finding]:
+    """Give the kernels the counters of the table's kernels of that name and launch, the nth to the nth, in place.
+
+    Raises `ImportFileError` where none fits.
+    """
+    left: dict[object, list[Activity]] = {}
+    for kernel in table.activities:
+        left.setdefault((_name(kernel.name), kernel.grid, kernel.block), []).append(kernel)
+        left.setdefault((_base(kernel.name), kernel.grid, kernel.block), []).append(kernel)
+    used: set[int] = set()
+    kernels = [activity for activity in activities if activity.kind == "kernel"]
+    found = 0
+    for activity in kernels:
+        for key in (_name(activity.name), _base(activity.name)):
+            rows = left.get((key, activity.grid, activity.block), [])
+            while rows and id(rows[0]) in used:
+                rows.pop(0)
+            if rows:
+                row = rows.pop(0)
+                used.add(id(row))
+                activity.counters = row.counters or activity.counters
+                if row.regs_per_thread is not None:
+                    activity.regs_per_thread = row.regs_per_thread
+                if row.smem_static_bytes + row.smem_dynamic_bytes:
+                    activity.smem_static_bytes, activity.smem_dynamic_bytes = (
+                        row.smem_static_bytes,
+                        row.smem_dynamic_bytes,
+                    )
+                found += 1
+                break
+    if not found:
+        raise ImportFileError(table.file, "none of its kernels, by name, grid and block, is in the step of the profile")
+    if found == len(kernels):
+        return []
+    text = f"{found} of {len(kernels)} kernels have a row in {table.file}; the others have no counters"
+    return [Finding("joined-counters", text, "profile the same step with ncu, without skipping kernels")]
+
+
+def _name(name: str) -> str:
+    return _SPACES.sub("", name.replace("(anonymous namespace)", "<unnamed>"))
+
+
+def _base(name: str) -> str:
+    """A kernel's name without return type, template arguments, parameters and namespaces."""
+    text = name.replace("(anonymous namespace)", "_").replace("<unnamed>", "_")
+    cut = min((at for mark in "<(" if (at := text.find(mark)) > 0), default=len(text))
+    return text[:cut].rpartition(" ")[2].rpartition("::")[2]

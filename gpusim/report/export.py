@@ -1,0 +1,178 @@
+"""Timelines for other tools: Kineto-like JSON with operators and launches, execution traces, Chakra `.et`.
+
+`gpusim import` reads all three. Times of Kineto are microseconds with three decimals, so nanoseconds are kept.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from gpusim.engine.base import Timeline
+from gpusim.hardware.model import HardwareModel
+from gpusim.importers.chakra import DURATION_NS, STREAM, TRUE_DATA
+from gpusim.report.perfetto import ns_to_trace_us, run_from_timeline
+from gpusim.trace.dependencies import dependencies, handles
+from gpusim.trace.schema import Trace
+from gpusim.units import NS_PER_US
+
+#: Host time of a launch and of the operator around it; the host is ahead of the GPU by all of them.
+LAUNCH_NS, OPERATOR_NS = 2_000, 4_000
+HOST, HOST_THREAD = 1_000_000, 1_000_001
+ET_SCHEMA: Final = "1.1.1-chakra.0.0.4"
+COMP_NODE: Final = 4
+#: Storage that stands for the random generator, which ops that draw from it share.
+_GENERATOR: Final = 2**40
+
+
+def kineto_document(timeline: Timeline, trace: Trace, title: str, hardware: HardwareModel) -> dict[str, Any]:
+    """The timeline as torch.profiler writes one: operators, launches and kernels, tied by `correlation`."""
+    run = run_from_timeline(timeline, trace, title, hardware)
+    base_ns = OPERATOR_NS * (len(run.slices) + 2)
+    events: list[dict[str, Any]] = []
+
+    def add(
+        category: str, name: str, thread: tuple[int, int], start_ns: int, dur_ns: int, args: dict[str, Any]
+    ) -> None:
+        times = {"ts": ns_to_trace_us(start_ns), "dur": ns_to_trace_us(dur_ns)}
+        events.append(
+            {"ph": "X", "cat": category, "name": name, "pid": thread[0], "tid": thread[1], **times, "args": args}
+        )
+
+    end_ns = max((piece.end_ns for piece in run.slices), default=0)
+    add("user_annotation", "ProfilerStep#1", (HOST, HOST_THREAD), 0, base_ns + end_ns, {})
+    order = sorted(range(len(run.slices)), key=lambda index: run.slices[index].start_ns)
+    for place, index in enumerate(order):
+        piece = run.slices[index]
+        correlation = index + 1
+        begin_ns = OPERATOR_NS * (place + 1)
+        op = piece.args.get("External id", -1)
+        if op >= 0:
+            name = trace.ops[op].target.replace("aten.", "aten::", 1).partition(".")[0]
+            args = {"External id": op, "Record function id": op + 1}
+            add("cpu_op", name, (HOST, HOST_THREAD), begin_ns, OPERATOR_NS - 1, args)
+        call = {"kernel": "cudaLaunchKernel", "gpu_memcpy": "cudaMemcpyAsync"}.get(piece.category, "cudaMemsetAsync")
+        args = {"External id": op, "correlation": correlation}
+        add("cuda_runtime", call, (HOST, HOST_THREAD), begin_ns + 500, LAUNCH_NS, args)
+        thread = (piece.device, piece.stream)
+        add(piece.category, piece.name, thread, base_ns + piece.start_ns, piece.dur_ns, dict(piece.args))
+    limits = hardware.limits
+    return {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": hardware.gpu, "numSms": limits.sms}],
+        "distributedInfo": {"rank": 0, "world_size": 1},
+        "displayTimeUnit": "ms",
+        "traceEvents": events,
+    }
+
+
+def kineto_text(document: dict[str, Any]) -> bytes:
+    """The document as JSON with a space behind each colon: HTA finds the rank by a pattern that wants it."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=0) + b"\n"
+
+
+def execution_trace_document(trace: Trace) -> dict[str, Any]:
+    """The ops and what they read and write as an execution trace of PyTorch; `rf_id` is that of `kineto_document`."""
+    known: set[int] = set()
+    nodes = []
+    for index, op in enumerate(trace.ops):
+        written = {tensor for tensor in (*op.writes, *op.outputs) if tensor is not None}
+        again = {tensor for tensor in written if trace.tensors[tensor].storage in known}
+        inputs = sorted({*op.reads, *(tensor for tensor in handles(op) if tensor not in op.writes), *again})
+        outputs = sorted(tensor for tensor in written if tensor in op.writes)
+        known |= {trace.tensors[tensor].storage for tensor in (*inputs, *outputs)}
+        generator = [[_GENERATOR, _GENERATOR, 0, 1, 8, "cuda:0"]] if op.random else []
+        sides = [[_tensor(trace, tensor) for tensor in side] + generator for side in (inputs, outputs)]
+        name = op.target.replace("aten.", "aten::", 1).partition(".")[0]
+        empty: dict[str, Any] = {"shapes": [], "types": [], "strides": []}
+        attributes = {"rf_id": ("uint64", index + 1), "op_schema": ("string", "")}
+        nodes.append(
+            {
+                "id": index + 2,
+                "name": name,
+                "ctrl_deps": 1,
+                "inputs": {"values": sides[0], **empty},
+                "outputs": {"values": sides[1], **empty},
+                "attrs": [{"name": key, "type": kind, "value": value} for key, (kind, value) in attributes.items()],
+            }
+        )
+    return {"schema": ET_SCHEMA, "pid": 1, "time": "", "start_ts": 0, "nodes": nodes, "finish_ts": 0}
+
+
+def _tensor(trace: Trace, number: int) -> list[Any]:
+    tensor = trace.tensors[number]
+    return [number + 1, tensor.storage + 1, tensor.offset, 1, 4, "cuda:0"]
+
+
+def chakra_bytes(timeline: Timeline, trace: Trace) -> bytes:
+    """The kernels as a Chakra `.et` with true data dependencies; whole microseconds, and `duration_nanos` beside."""
+    tasks = timeline.plan.tasks
+    last_of_op: dict[int, int] = {}
+    before: list[set[int]] = [set() for _ in tasks]
+    preds = _work_preds(trace, {task.op for task in tasks})
+    order = sorted(range(len(tasks)), key=lambda index: (tasks[index].op, index))
+    for index in order:
+        op = tasks[index].op
+        if op in last_of_op:
+            before[index].add(last_of_op[op])
+        elif op >= 0:
+            before[index] |= {last_of_op[p] for p in preds[op] if p in last_of_op}
+        last_of_op[op] = index
+    pieces = [
+        _message(
+            _field(1, 2, b"0.0.4")
+            + _field(2, 2, _attribute("schema", 29, ET_SCHEMA))
+            + _field(2, 2, _attribute(TRUE_DATA, 27, True))
+        )
+    ]
+    for index in sorted(range(len(tasks)), key=lambda number: timeline.start_ns[number]):
+        start_ns, dur_ns = timeline.start_ns[index], timeline.end_ns[index] - timeline.start_ns[index]
+        node = _field(1, 0, index + 1) + _field(2, 2, tasks[index].name.encode()) + _field(3, 0, COMP_NODE)
+        node += b"".join(_field(5, 0, number + 1) for number in sorted(before[index]))
+        node += _field(6, 0, round(start_ns / NS_PER_US)) + _field(7, 0, round(dur_ns / NS_PER_US))
+        for key, kind, value in (("is_cpu_op", 27, False), (DURATION_NS, 9, dur_ns), (STREAM, 9, tasks[index].queue)):
+            node += _field(10, 2, _attribute(key, kind, value))
+        pieces.append(_message(node))
+    return b"".join(pieces)
+
+
+def _work_preds(trace: Trace, with_work: Iterable[int]) -> list[set[int]]:
+    """For each op the ops with GPU work that it waits for, directly or through ops without any."""
+    work = set(with_work)
+    found: list[set[int]] = []
+    for preds in dependencies(trace):
+        mine: set[int] = set()
+        for pred in preds:
+            mine |= {pred} if pred in work else found[pred]
+        found.append(mine)
+    return found
+
+
+def _varint(value: int) -> bytes:
+    made = bytearray()
+    while value > 127:
+        made.append(value & 127 | 128)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def _field(number: int, wire: int, value: int | bytes) -> bytes:
+    key = _varint(number << 3 | wire)
+    return key + (_varint(value) if isinstance(value, int) else _varint(len(value)) + value)
+
+
+def _attribute(name: str, number: int, value: bool | int | float | str) -> bytes:
+    made = _field(1, 2, name.encode())
+    if isinstance(value, str):
+        return made + _field(number, 2, value.encode())
+    if isinstance(value, float):
+        return made + _varint(number << 3 | 1) + struct.pack("<d", value)
+    return made + _field(number, 0, int(value))
+
+
+def _message(data: bytes) -> bytes:
+    return _varint(len(data)) + data
