@@ -11,10 +11,12 @@ import contextlib
 import importlib
 import os
 import resource
+import signal
 import struct
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Generator, Iterable
 from typing import IO, Final
 
@@ -26,7 +28,11 @@ from gpusim.units import GIB
 
 _PROGRAM: Final = "import sys; sys.path[:] = sys.argv[1:]; from gpusim.apart import serve; serve()"
 _LENGTH: Final = struct.Struct("<cQ")
-_PIECE, _ERROR, _END = b"p", b"e", b"."
+_PIECE, _ERROR, _END, _MEMORY, _DEFECT = b"p", b"e", b".", b"m", b"d"
+
+
+#: For messages: the limit that a file is over.
+_OVER_MEMORY: Final = f"needs more than {MAX_APART_BYTES / GIB:.0f} GiB of memory to be read"
 
 
 class _Question(msgspec.Struct):
@@ -46,7 +52,8 @@ def read_apart(
     """The pieces that `function` (`module:name`) gives for a file's content, called in a process of its own.
 
     It is called as `function(data, name, **options)`. A `FileError` that it raises is raised here as `error`, and so is
-    an end without an answer, by the limits on memory (`MAX_APART_BYTES`) and time (`MAX_APART_S`).
+    the end of its memory (`MAX_APART_BYTES`) or time (`MAX_APART_S`). Anything else is a `RuntimeError` with its
+    traceback: a defect of ours, not of the file.
     """
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -78,10 +85,19 @@ def read_apart(
             if kind == _ERROR:
                 found = msgspec.json.decode(piece, type=_Problem)
                 raise error(name, found.problem, place=found.place)
+            if kind == _MEMORY:
+                raise error(name, _OVER_MEMORY)
+            if kind == _DEFECT:
+                raise RuntimeError(f"{function} failed in its process:\n{piece.decode()}")
             yield piece
     except EOFError:
-        limit = f"{MAX_APART_S} s" if late.is_set() else f"{MAX_APART_BYTES / GIB:.0f} GiB of memory"
-        raise error(name, f"needs more than {limit} to be read") from None
+        status = process.wait()
+        if late.is_set() or status == -signal.SIGXCPU:
+            raise error(name, f"needs more than {MAX_APART_S} s to be read") from None
+        # SIGKILL: the kernel, out of memory. SIGSEGV, SIGABRT: what libraries in C make of an allocation that fails.
+        if status in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGABRT):
+            raise error(name, _OVER_MEMORY) from None
+        raise RuntimeError(f"{function}: its process ended with status {status}") from None
     finally:
         timer.cancel()
         process.kill()
@@ -112,7 +128,9 @@ def serve() -> None:
     except FileError as error:
         _send(answers, _ERROR, msgspec.json.encode(_Problem(error.problem, error.place)))
     except MemoryError:
-        os._exit(1)  # what the other side makes of it is one line
+        _send(answers, _MEMORY, b"")
+    except Exception:
+        _send(answers, _DEFECT, traceback.format_exc().encode(errors="replace"))
 
 
 def _send(pipe: IO[bytes], kind: bytes, data: bytes) -> None:

@@ -11,11 +11,13 @@ that `explore` takes, too: `gpusim.engine.evaluate`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpusim.arguments import file_path, real, text, whole
 from gpusim.defaults import (
     DEFAULT_BUDGET_S,
     DEFAULT_ENGINE,
@@ -98,16 +100,20 @@ def explore(
 
     step = as_step(step)
     check_searchable(step.trace)
-    check_streams(streams)
-    if not 0 < budget_s <= MAX_BUDGET_S:
-        problem = f"the search takes between 0 and {MAX_BUDGET_S:.0f} seconds"
+    streams, seed = check_streams(streams), check_seed(seed)
+    problem = f"the search takes between 0 and {MAX_BUDGET_S:.0f} seconds"
+    if not 0 < real("budget_s", budget_s, problem) <= MAX_BUDGET_S:
         raise OptionError(problem, argument="budget_s", value=budget_s)
-    _check_count("evaluations", evaluations)
-    check_seed(seed)
+    evaluations = _count("evaluations", evaluations)
+    if policies is not None and (isinstance(policies, str) or not isinstance(policies, Collection)):
+        raise OptionError("a list of policies' names", argument="policies", value=policies)
     for policy in policies or ():
-        check_policy(policy)
+        check_policy(text("policies", policy, "a list of policies' names"))
     if isinstance(partitions, str):
         partitions = parse_splits(partitions, streams, step.hardware.limits.sms)
+    elif partitions is not None and not _are_splits(partitions):
+        problem = "'auto', text such as '64+68', or a list of tuples of Partition"
+        raise OptionError(problem, argument="partitions", value=partitions)
     with step.naming():
         return run(
             step.graph,
@@ -144,7 +150,7 @@ def simulate(
     from gpusim.search.simulation import simulate as run
 
     step = as_step(step)
-    mode, runs = launch_mode(launch), engine_by_name(engine)
+    mode, runs = launch_mode(launch), engine_by_name(text("engine", engine, "the name of an engine"))
     chosen = resolve_schedule(step, schedule, streams, progress)
     if progress is not None and engine == "fast" and needs_compiling():
         progress(COMPILING, 0.0, 0)
@@ -179,7 +185,7 @@ def limits(step: AnyStep, *, streams: int = DEFAULT_STREAMS, progress: Progress 
     from gpusim.search.limits import limits as run
 
     step = as_step(step)
-    check_streams(streams)
+    streams = check_streams(streams)
     with step.naming():
         return run(step.graph, streams=streams, report=progress or ignore)
 
@@ -244,9 +250,15 @@ def whatif(
 
     step = as_step(step)
     mode = launch_mode(launch)
-    faster = ops.items() if isinstance(ops, Mapping) else ops
-    speeds = {op: speed for name, speed in faster for op in find_ops(step.trace, name)}
-    change = Change(sms, bandwidth, launch_cost, contention, queues, speeds)
+    speeds = {op: speed for name, speed in _speeds(ops) for op in find_ops(step.trace, name)}
+    change = Change(
+        sms=_count("sms", sms),
+        bandwidth=real("bandwidth", bandwidth, "a factor above 0"),
+        launch_cost=real("launch_cost", launch_cost, "a factor of 0 or more"),
+        contention=real("contention", contention, "a factor of 0 or more"),
+        queues=_count("queues", queues),
+        op_speed=speeds,
+    )
     baseline = simulate(step, schedule, streams=streams)
     with step.naming():
         changed = changed_graph(baseline.ran, change)
@@ -262,7 +274,10 @@ def write_perfetto(simulated: Simulated, path: str | Path) -> None:
     from gpusim.report.perfetto import write_perfetto as write
 
     title = f"simulated: {simulated.policy}, {simulated.streams} streams"
-    write(Path(path), [run_from_timeline(simulated.recorded, simulated.ran.trace, title, simulated.graph.hardware)])
+    write(
+        file_path("path", path),
+        [run_from_timeline(simulated.recorded, simulated.ran.trace, title, simulated.graph.hardware)],
+    )
 
 
 def memory_bytes(limit: int | str | None) -> int | None:
@@ -270,8 +285,8 @@ def memory_bytes(limit: int | str | None) -> int | None:
     if limit is None:
         return None
     try:
-        size = parse_bytes(limit) if isinstance(limit, str) else int(limit)
-    except ValueError:
+        size = 0 if isinstance(limit, bool) else parse_bytes(limit) if isinstance(limit, str) else int(limit)
+    except (ValueError, TypeError, OverflowError):
         size = 0
     if size < 1:
         raise OptionError("a size such as 8GiB, or a number of bytes", argument="memory_limit", value=limit)
@@ -285,29 +300,55 @@ def launch_mode(launch: str) -> LaunchMode:
     return "stream" if launch == "stream" else "graph"
 
 
-def check_seed(seed: object) -> None:
-    """Raises `OptionError` for a seed out of its range."""
-    if not isinstance(seed, int) or not 0 <= seed <= MAX_INTEGER:
-        raise OptionError(f"a whole number between 0 and {MAX_INTEGER}", argument="seed", value=seed)
+def check_seed(seed: object) -> int:
+    """The seed. Raises `OptionError` for one out of its range."""
+    return whole("seed", seed, 0, MAX_INTEGER, f"a whole number between 0 and {MAX_INTEGER}")
 
 
-def check_schedule_arguments(schedule: object, streams: object) -> None:
-    """Refuse an unknown policy or a number of streams out of its range before long work."""
+def check_schedule_arguments(schedule: object, streams: object) -> int:
+    """Refuse an unknown policy or a number of streams out of its range before long work; gives that number."""
     from gpusim.search.explore import check_policy
 
-    check_streams(streams)
+    count = check_streams(streams)
     if is_policy(schedule):
         check_policy(str(schedule))
+    return count
 
 
 def is_policy(schedule: object) -> bool:
     """Whether `schedule` names a policy: any text that is no file of a schedule."""
-    return isinstance(schedule, str) and not schedule.endswith(".json")
+    from gpusim.policies.registry import POLICIES
+
+    if not isinstance(schedule, str):
+        return False
+    known = schedule == RECOMMENDED or schedule in POLICIES
+    return known or not (schedule.endswith((".json", ".json.gz")) or os.path.isfile(schedule))
 
 
-def _check_count(argument: str, value: object) -> None:
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise OptionError("a whole number of at least 1", argument=argument, value=value)
+def _count(argument: str, value: object) -> int | None:
+    return None if value is None else whole(argument, value, 1, None, "a whole number of at least 1")
+
+
+def _are_splits(splits: object) -> bool:
+    from gpusim.plan.partitions import Partition
+
+    return isinstance(splits, Sequence) and all(
+        isinstance(split, list | tuple) and all(isinstance(each, Partition) for each in split) for split in splits
+    )
+
+
+def _speeds(ops: object) -> list[tuple[str, float]]:
+    """Names of ops with their factors. Raises `OptionError` for anything else."""
+    problem = "names of ops, each with a factor above 0"
+    pairs = ops.items() if isinstance(ops, Mapping) else ops
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+        raise OptionError(problem, argument="ops", value=ops)
+    speeds: list[tuple[str, float]] = []
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise OptionError(problem, argument="ops", value=pair)
+        speeds.append((text("ops", pair[0], problem), real("ops", pair[1], problem)))
+    return speeds
 
 
 def ignore(*_: object) -> None:
@@ -326,7 +367,7 @@ def resolve_schedule(
     from gpusim.search.explore import schedule_of
 
     step = as_step(step)
-    check_schedule_arguments(schedule, streams)
+    streams = check_schedule_arguments(schedule, streams)
     if is_policy(schedule):
         return schedule_of(step.graph, str(schedule), streams, progress or ignore)
     if isinstance(schedule, str | Path):

@@ -41,6 +41,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _MSGSPEC_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<key>key in )?(?P<path>\$[^`]*)`)?$", re.DOTALL)
 _PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _PIECE_BYTES = MIB
+_MAX_MEMBERS = 64
 _TEMPORARY = ".gpusim-writes-"
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{,:'))
 
@@ -131,15 +132,30 @@ def decompress(data: bytes, name: str, error: type[FileError], max_bytes: int | 
 def _gunzip(data: bytes, name: str, error: type[FileError], max_bytes: int | None) -> bytes:
     limit = file_limits.MAX_DOCUMENT_BYTES if max_bytes is None else max_bytes
     expanded = max(file_limits.FREE_EXPANSION_BYTES, file_limits.MAX_EXPANSION * len(data))
-    stream = zlib.decompressobj(wbits=31)
-    try:
-        text = stream.decompress(data, min(limit, expanded))
-    except zlib.error as cause:
-        raise error(name, f"is damaged gzip: {cause}") from cause
-    if stream.eof:
-        return text
-    if not stream.unconsumed_tail:
-        raise error(name, "is truncated gzip: the data ends before the gzip trailer")
+    most = min(limit, expanded)
+    texts: list[bytes] = []
+    size, rest = 0, memoryview(data)
+    while rest:  # a gzip file is one member or several; zeros may follow
+        if texts and not rest.tobytes().strip(b"\0"):
+            break
+        if len(texts) == _MAX_MEMBERS:  # each costs a copy of the bytes after it
+            raise error(name, f"has more than {_MAX_MEMBERS} gzip members")
+        stream = zlib.decompressobj(wbits=31)
+        try:
+            # A length of 0 would be no limit. One byte more than the limit says that the text goes on.
+            text = stream.decompress(rest, most - size + 1)
+        except zlib.error as cause:
+            where = "bytes after its gzip data are no gzip" if texts else "is damaged gzip"
+            raise error(name, f"{where}: {cause}") from cause
+        texts.append(text)
+        size += len(text)
+        if size > most:
+            break
+        if not stream.eof:
+            raise error(name, "is truncated gzip: the data ends before the gzip trailer")
+        rest = rest[len(rest) - len(stream.unused_data) :]
+    if size <= most:
+        return texts[0] if len(texts) == 1 else b"".join(texts)
     if limit <= expanded:
         raise error(name, f"is larger than {limit} bytes when decompressed")
     times = f"{file_limits.MAX_EXPANSION} times its {format_bytes(len(data))}"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpusim.api import AnyStep, Say, check_schedule_arguments, check_seed, ignore, resolve_schedule
+from gpusim.api import AnyStep, Say, check_schedule_arguments, check_seed, ignore, is_policy, resolve_schedule
 from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_SEED, DEFAULT_STREAMS
 from gpusim.errors import GpuError
 from gpusim.hardware.model import HardwareModel, load_hardware
@@ -52,7 +52,7 @@ def capture(
     optimizer and random numbers are as before afterwards. `hw` is as for `load`.
     Raises `GpuError` without a GPU, and `CaptureError`, with the line of your code, for what cannot be captured.
     """
-    check_seed(seed)
+    seed = check_seed(seed)
     with needs_torch():
         from gpusim.runtime.front import capture as run
     trace = run(
@@ -93,7 +93,7 @@ def capture_step(
     are found through its closure, globals and arguments; what it changes of them is put back. `mode` is `train` where
     it reaches an optimizer. The other arguments and the errors are those of `capture`.
     """
-    check_seed(seed)
+    seed = check_seed(seed)
     with needs_torch():
         from gpusim.runtime.front import capture_step as run
     trace = run(
@@ -127,10 +127,13 @@ def replay(
     the trace brings along run. Raises `GpuError` without a GPU, `ReplayError` where outputs differ and
     `check_outputs`, `TrustError`, `OperatorError`, `ScheduleError`.
     """
-    check_schedule_arguments(schedule, streams)
-    check_seed(seed)
+    streams = check_schedule_arguments(schedule, streams)
+    seed = check_seed(seed)
     step = as_step(step)
-    check_replay(step, trust_code)
+    if is_policy(schedule):  # making a schedule may take long
+        check_gpu(step, trust_code)
+    else:
+        check_replay(step, trust_code)
     chosen = resolve_schedule(step, schedule, streams)
     with needs_torch():
         from gpusim.runtime.replay import replay as run

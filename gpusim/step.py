@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from gpusim.arguments import file_path
 from gpusim.errors import HardwareError, LimitError, OptionError, PlanError, TraceError
 from gpusim.hardware.model import HardwareModel, bundled_hardware, default_hardware, load_hardware
 from gpusim.notebook import html_table, short_name, short_repr
@@ -58,8 +59,8 @@ class Step:
         return Step(self.trace, model, self.source, file)
 
     def save(self, path: str | Path) -> None:
-        """Write the trace (`.json`, or `.json.gz` for a small file). Raises `OutputError`."""
-        write_trace(self.trace, Path(path))
+        """Write the trace (`.json`, or `.json.gz` for a small file). Raises `OutputError`, `OptionError`."""
+        write_trace(self.trace, file_path("path", path))
 
     @contextmanager
     def naming(self) -> Iterator[None]:

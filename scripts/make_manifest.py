@@ -1,6 +1,7 @@
 """Write traces/manifest.json from the traces beside it: python scripts/make_manifest.py [--traces DIR].
 
 Run it whenever a bundled trace is captured anew; tests/test_readme.py holds the manifest to the files.
+With --check nothing is written, and the exit status is 1 where the manifest is out of date.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +62,27 @@ def manifest(folder: Path) -> dict[str, Any]:
     return {"traces": [entry(path) for path in sorted(folder.glob("*.json.gz"))]}
 
 
-def main() -> None:
-    """Write the manifest and say what it holds."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the manifest and say what it holds, or check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, default=ROOT / "traces", help="folder of the traces")
-    folder: Path = parser.parse_args().traces
+    parser.add_argument("--check", action="store_true", help="only say whether the manifest is up to date")
+    options = parser.parse_args(arguments)
+    folder: Path = options.traces
     document = manifest(folder)
     traces = document["traces"]
     if not traces:
         raise SystemExit(f"{folder}: no traces (*.json.gz)")
     target = folder / "manifest.json"
-    write_bytes(target, (json.dumps(document, indent=1) + "\n").encode())
+    text = (json.dumps(document, indent=1) + "\n").encode()
+    if options.check:
+        current = target.is_file() and target.read_bytes() == text
+        print(f"{target} is up to date" if current else f"{target} is out of date: run python scripts/make_manifest.py")
+        return 0 if current else 1
+    write_bytes(target, text)
     print(f"{target}: {len(traces)} traces, {sum(trace['bytes'] for trace in traces)} bytes")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

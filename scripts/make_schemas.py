@@ -1,20 +1,35 @@
 """Write the JSON Schemas of gpusim's documents to gpusim/schemas/, from the classes: python scripts/make_schemas.py.
 
-Run it after any change of a document's classes; tests/test_schemas.py holds the files to them.
+Run it after any change of a document's classes; tests/test_schemas.py holds the files to them. With --check nothing is
+written, and the exit status is 1 where a file is out of date.
 """
 
 from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
 
 from gpusim.files import write_bytes
 from gpusim.schemas import KINDS, schema_file, schema_text
 
 
-def main() -> None:
-    """Write one file for each kind of document."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check one file for each kind of document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether the files are up to date")
+    check = parser.parse_args(arguments).check
+    status = 0
     for kind in KINDS:
-        write_bytes(schema_file(kind), schema_text(kind))
-        print(schema_file(kind))
+        path, text = schema_file(kind), schema_text(kind)
+        if not check:
+            write_bytes(path, text)
+            print(path)
+        elif not path.is_file() or path.read_bytes() != text:
+            print(f"{path} is out of date: run python scripts/make_schemas.py")
+            status = 1
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,11 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gpusim
 from gpusim.errors import OptionError, ScheduleError, TraceError, UnknownNameError
 from gpusim.hardware.model import load_hardware
+from gpusim.plan.schedule import write_schedule
 from gpusim.trace.store import write_trace
 from gpusim.units import parse_bytes
 from tests.helpers import Step as Node
@@ -286,6 +288,68 @@ def test_argument_out_of_range_is_named_as_python_names_it(
 ) -> None:
     with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
         gpusim.explore(step, **({"evaluations": 5} | arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"budget_s": "3"},
+        {"budget_s": 10**400},
+        {"partitions": [1]},
+        {"partitions": 5},
+        {"memory_limit": float("inf")},
+        {"memory_limit": []},
+        {"policies": 5},
+        {"policies": [[]]},
+        {"streams": True},
+        {"seed": 1.0},
+        {"evaluations": "5"},
+    ],
+)
+def test_argument_of_another_type_to_explore_is_one_line(step: gpusim.Step, arguments: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"^{next(iter(arguments))}="):
+        gpusim.explore(step, **({"evaluations": 5} | arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"sms": "66"}, {"sms": 66.5}, {"sms": True}, {"queues": []}, {"bandwidth": "2"}, {"ops": 5}, {"ops": {"a": "b"}}],
+)
+def test_argument_of_another_type_to_whatif_is_one_line(step: gpusim.Step, arguments: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"^{next(iter(arguments))}="):
+        gpusim.whatif(step, **arguments)
+
+
+def test_other_arguments_of_another_type_are_one_line(step: gpusim.Step) -> None:
+    for wrong in ([], None, 5):
+        with pytest.raises(OptionError, match=r"^engine="):
+            gpusim.simulate(step, engine=wrong)  # type: ignore[arg-type]
+    for path in ("a\0b.json", 5):
+        with pytest.raises(OptionError, match=r"^path="):
+            step.save(path)  # type: ignore[arg-type]
+
+
+def test_numpy_integers_are_counts(step: gpusim.Step) -> None:
+    taken = gpusim.explore(step, streams=np.int64(2), evaluations=np.int32(5), seed=np.uint8(0))  # type: ignore[arg-type]
+    assert taken.schedule == gpusim.explore(step, streams=2, evaluations=5, seed=0).schedule
+    changed = gpusim.whatif(step, sms=np.int64(66)).changed  # type: ignore[arg-type]
+    assert changed.makespan_ns == gpusim.whatif(step, sms=66).changed.makespan_ns
+
+
+def test_text_that_names_a_file_is_a_schedule_file(step: gpusim.Step, best: gpusim.Explored, tmp_path: Path) -> None:
+    for name in ("b.json.gz", "b.json", "b"):
+        path = tmp_path / name
+        write_schedule(best.schedule, step.trace, path)
+        assert gpusim.simulate(step, str(path)).schedule == best.schedule
+    with pytest.raises(ScheduleError, match="cannot be read"):
+        gpusim.simulate(step, "missing.json.gz")
+
+
+def test_replay_looks_for_a_gpu_before_it_explores(step: gpusim.Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("gpusim.on_gpu.resolve_schedule", lambda *_: pytest.fail("explored"))
+    with pytest.raises(gpusim.GpuError, match=r"^no GPU: "):
+        gpusim.replay("squeezenet1_1-infer-b1", "recommended")
 
 
 def test_unknown_names_say_the_nearest(step: gpusim.Step) -> None:

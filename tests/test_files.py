@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
 import signal
@@ -125,6 +126,24 @@ def test_sums_over_the_largest_step_stay_exact() -> None:
     assert file_limits.MAX_STEP_NS < 2**53
 
 
+# --- Several gzip members ---
+
+
+def test_all_members_of_a_gzip_file_are_read_within_the_limits() -> None:
+    members = gzip.compress(b"ab") + gzip.compress(b"") + gzip.compress(b"cd")
+    assert decompress(members, "t.gz", TraceError) == b"abcd"
+    assert decompress(members + bytes(8), "t.gz", TraceError) == b"abcd"
+    assert decompress(members, "t.gz", TraceError, max_bytes=4) == b"abcd"
+    with pytest.raises(TraceError, match="is larger than 3 bytes when decompressed"):
+        decompress(members, "t.gz", TraceError, max_bytes=3)
+    with pytest.raises(TraceError, match="is truncated gzip"):
+        decompress(members[:-3], "t.gz", TraceError)
+    with pytest.raises(TraceError, match="bytes after its gzip data are no gzip"):
+        decompress(members + b"junk", "t.gz", TraceError)
+    with pytest.raises(TraceError, match="has more than 64 gzip members"):
+        decompress(gzip.compress(b"") * 65, "t.gz", TraceError)
+
+
 # --- Uploads ---
 
 
@@ -148,6 +167,23 @@ def test_upload_that_needs_too_much_memory_or_time_is_one_line(monkeypatch: pyte
     monkeypatch.setattr("gpusim.apart.MAX_APART_S", 2)
     with pytest.raises(TraceError, match=r"^up: needs more than 2 s to be read$"):
         list(read_apart(f"{__name__}:wait", b"x", "up", TraceError))
+
+
+def test_defect_in_the_other_process_is_not_blamed_on_the_file() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s):fail failed in its process:.*ZeroDivisionError"):
+        list(read_apart(f"{__name__}:fail", b"x", "up", TraceError))
+    with pytest.raises(RuntimeError, match=r":leave: its process ended with status 3$"):
+        list(read_apart(f"{__name__}:leave", b"x", "up", TraceError))
+
+
+def fail(data: bytes, _name: str) -> list[bytes]:
+    """Called in the other process."""
+    return [data * (1 // 0)]
+
+
+def leave(_data: bytes, _name: str) -> list[bytes]:
+    """Likewise."""
+    os._exit(3)
 
 
 def fill(data: bytes, _name: str) -> list[bytes]:

@@ -64,7 +64,17 @@ def test_wrapping_leaves_words_tables_and_code_as_they_are(prose: ModuleType) ->
     assert prose.wrapped(new) == new
 
 
-@pytest.mark.parametrize("name", ["make_accuracy_page", "make_command_pages", "make_format_pages", "make_rule_values"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "make_accuracy_page",
+        "make_command_pages",
+        "make_format_pages",
+        "make_manifest",
+        "make_rule_values",
+        "make_schemas",
+    ],
+)
 def test_generated_parts_are_up_to_date(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert script(name).main(["--check"]) == 0, capsys.readouterr().out
 

@@ -272,6 +272,22 @@ def test_schedule_keeps_its_partitions_and_refuses_those_the_gpu_cannot_have(tmp
     assert str(caught.value) == expected
 
 
+def test_partition_of_an_unused_stream_is_one_rule_for_files_and_values(tmp_path: Path) -> None:
+    trace = wide_trace(2, depth=1)
+    graph = build_graph(trace)
+    document = schedule_of(range(4), [0, 0, 1, 0], partitions=parted((64, (0, 1)), (32, (7,)))).to_document(trace)
+    assert document.streams == 8
+    loaded = Schedule.from_document(document, graph)
+    assert loaded.check(graph).stream_count == 2
+    write_schedule(loaded, trace, tmp_path / "s.json")
+    assert read_schedule(tmp_path / "s.json", graph) == loaded
+    with pytest.raises(ScheduleError, match="partition 1 has stream 7, of 2 streams"):
+        Schedule.from_document(msgspec.structs.replace(document, streams=2), graph)
+    far = schedule_of(range(4), [0, 0, 1, 0], partitions=parted((64, (0, 1)), (68, (2**50,))))
+    with pytest.raises(ScheduleError, match="the limit is 128"):
+        far.check(graph)
+
+
 @pytest.mark.parametrize(
     ("text", "streams", "expected"),
     [

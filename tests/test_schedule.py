@@ -166,7 +166,10 @@ def test_order_against_a_change_in_place_is_refused() -> None:
         ({"streams": (0, 0, MAX_STREAMS, 0)}, f"op 'c' is on stream {MAX_STREAMS}"),
         ({"variants": (0, 0, 1)}, "for each of the 4 ops"),
         ({"variants": (0, 0, 1, 0)}, "op 'c' has no variant 1, of 0"),
-        ({"partitions": (Partition(sms=64, streams=(5,)),)}, "partition 0 has stream 5, of 2 streams"),
+        (
+            {"partitions": (Partition(sms=64, streams=(MAX_STREAMS,)),)},
+            f"a partition has stream {MAX_STREAMS}; the limit",
+        ),
     ],
 )
 def test_schedule_made_in_python_is_refused_in_one_line_where_it_is_illegal(

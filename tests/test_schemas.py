@@ -20,6 +20,7 @@ from gpusim.plan.schedule import Schedule
 from gpusim.schemas import KINDS, schema_file, schema_of, schema_text
 from gpusim.trace.store import parse_trace
 from tests.helpers import build_graph
+from tests.test_readme import script
 
 PAGE = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
 #: Documents with an example in the page.
@@ -40,6 +41,15 @@ def validator(kind: str) -> jsonschema.Draft202012Validator:
 @pytest.mark.parametrize("kind", KINDS)
 def test_shipped_file_is_what_the_classes_give(kind: str) -> None:
     assert schema_file(kind).read_bytes() == schema_text(kind), "run python scripts/make_schemas.py"
+
+
+def test_check_finds_a_file_that_is_out_of_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script("make_schemas")
+    monkeypatch.setattr(made, "schema_file", lambda kind: tmp_path / kind)
+    assert made.main(["--check"]) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert made.main([]) == 0
+    assert made.main(["--check"]) == 0
 
 
 def test_no_other_schema_is_shipped() -> None:

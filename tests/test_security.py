@@ -320,9 +320,8 @@ def test_result_that_is_no_tensor_is_not_stored(result: object, kind: str) -> No
 def test_result_of_another_shape_type_or_memory_than_declared_is_refused() -> None:
     made = op("aten.relu.default", t(0), outputs=(1,))
     for declared in (tensor(3, storage=1, init=None), tensor(2, dtype="int64", storage=1, init=None)):
-        with pytest.raises(
-            (OperatorError, ReplayError), match=r"it makes a tensor of shape|returned a float32 of shape"
-        ):
+        words = r"it makes a tensor of shape|returned a float32 of shape"
+        with pytest.raises((OperatorError, ReplayError), match=words):
             run(trace_of([made], [tensor(2), declared]))
         runner = run(trace_of([made], [tensor(2), tensor(2, storage=1, init=None)]))
         runner.trace = trace_of([made], [tensor(2), declared])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import pytest
 import torch
 
 from gpusim.errors import OperatorError, ReplayError
-from gpusim.runtime.allowlist import check_operators
+from gpusim.runtime import allowlist
+from gpusim.runtime.allowlist import SIZES, WORDS, allowed_operators, base_name, check_operators
 from gpusim.runtime.operators import check_schemas, resolve
 from gpusim.runtime.result_sizes import check_result_sizes
-from gpusim.runtime.saved import VIEWS, SavedRules, ordered_inputs
+from gpusim.runtime.saved import BACKWARDS, VIEWS, SavedRules, ordered_inputs
 from gpusim.trace.schema import Op, Tensor, TensorInit, Trace
 from gpusim.trace.store import read_trace
 from tests.test_security import op, run, t, tensor, trace_of
@@ -379,3 +382,74 @@ def test_range_of_more_numbers_than_python_counts_is_refused() -> None:
     far = op("aten.arange.start", -(2**63) + 1, 2**63 - 1, outputs=(9,), device=GPU)
     more = [tensor(BAGS, dtype="int64", storage=9, init=None)]
     refused(bag(extra=[far], tensors=more, args=[t(0), t(1), t(9)]), "its offsets rise")
+
+
+# --- Arguments that no rule expects ---
+
+
+def test_ctc_loss_without_samples_is_refused() -> None:
+    tensors = [tensor(5, 0, 3), values(storage=1, shape=(0, 2)), *(tensor(0, storage=n, init=None) for n in (2, 3))]
+    refused(trace_of([op("aten._ctc_loss.default", t(0), t(1), [], [], outputs=(2, 3))], tensors), "it has no samples")
+
+
+def test_scale_beyond_any_size_is_refused() -> None:
+    made = op("aten._upsample_bilinear2d_aa.default", t(0), [8, 8], False, 1e308, 1e308, outputs=(1,))
+    refused(trace_of([made], [tensor(1, 1, 4, 4), tensor(1, 1, 8, 8, storage=1, init=None)]), r"t: \$\.ops\[0\]: ")
+
+
+@pytest.mark.parametrize("step", [0, -1])
+def test_range_that_does_not_rise_bounds_nothing(step: int) -> None:
+    made = op("aten.arange.start_step", 0, 5, step, outputs=(1,), device=GPU)
+    rows = tensor(TAKEN, dtype="int64", storage=1, init=None)
+    refused(bag(rows, extra=[made]), "nothing in the trace shows that its rows are")
+
+
+def test_rule_that_cannot_be_evaluated_refuses_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (OverflowError, ValueError, IndexError, TypeError, KeyError, RecursionError):
+
+        def fails(*_: object, error: type[Exception] = error) -> str:
+            raise error
+
+        monkeypatch.setattr(allowlist, "_problem_with_sizes", fails)
+        refused(bag(), r"^t: \$\.ops\[0\]: operator '.*' is refused: its arguments cannot be checked$")
+
+
+RULED = sorted(
+    name
+    for name in allowed_operators()
+    if name in {*BACKWARDS, *VIEWS, *(forward for rule in BACKWARDS.values() for forward in rule.forwards)}
+    or base_name(name) in {*SIZES, *WORDS}
+    or any(part in name for part in ("_fused_", "_foreach_", "_aa", "_fft_", "pad", "arange", "unfold", "norm", "pool"))
+    or name.startswith(("torchvision.", "aten.index", "aten.cat", "aten.clamp", "aten.remainder", "aten.grid_sampler"))
+)
+NUMBERS = (0, 1, -1, 3, 2**62, -(2**62), 0.5, 1e308, -1e308, True, None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_argument_of_an_operator_with_rules_is_a_traceback(seed: int) -> None:
+    rng = random.Random(seed)
+    tensors = [
+        tensor(4, 4),
+        values(0, 9, 3, storage=1),
+        tensor(2, 3, 4, 4, storage=2),
+        tensor(5, 0, 3, storage=3),
+        tensor(storage=4, dtype="int64"),
+        values(0, 1, storage=5),
+        *(tensor(4, dtype="int64", storage=6 + n, init=None) for n in range(4)),
+    ]
+
+    def argument(depth: int = 0) -> Any:
+        kind = rng.random()
+        if kind < 0.5:
+            return t(rng.randrange(len(tensors)))
+        if kind < 0.8 or depth == 2:
+            return rng.choice(NUMBERS)
+        return [argument(depth + 1) for _ in range(rng.randrange(4))]
+
+    for name in RULED:
+        before = op("aten.arange.start_step", *(rng.choice(NUMBERS) for _ in range(3)), outputs=(6,), device=GPU)
+        for _ in range(3):
+            args = [tuple(argument() for _ in range(rng.randrange(13))) for _ in range(2)]
+            ops = [op(name, *each, outputs=(7, 8, 9), device=GPU) for each in args]
+            with suppress(OperatorError):
+                check_operators(trace_of([before, *ops], tensors), "t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusim.errors import CaptureError, RecipeError
+from gpusim.errors import CaptureError, RecipeError, ScheduleError
+from gpusim.files import write_document
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.measurement import Measurement
 from gpusim.recipes import stages
@@ -102,7 +104,7 @@ def test_outputs_that_differ_in_one_process_are_reported_as_different(tmp_path: 
     path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
     predict_stage(plan, plan.case, lambda _: None)
     trace = read_trace(path)
-    chosen = read_predictions(predictions_path(path), trace).chosen(OpGraph.build(trace, hardware_of(trace)))
+    chosen = read_predictions(predictions_path(path), trace).chosen(OpGraph.build(trace, hardware_of(trace)), "p")
     (good,) = slower_each_time(path, chosen, plan, "c", False)[1]
     bad = msgspec.structs.replace(good, outputs=msgspec.structs.replace(good.outputs, equal=False))
     assert not between_processes([good, bad]).outputs.equal
@@ -119,6 +121,51 @@ def test_cases_of_several_runs_join_in_one_file_and_none_is_measured_twice(tmp_p
     assert results == read_results(path)
     assert len(CALLS) == 4
     assert all(case.date and case.versions["torch"] for case in results.cases)
+
+
+def test_another_gpu_is_refused_after_one_process_and_the_cases_before_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = recipe(tmp_path, "a", "b")
+    run(tmp_path, plan, 1)
+
+    def elsewhere(*arguments: Any) -> tuple[Chosen, list[Measurement]]:
+        chosen, measured = slower_each_time(*arguments)
+        gpu = msgspec.structs.replace(measured[0].gpu, name="Other GPU")
+        return chosen, [msgspec.structs.replace(each, gpu=gpu) for each in measured]
+
+    monkeypatch.setattr(stages, "replay_chosen", elsewhere)
+    with pytest.raises(RecipeError, match=r"kinds: results in '.*' are of .*, this is Other GPU; give another folder"):
+        run(tmp_path, plan, 2)
+    assert CALLS.count("b-infer-b1.json.gz") == 1
+    results = run(tmp_path, plan)
+    assert [case.network for case in results.cases] == ["a"]
+
+
+def test_step_captured_anew_with_other_ops_is_measured_anew(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a", "b")
+    run(tmp_path, plan)
+    path = tmp_path / "traces" / "a-infer-b1.json.gz"
+    trace = read_trace(path)
+    renamed = msgspec.structs.replace(trace.ops[0], name=f"{trace.ops[0].name}_again")
+    write_trace(msgspec.structs.replace(trace, ops=(renamed, *trace.ops[1:])), path)
+    predictions_path(path).unlink()
+    CALLS.clear()
+    results = run(tmp_path, plan)
+    assert CALLS == ["a-infer-b1.json.gz"] * 2
+    assert sorted(case.network for case in results.cases) == ["a", "b"]
+
+
+def test_schedule_that_is_not_legal_is_an_error_of_the_predictions_file(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
+    (target,) = predict_stage(plan, plan.case, lambda _: None)
+    predictions = read_predictions(target, read_trace(path))
+    (schedule,) = predictions.schedules
+    broken = msgspec.structs.replace(schedule, placements=())
+    write_document(target, msgspec.structs.replace(predictions, schedules=(broken,)))
+    with pytest.raises(ScheduleError, match=rf"^{re.escape(str(target))}: \$\.schedules\[0\]: "):
+        measure_stage(plan, plan.case, tmp_path / "results", "c", lambda _: None)
 
 
 def test_predictions_are_never_made_anew_and_hold_for_their_own_capture_only(tmp_path: Path) -> None:

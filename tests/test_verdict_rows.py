@@ -92,7 +92,10 @@ def test_better_search_row_is_named_and_why_it_is_not_recommended(capsys: pytest
     assert "not recommended" not in capsys.readouterr().out
     print_explored(passed_over(found))
     words = " ".join(capsys.readouterr().out.split())
-    assert "search found 9.87x, not recommended: within what the model overrates; try it with --measure" in words
+    assert (
+        "search found 9.87x, not recommended: its lead is smaller than the model's known optimism (6 %); "
+        "try it with --measure"
+    ) in words
     print_explored(passed_over(found), tried=True)
     assert "not recommended" not in capsys.readouterr().out, "the GPU has decided"
 

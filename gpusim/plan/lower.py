@@ -20,8 +20,7 @@ def lower(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", *, mem
     """
     graph = graph.choosing(schedule.variants)
     streams, partitions = schedule.streams, schedule.partitions
-    named = (stream for partition in partitions for stream in partition.streams)
-    layout = lay_out(partitions, max((*streams, *named), default=0) + 1, graph.hardware.limits.sms)
+    layout = lay_out(partitions, schedule.laid_out_streams, graph.hardware.limits.sms)
     tasks: list[Task] = []
     ends: dict[int, tuple[int, ...]] = {}  # op -> last tasks to wait for
     tasks_of: dict[int, list[int]] = {}

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from gpusim.errors import OptionError, PlanError, ScheduleError
+from gpusim.arguments import whole
+from gpusim.errors import PlanError, ScheduleError
 from gpusim.files import Count, Document, Nanoseconds, Positive, read_document, write_document
 from gpusim.hardware.model import HardwareModel
 from gpusim.notebook import html_table, short_name, short_repr
@@ -62,6 +63,11 @@ class Schedule:
         return max(self.streams, default=0) + 1
 
     @property
+    def laid_out_streams(self) -> int:
+        """Number of streams that partitions are laid out for: those in use, and those that a partition names."""
+        return laid_out_streams(self.streams, self.partitions)
+
+    @property
     def has_variants(self) -> bool:
         """Whether any op runs other kernels than the captured ones."""
         return any(self.variants)
@@ -89,7 +95,7 @@ class Schedule:
                 raise ScheduleError(name, f"op '{ops[op].name}' has no variant {number}, of {len(ops[op].variants)}")
         for op, before in _disordered(self.order, graph.preds):
             raise ScheduleError(name, _against_dependencies(ops, op, before))
-        _check_partitions(self.partitions, self.stream_count, graph.hardware, name)
+        _check_partitions(self.partitions, self.streams, graph.hardware, name)
         return self
 
     def to_document(self, trace: Trace) -> ScheduleDocument:
@@ -99,7 +105,7 @@ class Schedule:
             trace=trace.name,
             trace_hash=structure_hash(trace),
             policy=self.policy,
-            streams=self.stream_count,
+            streams=self.laid_out_streams,
             made_by=self.made_by,
             predicted_ns=self.predicted_ns,
             placements=tuple(
@@ -152,7 +158,12 @@ class Schedule:
         for op, before in _disordered(order, graph.preds):
             problem = _against_dependencies(trace.ops, op, before)
             raise ScheduleError(file, problem, place=f"$.placements[{position[op]}]")
-        _check_partitions(document.partitions, document.streams, graph.hardware, file, "$.partitions")
+        for number, partition in enumerate(document.partitions):
+            for stream in partition.streams:
+                if stream >= document.streams:
+                    problem = f"partition {number} has stream {stream}, of {document.streams} streams"
+                    raise ScheduleError(file, problem, place="$.partitions")
+        _check_partitions(document.partitions, streams, graph.hardware, file, "$.partitions")
         return cls(
             order,
             tuple(streams),
@@ -224,10 +235,7 @@ def write_schedule(schedule: Schedule, trace: Trace, path: Path) -> None:
 
 def check_streams(streams: object) -> int:
     """`streams` if a GPU can have that many. Raises `OptionError`."""
-    if not isinstance(streams, int) or not 1 <= streams <= MAX_STREAMS:
-        problem = f"the number of streams lies between 1 and {MAX_STREAMS}"
-        raise OptionError(problem, argument="streams", value=streams)
-    return streams
+    return whole("streams", streams, 1, MAX_STREAMS, f"the number of streams lies between 1 and {MAX_STREAMS}")
 
 
 def _disordered(order: Sequence[int], preds: Sequence[Iterable[int]]) -> Iterator[tuple[int, int]]:
@@ -255,10 +263,19 @@ def _variant_number(op: Op, name: str, file: str, path: str) -> int:
     return names.index(name) + 1
 
 
+def laid_out_streams(streams: Sequence[int], partitions: Sequence[Partition]) -> int:
+    """Number of streams of ops on `streams` and of partitions that name streams: one more than the highest."""
+    named = (stream for partition in partitions for stream in partition.streams)
+    return max((*streams, *named), default=0) + 1
+
+
 def _check_partitions(
-    partitions: Sequence[Partition], streams: int, hardware: HardwareModel, file: str, place: str = ""
+    partitions: Sequence[Partition], streams: Sequence[int], hardware: HardwareModel, file: str, place: str = ""
 ) -> None:
+    count = laid_out_streams(streams, partitions)
+    if count > MAX_STREAMS:
+        raise ScheduleError(file, f"a partition has stream {count - 1}; the limit is {MAX_STREAMS}", place=place)
     try:
-        lay_out(partitions, streams, hardware.limits.sms)
+        lay_out(partitions, count, hardware.limits.sms)
     except PlanError as cause:
         raise ScheduleError(file, f"{cause} ('{hardware.name}')", place=place) from cause

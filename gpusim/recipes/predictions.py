@@ -46,18 +46,24 @@ class Predictions(Document, frozen=True, kw_only=True, omit_defaults=False):
     """Of each schedule: 90 % of measurements are to lie in it."""
     peaks_bytes: tuple[Count, ...]
 
-    def chosen(self, graph: OpGraph) -> Chosen:
-        """The schedules in the form in which recipes replay them. Raises `ScheduleError` for one that is not legal."""
+    def chosen(self, graph: OpGraph, file: str) -> Chosen:
+        """The schedules in the form in which recipes replay them; `file` is theirs, for messages.
+
+        Raises `ScheduleError` for one that is not legal.
+        """
         return Chosen(
-            tuple(Schedule.from_document(document, graph) for document in self.schedules),
-            self.peaks_bytes,
-            (),
-            (),
-            self.worth_it,
-            self.bounds_ns,
-            self.hardware,
-            self.sequential_ns,
-            self.intervals_ns,
+            schedules=tuple(
+                Schedule.from_document(document, graph, f"{file}: $.schedules[{number}]")
+                for number, document in enumerate(self.schedules)
+            ),
+            peaks=self.peaks_bytes,
+            contenders=(),
+            contender_peaks=(),
+            worth_it=self.worth_it,
+            bounds_ns=self.bounds_ns,
+            hardware=self.hardware,
+            sequential_ns=self.sequential_ns,
+            intervals_ns=self.intervals_ns,
         )
 
     def held_to(self, measured: list[Measurement]) -> list[Measurement]:

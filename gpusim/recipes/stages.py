@@ -36,7 +36,7 @@ from gpusim.report.results import SCHEMA, ResultCase, Results, read_all_results
 from gpusim.report.results_table import write_results
 from gpusim.runtime.isolate import alone
 from gpusim.trace.schema import Timing, Trace
-from gpusim.trace.store import bundled_traces, read_trace
+from gpusim.trace.store import bundled_traces, read_trace, structure_hash
 
 Stage = Literal["capture", "predict", "measure"]
 Say = Callable[[str], None]
@@ -122,9 +122,13 @@ def measure_stage(
             trace = read_trace(path)
             if joined.has(trace):
                 continue
-            predictions = read_predictions(predictions_path(path), trace)
-            chosen = predictions.chosen(OpGraph.build(trace, hardware_of(trace)))
-            runs = [alone(replay_chosen, path, chosen, recipe, command, trust_code)[1] for _ in range(recipe.processes)]
+            predicted = predictions_path(path)
+            predictions = read_predictions(predicted, trace)
+            chosen = predictions.chosen(OpGraph.build(trace, hardware_of(trace)), str(predicted))
+            runs: list[Sequence[Measurement]] = []
+            for _ in range(recipe.processes):
+                runs.append(alone(replay_chosen, path, chosen, recipe, command, trust_code)[1])
+                joined.check_gpu(runs[-1][0].gpu.name)
         except GpusimError as cause:
             errors.append(cause)
             say(f"failed: {cause}")
@@ -132,8 +136,10 @@ def measure_stage(
         measured = predictions.held_to([between_processes(each) for each in zip(*runs, strict=True)])
         joined.add(case, trace, predictions, chosen, measured, command)
         say(f"measured {len(measured)} schedules of {trace.name}")
+    if errors and len(errors) == len(cases):
+        raise errors[0]
     if joined.results is None:
-        raise errors[0] if errors else RecipeError(recipe.name, "has no case to measure")
+        raise RecipeError(recipe.name, "has no case to measure")
     return joined.results
 
 
@@ -182,7 +188,17 @@ class _Joined:
         return joined
 
     def has(self, trace: Trace) -> bool:
-        return self.results is not None and any(case.trace == trace.name for case in self.results.cases)
+        """Whether this very step was measured: one captured anew under the same name may have other ops."""
+        if self.results is None or all(case.trace != trace.name for case in self.results.cases):
+            return False
+        hashes = {each.trace_hash for each in self.replayed if each.trace == trace.name}
+        return structure_hash(trace) in hashes
+
+    def check_gpu(self, name: str) -> None:
+        """Raises `RecipeError` where the results so far are of another GPU than `name`."""
+        if self.results is not None and self.results.gpu != name:
+            problem = f"results in '{self.folder}' are of {self.results.gpu}, this is {name}; give another folder"
+            raise RecipeError(self.recipe.name, problem)
 
     def add(
         self,
@@ -197,6 +213,7 @@ class _Joined:
         today = datetime.date.today().isoformat()
         versions = {"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn}
         rows: list[ResultCase] = []
+        self.replayed = [each for each in self.replayed if each.trace != trace.name]
         for each, schedule, peak_bytes in zip(measured, chosen.schedules, chosen.peaks, strict=True):
             row = result_case(case, trace, chosen, each, peak_bytes)
             rows.append(msgspec.structs.replace(row, commit=predictions.code, date=today, versions=versions))
@@ -212,9 +229,7 @@ class _Joined:
                 versions=versions,
                 cases=tuple(rows),
             )
-        elif self.results.gpu != gpu.name:
-            problem = f"results in '{self.folder}' are of {self.results.gpu}, this is {gpu.name}; give another folder"
-            raise RecipeError(self.recipe.name, problem)
         else:
-            self.results = msgspec.structs.replace(self.results, cases=(*self.results.cases, *rows))
+            earlier = tuple(row for row in self.results.cases if row.trace != trace.name)
+            self.results = msgspec.structs.replace(self.results, cases=(*earlier, *rows))
         write_replayed(self.replayed, write_results(self.results, self.folder))

@@ -57,6 +57,8 @@ SIZES: Final = {
     **dict.fromkeys((f"aten.{n}" for n in ("empty", "empty_strided", "full", "ones", "rand", "randn", "zeros")), 0),
     **dict.fromkeys((f"aten.new_{n}" for n in ("empty", "empty_strided", "full", "ones", "zeros")), 1),
 }
+#: What a rule may raise on arguments that it does not expect. A rule that cannot be evaluated refuses the op.
+UNCHECKABLE: Final = (ArithmeticError, ValueError, LookupError, TypeError, RecursionError)
 #: Numbers beyond this fit into no argument.
 MAX_INTEGER: Final = 2**63
 
@@ -88,7 +90,10 @@ def check_operators(trace: Trace, file: str) -> None:
             raise OperatorError(f"{file}: $.ops[{index}].{where}: operator '{op.target}' is refused: {problem}")
     rules = SavedRules(trace)
     for index, op in enumerate(trace.ops):
-        problem = _problem_with_sizes(op, trace) or rules.problem(index)
+        try:
+            problem = _problem_with_sizes(op, trace) or rules.problem(index)
+        except UNCHECKABLE:
+            problem = "its arguments cannot be checked"
         if problem:
             raise OperatorError(f"{file}: $.ops[{index}]: operator '{op.target}' is refused: {problem}")
     for index, tensor in enumerate(trace.tensors):

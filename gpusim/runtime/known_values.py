@@ -240,8 +240,7 @@ def _range_of(op: Op) -> range | None:
     numbers = [*op.args] if len(op.args) > 1 else [0, *op.args]
     if not 2 <= len(numbers) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
         return None
-    made = range(*numbers)
-    return made if made.step > 0 else None
+    return range(*numbers) if len(numbers) < 3 or numbers[2] > 0 else None
 
 
 def _union(parts: Sequence[Bounds | None]) -> Bounds | None:

@@ -426,9 +426,11 @@ class SavedRules:
             return "it has not one length for each sample"
         if any(not isinstance(n, int) or n < 0 for each in lengths for n in each) or max(lengths[0], default=0) > steps:
             return "its lengths are not those of its sequences"
+        if not samples:
+            return "it has no samples"
         together = labels.shape == (sum(lengths[1]),)
         apart = labels.shape[:1] == (samples,) and len(labels.shape) == 2 and max(lengths[1]) <= labels.shape[1]
-        if not samples or not (together or apart) or not _dense(labels):
+        if not (together or apart) or not _dense(labels):
             return "its lengths are not those of its labels"
         return "" if self._within(op, 1, classes) else f"nothing in the trace shows that its labels are below {classes}"
 
@@ -576,7 +578,7 @@ def _scales_fit(op: Op, image: Tensor | None) -> bool:
         return False
     return all(
         scale is None
-        or (isinstance(scale, int | float) and isinstance(n, int) and isinstance(m, int) and int(n * scale) == m)
+        or (isinstance(scale, int | float) and isinstance(n, int) and isinstance(m, int) and m <= n * scale < m + 1)
         for scale, n, m in zip(scales, before[2:], after, strict=False)
     )
 

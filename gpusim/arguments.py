@@ -1,0 +1,50 @@
+"""Arguments of the Python functions: numbers of the type that they stand for, or one line."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from numbers import Real
+from pathlib import Path
+
+from gpusim.errors import OptionError
+
+
+def whole(argument: str, value: object, low: int, high: int | None, problem: str) -> int:
+    """`value` as a whole number from `low` to `high`, numpy's among them, no boolean. Raises `OptionError`."""
+    if not isinstance(value, bool):
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+        else:
+            if low <= number and (high is None or number <= high):
+                return number
+    raise OptionError(problem, argument=argument, value=value)
+
+
+def real(argument: str, value: object, problem: str) -> float:
+    """`value` as a finite number, no boolean. Raises `OptionError`."""
+    if not isinstance(value, bool) and isinstance(value, Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise OptionError(problem, argument=argument, value=value)
+
+
+def text(argument: str, value: object, problem: str) -> str:
+    """`value`, if it is text. Raises `OptionError`."""
+    if not isinstance(value, str):
+        raise OptionError(problem, argument=argument, value=value)
+    return value
+
+
+def file_path(argument: str, value: object) -> Path:
+    """`value` as a path. Raises `OptionError` where it is none, or has a character NUL."""
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
+        raise OptionError("the path of a file", argument=argument, value=repr(value))
+    return Path(value)
