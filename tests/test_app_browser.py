@@ -182,18 +182,18 @@ def test_downloads_work_again_and_again_after_a_search(tab: Any, server: str) ->
     tab.get_by_text("Compare two schedules").wait_for()
     settle(tab)
     for name in ("Schedule (JSON)", "Table (CSV)", "Timeline for Perfetto"):
-        download_5_times(tab, name)
+        download_3_times(tab, name)
     tab.get_by_role("link", name="Limits", exact=True).click()
     tab.get_by_role("heading", name="Limits", exact=True).wait_for()
     tab.get_by_role("button", name="Losses (CSV)").wait_for()
     settle(tab)
-    download_5_times(tab, "Losses (CSV)")
+    download_3_times(tab, "Losses (CSV)")
 
 
-def download_5_times(tab: Any, name: str) -> None:
-    """Each time the same file, with something in it."""
+def download_3_times(tab: Any, name: str) -> None:
+    """Each time the same file, with something in it. Chromium stops the 11th download in a row from one page."""
     files = set()
-    for _ in range(5):
+    for _ in range(3):
         with tab.expect_download() as download:
             tab.get_by_role("button", name=name).click()
         files.add(Path(download.value.path()).read_bytes())
