@@ -9,6 +9,7 @@ from numbers import Real
 from pathlib import Path
 
 from gpusim.errors import OptionError
+from gpusim.units import parse_bytes
 
 
 def whole(argument: str, value: object, low: int, high: int | None, problem: str) -> int:
@@ -48,3 +49,16 @@ def file_path(argument: str, value: object) -> Path:
     if not isinstance(value, str | os.PathLike) or "\0" in str(value):
         raise OptionError("the path of a file", argument=argument, value=repr(value))
     return Path(value)
+
+
+def memory_bytes(limit: int | str | None, argument: str = "memory_limit") -> int | None:
+    """A memory limit in bytes, from a number of bytes or text such as `8GiB`. Raises `OptionError`."""
+    if limit is None:
+        return None
+    try:
+        size = 0 if isinstance(limit, bool) else parse_bytes(limit) if isinstance(limit, str) else int(limit)
+    except (ValueError, TypeError, OverflowError):
+        size = 0
+    if size < 1:
+        raise OptionError("a size such as 8GiB, or a number of bytes", argument=argument, value=limit)
+    return size

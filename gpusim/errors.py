@@ -8,6 +8,8 @@
     │   ├── MeasurementError
     │   ├── RecipeError
     │   ├── SweepError
+    │   ├── TopologyError       several GPUs and their links
+    │   ├── ParallelPlanError   a plan for several GPUs
     │   ├── TrustError          a file that brings code along, which the user has not allowed to run
     │   └── OutputError         a file could not be written
     ├── UnknownNameError        a policy, trace, GPU ... that does not exist; says the nearest
@@ -16,6 +18,7 @@
     ├── PlanError               a plan no engine can run (a cycle, a block over the GPU's limits)
     │   └── LimitError          the last of these: kernel and GPU do not go together
     ├── CaptureError            a step that cannot be captured, or whose copy does not check out
+    │   └── StepError           the last of these: the user's own code raises on these arguments
     ├── ReplayError             a replay whose outputs differ
     ├── WorkerError             a sweep without workers: none reachable, of another version, or dying
     ├── FigureError             a figure that cannot be drawn: a package or a browser is missing
@@ -30,7 +33,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from gpusim.text import VALUE_CHARACTERS, message, shortened
+from gpusim.text import VALUE_CHARACTERS, message, short_value, shortened
 
 EXIT_USER_ERROR = 2
 #: Names that `UnknownNameError` lists where there are more than `ALL_NAMES`, or all of them take more than
@@ -70,7 +73,7 @@ class FileError(GpusimError):
         self.file = file
         self.place = place
         self.problem = problem
-        where = f"{shortened(file)}: {place}" if place else shortened(file)
+        where = f"{short_value(file)}: {short_value(place)}" if place else short_value(file)
         super().__init__(f"{where}: {problem}")
 
 
@@ -98,6 +101,14 @@ class SweepError(FileError):
     """A sweep file or a store of results that cannot be read, or a store in use."""
 
 
+class TopologyError(FileError):
+    """A topology that cannot be read, has too few GPUs, or lacks a link."""
+
+
+class ParallelPlanError(FileError):
+    """A plan for several GPUs that cannot be read, or does not fit its layers."""
+
+
 class TrustError(FileError):
     """A file that brings code along, which runs only with `--trust-code`."""
 
@@ -112,8 +123,8 @@ class UnknownNameError(GpusimError):
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         choices = sorted(known)
         near = _nearest(name, choices)
-        hint = f"; did you mean '{shortened(near[0])}'?" if near else ""
-        super().__init__(f"unknown {what} '{shortened(name)}'{hint} (there are: {_some(choices, near) or 'none'})")
+        hint = f"; did you mean '{short_value(near[0])}'?" if near else ""
+        super().__init__(f"unknown {what} '{short_value(name)}'{hint} (there are: {_some(choices, near) or 'none'})")
 
 
 def _nearest(name: str, choices: list[str]) -> list[str]:
@@ -139,15 +150,15 @@ def _some(choices: list[str], near: list[str]) -> str:
 class OptionError(GpusimError):
     """An argument out of its range; an option, on the command line.
 
-    Where it is about one argument, `argument` is its Python name and `value` its text: the message then begins with
-    `argument=value`, and the command line writes the option in its place.
+    Where it is about one argument, `argument` is its Python name and `value` what was given: the message then begins
+    with `argument=value`, and the command line writes the option in its place.
     """
 
     def __init__(self, problem: str, *, argument: str = "", value: object = "") -> None:
         self.argument = argument
-        self.value = str(value)
+        self.value = short_value(value)
         self.problem = problem
-        super().__init__(f"{argument}={value}: {problem}" if argument else problem)
+        super().__init__(f"{argument}={self.value}: {problem}" if argument else problem)
 
 
 class OperatorError(GpusimError):
@@ -164,6 +175,10 @@ class LimitError(PlanError):
 
 class CaptureError(GpusimError):
     """A step that cannot be captured, or whose rebuilt copy failed a check."""
+
+
+class StepError(CaptureError):
+    """The user's own step raises on these arguments, and does so again where it is called."""
 
 
 class ReplayError(GpusimError):

@@ -11,7 +11,7 @@ from unicodedata import category
 
 #: Longest value that a message repeats, and longest message; both with the mark of what was left out.
 VALUE_CHARACTERS: Final = 200
-MESSAGE_CHARACTERS: Final = 2_000
+MESSAGE_CHARACTERS: Final = 1_900  # 2,000 with what commands write before it
 #: A cell that begins so is a formula to a spreadsheet.
 FORMULA_MARKS: Final = ("=", "+", "-", "@", "\t", "\r")
 
@@ -21,9 +21,9 @@ _HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 _LAYOUT: Final = "\n\t"
 _MAYBE_HIDDEN: Final = re.compile(r"[^ -~]")
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-_LONG: Final = f"{{{VALUE_CHARACTERS + 1},}}"
-# A value in a message: between two quotes of one kind (no apostrophe; msgspec has backticks), or without a space.
-_LONG_VALUE: Final = re.compile(rf"""(?<!\w)(?:'[^']{_LONG}'|"[^"]{_LONG}"|`[^`]{_LONG}`)(?!\w)|[^\s'"`]{_LONG}""")
+# A value in a message stands between two quotes of one kind (msgspec has backticks), or has no space.
+_QUOTE: Final = re.compile(r"""['"`]""")
+_LONG_WORD: Final = re.compile(rf"""[^\s'"`]{{{VALUE_CHARACTERS + 1},}}""")
 
 
 def visible(text: str, *, layout: bool = False) -> str:
@@ -42,13 +42,18 @@ def shortened(text: str, most: int = VALUE_CHARACTERS) -> str:
     return text[: most - len(mark)] + mark
 
 
+def short_value(value: object) -> str:
+    """A value as a message repeats it: one visible line of at most `VALUE_CHARACTERS`."""
+    return shortened(visible(" ".join(str(value).split())))
+
+
 def message(text: str) -> str:
     """One visible line for a user: each value in it is cut to `VALUE_CHARACTERS`, all of it to `MESSAGE_CHARACTERS`.
 
     A message of messages is as good as one: what has been cut stays as it is.
     """
     line = visible(" ".join(text.split()))
-    return shortened(_LONG_VALUE.sub(_cut, line), MESSAGE_CHARACTERS)
+    return shortened(_LONG_WORD.sub(lambda match: shortened(match[0]), _cut_quoted(line)), MESSAGE_CHARACTERS)
 
 
 def csv_cell(value: Any) -> Any:
@@ -80,7 +85,20 @@ def _json_escape(character: str) -> str:
     return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))
 
 
-def _cut(match: re.Match[str]) -> str:
-    value = match[0]
-    quote = value[0] if value[0] in "'\"`" else ""
-    return f"{quote}{shortened(value[1:-1] if quote else value)}{quote}"
+def _cut_quoted(line: str) -> str:
+    """`line` with what stands between quotes cut. A quote within a word, as in "it's", begins and ends nothing.
+
+    One pass: values are as long as somebody likes.
+    """
+    pieces, done, opened = [], 0, -1
+    for match in _QUOTE.finditer(line):
+        at = match.start()
+        if opened < 0:
+            if not line[max(0, at - 1) : at].isalnum():
+                opened = at
+        elif line[at] == line[opened] and not line[at + 1 : at + 2].isalnum():
+            if at - opened - 1 > VALUE_CHARACTERS:
+                pieces += [line[done : opened + 1], shortened(line[opened + 1 : at])]
+                done = at
+            opened = -1
+    return "".join((*pieces, line[done:]))

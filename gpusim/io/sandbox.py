@@ -23,10 +23,10 @@ from typing import IO, Final
 import msgspec
 
 from gpusim.errors import FileError
-from gpusim.file_limits import MAX_APART_BYTES, MAX_APART_S
+from gpusim.io.file_limits import MAX_APART_BYTES, MAX_APART_S
 from gpusim.units import GIB
 
-_PROGRAM: Final = "import sys; sys.path[:] = sys.argv[1:]; from gpusim.apart import serve; serve()"
+_PROGRAM: Final = "import sys; sys.path[:] = sys.argv[1:]; from gpusim.io.sandbox import serve; serve()"
 _LENGTH: Final = struct.Struct("<cQ")
 _PIECE, _ERROR, _END, _MEMORY, _DEFECT = b"p", b"e", b".", b"m", b"d"
 

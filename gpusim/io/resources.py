@@ -8,8 +8,8 @@ from gpusim.errors import GpusimError
 
 
 def resource_dir(name: str) -> Path:
-    """The folder `name` (`traces`, `hwmodels`, `app`) of this installation."""
-    package = Path(__file__).resolve().parent
+    """The folder `name` (`traces`, `hwmodels`, `topologies`, `app`) of this installation."""
+    package = Path(__file__).resolve().parents[1]
     for candidate in (package / "_data" / name, package.parent / name):
         if candidate.is_dir():
             return candidate

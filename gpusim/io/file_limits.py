@@ -51,6 +51,12 @@ PARTS_AT_A_TIME: Final = 2000
 MAX_PARTS: Final = 2_000_000
 #: Values in the arguments of all ops of a trace: five for each op.
 MAX_ARGUMENTS: Final = 10_000_000
+#: Code of one kernel. The largest seen, an update of 64 parameters at once, has 60,000 characters.
+MAX_SOURCE_CHARS: Final = 4_000_000
+#: Dependencies between ops, with what ops without kernels hand on: the project's traces have up to 4 for each op.
+MAX_DEPENDENCIES_PER_OP: Final = 16
+#: ... but so many are free. 3,000 kernels, a view of all, and 3,000 that need it have 9 million, in a file of 100 kB.
+FREE_DEPENDENCIES: Final = 2_000_000
 #: torch's own limit on the dimensions of a tensor.
 MAX_DIMENSIONS: Final = 64
 
@@ -97,3 +103,13 @@ MIN_RATE, MAX_RATE = 1e-6, 1e9
 MAX_FACTOR: Final = 1e6
 #: Shares that predictions are divided by one minus.
 MAX_UNCERTAINTY: Final = 0.99
+
+# --- Several GPUs ---
+
+#: GPUs of a plan: tables of costs have room for so many.
+MAX_PLAN_GPUS: Final = 1024
+#: Nodes of a topology and GPUs of one: more than a plan may have.
+MAX_NODES: Final = 65_536
+MAX_NODE_GPUS: Final = 1024
+#: Sizes at which a collective was measured: one for each power of two up to 1 TiB, and room.
+MAX_CURVE_POINTS: Final = 256

@@ -12,21 +12,24 @@ import fcntl
 import os
 import re
 import secrets
-import stat
 import tomllib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
 
-from gpusim import file_limits
 from gpusim.errors import FileError, OutputError
-from gpusim.file_limits import MAX_INTEGER
-from gpusim.formats_known import known_format
-from gpusim.units import MIB, format_bytes
+from gpusim.io import file_limits
+from gpusim.io.decompression import decompress
+from gpusim.io.file_limits import MAX_INTEGER
+from gpusim.io.known_formats import known_format
+from gpusim.io.opening import TooLargeError, UnreadableError, open_to_write, read_limited
+from gpusim.io.packed import read_packed
+from gpusim.text import short_value
+from gpusim.units import format_bytes
 
 DocumentT = TypeVar("DocumentT")
 
@@ -37,29 +40,31 @@ Nanoseconds = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 PositiveNanoseconds = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 StorageBytes = Annotated[int, Meta(ge=0, le=file_limits.MAX_STORAGE_BYTES)]
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _MSGSPEC_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<key>key in )?(?P<path>\$[^`]*)`)?$", re.DOTALL)
 _PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
-_PIECE_BYTES = MIB
-_MAX_MEMBERS = 64
 _TEMPORARY = ".gpusim-writes-"
-_NO_MARKS = bytes(set(range(256)) - set(b'"[{,:'))
 
 
-class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of everything in a file: unknown fields refused; subclasses repeat frozen, add `kw_only`."""
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """Base of everything in a file: unknown fields refused; subclasses repeat frozen, add `kw_only`.
+
+    No file makes a cycle of objects, so the garbage collector need not look for one in millions of them (`gc`).
+    """
 
 
 class _SchemaOnly(msgspec.Struct):
     schema: str
 
 
-def read_document(path: Path, kind: type[DocumentT], schema: str, error: type[FileError]) -> DocumentT:
+def read_document(
+    path: Path, kind: type[DocumentT], schema: str, error: type[FileError], older: Collection[str] = ()
+) -> DocumentT:
     """Read a `.json` or `.json.gz` document of type `kind` whose `schema` field must equal `schema`.
 
+    Documents of `older` versions are read, too, where `kind` allows them, and come back as of this version.
     Raises `error` for a missing, truncated, wrongly gzipped, non-JSON or ill-typed file, or another schema version.
     """
-    return decode_document(read_bytes(path, error), kind, schema, str(path), error)
+    return decode_document(read_bytes(path, error), kind, schema, str(path), error, older)
 
 
 def read_toml(path: Path, kind: type[DocumentT], error: type[FileError]) -> DocumentT:
@@ -69,16 +74,19 @@ def read_toml(path: Path, kind: type[DocumentT], error: type[FileError]) -> Docu
         document = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as cause:  # TOMLDecodeError, UnicodeDecodeError, numbers of 5,000 digits
         raise error(str(path), f"is not valid TOML: {cause}") from cause
-    place = _nul_place(document)
-    if place is not None:
-        raise error(str(path), "a text holds the character NUL, which no name can have", place=place)
     try:
+        place = _nul_place(document)
+        if place is not None:
+            raise error(str(path), "a text holds the character NUL, which no name can have", place=place)
         return msgspec.convert(document, kind)
+    except RecursionError as cause:
+        raise error(str(path), "is nested too deeply") from cause
     except msgspec.ValidationError as cause:
         match = _MSGSPEC_PATH.match(str(cause))
         assert match is not None
         place = match["path"] or "$"
-        raise error(str(path), _with_value(match["problem"], _value_in(document, place)), place=place) from cause
+        problem = _with_value(_short_name(match["problem"]), _value_in(document, place))
+        raise error(str(path), problem, place=place) from cause
 
 
 def read_bytes(path: Path, error: type[FileError]) -> bytes:
@@ -87,114 +95,22 @@ def read_bytes(path: Path, error: type[FileError]) -> bytes:
 
 
 def read_file(path: Path, error: type[FileError]) -> bytes:
-    """The file's content as it is, within the limit on size."""
-    return _read(path, error, file_limits.MAX_DOCUMENT_BYTES)
+    """The file's content as it is, within the limit on size; a missing file's from the set of its folder."""
+    packed = read_packed(path, file_limits.MAX_DOCUMENT_BYTES, error)
+    return _read(path, error, file_limits.MAX_DOCUMENT_BYTES) if packed is None else packed
 
 
 def _read(path: Path, error: type[FileError], max_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            info = os.fstat(file.fileno())
-            limit = max_bytes if stat.S_ISREG(info.st_mode) else min(max_bytes, file_limits.MAX_STREAM_BYTES)
-            # The size is known beforehand, and a file may grow while it is read.
-            data = b"" if info.st_size > limit else file.read(limit + 1)
+        return read_limited(path, max_bytes, file_limits.MAX_STREAM_BYTES)
+    except TooLargeError as cause:
+        raise error(str(path), f"is larger than {format_bytes(cause.args[0])}") from cause
+    except UnreadableError as cause:
+        raise error(str(path), str(cause)) from cause
     except OSError as cause:
         raise error(str(path), f"cannot be read: {cause.strerror or cause}") from cause
     except ValueError as cause:  # a NUL in the name
         raise error(str(path), f"cannot be read: {cause}") from cause
-    if info.st_size > limit or len(data) > limit:
-        raise error(str(path), f"is larger than {format_bytes(limit)}")
-    return data
-
-
-def decompress(data: bytes, name: str, error: type[FileError], max_bytes: int | None = None) -> bytes:
-    """The text of a document, gunzipped where it starts with gzip's magic number; `name` is for messages.
-
-    More than `max_bytes` (`MAX_DOCUMENT_BYTES` by default) of it is an error, and so is a text that takes far more
-    memory than the file's size explains (`gpusim.file_limits`). Neither is found out by taking that memory.
-    """
-    if not data:
-        raise error(name, "is empty")
-    text = _gunzip(data, name, error, max_bytes) if data.startswith(_GZIP_MAGIC) else data
-    if text is data and name.endswith(".gz"):
-        raise error(name, f"is named .gz but is not gzip (it starts with {data[:4]!r})")
-    allowed = max(file_limits.FREE_VALUES_BYTES, file_limits.MAX_VALUES_PER_BYTE * len(data))
-    allowed = min(allowed, file_limits.MAX_VALUES_BYTES)
-    # The worst text, `{},{},{},...`, is not reached: no need to count in a small one.
-    if len(text) * (file_limits.OBJECT_BYTES + file_limits.NUMBER_BYTES) > 3 * allowed:
-        needed = values_bytes(text, allowed)
-        if needed > allowed:
-            problem = f"its values need more than {format_bytes(allowed)} of memory"
-            raise error(name, f"{problem}, the limit for a file of {format_bytes(len(data))}")
-    return text
-
-
-def _gunzip(data: bytes, name: str, error: type[FileError], max_bytes: int | None) -> bytes:
-    limit = file_limits.MAX_DOCUMENT_BYTES if max_bytes is None else max_bytes
-    expanded = max(file_limits.FREE_EXPANSION_BYTES, file_limits.MAX_EXPANSION * len(data))
-    most = min(limit, expanded)
-    texts: list[bytes] = []
-    size, rest = 0, memoryview(data)
-    while rest:  # a gzip file is one member or several; zeros may follow
-        if texts and not rest.tobytes().strip(b"\0"):
-            break
-        if len(texts) == _MAX_MEMBERS:  # each costs a copy of the bytes after it
-            raise error(name, f"has more than {_MAX_MEMBERS} gzip members")
-        stream = zlib.decompressobj(wbits=31)
-        try:
-            # A length of 0 would be no limit. One byte more than the limit says that the text goes on.
-            text = stream.decompress(rest, most - size + 1)
-        except zlib.error as cause:
-            where = "bytes after its gzip data are no gzip" if texts else "is damaged gzip"
-            raise error(name, f"{where}: {cause}") from cause
-        texts.append(text)
-        size += len(text)
-        if size > most:
-            break
-        if not stream.eof:
-            raise error(name, "is truncated gzip: the data ends before the gzip trailer")
-        rest = rest[len(rest) - len(stream.unused_data) :]
-    if size <= most:
-        return texts[0] if len(texts) == 1 else b"".join(texts)
-    if limit <= expanded:
-        raise error(name, f"is larger than {limit} bytes when decompressed")
-    times = f"{file_limits.MAX_EXPANSION} times its {format_bytes(len(data))}"
-    raise error(name, f"is larger than {format_bytes(expanded)} when decompressed, which is more than {times}")
-
-
-def values_bytes(text: bytes, enough: int) -> int:
-    """Memory that the values of a JSON text take, about and at most; counting ends where it is over `enough`.
-
-    Brackets, commas and texts are counted outside of texts, 1 MiB at a time: 0.2 s for 100 MB.
-    """
-    import numpy as np  # small documents do without
-
-    start = inside = quotes_in_all = keys = values = 0
-    found = 0
-    while start < len(text) and found <= enough:
-        end = start + _PIECE_BYTES
-        piece = text[start:end]
-        while piece.endswith(b"\\") and end < len(text):  # never cut an escaped quote in two
-            piece += text[end : end + 1]
-            end += 1
-        start = end
-        if b"\\" in piece:
-            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
-        marks = np.frombuffer(piece.translate(None, _NO_MARKS), np.uint8)
-        if not len(marks):
-            continue
-        quotes = marks == ord('"')
-        within = (np.cumsum(quotes, dtype=np.uint8) + np.uint8(inside)) & 1
-        inside = int(within[-1])
-        outside = marks[(within | quotes) == 0].tobytes()
-        values += file_limits.OBJECT_BYTES * outside.count(b"{")
-        values += file_limits.LIST_BYTES * outside.count(b"[")
-        values += file_limits.NUMBER_BYTES * outside.count(b",")
-        quotes_in_all += int(np.count_nonzero(quotes))
-        keys += outside.count(b":")
-        # A key of an object is no value: it is one text for all objects that have it.
-        found = values + file_limits.TEXT_BYTES * max(0, quotes_in_all // 2 - keys)
-    return found
 
 
 def document_schema(path: Path, error: type[FileError]) -> str:
@@ -207,8 +123,27 @@ def document_schema(path: Path, error: type[FileError]) -> str:
         raise error(str(path), f"is not valid JSON: {cause}") from cause
 
 
-def decode_document(data: bytes, kind: type[DocumentT], schema: str, name: str, error: type[FileError]) -> DocumentT:
+def decode_document(
+    data: bytes, kind: type[DocumentT], schema: str, name: str, error: type[FileError], older: Collection[str] = ()
+) -> DocumentT:
     """Decode JSON bytes as `kind`; see `read_document`."""
+    try:
+        document = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as cause:
+        _check_schema(data, schema, name, error, older)  # a file of another kind has more than one thing wrong
+        problem, place = _explain(str(cause), data)
+        raise error(name, problem, place=place) from cause
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        raise error(name, known_format(data, name, schema) or f"is not valid JSON: {cause}") from cause
+    if getattr(document, "schema", schema) == schema:
+        return document
+    _check_schema(data, schema, name, error, older)
+    newest: Any = msgspec.structs.replace(cast(msgspec.Struct, document), schema=schema)
+    return cast(DocumentT, newest)
+
+
+def _check_schema(data: bytes, schema: str, name: str, error: type[FileError], older: Collection[str]) -> None:
+    """Raise `error` where a JSON text is no document of this schema, and say what it is instead."""
     try:
         found = msgspec.json.decode(data, type=_SchemaOnly).schema
     except msgspec.ValidationError as cause:
@@ -216,17 +151,13 @@ def decode_document(data: bytes, kind: type[DocumentT], schema: str, name: str, 
         raise error(name, other or f"is not a {schema} document: no text field 'schema' at its top level") from cause
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         raise error(name, known_format(data, name, schema) or f"is not valid JSON: {cause}") from cause
-    if found != schema:
-        if other := known_format(data, name, schema):
-            raise error(name, other, place="$.schema")
-        raise error(name, f"unknown schema version '{found}' (this gpusim reads '{schema}')", place="$.schema")
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as cause:
-        problem, place = _explain(str(cause), data)
-        raise error(name, problem, place=place) from cause
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise error(name, f"is not valid JSON: {cause}") from cause
+    if found == schema or found in older:
+        return
+    if other := known_format(data, name, schema):
+        raise error(name, other, place="$.schema")
+    read = " and ".join(f"'{version}'" for version in (*older, schema))
+    problem = f"unknown schema version '{short_value(found)}' (this gpusim reads {read})"
+    raise error(name, problem, place="$.schema")
 
 
 def encode_json(document: Any) -> bytes:
@@ -256,7 +187,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):
-            path.write_bytes(data)
+            with open_to_write(path) as output:
+                output.write(data)
             return
         _remove_leftovers(path.parent)
         handle, temporary = _make_temporary(path.parent)
@@ -337,8 +269,15 @@ def _explain(message: str, data: bytes) -> tuple[str, str]:
     """Split msgspec's message into problem and JSON path, and add the value found there."""
     match = _MSGSPEC_PATH.match(message)
     if match is None or match["path"] is None:
-        return message, "$"
-    return _with_value(match["problem"], _value_at(data, match["path"])), match["path"]
+        return _short_name(message), "$"
+    return _with_value(_short_name(match["problem"]), _value_at(data, match["path"])), match["path"]
+
+
+def _short_name(problem: str) -> str:
+    """What msgspec says is wrong, with the name in it cut: it stands between backticks, and may hold any character."""
+    before, tick, rest = problem.partition("`")
+    name, last, after = rest.rpartition("`")
+    return f"{before}`{short_value(name)}`{after}" if tick and last else problem
 
 
 def _with_value(problem: str, value: Any) -> str:

@@ -1,0 +1,104 @@
+"""From a file's bytes to its text, gunzipped, within limits on size and on the memory that its values will take."""
+
+from __future__ import annotations
+
+import zlib
+
+from gpusim.errors import FileError
+from gpusim.io import file_limits
+from gpusim.units import MIB, format_bytes
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_PIECE_BYTES = MIB
+_MAX_MEMBERS = 64
+_NO_MARKS = bytes(set(range(256)) - set(b'"[{,:'))
+
+
+def decompress(data: bytes, name: str, error: type[FileError], max_bytes: int | None = None) -> bytes:
+    """The text of a document, gunzipped where it starts with gzip's magic number; `name` is for messages.
+
+    More than `max_bytes` (`MAX_DOCUMENT_BYTES` by default) of it is an error, and so is a text that takes far more
+    memory than the file's size explains (`gpusim.io.file_limits`). Neither is found out by taking that memory.
+    """
+    if not data:
+        raise error(name, "is empty")
+    text = _gunzip(data, name, error, max_bytes) if data.startswith(_GZIP_MAGIC) else data
+    if text is data and name.endswith(".gz"):
+        raise error(name, f"is named .gz but is not gzip (it starts with {data[:4]!r})")
+    allowed = max(file_limits.FREE_VALUES_BYTES, file_limits.MAX_VALUES_PER_BYTE * len(data))
+    allowed = min(allowed, file_limits.MAX_VALUES_BYTES)
+    # The worst text, `{},{},{},...`, is not reached: no need to count in a small one.
+    if len(text) * (file_limits.OBJECT_BYTES + file_limits.NUMBER_BYTES) > 3 * allowed:
+        needed = values_bytes(text, allowed)
+        if needed > allowed:
+            problem = f"its values need more than {format_bytes(allowed)} of memory"
+            raise error(name, f"{problem}, the limit for a file of {format_bytes(len(data))}")
+    return text
+
+
+def _gunzip(data: bytes, name: str, error: type[FileError], max_bytes: int | None) -> bytes:
+    limit = file_limits.MAX_DOCUMENT_BYTES if max_bytes is None else max_bytes
+    expanded = max(file_limits.FREE_EXPANSION_BYTES, file_limits.MAX_EXPANSION * len(data))
+    most = min(limit, expanded)
+    texts: list[bytes] = []
+    size, rest = 0, memoryview(data)
+    while rest:  # a gzip file is one member or several; zeros may follow
+        if texts and not rest.tobytes().strip(b"\0"):
+            break
+        if len(texts) == _MAX_MEMBERS:  # each costs a copy of the bytes after it
+            raise error(name, f"has more than {_MAX_MEMBERS} gzip members")
+        stream = zlib.decompressobj(wbits=31)
+        try:
+            # A length of 0 would be no limit. One byte more than the limit says that the text goes on.
+            text = stream.decompress(rest, most - size + 1)
+        except zlib.error as cause:
+            where = "bytes after its gzip data are no gzip" if texts else "is damaged gzip"
+            raise error(name, f"{where}: {cause}") from cause
+        texts.append(text)
+        size += len(text)
+        if size > most:
+            break
+        if not stream.eof:
+            raise error(name, "is truncated gzip: the data ends before the gzip trailer")
+        rest = rest[len(rest) - len(stream.unused_data) :]
+    if size <= most:
+        return texts[0] if len(texts) == 1 else b"".join(texts)
+    if limit <= expanded:
+        raise error(name, f"is larger than {limit} bytes when decompressed")
+    times = f"{file_limits.MAX_EXPANSION} times its {format_bytes(len(data))}"
+    raise error(name, f"is larger than {format_bytes(expanded)} when decompressed, which is more than {times}")
+
+
+def values_bytes(text: bytes, enough: int) -> int:
+    """Memory that the values of a JSON text take, about and at most; counting ends where it is over `enough`.
+
+    Brackets, commas and texts are counted outside of texts, 1 MiB at a time: 0.2 s for 100 MB.
+    """
+    import numpy as np  # small documents do without
+
+    start = inside = quotes_in_all = keys = values = 0
+    found = 0
+    while start < len(text) and found <= enough:
+        end = start + _PIECE_BYTES
+        piece = text[start:end]
+        while piece.endswith(b"\\") and end < len(text):  # never cut an escaped quote in two
+            piece += text[end : end + 1]
+            end += 1
+        start = end
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        marks = np.frombuffer(piece.translate(None, _NO_MARKS), np.uint8)
+        if not len(marks):
+            continue
+        quotes = marks == ord('"')
+        within = (np.cumsum(quotes, dtype=np.uint8) + np.uint8(inside)) & 1
+        inside = int(within[-1])
+        outside = marks[(within | quotes) == 0].tobytes()
+        values += file_limits.OBJECT_BYTES * outside.count(b"{")
+        values += file_limits.LIST_BYTES * outside.count(b"[")
+        values += file_limits.NUMBER_BYTES * outside.count(b",")
+        quotes_in_all += int(np.count_nonzero(quotes))
+        keys += outside.count(b":")
+        # A key of an object is no value: it is one text for all objects that have it.
+        found = values + file_limits.TEXT_BYTES * max(0, quotes_in_all // 2 - keys)
+    return found

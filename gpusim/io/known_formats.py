@@ -1,0 +1,170 @@
+"""Formats that people have and gpusim's commands do not read: what a file is, by its first bytes, and what to do.
+
+Looked at only once a reader has refused a file. At most `LOOKED_AT_BYTES` of it are read, and nothing in it is run.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+LOOKED_AT_BYTES: Final = 64 * 1024
+#: What a program may print above a table of Nsight Compute.
+SEARCHED_BYTES: Final = 4 * 1024 * 1024
+#: How a text in UTF-16 begins.
+UTF16_STARTS: Final = b"\xff\xfe", b"\xfe\xff"
+
+_CAPTURE = "capture the step with `gpusim capture` on its GPU"
+#: First what takes the file as it is; a capture has what a profile lacks.
+_IMPORT = f"`gpusim import FILE -o TRACE` reads it; for its data dependencies, {_CAPTURE}"
+#: A name at the top of a JSON object, what is between others of them, and a text.
+_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"|[\[\]{}:,]')
+#: gpusim's own documents by the name in `schema`: what each is and which option takes it.
+_OWN: Final = {
+    "gpusim-trace": ("a trace", "give it as TRACE, such as `gpusim explore FILE`"),
+    "gpusim-schedule": ("a schedule", "give it with `--schedule FILE`"),
+    "gpusim-measurement": ("a measurement", "give it with `gpusim simulate TRACE --measured FILE`"),
+    "gpusim-hardware": ("a hardware model", "give it with `--hw FILE`"),
+    "gpusim-results": ("a file of results", "draw it with `gpusim figure fidelity FILE`"),
+    "gpusim-replayed": ("a file of replayed schedules", "it belongs beside its results: `gpusim figure fidelity FILE`"),
+    "gpusim-pairs": ("a file of measured pairs of kernels", "no command reads it"),
+    "gpusim-memory-plan": ("a memory plan", "give it with `gpusim replay TRACE --memory-plan FILE`"),
+    "gpusim-memory-predictions": ("a file of predicted memory plans", "`gpusim validate` reads it beside its trace"),
+    "gpusim-replayed-memory": ("a file of replayed memory plans", "it belongs beside its results"),
+    "gpusim-rules": ("a check of the engines' rules", "it is read beside its hardware model"),
+    "gpusim-hyper-q": ("a measurement of hardware queues", "no command reads it"),
+}
+_ENDS: Final = {
+    ".nsys-rep": ("a report of Nsight Systems", f"export it with `nsys export --type sqlite`; {_CAPTURE}"),
+    ".qdrep": ("a report of Nsight Systems", f"it has kernels and no operators; {_CAPTURE}"),
+    ".ncu-rep": ("a report of Nsight Compute", f"{_CAPTURE}; --counters adds what ncu counts"),
+    ".onnx": ("an ONNX model", f"it has no measured kernels; {_CAPTURE}"),
+    ".et": ("a Chakra execution trace", _IMPORT),
+    ".py": ("a Python file", "`gpusim capture FILE:FUNCTION` captures a step of its model"),
+    ".toml": ("a TOML file", "`gpusim validate` takes recipes, `gpusim sweep --spec` sweeps"),
+}
+_KINETO = "a trace of torch.profiler (Kineto)"
+#: The header of a table of Nsight Compute, below lines of its own and of the program.
+_NCU_START = re.compile(rb'^(?:\xef\xbb\xbf)?"?ID"?[,;]"?(?:Process ID|Kernel Name)"?[,;]', re.MULTILINE)
+#: The kind of an event, in a list of them.
+_PHASE = re.compile(rb'[{,]\s*"ph"\s*:\s*"')
+_CHAKRA_SCHEMA = re.compile(rb"\A[\x08-\x7f]\x12[\x08-\x7f]\x0a\x06schema")
+_CHAKRA_ET = re.compile(rb"\A.\x0a[\x01-\x20]\d+\.\d+\.\d+", re.DOTALL)
+
+
+def known_format(data: bytes, name: str, wanted: str) -> str:
+    """What a refused file is and what to do with it, in one line to follow the file's name; empty where it is unknown.
+
+    `data` is the file's content, or its beginning; `wanted` the schema that the reader reads (`gpusim-trace/2`).
+    """
+    found = _format(data[:LOOKED_AT_BYTES], name.lower(), wanted.partition("/")[0])
+    if found is None:
+        return ""
+    what, advice = found
+    reads = _OWN.get(wanted.partition("/")[0], ("",))[0]
+    return f"is {what}, and {reads or wanted} ({wanted}) is read here: {advice}"
+
+
+def profile_format(data: bytes, name: str) -> str:
+    """The name of the format that `gpusim import` reads a file as, by its beginning; empty for any other."""
+    if data.startswith(UTF16_STARTS):
+        data = data[:LOOKED_AT_BYTES].decode("utf-16", "replace").encode("utf-8", "replace")
+    if data.startswith(b"SQLite format 3\0"):
+        return "nsys-sqlite"
+    if _NCU_START.search(data[:SEARCHED_BYTES]):  # below all that the program printed
+        return "ncu-csv"
+    data = data[:LOOKED_AT_BYTES]
+    if _CHAKRA_ET.match(data) or _CHAKRA_SCHEMA.match(data):
+        return "chakra-et"
+    text = data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if re.match(rb"\[\s*\{", text) and _PHASE.search(text):
+        return "kineto"
+    if not text.startswith(b"{"):
+        return "chakra-et" if name.lower().endswith(".et") else ""
+    names = _top_level(text)
+    schema = names.get("schema", "")
+    if schema.startswith("gpusim-trace/"):
+        return "gpusim-trace"
+    if "traceEvents" in names or {"schemaVersion", "deviceProperties"} <= set(names):
+        return "kineto"
+    if "workload_graph" in names:
+        return "chakra-json"
+    if "nodes" in names and re.match(r"\d+\.\d+", schema):
+        return "execution-trace"
+    if schema.startswith("gpusim-cuda-graph/") or {"exec_graph_id", "nodes"} <= set(names):
+        return "cuda-graph"
+    return ""
+
+
+def _format(data: bytes, name: str, wanted: str) -> tuple[str, str] | None:
+    """What the file is and what to do."""
+    if data.startswith(b"SQLite format 3\0"):
+        return "an SQLite file, such as Nsight Systems exports", _IMPORT
+    if data.startswith(b"NVR\0"):
+        return _ENDS[".ncu-rep"]
+    if re.search(rb'^"?Kernel Name"?,"?Invocations"?', data, re.MULTILINE):
+        return "a summary of Nsight Compute", "write a row a kernel: `ncu --import FILE --csv --page raw`"
+    if _NCU_START.search(data):
+        return "an output of Nsight Compute", f"{_IMPORT}; --counters adds what ncu counts"
+    if data.startswith((b"==PROF==", b"==WARNING==", b"==ERROR==")):
+        return "an output of Nsight Compute without a table", "write one: `ncu --import FILE --csv --page raw`"
+    if data.startswith(b"PK\x03\x04"):
+        return "a zip archive, such as torch.save writes", f"it has weights and no measured kernels; {_CAPTURE}"
+    if re.match(rb"\x80[\x02-\x05]", data):
+        return "a Python pickle, which gpusim never loads", _CAPTURE
+    if re.match(rb"\x08[\x01-\x20]\x12[\x01-\x40](?:pytorch|onnx|tf2onnx|keras)", data):
+        return _ENDS[".onnx"]
+    if _CHAKRA_ET.match(data):
+        return _ENDS[".et"]
+    if data[:1].isspace() or data[:1] in (b"{", b"["):
+        return _json_format(data.lstrip(), wanted)
+    return next((found for end, found in _ENDS.items() if name.endswith(end)), None)
+
+
+def _json_format(data: bytes, wanted: str) -> tuple[str, str] | None:
+    profile = _KINETO, f"{_IMPORT}, or draw it beside a prediction with "
+    measured = "`gpusim simulate TRACE --measured FILE --html OUT`"
+    if re.match(rb'\[\s*\{[^{}]{0,2000}"ph"\s*:', data):
+        return profile[0], profile[1] + measured
+    if re.match(rb"\[\s*\[\s*-?\d+\s*,\s*\d", data):
+        return "a memory timeline of torch", f"it has sizes of memory and no kernels; {_CAPTURE}"
+    names = _top_level(data)
+    schema = names.get("schema", "")
+    own = schema.partition("/")[0]
+    if own == wanted:
+        return None  # of another version, or damaged: the reader says it better
+    if own in _OWN:
+        return _OWN[own]
+    if wanted == "gpusim-measurement" and "traceEvents" in names:
+        return None  # read as a profile, and damaged
+    if "traceEvents" in names and b'"producer":"gpusim"' in data:
+        return "a timeline of gpusim's", f"open it at ui.perfetto.dev, or give it with {measured}"
+    if "traceEvents" in names or {"schemaVersion", "deviceProperties"} <= set(names):
+        return profile[0], profile[1] + measured
+    if "nodes" in names and re.match(r"\d+\.\d+", schema):
+        return "an execution trace of PyTorch", f"give it to `gpusim import` with its profile; {_CAPTURE}"
+    return None
+
+
+def _top_level(data: bytes) -> dict[str, str]:
+    """The names at the top level of the JSON object that begins here, with their values where those are texts."""
+    found: dict[str, str] = {}
+    depth, name, last, after_colon = 0, "", "", False
+    for token in _TOKEN.finditer(data):
+        mark = token[0]
+        if mark in (b"{", b"["):
+            depth += 1
+        elif mark in (b"}", b"]"):
+            depth -= 1
+        elif depth != 1:
+            continue
+        elif mark == b":":
+            name, after_colon = last, True
+            found[name] = ""
+        elif mark == b",":
+            after_colon = False
+        elif after_colon:
+            found[name] = token[1].decode("utf-8", "replace")
+        else:
+            last = token[1].decode("utf-8", "replace")
+    return found
