@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from gpusim.api import AnyStep, Progress, ignore
 from gpusim.errors import OptionError
-from gpusim.files import compress, write_bytes
+from gpusim.io.files import compress, write_bytes
 from gpusim.step import as_step
+from gpusim.text import short_value
 from gpusim.trace.store import TRACE_SUFFIXES, write_trace
 
 if TYPE_CHECKING:
+    from gpusim.analysis.as_imported import AsImported
+    from gpusim.analysis.simulation import Simulated
     from gpusim.importers.build import Imported
     from gpusim.importers.doctor import Report
-    from gpusim.search.as_imported import AsImported
-    from gpusim.search.simulation import Simulated
 
 
 def import_trace(
@@ -41,9 +43,9 @@ def import_trace(
     from gpusim.importers import import_files
 
     if not output.name.endswith(TRACE_SUFFIXES):
-        raise OptionError(f"-o {output}: a trace's name ends in {' or '.join(TRACE_SUFFIXES)}")
-    if output.exists() and any(Path(file).exists() and output.samefile(file) for file in files):
-        raise OptionError(f"-o {output}: is one of the files to import")
+        raise OptionError(f"-o {short_value(output)}: a trace's name ends in {' or '.join(TRACE_SUFFIXES)}")
+    if os.path.exists(output) and any(os.path.exists(file) and os.path.samefile(output, file) for file in files):
+        raise OptionError(f"-o {short_value(output)}: is one of the files to import")
     imported = import_files(
         files,
         step=step,
@@ -66,42 +68,63 @@ def doctor(files: Sequence[str], progress: Progress = ignore) -> Report:
 
 def searchable(step: AnyStep) -> bool:
     """Whether the dependencies of a step are those of its program, so that other schedules can be searched."""
-    from gpusim.search.as_imported import searchable as ask
+    from gpusim.analysis.as_imported import searchable as ask
 
     return ask(as_step(step).trace)
 
 
 def as_imported(step: AnyStep) -> AsImported:
     """The answers for an imported step that keep its streams and order. Raises `OptionError` for a captured one."""
-    from gpusim.search.as_imported import as_imported as ask
+    from gpusim.analysis.as_imported import as_imported as ask
 
     step = as_step(step)
     with step.naming():
         return ask(step.graph)
 
 
-def write_kineto(simulated: Simulated, path: Path) -> None:
-    """Write the predicted timeline as torch.profiler writes one (`.json`, `.json.gz`). Raises `OutputError`."""
-    from gpusim.report.export import kineto_document, kineto_text
+def export(simulated: Simulated, outputs: Mapping[str, Path]) -> None:
+    """Write a simulated schedule for other tools and people; all of the files, or none where one cannot be made.
 
-    title = f"simulated: {simulated.policy}"
-    document = kineto_document(simulated.recorded, simulated.ran.trace, title, simulated.graph.hardware)
-    _write(path, kineto_text(document))
-
-
-def write_execution_trace(simulated: Simulated, path: Path) -> None:
-    """Write the ops and their tensors as an execution trace of PyTorch (`.json`, `.json.gz`). Raises `OutputError`."""
-    from gpusim.report.export import execution_trace_document
-
-    _write(path, msgspec.json.encode(execution_trace_document(simulated.ran.trace)))
-
-
-def write_chakra(simulated: Simulated, path: Path) -> None:
-    """Write the predicted kernels, with their data dependencies, as a Chakra `.et`. Raises `OutputError`."""
-    from gpusim.report.export import chakra_bytes
-
-    _write(path, chakra_bytes(simulated.recorded, simulated.ran.trace))
+    `outputs` has the files by what they are: `kineto`, the timeline as torch.profiler writes one; `execution_trace`,
+    the ops and their tensors as PyTorch writes them; `chakra`, the kernels with their data dependencies (`.et`);
+    `table`, each op with its stream and waits (`.csv`, `.md`); `python`, code with `torch.cuda.Stream` (`.py`). A name
+    in `.gz` is packed. Raises `OptionError` for another kind or ending, `OperatorError` where replay would not call an
+    operator either, and `OutputError`.
+    """
+    makers = _makers()
+    for kind, path in outputs.items():
+        if kind not in makers:
+            raise OptionError(f"one of {', '.join(makers)}", argument="outputs", value=kind)
+        ends = _ENDS.get(kind, ())
+        if ends and path.suffix not in ends:
+            raise OptionError(f"{path}: the name ends in {' or '.join(ends)}", argument=kind, value=str(path))
+    made = {path: makers[kind](simulated, path) for kind, path in outputs.items()}
+    for path, data in made.items():
+        write_bytes(path, compress(data) if path.name.endswith(".gz") else data)
 
 
-def _write(path: Path, data: bytes) -> None:
-    write_bytes(path, compress(data) if path.name.endswith(".gz") else data)
+_ENDS: Final = {"table": (".csv", ".md"), "python": (".py",)}
+
+
+def _makers() -> dict[str, Callable[[Simulated, Path], bytes]]:
+    """For each kind of file what makes its content."""
+    from gpusim.report import export as made
+    from gpusim.report.schedule_python import schedule_python
+    from gpusim.report.schedule_table import schedule_csv, schedule_markdown
+
+    def kineto(simulated: Simulated, _: Path) -> bytes:
+        title, anew = f"simulated: {simulated.policy}", any(simulated.schedule.variants)
+        hardware = simulated.graph.hardware
+        return made.kineto_text(
+            made.kineto_document(simulated.recorded, simulated.ran.trace, title, hardware, anew=anew)
+        )
+
+    return {
+        "kineto": kineto,
+        "execution_trace": lambda simulated, _: msgspec.json.encode(made.execution_trace_document(simulated.ran.trace)),
+        "chakra": lambda simulated, _: made.chakra_bytes(simulated.recorded, simulated.ran.trace),
+        "table": lambda simulated, path: (
+            schedule_csv(simulated) if path.suffix == ".csv" else schedule_markdown(simulated)
+        ).encode(),
+        "python": lambda simulated, _: schedule_python(simulated).encode(),
+    }

@@ -10,13 +10,13 @@ from typing import Annotated, Final, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from gpusim import file_limits
 from gpusim.defaults import DEFAULT_HARDWARE
 from gpusim.errors import HardwareError, UnknownNameError
-from gpusim.files import Document, read_document
+from gpusim.formats.trace import Dtype
+from gpusim.io import file_limits
+from gpusim.io.files import Document, read_document
+from gpusim.io.resources import resource_dir
 from gpusim.notebook import html_table, short_name, short_repr
-from gpusim.resources import resource_dir
-from gpusim.trace.schema import Dtype
 from gpusim.units import format_bytes
 
 SCHEMA: Final = "gpusim-hardware/1"
@@ -118,6 +118,10 @@ class Copies(Document, frozen=True, kw_only=True):
     """Both directions at once, in total."""
     latency_ns: TimeNs
     """Fixed part of one copy."""
+    switch_ns: TimeNs = 0.0
+    """Extra delay in a CUDA graph from a kernel to a copy that waits for it, and from a copy to a kernel."""
+    kernel_slowdown: Ratio = 0.0
+    """How much longer kernels take beside copies of one direction, as a share of their time; twice that beside both."""
 
 
 class GraphCosts(Document, frozen=True, kw_only=True):
@@ -139,10 +143,6 @@ class GraphCosts(Document, frozen=True, kw_only=True):
     """Least time between two kernel starts."""
     memory_node_ns: TimeNs
     """Extra delay around a memset or memcpy node."""
-
-    def lost_ns(self, starts: int) -> float:
-        """Time that a kernel loses to `starts` of other kernels while it runs (docs/hardware-rules.md)."""
-        return self.busy_ns * starts / (starts + self.busy_starts) if starts else 0.0
 
 
 class StreamCosts(Document, frozen=True, kw_only=True):
@@ -183,11 +183,6 @@ class Contention(Document, frozen=True, kw_only=True):
     """How much the blocks of kernels that multiply matrices count in the load of the others on an SM, and the other way
     round: the two kinds wait for different things; 1: as much as those of their own kind."""
 
-    @property
-    def exponents(self) -> tuple[float, float]:
-        """p of kernels that do not multiply matrices, and of those that do."""
-        return self.sharing_exponent, self.matrix_exponent or self.sharing_exponent
-
 
 class Uncertainty(Document, frozen=True, kw_only=True):
     """How far predictions have been from measurements, as a share of the time (90 % of cases lie within)."""
@@ -198,7 +193,7 @@ class Uncertainty(Document, frozen=True, kw_only=True):
     """For all others."""
     cache_frac: Fraction = 0.0
     """How much longer still a schedule on several streams may take where its step may lose the L2 cache
-    (`gpusim.plan.cache`)."""
+    (`gpusim.plan.l2_cache`)."""
     variants_frac: Fraction = 0.0
     """How much longer still a schedule may take that runs variants: they are timed apart from the step, and those that
     came out fast are chosen."""

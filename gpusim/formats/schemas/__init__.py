@@ -16,23 +16,27 @@ from typing import Any
 import msgspec
 
 from gpusim.errors import UnknownNameError
-from gpusim.files import Document
-from gpusim.hardware.model import HardwareModel
-from gpusim.plan.measurement import Measurement
-from gpusim.plan.schedule import ScheduleDocument
-from gpusim.trace.schema import Trace
-from gpusim.trace.values import TAGS, TENSOR
+from gpusim.formats.arguments import TAGS, TENSOR
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.measurement import Measurement
+from gpusim.formats.parallel_plan import ParallelPlan
+from gpusim.formats.schedule import ScheduleDocument
+from gpusim.formats.topology import Topology
+from gpusim.formats.trace import Trace
+from gpusim.io.files import Document
 
 KINDS: dict[str, type[Document]] = {
     "trace": Trace,
     "schedule": ScheduleDocument,
     "hardware": HardwareModel,
     "measurement": Measurement,
+    "topology": Topology,
+    "parallel-plan": ParallelPlan,
 }
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-#: Encoded operator arguments (`gpusim.trace.values`), which the classes leave untyped.
+#: Encoded operator arguments (`gpusim.formats.arguments`), which the classes leave untyped.
 ARGUMENT: dict[str, Any] = {
     "title": "Argument",
     "description": "An operator argument: plain JSON for itself, an object with one key for everything else.",
@@ -67,7 +71,7 @@ def schema_of(kind: str) -> dict[str, Any]:
         arguments["args"]["items"] = arguments["kwargs"]["additionalProperties"] = {"$ref": "#/$defs/Argument"}
         definitions["Argument"] = ARGUMENT
     _null_last(definitions)
-    (version,) = definitions[document.__name__]["properties"]["schema"]["enum"]
+    version = max(definitions[document.__name__]["properties"]["schema"]["enum"])  # a trace's older ones are read, too
     return {
         "$schema": DIALECT,
         "$id": f"urn:{version.replace('/', ':')}",

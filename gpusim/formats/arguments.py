@@ -1,0 +1,74 @@
+"""The encoding of operator arguments in a trace: walk it without knowing torch.
+
+Plain JSON stands for itself (null, true, 3, 0.5, "mean", lists). Everything else is an object with one key:
+`{"tensor": 12}`, `{"float": "inf"}`, `{"dtype": "float32"}`, `{"device": "cuda"}`, `{"layout": "strided"}`,
+`{"memory_format": "channels_last"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpusim.text import shortened
+
+TENSOR = "tensor"
+CHOICES = {
+    "float": ("inf", "-inf", "nan"),
+    "device": ("cuda", "cpu"),
+    "layout": ("strided",),
+    "memory_format": ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format"),
+}
+#: No operator's arguments nest deeper than a list of lists; far deeper ones would exhaust Python's stack.
+MAX_DEPTH = 32
+TAGS = frozenset({TENSOR, "float", "dtype", "device", "layout", "memory_format"})
+
+
+def tensor_refs(value: Any) -> Iterator[int]:
+    """Indices of the tensors that an encoded argument (or list, or dict of arguments) mentions, in order."""
+    if isinstance(value, dict):
+        if len(value) == 1 and isinstance(value.get(TENSOR), int):
+            yield value[TENSOR]
+        else:
+            for part in value.values():
+                yield from tensor_refs(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensor_refs(part)
+
+
+def count_values(values: Any, depth: int = MAX_DEPTH) -> int:
+    """Values in a list of arguments or a dict of them, and in the lists among them to `depth`; an object is one."""
+    parts = values.values() if isinstance(values, dict) else values
+    count = len(values)
+    for part in parts:
+        if depth and (type(part) is list or type(part) is tuple):
+            count += count_values(part, depth - 1)
+    return count
+
+
+def problem_with(value: Any, depth: int = MAX_DEPTH) -> str | None:
+    """What is wrong with an encoded argument, or None."""
+    if isinstance(value, dict):
+        if len(value) != 1 or next(iter(value)) not in TAGS:
+            return f"an encoded argument has one key of {', '.join(sorted(TAGS))}, found {_as_said(value)}"
+        tag, inner = next(iter(value.items()))
+        if tag == TENSOR and (not isinstance(inner, int) or isinstance(inner, bool) or inner < 0):
+            return f"a tensor reference is an index, found {_as_said(inner)}"
+        if tag != TENSOR and not isinstance(inner, str):
+            return f"a {tag} is a text, found {_as_said(inner)}"
+        if tag in CHOICES and inner not in CHOICES[tag]:
+            return f"a {tag} is one of {', '.join(CHOICES[tag])}, found {_as_said(inner)}"
+        return None
+    if isinstance(value, list | tuple):
+        if not depth:
+            return f"lists are nested more than {MAX_DEPTH} deep"
+        return next((found for part in value if (found := problem_with(part, depth - 1))), None)
+    return None
+
+
+def _as_said(value: Any) -> str:
+    """A value in a message: short, and a list without what is in it, which may nest deep."""
+    if isinstance(value, dict):
+        return f"the keys {shortened(repr(sorted(map(str, value))))}" if value else "no key"
+    return "a list" if isinstance(value, list | tuple) else shortened(repr(value))

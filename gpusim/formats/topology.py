@@ -1,0 +1,188 @@
+"""The topology document: GPUs, nodes, the links between them, and measured times of collectives.
+
+A bundled topology has the name of its GPU's hardware model, such as `h200`. A GPU without one is taken to be alone with
+others of its kind on PCIe, by the data sheet (`fallback`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from gpusim.errors import TopologyError, UnknownNameError
+from gpusim.formats.hardware import HardwareModel, Rate, TimeNs
+from gpusim.io import file_limits
+from gpusim.io.files import Count, Document, Positive, read_document
+from gpusim.io.resources import resource_dir
+from gpusim.notebook import html_table, short_name, short_repr
+
+SCHEMA: Final = "gpusim-topology/1"
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+Sync = Literal["all_reduce", "parameter_server"]
+Nodes = Annotated[int, Meta(ge=1, le=file_limits.MAX_NODES)]
+NodeGpus = Annotated[int, Meta(ge=1, le=file_limits.MAX_NODE_GPUS)]
+Group = Annotated[int, Meta(ge=2, le=file_limits.MAX_NODE_GPUS)]
+Points = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1, max_length=file_limits.MAX_CURVE_POINTS)]
+
+
+class Link(Document, frozen=True, kw_only=True):
+    """What one GPU (`node`) or one node (`network`) sends and receives."""
+
+    bytes_per_ns: Rate
+    """In each direction, as collectives reach it."""
+    latency_ns: TimeNs
+    """Fixed part of a transfer."""
+    source: str
+    """Where from."""
+
+
+class Links(Document, frozen=True, kw_only=True):
+    """Links; what is left out is not there."""
+
+    node: Link | None = None
+    """Of each GPU, within a node."""
+    network: Link | None = None
+    """Of each node."""
+
+
+class Curve(Document, frozen=True, kw_only=True):
+    """A collective, measured within one node."""
+
+    collective: Collective
+    """Which."""
+    gpus: Group
+    """How many."""
+    points: Points
+    """Bytes of a GPU's buffer and ns, ascending. The buffer is the summed array, the whole array after an all-gather
+    or before a reduce-scatter, or what a GPU sends in an all-to-all."""
+    source: str
+    """Where from."""
+
+
+class Topology(Document, frozen=True, kw_only=True):
+    """Several GPUs of one kind."""
+
+    schema: Literal["gpusim-topology/1"]
+    """`gpusim-topology/1`."""
+    name: str
+    """File name without `.json`."""
+    hardware: str
+    """Hardware model of its GPUs."""
+    nodes: Nodes
+    """Nodes."""
+    gpus_per_node: NodeGpus
+    """GPUs of each."""
+    links: Links
+    """Between GPUs and between nodes."""
+    curves: tuple[Curve, ...] = ()
+    """Measured collectives; without any, times follow from links."""
+    collective_sms: Count = 0
+    """SMs that a collective takes."""
+    collective_sms_source: str = ""
+    """Where from."""
+    dram_per_wire_byte: Annotated[float, Meta(ge=0, le=16)] = 0.0
+    """Memory traffic for each byte on a GPU's link."""
+    dram_per_wire_byte_source: str = ""
+    """Where from."""
+    sync: Sync = "all_reduce"
+    """How gradients are added up."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def measured(self) -> bool:
+        """Whether any collective was measured on it."""
+        return bool(self.curves)
+
+    def __repr__(self) -> str:
+        return short_repr("Topology", f"{short_name(self.name)}: {self.nodes} x {self.gpus_per_node} GPUs")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("nodes", f"{self.nodes} of {self.gpus_per_node} GPUs"),
+            *(
+                (name, f"{link.bytes_per_ns:g} GB/s, {link.latency_ns / 1e3:g} us" if link else "none")
+                for name, link in (("link of a GPU", self.links.node), ("link of a node", self.links.network))
+            ),
+            ("measured", ", ".join(f"{curve.collective} of {curve.gpus}" for curve in self.curves) or "nothing"),
+        ]
+        return html_table(f"Topology {self.name}", ("", ""), rows)
+
+
+def read_topology(path: Path) -> Topology:
+    """Read and check a topology. Raises `TopologyError` with file, place and what is wrong."""
+    topology = read_document(path, Topology, SCHEMA, TopologyError)
+    for place, curve in enumerate(topology.curves):
+        sizes = [size for size, _ in curve.points]
+        if sizes != sorted(set(sizes)):
+            raise TopologyError(str(path), "bytes do not ascend", place=f"$.curves[{place}].points")
+        if curve.gpus > topology.gpus_per_node:
+            problem = f"{curve.gpus} GPUs, of nodes of {topology.gpus_per_node}"
+            raise TopologyError(str(path), problem, place=f"$.curves[{place}].gpus")
+    numbers = (
+        ("collective_sms", topology.collective_sms, topology.collective_sms_source),
+        ("dram_per_wire_byte", topology.dram_per_wire_byte, topology.dram_per_wire_byte_source),
+    )
+    for name, value, source in numbers:
+        if value and not source.strip():
+            raise TopologyError(str(path), "has no source", place=f"$.{name}")
+    return topology
+
+
+def bundled_topologies() -> dict[str, Path]:
+    """Name -> file of every topology that ships with gpusim."""
+    return {path.stem: path for path in sorted(resource_dir("topologies").glob("*.json"))}
+
+
+def load_topology(name_or_file: str) -> Topology:
+    """A topology by file name (`.json`) or bundled name. Raises `TopologyError`, `UnknownNameError`."""
+    if name_or_file.endswith(".json") or os.path.isfile(name_or_file):  # a name may be longer than a file has
+        return read_topology(Path(name_or_file))
+    bundled = bundled_topologies()
+    if name_or_file not in bundled:
+        raise UnknownNameError("topology", name_or_file, bundled)
+    return read_topology(bundled[name_or_file])
+
+
+def default_topology(hardware: HardwareModel) -> Topology:
+    """The bundled topology of a GPU, else `fallback`."""
+    bundled = bundled_topologies()
+    return read_topology(bundled[hardware.name]) if hardware.name in bundled else fallback(hardware)
+
+
+#: A host of the cloud has eight GPUs.
+_FALLBACK_GPUS: Final = 8
+
+
+def fallback(hardware: HardwareModel) -> Topology:
+    """Eight GPUs of one host on PCIe, as fast as their copies to the host: nothing of it measured between GPUs."""
+    rate = min(hardware.copies.h2d_bytes_per_ns, hardware.copies.d2h_bytes_per_ns)
+    source = f"copies to the host of hardware model {hardware.name}; not measured between GPUs"
+    return Topology(
+        schema=SCHEMA,
+        name=f"{hardware.name}-pcie",
+        hardware=hardware.name,
+        nodes=1,
+        gpus_per_node=_FALLBACK_GPUS,
+        links=Links(node=Link(bytes_per_ns=rate, latency_ns=hardware.copies.latency_ns, source=source)),
+    )
+
+
+def check_gpus(topology: Topology, gpus: int, source: str = "") -> None:
+    """Raise `TopologyError` where the topology has fewer GPUs, or lacks a link that so many need."""
+    where = source or topology.name
+    if gpus > topology.gpus:
+        have = f"{topology.nodes} x {topology.gpus_per_node} = {topology.gpus} GPUs"
+        raise TopologyError(where, f"has {have}, and {gpus} are asked for", place="$.nodes")
+    if gpus > 1 and topology.gpus_per_node > 1 and topology.links.node is None:
+        raise TopologyError(where, "has no link between the GPUs of a node", place="$.links.node")
+    if gpus > topology.gpus_per_node and topology.links.network is None:
+        problem = f"has no link between nodes, which {gpus} GPUs on nodes of {topology.gpus_per_node} need"
+        raise TopologyError(where, problem, place="$.links.network")

@@ -1,1 +1,0 @@
-"""Hardware models and the occupancy arithmetic."""
