@@ -1,7 +1,7 @@
 """Traces: what was captured, its file format, and the dependencies between its ops."""
 
+from gpusim.formats.trace import Kernel, Op, Trace
 from gpusim.trace.dependencies import dependencies
-from gpusim.trace.schema import Kernel, Op, Trace
 from gpusim.trace.store import bundled_traces, load_trace, parse_trace, read_trace, structure_hash, write_trace
 
 __all__ = [

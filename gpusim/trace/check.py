@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from math import prod
 
 from gpusim.errors import TraceError
-from gpusim.file_limits import (
+from gpusim.formats.arguments import TENSOR, count_values, problem_with
+from gpusim.formats.trace import KERNEL, Kernel, Op, Trace
+from gpusim.io.file_limits import (
     MAX_ARGUMENTS,
     MAX_BLOCK_THREADS,
     MAX_ELEMENTS,
@@ -13,16 +16,10 @@ from gpusim.file_limits import (
     MAX_PARTS,
     MAX_STEP_NS,
 )
-from gpusim.trace.covers import CoverRules
+from gpusim.text import shortened
 from gpusim.trace.dependencies import dependencies, handles
-from gpusim.trace.schema import Kernel, Op, Trace
-from gpusim.trace.values import TENSOR, count_values, problem_with
-
-DTYPE_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2, "uint32": 4, "uint64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
+from gpusim.trace.element_sizes import DTYPE_BYTES
+from gpusim.trace.fusion import MAX_LOOKED_AT, MAX_OPS, TOO_LONG, CoverRules
 
 
 def check_trace(trace: Trace, file: str) -> None:
@@ -35,21 +32,31 @@ def check_trace(trace: Trace, file: str) -> None:
         raise TraceError(file, "has no kernel that takes any time", place="$.ops")
     _check_amounts(trace, file)
     _check_tensors(trace, file)
+    _check_sources(trace, file)
     seen: dict[str, int] = {}
     n_tensors = len(trace.tensors)
+    known = bytearray(tensor.init is not None for tensor in trace.tensors)
+    in_order = True
     for index, op in enumerate(trace.ops):
         if seen.setdefault(op.name, index) != index:
             problem = f"op name '{op.name}' is taken by $.ops[{seen[op.name]}]"
             raise TraceError(file, problem, place=f"$.ops[{index}].name")
-        if not _plainly_right(op, n_tensors):
+        if not _plainly_right(op, known):
             _check_arguments(op, n_tensors, file, f"$.ops[{index}]")
+            in_order = in_order and all(known[tensor] for tensor in handles(op).union(op.reads))
+        for tensor in op.writes:
+            known[tensor] = 1
+        for result in op.outputs:
+            if result is not None:
+                known[result] = 1
         for number, edge in enumerate(op.after):
             if edge.op >= index:
                 problem = f"op {edge.op} is not an earlier one"
                 raise TraceError(file, problem, place=f"$.ops[{index}].after[{number}].op")
         if op.variants:
             _check_variants(op, file, f"$.ops[{index}]")
-    _check_order(trace, file)
+    if not in_order:
+        _check_order(trace, file)
     _check_covers(trace, file)
 
 
@@ -59,7 +66,8 @@ def _check_amounts(trace: Trace, file: str) -> None:
     right: set[tuple[tuple[int, int, int], tuple[int, int, int]]] = set()
     for index, op in enumerate(trace.ops):
         longest_ns = 0
-        for number, launches in enumerate((op.kernels, *(variant.kernels for variant in op.variants))):
+        ways = (op.kernels, *(variant.kernels for variant in op.variants)) if op.variants else (op.kernels,)
+        for number, launches in enumerate(ways):
             launches_ns = 0
             for place, kernel in enumerate(launches):
                 launches_ns += kernel.dur_ns
@@ -76,7 +84,9 @@ def _check_amounts(trace: Trace, file: str) -> None:
             longest_ns = max(longest_ns, launches_ns)
         step_ns += longest_ns
         host_ns += op.host_ns
-        arguments += count_values(op.args) + count_values(op.kwargs)
+        arguments += count_values(op.args)
+        if op.kwargs:
+            arguments += count_values(op.kwargs)
         if kernels > MAX_PARTS or arguments > MAX_ARGUMENTS or step_ns > MAX_STEP_NS or host_ns > MAX_STEP_NS:
             totals = (
                 ("kernels, with those of variants,", kernels, MAX_PARTS),
@@ -130,19 +140,29 @@ def _check_tensors(trace: Trace, file: str) -> None:
         needed_by[layout] = needed
 
 
-def _plainly_right(op: Op, n_tensors: int) -> bool:
-    """Whether all arguments are tensors that there are, or values; where not, `_check_arguments` says what is wrong."""
+def _plainly_right(op: Op, known: bytearray) -> bool:
+    """Whether all arguments are values, or tensors that `known` has a 1 for; where not, somebody has to look closer.
+
+    `known` is of all tensors, with a 1 for those that exist before the op.
+    """
+    n_tensors = len(known)
     for values in (op.args, op.kwargs.values()) if op.kwargs else (op.args,):
         for value in values:
             if type(value) is dict:
                 tensor = value.get(TENSOR)
-                if len(value) != 1 or type(tensor) is not int or not 0 <= tensor < n_tensors:
+                if len(value) != 1 or type(tensor) is not int or not 0 <= tensor < n_tensors or not known[tensor]:
                     return False
-            elif type(value) is list and any(type(part) is dict or type(part) is list for part in value):
-                return False
-    if max(op.reads, default=-1) >= n_tensors or max(op.writes, default=-1) >= n_tensors:
-        return False
-    return all(tensor is None or 0 <= tensor < n_tensors for tensor in op.outputs)
+            elif type(value) is list:
+                for part in value:
+                    if type(part) is dict or type(part) is list:
+                        return False
+    for tensor in op.reads:
+        if tensor >= n_tensors or not known[tensor]:
+            return False
+    for tensor in op.writes:
+        if tensor >= n_tensors:
+            return False
+    return all(result is None or 0 <= result < n_tensors for result in op.outputs)
 
 
 def _check_arguments(op: Op, n_tensors: int, file: str, place: str) -> None:
@@ -186,9 +206,18 @@ def _check_covers(trace: Trace, file: str) -> None:
         for number, variant in enumerate(op.variants)
         if variant.covers
     ]
-    rules = CoverRules(trace, dependencies(trace)) if covering else None
+    if covering and len(trace.ops) > MAX_OPS:
+        index, number = covering[0]
+        where = f"$.ops[{index}].variants[{number}].covers"
+        raise TraceError(file, f"is allowed in steps of at most {MAX_OPS} ops; this one has more", place=where)
+    if not covering:
+        return
+    preds = dependencies(trace)
+    if sum(map(len, preds)) > MAX_LOOKED_AT:
+        index, number = covering[0]
+        raise TraceError(file, TOO_LONG, place=f"$.ops[{index}].variants[{number}].covers")
+    rules = CoverRules(trace, preds)
     for index, number in covering:
-        assert rules is not None
         variant = trace.ops[index].variants[number]
         problem = rules.problem(index, variant.covers)
         if problem is not None:
@@ -208,15 +237,17 @@ def _check_order(trace: Trace, file: str) -> None:
     exists_from = [-1 if tensor.init is not None else len(trace.ops) for tensor in trace.tensors]
     for tensor, index in makers.items():
         exists_from[tensor] = min(exists_from[tensor], index)
+    if trace.model.frontend == "inductor":
+        _let_views_exist(trace, exists_from, makers)
     for index, op in enumerate(trace.ops):
         used = handles(op)
         used.update(op.reads)
         if all(exists_from[tensor] < index for tensor in used):
             continue
         for tensor in sorted(used):
-            if trace.tensors[tensor].init is not None:
-                continue
             maker = makers.get(tensor)
+            if exists_from[tensor] < index or (maker is None and exists_from[tensor] == index):
+                continue  # a kernel may look at all of a buffer that it writes in parts
             if maker is None:
                 problem = f"tensor {tensor} is read, but no op writes it and it has no 'init'"
                 raise TraceError(file, problem, place=f"$.ops[{index}]")
@@ -225,6 +256,37 @@ def _check_order(trace: Trace, file: str) -> None:
                 kind = "cycle" if _reaches(trace, index, maker) else "order against the dependencies"
                 problem = f"{kind}: op '{op.name}' uses tensor {tensor}, which op '{other}' writes at $.ops[{maker}]"
                 raise TraceError(file, problem, place=f"$.ops[{index}]")
+
+
+def _let_views_exist(trace: Trace, exists_from: list[int], makers: dict[int, int]) -> None:
+    """Kernels take other views of memory without an op that makes them: those exist once the memory does."""
+    first: dict[int, int] = {}
+    storages = [tensor.storage for tensor in trace.tensors]
+    for storage, index in zip(storages, exists_from, strict=True):
+        first[storage] = min(first.get(storage, len(trace.ops)), index)
+    for tensor, storage in enumerate(storages):
+        if tensor not in makers:
+            exists_from[tensor] = min(exists_from[tensor], first[storage])
+
+
+def _check_sources(trace: Trace, file: str) -> None:
+    """Code and its hash belong together, and ops name code that the trace has."""
+    if trace.sources and trace.model.frontend != "inductor":
+        raise TraceError(file, "only a trace of the front end 'inductor' has code in it", place="$.sources")
+    known: set[str] = set()
+    for number, source in enumerate(trace.sources):
+        place = f"$.sources[{number}]"
+        if source.sha256 in known:
+            raise TraceError(file, f"code '{source.sha256}' is there twice", place=f"{place}.sha256")
+        if hashlib.sha256(source.text.encode("utf-8", "surrogatepass")).hexdigest() != source.sha256:
+            raise TraceError(file, "the text of the code does not have this hash", place=f"{place}.sha256")
+        known.add(source.sha256)
+    for index, op in enumerate(trace.ops):
+        if (op.target == KERNEL) != bool(op.source):
+            problem = f"'{KERNEL}' needs code" if op.target == KERNEL else f"only '{KERNEL}' has code"
+            raise TraceError(file, problem, place=f"$.ops[{index}].source")
+        if op.source and op.source not in known:
+            raise TraceError(file, f"there is no code '{shortened(op.source)}'", place=f"$.ops[{index}].source")
 
 
 def _reaches(trace: Trace, source: int, goal: int) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpusim.errors import OptionError, UnknownNameError
-from gpusim.trace.schema import Op, Trace
+from gpusim.formats.trace import Op, Trace
+from gpusim.text import short_value
 
 #: Ops of a layer that an error names.
 _NAMED = 8
@@ -36,20 +37,20 @@ def find_ops(trace: Trace, text: str) -> tuple[int, ...]:
     if number and int(wanted) < len(trace.ops):
         return (int(wanted),)
     for matches in (full_label, op_label, _layer):
-        if found := [index for index, op in enumerate(trace.ops) if matches(op) == wanted]:
-            return tuple(index for index in found if trace.ops[index].kernels) or tuple(found)
+        if matching := [index for index, op in enumerate(trace.ops) if matches(op) == wanted]:
+            return tuple(index for index in matching if trace.ops[index].kernels) or tuple(matching)
     known = {*names, *(op_label(op) for op in trace.ops if op.layer), *(op.layer for op in trace.ops if op.layer)}
     raise UnknownNameError("op", text, known)
 
 
 def find_one_op(trace: Trace, text: str) -> int:
     """The op that `text` names, as `find_ops`. Raises `UnknownNameError`, and `OptionError` where it names several."""
-    found = find_ops(trace, text)
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(trace.ops[index].name for index in found[:_NAMED])
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    raise OptionError(f"'{text}' names {len(found)} ops: give one of {names}{more}")
+    ops = find_ops(trace, text)
+    if len(ops) == 1:
+        return ops[0]
+    names = ", ".join(short_value(trace.ops[index].name) for index in ops[:_NAMED])
+    more = f" and {len(ops) - _NAMED} more" if len(ops) > _NAMED else ""
+    raise OptionError(f"'{short_value(text)}' names {len(ops)} ops: give one of {names}{more}")
 
 
 def _layer(op: Op) -> str:

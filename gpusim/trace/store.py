@@ -4,90 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpusim.apart import read_apart
 from gpusim.errors import TraceError, UnknownNameError
-from gpusim.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, PARTS_AT_A_TIME
-from gpusim.files import (
-    Document,
+from gpusim.formats.trace import OLDER_SCHEMAS, SCHEMA, Trace
+from gpusim.io.decompression import decompress
+from gpusim.io.files import (
     decode_document,
-    decompress,
     encode_json,
     read_document,
     write_document,
 )
-from gpusim.resources import resource_dir
+from gpusim.io.resources import resource_dir
 from gpusim.trace.check import check_trace
-from gpusim.trace.schema import SCHEMA, Op, Storage, Tensor, Trace
-from gpusim.units import format_bytes
 
 TRACE_SUFFIXES = (".json", ".json.gz")
 
 
 def read_trace(path: Path) -> Trace:
     """Read and check a trace file. Raises `TraceError` with file, JSON path and value."""
-    trace = read_document(path, Trace, SCHEMA, TraceError)
+    trace = read_document(path, Trace, SCHEMA, TraceError, OLDER_SCHEMAS)
     check_trace(trace, str(path))
     return trace
 
 
 def parse_trace(data: bytes, name: str, max_bytes: int | None = None) -> Trace:
     """A trace from bytes in memory, checked like a file; `name` is for messages, `max_bytes` holds decompressed."""
-    trace = decode_document(decompress(data, name, TraceError, max_bytes), Trace, SCHEMA, name, TraceError)
+    text = decompress(data, name, TraceError, max_bytes)
+    trace = decode_document(text, Trace, SCHEMA, name, TraceError, OLDER_SCHEMAS)
     check_trace(trace, name)
     return trace
-
-
-def parse_upload(data: bytes, name: str) -> Trace:
-    """A trace that somebody else sent, within the limits on size; read in a process of its own (`gpusim.apart`).
-
-    Raises `TraceError`. Like all reading, it runs nothing from the file.
-    """
-    if len(data) > MAX_UPLOAD_BYTES:
-        raise TraceError(name, f"is {format_bytes(len(data))}; the limit is {format_bytes(MAX_UPLOAD_BYTES)}")
-    storages: list[Storage] = []
-    tensors: list[Tensor] = []
-    ops: list[Op] = []
-    frame: Trace | None = None
-    with closing(
-        read_apart(f"{__name__}:{upload_pieces.__name__}", data, name, TraceError, max_bytes=MAX_UPLOAD_DOCUMENT_BYTES)
-    ) as pieces:
-        for piece in pieces:
-            part = msgspec.json.decode(piece, type=_Piece)
-            storages += part.storages
-            tensors += part.tensors
-            ops += part.ops
-            frame = part.frame or frame
-    assert frame is not None
-    return msgspec.structs.replace(frame, storages=tuple(storages), tensors=tuple(tensors), ops=tuple(ops))
-
-
-class _Piece(Document, frozen=True):
-    """A part of a trace on its way between processes."""
-
-    frame: Trace | None = None
-    """The trace without the lists below."""
-    storages: tuple[Storage, ...] = ()
-    tensors: tuple[Tensor, ...] = ()
-    ops: tuple[Op, ...] = ()
-
-
-def upload_pieces(data: bytes, name: str, *, max_bytes: int) -> Iterator[bytes]:
-    """A checked trace in pieces, each decoded in a few milliseconds; the other side of `parse_upload`."""
-    trace = parse_trace(data, name, max_bytes)
-    yield encode_json(_Piece(frame=msgspec.structs.replace(trace, storages=(), tensors=(), ops=())))
-    for begin in range(0, len(trace.storages), PARTS_AT_A_TIME):
-        yield encode_json(_Piece(storages=trace.storages[begin : begin + PARTS_AT_A_TIME]))
-    for begin in range(0, len(trace.tensors), PARTS_AT_A_TIME):
-        yield encode_json(_Piece(tensors=trace.tensors[begin : begin + PARTS_AT_A_TIME]))
-    for begin in range(0, len(trace.ops), PARTS_AT_A_TIME):
-        yield encode_json(_Piece(ops=trace.ops[begin : begin + PARTS_AT_A_TIME]))
 
 
 def write_trace(trace: Trace, path: Path) -> None:
@@ -145,6 +95,8 @@ def structure_hash(trace: Trace) -> str:
         "ops": [[o.name, o.target, o.args, o.kwargs, o.outputs, o.reads, o.writes, o.random] for o in trace.ops],
         "tensors": [[t.shape, t.stride, t.offset, t.dtype, t.storage] for t in trace.tensors],
     }
+    if trace.sources:
+        structure["sources"] = [op.source for op in trace.ops]
     if any(op.after for op in trace.ops):  # an imported trace; the hash of all others is as it was without
         structure["after"] = [[edge.op for edge in op.after] for op in trace.ops]
     return hashlib.sha256(encode_json(structure)).hexdigest()[:32]

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from gpusim.errors import TrustError
-from gpusim.trace.schema import Trace
+from gpusim.formats.trace import Trace
 
 LIBRARIES: Final = ("torchvision", "timm")
 #: Names of models in a library: no paths, and no hubs to download from, which timm's names may also mean.

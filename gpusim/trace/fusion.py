@@ -8,17 +8,26 @@ before it, nobody else may wait for them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
+from gpusim.formats.trace import Op, Trace
 from gpusim.trace.dependencies import handles
-from gpusim.trace.schema import Op, Trace
+
+#: Ops of a step with such variants, and ops that one variant covers: captured steps have up to 2,206, and 6.
+MAX_OPS: Final = 20_000
+MAX_COVERS: Final = 1000
+#: Ops and tensors that are looked at to check all variants of a step: it takes seconds.
+MAX_LOOKED_AT: Final = 5_000_000
+TOO_LONG: Final = "variants of this step share memory and dependencies with more ops than can be checked"
 
 
 class CoverRules:
-    """What `problem` needs of a trace, found once; `preds` are its `dependencies`."""
+    """What `problem` needs of a trace, of up to `MAX_OPS` ops, found once; `preds` are its `dependencies`."""
 
     def __init__(self, trace: Trace, preds: Sequence[Sequence[int]]) -> None:
         self.trace = trace
         self.preds = preds
+        self._looked_at = 0
         self.before: list[int] = []
         """For each op, a bit for each op that it depends on, directly or not."""
         for op_preds in preds:
@@ -36,12 +45,15 @@ class CoverRules:
             self.tensors.setdefault(tensor.storage, []).append(number)
         self.users: dict[int, dict[int, None]] = {}
         """For each storage the ops that read, write, make or mention it, in recorded order."""
-        for index, op in enumerate(trace.ops):
-            for mentioned in _mentioned(op):
+        self.mentioned = [_mentioned(op) for op in trace.ops]
+        for index, tensors in enumerate(self.mentioned):
+            for mentioned in tensors:
                 self.users.setdefault(trace.tensors[mentioned].storage, {})[index] = None
 
     def problem(self, op: int, covers: Sequence[int]) -> str | None:
         """Why a variant of `op` cannot cover these ops, all behind it or all before it, or None."""
+        if len(covers) > MAX_COVERS:
+            return f"it covers {len(covers)} ops; the limit is {MAX_COVERS}"
         chain = sorted((op, *covers))
         if not covers or list(covers) != sorted(set(covers)) or chain[-1] >= len(self.trace.ops):
             return "they are not in order, or no ops of this step"
@@ -56,12 +68,14 @@ class CoverRules:
 
     def _behind(self, chain: Sequence[int], covers: Sequence[int]) -> str | None:
         """What the covered ops need must have ended before the first one starts."""
-        first = chain[0]
+        first, together = chain[0], set(chain)
         for covered in covers:
             name = self.trace.ops[covered].name
             if not self.before[covered] >> first & 1:
                 return f"op '{name}' does not depend on it"
-            late = [p for p in self.preds[covered] if p not in chain and not self.before[first] >> p & 1]
+            if self._takes_too_long(1 + len(self.preds[covered])):
+                return TOO_LONG
+            late = [p for p in self.preds[covered] if p not in together and not self.before[first] >> p & 1]
             if late:
                 return f"op '{name}' needs op '{self.trace.ops[late[0]].name}', which may end later"
         for place in range(len(chain) - 1):
@@ -72,11 +86,14 @@ class CoverRules:
 
     def _before(self, op: int, covers: Sequence[int]) -> str | None:
         """Nobody else may wait for the covered ops: what they write is there only when the last one has ended."""
+        together = {op, *covers}
         for covered in covers:
             name = self.trace.ops[covered].name
             if not self.before[op] >> covered & 1:
                 return f"it does not depend on op '{name}'"
-            others = [user for user in self.succs[covered] if user != op and user not in covers]
+            if self._takes_too_long(1 + len(self.succs[covered])):
+                return TOO_LONG
+            others = [user for user in self.succs[covered] if user not in together]
             if others:
                 return f"op '{self.trace.ops[others[0]].name}' depends on op '{name}', too"
             result = next(iter(self.trace.ops[covered].outputs), None)
@@ -86,28 +103,36 @@ class CoverRules:
 
     def _hidden(self, chain: Sequence[int], place: int) -> str | None:
         """Why what an op of the chain writes cannot be overwritten, or left out, before anybody sees it."""
-        trace, op = self.trace, self.trace.ops[chain[place]]
+        trace, op, together = self.trace, self.trace.ops[chain[place]], set(chain)
         result = next(iter(op.outputs), None)
         for tensor in dict.fromkeys((*op.writes, *((result,) if result is not None else ()))):
             storage = trace.tensors[tensor].storage
+            users = self.users[storage]
+            touched = sum(1 + len(self.mentioned[each]) for each in (*chain, *users))
+            if self._takes_too_long(touched + len(self.tensors[storage])):
+                return TOO_LONG
             writers = [later for later in chain[place + 1 :] if self._writes(later, storage)]
             if not writers and tensor != result:
                 continue  # written as it would be
             until = writers[-1] if writers else len(trace.ops)
-            for user in self.users[storage]:
-                if user not in chain and chain[0] < user < until:
+            for user in users:
+                if user not in together and chain[0] < user < until:
                     return f"op '{trace.ops[user].name}' uses tensor {tensor} in between"
             given = {t for each in chain for t in trace.ops[each].outputs}
+            later_users = [user for user in users if user > chain[0] and user not in together]
+            seen_later = {t for user in later_users for t in self.mentioned[user]}
             for other in self.tensors[storage]:
                 one = trace.tensors[other]
                 if one.init is not None or (not writers and one.role in ("output", "gradient")):
                     return f"tensor {other} is a state or a result of the step"
-                if other not in given and any(
-                    user > chain[0] and user not in chain and other in _mentioned(trace.ops[user])
-                    for user in self.users[storage]
-                ):
+                if other not in given and other in seen_later:
                     return f"tensor {other} shares memory with what it writes"
         return None
+
+    def _takes_too_long(self, more: int) -> bool:
+        """Whether so much more to look at is beyond the limit for a step."""
+        self._looked_at += more
+        return self._looked_at > MAX_LOOKED_AT
 
     def _writes(self, op: int, storage: int) -> bool:
         return any(self.trace.tensors[tensor].storage == storage for tensor in self.trace.ops[op].writes)
@@ -120,14 +145,14 @@ def covered_by(trace: Trace, variants: Sequence[int]) -> dict[int, int]:
     and so does a variant that covers an op which another one covers, or which covers some itself: in recorded order,
     the first counts.
     """
-    found: dict[int, int] = {}
+    coverer: dict[int, int] = {}
     doing: set[int] = set()
     for op, number in enumerate(variants):
-        covers = trace.ops[op].variants[number - 1].covers if number and op not in found else ()
-        if covers and not any(each in found or each in doing for each in covers):
-            found.update((covered, op) for covered in covers)
+        covers = trace.ops[op].variants[number - 1].covers if number and op not in coverer else ()
+        if covers and not any(each in coverer or each in doing for each in covers):
+            coverer.update((covered, op) for covered in covers)
             doing.add(op)
-    return found
+    return coverer
 
 
 def _mentioned(op: Op) -> set[int]:
@@ -135,7 +160,7 @@ def _mentioned(op: Op) -> set[int]:
     return {*op.reads, *op.writes, *handles(op), *(tensor for tensor in op.outputs if tensor is not None)}
 
 
-def settled(trace: Trace, variants: Sequence[int]) -> tuple[int, ...]:
+def canonical_variants(trace: Trace, variants: Sequence[int]) -> tuple[int, ...]:
     """The same choice of variants, without those that mean nothing."""
     covered = covered_by(trace, variants)
     doing = set(covered.values())
@@ -146,7 +171,7 @@ def settled(trace: Trace, variants: Sequence[int]) -> tuple[int, ...]:
     return tuple(number if number and counts(op, number) else 0 for op, number in enumerate(variants))
 
 
-def beside_theirs(
+def place_fused(
     order: Sequence[int], streams: Sequence[int], covered: Mapping[int, int]
 ) -> tuple[list[int], list[int]]:
     """A schedule with each covered op right behind or before the op that does its work, in its stream.

@@ -78,13 +78,13 @@ def _mangled_base(name: str) -> str | None:
         nested = name[at] == "N"
         at += nested
         while True:
-            found = _TOKEN.match(name, at)
-            if found is None or found[0] == "E" or (base is not None and not nested):
+            token = _TOKEN.match(name, at)
+            if token is None or token[0] == "E" or (base is not None and not nested):
                 return base
-            at = found.end()
-            if found[1]:
-                base, at = name[at : at + int(found[1])], at + int(found[1])
-            elif found[0] == "I":
+            at = token.end()
+            if token[1]:
+                base, at = name[at : at + int(token[1])], at + int(token[1])
+            elif token[0] == "I":
                 at = _behind(name, at)
     except (IndexError, ValueError):
         return None
@@ -93,14 +93,14 @@ def _mangled_base(name: str) -> str | None:
 def _behind(name: str, at: int, values: bool = True) -> int:
     """The position behind the `E` that closes what was opened before `at`; `values`: an `L` in it begins a literal."""
     while True:
-        found = _TOKEN.match(name, at)
-        if found is None:
+        matched = _TOKEN.match(name, at)
+        if matched is None:
             raise ValueError(name)
-        token, at = found[0], found.end()
+        token, at = matched[0], matched.end()
         if token == "E":
             return at
-        if found[1]:
-            at += int(found[1])
+        if matched[1]:
+            at += int(matched[1])
         elif token == "L" and values:
             at = _behind_literal(name, at)
         elif token in _OPENING:
@@ -111,12 +111,12 @@ def _behind(name: str, at: int, values: bool = True) -> int:
 
 def _behind_literal(name: str, at: int) -> int:
     """The position behind a literal: its type, then a value (digits, `n` for minus), which is no length of a name."""
-    found = _TOKEN.match(name, at)
-    if found is None:
+    matched = _TOKEN.match(name, at)
+    if matched is None:
         raise ValueError(name)
-    token, at = found[0], found.end()
-    if found[1]:
-        at += int(found[1])
+    token, at = matched[0], matched.end()
+    if matched[1]:
+        at += int(matched[1])
     elif token == "_Z":
         return _behind(name, at)
     elif token == "N":
