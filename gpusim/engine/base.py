@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
 
+from gpusim.engine.causes import Causes
 from gpusim.errors import UnknownNameError
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.hardware import HardwareModel
 from gpusim.notebook import html_table, short_repr
 from gpusim.plan.tasks import Plan
 from gpusim.units import counted, format_ns
@@ -29,6 +30,8 @@ class Timeline:
     """Share of the GPU's residency in use from each time on, where the engine records it."""
     bandwidth: tuple[tuple[int, float], ...] = ()
     """DRAM traffic in bytes a ns from each time on, where the engine records it."""
+    causes: Causes | None = None
+    """Why each task waited and what it lost, where the engine was asked to record it."""
 
     @property
     def makespan_ns(self) -> int:
@@ -73,8 +76,8 @@ class Engine(Protocol):
 
     name: str
 
-    def run(self, plan: Plan, hardware: HardwareModel) -> Timeline:
-        """Simulate `plan`. Raises `PlanError` for a plan that cannot run."""
+    def run(self, plan: Plan, hardware: HardwareModel, record: bool = ...) -> Timeline:
+        """Simulate `plan`; `record`: with its causes. Raises `PlanError` for a plan that cannot run."""
         ...
 
 

@@ -6,18 +6,15 @@ no plan can need as many, and one that does stops with a line.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 from gpusim.errors import PlanError
-from gpusim.hardware.model import HardwareModel
-from gpusim.hardware.occupancy import NO_FOOTPRINT
+from gpusim.formats.hardware import GraphCosts, HardwareModel, StreamCosts, measure_of
 from gpusim.plan.tasks import MAX_TIME_NS, Plan, Task
+from gpusim.rules.dispatch import MOST_BLOCKS, placed_blocks
+from gpusim.rules.occupancy import NO_FOOTPRINT
 
-#: A kernel of more waves of blocks than this is placed as blocks that each stand for several, one after the other: so
-#: its steps do not grow with its grid. The longest of the bundled traces has 95 waves on its own GPU, 836 on a K40.
-MOST_WAVES: Final = 4096
-#: Blocks that a kernel counts as having at most: above, doubles skip numbers.
-MOST_BLOCKS: Final = 1 << 53
 #: Blocks of one SM and of one GPU that engines have room for; the largest GPUs have 32 and 5,000.
 MOST_BLOCKS_PER_SM: Final = 4096
 MOST_RESIDENT_BLOCKS: Final = 1 << 30
@@ -25,17 +22,13 @@ MOST_RESIDENT_BLOCKS: Final = 1 << 30
 #: front end each time, and each end of blocks ends one block at least.
 EVENTS: Final = 16
 
-_COSTS: Final = {
-    "graph": ("chain_ns", "fork_ns", "join_ns", "busy_ns", "branch_ns", "front_end_ns", "memory_node_ns"),
-    "stream": ("launch_ns", "start_ns", "chain_ns", "event_ns", "event_host_ns"),
-    "copies": ("latency_ns",),
-}
 
-
-def placed_blocks(count: int, at_once: int) -> int:
-    """Blocks to place for a kernel of `count` blocks, `at_once` of which the GPU holds; compiled, too."""
-    each = (count - 1) // (MOST_WAVES * at_once) + 1
-    return (count - 1) // each + 1
+@cache
+def _costs() -> dict[str, tuple[str, ...]]:
+    """The times of each section of the hardware model that delay something."""
+    sections = {"graph": measure_of(GraphCosts), "stream": measure_of(StreamCosts)}
+    times = {section: tuple(name for name in found if found[name] == "time") for section, found in sections.items()}
+    return {**times, "copies": ("latency_ns", "switch_ns")}
 
 
 def blocks_to_place(task: Task, sms: int) -> int:
@@ -55,7 +48,7 @@ def work_of(plan: Plan, hardware: HardwareModel) -> int:
 
 def check_costs(hardware: HardwareModel) -> None:
     """Raise `PlanError` for a GPU whose costs or sizes are beyond what engines count exactly."""
-    for section, names in _COSTS.items():
+    for section, names in _costs().items():
         for name in names:
             time_ns = getattr(getattr(hardware, section), name)
             if not 0 <= time_ns <= MAX_TIME_NS:

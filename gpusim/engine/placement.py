@@ -26,12 +26,15 @@ It is driven as `gpusim.engine.pool.SmPool` is, which shares the SMs out as one 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from gpusim.engine.budget import blocks_to_place
-from gpusim.hardware.model import Contention, HardwareModel
-from gpusim.hardware.occupancy import NO_FOOTPRINT
+from gpusim.formats.hardware import HardwareModel
 from gpusim.plan.tasks import Task
+from gpusim.rules import contention, dispatch, dram, lost_time
+from gpusim.rules.occupancy import NO_FOOTPRINT
 
 #: A cohort with less than this left to do has ended. So has one whose end has come, whatever rounding left of it: far
 #: from the start of a step two times are further apart than this.
@@ -121,6 +124,8 @@ class SmPlacement:
     """What is left of the rate of those who use DRAM (rule 5)."""
     placed: int = 0
     """Cohorts so far."""
+    known_rates: dict[tuple[float, float], tuple[float, float]] = field(default_factory=dict)
+    """By the loads of both classes: the same come up again and again, and powers take long."""
 
     @property
     def full(self) -> bool:
@@ -128,14 +133,13 @@ class SmPlacement:
         return len(self.kernels) >= self.hardware.limits.resident_grids
 
     @property
-    def busy(self) -> bool:
-        """Whether anything runs."""
-        return bool(self.kernels)
+    def indices(self) -> list[int]:
+        """The tasks that run, in the order of their starts."""
+        return [kernel.index for kernel in self.kernels]
 
     def start(self, index: int, task: Task) -> None:
         """Put a task on the GPU, at the end of the line."""
-        bandwidth = self.hardware.memory.dram_bytes_per_ns
-        traffic = min(task.dram_bytes / task.dur_ns, bandwidth) if task.dur_ns else 0.0
+        traffic = dram.bytes_per_ns(self.hardware.memory, task.dram_bytes, task.dur_ns)
         if task.footprint == NO_FOOTPRINT or not task.blocks:
             kernel = Placed(index, task, 0, task.dur_ns, 0.0, traffic, on_sms=1)
             self._add_cohort(kernel, self.others, 1)
@@ -143,14 +147,16 @@ class SmPlacement:
             sms = task.partition_sms or self.hardware.limits.sms
             if all(group.partition != task.partition for group in self.groups):
                 self.groups.append(SmGroup(task.partition, sms))
-            full_waves = waves(task, sms, self.hardware.contention)
+            full_waves = waves(task, sms, self.hardware)
             kernel = Placed(
                 index,
                 task,
                 left=blocks_to_place(task, sms),
                 block_ns=task.dur_ns / full_waves,
-                load=1.0 / task.blocks_per_sm,
-                dram_bytes_per_ns=traffic * min(1.0, full_waves) / min(task.blocks, sms * task.blocks_per_sm),
+                load=contention.block_load(task.blocks_per_sm),
+                dram_bytes_per_ns=dram.block_bytes_per_ns(
+                    traffic, full_waves, min(task.blocks, sms * task.blocks_per_sm)
+                ),
             )
         self.kernels.append(kernel)
 
@@ -238,7 +244,7 @@ class SmPlacement:
                 wanted = -(-kernel.left // room)
                 if wanted < group.sms and len(self.groups) < MOST_GROUPS:
                     self._split(group, wanted)
-                self._add(kernel, group, min(room, -(-kernel.left // group.sms)))
+                self._add(kernel, group, dispatch.blocks_per_fill(kernel.left, room, group.sms))
 
     def _spread(self, kernel: Placed, rooms: list[int]) -> None:
         """Block after block, each to where there is most room."""
@@ -287,46 +293,49 @@ class SmPlacement:
 
     def _room(self, group: SmGroup, kernel: Placed) -> int:
         """How many further blocks of the kernel an SM of the group can take."""
-        need = kernel.task.footprint
         if group.partition != kernel.task.partition:
             return 0
         if not group.blocks:
             return kernel.task.blocks_per_sm
-        if group.split_bytes < need.split_bytes:
+        if not dispatch.carveout_allows(group.split_bytes, kernel.task.footprint.split_bytes):
             return 0
-        room = self._room_but_smem(group, kernel)
-        if need.smem_bytes:
-            room = min(room, (group.split_bytes - group.smem_bytes) // need.smem_bytes)
-        return max(0, room)
+        return self._room_for(group, kernel, kernel.task.footprint.smem_bytes)
 
-    def _room_but_smem(self, group: SmGroup, kernel: Placed) -> int:
+    def _room_for(self, group: SmGroup, kernel: Placed, smem_bytes: int) -> int:
         limits, need = self.hardware.limits, kernel.task.footprint
-        room = min((limits.threads_per_sm - group.threads) // need.threads, limits.blocks_per_sm - group.blocks)
-        return min(room, (limits.regs_per_sm - group.regs) // need.regs) if need.regs else room
+        return dispatch.room(
+            limits.threads_per_sm - group.threads,
+            limits.regs_per_sm - group.regs,
+            group.split_bytes - group.smem_bytes,
+            limits.blocks_per_sm - group.blocks,
+            need.threads,
+            need.regs,
+            smem_bytes,
+        )
 
     def _only_split_differs(self, group: SmGroup, kernel: Placed) -> bool:
         """Whether the kernel would fit there, were the SM's shared memory set to another size."""
         return (
             group.partition == kernel.task.partition
-            and group.split_bytes < kernel.task.footprint.split_bytes
-            and self._room_but_smem(group, kernel) > 0
+            and not dispatch.carveout_allows(group.split_bytes, kernel.task.footprint.split_bytes)
+            and self._room_for(group, kernel, smem_bytes=0) > 0
         )
 
     def _set_rates(self) -> None:
         """Rules 4 and 5, for groups that have changed."""
-        groups, bandwidth = self._all_groups, self.hardware.memory.dram_bytes_per_ns
+        groups = self._all_groups
         for group in groups:
             if group.changed:
                 loads, traffic = [0.0, 0.0], [0.0, 0.0]
                 for cohort in group.cohorts:
                     loads[cohort.kernel.task.matrix] += cohort.blocks * cohort.kernel.load
                     traffic[cohort.kernel.task.matrix] += cohort.blocks * group.sms * cohort.kernel.dram_bytes_per_ns
-                group.rates = shared_rates(loads[0], loads[1], self.hardware.contention)
+                group.rates = self._rates(loads[0], loads[1])
                 group.dram_bytes_per_ns = group.rates[0] * traffic[0] + group.rates[1] * traffic[1]
         wanted = 0.0
         for group in groups:
             wanted += group.dram_bytes_per_ns
-        slow = bandwidth / wanted if wanted > bandwidth else 1.0
+        slow = dram.slowed_frac(self.hardware.memory, wanted)
         if slow != self.slow:
             for group in groups:
                 if group.dram_bytes_per_ns > 0.0:
@@ -335,6 +344,16 @@ class SmPlacement:
         for group in groups:
             if group.changed:
                 self._set_end(group)
+
+    def _rates(self, others: float, gemms: float) -> tuple[float, float]:
+        """Of kernels that are not GEMM-like, and of those that are, on an SM with these loads; 1 for none."""
+        if (others, gemms) not in self.known_rates:
+            costs, rates = self.hardware.contention, [1.0, 1.0]
+            for gemm, (own, other) in enumerate(((others, gemms), (gemms, others))):
+                if own > 0.0:
+                    rates[gemm] = contention.rate(costs, contention.load(costs, own, other), gemm)
+            self.known_rates[others, gemms] = rates[0], rates[1]
+        return self.known_rates[others, gemms]
 
     def _set_end(self, group: SmGroup) -> None:
         """The rates of a group's cohorts, and which of them ends first."""
@@ -355,6 +374,55 @@ class SmPlacement:
         end_ns, _, cohort = min(ends)
         return max(0.0, end_ns - self.clock_ns), cohort.kernel.index
 
+    def losses(self) -> Iterator[tuple[int, int, int, float]]:
+        """For each kernel that loses time now: which, the cause, the oldest other kernel (or -1), what part of it."""
+        for kernel in self.kernels:
+            sms, task = kernel.task.partition_sms or self.hardware.limits.sms, kernel.task
+            possible = lost_time.possible_blocks(kernel.left, kernel.on_sms, task.blocks_per_sm, sms)
+            alone = 1.0
+            if kernel.load:
+                shape = (possible, task.blocks_per_sm, sms, int(task.matrix))
+                alone = contention.alone_rate(self.hardware.contention, *shape)
+            resident, slowed, short = 0.0, 0.0, 0.0
+            for group in self._all_groups:
+                rate = group.rates[task.matrix]
+                for cohort in group.cohorts:
+                    if cohort.kernel is kernel:
+                        blocks = float(cohort.blocks * group.sms)
+                        resident += blocks
+                        slowed += lost_time.slowed_blocks(blocks, rate, alone)
+                        short += lost_time.short_blocks(blocks, rate, cohort.rate, alone)
+            by = next((other.index for other in self.kernels if other is not kernel), -1)
+            if kernel.left and possible > resident:
+                yield kernel.index, self._held_by(kernel), by, (possible - resident) / possible
+            if slowed > 0.0:
+                yield kernel.index, lost_time.ISSUE, by, slowed / possible
+            if short > 0.0:
+                yield kernel.index, lost_time.DRAM, by, short / possible
+
+    def _held_by(self, kernel: Placed) -> int:
+        """What the blocks that are not placed wait for: on most SMs, where it differs."""
+        for other in self.kernels:
+            if other is kernel:
+                break
+            if other.left and other.task.partition == kernel.task.partition:
+                return lost_time.BLOCKS  # head of line
+        limits, need = self.hardware.limits, kernel.task.footprint
+        missing: Counter[int] = Counter()
+        for group in self.groups:
+            if group.partition == kernel.task.partition:
+                cause = lost_time.missing(
+                    limits.threads_per_sm - group.threads,
+                    limits.regs_per_sm - group.regs,
+                    limits.blocks_per_sm - group.blocks,
+                    group.split_bytes,
+                    need.threads,
+                    need.regs,
+                    need.split_bytes,
+                )
+                missing[cause] += group.sms
+        return missing.most_common(1)[0][0] if missing else lost_time.BLOCKS
+
     @property
     def occupied(self) -> float:
         """Share of the GPU's residency in use."""
@@ -371,20 +439,10 @@ class SmPlacement:
         return sum(c.rate * c.blocks * c.group.sms * c.kernel.dram_bytes_per_ns for c in self.cohorts)
 
 
-def shared_rates(others: float, matrix: float, contention: Contention) -> tuple[float, float]:
-    """Rates on an SM with these loads of kernels that do not multiply matrices, and of those that do."""
-    exponents, cross = contention.exponents, contention.cross_load
-    return (
-        1.0 / (others + cross * matrix) ** exponents[0] if others > 0.0 else 1.0,
-        1.0 / (matrix + cross * others) ** exponents[1] if matrix > 0.0 else 1.0,
-    )
-
-
-def waves(task: Task, sms: int, contention: Contention) -> float:
-    """Time of a kernel alone on so many SMs over that of its blocks at load 1: a wave that is not full takes less."""
-    at_once = sms * task.blocks_per_sm
-    full, left = divmod(blocks_to_place(task, sms), at_once)
-    return float(full + (-(-left // sms) / task.blocks_per_sm) ** contention.exponents[task.matrix])
+def waves(task: Task, sms: int, hardware: HardwareModel) -> float:
+    """`gpusim.rules.contention.waves` of a task on so many SMs."""
+    blocks = blocks_to_place(task, sms)
+    return contention.waves(hardware.contention, blocks, task.blocks_per_sm, sms, int(task.matrix))
 
 
 def _put(group: SmGroup, task: Task, blocks: int) -> None:

@@ -18,10 +18,12 @@ Nothing here knows about SimPy, streams or events: both the engines and the list
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.hardware import HardwareModel
 from gpusim.plan.tasks import Task
+from gpusim.rules import dram, lost_time, oldest_first
 
 #: Shares below this are rounding, not room.
 EPSILON = 1e-9
@@ -41,6 +43,8 @@ class Running:
     rate: float = 0.0
     share: float = 0.0
     """Part of its demand that it holds."""
+    shared_rate: float = 0.0
+    """Its rate where DRAM is not short."""
 
 
 class SmPool:
@@ -48,30 +52,27 @@ class SmPool:
 
     def __init__(self, hardware: HardwareModel) -> None:
         self.running: list[Running] = []
-        self._slowdown = hardware.contention.younger_slowdown
-        self._bandwidth = hardware.memory.dram_bytes_per_ns
-        self._limit = hardware.limits.resident_grids
+        self._hardware = hardware
 
     @property
     def full(self) -> bool:
         """Whether no further kernel may start: the GPU has no more grid slots."""
-        return len(self.running) >= self._limit
+        return len(self.running) >= self._hardware.limits.resident_grids
 
     @property
-    def busy(self) -> bool:
-        """Whether anything runs."""
-        return bool(self.running)
+    def indices(self) -> list[int]:
+        """The tasks that run, in the order of their starts."""
+        return [kernel.index for kernel in self.running]
 
     def start(self, index: int, task: Task) -> None:
         """Put a task on the GPU."""
         demand = task.demand
-        rate = task.dram_bytes / task.dur_ns if task.dur_ns else 0.0
         self.running.append(
             Running(
                 index=index,
                 demand=demand.resources,
                 cover=demand.cover,
-                dram_bytes_per_ns=min(rate, self._bandwidth),
+                dram_bytes_per_ns=dram.bytes_per_ns(self._hardware.memory, task.dram_bytes, task.dur_ns),
                 residency=demand.residency,
                 remaining_ns=task.dur_ns,
                 partition=task.partition,
@@ -113,16 +114,19 @@ class SmPool:
             else:
                 share = 1.0  # memory operations need no SM
             kernel.share = share
-            kernel.rate = share if elder else share / (1.0 + self._slowdown * kernel.cover)
+            kernel.rate = kernel.shared_rate = share if elder else share / self._later_slowdown(kernel)
             elder = elder and not any(kernel.demand)
+
+    def _later_slowdown(self, kernel: Running) -> float:
+        return oldest_first.later_slowdown(self._hardware.contention, kernel.cover)
 
     def _limit_traffic(self) -> None:
         """Rule 4, among all running kernels."""
         traffic = 0.0
         for kernel in self.running:
             traffic += kernel.rate * kernel.dram_bytes_per_ns
-        if traffic > self._bandwidth:
-            slow = self._bandwidth / traffic
+        slow = dram.slowed_frac(self._hardware.memory, traffic)
+        if slow < 1.0:
             for kernel in self.running:
                 if kernel.dram_bytes_per_ns > 0.0:
                     kernel.rate *= slow
@@ -136,6 +140,30 @@ class SmPool:
                 if best is None or time < best[0]:
                     best = (time, kernel.index)
         return best
+
+    def losses(self) -> Iterator[tuple[int, int, int, float]]:
+        """For each kernel that loses time now: which, the cause, the oldest other kernel (or -1), what part of it."""
+        for kernel in self.running:
+            by = next((other.index for other in self.running if other is not kernel), -1)
+            rates = (1.0, kernel.share, kernel.shared_rate, kernel.rate)
+            causes = (self._scarce(kernel), lost_time.ISSUE, lost_time.DRAM)
+            for cause, before, after in zip(causes, rates[:-1], rates[1:], strict=True):
+                if before > after:
+                    yield kernel.index, cause, by, before - after
+
+    def _scarce(self, kernel: Running) -> int:
+        """The resource that its blocks do not get enough of; `BLOCKS` where they stand behind another kernel's."""
+        left = [1.0, 1.0, 1.0, 1.0]
+        for other in self.running:
+            if other is kernel:
+                break
+            if other.partition == kernel.partition:
+                left = [room - other.share * need for room, need in zip(left, other.demand, strict=True)]
+        found, least = lost_time.BLOCKS, 1.0
+        for resource, (room, need) in enumerate(zip(left, kernel.demand, strict=True)):
+            if kernel.share > 0.0 and need > room and room / need < least:
+                found, least = resource, room / need
+        return found
 
     @property
     def occupied(self) -> float:

@@ -21,11 +21,13 @@ from simpy.events import NORMAL, URGENT, EventPriority
 from gpusim.engine import budget
 from gpusim.engine.base import Timeline
 from gpusim.engine.budget import check_costs
+from gpusim.engine.causes import COPY_ENGINE, FRONT_END, GRID_SLOT, HELD, LOSSES, NOTHING, Causes, Loss, closed
 from gpusim.engine.placement import SmPlacement
 from gpusim.engine.pool import SmPool
 from gpusim.errors import PlanError
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.hardware import HardwareModel
 from gpusim.plan.tasks import MAX_TIME_NS, Plan, Task, check_plan
+from gpusim.rules import copies, launch, lost_time, queues, start_interference
 
 #: After all arrivals of the same instant.
 LATE = EventPriority(NORMAL + 1)
@@ -39,7 +41,7 @@ class ReferenceEngine:
     name = "reference"
 
     def run(self, plan: Plan, hardware: HardwareModel, record: bool = True) -> Timeline:
-        """Simulate `plan`; `record` keeps residency and bandwidth over time. Raises `PlanError`."""
+        """Simulate `plan`; `record` keeps causes, and residency and bandwidth over time. Raises `PlanError`."""
         check_plan(plan)
         check_costs(hardware)
         simulation = _Simulation(plan, hardware, record)
@@ -51,13 +53,38 @@ class ReferenceEngine:
         if longest_ns > MAX_TIME_NS:
             raise budget.too_long(longest_ns)
         device = simulation.devices[min(simulation.devices)] if simulation.devices else None
+        start_ns, end_ns = tuple(map(round, simulation.start)), tuple(map(round, simulation.end))
         return Timeline(
             plan=plan,
-            start_ns=tuple(round(t) for t in simulation.start),
-            end_ns=tuple(round(t) for t in simulation.end),
-            ready_ns=tuple(round(t) for t in simulation.ready),
+            start_ns=start_ns,
+            end_ns=end_ns,
+            ready_ns=tuple(map(round, simulation.ready)),
             occupied=tuple(device.occupied) if device else (),
             bandwidth=tuple(device.bandwidth) if device else (),
+            causes=simulation.noted.causes(plan, start_ns, end_ns, hardware) if record else None,
+        )
+
+
+class _Noted:
+    """What is noted of each task on the way: `gpusim.engine.causes.Causes`."""
+
+    def __init__(self, tasks: int) -> None:
+        self.last = [-1] * tasks
+        self.interference_ns = [0.0] * tasks
+        self.launched_ns = [0.0] * tasks
+        self.held = [NOTHING] * tasks
+        self.held_by = [-1] * tasks
+        self.losses: list[list[Loss]] = [[] for _ in range(tasks)]
+
+    def causes(self, plan: Plan, start_ns: tuple[int, ...], end_ns: tuple[int, ...], hardware: HardwareModel) -> Causes:
+        """All of it, when the plan has run."""
+        return Causes(
+            last=tuple(self.last),
+            interference_ns=tuple(self.interference_ns),
+            launched_ns=tuple(self.launched_ns),
+            held=tuple(HELD[held] for held in self.held),
+            held_by=tuple(self.held_by),
+            losses=closed(self.losses, plan, start_ns, end_ns, hardware),
         )
 
 
@@ -74,8 +101,8 @@ class _Simulation:
         self.ready = [-1.0] * count
         self.ended = [self.env.event() for _ in range(count)]
         self.finish_order: dict[int, int] = {}
-        self.lost_ns = [0.0] * count
-        self.branch_ns = hardware.graph.branch_ns if plan.branches else 0.0
+        self.noted = _Noted(count)
+        self.branches = plan.branches
         self.events_left = self.events = budget.EVENTS * budget.work_of(plan, hardware)
         self.devices: dict[int, _Device] = {}
         for task in plan.tasks:
@@ -96,10 +123,13 @@ class _Simulation:
         if preds:
             yield self.env.all_of([self.ended[p] for p in sorted(preds)])
             last = max(preds, key=self.finish_order.__getitem__)
-            gap_ns = costs.chain_ns + costs.join_ns * (len(preds) - 1) + task.extra_ns
-            gap_ns += self.branch_ns + self.lost_ns[last]
+            gap_ns = launch.gap_ns(costs, self.branches, len(preds), task.extra_ns)
             siblings = self.successors[last]
-            yield self.env.timeout(gap_ns + costs.fork_ns * max(0, min(siblings.index(index), len(siblings) - 2)))
+            place = siblings.index(index)
+            wait_ns = launch.ready_delay_ns(costs, gap_ns, self.noted.interference_ns[last], place, len(siblings))
+            copied = [self.plan.tasks[each].kind in COPY_DIRECTIONS for each in (last, index)]
+            self.noted.last[index] = last
+            yield self.env.timeout(wait_ns + copies.switch_ns(self.hardware.copies, copied[0], copied[1]))
         self.ready[index] = self.env.now
         self.devices[task.device].arrive(index, task)
 
@@ -109,10 +139,16 @@ class _Simulation:
         if self.events_left < 0:
             raise budget.too_many_events(self.events, index, self.env.now)
 
+    def note_held(self, index: int, held: int, by: int) -> None:
+        """What kept a task that starts now, if anything did."""
+        if self.env.now > self.ready[index] and by >= 0:
+            self.noted.held[index], self.noted.held_by[index] = held, by
+
     def finished(self, index: int, starts_beside: int) -> None:
         """A task has ended, and so many others have started on its GPU since it did."""
         self.end[index] = self.env.now
-        self.lost_ns[index] = self.hardware.graph.lost_ns(starts_beside)
+        if self.plan.mode == "graph":
+            self.noted.interference_ns[index] = start_interference.lost_ns(self.hardware.graph, starts_beside)
         self.finish_order[index] = len(self.finish_order)
         self.ended[index].succeed()
 
@@ -142,6 +178,7 @@ class _CopyEngine:
 
     waiting: deque[int] = field(default_factory=deque)
     active: int | None = None
+    last_ended: int = -1
     remaining_bytes: float = 0.0
     rate: float = 0.0
 
@@ -155,13 +192,22 @@ class _Device:
         self.hardware = simulation.hardware
         by_block = simulation.hardware.contention.sharing_exponent > 0
         self.pool = SmPlacement(simulation.hardware) if by_block else SmPool(simulation.hardware)
-        self.front_end_ns = self.hardware.graph.front_end_ns if simulation.plan.mode == "graph" else 0.0
+        self.start_interval_ns = launch.start_interval_ns(self.hardware.graph, simulation.plan.mode == "graph")
         self.front_end_free = 0.0
         self.waiting: list[tuple[float, int, int]] = []
         self.starts = 0
         self.started: dict[int, int] = {}
         """How many starts there were when a task had started, its own among them."""
+        self.last_started = -1
+        self.room_at = 0.0
+        """When a task last ended that had the last free grid slot, ..."""
+        self.room_by = -1
+        """... and which."""
         self.copies = {direction: _CopyEngine() for direction in COPY_DIRECTIONS}
+        self.copied = False
+        """Whether there has been any copy: most plans have none, and their engines are not looked at."""
+        self.sm_rate = 1.0
+        """How fast kernels go on beside the copies that are under way."""
         self.record = record
         self.occupied: list[tuple[int, float]] = []
         self.bandwidth: list[tuple[int, float]] = []
@@ -173,6 +219,7 @@ class _Device:
         self.simulation.count_event(index)
         if task.kind in COPY_DIRECTIONS:
             self._advance()
+            self.copied = True
             self.copies[task.kind].waiting.append(index)
             self._update()
         else:
@@ -190,10 +237,14 @@ class _Device:
         self.simulation.count_event(index)
         self._advance()
         self.simulation.start[index] = self.env.now
+        by_front_end = self.front_end_free > self.room_at
+        held, by = (FRONT_END, self.last_started) if by_front_end else (GRID_SLOT, self.room_by)
+        self.simulation.note_held(index, held, by)
+        self.last_started = index
         self.pool.start(index, self.simulation.plan.tasks[index])
         self.starts += 1
         self.started[index] = self.starts
-        self.front_end_free = self.env.now + self.front_end_ns
+        self.front_end_free = self.env.now + self.start_interval_ns
         self._update()
         if self.waiting:
             self._serve(self.front_end_free)
@@ -201,24 +252,46 @@ class _Device:
     def _advance(self) -> None:
         """Bring all work up to now."""
         elapsed = self.env.now - self._updated
-        self._updated = self.env.now
         if elapsed:
-            self.pool.advance(elapsed)
-            for copy in self.copies.values():
-                copy.remaining_bytes -= elapsed * copy.rate
+            if self.record:
+                self._note_losses(elapsed)
+            self.pool.advance(elapsed * self.sm_rate)
+            if self.copied:
+                for copy in self.copies.values():
+                    copy.remaining_bytes -= elapsed * copy.rate
+        self._updated = self.env.now
+
+    def _note_losses(self, elapsed: float) -> None:
+        """What each task lost since the last change."""
+        since, until, losses = self._updated, self.env.now, self.simulation.noted.losses
+        for index, cause, by, part in self.pool.losses():
+            lost_ns = part * (elapsed * self.sm_rate)
+            losses[index].append(Loss(LOSSES[cause], by if by >= 0 else None, since, until, lost_ns))
+        lost_ns = lost_time.copy_part(self.sm_rate, 1.0) * elapsed
+        active = [(direction, copy) for direction, copy in self.copies.items() if copy.active is not None]
+        if active and lost_ns > 0.0:
+            for index in self.pool.indices:
+                losses[index].append(Loss(LOSSES[lost_time.COPY], active[0][1].active, since, until, lost_ns))
+        for direction, copy in active:
+            full = copies.full_bytes_per_ns(self.hardware.copies, direction == "h2d")
+            lost_ns = lost_time.copy_part(copy.rate, full) * elapsed
+            if lost_ns > 0.0 and copy.active is not None:
+                beside = next((other.active for _, other in active if other is not copy), None)
+                losses[copy.active].append(Loss(LOSSES[lost_time.COPY], beside, since, until, lost_ns))
 
     def _update(self) -> None:
         """Share rates out again and set the timer to the next end."""
         self.pool.update()
-        self._update_copies()
+        if self.copied:
+            self._update_copies()
         if self.record:
             now = round(self.env.now)
             _note(self.occupied, now, self.pool.occupied)
             _note(self.bandwidth, now, self.pool.traffic_bytes_per_ns)
-        ends = [end for end in (self.pool.next_end(), self._next_copy_end()) if end is not None]
+        end = self._next_end()
         self._timer += 1
-        if ends:
-            delay, index = min(ends)
+        if end is not None:
+            delay, index = end
             timer = self._timer
             self._at(self.env.now + delay, URGENT, lambda: self._end(index, timer))
 
@@ -231,8 +304,12 @@ class _Device:
         all_of_it, starts_beside = True, 0
         if task.kind in COPY_DIRECTIONS:
             self.copies[task.kind].active = None
+            self.copies[task.kind].last_ended = index
         else:
+            was_full = self.pool.full
             all_of_it = self.pool.finish(index)
+            if was_full and all_of_it:
+                self.room_at, self.room_by = self.env.now, index
             starts_beside = self.starts - self.started[index]
         self._update()
         if not all_of_it:
@@ -249,21 +326,23 @@ class _Device:
                 copy.active = copy.waiting.popleft()
                 task = self.simulation.plan.tasks[copy.active]
                 self.simulation.start[copy.active] = self.env.now
-                full = rates.h2d_bytes_per_ns if task.kind == "h2d" else rates.d2h_bytes_per_ns
-                copy.remaining_bytes = task.copy_bytes + rates.latency_ns * full
+                self.simulation.note_held(copy.active, COPY_ENGINE, copy.last_ended)
+                copy.remaining_bytes = copies.work_bytes(rates, task.copy_bytes, task.kind == "h2d")
         both = all(copy.active is not None for copy in self.copies.values())
-        total = rates.h2d_bytes_per_ns + rates.d2h_bytes_per_ns
-        shared = min(1.0, rates.both_bytes_per_ns / total) if both else 1.0
         for direction, copy in self.copies.items():
-            full = rates.h2d_bytes_per_ns if direction == "h2d" else rates.d2h_bytes_per_ns
-            copy.rate = full * shared if copy.active is not None else 0.0
+            rate = copies.bytes_per_ns(rates, direction == "h2d", both)
+            copy.rate = rate if copy.active is not None else 0.0
+        self.sm_rate = copies.sm_rate(rates, sum(copy.active is not None for copy in self.copies.values()))
 
-    def _next_copy_end(self) -> tuple[float, int] | None:
-        ends = [
-            (max(0.0, copy.remaining_bytes / copy.rate), copy.active)
-            for copy in self.copies.values()
-            if copy.active is not None
-        ]
+    def _next_end(self) -> tuple[float, int] | None:
+        """Time until the next task ends at the current rates, or a part of its blocks, and which task that is."""
+        end = self.pool.next_end()
+        if not self.copied:
+            return end
+        ends = [] if end is None else [(end[0] / self.sm_rate, end[1])]
+        for copy in self.copies.values():
+            if copy.active is not None:
+                ends.append((max(0.0, copy.remaining_bytes / copy.rate), copy.active))
         return min(ends, default=None)
 
     def _at(self, time: float, priority: EventPriority, action: Any) -> None:
@@ -291,7 +370,7 @@ class _Host:
         dealt: dict[int, int] = {}
         lanes: dict[tuple[int, int], tuple[int, int]] = {}
         for device, stream in simulation.plan.queues():
-            lanes[(device, stream)] = (device, dealt.get(device, 0) % self.costs.queues)
+            lanes[(device, stream)] = (device, queues.hardware_queue(self.costs, dealt.get(device, 0)))
             dealt[device] = dealt.get(device, 0) + 1
         self.queue_of = [lanes[(task.device, task.queue)] for task in tasks]
         self.queues: dict[tuple[int, int], deque[tuple[int, float]]] = {queue: deque() for queue in self.queue_of}
@@ -300,9 +379,9 @@ class _Host:
 
     def _launch(self) -> Generator[simpy.Event, Any, None]:
         for index, task in enumerate(self.simulation.plan.tasks):
-            host_ns = (task.host_ns or self.costs.launch_ns) + self.costs.event_host_ns * len(task.deps)
-            yield self.env.timeout(host_ns)
+            yield self.env.timeout(queues.host_launch_ns(self.costs, task.host_ns, len(task.deps)))
             queue = self.queue_of[index]
+            self.simulation.noted.launched_ns[index] = self.env.now
             self.queues[queue].append((index, self.env.now))
             if queue not in self.busy:
                 self.busy.add(queue)
@@ -315,13 +394,17 @@ class _Host:
         while waiting:
             index, launched = waiting.popleft()
             task = self.simulation.plan.tasks[index]
-            costs = dict.fromkeys(task.deps, self.costs.event_ns)
+            rules = dict.fromkeys(task.deps, queues.event_start_ns)
             previous = self.before[index]
             if previous is not None:
-                costs[previous] = self.costs.chain_ns
-            if any(end[p] < 0 for p in costs):
-                yield self.env.all_of([ended[p] for p in costs])
-            start = max([launched + self.costs.start_ns, *(end[p] + cost for p, cost in costs.items())])
+                rules[previous] = queues.stream_start_ns
+            if any(end[p] < 0 for p in rules):
+                yield self.env.all_of([ended[p] for p in rules])
+            start = max(self.env.now, queues.launched_start_ns(self.costs, launched))
+            may_start = [(start_ns(self.costs, end[p]), p == previous, -p) for p, start_ns in rules.items()]
+            last_ns, _, last = max(may_start, default=(-1.0, False, 1))
+            if last_ns >= start:
+                start, self.simulation.noted.last[index] = last_ns, -last
             yield self.env.timeout(max(0.0, start - self.env.now))
             self.simulation.ready[index] = self.env.now
             self.simulation.devices[task.device].arrive(index, task)

@@ -23,14 +23,14 @@ from gpusim.engine.compiled.pool import RUNNING
 from gpusim.engine.compiled.rates import LOADS
 from gpusim.engine.compiled.sm_groups import COHORT, PLACED, SM_GROUP
 from gpusim.engine.placement import MOST_GROUPS
-from gpusim.hardware.model import Contention, Copies, GraphCosts, HardwareModel, Memory, StreamCosts
-from gpusim.hardware.occupancy import Demand, Footprint
+from gpusim.formats.hardware import Contention, Copies, GraphCosts, HardwareModel, Memory, StreamCosts
 from gpusim.plan.tasks import MAX_PARTITIONS, Task
+from gpusim.rules.occupancy import Demand, Footprint
 
 Records = npt.NDArray[Any]
 Indices = npt.NDArray[np.int32]
 
-#: Sections of the hardware model whose numbers engines read, each as `<section>_<field>`.
+#: Sections of the hardware model whose numbers engines read: the functions of `gpusim.rules` take them as records, too.
 SECTIONS: dict[str, Any] = {
     "memory": Memory,
     "copies": Copies,
@@ -140,6 +140,7 @@ DEVICE = np.dtype(
         ("ready", "i8"),
         ("first_ready", "i8"),
         ("copying", "i8"),
+        ("sm_rate", "f8"),  # of kernels beside the copies that are under way
     ],
     align=True,
 )
@@ -147,10 +148,10 @@ DEVICE = np.dtype(
 
 @cache
 def hardware_dtype() -> np.dtype[np.void]:
-    """The record of a hardware model."""
-    names = [f"{section}_{name}" for section, kind in SECTIONS.items() for name in kind.__struct_fields__]
-    names += [f"limits_{name}" for name in LIMITS]
-    return np.dtype([(name, "f8") for name in (*names, "partitions")])
+    """The record of a hardware model: a record for each section, as in the document."""
+    names = {section: kind.__struct_fields__ for section, kind in SECTIONS.items()} | {"limits": LIMITS}
+    sections = [(section, np.dtype([(name, "f8") for name in fields])) for section, fields in names.items()]
+    return np.dtype([*sections, ("partitions", "f8")])
 
 
 def encode_hardware(hardware: HardwareModel, partitions: int = 1) -> Records:
@@ -159,9 +160,9 @@ def encode_hardware(hardware: HardwareModel, partitions: int = 1) -> Records:
     record["partitions"] = partitions
     for section, kind in SECTIONS.items():
         for name in kind.__struct_fields__:
-            record[f"{section}_{name}"] = getattr(getattr(hardware, section), name)
+            record[section][name] = getattr(getattr(hardware, section), name)
     for name in LIMITS:
-        record[f"limits_{name}"] = getattr(hardware.limits, name)
+        record["limits"][name] = getattr(hardware.limits, name)
     return record
 
 
@@ -242,22 +243,28 @@ class Blocks(NamedTuple):
         )
 
 
+class More(NamedTuple):
+    """What a plan needs that has copies, is on several devices or in stream mode."""
+
+    engines: Records
+    queues: Records
+    waiters: Records
+    grids: int
+    """Kernels that a device may run at a time."""
+
+
 class Room(NamedTuple):
     """Where one simulation at a time keeps its state: one for each thread.
 
-    `heaps` has one of ready tasks for each device, and behind them that of what happens at a known time besides ends
-    and starts.
+    `heaps` has one of ready tasks for each device, and behind them the line of what happens at a known time besides
+    ends and starts.
     """
 
     devices: Records
-    engines: Records
-    grids: int
-    """Kernels that a device may run at a time."""
     running: Records | None
     blocks: Blocks | None
+    more: More
     heaps: Records
-    queues: Records
-    waiters: Records
 
     @classmethod
     def for_plans(cls, plans: Plans, devices: int, queues: int, hardware: HardwareModel) -> Room:
@@ -275,12 +282,15 @@ class Room(NamedTuple):
         records["order"] = np.arange(GROUPS)
         return cls(
             devices=records,
-            engines=np.zeros(2 * devices, COPY_ENGINE),
-            grids=grids,
             running=None if by_block else np.zeros(devices * grids, RUNNING),
             blocks=Blocks.of_size(devices, grids, limits.blocks_per_sm) if by_block else None,
-            # Several devices: each arrival, start and end may schedule a look at a front end.
-            heaps=np.zeros(2 * tasks + 1 + (3 * tasks if devices > 1 else 0), ENTRY),
-            queues=np.zeros(queues, QUEUE),
-            waiters=np.zeros(plans.deps.shape[1] + tasks if stream_mode else 0, WAITER),
+            more=More(
+                engines=np.zeros(2 * devices, COPY_ENGINE),
+                queues=np.zeros(queues, QUEUE),
+                waiters=np.zeros(plans.deps.shape[1] + tasks if stream_mode else 0, WAITER),
+                grids=grids,
+            ),
+            # In the line, each task is ready once; in stream mode it is launched, resumed and its end is known, too. On
+            # several devices each arrival, start and end may schedule a look at a front end.
+            heaps=np.zeros((2 + (3 if stream_mode else 0) + (3 if devices > 1 else 0)) * tasks + 1, ENTRY),
         )

@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.engine.compiled.jit import jit
+from gpusim.engine.compiled.jit import int64, jit, rule
+from gpusim.engine.compiled.record import note_copy_start
+from gpusim.rules import copies as rules
+
+work_bytes, bytes_per_ns = rule(rules.work_bytes), rule(rules.bytes_per_ns)
+sm_rate, switch_ns = rule(rules.sm_rate), rule(rules.switch_ns)
 
 #: One engine: the task it works on, and the line behind it. -1 stands for none.
 COPY_ENGINE = np.dtype(
@@ -38,11 +43,13 @@ def advance(engines: Any, device: int, elapsed_ns: float) -> None:
 
 @jit
 def update(
-    hw: Any, tasks: Any, nodes: Any, engines: Any, device: int, now: float, log: Any, logged: int
-) -> tuple[float, int, int]:
-    """Give each free engine its next copy and share the link; time until the next copy ends, which, length of `log`.
+    hw: Any, tasks: Any, nodes: Any, engines: Any, device: int, now: float, log: Any, logged: int, record: Any
+) -> tuple[float, int, int, float]:
+    """Give each free engine its next copy and share the link.
 
-    Two directions at once share the link (`_Device._update_copies` and `_next_copy_end` of the reference).
+    Time until the next copy ends, which, length of `log`, and how fast kernels go on beside them.
+
+    Two directions at once share the link (`_Device._update_copies` and `_next_end` of the reference).
     """
     h2d, d2h = engines[2 * device], engines[2 * device + 1]
     for place in range(2 * device, 2 * device + 2):
@@ -52,15 +59,14 @@ def update(
             node = nodes[engine.active]
             engine.head = node.next_copy
             node.start_ns = now
+            if record is not None:
+                note_copy_start(record, device, place == 2 * device, int64(engine.active), node.ready_ns, now)
             log[logged] = engine.active
             logged += 1
-            full = hw.copies_h2d_bytes_per_ns if place == 2 * device else hw.copies_d2h_bytes_per_ns
-            engine.remaining_bytes = tasks[node.row].copy_bytes + hw.copies_latency_ns * full
-    shared = 1.0
-    if h2d.active >= 0 and d2h.active >= 0:
-        shared = min(1.0, hw.copies_both_bytes_per_ns / (hw.copies_h2d_bytes_per_ns + hw.copies_d2h_bytes_per_ns))
-    h2d.rate = hw.copies_h2d_bytes_per_ns * shared if h2d.active >= 0 else 0.0
-    d2h.rate = hw.copies_d2h_bytes_per_ns * shared if d2h.active >= 0 else 0.0
+            engine.remaining_bytes = work_bytes(hw.copies, tasks[node.row].copy_bytes, place == 2 * device)
+    both = h2d.active >= 0 and d2h.active >= 0
+    h2d.rate = bytes_per_ns(hw.copies, True, both) if h2d.active >= 0 else 0.0
+    d2h.rate = bytes_per_ns(hw.copies, False, both) if d2h.active >= 0 else 0.0
     best, index = np.inf, -1
     for place in range(2 * device, 2 * device + 2):
         engine = engines[place]
@@ -68,4 +74,5 @@ def update(
             time = max(0.0, engine.remaining_bytes / engine.rate)
             if index < 0 or time < best or (time == best and engine.active < index):
                 best, index = time, engine.active
-    return best, index, logged
+    working = (1 if h2d.active >= 0 else 0) + (1 if d2h.active >= 0 else 0)
+    return best, index, logged, sm_rate(hw.copies, working)

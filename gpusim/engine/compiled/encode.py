@@ -7,8 +7,9 @@ from array import array
 import numpy as np
 
 from gpusim.engine.compiled.arrays import Plans, Records, encode_tasks
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.hardware import HardwareModel, StreamCosts
 from gpusim.plan.tasks import MAX_PARTITIONS, MAX_TIME_NS, Plan, Task
+from gpusim.rules.queues import hardware_queue
 
 
 def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, int, int] | None:
@@ -37,7 +38,7 @@ def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, in
     nodes["n_deps"] = np.diff(first)
     queues = 0
     if plan.mode == "stream":
-        queue_of, queues = _hardware_queues(plan, hardware.stream.queues)
+        queue_of, queues = _hardware_queues(plan, hardware.stream)
         launches = plans.launches[0]
         launches["queue"] = queue_of
         launches["events"] = [len(task.deps) for task in tasks]
@@ -62,7 +63,7 @@ def _dependencies(tasks: tuple[Task, ...]) -> tuple[array[int] | None, array[int
     return flat, first, before
 
 
-def _hardware_queues(plan: Plan, queues: int) -> tuple[list[int], int]:
+def _hardware_queues(plan: Plan, costs: StreamCosts) -> tuple[list[int], int]:
     """The hardware queue of each task, and how many there are: streams are dealt over those of their device in turn."""
     dealt: dict[int, int] = {}
     numbers: dict[tuple[int, int], int] = {}
@@ -70,5 +71,5 @@ def _hardware_queues(plan: Plan, queues: int) -> tuple[list[int], int]:
     for device, stream in plan.queues():
         turn = dealt.get(device, 0)
         dealt[device] = turn + 1
-        number_of[(device, stream)] = numbers.setdefault((device, turn % queues), len(numbers))
+        number_of[(device, stream)] = numbers.setdefault((device, hardware_queue(costs, turn)), len(numbers))
     return [number_of[(task.device, task.queue)] for task in plan.tasks], len(numbers)

@@ -2,20 +2,23 @@
 
 `jit` marks a function that only compiled functions call; `entry` one that Python calls. Entries are compiled at their
 first call, not at import, and kept on disk by numba: in the package's `__pycache__` where that is writable, else in the
-user's cache directory (`NUMBA_CACHE_DIR` goes before both), else not at all.
+user's cache directory (`NUMBA_CACHE_DIR` goes before both), else not at all. `rule` compiles a function that the
+reference engine calls as it is, so that a rule is written once.
 
 numba looks at the entry's own file when it decides whether what it kept is still good, not at those of the functions
-that the entry calls. So what is kept here has a digest of all of the engine's sources in its name.
+that the entry calls. So what is kept here has a digest of the sources of the engine and the rules in its name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final, TypeVar, cast
 
 import numba
@@ -27,6 +30,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 #: references to arrays counted (numba's own option for functions that allocate nothing): each part of an array that is
 #: passed on would cost two locked instructions.
 OPTIONS = {"error_model": "numpy", "_nrt": False}
+
+#: Packages whose functions are compiled.
+SOURCES: Final = ("engine", "rules")
+
+#: Where rules are: plain functions, which call each other.
+RULES: Final = "gpusim.rules"
 
 #: A 64-bit integer. Where a constant or a narrower field is passed on, this keeps functions from being compiled twice.
 int64 = cast(Callable[[int], int], np.int64)
@@ -48,6 +57,20 @@ def jit(function: Function) -> Function:
 def jit_apart(function: Function) -> Function:
     """Compile `function` as part of whatever entry calls it, but as a function by itself where it is large."""
     return cast(Function, numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function))
+
+
+@functools.cache
+def rule(function: Function) -> Function:
+    """Compile a function of `gpusim.rules`, and the functions of it that this one calls, as `jit` does."""
+    read = (step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL")
+    called = {name: function.__globals__.get(name) for name in read}
+    compiled = {
+        name: rule(value)
+        for name, value in called.items()
+        if isinstance(value, FunctionType) and value.__module__.startswith(RULES)
+    }
+    same = FunctionType(function.__code__, {**function.__globals__, **compiled}, function.__name__)
+    return cast(Function, jit(functools.wraps(function)(same)))
 
 
 def entry(function: Function) -> Function:
@@ -96,8 +119,9 @@ def _forget_others(folder: Path, name: str) -> None:
 
 @functools.cache
 def sources_digest() -> str:
-    """A digest of the sources of `gpusim.engine`: it changes when any compiled function may have changed."""
+    """A digest of `gpusim.engine` and `gpusim.rules`: it changes when any compiled function may have changed."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+    package = Path(__file__).parents[2]
+    for path in sorted(path for name in SOURCES for path in (package / name).rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gpusim.engine.compiled.arrays import Plans, Records
-from gpusim.engine.compiled.jit import entry, jit
+from gpusim.engine.compiled.jit import entry, jit, rule
+from gpusim.rules import launch, start_interference
+
+gap_ns, ready_delay_ns = rule(launch.gap_ns), rule(launch.ready_delay_ns)
+start_interval_ns = rule(launch.start_interval_ns)
+lost_ns = rule(start_interference.lost_ns)
 
 
 @entry
@@ -33,7 +38,6 @@ def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
         node.first_succ = first
         node.waiting = 0  # here: how many of its successors are in place
         first += node.n_succs
-    chain_ns = hw.graph_chain_ns + (hw.graph_branch_ns if queues > 1 else 0.0)
     for index in range(len(nodes)):
         node = nodes[index]
         preds = node.n_deps + (1 if node.previous >= 0 else 0)
@@ -41,10 +45,4 @@ def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
             before = nodes[deps[node.first_dep + number] if number < node.n_deps else node.previous]
             succs[before.first_succ + before.waiting] = index
             before.waiting += 1
-        node.gap_ns = chain_ns + hw.graph_join_ns * (preds - 1) + tasks[node.row].extra_ns
-
-
-@jit
-def lost_ns(hw: Any, starts: int) -> float:
-    """`GraphCosts.lost_ns`."""
-    return float(hw.graph_busy_ns * starts / (starts + hw.graph_busy_starts)) if starts > 0 else 0.0
+        node.gap_ns = gap_ns(hw.graph, queues > 1, preds, tasks[node.row].extra_ns)

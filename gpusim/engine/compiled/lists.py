@@ -1,6 +1,9 @@
-"""List scheduling against a running simulation, compiled: `gpusim.policies.list_scheduling`, line by line.
+"""List scheduling against a running simulation, compiled: the loop of `gpusim.policies.shared.list_scheduling`.
 
 It is here and not beside the policies because compiled functions are kept by the sources of this package (see `jit`).
+
+Ready ops wait in a heap. Where more than `WIDE` do, those that find no room would be looked at again and again: they
+then wait in a tree, by priority, whose nodes have the least that any op below needs.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from gpusim.engine.compiled import heap, pool
 from gpusim.engine.compiled.arrays import Indices, Records
 from gpusim.engine.compiled.heap import ENTRY
 from gpusim.engine.compiled.jit import entry, int64, jit
-from gpusim.engine.compiled.link import lost_ns
+from gpusim.engine.compiled.link import gap_ns, lost_ns, start_interval_ns
 from gpusim.engine.compiled.op_graph import OpArrays
 from gpusim.engine.compiled.pool import RUNNING
 
@@ -32,8 +35,13 @@ LANE = np.dtype(
     ],
     align=True,
 )
-#: What is known of an op: how many predecessors have not ended, when the last of them did, its stream, its place.
-STATE = np.dtype([("waiting", "i8"), ("ready_at", "f8"), ("stream", "i8"), ("place", "i8")], align=True)
+#: What is known of an op: how many predecessors have not ended, when the last of them did, its stream, its place, and
+#: its place in the tree.
+STATE = np.dtype([("waiting", "i8"), ("ready_at", "f8"), ("stream", "i8"), ("place", "i8"), ("leaf", "i8")], align=True)
+#: Of the ready ops below a node of the tree, the least that any needs of each resource; infinite where there are none.
+NEED = np.dtype([("threads", "f8"), ("regs", "f8"), ("smem", "f8"), ("slots", "f8")], align=True)
+#: As many ready ops wait in a heap.
+WIDE = 64
 
 
 class ListRoom(NamedTuple):
@@ -44,6 +52,7 @@ class ListRoom(NamedTuple):
     running: Records
     ready: Records
     held: Records
+    needs: Records
 
     @classmethod
     def of_size(cls, ops: int, streams: int) -> ListRoom:
@@ -54,6 +63,7 @@ class ListRoom(NamedTuple):
             running=np.zeros(streams, RUNNING),
             ready=np.zeros(ops, ENTRY),
             held=np.zeros(ops, ENTRY),
+            needs=np.zeros(2 << max(0, ops - 1).bit_length(), NEED),
         )
 
 
@@ -92,6 +102,7 @@ def schedule_lists(
             room.running,
             room.ready,
             room.held,
+            room.needs,
             orders[row],
             events,
         )
@@ -113,10 +124,12 @@ def schedule_one(
     running: Any,
     ready: Any,
     held: Any,
+    needs: Any,
     order: Any,
     events: int,
 ) -> float:
     """`_Scheduler.run`."""
+    leaves = int64(0)  # of the tree, once there is one
     base = n_ready = n_running = n_starts = n_order = int64(0)
     rank = int64(0)  # entries of one priority: by op
     for number in range(len(lanes)):
@@ -139,8 +152,9 @@ def schedule_one(
                 heap.push(ready, base, n_ready, -priority[op], rank, op)
                 n_ready += 1
     now = front_end_free = 0.0
-    chain_ns = hw.graph_chain_ns + (hw.graph_branch_ns if len(lanes) > 1 else 0.0)
-    grids = int64(hw.limits_resident_grids)
+    branches, one = len(lanes) > 1, int64(1)
+    front_end_ns = start_interval_ns(hw.graph, True)
+    grids = int64(hw.limits.resident_grids)
     delay_ns, ending = np.inf, int64(-1)  # until the next end
     while n_order < n_work or n_idle < len(lanes):
         events -= 1
@@ -150,9 +164,21 @@ def schedule_one(
         n_held = 0
         urgent_from, known = 0.0, False
         threads = regs = smem = slots = 0.0
+        if min_share > 0.0 and n_ready > WIDE and leaves == 0:
+            leaves = plant(tasks, ops, priority, states, ready, n_ready, held, needs)
         while n_idle > 0 and n_ready > 0:
             op = ready[0].index
-            if min_share > 0.0:
+            if leaves > 0:
+                if not known:
+                    known = True
+                    urgent_from, threads, regs, smem, slots = room_left(tasks, ops, priority, lanes, running, n_running)
+                leaf = first_that_fits(needs, leaves, np.inf, np.inf, np.inf, np.inf, 0.0)
+                if priority[held[leaf].index] < urgent_from:
+                    leaf = first_that_fits(needs, leaves, threads, regs, smem, slots, min_share)
+                    if leaf < 0:
+                        break
+                op = held[leaf].index
+            elif min_share > 0.0:
                 if not known:  # what is true until the next op is put on a stream
                     known = True
                     urgent_from, threads, regs, smem, slots = room_left(tasks, ops, priority, lanes, running, n_running)
@@ -164,7 +190,10 @@ def schedule_one(
                     heap.pop(ready, base, n_ready)
                     n_ready -= 1
                     continue
-            heap.pop(ready, base, n_ready)
+            if leaves > 0:
+                set_needs(needs, leaves, states[op].leaf, np.inf, np.inf, np.inf, np.inf)
+            else:
+                heap.pop(ready, base, n_ready)
             n_ready -= 1
             # `_launch`: on the idle stream that one of its predecessors ran on, or the first one
             number = -1
@@ -183,7 +212,7 @@ def schedule_one(
             start_at = now
             if edges > 0:
                 begin = max(lane.ended_at, states[op].ready_at)
-                gap = chain_ns + hw.graph_join_ns * (edges - 1) + tasks[ops[op].first_row].extra_ns
+                gap = gap_ns(hw.graph, branches, int64(edges), tasks[ops[op].first_row].extra_ns)
                 start_at = max(now, begin + gap)
             lane.op = op
             lane.kernel = 0
@@ -230,9 +259,10 @@ def schedule_one(
             n_running -= 1
             lane = lanes[states[ending].stream]
             lane.kernel += 1
-            seen_at = now + lost_ns(hw, n_starts - lane.started)
+            seen_at = now + lost_ns(hw.graph, n_starts - lane.started)
             if lane.kernel < ops[ending].rows:
-                lane.start_at = seen_at + chain_ns + tasks[ops[ending].first_row + lane.kernel].extra_ns
+                extra_ns = tasks[ops[ending].first_row + lane.kernel].extra_ns
+                lane.start_at = seen_at + gap_ns(hw.graph, branches, one, extra_ns)
             else:
                 lane.ended_at = seen_at
                 lane.idle = 1
@@ -242,14 +272,19 @@ def schedule_one(
                     states[after].waiting -= 1
                     if states[after].waiting == 0:
                         states[after].ready_at = seen_at
-                        heap.push(ready, base, n_ready, -priority[after], rank, after)
+                        if leaves > 0:
+                            task = tasks[ops[after].first_row]
+                            leaf = states[after].leaf
+                            set_needs(needs, leaves, leaf, task.threads, task.regs, task.smem, task.slots)
+                        else:
+                            heap.push(ready, base, n_ready, -priority[after], rank, after)
                         n_ready += 1
         elif starting >= 0:
             elapsed_ns = at - now
             now += elapsed_ns
             # `_start`
             lane = lanes[starting]
-            front_end_free = now + hw.graph_front_end_ns
+            front_end_free = now + front_end_ns
             pool.start(hw, running, n_running, lane.op, tasks[ops[lane.op].first_row + lane.kernel])
             n_running += 1
             n_starts += 1
@@ -259,6 +294,81 @@ def schedule_one(
             return -1.0
         delay_ns, ending = pool.update(hw, running, base, n_running, elapsed_ns)
     return now
+
+
+@jit
+def plant(tasks: Any, ops: Any, priority: Any, states: Any, ready: Any, n_ready: int, held: Any, needs: Any) -> int:
+    """Make the tree: a leaf for each op with kernels, by priority, listed in `held`; how many leaves it has room for.
+
+    It has the ready ops of a heap. Leaf i is the node behind `leaves + i`, the nodes below node n are 2n and 2n + 1.
+    """
+    base = count = rank = int64(0)
+    for op in range(len(ops)):
+        if ops[op].rows > 0:
+            heap.push(held, base, count, -priority[op], rank, op)
+            count += 1
+    # The heap shrinks from its end, where what it gives is kept: last first.
+    for left in range(count, 0, -1):
+        time, op = held[0].time, held[0].index
+        heap.pop(held, base, left)
+        held[left - 1].time = time
+        held[left - 1].index = op
+    for leaf in range(count // 2):
+        op, other = held[leaf].index, held[count - 1 - leaf].index
+        held[leaf].index = other
+        held[count - 1 - leaf].index = op
+    for leaf in range(count):
+        states[held[leaf].index].leaf = leaf
+    leaves = int64(1)
+    while leaves < count:
+        leaves *= 2
+    for node in range(2 * leaves):
+        need = needs[node]
+        need.threads = need.regs = need.smem = need.slots = np.inf
+    for place in range(n_ready):
+        op = ready[place].index
+        task = tasks[ops[op].first_row]
+        set_needs(needs, leaves, states[op].leaf, task.threads, task.regs, task.smem, task.slots)
+    return leaves
+
+
+@jit
+def set_needs(needs: Any, leaves: int, leaf: int, threads: float, regs: float, smem: float, slots: float) -> None:
+    """What the op of a leaf needs; infinite where it is not ready."""
+    node = leaves + leaf
+    need = needs[node]
+    need.threads = threads
+    need.regs = regs
+    need.smem = smem
+    need.slots = slots
+    node >>= 1
+    while node > 0:
+        need, one, other = needs[node], needs[2 * node], needs[2 * node + 1]
+        need.threads = min(one.threads, other.threads)
+        need.regs = min(one.regs, other.regs)
+        need.smem = min(one.smem, other.smem)
+        need.slots = min(one.slots, other.slots)
+        node >>= 1
+
+
+@jit
+def first_that_fits(
+    needs: Any, leaves: int, threads: float, regs: float, smem: float, slots: float, min_share: float
+) -> int:
+    """The first leaf whose op is ready and gets `min_share` of its blocks of what is left, or -1."""
+    node = int64(1)
+    while node > 0:
+        need = needs[node]
+        if need.threads < np.inf and share_of(need, threads, regs, smem, slots) >= min_share:
+            if node >= leaves:
+                return node - leaves
+            node *= 2
+        else:
+            while node & 1:
+                node >>= 1
+            if node > 0:
+                node += 1
+    return -1
 
 
 @jit

@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusim.engine.compiled.arrays import Indices, Plans, Records, encode_tasks
-from gpusim.engine.compiled.jit import entry, int64, jit
+from gpusim.engine.compiled.jit import entry, int64, jit, rule
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import op_buffers
 from gpusim.plan.partitions import Layout, in_partition
 from gpusim.plan.tasks import Task
+from gpusim.rules import queues as rules
 
+hardware_queue = rule(rules.hardware_queue)
 #: An op: its tasks are `rows` records of `TASK` from `first_row` on (none for a view), its predecessors and successors
 #: among ops with tasks are in `preds` and `succs`. Its variants, the captured kernels as the first, are in `variants`
 #: from `first_variant` on.
@@ -76,7 +78,7 @@ class OpArrays(NamedTuple):
         ops["rows"] = [len(tasks) for tasks in graph.tasks]
         ops["first_row"] = np.cumsum(ops["rows"]) - ops["rows"]
         ops["host_ns"] = [op.host_ns for op in graph.trace.ops]
-        ops["first_pred"], ops["n_preds"], preds = _lists([sorted(preds_of.get(op, ())) for op in range(len(graph))])
+        ops["first_pred"], ops["n_preds"], preds = _lists([preds_of.get(op, ()) for op in range(len(graph))])
         ops["first_succ"], ops["n_succs"], succs = _lists([succs_of.get(op, ()) for op in range(len(graph))])
         buffers_of, buffer_bytes, kept_bytes = op_buffers(graph)
         ways = _Ways.of(graph)
@@ -196,7 +198,7 @@ def lower_schedules(
     for number in range(first, last):
         plan = number - first
         made = lower_one(
-            int64(hardware[0].stream_queues),
+            hardware[0],
             int64(graph.rows_of_partition),
             graph.ops,
             graph.preds,
@@ -223,7 +225,7 @@ def lower_schedules(
 
 @jit
 def lower_one(
-    queues: int,
+    hw: Any,
     rows_of_partition: int,
     ops: Any,
     preds: Any,
@@ -299,7 +301,7 @@ def lower_one(
         if len(covers) > 0:  # an op may be waited for by its own name and those it covers
             filled = first_dep + distinct(deps[first_dep:filled])
         if queue_of_stream[stream] < 0:
-            queue_of_stream[stream] = dealt % queues
+            queue_of_stream[stream] = hardware_queue(hw.stream, int64(dealt))
             dealt += 1
         for number in range(rows):
             node = nodes[index]
@@ -337,7 +339,7 @@ def distinct(numbers: Any) -> int:
 
 @jit
 def choose(ops: Any, variants: Any, covers: Any, chosen: Any, choice: Any, done_by: Any) -> bool:
-    """`gpusim.trace.covers.settled`: fill `choice` and `done_by`; False where an op has no such variant."""
+    """`gpusim.trace.fusion.canonical_variants`: fill `choice` and `done_by`; False where an op has no such variant."""
     for op in range(len(ops)):
         if chosen[op] < 0 or chosen[op] >= ops[op].n_variants:
             return False

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.engine.budget import MOST_BLOCKS
 from gpusim.engine.compiled.ends import earlier
 from gpusim.engine.compiled.heap import not_before
-from gpusim.engine.compiled.jit import int64, jit, jit_apart
-from gpusim.engine.compiled.rates import placed_blocks, waves
+from gpusim.engine.compiled.jit import int64, jit, jit_apart, rule
+from gpusim.engine.compiled.rates import waves
+from gpusim.engine.compiled.record import note_block_losses
 from gpusim.engine.compiled.sm_groups import (
     add_cohort,
     copy_cohort,
@@ -25,20 +25,26 @@ from gpusim.engine.compiled.sm_groups import (
     split,
 )
 from gpusim.engine.placement import ENDED_NS, MOST_GROUPS, NEAR_NS, NO_SMS
+from gpusim.rules import contention, dispatch, dram
+from gpusim.rules.dispatch import MOST_BLOCKS
+
+placed_blocks, blocks_per_fill = rule(dispatch.placed_blocks), rule(dispatch.blocks_per_fill)
+block_load, bytes_per_ns = rule(contention.block_load), rule(dram.bytes_per_ns)
+block_bytes_per_ns = rule(dram.block_bytes_per_ns)
 
 #: What ends: parts of a kernel; these, and others took their place; the rest of it.
 PARTS, REFILLED, ALL_OF_IT = 0, 1, 2
 
 
 @jit_apart
-def go_on(hw: Any, device: Any, blocks: Any, ends: int, until_ns: float) -> bool:
+def go_on(hw: Any, device: Any, blocks: Any, ends: int, until_ns: float, record: Any) -> bool:
     """Let blocks end, where the device is at such an end, and place others, as `SmPlacement.finish` and `update` do.
 
     The device is where `ends` is 1, which is no bool, as that would be compiled once for True and once for False. Goes
     on with what ends up to `until_ns`, as long as no kernel ends as a whole. Gives True where one does: it is off the
     GPU, and the next call is to place blocks. Else `device.end_at` and `device.end_index` are of the next end.
     It is compiled as a function by itself: of all that the event loop does this takes longest, and by itself it keeps
-    more in registers.
+    more in registers. `record` is None but where causes are noted.
     """
     while True:
         ended = finish(hw, device, blocks) if ends == 1 else PARTS
@@ -53,6 +59,8 @@ def go_on(hw: Any, device: Any, blocks: Any, ends: int, until_ns: float) -> bool
         device.events_left -= 1
         if not device.end_at <= until_ns or index < 0 or device.events_left < 0:
             return False
+        if record is not None and device.end_at > now:
+            note_block_losses(hw, device, blocks, record, device.end_at, 1.0)
         device.clock_ns += device.end_at - now
         device.updated = device.end_at
         ends = int64(1)
@@ -102,8 +110,7 @@ def prepare(hw: Any, row: Any, task: Any) -> None:
 @jit
 def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
     """`prepare` but for the traffic by kind."""
-    bandwidth = hw.memory_dram_bytes_per_ns
-    traffic = min(task.dram_bytes / task.dur_ns, bandwidth) if task.dur_ns != 0.0 else 0.0
+    traffic = bytes_per_ns(hw.memory, task.dram_bytes, task.dur_ns)
     count = int64(min(task.blocks, float(MOST_BLOCKS)))
     row.threads = task.footprint_threads
     if row.threads == 0.0 or count == 0:
@@ -114,7 +121,7 @@ def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
         row.dram_bytes_per_ns = traffic
         return
     row.partition = int64(task.partition)
-    sms = int64(task.partition_sms) if task.partition_sms > 0.0 else int64(hw.limits_sms)
+    sms = int64(task.partition_sms) if task.partition_sms > 0.0 else int64(hw.limits.sms)
     row.on_sms = sms
     row.blocks_per_sm = int64(task.blocks_per_sm)
     row.regs = task.footprint_regs
@@ -122,12 +129,12 @@ def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
     row.split_bytes = task.footprint_split_bytes
     row.own_split_bytes = task.footprint_own_split_bytes
     row.left = placed_blocks(count, sms * int64(row.blocks_per_sm))
-    full_waves = waves(hw, count, int64(row.blocks_per_sm), sms, int64(task.matrix))
+    full_waves = waves(hw.contention, int64(row.left), int64(row.blocks_per_sm), sms, int64(task.matrix))
     row.block_ns = task.dur_ns / full_waves
-    load = 1.0 / row.blocks_per_sm
+    load = block_load(row.blocks_per_sm)
     row.other_load = 0.0 if task.matrix == 1 else load
     row.matrix_load = load if task.matrix == 1 else 0.0
-    row.dram_bytes_per_ns = traffic * min(1.0, full_waves) / min(count, sms * row.blocks_per_sm)
+    row.dram_bytes_per_ns = block_bytes_per_ns(traffic, full_waves, min(count, sms * row.blocks_per_sm))
 
 
 @jit
@@ -307,8 +314,8 @@ def room_for(hw: Any, group: Any, kernel: Any) -> int:
     group.differs = 0
     if group.blocks == 0:
         return int64(kernel.blocks_per_sm)
-    threads, regs = hw.limits_threads_per_sm - group.threads, hw.limits_regs_per_sm - group.regs
-    slots, smem_bytes = hw.limits_blocks_per_sm - group.blocks, group.split_bytes - group.smem_bytes
+    threads, regs = hw.limits.threads_per_sm - group.threads, hw.limits.regs_per_sm - group.regs
+    slots, smem_bytes = hw.limits.blocks_per_sm - group.blocks, group.split_bytes - group.smem_bytes
     if earlier(earlier(threads - kernel.threads, regs - kernel.regs), slots - 1.0) < 0.0:  # most often
         return int64(0)
     if group.split_bytes < kernel.split_bytes:
@@ -331,7 +338,7 @@ def fill_up(device: Any, blocks: Any, kernel: Any, place: int, count: int) -> No
             wanted = (kernel.left + group.room - 1) // group.room
             if wanted < group.sms and device.groups <= MOST_GROUPS:
                 split(device, blocks, at, wanted)
-            group.gets = min(group.room, (kernel.left + group.sms - 1) // group.sms)
+            group.gets = blocks_per_fill(int64(kernel.left), int64(group.room), int64(group.sms))
             add(device, blocks, kernel, place, at)
 
 

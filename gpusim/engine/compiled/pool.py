@@ -10,8 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.engine.compiled.jit import int64, jit
+from gpusim.engine.compiled.jit import int64, jit, rule
 from gpusim.engine.pool import EPSILON
+from gpusim.rules import dram, oldest_first
+
+traffic_bytes_per_ns, slowed_frac = rule(dram.bytes_per_ns), rule(dram.slowed_frac)
+later_slowdown = rule(oldest_first.later_slowdown)
 
 #: `gpusim.engine.pool.Running`; `needs_sm` is `any(demand)`, `slowdown` how much longer it takes beside an older one,
 #: `younger_rate` its rate then with all of its demand, which saves a division each time.
@@ -44,12 +48,11 @@ def start(hw: Any, running: Any, place: int, index: int, task: Any) -> None:
     kernel.regs = task.regs
     kernel.smem = task.smem
     kernel.slots = task.slots
-    kernel.slowdown = 1.0 + hw.contention_younger_slowdown * task.cover
+    kernel.slowdown = later_slowdown(hw.contention, task.cover)
     kernel.younger_rate = 1.0 / kernel.slowdown
     needs_sm = task.threads != 0.0 or task.regs != 0.0 or task.smem != 0.0 or task.slots != 0.0
     kernel.needs_sm = needs_sm
-    rate = task.dram_bytes / task.dur_ns if task.dur_ns != 0.0 else 0.0
-    kernel.dram_bytes_per_ns = min(rate, hw.memory_dram_bytes_per_ns)
+    kernel.dram_bytes_per_ns = traffic_bytes_per_ns(hw.memory, task.dram_bytes, task.dur_ns)
     kernel.remaining_ns = task.dur_ns
     kernel.partition = task.partition
     kernel.rate = 0.0
@@ -97,8 +100,8 @@ def update(hw: Any, running: Any, base: int, count: int, elapsed_ns: float) -> t
         for number in range(count):
             kernel = running[base + number]
             traffic += kernel.rate * kernel.dram_bytes_per_ns
-    if several or traffic > hw.memory_dram_bytes_per_ns:
-        return slow_down(hw, running, base, count, max(traffic, hw.memory_dram_bytes_per_ns))
+    if several or traffic > hw.memory.dram_bytes_per_ns:
+        return slow_down(hw, running, base, count, traffic)
     return end_ns, ending
 
 
@@ -163,8 +166,8 @@ def share_out(
 
 @jit
 def slow_down(hw: Any, running: Any, base: int, count: int, traffic: float) -> tuple[float, int]:
-    """`SmPool._limit_traffic` for traffic that is at least the bandwidth, and `next_end`."""
-    slow = hw.memory_dram_bytes_per_ns / traffic
+    """`SmPool._limit_traffic` and `next_end`."""
+    slow = slowed_frac(hw.memory, traffic)
     end_ns, ending = np.inf, -1
     for number in range(count):
         kernel = running[base + number]

@@ -17,9 +17,12 @@ from typing import Any, Final
 import numpy as np
 
 from gpusim.engine.compiled.ends import ROW, earlier, next_end, note_end
-from gpusim.engine.compiled.jit import int64, jit, jit_apart
-from gpusim.engine.compiled.rates import known_rates
+from gpusim.engine.compiled.jit import int64, jit, jit_apart, rule
+from gpusim.engine.compiled.rates import known_rates, load_of
 from gpusim.engine.placement import NO_SMS
+from gpusim.rules import dram
+
+slowed_frac = rule(dram.slowed_frac)
 
 #: `gpusim.engine.placement.Placed`, with what it needs of the task. `scanned` says that all groups have been looked at
 #: for it and what had room was used: from then on only groups that change can have room.
@@ -291,7 +294,7 @@ def set_rates(hw: Any, device: Any, blocks: Any) -> tuple[float, int]:
         for number in range(int64(device.touched)):
             set_end(hw, device, blocks, int64(device.touched_groups[number]))
         device.touched = 0
-        if device.slow != 1.0 or device.wanted > SURELY_LESS * hw.memory_dram_bytes_per_ns:
+        if device.slow != 1.0 or device.wanted > SURELY_LESS * hw.memory.dram_bytes_per_ns:
             limit_traffic(hw, device, blocks)
         if device.touched == 0:
             device.settled = 1
@@ -304,11 +307,11 @@ def set_rates(hw: Any, device: Any, blocks: Any) -> tuple[float, int]:
 @jit_apart
 def limit_traffic(hw: Any, device: Any, blocks: Any) -> None:
     """Rule 5: where it slows more or less than before, those who use DRAM are touched."""
-    wanted, bandwidth = 0.0, hw.memory_dram_bytes_per_ns
+    wanted = 0.0
     for number in range(int64(device.groups)):
         wanted += device.traffic[number]
     device.wanted = wanted
-    slow = bandwidth / wanted if wanted > bandwidth else 1.0
+    slow = slowed_frac(hw.memory, wanted)
     if slow != device.slow:
         for number in range(int64(device.groups)):
             if device.traffic[number] > 0.0:
@@ -323,8 +326,8 @@ def set_end(hw: Any, device: Any, blocks: Any, at: int) -> None:
     first = int64(group.first)
     behind = first + int64(group.cohorts)
     clock_ns, slow = device.clock_ns, device.slow  # stores below may change these, for all LLVM knows
-    load = group.held_load + hw.contention_cross_load * group.held_matrix_load
-    matrix_load = group.held_matrix_load + hw.contention_cross_load * group.held_load
+    load = load_of(hw.contention, group.held_load, group.held_matrix_load)
+    matrix_load = load_of(hw.contention, group.held_matrix_load, group.held_load)
     if load != group.load and group.held_load > 0.0:
         group.load = load
         group.rate, _ = known_rates(hw, device, load)

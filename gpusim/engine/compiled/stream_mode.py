@@ -1,15 +1,20 @@
 """Stream mode, compiled: the host launches in order into hardware queues, whose heads block what is behind them.
 
-`_Host` of the reference is a few processes; here each of their steps is an event, numbered when it is scheduled, so
-that what happens at one time keeps their order.
+`_Host` of the reference is a few processes; here each of their steps is an event in the line of known events, which
+keeps the order of those of one time.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from gpusim.engine.compiled import heap
-from gpusim.engine.compiled.jit import int64, jit
+from gpusim.engine.compiled import line
+from gpusim.engine.compiled.jit import int64, jit, rule
+from gpusim.engine.compiled.line import IN_TURN
+from gpusim.rules import queues as rules
+
+host_launch_ns, launched_start_ns = rule(rules.host_launch_ns), rule(rules.launched_start_ns)
+stream_start_ns, event_start_ns = rule(rules.stream_start_ns), rule(rules.event_start_ns)
 
 #: What an event is for, in the lowest three bits of its index: a task is ready; those that wait for its end learn of
 #: it; the head of a queue has nothing to wait for any more; the host has launched; a front end is to be looked at.
@@ -17,8 +22,8 @@ READY, ENDED, RESUMED, LAUNCHED, SERVES = 0, 1, 2, 3, 4
 
 
 @jit
-def set_up(hw: Any, nodes: Any, launches: Any, queues: Any, heaps: Any, events: int) -> tuple[int, int]:
-    """Bring queues to the start of a run and let the host begin; number of events, and the next event's number."""
+def set_up(hw: Any, launches: Any, queues: Any, known: Any) -> int:
+    """Bring queues to the start of a run and let the host begin; the tail of the line of events."""
     for number in range(len(queues)):
         queue = queues[number]
         queue.head = queue.tail = -1
@@ -26,18 +31,16 @@ def set_up(hw: Any, nodes: Any, launches: Any, queues: Any, heaps: Any, events: 
     for index in range(len(launches)):
         launch = launches[index]
         launch.first_waiter = launch.last_waiter = -1
-    if len(nodes) == 0:
-        return 0, 0
-    none, first = int64(0), int64(LAUNCHED)
-    heap.push(heaps, events, none, host_ns(hw, launches[0]), none, first)
-    return 1, 1
+    none = int64(0)
+    if len(launches) == 0:
+        return none
+    return line.insert(known, none, none, host_ns(hw, launches[0]), IN_TURN, int64(LAUNCHED))
 
 
 @jit
 def host_ns(hw: Any, launch: Any) -> float:
     """Host time of one launch and of the events it waits for."""
-    call_ns = launch.host_ns if launch.host_ns > 0.0 else hw.stream_launch_ns
-    return float(call_ns + hw.stream_event_host_ns * launch.events)
+    return float(host_launch_ns(hw.stream, launch.host_ns, launch.events))
 
 
 @jit
@@ -48,14 +51,14 @@ def happen(
     deps: Any,
     queues: Any,
     waiters: Any,
-    heaps: Any,
-    events: int,
-    pending: int,
-    seq: int,
+    known: Any,
+    head: int,
+    tail: int,
     event: int,
     now: float,
-) -> tuple[int, int]:
-    """One step of the host or of a queue; number of events, and the next event's number."""
+    record: Any,
+) -> int:
+    """One step of the host or of a queue; the new tail of the line of events."""
     index, what = event >> 3, event & 7
     launch = launches[index]
     queue = queues[launch.queue]
@@ -65,18 +68,14 @@ def happen(
             after = waiters[waiter].node
             nodes[after].waiting -= 1
             if nodes[after].waiting == 0:
-                heap.push(heaps, events, pending, now, seq, after << 3 | RESUMED)
-                pending += 1
-                seq += 1
+                tail = line.insert(known, head, tail, now, IN_TURN, int64(after) << 3 | RESUMED)
             waiter = waiters[waiter].next
     elif what == LAUNCHED:
         launch.launched_ns = now
         launch.behind = -1
         if index + 1 < len(nodes):
             at = now + host_ns(hw, launches[index + 1])
-            heap.push(heaps, events, pending, at, seq, (index + 1) << 3 | LAUNCHED)
-            pending += 1
-            seq += 1
+            tail = line.insert(known, head, tail, at, IN_TURN, (index + 1) << 3 | LAUNCHED)
         if queue.head < 0:
             queue.head = index
         else:
@@ -84,18 +83,18 @@ def happen(
         queue.tail = index
     resumed = index if what == RESUMED else -1
     if what == READY or (what == LAUNCHED and queue.busy == 0):  # the queue turns to its next entry
-        head = int64(queue.head)
-        queue.busy = 1 if head >= 0 else 0
-        if head >= 0:
-            queue.head = launches[head].behind
-            if not must_wait(nodes, launches, deps, waiters, head):
-                resumed = head
+        entry = int64(queue.head)
+        queue.busy = 1 if entry >= 0 else 0
+        if entry >= 0:
+            queue.head = launches[entry].behind
+            if not must_wait(nodes, launches, deps, waiters, entry):
+                resumed = entry
     if resumed >= 0:
         at = start_at(hw, nodes, launches, deps, resumed)
-        heap.push(heaps, events, pending, now + max(0.0, at - now), seq, resumed << 3 | READY)
-        pending += 1
-        seq += 1
-    return pending, seq
+        if record is not None:
+            note_last(hw, nodes, launches, deps, resumed, now, record)
+        tail = line.insert(known, head, tail, now + max(0.0, at - now), IN_TURN, resumed << 3 | READY)
+    return tail
 
 
 @jit
@@ -125,12 +124,27 @@ def must_wait(nodes: Any, launches: Any, deps: Any, waiters: Any, index: int) ->
 
 
 @jit
+def note_last(hw: Any, nodes: Any, launches: Any, deps: Any, index: int, now: float, record: Any) -> None:
+    """Which predecessor decides when a task may start that may now; -1 where it is its launch or its queue."""
+    node = nodes[index]
+    last, last_ns = int64(-1), max(now, launched_start_ns(hw.stream, launches[index].launched_ns))
+    for place in range(node.first_dep, node.first_dep + node.n_deps):
+        may_start_ns = event_start_ns(hw.stream, nodes[deps[place]].end_ns)
+        earlier = last >= 0 and may_start_ns == last_ns and deps[place] > last
+        if may_start_ns >= last_ns and not earlier:
+            last, last_ns = int64(deps[place]), may_start_ns
+    if node.previous >= 0 and stream_start_ns(hw.stream, nodes[node.previous].end_ns) >= last_ns:
+        last = int64(node.previous)
+    record.tasks[index].last = last
+
+
+@jit
 def start_at(hw: Any, nodes: Any, launches: Any, deps: Any, index: int) -> float:
     """When a task may start whose predecessors have ended: after its launch, and after them."""
     node = nodes[index]
-    at = launches[index].launched_ns + hw.stream_start_ns
+    at = launched_start_ns(hw.stream, launches[index].launched_ns)
     for place in range(node.first_dep, node.first_dep + node.n_deps):
-        at = max(at, nodes[deps[place]].end_ns + hw.stream_event_ns)
+        at = max(at, event_start_ns(hw.stream, nodes[deps[place]].end_ns))
     if node.previous >= 0:
-        at = max(at, nodes[node.previous].end_ns + hw.stream_chain_ns)
+        at = max(at, stream_start_ns(hw.stream, nodes[node.previous].end_ns))
     return float(at)
