@@ -1,10 +1,8 @@
 """Anchoring: a trace's own sequential run sets the gap between its kernels.
 
-Profiled durations overlap with the launch of the next kernel by an amount that differs between steps: the bundled ones
-take 0.16 to 0.37 us a kernel more than their kernels, and one gap for all misses two of ten by 5 %. The capture
-therefore times the sequential CUDA graph without a profiler, and what that takes over the sum of its kernels is the gap
-of this trace. Everything concurrent is still predicted. On a GPU that the trace was not captured on there is nothing to
-anchor to: the hardware model's gap holds.
+The capture times the sequential CUDA graph without a profiler, and what that takes over the sum of its kernels is the
+gap of this trace (`gpusim.rules.anchor`). Everything concurrent is still predicted. On a GPU that the trace was not
+captured on there is nothing to anchor to: the hardware model's gap holds.
 """
 
 from __future__ import annotations
@@ -13,14 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gpusim.hardware.model import HardwareModel
-from gpusim.trace.schema import Trace
-
-#: Gaps outside this range are not believed; what is left over then scales the durations. Spin kernels on an H200
-#: follow each other within 0.5 us (validate/results, calibration).
-MIN_GAP_NS, MAX_GAP_NS = 100.0, 600.0
-#: A sequential run that asks for more scaling than this does not belong to these kernels.
-MIN_SCALE, MAX_SCALE = 0.2, 5.0
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.trace import Trace
+from gpusim.rules import anchor as rules
+from gpusim.rules import launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +32,10 @@ def anchor(trace: Trace, hardware: HardwareModel) -> Anchor:
     total_ns = sum(kernel.dur_ns for kernel in kernels)
     if truth is None or trace.provenance.gpu.name != hardware.gpu or not total_ns or not truth.graph.median_ns:
         return Anchor(hardware.graph.chain_ns, 1.0)
-    extra_ns = hardware.graph.memory_node_ns * sum(kernel.kind != "kernel" for kernel in kernels[1:])
-    gaps = max(1, len(kernels) - 1)
-    gap_ns = min(MAX_GAP_NS, max(MIN_GAP_NS, (truth.graph.median_ns - extra_ns - total_ns) / gaps))
-    busy_ns = truth.graph.median_ns - extra_ns - gap_ns * (len(kernels) - 1)
-    return Anchor(gap_ns, min(MAX_SCALE, max(MIN_SCALE, busy_ns / total_ns)))
+    nodes = sum(kernel.kind != "kernel" for kernel in kernels[1:])
+    measured = (truth.graph.median_ns, total_ns, launch.extra_ns(hardware.graph, True) * nodes, len(kernels))
+    gap_ns = rules.gap_ns(*measured)
+    return Anchor(gap_ns, rules.scale(*measured, gap_ns))
 
 
 def anchored(hardware: HardwareModel, chain_ns: float) -> HardwareModel:

@@ -9,15 +9,18 @@ from typing import Any
 
 import msgspec
 
-from gpusim.hardware.model import HardwareModel
+from gpusim.errors import PlanError
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.trace import Kernel, Op, Trace
+from gpusim.io.file_limits import FREE_DEPENDENCIES, MAX_DEPENDENCIES_PER_OP
 from gpusim.notebook import short_name, short_repr
 from gpusim.plan.anchor import anchor, anchored
-from gpusim.plan.cache import may_lose_cache
 from gpusim.plan.kernels import kernel_tasks, variant_tasks
+from gpusim.plan.l2_cache import may_lose_cache
 from gpusim.plan.tasks import Task
-from gpusim.trace.covers import covered_by, settled
+from gpusim.text import short_value
 from gpusim.trace.dependencies import dependencies
-from gpusim.trace.schema import Kernel, Op, Trace
+from gpusim.trace.fusion import canonical_variants, covered_by
 from gpusim.units import counted
 
 #: From so many ops on, compiled code is worth the time to load it, or to compile it on a first start.
@@ -42,12 +45,17 @@ class OpGraph:
 
     @classmethod
     def build(cls, trace: Trace, hardware: HardwareModel) -> OpGraph:
-        """The op graph of a trace on a GPU. Raises `PlanError` where a kernel breaks a limit of that GPU."""
-        found = anchor(trace, hardware)
-        tasks = kernel_tasks(trace, hardware, found.scale)
+        """The op graph of a trace on a GPU.
+
+        Raises `PlanError` where a kernel breaks a limit of that GPU, and for far more dependencies than ops.
+        """
+        fitted = anchor(trace, hardware)
+        tasks = kernel_tasks(trace, hardware, fitted.scale)
         any_variants = any(op.variants for op in trace.ops)
-        variants = variant_tasks(trace, hardware, found.scale) if any_variants else ()
-        return cls(trace, anchored(hardware, found.chain_ns), dependencies(trace), tasks, variants)
+        variants = variant_tasks(trace, hardware, fitted.scale) if any_variants else ()
+        graph = cls(trace, anchored(hardware, fitted.chain_ns), dependencies(trace), tasks, variants)
+        graph.work_dependencies  # noqa: B018  (all else rests on it, and it says where a step has too many)
+        return graph
 
     def choosing(self, variants: Sequence[int]) -> OpGraph:
         """The graph with other kernels: of each op its `variants[op]`-th variant, counted from 1; 0 is as captured.
@@ -59,7 +67,7 @@ class OpGraph:
         if not any(variants):
             return self
         covered = covered_by(self.trace, variants)
-        variants = settled(self.trace, variants)
+        variants = canonical_variants(self.trace, variants)
         waits = (
             (covered[op], *(p for p in preds if covered.get(p) == covered[op])) if covered.get(op, op) < op else preds
             for op, preds in enumerate(self.preds)
@@ -99,27 +107,43 @@ class OpGraph:
     @cached_property
     def succs(self) -> tuple[tuple[int, ...], ...]:
         """For each op, the ops that depend on it."""
-        found: list[list[int]] = [[] for _ in self.preds]
+        successors: list[list[int]] = [[] for _ in self.preds]
         for op, preds in enumerate(self.preds):
             for before in preds:
-                found[before].append(op)
-        return tuple(tuple(ops) for ops in found)
+                successors[before].append(op)
+        return tuple(tuple(ops) for ops in successors)
 
     @cached_property
-    def work_dependencies(self) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
-        """Predecessors and successors among the ops that have kernels; views hand theirs on."""
-        reach: list[set[int]] = []
-        preds: dict[int, set[int]] = {}
-        succs: dict[int, list[int]] = {op: [] for op in range(len(self)) if self.tasks[op]}
+    def work_dependencies(self) -> tuple[dict[int, tuple[int, ...]], dict[int, list[int]]]:
+        """Predecessors, ascending, and successors among the ops that have kernels; views hand theirs on."""
+        works = [bool(tasks) for tasks in self.tasks]
+        reach: list[tuple[int, ...]] = []
+        preds: dict[int, tuple[int, ...]] = {}
+        succs: dict[int, list[int]] = {op: [] for op, working in enumerate(works) if working}
+        left = max(FREE_DEPENDENCIES, MAX_DEPENDENCIES_PER_OP * len(self))
         for op, before in enumerate(self.preds):
-            found: set[int] = set()
-            for p in before:
-                found |= {p} if self.tasks[p] else reach[p]
-            reach.append(found)
-            if self.tasks[op]:
-                preds[op] = found
-                for p in found:
+            if len(before) == 1 and not works[before[0]]:
+                needed = reach[before[0]]
+            else:
+                reached = set(before)
+                for p in before:
+                    if not works[p]:
+                        reached.discard(p)
+                        reached.update(reach[p])
+                needed = tuple(sorted(reached))
+                if needed == before:  # as it is for most: one tuple in place of two
+                    needed = before
+                left -= len(needed)
+            reach.append(needed)
+            if works[op]:
+                left -= len(needed)
+                preds[op] = needed
+                for p in needed:
                     succs[p].append(op)
+            if left < 0:
+                most, name = max(FREE_DEPENDENCIES, MAX_DEPENDENCIES_PER_OP * len(self)), self.trace.ops[op].name
+                problem = f"there are more than {most:,} dependencies between the ops up to '{short_value(name)}'"
+                raise PlanError(f"{problem}: an op without kernels hands on all that it needs itself")
         return preds, succs
 
     @cached_property
@@ -138,10 +162,10 @@ class OpGraph:
     @cached_property
     def level(self) -> tuple[int, ...]:
         """Wavefront number: for ops with GPU work, how many such ops the longest chain before it has."""
-        found = [0] * len(self)
+        levels = [0] * len(self)
         for op, preds in enumerate(self.preds):
-            found[op] = max((found[p] + (1 if self.tasks[p] else 0) for p in preds), default=0)
-        return tuple(found)
+            levels[op] = max((levels[p] + (1 if self.tasks[p] else 0) for p in preds), default=0)
+        return tuple(levels)
 
 
 def _with_kernels(trace: Trace, variants: Sequence[int], covered: Mapping[int, int]) -> Trace:

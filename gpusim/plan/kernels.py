@@ -9,13 +9,16 @@ from math import prod
 import msgspec
 
 from gpusim.errors import LimitError
-from gpusim.hardware.model import HardwareModel, hardware_for_gpu
-from gpusim.hardware.occupancy import Demand, Footprint, kernel_demand, kernel_footprint, kernel_occupancy
+from gpusim.formats.hardware import HardwareModel, hardware_for_gpu
+from gpusim.formats.trace import Dtype, Kernel, Op, Trace
 from gpusim.plan.tasks import Task
 from gpusim.plan.traffic import Arithmetic, arithmetic
-from gpusim.trace.check import DTYPE_BYTES
-from gpusim.trace.names import multiplies_matrices
-from gpusim.trace.schema import Dtype, Kernel, Op, Trace
+from gpusim.rules import other_gpus
+from gpusim.rules.l2_cache import missed_bytes
+from gpusim.rules.launch import extra_ns
+from gpusim.rules.occupancy import Demand, Footprint, kernel_demand, kernel_footprint, kernel_occupancy
+from gpusim.trace.element_sizes import DTYPE_BYTES
+from gpusim.trace.kernel_names import multiplies_matrices
 
 NO_ARITHMETIC = Arithmetic(0.0, False)
 
@@ -76,16 +79,16 @@ class Fits:
         asked_bytes = kernel.counters.smem_config_bytes if kernel.counters else None
         launch = (kernel.kind, kernel.grid, kernel.block, kernel.regs_per_thread, kernel.smem_bytes)
         key = (kernel.name, *launch, asked_bytes)
-        found = self._known.get(key)
-        if found is None:
+        known = self._known.get(key)
+        if known is None:
             limits = self.hardware.limits
-            found = self._known[key] = Fit(
+            known = self._known[key] = Fit(
                 demand=kernel_demand(limits, kernel),
                 resident=0 if kernel.kind != "kernel" else kernel_occupancy(limits, kernel).blocks,
                 footprint=kernel_footprint(limits, kernel),
                 matrix=multiplies_matrices(kernel.name),
             )
-        return found
+        return known
 
 
 def _op_tasks(
@@ -99,10 +102,9 @@ def _op_tasks(
 ) -> tuple[Task, ...]:
     op, hardware = trace.ops[index], fits.hardware
     total_ns = sum(kernel.dur_ns for kernel in kernels) or 1
-    source_l2_bytes = hardware.memory.l2_bytes if scaling is None else scaling.source.memory.l2_bytes
     moved_bytes = op_moved_bytes(trace, op)
-    op_bytes = max(0, moved_bytes - source_l2_bytes)
-    more_bytes = max(0, max(0, moved_bytes - hardware.memory.l2_bytes) - op_bytes)
+    op_bytes = missed_bytes(hardware.memory if scaling is None else scaling.source.memory, moved_bytes)
+    more_bytes = max(0, missed_bytes(hardware.memory, moved_bytes) - op_bytes)
     work = arithmetic(trace, op, kernels) if scaling is not None else ()
     tasks = []
     for number, kernel in enumerate(kernels):
@@ -121,7 +123,7 @@ def _op_tasks(
                 name=kernel.name,
                 kind=kernel.kind,
                 dur_ns=dur_ns,
-                extra_ns=hardware.graph.memory_node_ns if memory_node else 0.0,
+                extra_ns=extra_ns(hardware.graph, memory_node),
                 demand=fit.demand,
                 dram_bytes=dram_bytes,
                 copy_bytes=kernel.bytes,
@@ -137,18 +139,9 @@ def _op_tasks(
     return tuple(tasks)
 
 
-def op_dram_bytes(trace: Trace, op: Op, l2_bytes: int) -> int:
-    """Estimated DRAM traffic of an op: the bytes of the tensors it reads and writes, beyond what the L2 cache holds.
-
-    What fits the cache is taken to be there, written just before and read again soon, so this is a lower limit.
-    Counters, where a trace has them, replace it.
-    """
-    return max(0, op_moved_bytes(trace, op) - l2_bytes)
-
-
 def op_moved_bytes(trace: Trace, op: Op) -> int:
-    """Bytes of the tensors that an op reads, each once, and of those that it writes."""
-    tensors, moved = trace.tensors, 0
+    """Bytes of the tensors that an op reads, each once, and of those that it writes; as imported where it has none."""
+    tensors, moved = trace.tensors, op.moved_bytes
     for some in (op.reads, op.writes):
         for index in some if len(some) < 2 else dict.fromkeys(some):
             tensor = tensors[index]
@@ -179,31 +172,12 @@ def kernel_regs(kernel: Kernel, threads: int, hardware: HardwareModel) -> int:
     return -(-threads // hardware.limits.warp_threads) * hardware.limits.warp_threads * kernel.regs_per_thread
 
 
-#: FP32 multiply-adds an SM starts in a clock cycle, by compute capability. Source: CUDA C++ Programming Guide, table
-#: "Throughput of Native Arithmetic Instructions", row "32-bit floating-point add, multiply, multiply-add".
-FP32_LANES = {"3.5": 192, "3.7": 192, "5.0": 128, "5.2": 128, "6.0": 64, "6.1": 128, "7.0": 64, "7.5": 64, "8.0": 64}
-#: From compute capability 8.6 on.
-NEWER_FP32_LANES = 128
-
-
-def clock_ghz(hardware: HardwareModel) -> float:
-    """The SM clock that the data sheet's FP32 peak stands for: two operations a lane and cycle."""
-    lanes = FP32_LANES.get(hardware.limits.compute_capability, NEWER_FP32_LANES)
-    return hardware.rates.fp32 / (2 * lanes * hardware.limits.sms)
-
-
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Time of a kernel on a GPU it was not captured on, by what it achieves on the one it was captured on.
+    """How kernels captured on one GPU scale to another (`gpusim.rules.other_gpus`).
 
-    Its measured time has three shares. What its DRAM traffic takes at the source's bandwidth scales with bandwidth.
-    What its arithmetic takes at the peak of the SMs that its blocks reach scales with that peak. The rest is latency,
-    issue and caches: it scales with the SM clock and the number of waves. So a small kernel does not pay for tensor
-    cores that it never filled. Where the target has no unit for a dtype, its model gives the rate at which it runs
-    that dtype (FP32 for TF32 on a V100).
-
-    The idea of waves is Habitat's (Yu et al., ATC 2021). The shares are those of a roofline (Williams et al., CACM
-    2009), taken one after the other. Uncalibrated: a trend.
+    Where the target has no unit for a dtype, its model gives the rate at which it runs that dtype (FP32 for TF32 on a
+    V100).
     """
 
     source: HardwareModel
@@ -221,26 +195,29 @@ class Scaling:
         if not measured:
             return 0.0
         before, after = self.source, self.target
-        memory = min(1.0, dram_bytes / before.memory.dram_bytes_per_ns / measured)
-        bandwidth = before.memory.dram_bytes_per_ns / after.memory.dram_bytes_per_ns
-        rate = self._rate(before, kernel, work)
-        compute = min(1.0 - memory, work.flops / rate / measured)
-        clock = clock_ghz(before) / clock_ghz(after)
-        rest = (1.0 - memory - compute) * clock * self._waves(kernel)
-        scaled = measured * (memory * bandwidth + compute * rate / self._rate(after, kernel, work) + rest)
-        least = measured * memory * bandwidth + more_dram_bytes / after.memory.dram_bytes_per_ns
-        return max(scaled, least)
+        return other_gpus.scaled_ns(
+            measured,
+            before.memory,
+            after.memory,
+            dram_bytes,
+            more_dram_bytes,
+            work.flops,
+            self._rate(before, kernel, work),
+            self._rate(after, kernel, work),
+            other_gpus.clock_ghz(before) / other_gpus.clock_ghz(after),
+            self._waves(kernel),
+        )
 
     def _rate(self, hardware: HardwareModel, kernel: Kernel, work: Arithmetic) -> float:
         """Peak of the SMs that the kernel's blocks reach, in FLOP per ns."""
         peak = hardware.rates.of(self.dtype) if work.on_tensor_cores else hardware.rates.fp32
-        return peak * min(1.0, prod(kernel.grid) / hardware.limits.sms)
+        return other_gpus.reached_rate(peak, prod(kernel.grid), hardware.limits.sms)
 
     def _waves(self, kernel: Kernel) -> float:
         if kernel.kind != "kernel":
             return 1.0
         counts = []
         for hardware in (self.source, self.target):
-            resident = kernel_occupancy(hardware.limits, fit_to(kernel, hardware)).blocks * hardware.limits.sms
-            counts.append(max(1.0, prod(kernel.grid) / resident))
+            resident = kernel_occupancy(hardware.limits, fit_to(kernel, hardware)).blocks
+            counts.append(other_gpus.waves(prod(kernel.grid), resident, hardware.limits.sms))
         return counts[1] / counts[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import msgspec
 
+from gpusim.formats.trace import Op
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import in_partition, lay_out
 from gpusim.plan.schedule import Schedule
@@ -39,7 +40,7 @@ def lower(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", *, mem
                 task = in_partition(task, partition, layout.sms[partition], graph.hardware)
             queue, device = streams[op], task.device  # a queue's order implies what its own tasks wait for
             deps = tuple(d for d in deps if tasks[d].queue != queue or tasks[d].device != device)
-            tasks.append(replace(task, queue=queue, deps=deps, host_ns=share))
+            tasks.append(msgspec.structs.replace(task, queue=queue, deps=deps, host_ns=share))
             tasks_of.setdefault(op, []).append(len(tasks) - 1)
         host_ns = 0.0
         ends[op] = (len(tasks) - 1,)
@@ -57,17 +58,18 @@ def op_buffers(graph: OpGraph) -> tuple[list[list[int]], list[int], int]:
     trace, covered = graph.trace, graph.covered
     kept = kept_storages(trace)
     storage_of = [tensor.storage for tensor in trace.tensors]
-    used_by: list[list[int]] = [[] for _ in trace.ops]
-    for index, op in enumerate(trace.ops):
-        doing = covered.get(index, index)
+
+    def storages_of(op: Op) -> set[int]:
+        return {storage_of[tensor] for tensor in (*op.reads, *op.writes)} - kept
+
+    used_by = [tuple(storages_of(op)) if tasks else () for op, tasks in zip(trace.ops, graph.tasks, strict=True)]
+    for index, doing in covered.items():
         if graph.tasks[doing]:
-            used_by[doing] += [storage_of[tensor] for tensor in op.reads]
-            used_by[doing] += [storage_of[tensor] for tensor in op.writes]
-    used = sorted({storage for storages in used_by for storage in storages} - kept)
+            used_by[doing] = tuple(storages_of(trace.ops[index]).union(used_by[doing]))
+    used = sorted(set().union(*used_by))
     number_of = {storage: number for number, storage in enumerate(used)}
-    numbers = [sorted({number_of[storage] for storage in storages if storage in number_of}) for storages in used_by]
     return (
-        numbers,
+        [sorted([number_of[storage] for storage in storages]) for storages in used_by],
         [trace.storages[storage].bytes for storage in used],
         sum(trace.storages[storage].bytes for storage in kept),
     )

@@ -1,34 +1,28 @@
 """SM partitions: which streams share which part of the GPU's SMs, and what a kernel takes on fewer of them.
 
 A partition is a GPU in small: kernels of its streams can only use its SMs, and nobody else can. On the GPU it is a
-green context (`gpusim.runtime.partitions`).
+green context (`gpusim.gpu.replay.green_contexts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil
+from dataclasses import dataclass
+
+import msgspec
 
 from gpusim.errors import PlanError
-from gpusim.files import Count, Document, Positive
-from gpusim.hardware.model import HardwareModel
-from gpusim.hardware.occupancy import Demand
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.schedule import Partition
 from gpusim.plan.tasks import MAX_PARTITIONS, Task
+from gpusim.rules import partitions as rules
+from gpusim.rules.dram import time_ns
+from gpusim.rules.occupancy import Demand
 
 #: SMs that a partition must be a multiple of: 8 from compute capability 9.0 on (CUDA Driver API, "Green Contexts"). The
 #: SMs that fill no group (12 of an H200's 132, which it splits into 15 groups) can only go to the last partition. How
-#: many groups there are, only the GPU itself knows: `gpusim.runtime.partitions` asks it.
+#: many groups there are, only the GPU itself knows: `gpusim.gpu.replay.green_contexts` asks it.
 GROUP_SMS = 8
-
-
-class Partition(Document, frozen=True, kw_only=True):
-    """Some SMs for some streams; streams that no partition names share the SMs that are left."""
-
-    sms: Positive
-    """How many of the GPU's SMs."""
-    streams: tuple[Count, ...]
-    """The streams that run on them, and on no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +75,13 @@ def lay_out(partitions: Sequence[Partition], streams: int, gpu_sms: int) -> Layo
 
 
 def in_partition(task: Task, partition: int, sms: int, hardware: HardwareModel) -> Task:
-    """The task as it runs alone in partition number `partition`, of `sms` SMs: its time there, its share of that.
-
-    Blocks that fit the GPU at once may need several waves on fewer SMs; and where they still fit, more of them share
-    an SM. The time that DRAM traffic explains does not change, the rest grows with
-
-        work(k) = PACKING x blocks / (SMs x blocks an SM holds), rounded up (waves)
-                  + (1 - PACKING) x blocks / SMs, rounded up (blocks an SM works through)
-
-    each over its value on the whole GPU.
-    """
+    """The task as it runs alone in partition number `partition`, of `sms` SMs: its time there, its share of that."""
     whole = hardware.limits.sms
     if not task.blocks or not task.blocks_per_sm or sms >= whole:
-        return replace(task, partition=partition, partition_sms=sms)
+        return msgspec.structs.replace(task, partition=partition, partition_sms=sms)
     resident = task.blocks_per_sm
-    waves = ceil(task.blocks / (resident * sms)) / ceil(task.blocks / (resident * whole))
-    packed = ceil(task.blocks / sms) / ceil(task.blocks / whole)
-    slower = PACKING * waves + (1 - PACKING) * packed
-    memory_ns = min(task.dur_ns, task.dram_bytes / hardware.memory.dram_bytes_per_ns)
-    factor = min(task.blocks, resident * sms) / sms / (min(task.blocks, resident * whole) / whole)
+    slowed = rules.slowed(task.blocks, resident, sms, whole)
+    factor = rules.demand_factor(task.blocks, resident, sms, whole)
     demand = Demand(
         threads=min(1.0, task.demand.threads * factor),
         regs=min(1.0, task.demand.regs * factor),
@@ -108,14 +90,10 @@ def in_partition(task: Task, partition: int, sms: int, hardware: HardwareModel) 
         residency=min(task.blocks, resident * sms) / (resident * whole),
         cover=min(1.0, task.demand.cover * factor),
     )
-    return replace(
+    return msgspec.structs.replace(
         task,
         partition=partition,
         partition_sms=sms,
-        dur_ns=memory_ns + (task.dur_ns - memory_ns) * slower,
+        dur_ns=rules.alone_ns(task.dur_ns, time_ns(hardware.memory, task.dram_bytes), slowed),
         demand=demand,
     )
-
-
-#: Weight of whole waves against blocks an SM works through. Not fitted yet: the middle of the two rules.
-PACKING = 0.5

@@ -10,20 +10,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
 
 from gpusim.arguments import whole
 from gpusim.errors import PlanError, ScheduleError
-from gpusim.files import Count, Document, Nanoseconds, Positive, read_document, write_document
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.schedule import SCHEMA, Partition, Placement, ScheduleDocument, read_schedule_document
+from gpusim.formats.trace import Op, Trace
+from gpusim.io.files import write_document
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.partitions import Partition, lay_out
-from gpusim.trace.schema import Op, Trace
+from gpusim.plan.partitions import lay_out
 from gpusim.trace.store import structure_hash
 from gpusim.units import counted
-
-SCHEMA: Final = "gpusim-schedule/1"
 
 #: More streams than this are refused: a GPU of compute capability 7.5 or later runs at most 128 kernels at once
 #: (CUDA C++ Programming Guide, "Maximum number of resident grids per device").
@@ -182,45 +180,6 @@ class Schedule:
         ops = Counter(self.streams)
         title = f"Schedule {self.policy or 'without a name'}, made by {self.made_by or 'hand'}"
         return html_table(title, ("stream", "ops"), sorted(ops.items()))
-
-
-class Placement(Document, frozen=True, kw_only=True):
-    """Where one op runs; its place in the list is its place in the launch order."""
-
-    op: str
-    """Name of the op."""
-    stream: Count
-    """Its stream, below `streams`."""
-    variant: str = ""
-    """Which of the op's variants runs, by name; empty: the captured kernels."""
-
-
-class ScheduleDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
-    """A schedule of one trace, tied to it by the hash of its structure."""
-
-    schema: Literal["gpusim-schedule/1"]
-    """`gpusim-schedule/1`."""
-    trace: str
-    """Name of the trace, for messages."""
-    trace_hash: str
-    """Structure hash of the trace; it decides."""
-    policy: str
-    """Who made it: a policy's name, or `search`."""
-    streams: Positive
-    """Number of streams."""
-    made_by: str
-    """Version of gpusim, hardware model and seed."""
-    predicted_ns: Nanoseconds
-    """Predicted time of the step; 0 where it was not simulated."""
-    placements: tuple[Placement, ...]
-    """Every op of the trace once, in launch order."""
-    partitions: tuple[Partition, ...] = ()
-    """SM partitions; where there are none, all streams share the whole GPU."""
-
-
-def read_schedule_document(path: Path) -> ScheduleDocument:
-    """Read a schedule file. Raises `ScheduleError`."""
-    return read_document(path, ScheduleDocument, SCHEMA, ScheduleError)
 
 
 def read_schedule(path: Path, graph: OpGraph) -> Schedule:

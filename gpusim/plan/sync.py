@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpusim.formats.trace import Op, Trace
 from gpusim.trace.dependencies import handles, reads_writes_storages
-from gpusim.trace.schema import Op, Trace
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class SyncPlan:
     """Ops whose event the first stream waits for at the end."""
     roots: frozenset[int]
     """Streams that must first wait for the start of the step: they begin with an op that waits for nothing."""
+    early: tuple[int, ...] = ()
+    """Storages to make on the first stream before the step: ops that need not wait for each other write them in parts.
+    Made by whichever comes first, another stream could write memory that its last user still reads."""
 
     @property
     def events(self) -> int:
@@ -73,6 +76,8 @@ def plan_sync(
     waits: list[tuple[int, ...]] = []
     releases: list[tuple[int, ...]] = []
     memory = _Memory.of(trace, order, covered or {})
+    early = written_in_parts(trace)
+    memory.owner.update(dict.fromkeys(early, 0))
     for position, op in enumerate(order):
         stream = streams[op]
         if not works(trace.ops[op]):
@@ -104,17 +109,17 @@ def plan_sync(
             ends.append(op)
             records.add(op)
             clocks.learn(0, clocks.at_end[op])
-    return SyncPlan(tuple(waits), tuple(releases), frozenset(records), tuple(ends), frozenset(roots))
+    return SyncPlan(tuple(waits), tuple(releases), frozenset(records), tuple(ends), frozenset(roots), early)
 
 
 def through_views(trace: Trace, preds: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Dependencies between ops that do GPU work: a view does none, so whoever needs it needs what it looks at."""
     real: list[tuple[int, ...]] = []
     for before in preds:
-        found: set[int] = set()
+        working: set[int] = set()
         for p in before:
-            found.update((p,) if works(trace.ops[p]) else real[p])
-        real.append(tuple(sorted(found)))
+            working.update((p,) if works(trace.ops[p]) else real[p])
+        real.append(tuple(sorted(working)))
     return [deps if works(trace.ops[op]) else () for op, deps in enumerate(real)]
 
 
@@ -168,6 +173,21 @@ class _Memory:
             (free if known else wait).append(storage)
         self.dead[stream] = wait
         return tuple(free)
+
+
+def written_in_parts(trace: Trace) -> tuple[int, ...]:
+    """Storages that no op returns and that several tensors write: an op makes no memory that others need, too."""
+    if trace.model.frontend != "inductor":
+        return ()  # what an operator writes it either returns or was given
+    there = {t.storage for t in trace.tensors if t.init is not None}
+    for op in trace.ops:
+        given = handles(op)
+        there |= {trace.tensors[t].storage for t in op.outputs if t is not None and t not in given}
+    written: dict[int, set[int]] = {}
+    for op in trace.ops:
+        for tensor in op.writes:
+            written.setdefault(trace.tensors[tensor].storage, set()).add(tensor)
+    return tuple(sorted(s for s, tensors in written.items() if len(tensors) > 1 and s not in there))
 
 
 def storages_touched(trace: Trace) -> list[frozenset[int]]:

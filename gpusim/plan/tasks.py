@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from gpusim.errors import PlanError
-from gpusim.hardware.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
 from gpusim.notebook import short_repr
+from gpusim.rules.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
 from gpusim.units import counted
 
 #: Partitions of one GPU: an H200 lets its 132 SMs be split into 15 groups of 8, and 12 are left over.
@@ -20,9 +22,8 @@ Kind = Literal["kernel", "memset", "memcpy", "h2d", "d2h"]
 LaunchMode = Literal["graph", "stream"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One piece of GPU work.
+class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One piece of GPU work; a struct, since a step has up to a million. `msgspec.structs.replace` changes fields.
 
     `deps` are indices of tasks of the plan that must end first, besides the one before it in its queue.
     `dur_ns` is the time alone on the device. `copy_bytes` is what a copy moves, `dram_bytes` a kernel's DRAM traffic.

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, Final
 
-from gpusim.trace.check import DTYPE_BYTES
-from gpusim.trace.schema import Counters, Kernel, Op, Trace
+from gpusim.formats.trace import Counters, Kernel, Op, Trace
+from gpusim.trace.element_sizes import DTYPE_BYTES
 
 TENSOR, FMA, LAYOUT, TRANSFORM, SPLIT_SUM = (
     "tensor cores", "FMA products", "layout change", "Winograd transform", "split-K sum",
@@ -123,11 +123,11 @@ class Features:
 def op_counters(trace: Trace, op: Op, kernels: tuple[Kernel, ...] | None = None) -> tuple[Counters, ...]:
     """Counters of an op's kernels (or of those of a variant): counted where the trace has them, else estimated.
 
-    The DRAM bytes of an estimate are 0: `gpusim.plan.kernels.op_dram_bytes` has those.
+    The DRAM bytes of an estimate are 0: `gpusim.rules.l2_cache.missed_bytes` has those.
     """
     kernels = op.kernels if kernels is None else kernels
-    found = features(trace, op, kernels)
-    return tuple(kernel.counters or estimated(known) for kernel, known in zip(kernels, found, strict=True))
+    known_features = features(trace, op, kernels)
+    return tuple(kernel.counters or estimated(known) for kernel, known in zip(kernels, known_features, strict=True))
 
 
 def estimated(known: Features) -> Counters:
@@ -218,7 +218,7 @@ def features(trace: Trace, op: Op, kernels: Sequence[Kernel]) -> list[Features]:
     value_bytes = sizes / max(1, values)
     main_ns = sum(k.dur_ns for k, name in zip(kernels, families, strict=True) if name in (TENSOR, FMA))
     all_ns = sum(kernel.dur_ns for kernel in kernels)
-    found, splits = [], 1
+    described, splits = [], 1
     for kernel, name in zip(kernels, families, strict=True):
         warps_per_block, least, tensor = ceil(prod(kernel.block) / 32), 0.0, 0.0
         warps = prod(kernel.grid) * warps_per_block
@@ -250,8 +250,8 @@ def features(trace: Trace, op: Op, kernels: Sequence[Kernel]) -> list[Features]:
                 if name == VECTORS and product is not None:
                     moved = min(moved, threads * value_bytes)
             work = moved / max(1.0, value_bytes) / 32
-        found.append(Features(name, moved, least, warps, work, tensor, kernel.dur_ns))
-    return found
+        described.append(Features(name, moved, least, warps, work, tensor, kernel.dur_ns))
+    return described
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,15 +265,15 @@ class _Tiling:
 
 
 def _tiling(kernel: Kernel, product: Product, less: int = 1) -> _Tiling:
-    found = _TILE.search(kernel.name)
-    rows, columns = (int(size) for size in found.groups() if size) if found else DEFAULT_TILE
+    named = _TILE.search(kernel.name)
+    rows, columns = (int(size) for size in named.groups() if size) if named else DEFAULT_TILE
     m, batch = product.m, product.batch
     if kernel.grid[2] != batch:  # images one below the other
         m, batch = m * batch, 1
     across = [(ceil(m / a), ceil(product.n / b), a, b) for a, b in ((rows, columns), (columns, rows))]
     down, right, high, wide = min(across, key=lambda cut: cut[0] * cut[1])
     tiles = down * right * batch
-    splits = max(1, prod(kernel.grid) // tiles) if found and less == 1 else 1
+    splits = max(1, prod(kernel.grid) // tiles) if named and less == 1 else 1
     if splits == 2 and tiles * 2 != prod(kernel.grid):
         splits = 1  # idle blocks at the rim, rather
     products = tiles * high * wide * product.k / less

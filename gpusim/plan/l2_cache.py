@@ -9,15 +9,11 @@ prediction counts that (research/2026-11-23-fidelity.md); this says where to exp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from gpusim.hardware.model import Memory
+from gpusim.formats.hardware import Memory
+from gpusim.formats.trace import Trace
+from gpusim.rules.l2_cache import may_lose
 from gpusim.trace.dependencies import reads_writes_storages
-from gpusim.trace.schema import Trace
-
-#: Share of the L2 cache that a step may fill before it loses what it would read again. Measured on an H200 (60 MiB)
-#: with GoogLeNet inference: schedules that touch up to 38 MB take what is predicted, those that touch 50 MB 8 % more.
-USABLE_SHARE: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +54,5 @@ def touched(trace: Trace) -> Touched:
 
 def may_lose_cache(trace: Trace, memory: Memory) -> bool:
     """Whether the step fits the cache on one stream, and may not on several."""
-    usable = USABLE_SHARE * memory.l2_bytes
-    found = touched(trace)
-    return found.one_stream_bytes <= usable < found.at_most_bytes
+    memory_use = touched(trace)
+    return may_lose(memory, memory_use.one_stream_bytes, memory_use.at_most_bytes)
