@@ -1,0 +1,263 @@
+"""A lower bound from SM area, contention and dependencies together, by energetic reasoning.
+
+Two rules bound what the GPU gets done in a stretch of L ns, whatever the schedule. Where SMs are shared out as one pool
+(`gpusim.engine.pool`):
+
+1. The shares of the kernels running add up to the GPU at most, for each of the four resources.
+2. Only the oldest kernel runs undisturbed. Of a kernel's `dur_ns`, let e be what it does as the oldest, and the rest
+   what it does beside an older one: the rest takes 1 + a x cover times as long, on the same share of the GPU.
+
+At one time at most one kernel is the oldest, so the e of all kernels add up to L at most, and the area that kernels of
+demand d take, the sum of d (dur_ns + a cover (dur_ns - e)), does too. `least_ns` is the smallest L for which some e do
+both: those kernels should be the oldest whose slow-down would take the most area, d x cover, a fractional knapsack.
+
+Where blocks go to SMs one by one (`gpusim.engine.placement`), a block that takes the part f of an SM's resource adds l
+to its load, and goes on at 1 / load^p, p <= 1; f is at most l, since l is one over the blocks that fit. Let c be any
+number above 1 and l' = min(l, c f), which counts no more than l. Then all blocks of an SM of load x together do at most
+1 of the sum of (u l' + (1 - u) f) x rate a ns, with u = (c^p - 1) / (c - 1). Where x is above 1: the sum of l' lies
+between 0 and c, the sum of f below 1, and u x + (1 - u) <= x^p at both ends of 1 to c, and so between, the right side
+being concave. Where x is below 1, both sums are at most x, and x / x^p is at most 1. Kernels that multiply matrices
+have a p of their own; with the smaller one as p, no rate above load 1 is larger than that. So kernels take at least
+that much, each block for its time at load 1; `_CROWDS` has the c that are tried, and c = 1 is the plain area.
+
+With a cross load w below 1 rates go by loads in which the other kind counts w times. Where both kinds run on an SM they
+then do more than 1 together, C at most; a kind by itself still does 1, its own load being counted in full. So kernels
+take at least what those of either kind do, and at least what both do over C. More generally, the two kinds may count
+with any weights, and C is that of the weights: where there is little of one kind, it counts for somewhat less, and the
+other in full. `gpusim.bounds.cross_load` has the proof and the numbers; one C serves all c. The largest of these is
+taken in each stretch, so one of only one kind loses nothing, and with w = 1 all count in full.
+
+Which kernels must run in a stretch follows from their heads and tails (the longest chains before and behind them, with
+the gaps between kernels): those with a head of at least h and a tail of at least q run between h and T - q, so
+T >= h + q + what those need. That is energetic reasoning (Erschler, Lopez, Thuriot, "Raisonnement temporel sous
+contraintes de ressource et problemes d'ordonnancement", 1991), as Fernandez and Bussell did it for multiprocessors
+("Bounds on the number of processors and time for multiprocessor optimal schedules", IEEE Trans. Comput. 22(8), 1973).
+It holds for the kernels of the trace on the whole GPU, launched as one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.bounds.cross_load import IN_FULL, Weights, weights
+from gpusim.engine.budget import blocks_to_place
+from gpusim.engine.placement import waves
+from gpusim.formats.hardware import HardwareModel
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.tasks import Task
+from gpusim.rules.contention import block_load, exponents
+from gpusim.rules.dram import moved_bytes
+from gpusim.rules.launch import least_gap_ns
+from gpusim.rules.occupancy import NO_FOOTPRINT
+from gpusim.rules.oldest_first import slowed_part
+
+Floats = npt.NDArray[np.float64]
+
+#: Most pairs of (h, q) x kernels looked at for one resource: about 0.1 s for all four.
+_CELLS = 2_000_000
+#: Most and fewest values of h, and of q. Any subset of all the heads and tails gives a bound.
+_MOST_CUTS, _FEWEST_CUTS = 48, 3
+#: How many times over the SMs may be loaded, as far as a bound counts that.
+_CROWDS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Every kernel of a step, in arrays: times in ns, the others as kernels x resources."""
+
+    head_ns: Floats
+    """From the begin of the step to its start, at least."""
+    tail_ns: Floats
+    """From its end to the end of the step, at least."""
+    dur_ns: Floats
+    area_ns: Floats
+    """Part of the GPU that it takes, times its time alone."""
+    costs: Floats
+    """SMs as one pool: the area it takes more for each ns that it is not the oldest."""
+    crowding: Floats
+    """SMs one by one: what a block adds to the load of its SM over the part that it takes of the resource."""
+    traffic_bytes: Floats
+    """DRAM traffic of each kernel."""
+    exponent: float
+    """The smaller p of the two kinds; 0 where SMs are shared out as one pool."""
+    matrix: npt.NDArray[np.bool_]
+    """Which kernels multiply matrices."""
+    weights: tuple[Weights, ...]
+    """What the area of either kind may count, so that an SM takes 1 a ns at most."""
+
+    @classmethod
+    def of(cls, graph: OpGraph) -> Kernels:
+        """The kernels of an op graph, with heads and tails along its dependencies."""
+        times: list[tuple[float, float, float]] = []
+        ends = [0.0] * len(graph)
+        for op, tasks in enumerate(graph.tasks):
+            now = max((ends[before] for before in graph.preds[op]), default=0.0)
+            behind = graph.bottom_ns[op]
+            for task in tasks:
+                gap_ns = least_gap_ns(graph.hardware.graph, task.extra_ns)
+                if now > 0.0:  # a kernel that waits for nothing has no gap before it
+                    now += gap_ns
+                behind -= gap_ns + task.dur_ns
+                times.append((now, max(0.0, behind), task.dur_ns))
+                now += task.dur_ns
+            ends[op] = now
+        rows = np.array(times).reshape(len(times), 3)
+        contention = graph.hardware.contention
+        exponent = min(exponents(contention))
+        matrix = np.array([task.matrix for tasks in graph.tasks for task in tasks], np.bool_)
+        both = bool(exponent) and bool(matrix.any()) and not matrix.all()
+        use = _use_by_block if exponent else _use_of_pool
+        # A step launches few different kernels, and what each takes is worked out once.
+        known: dict[tuple[float | bool, ...], _Use] = {}
+        per_kernel = []
+        for tasks in graph.tasks:
+            for task in tasks:
+                kernel = (id(task.demand), id(task.footprint), *_numbers(task))
+                taken = known.get(kernel)
+                if taken is None:
+                    taken = known[kernel] = use(task, graph.hardware)
+                per_kernel.append(taken)
+        area, more, traffic = zip(*per_kernel, strict=True) if per_kernel else ((), (), ())
+        shape = (len(times), 4)
+        extra = np.array(more, np.float64).reshape(shape)
+        none = np.zeros(shape)
+        return cls(
+            head_ns=rows[:, 0],
+            tail_ns=rows[:, 1],
+            dur_ns=rows[:, 2],
+            area_ns=np.array(area, np.float64).reshape(shape),
+            costs=none if exponent else extra,
+            crowding=extra if exponent else none,
+            traffic_bytes=np.array(traffic, np.float64),
+            exponent=exponent,
+            matrix=matrix,
+            weights=weights(exponents(contention), contention.cross_load) if both else IN_FULL,
+        )
+
+    def __len__(self) -> int:
+        return len(self.dur_ns)
+
+
+_numbers = attrgetter("dur_ns", "dram_bytes", "blocks", "blocks_per_sm", "matrix", "partition_sms")
+"""What, besides demand and footprint, tells kernels apart."""
+_Use = tuple[Sequence[float], Sequence[float], float]
+"""Area of a kernel for each resource; its costs, or how its blocks crowd; its DRAM traffic."""
+
+
+def _use_of_pool(task: Task, hardware: HardwareModel) -> _Use:
+    demand, slowdown = task.demand.resources, slowed_part(hardware.contention, task.demand.cover)
+    traffic = moved_bytes(hardware.memory, task.dram_bytes, task.dur_ns)
+    return [part * task.dur_ns for part in demand], [part * slowdown for part in demand], traffic
+
+
+def _use_by_block(task: Task, hardware: HardwareModel) -> _Use:
+    limits, need = hardware.limits, task.footprint
+    traffic = moved_bytes(hardware.memory, task.dram_bytes, task.dur_ns)
+    if need == NO_FOOTPRINT or not task.blocks:
+        return (0.0,) * 4, (1.0,) * 4, traffic
+    at_once = limits.sms * task.blocks_per_sm
+    blocks, full_waves = blocks_to_place(task, limits.sms), waves(task, limits.sms, hardware)
+    load = block_load(task.blocks_per_sm)
+    largest_smem = max(limits.smem_per_sm_bytes, *limits.smem_splits_bytes, 0)
+    parts = (
+        need.threads / limits.threads_per_sm,
+        need.regs / limits.regs_per_sm,
+        need.smem_bytes / largest_smem,
+        1.0 / limits.blocks_per_sm,
+    )
+    # The blocks of a last wave that is not full move less than the kernel's traffic says: rates are those of a block.
+    moved = traffic * blocks * min(1.0, full_waves) / (min(task.blocks, at_once) * full_waves)
+    area = [blocks * task.dur_ns / full_waves * part / limits.sms for part in parts]
+    return area, [load / part if part else 1.0 for part in parts], moved
+
+
+def area_ns(kernels: Kernels) -> float:
+    """SM-time: what the kernels take of the scarcest resource."""
+    others_ns, matrix_ns = (kernels.area_ns[kind].sum(axis=0) for kind in (~kernels.matrix, kernels.matrix))
+    return float(_counted_ns(kernels, others_ns, matrix_ns).max(initial=0.0))
+
+
+def _counted_ns(kernels: Kernels, others_ns: Floats, matrix_ns: Floats) -> Floats:
+    """The least time for so much area of either kind: the largest that any weights give."""
+    counted: Floats = np.max([others * others_ns + matrix * matrix_ns for others, matrix in kernels.weights], axis=0)
+    return counted
+
+
+def crowded_area_ns(kernels: Kernels) -> float:
+    """The bound from SM area and contention alone, without heads and tails."""
+    return _largest_ns(kernels, np.zeros(1), np.zeros(1))
+
+
+def contention_ns(kernels: Kernels) -> float:
+    """The largest bound over all resources, heads and tails looked at."""
+    if not len(kernels):
+        return 0.0
+    cuts = int(np.clip((_CELLS / len(kernels)) ** 0.5, _FEWEST_CUTS, _MOST_CUTS))
+    return _largest_ns(kernels, _cuts(kernels.head_ns, cuts), _cuts(kernels.tail_ns, cuts))
+
+
+def _largest_ns(kernels: Kernels, heads: Floats, tails: Floats) -> float:
+    """The largest bound from any resource, any of `heads` and any of `tails`."""
+    used = [resource for resource in range(4) if kernels.area_ns[:, resource].any()]
+    largest = _largest_by_block_ns if kernels.exponent else _largest_of_pool_ns
+    return max((largest(kernels, resource, heads, tails) for resource in used), default=0.0)
+
+
+def _largest_of_pool_ns(kernels: Kernels, resource: int, heads: Floats, tails: Floats) -> float:
+    order = np.argsort(-kernels.costs[:, resource], kind="stable")
+    costs, dur_ns = kernels.costs[order, resource], kernels.dur_ns[order]
+    needed_ns = kernels.area_ns[order, resource] + costs * dur_ns
+    behind = kernels.tail_ns[order][None, :] >= tails[:, None]
+    best_ns = 0.0
+    for head_ns in heads:
+        inside = behind & (kernels.head_ns[order] >= head_ns)[None, :]
+        spans = least_ns(np.where(inside, dur_ns, 0.0), costs, np.where(inside, needed_ns, 0.0).sum(axis=1))
+        best_ns = max(best_ns, float(np.max(np.where(inside.any(axis=1), head_ns + tails + spans, 0.0))))
+    return best_ns
+
+
+def _largest_by_block_ns(kernels: Kernels, resource: int, heads: Floats, tails: Floats) -> float:
+    before = (kernels.head_ns[None, :] >= heads[:, None]).astype(np.float64)
+    behind = (kernels.tail_ns[None, :] >= tails[:, None]).astype(np.float64)
+    some = before @ behind.T > 0.5
+    kinds = [
+        (before[:, kind], behind[:, kind], kernels.area_ns[kind, resource], kernels.crowding[kind, resource])
+        for kind in (~kernels.matrix, kernels.matrix)
+    ]
+    best_ns = 0.0
+    for crowd in _CROWDS:
+        loaded = (crowd**kernels.exponent - 1.0) / (crowd - 1.0) if crowd > 1.0 else 0.0
+        others_ns, matrix_ns = (
+            after_head @ (area_ns * (1.0 + loaded * (np.minimum(crowding, crowd) - 1.0)) * before_tail).T
+            for after_head, before_tail, area_ns, crowding in kinds
+        )
+        spans = _counted_ns(kernels, others_ns, matrix_ns)
+        best_ns = max(best_ns, float(np.max(np.where(some, heads[:, None] + tails[None, :] + spans, 0.0))))
+    return best_ns
+
+
+def least_ns(dur_ns: Floats, costs: Floats, area_ns: Floats) -> Floats:
+    """The least time in which each set of kernels (a row of `dur_ns`; 0 for those outside) can run.
+
+    `costs`, descending, is the area a kernel takes more for each ns that it is not the oldest; `area_ns` is what the
+    kernels of a set take if none of them ever is.
+    """
+    oldest_ns = np.cumsum(dur_ns, axis=1)
+    reached = oldest_ns + np.cumsum(dur_ns * costs, axis=1)  # area that fits if the first ones are the oldest in turn
+    place = np.argmax(reached >= area_ns[:, None] * (1.0 - 1e-12), axis=1)
+    rows = np.arange(len(area_ns))
+    before = np.where(place > 0, place - 1, 0)
+    time_ns = np.where(place > 0, oldest_ns[rows, before], 0.0)
+    fits_ns = np.where(place > 0, reached[rows, before], 0.0)
+    sets_ns: Floats = time_ns + np.maximum(0.0, area_ns - fits_ns) / (1.0 + costs[place])
+    return sets_ns
+
+
+def _cuts(times_ns: Floats, count: int) -> Floats:
+    """At most `count` of the times, spread evenly, the least among them."""
+    return np.unique(np.quantile(times_ns, np.linspace(0.0, 1.0, count, endpoint=False), method="lower"))

@@ -1,0 +1,11 @@
+"""Names of the lower bounds, for whoever speaks of them without computing any."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CRITICAL_PATH: Final = "critical path"
+AREA: Final = "SM area"
+CONTENTION: Final = "SM area with contention"
+BANDWIDTH: Final = "DRAM bandwidth"
+FRONT_END: Final = "front end"
