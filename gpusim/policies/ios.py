@@ -9,7 +9,7 @@ released code has it (`python/ios/optimizer.py`). The rules:
    least time of S is the least of time(S - E) + time(E as a stage) over all its endings E, found by dynamic
    programming over sets of ops.
 3. The search is pruned: at most r ops in a group (r = 3) and at most s groups in a stage (s = 8).
-4. Networks are scheduled block by block (`gpusim.policies.ios_blocks` finds units and blocks).
+4. Networks are scheduled block by block (`gpusim.policies.shared.ios_blocks` finds units and blocks).
 
 IOS measures each stage on the GPU; here it is simulated (`stage_ns`), with the barrier: all groups wait for the ones
 before, and the next stage for all groups. IOS's other choice for a stage, merging convolutions of one input into a
@@ -33,7 +33,6 @@ A call takes seconds for a large step (research/2026-11-23-policies.md), so this
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -54,13 +53,14 @@ from gpusim.engine.compiled.stages import (
     lower_stages,
 )
 from gpusim.engine.fast import FastEngine
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.hardware import HardwareModel
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Plan, Task
-from gpusim.policies.base import spread_views
-from gpusim.policies.dag import bits
-from gpusim.policies.ios_blocks import Units, blocks_of, narrowest, units_of
+from gpusim.policies.shared.base import spread_views
+from gpusim.policies.shared.dag import bits
+from gpusim.policies.shared.ios_blocks import Units, blocks_of, narrowest, units_of
+from gpusim.rules.launch import gap_ns, ready_delay_ns
 
 #: r and s: most units in a group, most groups in a stage (the values of IOS's experiments).
 MAX_GROUP, MAX_GROUPS = 3, 8
@@ -105,7 +105,9 @@ def stage_ns(groups: Sequence[Sequence[Task]], hardware: HardwareModel) -> float
     Groups start together, and run as the engine says. The barrier before costs a fork, the gap behind it belongs to
     this stage; the one behind costs a join of all groups.
     """
-    tasks = [replace(task, queue=queue, deps=()) for queue, group in enumerate(groups) for task in group]
+    tasks = [
+        msgspec.structs.replace(task, queue=queue, deps=()) for queue, group in enumerate(groups) for task in group
+    ]
     makespan_ns = FastEngine().run(Plan(tuple(tasks)), hardware).makespan_ns
     return makespan_ns + barriers_ns(len(groups), max(group[0].extra_ns for group in groups), hardware)
 
@@ -128,9 +130,7 @@ def one_pool(hardware: HardwareModel) -> HardwareModel:
 
 def barriers_ns(groups: int, extra_ns: float, hardware: HardwareModel) -> float:
     """What the barriers of a stage cost; `extra_ns` is the longest extra gap before the first kernel of any group."""
-    costs = hardware.graph
-    fork_ns = costs.fork_ns * max(0, groups - 2)  # of the last group
-    return costs.chain_ns + fork_ns + extra_ns + costs.join_ns * (groups - 1)
+    return ready_delay_ns(hardware.graph, gap_ns(hardware.graph, False, groups, extra_ns), 0.0, groups - 1, groups)
 
 
 def ios_stages(graph: OpGraph, units: Units, max_groups: int, cost: StageCost | None = None) -> list[Stage]:
@@ -142,9 +142,9 @@ def ios_stages(graph: OpGraph, units: Units, max_groups: int, cost: StageCost | 
         block = _Block(graph, units, nodes, cost)
         effort = max(1 + STAGE_EFFORT, min(BLOCK_EFFORT, EFFORT * len(nodes) // len(units)))  # a single unit fits
         for max_group in range(MAX_GROUP, 0, -1):
-            found = block.search(max_group, max_groups, effort)
-            if found is not None:
-                stages += found
+            block_stages = block.search(max_group, max_groups, effort)
+            if block_stages is not None:
+                stages += block_stages
                 break
         else:
             todo += narrowest(units.dag, nodes, max(1, 2 * len(nodes) // 3))[::-1]
@@ -182,13 +182,13 @@ class _Block:
         cost_ns = self._times_ns(stages.values[: int(stages.found[0])])
         choose_stages(*limits, states, ascending, stages, cost_ns, least_ns, last, self.walk)
         ends = dict(zip(states.values[:count].tolist(), last.tolist(), strict=True))
-        found: list[Stage] = []
+        backwards: list[Stage] = []
         state = (1 << len(self.tasks)) - 1
         while state:
             groups = self._groups(ends[state])
-            found.append(tuple(tuple(self.first + node for node in bits(group)) for group in groups))
+            backwards.append(tuple(tuple(self.first + node for node in bits(group)) for group in groups))
             state &= ~ends[state]
-        return found[::-1]
+        return backwards[::-1]
 
     def _groups(self, stage: int) -> Groups:
         """The groups of a stage, which are its connected parts, in ascending order."""

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.base import spread_views
-from gpusim.policies.dag import Dag, chains, mask_of, maximum_matching, work_dag
+from gpusim.policies.shared.base import spread_views
+from gpusim.policies.shared.dag import Dag, chains, descendants, mask_of, maximum_matching, work_dag
 
 
 def nimble(graph: OpGraph, streams: int) -> Schedule:
@@ -48,10 +48,11 @@ def chains_of(dag: Dag) -> list[list[int]]:
     return chains(maximum_matching([mask_of(nodes) for nodes in dag.reduced.succs], len(dag)))
 
 
-def pack(dag: Dag, found: list[list[int]]) -> list[list[int]]:
+def pack(dag: Dag, given: list[list[int]]) -> list[list[int]]:
     """Chains put one after another where the data orders them anyway (step 5): the nodes of each stream, in order."""
-    follows = [
-        mask_of(later for later, other in enumerate(found) if dag.ancestors[other[0]] >> chain[-1] & 1)
-        for chain in found
-    ]
-    return [[node for chain in lane for node in found[chain]] for lane in chains(maximum_matching(follows, len(found)))]
+    heads = mask_of(chain[0] for chain in given)  # a chain has the number of its first node, in the same order
+    number = {chain[0]: place for place, chain in enumerate(given)}
+    behind = descendants(dag.preds)
+    partner = maximum_matching([behind[chain[-1]] & heads for chain in given], len(dag))
+    following = [number.get(head, -1) for head in partner]
+    return [[node for chain in lane for node in given[chain]] for lane in chains(following)]

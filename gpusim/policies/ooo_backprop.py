@@ -18,9 +18,11 @@ memory, which the authors bound and this policy does not. A step without weight 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.base import spread_views
+from gpusim.policies.shared.base import spread_views
 
 #: A share of its blocks below this is taken for none: the op would run once the other has ended.
 LEAST_SHARE = 0.05
@@ -32,14 +34,16 @@ def ooo_backprop(graph: OpGraph, streams: int) -> Schedule:
     preds, succs = graph.work_dependencies
     order: list[int] = []
     waiting = {op: len(preds[op]) for op in gradients}
-    ready = [op for op in sorted(gradients) if not waiting[op]]
+    ready = _Ready(graph)
+    for op in sorted(gradients):
+        if not waiting[op]:
+            ready.add(op)
     end_ns = {}
     main_ns = side_ns = 0.0
 
-    def take(choices: list[int], now: float, beside: int | None) -> None:
-        """Put the best of `choices` on the second stream at `now`, beside an op that runs until `main_ns`."""
+    def take(best: int, now: float, beside: int | None) -> None:
+        """Put a ready gradient on the second stream at `now`, beside an op that runs until `main_ns`."""
         nonlocal side_ns
-        best = max(choices, key=lambda op: share_beside(graph, op, beside))  # the first of equals
         share = share_beside(graph, best, beside)
         solo = graph.solo_ns[best]
         side_ns = end_ns[best] = now + solo / share if share >= LEAST_SHARE else main_ns + solo
@@ -49,21 +53,57 @@ def ooo_backprop(graph: OpGraph, streams: int) -> Schedule:
     for op in preds:
         if op in gradients:
             continue
-        while needed := [late for late in ready if late in preds[op]]:
-            take(needed, max(main_ns, side_ns), None)
-        begin = max([main_ns, *(end_ns[p] for p in preds[op] & gradients)])
+        for late in ready.among(preds[op]):
+            take(late, max(main_ns, side_ns), None)
+        begin = max([main_ns, *(end_ns[p] for p in preds[op] if p in gradients)])
         main_ns = begin + graph.solo_ns[op]
         order.append(op)
         while ready and (now := max(begin, side_ns)) < main_ns:
-            take(ready, now, op)
+            take(ready.best(op), now, op)
         for after in succs[op]:
             if after in gradients:
                 waiting[after] -= 1
                 if not waiting[after]:
-                    ready.append(after)
+                    ready.add(after)
     while ready:
-        take(ready, max(main_ns, side_ns), None)
+        take(ready.best(None), max(main_ns, side_ns), None)
     return spread_views(graph, order, {op: int(op in gradients) for op in preds})
+
+
+class _Ready:
+    """Weight gradients that are ready, oldest first; those that demand the same find room together or not at all."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.age: dict[int, int] = {}
+        self.alike: dict[tuple[float, ...], dict[int, None]] = {}
+        self.seen = 0
+
+    def __len__(self) -> int:
+        return len(self.age)
+
+    def add(self, op: int) -> None:
+        """`op` is the youngest."""
+        self.age[op] = self.seen
+        self.seen += 1
+        self.alike.setdefault(self.graph.tasks[op][0].demand.resources, {})[op] = None
+
+    def remove(self, op: int) -> None:
+        """`op` is no longer ready."""
+        del self.age[op]
+        demand = self.graph.tasks[op][0].demand.resources
+        del self.alike[demand][op]
+        if not self.alike[demand]:
+            del self.alike[demand]
+
+    def among(self, ops: Iterable[int]) -> list[int]:
+        """Those of `ops` that are ready, oldest first."""
+        return sorted((op for op in ops if op in self.age), key=lambda op: self.age[op])
+
+    def best(self, beside: int | None) -> int:
+        """The one that finds room for the largest share of its blocks, and of equals the oldest."""
+        oldest = (next(iter(ops)) for ops in self.alike.values())
+        return min(oldest, key=lambda op: (-share_beside(self.graph, op, beside), self.age[op]))
 
 
 def weight_gradients(graph: OpGraph) -> frozenset[int]:

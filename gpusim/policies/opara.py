@@ -22,9 +22,9 @@ import heapq
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.base import spread_views
-from gpusim.policies.dag import Dag, work_dag
-from gpusim.policies.kinds import is_compute_intensive
+from gpusim.policies.shared.base import spread_views
+from gpusim.policies.shared.dag import Dag, work_dag
+from gpusim.policies.shared.op_kinds import is_compute_intensive
 
 
 def opara(graph: OpGraph, streams: int) -> Schedule:
@@ -74,4 +74,4 @@ def launch_order(dag: Dag, demands: list[float], compute: list[bool]) -> list[in
 def demand(graph: OpGraph, op: int) -> float:
     """Resource demand of an op: its largest share of the GPU's threads, registers or shared memory."""
     demands = [task.demand for task in graph.tasks[op]]
-    return max(max(found.threads, found.regs, found.smem) for found in demands)
+    return max(max(each.threads, each.regs, each.smem) for each in demands)

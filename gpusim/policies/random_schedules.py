@@ -1,4 +1,4 @@
-"""Legal schedules by lot: what predictions are tested on that no policy would choose."""
+"""Legal schedules at random: predictions are tested on them, and no policy would choose them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ STICKINESS = (0.0, 0.6, 0.9)
 
 
 def random_schedule(graph: OpGraph, number: int, seed: int) -> Schedule:
-    """The `number`-th random schedule of a seed: any legal order, 2 to 8 streams, dealt out by lot."""
-    lot = random.Random(f"{seed}:{number}")
+    """The `number`-th random schedule of a seed: any legal order, 2 to 8 streams, assigned at random."""
+    rng = random.Random(f"{seed}:{number}")
     streams, sticky = STREAMS[number % len(STREAMS)], STICKINESS[number % len(STICKINESS)]
     waiting = [len(before) for before in graph.preds]
     ready = [op for op, count in enumerate(waiting) if not count]
     order: list[int] = []
     stream_of = [0] * len(graph)
     while ready:
-        op = ready.pop(lot.randrange(len(ready)))
+        op = ready.pop(rng.randrange(len(ready)))
         order.append(op)
         near = graph.preds[op]
-        stays = bool(near) and lot.random() < sticky
-        stream_of[op] = stream_of[near[-1]] if stays else lot.randrange(streams)
+        stays = bool(near) and rng.random() < sticky
+        stream_of[op] = stream_of[near[-1]] if stays else rng.randrange(streams)
         for after in graph.succs[op]:
             waiting[after] -= 1
             if not waiting[after]:

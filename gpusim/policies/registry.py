@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from gpusim.errors import UnknownNameError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.base import Policy
 from gpusim.policies.critical_path import critical_path
 from gpusim.policies.nimble import nimble
 from gpusim.policies.ooo_backprop import ooo_backprop
 from gpusim.policies.opara import opara
 from gpusim.policies.round_robin import round_robin
 from gpusim.policies.sequential import sequential
+from gpusim.policies.shared.base import Policy
 from gpusim.policies.torchsched import torchsched
+from gpusim.policies.trtllm import trtllm
 from gpusim.policies.turbodl import turbodl
 from gpusim.policies.wavefront import wavefront
 
@@ -87,6 +88,9 @@ POLICIES: dict[str, RegisteredPolicy] = {
         RegisteredPolicy("opara", opara, "Opara, 2025", "Streams handed on along the graph, small demands first."),
         RegisteredPolicy(
             "torchsched", torchsched, "NVIDIA apex, 2025", "The deepest path on one stream, the rest dealt to others."
+        ),
+        RegisteredPolicy(
+            "trtllm", trtllm, "TensorRT-LLM, 2025", "Longest distance to the end first, with costs guessed by kind."
         ),
         RegisteredPolicy(
             "critical_path",

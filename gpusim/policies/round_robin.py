@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.base import spread_views, work_order
+from gpusim.policies.shared.base import spread_views, work_order
 
 
 def round_robin(graph: OpGraph, streams: int) -> Schedule:

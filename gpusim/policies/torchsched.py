@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.base import spread_views
-from gpusim.policies.dag import Dag, work_dag
+from gpusim.policies.shared.base import spread_views
+from gpusim.policies.shared.dag import Dag, work_dag
 
 
 def torchsched(graph: OpGraph, streams: int) -> Schedule:

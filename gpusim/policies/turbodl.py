@@ -28,7 +28,7 @@ import heapq
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.base import spread_views
+from gpusim.policies.shared.base import spread_views
 
 #: Room below this is rounding.
 EPSILON = 1e-9
@@ -47,7 +47,7 @@ def paths(graph: OpGraph) -> list[list[int]]:
     preds, succs = graph.work_dependencies
     bottom = graph.bottom_ns
     left = set(preds)
-    found = []
+    cut_paths = []
     for head in sorted(preds, key=lambda op: (-bottom[op], op)):
         path: list[int] = []
         op: int | None = head if head in left else None
@@ -57,8 +57,8 @@ def paths(graph: OpGraph) -> list[list[int]]:
             after = [s for s in succs[op] if s in left]
             op = min(after, key=lambda s: (-bottom[s], s), default=None)
         if path:
-            found.append(path)
-    return found
+            cut_paths.append(path)
+    return cut_paths
 
 
 class _Clock:
@@ -67,24 +67,35 @@ class _Clock:
     def __init__(self, graph: OpGraph, streams: int) -> None:
         self.graph = graph
         self.preds, self.succs = graph.work_dependencies
-        self.path_of = {op: number for number, path in enumerate(paths(graph)) for op in path}
+        op_paths = paths(graph)
+        self.path_of = {op: number for number, path in enumerate(op_paths) for op in path}
         self.side = range(1, streams) if streams > 1 else range(1)
         self.stream_of_path: dict[int, int] = {0: 0}
         self.given_ns = [0.0] * streams
-        self.path_ns = [sum(graph.solo_ns[op] for op in path) for path in paths(graph)]
+        self.path_ns = [sum(graph.solo_ns[op] for op in path) for path in op_paths]
         self.idle = set(range(streams))
         self.room = [1.0, 1.0, 1.0, 1.0]
+        self.demand = {op: self._demand(op) for op in self.preds}
+        self.ready: dict[tuple[int | None, bool, tuple[float, ...]], list[tuple[float, int]]] = {}
+        """Ready ops by the stream of their paths, if they have one, and by what they demand, most urgent first."""
+        self.urgent: list[tuple[float, int]] = []
+        self.urgent_new: list[tuple[float, int]] = []
+        """The most urgent op of each list of `ready`, and perhaps others that are no longer the first of theirs: those
+        of paths with a stream, and those of paths that still need a side stream."""
+        self.listed: set[int] = set()
+        """Ops in `urgent` and `urgent_new`."""
         self.running: list[tuple[float, int]] = []
         self.order: list[int] = []
 
     def run(self) -> Schedule:
         """Start what may start, go on to the next end, until all ops have run."""
-        bottom = self.graph.bottom_ns
         waiting = {op: len(before) for op, before in self.preds.items()}
-        ready = sorted((-bottom[op], op) for op, count in waiting.items() if not count)
+        for op, count in waiting.items():
+            if not count:
+                self._is_ready(op)
         now = 0.0
-        while ready or self.running:
-            ready = self._start(ready, now)
+        while self.ready or self.running:
+            self._start(now)
             now = self.running[0][0]
             while self.running and self.running[0][0] <= now:
                 op = heapq.heappop(self.running)[1]
@@ -93,33 +104,65 @@ class _Clock:
                 for after in self.succs[op]:
                     waiting[after] -= 1
                     if not waiting[after]:
-                        heapq.heappush(ready, (-bottom[after], after))
+                        self._is_ready(after)
         streams = {op: self.stream_of_path[path] for op, path in self.path_of.items()}
         return spread_views(self.graph, self.order, streams)
 
-    def _start(self, ready: list[tuple[float, int]], now: float) -> list[tuple[float, int]]:
-        """Start ready ops by priority where stream and room allow; returns those that still wait, as a heap."""
-        held: list[tuple[float, int]] = []
-        while ready and self.idle:
-            entry = heapq.heappop(ready)
-            op = entry[1]
+    def _alike(self, op: int) -> tuple[int | None, bool, tuple[float, ...]]:
+        """What tells whether an op can start, beside the clock: of those alike the most urgent can, or none."""
+        path = self.path_of[op]
+        return self.stream_of_path.get(path), path == 0, self.demand[op]
+
+    def _is_ready(self, op: int) -> None:
+        ops = self.ready.setdefault(self._alike(op), [])
+        heapq.heappush(ops, (-self.graph.bottom_ns[op], op))
+        if ops[0][1] == op:
+            self._list(ops[0])
+
+    def _list(self, first: tuple[float, int]) -> None:
+        if first[1] not in self.listed:
+            self.listed.add(first[1])
+            heapq.heappush(self.urgent if self.path_of[first[1]] in self.stream_of_path else self.urgent_new, first)
+
+    def _start(self, now: float) -> None:
+        """Start ready ops by priority where stream and room allow."""
+        passed = []
+        while self.idle:
+            heaps = [self.urgent, self.urgent_new] if self._free() else [self.urgent]
+            heaps = [heap for heap in heaps if heap]
+            if not heaps:
+                break
+            first = heapq.heappop(min(heaps, key=lambda heap: heap[0]))
+            op = first[1]
+            self.listed.discard(op)
+            alike = self._alike(op)
+            ops = self.ready.get(alike)
+            if not ops or ops[0] != first:
+                continue  # another is the first of its list by now, and listed itself
             stream = self._stream(self.path_of[op])
             if stream in self.idle and (self.path_of[op] == 0 or self._fits(op)):
+                heapq.heappop(ops)
+                if ops:
+                    self._list(ops[0])
+                else:
+                    del self.ready[alike]
                 self._launch(op, stream, now)
                 continue
-            held.append(entry)
+            passed.append(first)
             if 0 in self.idle and stream in self.idle:
                 break  # the critical path waits for this: nothing less urgent may keep the room from it
-        for entry in held:
-            heapq.heappush(ready, entry)
-        return ready
+        for first in passed:
+            self._list(first)
 
     def _stream(self, path: int) -> int:
         """The stream of a path, or the idle side stream it would get; -1 where none is idle."""
         if path in self.stream_of_path:
             return self.stream_of_path[path]
-        free = [stream for stream in self.side if stream in self.idle]
-        return min(free, key=lambda stream: (self.given_ns[stream], stream), default=-1)
+        return min(self._free(), key=lambda stream: (self.given_ns[stream], stream), default=-1)
+
+    def _free(self) -> list[int]:
+        """Idle side streams."""
+        return [stream for stream in self.side if stream in self.idle]
 
     def _launch(self, op: int, stream: int, now: float) -> None:
         path = self.path_of[op]
@@ -131,12 +174,12 @@ class _Clock:
         self._occupy(op, 1.0)
         heapq.heappush(self.running, (now + self.graph.solo_ns[op], op))
 
-    def _demand(self, op: int) -> list[float]:
+    def _demand(self, op: int) -> tuple[float, ...]:
         """What an op needs of each resource: the most that one of its kernels does."""
-        return [max(need) for need in zip(*(task.demand.resources for task in self.graph.tasks[op]), strict=True)]
+        return tuple(max(need) for need in zip(*(task.demand.resources for task in self.graph.tasks[op]), strict=True))
 
     def _occupy(self, op: int, sign: float) -> None:
-        self.room = [left - sign * need for left, need in zip(self.room, self._demand(op), strict=True)]
+        self.room = [left - sign * need for left, need in zip(self.room, self.demand[op], strict=True)]
 
     def _fits(self, op: int) -> bool:
-        return all(need <= left + EPSILON for left, need in zip(self.room, self._demand(op), strict=True))
+        return all(need <= left + EPSILON for left, need in zip(self.room, self.demand[op], strict=True))

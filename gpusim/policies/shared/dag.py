@@ -21,11 +21,11 @@ class Dag:
     @cached_property
     def succs(self) -> tuple[tuple[int, ...], ...]:
         """For each node, the nodes that depend on it, in ascending order."""
-        found: list[list[int]] = [[] for _ in self.preds]
+        successors: list[list[int]] = [[] for _ in self.preds]
         for node, before in enumerate(self.preds):
             for p in before:
-                found[p].append(node)
-        return tuple(tuple(nodes) for nodes in found)
+                successors[p].append(node)
+        return tuple(tuple(nodes) for nodes in successors)
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
@@ -44,12 +44,12 @@ class Dag:
         ancestors = self.ancestors
         kept: list[tuple[int, ...]] = []
         for before in self.preds:
-            implied, found = 0, []
+            implied, needed = 0, []
             for p in sorted(before, reverse=True):  # a path from p' to p has p' < p, so the later ones come first
                 if not implied >> p & 1:
-                    found.append(p)
+                    needed.append(p)
                 implied |= ancestors[p] | 1 << p
-            kept.append(tuple(reversed(found)))
+            kept.append(tuple(reversed(needed)))
         return Dag(tuple(kept))
 
 
@@ -63,14 +63,14 @@ def work_dag(graph: OpGraph) -> tuple[tuple[int, ...], Dag]:
 
 def descendants(preds: Sequence[Sequence[int]]) -> list[int]:
     """For each node the set of all nodes behind it, as a bit mask."""
-    found = [0] * len(preds)
+    behind_of = [0] * len(preds)
     for node in reversed(range(len(preds))):
-        behind = found[node] | (1 << node)
+        behind = behind_of[node] | (1 << node)
         for before in preds[node]:
             if not 0 <= before < node:
                 raise ValueError(f"node {node} has predecessor {before}: predecessors have smaller numbers")
-            found[before] |= behind
-    return found
+            behind_of[before] |= behind
+    return behind_of
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -115,17 +115,17 @@ def _layers(edges: Sequence[int], partner: list[int], owner: list[int], free: in
 
     Layer 0 is empty: free left nodes own nothing.
     """
-    layers, unseen, found = [0], ~free, False
+    layers, unseen, augmentable = [0], ~free, False
     here = [left for left, right in enumerate(partner) if right < 0]
     while here:
         new = 0
         for left in here:
-            found |= bool(edges[left] & free)
+            augmentable |= bool(edges[left] & free)
             new |= edges[left] & unseen
         unseen &= ~new
         layers.append(new)
         here = [owner[right] for right in bits(new)]
-    return [*layers, 0] if found else None
+    return [*layers, 0] if augmentable else None
 
 
 def _augment(
@@ -161,7 +161,7 @@ def _augment(
 def chains(following: Sequence[int]) -> list[list[int]]:
     """Chains from the successor of each node (-1: none), in ascending order of their first nodes."""
     has_previous = {node for node in following if node >= 0}
-    found = []
+    all_chains = []
     for head in range(len(following)):
         if head in has_previous:
             continue
@@ -169,5 +169,5 @@ def chains(following: Sequence[int]) -> list[list[int]]:
         while node >= 0:
             chain.append(node)
             node = following[node]
-        found.append(chain)
-    return found
+        all_chains.append(chain)
+    return all_chains

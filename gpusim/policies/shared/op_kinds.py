@@ -21,7 +21,12 @@ def is_compute_intensive(graph: OpGraph, op: int) -> bool:
     return bool(_COMPUTE.search(graph.trace.ops[op].target))
 
 
+def is_attention(graph: OpGraph, op: int) -> bool:
+    """Whether an op is attention as one kernel, forward or backward."""
+    return "attention" in graph.trace.ops[op].target
+
+
 def is_depthwise(graph: OpGraph, op: int) -> bool:
     """Whether an op is a forward convolution in groups: the light half of a separable one."""
-    found = graph.trace.ops[op]
-    return found.target.startswith(_CONVOLUTION) and len(found.args) > _GROUPS and found.args[_GROUPS] != 1
+    call = graph.trace.ops[op]
+    return call.target.startswith(_CONVOLUTION) and len(call.args) > _GROUPS and call.args[_GROUPS] != 1

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpusim.plan.graph import OpGraph
-from gpusim.policies.dag import Dag, descendants, work_dag
-from gpusim.policies.kinds import is_compute_intensive, is_depthwise
+from gpusim.policies.shared.dag import Dag, descendants, work_dag
+from gpusim.policies.shared.op_kinds import is_compute_intensive, is_depthwise
 
 
 @dataclass(frozen=True)

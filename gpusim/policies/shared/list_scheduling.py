@@ -1,6 +1,16 @@
-"""The list scheduler compiled: what `gpusim.policies.list_scheduling` gives, many at a time and on all cores."""
+"""List scheduling against a running simulation: which op starts next is decided while the GPU's state is known.
+
+Whenever a stream is free, the ready op of highest priority starts there, at the pace that one pool of SMs
+(`gpusim.engine.pool`) gives it beside what runs already. On a hardware model that shares SMs one by one
+(`gpusim.engine.placement`), or where successors of a fork take turns, the engine's makespan is another: the one seen
+here is an estimate that places ops, and every schedule is simulated again by the engine. The loop is compiled
+(`gpusim.engine.compiled.lists`), many schedules at a time and on all cores.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +22,22 @@ from gpusim.engine.compiled.op_graph import OpArrays
 from gpusim.engine.threads import in_ranges
 from gpusim.errors import PlanError
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import MAX_TIME_NS
-from gpusim.policies.base import spread_views
-from gpusim.policies.list_scheduling import MIN_SHARE, ListSchedule
+from gpusim.policies.shared.base import spread_views
+
+#: An op less urgent than one that runs starts only if it gets at least this share of the blocks it could have resident:
+#: less would put it at the tail of the block dispatcher, in front of ops that become urgent meanwhile.
+MIN_SHARE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ListSchedule:
+    """A list schedule and the makespan its own simulation saw, in ns."""
+
+    schedule: Schedule
+    makespan_ns: float
+    """As the scheduler sees it: on several streams, gaps are those of a graph with branches, used or not."""
 
 
 class FastLists:
@@ -42,7 +65,7 @@ class FastLists:
         return self._run(priorities, streams, min_shares, threads, keep=False)[0]
 
     def schedule(self, streams: int, priority: npt.ArrayLike, min_share: float = MIN_SHARE) -> ListSchedule:
-        """`list_schedule`. Raises `PlanError` for a stream count below 1."""
+        """Schedule ready ops by descending `priority` (by op index). Raises `PlanError` for no streams."""
         priorities = np.require(np.atleast_2d(priority), np.float64, ("C", "W"))
         makespan_ns, orders, placed = self._run(priorities, streams, min_share, 1, keep=True)
         order = [int(op) for op in orders[0]]
