@@ -1,0 +1,200 @@
+"""Whether a memory plan can run: nothing is read before it is there, nothing overwritten while a copy reads it.
+
+Two checks that know nothing of each other. `check_program` follows the instructions, as the host issues them, and what
+each wait makes known; it also holds every value that an op reads to the one it read in the captured step.
+`check_timeline` looks at the start and end of each task of a simulated (or measured) run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpusim.errors import PlanError
+from gpusim.memplan.lowering import LoweredProgram
+from gpusim.memplan.plan import MemoryPlan
+from gpusim.memplan.program import Instruction, Program, needed
+from gpusim.memplan.storages import Storages
+from gpusim.trace.dependencies import dependencies
+
+
+def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
+    """The plan itself, once its numbers are known to make sense for this trace; `check_program` does the rest.
+
+    Raises `PlanError` for an op or a storage that there is not, and for an order that has not every op once or goes
+    against the dependencies.
+    """
+    ops, count = len(storages.trace.ops), len(storages)
+    for offload in plan.offloads:
+        _within(offload.storage, count, "storage")
+        for op in (offload.after, offload.free, offload.back):
+            _within(op, ops, "op")
+    for redo in plan.redos:
+        for op in (redo.before, *redo.ops):
+            _within(op, ops, "op")
+        for storage in redo.storages:
+            _within(storage, count, "storage")
+    for storage in plan.held:
+        _within(storage, count, "storage")
+    for op in plan.barriers:
+        _within(op, ops, "op")
+    if plan.order:
+        if sorted(plan.order) != list(range(ops)):
+            raise PlanError(f"the order of the memory plan does not have each of the {ops} ops once")
+        place = {op: number for number, op in enumerate(plan.order)}
+        for op, before in enumerate(dependencies(storages.trace)):
+            for other in before:
+                if place[other] > place[op]:
+                    names = storages.trace.ops
+                    raise PlanError(f"op '{names[op].name}' comes before '{names[other].name}', whose result it needs")
+    return plan
+
+
+def _within(number: int, count: int, what: str) -> None:
+    if not 0 <= number < count:
+        raise PlanError(f"the memory plan names {what} {number}, of {count}")
+
+
+@dataclass
+class _State:
+    """What the host knows after the instructions so far."""
+
+    there: set[int]
+    version: dict[int, int] = field(default_factory=dict)
+    """Storage -> the op that wrote it last, of those on the GPU."""
+    on_host: dict[int, int] = field(default_factory=dict)
+    """Storage -> the version that its host buffer has, or will have once the copy has ended."""
+    leaving: set[int] = field(default_factory=set)
+    """Copies out that nothing has waited for."""
+
+
+def check_program(storages: Storages, program: Program) -> None:
+    """Raise `PlanError` for the first instruction that cannot run, naming op and storage."""
+    state = _State(there=set(storages.initial))
+    names = [op.name for op in storages.trace.ops]
+    ran: set[int] = set()
+    for instruction in program:
+        problem = _problem_with(storages, state, ran, instruction)
+        if problem:
+            what = f"op '{names[instruction.op]}'" if instruction.op >= 0 else f"storage {instruction.storage}"
+            raise PlanError(f"memory plan: {instruction.kind} of {what}: {problem}")
+        _follow(storages, state, ran, instruction)
+    if len(ran) != len(names):
+        raise PlanError(f"memory plan: it runs {len(ran)} of {len(names)} ops")
+    missing = (storages.initial | storages.results) - state.there
+    if missing:
+        raise PlanError(f"memory plan: storage {min(missing)}, a result of the step, is gone at its end")
+
+
+def _problem_with(storages: Storages, state: _State, ran: set[int], instruction: Instruction) -> str:
+    storage, op = instruction.storage, instruction.op
+    if instruction.kind == "run":
+        if op in ran:
+            return "it has run"
+        makes = frozenset(storages.makes[op])
+        return _values(storages, state, op, storages.touched[op] - makes) or _unwritten(state, storages.writes[op])
+    if instruction.kind == "again":
+        if op not in ran:
+            return "it has not run yet"
+        if not storages.may_run_again[op]:
+            return "it draws random numbers or changes a state of the step"
+        makes = frozenset(storages.makes[op])
+        states = storages.states[op]
+        outside = storages.writes[op] - makes - states - instruction.bring
+        if outside:
+            return f"it would change storage {min(outside)}, which is not computed again"
+        twice = instruction.bring & makes & state.there
+        if twice:
+            return f"storage {min(twice)} is there"
+        return _values(storages, state, op, storages.touched[op] - makes - states) or _unwritten(
+            state, instruction.bring
+        )
+    if instruction.kind == "out":
+        return "" if storage in state.there else "it is not there"
+    if instruction.kind == "free":
+        if storage in storages.initial:
+            return "it is there before the step and stays"
+        return "" if storage in state.there else "it is not there"
+    if instruction.kind == "back":
+        if storage in state.there:
+            return "it is there"
+        return "" if storage in state.on_host else "it was not copied out"
+    return ""
+
+
+def _values(storages: Storages, state: _State, op: int, wanted: frozenset[int]) -> str:
+    """What is wrong with the values that an op would find: not there, or not those of the captured step."""
+    for storage in sorted(wanted):
+        if storage not in state.there:
+            return f"storage {storage} is not there"
+        then, now = storages.version_read[op].get(storage, -1), state.version.get(storage, -1)
+        if then != now and storage in storages.reads[op]:  # a view looks at no value
+            writer = f"op '{storages.trace.ops[now].name}'" if now >= 0 else "the start of the step"
+            return f"storage {storage} has the value of {writer}, another than in the captured step"
+    return ""
+
+
+def _unwritten(state: _State, written: frozenset[int]) -> str:
+    """What is wrong with changing these: a copy out may still read one of them."""
+    read = written & state.leaving
+    return f"storage {min(read)} would be overwritten while it is copied out" if read else ""
+
+
+def _follow(storages: Storages, state: _State, ran: set[int], instruction: Instruction) -> None:
+    storage, op = instruction.storage, instruction.op
+    if instruction.kind in ("run", "again"):
+        changed = storages.writes[op] if instruction.kind == "run" else instruction.bring
+        if instruction.kind == "run":
+            ran.add(op)
+            state.there |= storages.touched[op]
+        state.there |= changed
+        for each in changed:
+            state.version[each] = op
+    elif instruction.kind == "out":
+        state.on_host[storage] = state.version.get(storage, -1)
+        state.leaving.add(storage)
+    elif instruction.kind == "free":
+        state.there.discard(storage)
+        state.leaving.discard(storage)
+    elif instruction.kind == "back":
+        state.there.add(storage)
+        state.version[storage] = state.on_host[storage]
+    elif instruction.kind == "barrier":
+        state.leaving.clear()
+
+
+def check_timeline(lowered: LoweredProgram, start_ns: Sequence[int], end_ns: Sequence[int], storages: Storages) -> None:
+    """Raise `PlanError` where a task reads what is still being copied back, or memory is reused under a copy.
+
+    `start_ns` and `end_ns` are of the tasks of `lowered.plan`, simulated or measured.
+    """
+    for problem in _overlaps(lowered, start_ns, end_ns, storages):
+        raise PlanError(f"memory plan: {problem}")
+
+
+def _overlaps(
+    lowered: LoweredProgram, start_ns: Sequence[int], end_ns: Sequence[int], storages: Storages
+) -> Iterator[str]:
+    """Walk the instructions once more, with the times of their tasks."""
+    back_until: dict[int, int] = {}
+    out_until: dict[int, int] = {}
+    names = storages.trace.ops
+    for instruction, tasks in zip(lowered.program, lowered.tasks_of, strict=True):
+        if not tasks:
+            continue
+        begin, end = min(start_ns[t] for t in tasks), max(end_ns[t] for t in tasks)
+        if instruction.kind == "out":
+            out_until[instruction.storage] = end
+        elif instruction.kind == "back":
+            if begin < out_until.get(instruction.storage, 0):
+                yield f"storage {instruction.storage} comes back before its copy out has ended"
+            back_until[instruction.storage] = end
+        else:
+            op = instruction.op
+            written = storages.writes[op] if instruction.kind == "run" else instruction.bring
+            for storage in needed(storages, instruction):
+                if begin < back_until.get(storage, 0):
+                    yield f"op '{names[op].name}' starts before storage {storage} is back"
+            for storage in written:
+                if begin < out_until.get(storage, 0):
+                    yield f"op '{names[op].name}' writes storage {storage} while it is copied out"

@@ -1,0 +1,238 @@
+"""Memory policies of one step side by side: what each takes in memory and time, and which nobody beats in both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from gpusim.arguments import file_path
+from gpusim.errors import PlanError
+from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
+from gpusim.memplan.pinned import within_pinned
+from gpusim.memplan.plan import MemoryPlan, write_memory_plan
+from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.least_time import LeastTime
+from gpusim.memplan.policies.registry import MEMORY_POLICIES, memory_policy_by_name
+from gpusim.memplan.snapshot import write_snapshot
+from gpusim.memplan.storages import CATEGORIES, Storages
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.plan.graph import OpGraph
+from gpusim.units import format_bytes, format_ns
+
+KEEP_ALL, LEAST_TIME = "keep_all", "least_time"
+#: Budgets at which our own policy is asked for the front, as shares of the way from the least peak to keeping all.
+FRONT_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)
+#: What grows with the batch; the rest of a step's memory does not.
+_PER_SAMPLE = frozenset(("activation", "activation_gradient", "input", "workspace"))
+
+
+@dataclass(frozen=True)
+class PolicyRow:
+    """One policy's plan, or why it has none."""
+
+    policy: str
+    source: str
+    outcome: Outcome | None
+    problem: str = ""
+    budget_bytes: int = 0
+    """The budget that the plan was made for; 0 for none."""
+    kept_for_pinned: int = 0
+    """Storages that stay on the GPU since pinned memory has no room for them."""
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryComparison:
+    """Every memory policy of a step on one GPU."""
+
+    graph: OpGraph
+    storages: Storages
+    rows: tuple[PolicyRow, ...]
+    """In the order of the registry."""
+    more: tuple[PolicyRow, ...] = ()
+    """Our own policy at other budgets, for the front."""
+    budget_bytes: int | None = None
+    pinned_bytes: int | None = None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory of the GPU."""
+        return self.graph.hardware.memory.dram_bytes
+
+    @cached_property
+    def keep_all(self) -> Outcome:
+        """The step that keeps all."""
+        outcome = self.row(KEEP_ALL).outcome
+        assert outcome is not None
+        return outcome
+
+    def row(self, policy: str) -> PolicyRow:
+        """The row of a policy. Raises `UnknownNameError` for one that is not there."""
+        for each in self.rows:
+            if each.policy == policy:
+                return each
+        memory_policy_by_name(policy)
+        raise PlanError(f"memory policy '{policy}' was not asked for")
+
+    def plan(self, policy: str = LEAST_TIME) -> MemoryPlan:
+        """The plan of a policy, with its predictions. Raises `PlanError` where it has none."""
+        row = self.row(policy)
+        if row.outcome is None:
+            raise PlanError(row.problem)
+        return row.outcome.plan
+
+    def save(self, path: str | Path, policy: str | None = None) -> None:
+        """Write the plan of a policy, by default the fastest that fits, as JSON. Raises `OutputError`, `PlanError`."""
+        write_memory_plan(self._chosen(policy).plan, self.graph.trace, file_path("path", path))
+
+    def save_snapshot(self, path: str | Path, policy: str | None = None) -> None:
+        """Write a plan's memory over time as a snapshot for PyTorch's memory viewer. Raises as `save` does."""
+        write_snapshot(self.storages, self._chosen(policy), file_path("path", path))
+
+    def _chosen(self, policy: str | None) -> Outcome:
+        """The outcome of a policy, or the fastest that fits."""
+        if policy is None and self.best is None:
+            raise PlanError("no plan fits")
+        row = self.best if policy is None else self.row(policy)
+        assert row is not None
+        if row.outcome is None:
+            raise PlanError(row.problem)
+        return row.outcome
+
+    @property
+    def workspaces_known(self) -> bool:
+        """Whether the trace has the workspaces of its ops; peaks leave them out where it has not."""
+        return any(self.storages.workspace_bytes)
+
+    def fits(self, outcome: Outcome) -> bool:
+        """Whether a plan keeps the budget, or where there is none the GPU's memory."""
+        limit = self.capacity_bytes if self.budget_bytes is None else self.budget_bytes
+        return outcome.peak_bytes <= limit
+
+    @cached_property
+    def best(self) -> PolicyRow | None:
+        """The fastest plan that fits."""
+        fitting = [row for row in (*self.rows, *self.more) if row.outcome is not None and self.fits(row.outcome)]
+        return min(fitting, key=lambda row: (_outcome(row).step_ns, _outcome(row).peak_bytes), default=None)
+
+    def shortfall(self, budget_bytes: int) -> str:
+        """Why no plan at all keeps a budget; empty where one does."""
+        planner = LeastTime(Setting(self.graph, self.storages, budget_bytes, self.pinned_bytes))
+        return planner.shortfall(budget_bytes) if planner.least_peak.peak_bytes > budget_bytes else ""
+
+    @cached_property
+    def front(self) -> tuple[PolicyRow, ...]:
+        """Plans that no other beats in both peak and time, from the least memory on."""
+        planned = [row for row in (*self.rows, *self.more) if row.outcome is not None]
+        front: list[PolicyRow] = []
+        fastest = 1 << 62
+        for row in sorted(planned, key=lambda row: (_outcome(row).peak_bytes, _outcome(row).step_ns)):
+            if _outcome(row).step_ns < fastest:
+                fastest = _outcome(row).step_ns
+                front.append(row)
+        return tuple(front)
+
+    def largest_batch(self, outcome: Outcome) -> int:
+        """About the largest batch with which a plan of this kind fits the GPU or the budget; 0 where none does.
+
+        Parameters, their gradients and the optimizer's state stay as they are, everything else grows with the batch.
+        """
+        limit = self.capacity_bytes if self.budget_bytes is None else self.budget_bytes
+        fixed = sum(
+            size
+            for size, category, storage in zip(
+                self.storages.bytes, self.storages.category, range(len(self.storages)), strict=True
+            )
+            if category not in _PER_SAMPLE and storage in self.storages.initial | self.storages.results
+        )
+        growing = max(outcome.peak_bytes - fixed, 1)
+        return max(0, int((limit - fixed) * self.graph.trace.model.batch / growing))
+
+    def peak_text(self, outcome: Outcome) -> str:
+        """Where a peak is: op, layer and phase."""
+        peak = outcome.use.peak
+        if peak.op < 0:
+            return "between two ops"
+        op = self.graph.trace.ops[peak.op]
+        return f"op '{op.name}'" + (f" of layer '{op.layer}'" if op.layer else "") + f", {op.phase}"
+
+    def __repr__(self) -> str:
+        best = "none fits" if self.best is None else f"{self.best.policy} {format_ns(_outcome(self.best).step_ns)}"
+        where = f"{short_name(self.graph.trace.name)} on {short_name(self.graph.hardware.label)}"
+        return short_repr("MemoryComparison", f"{where}: {len(self.rows)} policies, {best}")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row.policy, "-", "-", row.problem)
+            if row.outcome is None
+            else (row.policy, format_bytes(row.outcome.peak_bytes), format_ns(row.outcome.step_ns), "")
+            for row in self.rows
+        ]
+        return html_table(f"Memory of {self.graph.trace.name}", ("policy", "peak", "step", ""), rows)
+
+
+def _outcome(row: PolicyRow) -> Outcome:
+    assert row.outcome is not None
+    return row.outcome
+
+
+def compare_policies(
+    graph: OpGraph,
+    *,
+    policies: Collection[str] | None = None,
+    budget_bytes: int | None = None,
+    pinned_bytes: int | None = None,
+    synchronous: bool | None = None,
+    report: Callable[[str, float, int], None] = lambda *_: None,
+) -> MemoryComparison:
+    """Plan and predict memory policies of a step; all of them, and the front, where none is named.
+
+    `synchronous` overrides how published policies wait for copies. Raises `UnknownNameError` for an unknown policy,
+    and `PlanError` for a trace without tensors.
+    """
+    trace = graph.trace
+    if not trace.tensors:
+        raise PlanError(f"'{trace.name}' has no tensors: memory can be planned for captured steps only")
+    names = list(MEMORY_POLICIES) if policies is None else [KEEP_ALL, *policies]
+    chosen = [memory_policy_by_name(name) for name in dict.fromkeys(names)]
+    evaluator = MemoryEvaluator(graph)
+    setting = Setting(graph, evaluator.storages, budget_bytes, pinned_bytes, synchronous)
+    steps = len(chosen) + (len(FRONT_SHARES) if policies is None else 0)
+    rows: list[PolicyRow] = []
+    for number, policy in enumerate(chosen):
+        report(policy.name, number / steps, 0)
+        rows.append(_row(evaluator, setting, policy.name))
+    more = []
+    if policies is None:
+        for number, budget in enumerate(_front_budgets(rows)):
+            report("front", (len(chosen) + number) / steps, 0)
+            more.append(_row(evaluator, replace(setting, budget_bytes=budget), LEAST_TIME))
+    return MemoryComparison(graph, evaluator.storages, tuple(rows), tuple(more), budget_bytes, pinned_bytes)
+
+
+def _row(evaluator: MemoryEvaluator, setting: Setting, name: str) -> PolicyRow:
+    policy = MEMORY_POLICIES[name]
+    budget = (setting.budget_bytes or 0) if policy.takes_budget else 0
+    try:
+        plan = policy(setting)
+        plan, kept = within_pinned(setting.storages, plan, setting.pinned_bytes)
+        outcome = evaluator.evaluate(plan)
+    except PlanError as cause:
+        return PolicyRow(name, policy.source, None, str(cause), budget)
+    made_by = f"gpusim, {evaluator.graph.hardware.label}"
+    plan = plan.made(name, made_by, outcome.step_ns, outcome.peak_bytes)
+    return PolicyRow(name, policy.source, replace(outcome, plan=plan), "", budget, kept)
+
+
+def _front_budgets(rows: Sequence[PolicyRow]) -> list[int]:
+    """Budgets between the least peak of any policy and that of keeping all."""
+    peaks = {row.policy: row.outcome.peak_bytes for row in rows if row.outcome is not None}
+    low, high = min(peaks.values()), peaks[KEEP_ALL]
+    return sorted({round(low + share * (high - low)) for share in FRONT_SHARES}) if low < high else []
+
+
+def category_bytes(outcome: Outcome) -> dict[str, int]:
+    """Bytes at the peak by category, in the order of `CATEGORIES`, without those of which there are none."""
+    by_category = outcome.use.peak.by_category
+    return {category: by_category[category] for category in CATEGORIES if by_category.get(category)}

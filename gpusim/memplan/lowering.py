@@ -1,0 +1,148 @@
+"""From instructions to what the engines run: ops on one queue, copies out and copies back on one each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gpusim.memplan.program import Program, needed
+from gpusim.memplan.storages import Storages
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.tasks import Buffer, Plan, Task
+
+#: Queues of a plan: its ops, copies to the host, copies from the host.
+OPS, OUT, BACK = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """The engines' plan of a program, and the tasks of each of its instructions."""
+
+    program: Program
+    plan: Plan
+    tasks_of: tuple[tuple[int, ...], ...]
+
+
+def lower_program(
+    graph: OpGraph, storages: Storages, program: Program, *, copies: bool = True, memory: bool = False
+) -> LoweredProgram:
+    """The plan of a program on a GPU, in one CUDA graph.
+
+    Without `copies` there are none and nothing waits for them: what remains are the ops, recomputation included.
+    With `memory` the plan has the program's buffers, for its memory over time.
+    """
+    lowering = _Lowering(graph, storages, copies)
+    buffers = _Buffers(storages)
+    tasks_of: list[tuple[int, ...]] = []
+    for instruction in program:
+        if instruction.kind in ("run", "again"):
+            new = lowering.op(instruction.op, needed(storages, instruction))
+        elif instruction.kind == "out":
+            new = lowering.out(instruction.storage)
+        elif instruction.kind == "back":
+            new = lowering.back(instruction.storage)
+        else:
+            new = lowering.wait(None if instruction.kind == "barrier" else instruction.storage)
+        tasks_of.append(new)
+        if memory:
+            if instruction.kind == "free":
+                buffers.free(instruction.storage, lowering.last.get(OPS))
+            else:
+                buffers.use(needed(storages, instruction), new)
+    plan = Plan(
+        tasks=tuple(lowering.tasks),
+        buffers=buffers.finished(len(lowering.tasks) - 1) if memory else (),
+        kept_bytes=sum(storages.bytes[storage] for storage in storages.initial),
+    )
+    return LoweredProgram(program, plan, tuple(tasks_of))
+
+
+@dataclass
+class _Lowering:
+    """The tasks so far, and who waits for whom."""
+
+    graph: OpGraph
+    storages: Storages
+    copies: bool
+    tasks: list[Task] = field(default_factory=list)
+    last: dict[int, int] = field(default_factory=dict)
+    """Queue -> its last task."""
+    leaving: dict[int, int] = field(default_factory=dict)
+    """Storage -> its copy out, until something has waited for it."""
+    coming: dict[int, int] = field(default_factory=dict)
+    """Storage -> its copy back, likewise."""
+    waits: set[int] = field(default_factory=set)
+    """Copies that the next op waits for."""
+
+    def op(self, op: int, needs: frozenset[int]) -> tuple[int, ...]:
+        """The kernels of an op; the first of them waits."""
+        if self.coming:
+            self.waits.update(self.coming.pop(storage) for storage in needs if storage in self.coming)
+        first = len(self.tasks)
+        for task in self.graph.tasks[op]:
+            self._add(task, OPS, self.waits)
+            self.waits = set()
+        return tuple(range(first, len(self.tasks)))
+
+    def out(self, storage: int) -> tuple[int, ...]:
+        """A copy to the host, behind all ops so far."""
+        if not self.copies:
+            return ()
+        task = Task(name=f"offload {storage}", kind="d2h", copy_bytes=self.storages.bytes[storage])
+        self.leaving[storage] = self._add(task, OUT, self._ops())
+        return (self.leaving[storage],)
+
+    def back(self, storage: int) -> tuple[int, ...]:
+        """A copy from the host, behind all ops so far and what they wait for: its memory may have been theirs."""
+        if not self.copies:
+            return ()
+        task = Task(name=f"prefetch {storage}", kind="h2d", copy_bytes=self.storages.bytes[storage])
+        out = {self.leaving.pop(storage)} if storage in self.leaving else set()
+        self.coming[storage] = self._add(task, BACK, self._ops() | self.waits | out)
+        return (self.coming[storage],)
+
+    def wait(self, storage: int | None) -> tuple[int, ...]:
+        """The next op waits for the copy out of this storage; for all copies so far where none is named."""
+        if storage is None:
+            self.waits |= {self.last[queue] for queue in (OUT, BACK) if queue in self.last}
+        elif storage in self.leaving:
+            self.waits.add(self.leaving.pop(storage))
+        return ()
+
+    def _ops(self) -> set[int]:
+        return {self.last[OPS]} if OPS in self.last else set()
+
+    def _add(self, task: Task, queue: int, deps: set[int]) -> int:
+        others = tuple(sorted(dep for dep in deps if self.tasks[dep].queue != queue))
+        self.tasks.append(msgspec.structs.replace(task, queue=queue, deps=others))
+        self.last[queue] = len(self.tasks) - 1
+        return self.last[queue]
+
+
+@dataclass
+class _Buffers:
+    """The memory of a program, piece by piece: a storage that comes back is another piece."""
+
+    storages: Storages
+    tasks: dict[int, set[int]] = field(default_factory=dict)
+    done: list[Buffer] = field(default_factory=list)
+
+    def use(self, storages: frozenset[int], tasks: tuple[int, ...]) -> None:
+        for storage in storages - self.storages.initial:
+            self.tasks.setdefault(storage, set()).update(tasks)
+
+    def free(self, storage: int, last_op: int | None) -> None:
+        users = self.tasks.pop(storage, set())
+        if users and last_op is not None:
+            users.add(last_op)
+        if users:
+            self.done.append(Buffer(self.storages.bytes[storage], tuple(sorted(users))))
+
+    def finished(self, last: int) -> tuple[Buffer, ...]:
+        """All pieces; what nobody has let go of lives to the end."""
+        for storage, users in self.tasks.items():
+            if users:
+                self.done.append(Buffer(self.storages.bytes[storage], tuple(sorted({*users, last}))))
+        self.tasks.clear()
+        return tuple(self.done)

@@ -1,0 +1,162 @@
+"""A memory plan of a step: the value that memory policies give, by op and storage index; and the file, by op name.
+
+policy, file --> MemoryPlan --> `gpusim.memplan.program.program_of` --> allocator, engines, replay
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpusim.errors import ScheduleError
+from gpusim.formats.memory_plan import SCHEMA, MemoryPlanDocument, OffloadEntry, RedoEntry
+from gpusim.formats.trace import Trace
+from gpusim.io.files import read_document, write_document
+from gpusim.notebook import short_name, short_repr
+from gpusim.trace.store import structure_hash
+from gpusim.units import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """A storage that moves to pinned host memory and back.
+
+    The copy out starts once what was launched up to op `after` has ended. Before op `free` the ops wait for that copy,
+    and the GPU's memory is let go. Before op `back` new memory is allocated and the copy back is launched; the next op
+    that needs the storage waits for it.
+    """
+
+    storage: int
+    after: int
+    free: int
+    back: int
+
+
+@dataclass(frozen=True, slots=True)
+class Redo:
+    """Storages that are let go after their last use and computed again, by running `ops` again before op `before`."""
+
+    before: int
+    ops: tuple[int, ...]
+    """In recorded order."""
+    storages: tuple[int, ...]
+    """What these ops bring back; anything else that they make is let go at once."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MemoryPlan:
+    """What becomes of each storage of a step; whatever is not named stays from its first use to its last.
+
+    Two plans are equal where they run the same; who made them does not count.
+    """
+
+    offloads: tuple[Offload, ...] = ()
+    redos: tuple[Redo, ...] = ()
+    held: tuple[int, ...] = ()
+    """Storages that stay to the end of the step although nobody needs them."""
+    barriers: tuple[int, ...] = ()
+    """Ops after which the ops that follow wait for all copies so far (vDNN and Layrub: after each layer)."""
+    order: tuple[int, ...] = ()
+    """Op indices in launch order; empty: as recorded."""
+    policy: str = field(default="", compare=False)
+    made_by: str = field(default="", compare=False)
+    """Version of gpusim and hardware model."""
+    predicted_ns: int = field(default=0, compare=False)
+    predicted_peak_bytes: int = field(default=0, compare=False)
+
+    def made(self, policy: str, by: str = "", predicted_ns: int = 0, predicted_peak_bytes: int = 0) -> MemoryPlan:
+        """The same plan with its origin and its predictions."""
+        return dataclasses.replace(
+            self, policy=policy, made_by=by, predicted_ns=predicted_ns, predicted_peak_bytes=predicted_peak_bytes
+        )
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether anything moves to the host."""
+        return bool(self.offloads)
+
+    def __repr__(self) -> str:
+        parts = f"{counted(len(self.offloads), 'offload')}, {counted(len(self.redos), 'recomputation')}"
+        return short_repr("MemoryPlan", f"{short_name(self.policy)}: {parts}" if self.policy else parts)
+
+    def to_document(self, trace: Trace) -> MemoryPlanDocument:
+        """The plan as a file has it. `trace` is the trace it is of."""
+        names = [op.name for op in trace.ops]
+        return MemoryPlanDocument(
+            schema=SCHEMA,
+            trace=trace.name,
+            trace_hash=structure_hash(trace),
+            policy=self.policy,
+            made_by=self.made_by,
+            predicted_ns=self.predicted_ns,
+            predicted_peak_bytes=self.predicted_peak_bytes,
+            offloads=tuple(
+                OffloadEntry(storage=o.storage, after=names[o.after], free=names[o.free], back=names[o.back])
+                for o in self.offloads
+            ),
+            redos=tuple(
+                RedoEntry(before=names[r.before], ops=tuple(names[op] for op in r.ops), storages=r.storages)
+                for r in self.redos
+            ),
+            held=self.held,
+            barriers=tuple(names[op] for op in self.barriers),
+            order=tuple(names[op] for op in self.order),
+        )
+
+    @classmethod
+    def from_document(cls, document: MemoryPlanDocument, trace: Trace, file: str = "memory plan") -> MemoryPlan:
+        """The plan in a file; whether it can run is for `gpusim.memplan.checks` to say.
+
+        Raises `ScheduleError` for a plan of another trace, and for an op or a storage that the trace does not have.
+        """
+        if document.trace_hash != structure_hash(trace):
+            problem = f"is a memory plan of another trace: of '{document.trace}', not of this '{trace.name}'"
+            raise ScheduleError(file, problem, place="$.trace_hash")
+        index_of = {op.name: index for index, op in enumerate(trace.ops)}
+
+        def op(name: str, place: str) -> int:
+            if name not in index_of:
+                raise ScheduleError(file, f"the trace has no op '{name}'", place=place)
+            return index_of[name]
+
+        def storage(number: int, place: str) -> int:
+            if number >= len(trace.storages):
+                problem = f"the trace has no storage {number}, of {len(trace.storages)}"
+                raise ScheduleError(file, problem, place=place)
+            return number
+
+        return cls(
+            offloads=tuple(
+                Offload(
+                    storage(entry.storage, f"$.offloads[{n}].storage"),
+                    *(op(getattr(entry, key), f"$.offloads[{n}].{key}") for key in ("after", "free", "back")),
+                )
+                for n, entry in enumerate(document.offloads)
+            ),
+            redos=tuple(
+                Redo(
+                    op(entry.before, f"$.redos[{n}].before"),
+                    tuple(op(name, f"$.redos[{n}].ops") for name in entry.ops),
+                    tuple(storage(number, f"$.redos[{n}].storages") for number in entry.storages),
+                )
+                for n, entry in enumerate(document.redos)
+            ),
+            held=tuple(storage(number, "$.held") for number in document.held),
+            barriers=tuple(op(name, "$.barriers") for name in document.barriers),
+            order=tuple(op(name, "$.order") for name in document.order),
+            policy=document.policy,
+            made_by=document.made_by,
+            predicted_ns=document.predicted_ns,
+            predicted_peak_bytes=document.predicted_peak_bytes,
+        )
+
+
+def read_memory_plan(path: Path, trace: Trace) -> MemoryPlan:
+    """Read a memory plan of `trace`. Raises `ScheduleError`."""
+    return MemoryPlan.from_document(read_document(path, MemoryPlanDocument, SCHEMA, ScheduleError), trace, str(path))
+
+
+def write_memory_plan(plan: MemoryPlan, trace: Trace, path: Path) -> None:
+    """Write a memory plan of `trace` as JSON; all or nothing. Raises `OutputError`."""
+    write_document(path, plan.to_document(trace), indent=1)

@@ -1,0 +1,115 @@
+"""What a memory policy is: a step on a GPU, and a budget or none, give a memory plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from gpusim.memplan.layers import Layers
+from gpusim.memplan.memory import memory_of
+from gpusim.memplan.plan import MemoryPlan, Offload
+from gpusim.memplan.program import program_of
+from gpusim.memplan.rebuild import Chain, chain
+from gpusim.memplan.storages import Storages
+from gpusim.memplan.times import Link, OpTimes, place_copies
+from gpusim.plan.graph import OpGraph
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a policy decides for."""
+
+    graph: OpGraph
+    storages: Storages
+    budget_bytes: int | None = None
+    """Most that may be allocated; None where nobody has said."""
+    pinned_bytes: int | None = None
+    """Most pinned host memory; None for as much as it takes."""
+    synchronous: bool | None = None
+    """Whether ops and copies wait for each other after each layer; None: as in the published system."""
+
+    @classmethod
+    def of(cls, graph: OpGraph, budget_bytes: int | None = None, pinned_bytes: int | None = None) -> Setting:
+        """The setting of a step."""
+        return cls(graph, Storages.of(graph.trace), budget_bytes, pinned_bytes)
+
+    @cached_property
+    def layers(self) -> Layers:
+        """The step's layers."""
+        return Layers.of(self.storages)
+
+    @cached_property
+    def times(self) -> OpTimes:
+        """When ops run, in recorded order and with nothing beside them."""
+        return OpTimes.of(self.graph)
+
+    @cached_property
+    def link(self) -> Link:
+        """What copies take on this GPU."""
+        return Link.of(self.graph)
+
+    @cached_property
+    def keep_all_bytes(self) -> int:
+        """Peak of the step that keeps all."""
+        return self.peak_bytes(MemoryPlan())
+
+    @property
+    def budget_or_half(self) -> int:
+        """The budget; where there is none, half of what keeping all takes."""
+        return self.keep_all_bytes // 2 if self.budget_bytes is None else self.budget_bytes
+
+    def peak_bytes(self, plan: MemoryPlan) -> int:
+        """Peak of a plan that can run."""
+        return memory_of(self.storages, program_of(self.storages, plan)).peak.allocated_bytes
+
+    @cached_property
+    def chains(self) -> dict[int, Chain]:
+        """For each saved storage that can be computed again the ops that do so where all others stay."""
+        saved = frozenset(self.storages.saved)
+        chains_of = {s: chain(self.storages, (s,), saved.__contains__) for s in self.storages.saved}
+        return {s: each for s, each in chains_of.items() if each is not None}
+
+    def recompute_ns(self, storage: int) -> float:
+        """What computing a storage again takes where all others stay; infinite where nothing brings it back."""
+        again = self.chains.get(storage)
+        return math.inf if again is None else sum(self.graph.solo_ns[op] for op in again.ops)
+
+
+MemoryPolicy = Callable[[Setting], MemoryPlan]
+"""A plan for a setting."""
+
+
+def offload_plan(
+    setting: Setting, backs: Mapping[int, int], *, synchronous: bool, behind: Iterable[int] = ()
+) -> MemoryPlan:
+    """A plan that moves storages, each with the op before which it comes back, in that order.
+
+    A copy out runs beside the last layer of the forward pass that reads the storage; of those `behind`, after it.
+    Synchronous: ops and copies wait for each other at the end of each layer, where memory is let go. Else memory is let
+    go when the copy has ended, by the times of ops and copies, at the latest when the backward pass begins.
+    """
+    storages = setting.storages
+    serial = frozenset(behind)
+    offloads: list[Offload] = []
+    for storage, back in backs.items():
+        last = storages.last_forward_use(storage)
+        written = max(op for op in storages.writers[storage] if op < storages.first_backward)
+        after = last if storage in serial else max(written, storages.working_before[last])
+        offloads.append(Offload(storage, after=after, free=storages.working_after[last], back=back))
+    if not synchronous:
+        needs = {storage: setting.times.place[back] for storage, back in backs.items()}
+        placed = place_copies(storages, setting.times, setting.link, list(backs), needs)
+        free = {each.storage: each.free for each in placed}
+        offloads = [replace(each, free=min(free[each.storage], each.back)) for each in offloads]
+    return MemoryPlan(
+        offloads=tuple(sorted(offloads, key=lambda o: (o.after, o.storage))),
+        barriers=layer_ends(setting) if synchronous else (),
+    )
+
+
+def layer_ends(setting: Setting) -> tuple[int, ...]:
+    """The last op of the forward and of the backward part of each layer: where vDNN and Layrub wait twice."""
+    layers = setting.layers.layers
+    return tuple(sorted([layer.op for layer in layers] + [layer.backward[-1] for layer in layers if layer.backward]))

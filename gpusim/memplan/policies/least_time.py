@@ -1,0 +1,402 @@
+"""gpusim's own: the least predicted step time within a byte budget, from keep, offload and recompute.
+
+Source: this project. The rules:
+
+1. *Prices.* What recomputing a storage takes is the time of the ops that bring it back from all that stays. A copy is
+   free as long as it fits beside the ops: copies out one after the other within the forward pass.
+2. *Copies.* Storages move whose recomputation costs most for their bytes, as long as all copies out end within a share
+   of the forward pass.
+   Or else: whatever rule 3 leaves over moves, the first of it first, as much as the budget asks for.
+3. *Recomputation.* Of the rest the cheapest for their bytes are let go, as many as the budget asks for. What is
+   computed on the way to another one stays for its own use, and no more than a limit comes back like that at once; or
+   each is computed for itself alone.
+4. *Others.* Capuchin's plan for the budget and checkpoints at every k-th cut are tried beside these.
+5. *Choice.* For several shares of rule 2 and limits of rule 3, the fewest storages that keep the budget are found by
+   bisection on the allocator's simulation; the engine's simulated step time decides among all plans. Of the winner,
+   recomputations are taken back one by one where the budget still holds.
+6. *Order.* A convolution's gradient of its weights runs before that of its input, which then may take its place.
+
+It is a heuristic: another plan may be faster. Its step time is what the engine says, not a sum of prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from gpusim.errors import PlanError
+from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.memory import memory_of
+from gpusim.memplan.pinned import within_pinned
+from gpusim.memplan.plan import MemoryPlan, Offload, Redo
+from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.capuchin import by_msps, capuchin
+from gpusim.memplan.policies.checkpoint import cuts, segmented
+from gpusim.memplan.policies.layrub import weights_first
+from gpusim.memplan.profile import Profile
+from gpusim.memplan.program import program_of
+from gpusim.memplan.rebuild import grouped_redos, separate_redos
+from gpusim.memplan.times import OpTimes, Room, first_needs, last_forward_places, place_copies
+from gpusim.units import format_bytes
+
+#: Storages smaller than this share of all that is saved stay: an action for each would cost more than it brings.
+SMALLEST_SHARE = 1e-4
+#: Shares of the forward pass that copies out may take; above 1, ops wait for copies.
+COPY_SHARES = (0.0, 0.6, 0.95, 2.0, 100.0)
+#: Most that comes back at once, as a share of all that is saved.
+RUN_SHARES = (1.0, 0.3, 0.1, 0.03)
+#: Recomputations of the winner that are taken back on trial.
+TRIALS = 24
+#: How often a choice of the estimate is corrected by the allocator's simulation.
+CORRECTIONS = 6
+#: Of the choices with the smallest estimates, how many the allocator compares for the smallest peak.
+LEAST_TRIED = 6
+#: Share of the budget that the placing of copies leaves, for what the estimate does not see.
+SLACK = 0.005
+#: Stands for the peak of what cannot be.
+NO_PLAN_BYTES = 1 << 62
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Which storages move and which are computed again."""
+
+    moved: tuple[int, ...]
+    again: tuple[int, ...]
+    apart: bool = False
+    """Whether each is computed for itself alone, so that nothing comes back before it is needed."""
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A choice with its plan."""
+
+    choice: _Choice | None
+    """None for a plan of another policy."""
+    target_bytes: int
+    """The budget that its copies were placed for."""
+    plan: MemoryPlan
+    peak_bytes: int
+
+
+class LeastTime:
+    """Plans for one step; prices and orders are found once and serve every budget."""
+
+    def __init__(self, setting: Setting, evaluator: MemoryEvaluator | None = None) -> None:
+        self.setting = setting
+        self.storages = setting.storages
+        self.evaluator = evaluator or MemoryEvaluator(setting.graph)
+        self.order = weights_first(self.storages)
+        self.times = OpTimes.of(setting.graph, self.order)
+        self.link = setting.link
+        self.profile = Profile(self.storages, self.times)
+        self._redos: dict[tuple[tuple[int, ...], bool], tuple[Redo, ...] | None] = {}
+        self._times_ns: dict[_Planned, int] = {}
+        self._orders: dict[tuple[tuple[int, ...], float], list[int]] = {}
+        self._moved: dict[float, tuple[int, ...]] = {}
+        self._msps: dict[tuple[int, ...], list[int]] = {}
+
+    @cached_property
+    def actionable(self) -> tuple[int, ...]:
+        """Saved storages that are worth an action, by the order in which the forward pass makes them."""
+        size = self.storages.bytes
+        least = SMALLEST_SHARE * sum(size[s] for s in self.storages.saved)
+        return tuple(s for s in self.storages.saved if size[s] >= least)
+
+    @cached_property
+    def price_ns(self) -> dict[int, float]:
+        """What computing each of them again takes, from all others."""
+        return {storage: self.setting.recompute_ns(storage) for storage in self.actionable}
+
+    def density(self, storage: int) -> float:
+        """Price for each byte."""
+        return self.price_ns[storage] / self.storages.bytes[storage]
+
+    def moved(self, share: float) -> tuple[int, ...]:
+        """Storages that move where copies out may take this share of the forward pass (rule 2)."""
+        if share not in self._moved:
+            self._moved[share] = self._moved_at(share)
+        return self._moved[share]
+
+    def _moved_at(self, share: float) -> tuple[int, ...]:
+        if not share:
+            return ()
+        size, limit = self.storages.bytes, self.setting.pinned_bytes
+        turn_ns = self.times.start_ns[self.times.place[min(self.storages.first_backward, len(self.order) - 1)]]
+        last = last_forward_places(self.storages, self.times, self.actionable)
+        chosen: list[int] = []
+        pinned = 0
+        for storage in sorted(self.actionable, key=lambda s: (-self.density(s), last[s])):
+            if limit is not None and pinned + size[storage] > limit:
+                continue
+            if self._copies_end_ns([*chosen, storage], last) <= share * turn_ns:
+                chosen.append(storage)
+                pinned += size[storage]
+        return tuple(sorted(chosen))
+
+    def _with_room(self, storages: Sequence[int]) -> list[int]:
+        """The first of these storages, as many as pinned memory has room for."""
+        room = float("inf") if self.setting.pinned_bytes is None else self.setting.pinned_bytes
+        chosen: list[int] = []
+        for storage in storages:
+            room -= self.storages.bytes[storage]
+            if room < 0:
+                break
+            chosen.append(storage)
+        return chosen
+
+    def _copies_end_ns(self, chosen: Sequence[int], last: dict[int, int]) -> float:
+        now = 0.0
+        for storage in sorted(chosen, key=lambda s: (last[s], s)):
+            now = max(now, self.times.end_ns[last[storage]]) + self.link.out_ns(self.storages.bytes[storage])
+        return now
+
+    @cached_property
+    def sources(self) -> dict[int, tuple[int, ...]]:
+        """For each of them that can be computed again, those of them that are read for it."""
+        among = frozenset(self.actionable)
+        return {
+            s: tuple(sorted(frozenset().union(*(self.storages.touched[op] for op in each.ops)) & among - each.storages))
+            for s, each in self.setting.chains.items()
+            if s in among
+        }
+
+    def cheapest_first(self, moved: Sequence[int], run_bytes: float) -> list[int]:
+        """What is computed again, the cheapest for its bytes first (rule 3).
+
+        What one of them brings back with it, since it is computed from it, takes no more than `run_bytes`.
+        """
+        key = (tuple(moved), run_bytes)
+        if key not in self._orders:
+            self._orders[key] = self._cheapest_first(moved, run_bytes)
+        return self._orders[key]
+
+    def _cheapest_first(self, moved: Sequence[int], run_bytes: float) -> list[int]:
+        size = self.storages.bytes
+        chosen: set[int] = set()
+        result: list[int] = []
+        users: dict[int, list[int]] = {}
+        gone = frozenset(moved)
+
+        def brought_bytes(storage: int) -> int:
+            """Of a storage and all that is computed again for it."""
+            reached, todo = {storage}, [storage]
+            while todo:
+                for source in self.sources[todo.pop()]:
+                    if source in chosen and source not in reached:
+                        reached.add(source)
+                        todo.append(source)
+            return sum(size[s] for s in reached)
+
+        def furthest(storage: int) -> set[int]:
+            """Of those that are computed from a storage, the ones that no other is computed from."""
+            reached, todo, ends = {storage}, [storage], set()
+            while todo:
+                current = todo.pop()
+                further = [user for user in users.get(current, ()) if user in chosen]
+                if not further:
+                    ends.add(current)
+                for user in further:
+                    if user not in reached:
+                        reached.add(user)
+                        todo.append(user)
+            return ends
+
+        rest = [s for s in self.actionable if s in self.sources and s not in gone]
+        for storage in sorted(rest, key=lambda s: (self.density(s), s)):
+            chosen.add(storage)
+            for source in self.sources[storage]:
+                users.setdefault(source, []).append(storage)
+            if all(brought_bytes(end) <= run_bytes for end in furthest(storage)):
+                result.append(storage)
+            else:
+                chosen.discard(storage)
+        return result
+
+    def most_for_its_time(self, moved: tuple[int, ...]) -> list[int]:
+        """What is computed again where each is computed for itself alone, by Capuchin's MSPS."""
+        if moved not in self._msps:
+            among = frozenset(self.actionable)
+            self._msps[moved] = [s for s in by_msps(self.setting, moved) if s in among]
+        return self._msps[moved]
+
+    def redos(self, choice: _Choice) -> tuple[Redo, ...] | None:
+        """Recomputation of a choice; None where it cannot be."""
+        key = (choice.again, choice.apart)
+        if key not in self._redos:
+            if choice.apart:
+                self._redos[key] = separate_redos(self.storages, choice.again, choice.again)
+            else:
+                self._redos[key] = grouped_redos(self.storages, choice.again, self.times.place)
+        return self._redos[key]
+
+    def plan(self, choice: _Choice, budget_bytes: int) -> MemoryPlan | None:
+        """The plan of a choice; None where its recomputations cannot be. Ops wait for copies as the budget asks."""
+        redos = self.redos(choice)
+        if redos is None:
+            return None
+        offloads: tuple[Offload, ...] = ()
+        if choice.moved:
+            times = OpTimes.of(self.setting.graph, self.order, redos)
+            needs = first_needs(self.storages, times, choice.moved, redos)
+            level = self.profile.level_bytes(self._last_forward, needs, redos)
+            room = Room(level.tolist(), round(budget_bytes * (1 - SLACK)))
+            offloads = place_copies(self.storages, times, self.link, choice.moved, needs, room)
+        return MemoryPlan(offloads=offloads, redos=redos, order=self.order)
+
+    def floor_bytes(self, choice: _Choice) -> int:
+        """About the least peak of a choice, where ops wait for copies whenever memory asks for it."""
+        redos = self.redos(choice)
+        if redos is None:
+            return NO_PLAN_BYTES
+        needs = first_needs(self.storages, self.times, choice.moved, redos)
+        return int(self.profile.level_bytes(self._last_forward, needs, redos).max(initial=0))
+
+    @cached_property
+    def _last_forward(self) -> dict[int, int]:
+        return last_forward_places(self.storages, self.times, self.storages.saved)
+
+    def fewest(self, choices: Sequence[_Choice], budget_bytes: int) -> _Planned | None:
+        """The first of ever more actions that keeps the budget, and its plan; None where none is found.
+
+        Found by the quick estimate, which is then corrected by what the allocator says of its answer.
+        """
+        target = budget_bytes
+        for _ in range(CORRECTIONS):
+            choice = self._first_by_estimate(choices, target)
+            if choice is None:
+                return None
+            planned = self.planned(choice, target)
+            over = planned.peak_bytes - budget_bytes
+            if over <= 0:
+                return planned
+            target -= max(2 * over, budget_bytes // 200)
+        return None
+
+    def planned(self, choice: _Choice, budget_bytes: int) -> _Planned:
+        """The plan of a choice that can be, with its peak by the allocator."""
+        plan = self.plan(choice, budget_bytes)
+        assert plan is not None
+        return _Planned(choice, budget_bytes, plan, self.setting.peak_bytes(plan))
+
+    def _first_by_estimate(self, choices: Sequence[_Choice], target: int) -> _Choice | None:
+        """By bisection. Peaks fall with more actions until what comes back at once takes over; so a few are tried."""
+        low, last = 0, len(choices) - 1
+        if self.floor_bytes(choices[0]) <= target:
+            return choices[0]
+        tried = (last, *(round(last * share) for share in (0.9, 0.75, 0.5)))
+        high = next((n for n in tried if self.floor_bytes(choices[n]) <= target), None)
+        if high is None:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.floor_bytes(choices[middle]) <= target:
+                high = middle
+            else:
+                low = middle
+        return choices[high]
+
+    def candidates(self, budget_bytes: int) -> Iterator[_Planned]:
+        """The plans of rules 2 and 3 that keep the budget."""
+        for copy_share in COPY_SHARES:
+            moved = self.moved(copy_share)
+            if copy_share and not moved:
+                continue
+            for run_share in RUN_SHARES:
+                again = self.cheapest_first(moved, run_share * self._saved_bytes)
+                ever_more = [_Choice(moved, tuple(again[:n])) for n in range(len(again) + 1)]
+                fewest = self.fewest(ever_more, budget_bytes)
+                if fewest is not None:
+                    yield fewest
+            every = self.most_for_its_time(moved)
+            fewest = self.fewest(
+                [_Choice(moved, tuple(every[:n]), apart=True) for n in range(len(every) + 1)], budget_bytes
+            )
+            if fewest is not None:
+                yield fewest
+        for run_share in RUN_SHARES:
+            let_go = tuple(self.cheapest_first((), run_share * self._saved_bytes))
+            rest = self._with_room([s for s in self.actionable if s not in let_go])  # the first have longest to move
+            fewest = self.fewest([_Choice(tuple(rest[:n]), let_go) for n in range(len(rest) + 1)], budget_bytes)
+            if fewest is not None:
+                yield fewest
+
+    def of_others(self, budget_bytes: int) -> Iterator[_Planned]:
+        """Plans of Capuchin for this budget, and of checkpoints at every k-th cut, that keep it."""
+        setting = replace(self.setting, budget_bytes=budget_bytes)
+        points = cuts(self.storages)
+        plans = [capuchin(setting)]
+        plans += [segmented(self.storages, points, k) for k in (2, 4, 8, 16, 32) if k <= len(points)]
+        for plan in plans:
+            within, _ = within_pinned(self.storages, plan, self.setting.pinned_bytes)
+            peak_bytes = self.setting.peak_bytes(within)
+            if peak_bytes <= budget_bytes:
+                yield _Planned(None, budget_bytes, within, peak_bytes)
+
+    @cached_property
+    def _saved_bytes(self) -> int:
+        return sum(self.storages.bytes[s] for s in self.storages.saved)
+
+    def best(self, budget_bytes: int) -> MemoryPlan:
+        """The plan of least predicted time within a budget. Raises `PlanError` where none of them keeps it."""
+        planned = list(dict.fromkeys((*self.candidates(budget_bytes), *self.of_others(budget_bytes))))
+        if not planned:
+            if self.least_peak.peak_bytes > budget_bytes:
+                raise PlanError(self.shortfall(budget_bytes))
+            return self.least_peak.plan
+        return self._trimmed(min(planned, key=self.time_ns), budget_bytes).plan
+
+    def time_ns(self, planned: _Planned) -> int:
+        """Simulated step time."""
+        if planned not in self._times_ns:
+            program = program_of(self.storages, planned.plan)
+            self._times_ns[planned] = self.evaluator.time(program).makespan_ns
+        return self._times_ns[planned]
+
+    def _trimmed(self, best: _Planned, budget_bytes: int) -> _Planned:
+        """The plan without recomputations that the budget does not need, the dearest first."""
+        for storage in sorted(best.choice.again if best.choice else (), key=lambda s: -self.price_ns[s])[:TRIALS]:
+            assert best.choice is not None
+            again = tuple(s for s in best.choice.again if s != storage)
+            without = _Choice(best.choice.moved, again, best.choice.apart)
+            if self.floor_bytes(without) <= best.target_bytes:
+                planned = self.planned(without, best.target_bytes)
+                if planned.peak_bytes <= budget_bytes:
+                    best = min(best, planned, key=self.time_ns)
+        return best
+
+    @cached_property
+    def least_peak(self) -> _Planned:
+        """The smallest peak that any of these choices reaches."""
+        choices = [_Choice((), ())]
+        for copy_share in COPY_SHARES:
+            moved = self.moved(copy_share)
+            for run_share in RUN_SHARES:
+                again = self.cheapest_first(moved, run_share * self._saved_bytes)
+                choices += [
+                    _Choice(moved, tuple(again[: round(len(again) * part)])) for part in (0.0, 0.5, 0.75, 0.9, 1.0)
+                ]
+        tried = sorted(dict.fromkeys(choices), key=self.floor_bytes)[:LEAST_TRIED]
+        return min((self.planned(choice, 0) for choice in tried), key=lambda each: each.peak_bytes)
+
+    def shortfall(self, budget_bytes: int) -> str:
+        """Why no plan keeps a budget: the smallest that one reaches, and the tensor that decides it."""
+        least_bytes = self.least_peak.peak_bytes
+        peak = memory_of(self.storages, program_of(self.storages, self.least_peak.plan)).peak
+        largest = next((s for s in peak.live if s not in self.storages.initial), peak.live[0])
+        trace = self.storages.trace
+        maker = next((o.name for o, new in zip(trace.ops, self.storages.makes, strict=True) if largest in new), "")
+        least = f"the smallest budget that works for a plan found here is {format_bytes(least_bytes)}"
+        size = format_bytes(self.storages.bytes[largest])
+        decided = f"op '{trace.ops[peak.op].name}' decides it, with the result of '{maker}', {size}"
+        return f"no plan keeps {format_bytes(budget_bytes)}; {least}: {decided}"
+
+
+def least_time(setting: Setting) -> MemoryPlan:
+    """The fastest plan within the budget; without one, half of what keeping all takes."""
+    planner = LeastTime(setting)
+    budget = setting.budget_bytes
+    if budget is None:
+        budget = max(setting.budget_or_half, planner.least_peak.peak_bytes)
+    return planner.best(budget)

@@ -1,0 +1,73 @@
+"""A quick estimate of a plan's peak, for planners that try many: bytes over places, without the allocator's blocks.
+
+It leaves out what blocks have beyond the bytes asked for, and takes all that one recomputation brings back to be there
+at once. `gpusim.memplan.memory` has the true number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.memplan.allocator import rounded
+from gpusim.memplan.plan import Redo
+from gpusim.memplan.storages import Storages
+from gpusim.memplan.times import OpTimes
+
+
+class Profile:
+    """Bytes in use at each place of an order of ops, with nothing let go early."""
+
+    def __init__(self, storages: Storages, times: OpTimes) -> None:
+        self.storages = storages
+        self.times = times
+        count = len(times.order)
+        self.size = [rounded(size) for size in storages.bytes]
+        change = np.zeros(count + 1, dtype=np.int64)
+        self.last: dict[int, int] = {}
+        for storage, users in enumerate(storages.users):
+            if not users or storage in storages.initial:
+                continue
+            places = [times.place[op] for op in users]
+            self.last[storage] = count - 1 if storage in storages.results else max(places)
+            change[min(places)] += self.size[storage]
+            change[self.last[storage] + 1] -= self.size[storage]
+        self.initial_bytes = sum(self.size[s] for s in storages.initial)
+        workspace = np.array([rounded(storages.workspace_bytes[op]) for op in times.order], dtype=np.int64)
+        self.level = np.cumsum(change[:-1]) + workspace + self.initial_bytes
+
+    def level_bytes(
+        self, last_forward: Mapping[int, int], needs: Mapping[int, int], redos: Sequence[Redo]
+    ) -> npt.NDArray[np.int64]:
+        """Bytes at each place with storages away from their last use in the forward pass until they are needed.
+
+        `last_forward` has the place of that use for every storage that is saved; `needs`, of those that move, the place
+        at which they must be back. What one of `redos` takes at once counts at the place of the op behind it.
+        """
+        place, size = self.times.place, self.size
+        change = np.zeros(len(self.level) + 1, dtype=np.int64)
+        for storage, need in needs.items():
+            change[last_forward[storage] + 1] -= size[storage]
+            change[need] += size[storage]
+        at_once: dict[int, int] = {}
+        back_for_good: dict[int, int] = {}
+        for redo in redos:
+            for storage in redo.storages:
+                back_for_good[storage] = max(back_for_good.get(storage, 0), place[redo.before])
+        for redo in redos:
+            now = place[redo.before]
+            between = 0
+            for storage in redo.storages:
+                if storage in last_forward and self.last[storage] >= now == back_for_good[storage]:
+                    change[last_forward[storage] + 1] -= size[storage]
+                    change[now] += size[storage]
+                else:
+                    between += size[storage]
+            workspaces = max((rounded(self.storages.workspace_bytes[op]) for op in redo.ops), default=0)
+            at_once[now] = max(at_once.get(now, 0), between + workspaces)
+        level = self.level + np.cumsum(change[:-1])
+        for now, more in at_once.items():
+            level[now] += more
+        return level

@@ -1,0 +1,129 @@
+"""A memory plan as one list of instructions, in the order in which the host issues them.
+
+The allocator's simulation, the engines' plan, the checks and the replay on a GPU all follow this one list, so that they
+mean the same. Ops run on one stream; copies out and copies back have a stream each.
+
+| instruction | what it does |
+|---|---|
+| run OP | the op as captured; what it makes is allocated |
+| again OP | the op once more, without changing states such as running means; only `bring` is kept of its results |
+| out S | a copy to the host, once what the ops' stream has been given so far has ended |
+| free S | the memory is let go; where a copy out of it is under way, the ops' stream first waits for that |
+| back S | memory is allocated, and a copy to it launched once what the ops' stream has so far has ended |
+| barrier | the ops' stream waits for all copies so far |
+
+Before an op that needs a storage on its way back, the ops' stream waits for that copy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpusim.memplan.plan import MemoryPlan, Offload
+from gpusim.memplan.storages import Storages
+
+Kind = Literal["run", "again", "out", "free", "back", "barrier"]
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One of the table above."""
+
+    kind: Kind
+    op: int = -1
+    storage: int = -1
+    bring: frozenset[int] = frozenset()
+    """Of `again`: the storages that it brings back."""
+
+
+Program = tuple[Instruction, ...]
+
+
+def program_of(storages: Storages, plan: MemoryPlan) -> Program:
+    """The instructions of a plan; `gpusim.memplan.checks` says whether they can run."""
+    return _with_frees(storages, list(_actions(storages, plan)), frozenset(plan.held))
+
+
+def _actions(storages: Storages, plan: MemoryPlan) -> Iterator[Instruction]:
+    """Everything but the frees that follow from last uses."""
+    before: dict[int, list[Instruction]] = defaultdict(list)
+    after: dict[int, list[Instruction]] = defaultdict(list)
+    for op in plan.barriers:  # before the copies out that begin there: those run beside the ops that follow
+        after[op].append(Instruction("barrier"))
+    for offload in plan.offloads:
+        after[offload.after].append(Instruction("out", storage=offload.storage))
+        before[offload.free].append(Instruction("free", storage=offload.storage))
+    order = plan.order or range(len(storages.trace.ops))
+    for offload in _by_need(storages, plan, order):
+        before[offload.back].append(Instruction("back", storage=offload.storage))
+    for redo in plan.redos:
+        brought: set[int] = set()
+        for op in redo.ops:
+            bring = frozenset(redo.storages) & storages.writes[op]
+            brought |= bring
+            before[redo.before].append(Instruction("again", op=op, bring=bring))
+    for op in order:
+        yield from before[op]
+        yield Instruction("run", op=op)
+        yield from after[op]
+
+
+def _by_need(storages: Storages, plan: MemoryPlan, order: Sequence[int]) -> list[Offload]:
+    """Offloads in the order in which ops need them after they are back: copies of one direction wait for each other."""
+    place = {op: number for number, op in enumerate(order)}
+
+    def need(offload: Offload) -> int:
+        back = place[offload.back]
+        return min((place[op] for op in storages.users[offload.storage] if place[op] >= back), default=len(place))
+
+    return sorted(plan.offloads, key=need)
+
+
+def needed(storages: Storages, instruction: Instruction) -> frozenset[int]:
+    """Storages that must be there when an instruction is issued, or that it makes."""
+    if instruction.kind == "run":
+        return storages.touched[instruction.op]
+    if instruction.kind == "again":
+        made_here = storages.writes[instruction.op] - instruction.bring
+        return (storages.touched[instruction.op] - made_here) | instruction.bring
+    return frozenset((instruction.storage,)) if instruction.storage >= 0 else frozenset()
+
+
+def _with_frees(storages: Storages, actions: list[Instruction], held: frozenset[int]) -> Program:
+    """The instructions with a `free` behind the last use of each storage, also before it is brought back."""
+    stays = storages.initial | storages.results | held
+    last_use: dict[int, int] = {}
+    free_behind: dict[int, list[int]] = defaultdict(list)
+    there: set[int] = set(storages.initial)
+    for place, instruction in enumerate(actions):
+        if instruction.kind == "free":
+            there.discard(instruction.storage)
+            last_use.pop(instruction.storage, None)
+            continue
+        fresh: frozenset[int] = frozenset()
+        if instruction.kind == "back":
+            fresh = frozenset((instruction.storage,))
+        elif instruction.kind == "again":
+            fresh = frozenset(s for s in instruction.bring if _makes_anew(storages, instruction.op, s))
+        # Computed again, or copied back, with nothing said of when to let go of it.
+        for storage in (fresh & there) - storages.initial:
+            free_behind[last_use[storage]].append(storage)
+        for storage in needed(storages, instruction):
+            there.add(storage)
+            last_use[storage] = place
+    for storage, place in last_use.items():
+        if storage not in stays:
+            free_behind[place].append(storage)
+    program: list[Instruction] = []
+    for place, instruction in enumerate(actions):
+        program.append(instruction)
+        program += [Instruction("free", storage=storage) for storage in sorted(free_behind[place])]
+    return tuple(program)
+
+
+def _makes_anew(storages: Storages, op: int, storage: int) -> bool:
+    """Whether an op allocates a storage, rather than changing it in place."""
+    return storage in storages.makes[op]

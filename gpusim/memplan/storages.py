@@ -1,0 +1,234 @@
+"""What memory a step needs and when: its storages by category, and which op needs, makes and changes each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+from gpusim.formats.trace import Op, Role, Trace
+from gpusim.memplan.again import draws, states_of
+from gpusim.plan.sync import kept_storages, storages_touched, works
+from gpusim.trace.dependencies import reads_writes_storages
+
+Category = Literal[
+    "parameter", "gradient", "optimizer_state", "activation", "activation_gradient", "input", "buffer", "workspace"
+]
+CATEGORIES: Final[tuple[Category, ...]] = (
+    "parameter",
+    "gradient",
+    "optimizer_state",
+    "activation",
+    "activation_gradient",
+    "input",
+    "buffer",
+    "workspace",
+)
+_OF_ROLE: Final[dict[Role, Category]] = {
+    "input": "input",
+    "target": "input",
+    "constant": "input",
+    "parameter": "parameter",
+    "buffer": "buffer",
+    "activation": "activation",
+    "gradient": "gradient",
+    "optimizer_state": "optimizer_state",
+    "output": "activation",
+}
+
+
+_CONVOLUTION_BACKWARD: Final = "aten.convolution_backward.default"
+#: Which gradients a convolution's backward is asked for: its arguments 10 (mask) and 1 (the input).
+_MASK, _INPUT = 10, 1
+
+
+def size_only(op: Op) -> int | None:
+    """The tensor of which an op needs nothing but the size: the input, where a convolution gives its gradient alone.
+
+    `torch.nn.grad.conv2d_input` calls it with an expanded element in its place.
+    """
+    if op.target != _CONVOLUTION_BACKWARD or len(op.args) <= _MASK or op.args[_MASK] != [True, False, False]:
+        return None
+    argument = op.args[_INPUT]
+    tensor = argument.get("tensor") if isinstance(argument, dict) else None
+    return tensor if isinstance(tensor, int) else None
+
+
+def _for_its_size(trace: Trace, op: Op) -> frozenset[int]:
+    """The storage that an op needs for nothing but its size."""
+    tensor = size_only(op)
+    if tensor is None:
+        return frozenset()
+    storage = trace.tensors[tensor].storage
+    others = {trace.tensors[t].storage for t in (*op.reads, *op.writes) if t != tensor}
+    return frozenset((storage,)) - others
+
+
+@dataclass(frozen=True)
+class Storages:
+    """The storages of a trace, by index, and what its ops do with them."""
+
+    trace: Trace
+    bytes: tuple[int, ...]
+    category: tuple[Category, ...]
+    """An activation that the backward pass makes is an `activation_gradient`."""
+    initial: frozenset[int]
+    """There before the step, and throughout."""
+    results: frozenset[int]
+    """Made by the step, and there after it."""
+    touched: tuple[frozenset[int], ...]
+    """For each op what must be there while it runs: read, written, or looked at by a view."""
+    reads: tuple[frozenset[int], ...]
+    writes: tuple[frozenset[int], ...]
+    workspace_bytes: tuple[int, ...]
+    """For each op the memory that it takes for itself while it runs."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> Storages:
+        """Look a trace over."""
+        initial = frozenset(t.storage for t in trace.tensors if t.init is not None)
+        elements = reads_writes_storages(trace)
+        first_phase: dict[int, str] = {}
+        for op, (_, written) in zip(trace.ops, elements, strict=True):
+            for storage in written:
+                first_phase.setdefault(storage, op.phase)
+        categories: list[Category] = ["activation"] * len(trace.storages)
+        for tensor in reversed(trace.tensors):  # the first tensor of a storage decides, unless it is a result
+            categories[tensor.storage] = _OF_ROLE[tensor.role]
+        for tensor in trace.tensors:
+            if tensor.role == "gradient":
+                categories[tensor.storage] = "gradient"
+        for storage, category in enumerate(categories):
+            if category == "activation" and first_phase.get(storage, "forward") != "forward":
+                categories[storage] = "activation_gradient"
+        return cls(
+            trace=trace,
+            bytes=tuple(storage.bytes for storage in trace.storages),
+            category=tuple(categories),
+            initial=initial,
+            results=kept_storages(trace) - initial,
+            touched=tuple(
+                touched - _for_its_size(trace, op)
+                for op, touched in zip(trace.ops, storages_touched(trace), strict=True)
+            ),
+            reads=tuple(read - _for_its_size(trace, op) for op, (read, _) in zip(trace.ops, elements, strict=True)),
+            writes=tuple(written for _, written in elements),
+            workspace_bytes=tuple(op.workspace_bytes for op in trace.ops),
+        )
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    @cached_property
+    def working(self) -> tuple[bool, ...]:
+        """For each op whether it does anything on the GPU; a view does not."""
+        return tuple(works(op) for op in self.trace.ops)
+
+    @cached_property
+    def states(self) -> tuple[frozenset[int], ...]:
+        """For each op the storages that it changes as a state, and leaves alone where it runs again."""
+        return tuple(states_of(op, self.trace.tensors) for op in self.trace.ops)
+
+    @cached_property
+    def may_run_again(self) -> tuple[bool, ...]:
+        """For each op whether it can run once more without changing what the step computes, given what it read."""
+        return tuple(
+            not draws(op) and not (written & self.initial) - states
+            for op, written, states in zip(self.trace.ops, self.writes, self.states, strict=True)
+        )
+
+    @cached_property
+    def inputs(self) -> tuple[frozenset[int], ...]:
+        """For each op what must have been there before it, states apart."""
+        return tuple(
+            touched - frozenset(made) - states
+            for touched, made, states in zip(self.touched, self.makes, self.states, strict=True)
+        )
+
+    @cached_property
+    def working_before(self) -> tuple[int, ...]:
+        """For each op the nearest one before it that works on the GPU; the op itself where there is none."""
+        nearest: list[int] = []
+        last = -1
+        for op, working in enumerate(self.working):
+            nearest.append(last if last >= 0 else op)
+            last = op if working else last
+        return tuple(nearest)
+
+    @cached_property
+    def working_after(self) -> tuple[int, ...]:
+        """For each op the nearest one after it that works on the GPU; the last op where there is none."""
+        nearest: list[int] = []
+        following = len(self.working) - 1
+        for op in reversed(range(len(self.working))):
+            nearest.append(following)
+            following = op if self.working[op] else following
+        return tuple(reversed(nearest))
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each storage the ops that need it to be there, in recorded order."""
+        users: list[list[int]] = [[] for _ in self.bytes]
+        for op, storages in enumerate(self.touched):
+            for storage in storages:
+                users[storage].append(op)
+        return tuple(map(tuple, users))
+
+    @cached_property
+    def writers(self) -> tuple[tuple[int, ...], ...]:
+        """For each storage the ops that write it, in recorded order."""
+        writers: list[list[int]] = [[] for _ in self.bytes]
+        for op, storages in enumerate(self.writes):
+            for storage in storages:
+                writers[storage].append(op)
+        return tuple(map(tuple, writers))
+
+    @cached_property
+    def makes(self) -> tuple[tuple[int, ...], ...]:
+        """For each op the storages that it allocates, in the order of its results."""
+        made: set[int] = set(self.initial)
+        makes: list[tuple[int, ...]] = []
+        for op, touched in zip(self.trace.ops, self.touched, strict=True):
+            order = [self.trace.tensors[tensor].storage for tensor in op.outputs if tensor is not None]
+            new = [storage for storage in dict.fromkeys((*order, *sorted(touched))) if storage not in made]
+            made.update(new)
+            makes.append(tuple(new))
+        return tuple(makes)
+
+    @cached_property
+    def version_read(self) -> tuple[dict[int, int], ...]:
+        """For each op, storage -> the op that wrote it last before (-1: none) of all that it touches."""
+        last: dict[int, int] = {}
+        versions: list[dict[int, int]] = []
+        for op, touched in enumerate(self.touched):
+            versions.append({storage: last.get(storage, -1) for storage in touched})
+            for storage in self.writes[op]:
+                last[storage] = op
+        return tuple(versions)
+
+    @cached_property
+    def first_backward(self) -> int:
+        """Index of the first op after the forward pass; the number of ops where there is none."""
+        return next((i for i, op in enumerate(self.trace.ops) if op.phase != "forward"), len(self.trace.ops))
+
+    @cached_property
+    def saved(self) -> tuple[int, ...]:
+        """Storages that the forward pass makes and later phases need, in the order in which they are made.
+
+        These are what a memory plan can act on. What exists before the step stays, and so do its results.
+        """
+        turn = self.first_backward
+        return tuple(
+            storage
+            for op in range(turn)
+            for storage in self.makes[op]
+            if storage not in self.results and self.bytes[storage] and self.users[storage][-1] >= turn
+        )
+
+    def last_forward_use(self, storage: int) -> int:
+        """The last op before the backward pass that needs a storage."""
+        return max(op for op in self.users[storage] if op < self.first_backward)
+
+    def first_backward_use(self, storage: int) -> int:
+        """The first op after the forward pass that needs it."""
+        return min(op for op in self.users[storage] if op >= self.first_backward)

@@ -1,0 +1,204 @@
+"""When each op of a step runs, in a plan without copies: what planners place copies by."""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpusim.memplan.plan import Offload, Redo
+from gpusim.memplan.storages import Storages
+from gpusim.plan.graph import OpGraph
+
+#: Copies back are launched this share of their time before they must be.
+MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class OpTimes:
+    """Start of each op on one stream, by its place in the order, recomputation before it included."""
+
+    order: tuple[int, ...]
+    place: tuple[int, ...]
+    """Op -> its place in the order."""
+    start_ns: tuple[float, ...]
+    """By place: when the op can start, after what runs again before it."""
+    end_ns: tuple[float, ...]
+
+    @classmethod
+    def of(cls, graph: OpGraph, order: Sequence[int] = (), redos: Sequence[Redo] = ()) -> OpTimes:
+        """Solo times one after the other."""
+        order = tuple(order) or tuple(range(len(graph)))
+        again: dict[int, float] = {}
+        for redo in redos:
+            again[redo.before] = again.get(redo.before, 0.0) + sum(graph.solo_ns[op] for op in redo.ops)
+        now = 0.0
+        starts, ends = [], []
+        place = [0] * len(order)
+        for number, op in enumerate(order):
+            place[op] = number
+            now += again.get(op, 0.0)
+            starts.append(now)
+            now += graph.solo_ns[op]
+            ends.append(now)
+        return cls(order, tuple(place), tuple(starts), tuple(ends))
+
+    def first_from(self, time_ns: float) -> int:
+        """Place of the first op that starts at this time or later; the last place where there is none."""
+        return min(bisect.bisect_left(self.start_ns, time_ns), len(self.order) - 1)
+
+    def last_until(self, time_ns: float) -> int:
+        """Place of the last op that starts at this time or before; the first where there is none."""
+        return max(bisect.bisect_right(self.start_ns, time_ns) - 1, 0)
+
+
+@dataclass(frozen=True)
+class Link:
+    """What copies take: bytes a ns in each direction, and the fixed part of a copy."""
+
+    out_bytes_per_ns: float
+    back_bytes_per_ns: float
+    latency_ns: float
+
+    @classmethod
+    def of(cls, graph: OpGraph) -> Link:
+        """Of the step's GPU, one direction at a time."""
+        copies = graph.hardware.copies
+        return cls(copies.d2h_bytes_per_ns, copies.h2d_bytes_per_ns, copies.latency_ns)
+
+    def out_ns(self, size: int) -> float:
+        return self.latency_ns + size / self.out_bytes_per_ns
+
+    def back_ns(self, size: int) -> float:
+        return self.latency_ns + size / self.back_bytes_per_ns
+
+
+def last_forward_places(storages: Storages, times: OpTimes, chosen: Iterable[int]) -> dict[int, int]:
+    """For each of these storages the place of its last use in the forward pass."""
+    turn = storages.first_backward
+    return {s: max(times.place[op] for op in storages.users[s] if op < turn) for s in chosen}
+
+
+def first_needs(
+    storages: Storages, times: OpTimes, chosen: Iterable[int], redos: Sequence[Redo] = ()
+) -> dict[int, int]:
+    """For each of these storages the place at which it is first needed after the forward pass, or to compute others."""
+    turn = storages.first_backward
+    needs = {s: min(times.place[op] for op in storages.users[s] if op >= turn) for s in chosen}
+    for redo in redos:
+        brought = frozenset(redo.storages)
+        for op in redo.ops:
+            for storage in storages.touched[op] - brought:
+                if storage in needs:
+                    needs[storage] = min(needs[storage], times.place[redo.before])
+    return needs
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much memory copies on their way may take: what is in use at each place without them, and the budget."""
+
+    level_bytes: Sequence[int]
+    budget_bytes: int
+
+    def missing(self, place: int, waiting_bytes: int) -> int:
+        """Bytes over the budget while the op at this place runs."""
+        return int(self.level_bytes[place]) + waiting_bytes - self.budget_bytes
+
+
+def place_copies(
+    storages: Storages,
+    times: OpTimes,
+    link: Link,
+    moved: Sequence[int],
+    needs: Mapping[int, int],
+    room: Room | None = None,
+) -> tuple[Offload, ...]:
+    """Where the copies of these storages go, so that ops wait as little as may be, in the order of the copies back.
+
+    Copies out run one after the other, each from the last use in the forward pass on. Memory is let go before the op
+    that starts when the copy has ended, at the latest before the first op of the backward pass. Copies back run almost
+    as late as they can before their storage's place in `needs`. Where what is on its way has no `room`, ops wait.
+    """
+    last_forward = last_forward_places(storages, times, moved)
+    turn = times.place[min(storages.first_backward, len(times.order) - 1)]
+    free = _freed(storages, times, link, last_forward, turn, room)
+    back = _fetched(storages, times, link, {s: needs[s] for s in moved}, free, room)
+    return tuple(
+        Offload(
+            storage,
+            after=times.order[last_forward[storage]],
+            free=times.order[free[storage]],
+            back=times.order[back[storage]],
+        )
+        for storage in sorted(moved, key=lambda s: (back[s], needs[s], s))
+    )
+
+
+def _freed(
+    storages: Storages, times: OpTimes, link: Link, last_forward: Mapping[int, int], turn: int, room: Room | None
+) -> dict[int, int]:
+    """The place of the op before which each storage is let go, following the ops to the turn."""
+    freed: dict[int, int] = {}
+    leaving: deque[tuple[float, int]] = deque()
+    waiting_bytes, busy_ns, late_ns = 0, 0.0, 0.0
+    arrivals: dict[int, list[int]] = {}
+    for storage, place in last_forward.items():
+        arrivals.setdefault(place, []).append(storage)
+    for place in range(turn + 1):
+        now = times.start_ns[place] + late_ns
+        while leaving and (
+            leaving[0][0] <= now or place == turn or (room is not None and room.missing(place, waiting_bytes) > 0)
+        ):
+            end_ns, storage = leaving.popleft()
+            late_ns += max(0.0, end_ns - now)
+            now = max(now, end_ns)
+            freed[storage] = place
+            waiting_bytes -= storages.bytes[storage]
+        for storage in sorted(arrivals.get(place, ())):
+            busy_ns = max(busy_ns, times.end_ns[place] + late_ns) + link.out_ns(storages.bytes[storage])
+            leaving.append((busy_ns, storage))
+            waiting_bytes += storages.bytes[storage]
+    for _, storage in leaving:  # last used by the op at the turn itself
+        freed[storage] = turn
+    return {s: max(place, last_forward[s] + 1) for s, place in freed.items()} | {
+        s: place + 1 for s, place in last_forward.items() if s not in freed
+    }
+
+
+def _fetched(
+    storages: Storages,
+    times: OpTimes,
+    link: Link,
+    needs: Mapping[int, int],
+    freed: Mapping[int, int],
+    room: Room | None,
+) -> dict[int, int]:
+    """The place of the op before which each copy back is launched, following the ops from the end to the turn."""
+    fetched: dict[int, int] = {}
+    coming: deque[tuple[float, int]] = deque()
+    waiting_bytes, busy_ns, early_ns = 0, float("inf"), 0.0
+    arrivals: dict[int, list[int]] = {}
+    for storage, place in needs.items():
+        arrivals.setdefault(place, []).append(storage)
+    first = min(needs.values(), default=0)
+    low = min((freed[s] for s in needs), default=first)
+    for place in range(max(needs.values(), default=-1), low - 1, -1):
+        # All of `coming` must be there once the op after this place starts; here, while this one runs.
+        now = times.start_ns[place] - early_ns
+        while coming and room is not None and room.missing(place, waiting_bytes) > 0:
+            begin_ns, storage = coming.popleft()
+            fetched[storage] = place + 1  # not beside this op: the next one waits
+            early_ns += max(0.0, times.end_ns[place] - early_ns - begin_ns)
+            waiting_bytes -= storages.bytes[storage]
+        while coming and (coming[0][0] >= now or place <= freed[coming[0][1]]):
+            fetched[coming[0][1]] = place
+            waiting_bytes -= storages.bytes[coming.popleft()[1]]
+        for storage in sorted(arrivals.get(place, ())):
+            busy_ns = min(busy_ns, now) - link.back_ns(storages.bytes[storage]) * (1 + MARGIN)
+            coming.append((busy_ns, storage))
+            waiting_bytes += storages.bytes[storage]
+    for _, storage in coming:
+        fetched[storage] = freed[storage]
+    return {s: min(max(place, freed[s]), needs[s]) for s, place in fetched.items()}
