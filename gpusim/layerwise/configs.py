@@ -1,0 +1,190 @@
+"""Configurations: into how many parts each dimension of a layer is split, and which GPU has which part.
+
+Source: Jia et al. 2018, section 4, table 1. A part is one GPU's; there may be fewer parts than GPUs, and the others
+then have none of that layer. Parts are dealt to GPUs 0, 1, ... with channels running fastest, then width, height and
+samples: parts of one sample are on neighbours, so that on several nodes only samples are split across them where that
+is possible. Parts need not be equal: the first ones have one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from gpusim.errors import OptionError
+from gpusim.layerwise.layers import DIMS, Extents, Ints, Layer
+from gpusim.text import shortened, visible
+
+#: From the slowest to the fastest running dimension, as places in `DIMS`: n, h, w, c.
+RUNNING: Final = (0, 2, 3, 1)
+
+
+@dataclass(frozen=True, order=True)
+class Config:
+    """Parts of a layer in each dimension. `replicated`: every GPU computes all of it."""
+
+    n: int = 1
+    c: int = 1
+    h: int = 1
+    w: int = 1
+    replicated: bool = False
+
+    @cached_property
+    def degrees(self) -> tuple[int, int, int, int]:
+        """Parts in the order of `DIMS`."""
+        return self.n, self.c, self.h, self.w
+
+    @cached_property
+    def parts(self) -> int:
+        """How many GPUs have a part (of a replicated layer: one stands for all)."""
+        return prod(self.degrees)
+
+    @property
+    def replicas(self) -> int:
+        """How many GPUs hold the same part of the weights."""
+        return self.n * self.h * self.w
+
+    def __str__(self) -> str:
+        if self.replicated:
+            return "on every GPU"
+        return ", ".join(f"{dim}={degree}" for dim, degree in zip(DIMS, self.degrees, strict=True) if degree > 1) or "1"
+
+
+REPLICATED: Final = Config(replicated=True)
+
+
+@lru_cache(maxsize=4096)
+def configs_of(output: Extents, splits: str, channel_unit: int, gpus: int) -> tuple[Config, ...]:
+    """All configurations of a layer on `gpus` GPUs, fewest parts first.
+
+    Degrees are divisors of the number of GPUs, and so is their product. Samples and channels are split evenly, in whole
+    heads or groups; height and width as they come.
+    """
+    if not splits:
+        return (REPLICATED,)
+    divisors = [d for d in range(1, gpus + 1) if gpus % d == 0]
+    options = []
+    for dim, extent in zip(DIMS, output, strict=True):
+        if dim not in splits:
+            options.append([1])
+        elif dim == "n":
+            options.append([d for d in divisors if extent % d == 0])
+        elif dim == "c":
+            options.append([d for d in divisors if (extent // channel_unit) % d == 0])
+        else:
+            options.append([d for d in divisors if d <= extent])
+    return tuple(
+        sorted(
+            (
+                Config(n, c, h, w)
+                for n in options[0]
+                for c in options[1]
+                for h in options[2]
+                for w in options[3]
+                if gpus % (n * c * h * w) == 0
+            ),
+            key=lambda config: (config.parts, config),
+        )
+    )
+
+
+def layer_configs(layer: Layer, gpus: int) -> tuple[Config, ...]:
+    """`configs_of` a layer of the whole batch."""
+    return configs_of(layer.output, layer.splits, layer.channel_unit, gpus)
+
+
+def check_config(layer: Layer, config: Config, gpus: int) -> Config:
+    """The configuration, if the layer can have it. Raises `OptionError` with layer, dimension and extent."""
+    where = f"layer '{shortened(visible(layer.name))}'"
+    if config.replicated:
+        return config
+    for dim, degree, extent in zip(DIMS, config.degrees, layer.output, strict=True):
+        if degree < 1:
+            raise OptionError(f"{where}: {dim}={degree}; a degree is 1 or more")
+        if degree == 1:
+            continue
+        if dim not in layer.splits:
+            allowed = ", ".join(layer.splits) or "no dimension: it has no rule, and every GPU computes it"
+            raise OptionError(f"{where}: {dim}={degree}, but a {layer.kind} layer is split by {allowed}")
+        if dim == "n" and extent % degree:
+            raise OptionError(f"{where}: n={degree} does not divide its {extent} samples")
+        if dim == "c" and (extent // layer.channel_unit) % degree:
+            what = "channels" if layer.channel_unit == 1 else f"groups of {layer.channel_unit} channels"
+            raise OptionError(f"{where}: c={degree} does not divide its {extent // layer.channel_unit} {what}")
+        if degree > extent:
+            raise OptionError(f"{where}: {dim}={degree}, of {extent} rows")
+    if gpus % config.parts:
+        raise OptionError(f"{where}: {config} makes {config.parts} parts, which do not divide {gpus} GPUs")
+    return config
+
+
+def interval(extent: int, degree: int | Ints, part: Ints) -> tuple[Ints, Ints]:
+    """Part `part` of `degree` of `extent`, as [low, high): the first `extent % degree` parts have one more."""
+    size, more = extent // degree, extent % degree
+    low = part * size + np.minimum(part, more)
+    return low, low + size + (part < more)
+
+
+def coordinates(config: Config, devices: Ints) -> Ints:
+    """The part of each device in each dimension of `DIMS`, one row a device; -1 where it has none."""
+    found = np.full((len(devices), 4), -1, np.int64)
+    if config.replicated:
+        found[:] = 0
+        return found
+    rest = devices.copy()
+    for place in reversed(RUNNING):
+        degree = config.degrees[place]
+        found[:, place] = rest % degree
+        rest //= degree
+    found[devices >= config.parts] = -1
+    return found
+
+
+def boxes(output: Extents, config: Config, devices: Ints) -> tuple[Ints, Ints]:
+    """Low and high corner of each device's part of a layer's output, one row a device; empty where it has none."""
+    parts = coordinates(config, devices)
+    low, high = np.zeros_like(parts), np.zeros_like(parts)
+    active = parts[:, 0] >= 0
+    for place, extent in enumerate(output):
+        first, last = interval(extent, config.degrees[place], parts[:, place])
+        low[:, place], high[:, place] = np.where(active, first, 0), np.where(active, last, 0)
+    return low, high
+
+
+def needed(layer: Layer, number: int, low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """What parts [low, high) of a layer's output need of its input `number`, halos included."""
+    edge = layer.inputs[number]
+    first, last = np.zeros_like(low), np.zeros_like(high)
+    for place, need in enumerate(edge.needs):
+        first[..., place], last[..., place] = need.interval(
+            low[..., place], high[..., place], edge.extents[place], layer.output[place]
+        )
+    empty = (high <= low).any(axis=-1, keepdims=True)
+    return np.where(empty, 0, first), np.where(empty, 0, last)
+
+
+def volume(low: Ints, high: Ints) -> Ints:
+    """Elements of boxes."""
+    sizes: Ints = np.maximum(high - low, 0).prod(axis=-1)
+    return sizes
+
+
+def largest_share(output: Extents, config: Config) -> Extents:
+    """Extents of the largest part, which GPU 0 has."""
+    n, c, h, w = (-(-extent // degree) for extent, degree in zip(output, config.degrees, strict=True))
+    return n, c, h, w
+
+
+def same_weights(config: Config, gpus: Iterable[int]) -> dict[int, list[int]]:
+    """Part of the channels -> the GPUs that hold these weights, of those given."""
+    devices = np.array(list(gpus), np.int64)
+    groups: dict[int, list[int]] = {}
+    for device, part in zip(devices, coordinates(config, devices), strict=True):
+        if part[0] >= 0:
+            groups.setdefault(int(part[1]), []).append(int(device))
+    return groups

@@ -1,0 +1,270 @@
+"""Costs of all configurations as tables: a vector for each layer, a matrix for each edge.
+
+Source: Jia et al. 2018, equation 1: t = sum of t_C + t_S over layers and t_X over edges. Computation `t_C` is that of
+the GPU with the largest share. Synchronisation `t_S` adds up gradients of replicated weights, and statistics of
+BatchNorm. A transfer `t_X` goes forward and, in training, backward. Nothing overlaps: that is what engines are for.
+
+Statistics: with `batch_norm="local"` each part of the batch has its own, as in DistributedDataParallel, and the parts
+of one image share theirs; with `"synchronised"` all parts do, which is what one GPU computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Final, Literal
+
+import numpy as np
+
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.topology import Topology
+from gpusim.layerwise.communication import Floats, Members, all_to_all_ns, members, sync_bytes, sync_ns, time_ns
+from gpusim.layerwise.compute import Times
+from gpusim.layerwise.configs import Config, layer_configs
+from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
+from gpusim.layerwise.regions import Transfer, alike, moved_elements, transfers
+from gpusim.layerwise.shares import Share, busiest_share, weight_elements
+from gpusim.units import MIB
+
+BatchNorm = Literal["local", "synchronised"]
+
+#: Elements of training memory for each weight: itself, its gradient, its momentum.
+WEIGHT_COPIES: Final = 3
+
+
+#: DistributedDataParallel's own size of a bucket (`bucket_cap_mb`).
+BUCKET_BYTES: Final = 25 * MIB
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a plan is for: layers of the whole batch, GPUs, links, and times."""
+
+    graph: LayerGraph
+    """For the batch of all GPUs (`LayerGraph.for_gpus`)."""
+    gpus: int
+    topology: Topology
+    times: Times
+    hardware: HardwareModel
+    batch_norm: BatchNorm = "local"
+    bucket_bytes: int = BUCKET_BYTES
+    """Gradients are summed in buckets of at least so many bytes."""
+    _shares: dict[tuple[int, Config], Share] = field(default_factory=dict, repr=False)
+    _costs: dict[tuple[int, Config], LayerCost] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def first_alike(self) -> tuple[int, ...]:
+        """For each layer the first one whose shares have the same times: itself, unless shapes say all."""
+        if not self.times.by_shape:
+            return tuple(range(len(self.graph)))
+        first: dict[object, int] = {}
+        return tuple(first.setdefault(_shape_key(layer), index) for index, layer in enumerate(self.graph.layers))
+
+    @property
+    def training(self) -> bool:
+        """Whether there is a backward pass."""
+        return self.graph.training
+
+    def share(self, index: int, config: Config) -> Share:
+        """The busiest GPU's share of a layer."""
+        key = (self.first_alike[index], config)
+        if key not in self._shares:
+            self._shares[key] = busiest_share(self.graph.layers[index], config)
+        return self._shares[key]
+
+
+def _shape_key(layer: Layer) -> object:
+    """All of a layer that its costs follow from."""
+    inputs = tuple((edge.extents, edge.needs) for edge in layer.inputs)
+    sizes = (layer.weight_elements, layer.statistics, layer.flops, layer.element_bytes, len(layer.ops))
+    return layer.kind, layer.output, inputs, layer.splits, layer.channel_unit, sizes, layer.input_gradient
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Parts of a layer's cost in ns."""
+
+    forward_ns: float
+    backward_ns: float
+    optimizer_ns: float
+    sync_ns: float
+    statistics_ns: float
+    error: float
+
+    @property
+    def compute_ns(self) -> float:
+        return self.forward_ns + self.backward_ns + self.optimizer_ns
+
+    @property
+    def total_ns(self) -> float:
+        return self.compute_ns + self.sync_ns + self.statistics_ns
+
+
+@dataclass(frozen=True)
+class Tables:
+    """All costs: `nodes[i][a]` of layer i in its a-th configuration, `edges[i, j][a, b]` between two layers."""
+
+    configs: tuple[tuple[Config, ...], ...]
+    nodes: tuple[Floats, ...]
+    edges: Mapping[tuple[int, int], Floats]
+
+
+def tables(problem: Problem, configs: Sequence[Sequence[Config]] | None = None) -> Tables:
+    """The tables of a problem; `configs` restricts the configurations of each layer."""
+    layers = problem.graph.layers
+    chosen = tuple(tuple(some) for some in configs or [layer_configs(layer, problem.gpus) for layer in layers])
+    nodes = tuple(
+        np.array([layer_cost(problem, index, config).total_ns for config in some]) for index, some in enumerate(chosen)
+    )
+    edges: dict[tuple[int, int], Floats] = {}
+    known: dict[object, Transfer] = {}
+    for index, layer in enumerate(layers):
+        for number, edge in enumerate(layer.inputs):
+            if edge.source == BATCH:
+                continue
+            pair = (edge.source, index)
+            table = _edge_matrix(problem, pair, number, chosen[edge.source], chosen[index], known)
+            edges[pair] = edges[pair] + table if pair in edges else table
+    return Tables(chosen, nodes, edges)
+
+
+def layer_memories(problem: Problem, costs: Tables) -> list[Floats]:
+    """Bytes that each layer takes on GPU 0, which has a part of everything, in each of its configurations."""
+    return [
+        np.array([float(layer_memory(problem, index, config)) for config in some])
+        for index, some in enumerate(costs.configs)
+    ]
+
+
+def layer_cost(problem: Problem, index: int, config: Config) -> LayerCost:
+    """Parts of the cost of one layer in one configuration."""
+    key = (problem.first_alike[index], config)
+    if key not in problem._costs:
+        problem._costs[key] = _layer_cost(problem, index, config)
+    return problem._costs[key]
+
+
+def _layer_cost(problem: Problem, index: int, config: Config) -> LayerCost:
+    layer, share = problem.graph.layers[index], problem.share(index, config)
+    times = problem.times.share_ns(index, layer, share)
+    if not problem.training:
+        return LayerCost(times.forward_ns, 0.0, 0.0, 0.0, statistics_ns(problem, layer, config), times.error)
+    weights = weight_elements(layer, share)
+    sync = 0.0
+    if layer.weight_elements and not config.replicated and config.replicas > 1:
+        size = weights * layer.element_bytes
+        bucket = max(size, problem.bucket_bytes)  # small gradients are summed together, and share what that takes
+        sync = sync_ns(problem.topology, bucket, weight_members(problem, config)) * size / bucket
+    return LayerCost(
+        times.forward_ns,
+        times.backward_ns,
+        problem.times.optimizer_ns(weights),
+        sync,
+        statistics_ns(problem, layer, config),
+        times.error,
+    )
+
+
+def weight_members(problem: Problem, config: Config) -> Members:
+    """Who adds up the gradient of one part of the channels."""
+    gpus = range(0, config.parts, config.c)
+    return members(gpus, problem.topology.gpus_per_node, config.c)
+
+
+def statistics_members(problem: Problem, config: Config) -> Members:
+    """Who shares the statistics of one part of the channels."""
+    together = config.h * config.w * (config.n if problem.batch_norm == "synchronised" else 1)
+    return members(range(0, together * config.c, config.c), problem.topology.gpus_per_node, config.c)
+
+
+def statistics_ns(problem: Problem, layer: Layer, config: Config) -> float:
+    """Time to share BatchNorm's statistics, once in each pass; in inference they are constants."""
+    if not layer.statistics or config.replicated or not problem.training:
+        return 0.0
+    size = layer.statistics * layer.element_bytes / config.c
+    return 2 * time_ns(problem.topology, "all_reduce", size, statistics_members(problem, config))
+
+
+def _edge_matrix(
+    problem: Problem,
+    pair: tuple[int, int],
+    number: int,
+    source_configs: tuple[Config, ...],
+    user_configs: tuple[Config, ...],
+    known: dict[object, Transfer],
+) -> Floats:
+    """Time of the transfers over one edge, forward and in training backward, for each pair of configurations.
+
+    `known` has the transfers of edges seen before: many of a network are alike but for their channels.
+    """
+    source, user = (problem.graph.layers[index] for index in pair)
+    topology, gpus = problem.topology, problem.gpus
+    source, user, factor = alike(source, user, number, gpus)
+    key = (source.output, source_configs, user.output, user.inputs[number].needs, user_configs)
+    if key not in known:
+        known[key] = transfers(source, source_configs, user, number, user_configs, gpus, topology.gpus_per_node)
+    moved, size = known[key], factor * user.element_bytes
+    both = 2.0 if problem.training else 1.0
+    result = np.zeros(moved.busiest.shape)
+    for of in np.unique(moved.gpus):
+        chosen = moved.gpus == of
+        times = exchange_ns(topology, moved.busiest[chosen] * size, moved.busiest_node[chosen] * size, int(of))
+        result[chosen] = both * times
+    return result
+
+
+def exchange_ns(topology: Topology, busiest_bytes: Floats, node_bytes: Floats, gpus: int) -> Floats:
+    """Time of redistributions among the first `gpus` GPUs: an all-to-all as large as that of the busiest GPU.
+
+    Parts of other nodes come over the network at the same time.
+    """
+    times = np.zeros_like(busiest_bytes)
+    of_node = min(gpus, topology.gpus_per_node)
+    some = busiest_bytes > 0
+    if of_node > 1 and some.any():
+        whole_buffer = busiest_bytes[some] * of_node / (of_node - 1)
+        times[some] = all_to_all_ns(topology, whole_buffer, of_node)
+    far = node_bytes > 0
+    if far.any():
+        network = topology.links.network
+        assert network is not None  # `check_gpus`
+        times[far] = np.maximum(times[far], node_bytes[far] / network.bytes_per_ns + network.latency_ns)
+    return times
+
+
+def layer_memory(problem: Problem, index: int, config: Config) -> int:
+    """Bytes of one layer on GPU 0: weights, gradients and momenta, what the backward pass needs, copies of inputs.
+
+    A redistribution's result is counted beside what the source keeps, as far as it is more than an even part of it.
+    """
+    layer, share = problem.graph.layers[index], problem.share(index, config)
+    weights = weight_elements(layer, share) * (WEIGHT_COPIES if problem.training else 1)
+    kept = layer.kept_elements / config.parts if problem.training else 0.0
+    brought = lacking_elements(problem, index, config)
+    return round((weights + max(kept, prod(share.output)) + brought) * layer.element_bytes)
+
+
+def lacking_elements(problem: Problem, index: int, config: Config) -> int:
+    """What a share needs of its inputs beyond an even part of them."""
+    if config.parts < 2:
+        return 0
+    whole_input = sum(prod(edge.extents) for edge in problem.graph.layers[index].inputs)
+    return max(0, problem.share(index, config).input_elements - whole_input // config.parts)
+
+
+def plan_bytes(problem: Problem, choice: Sequence[Config]) -> tuple[int, int]:
+    """Bytes that a plan moves over all links in a step: transfers both ways, and synchronisation."""
+    moved = synced = 0
+    layers = problem.graph.layers
+    for layer, config in zip(layers, choice, strict=True):
+        for number, edge in enumerate(layer.inputs):
+            if edge.source != BATCH:
+                source = layers[edge.source]
+                elements = moved_elements(source, choice[edge.source], layer, number, config, problem.gpus)
+                moved += elements * layer.element_bytes * (2 if problem.training else 1)
+        if problem.training and layer.weight_elements and not config.replicated:
+            part = layer.weight_bytes // config.c
+            synced += config.c * sync_bytes(problem.topology, part, config.replicas)
+    return moved, synced

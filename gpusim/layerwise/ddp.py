@@ -1,0 +1,125 @@
+"""A step of torch's DistributedDataParallel: data parallelism as its reducer runs it.
+
+What it adds to the kernels of one GPU, from its documentation and code (torch/nn/parallel/distributed.py, reducer.cpp):
+
+- gradients are copied into buckets as they become ready, one kernel a parameter, and back at the end;
+- a bucket is summed once all of it is there: the first has 1 MiB, the others 25 MiB (`bucket_cap_mb`); parameters
+  are in the opposite order of the forward pass;
+- before the forward pass, buffers (BatchNorm's) are sent from rank 0: joined to one tensor, sent, copied one by one.
+
+On one GPU there is nothing of it. The host's time is not in it: a step whose launches are slower than its kernels
+takes longer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpusim.engine.base import engine_by_name
+from gpusim.layerwise.communication import members, time_ns, wire_share
+from gpusim.layerwise.compute import LATENCY_NS
+from gpusim.layerwise.costs import BUCKET_BYTES, Problem
+from gpusim.layerwise.fixed_plans import data_parallel
+from gpusim.layerwise.layers import Layer
+from gpusim.layerwise.lowering import Lowered, Lowering, made_up_kernel
+from gpusim.layerwise.roles import roles_of
+from gpusim.plan.tasks import Task
+from gpusim.units import MIB
+
+#: The reducer's first bucket (`kDefaultFirstBucketBytes`).
+FIRST_BUCKET_BYTES: Final = MIB
+#: Buffers of a BatchNorm: running mean, running variance, number of batches.
+_BUFFERS: Final = 3
+
+
+def lower_ddp(problem: Problem) -> Lowered:
+    """The tasks of one forward and backward pass under DistributedDataParallel, without optimizer."""
+    choice = data_parallel(problem.graph, problem.gpus)
+    roles, all_roles = roles_of(problem, choice)
+    return _Ddp(problem, choice, roles).run(all_roles)
+
+
+def ddp_step_ns(problem: Problem, alone: Problem, alone_ns: float) -> float:
+    """A step under DistributedDataParallel, from the measured time of the same step on one GPU.
+
+    What the engine adds between one GPU (`alone`) and several is added to the measured time, so that what eager
+    launches cost is in both alike.
+    """
+    engine = engine_by_name("fast")
+    several, one = (engine.run(lower_ddp(each).plan, each.hardware).makespan_ns for each in (problem, alone))
+    return alone_ns + several - one
+
+
+def parameters_of(layer: Layer) -> int:
+    """Parameter tensors of a layer, by its operations."""
+    count = 0
+    for op in layer.ops:
+        count += int(op.kind in ("convolution", "linear")) + int(bool(op.options.get("bias")))
+        count += 2 * int(op.kind in ("batch_norm", "layer_norm"))
+    return count
+
+
+class _Ddp(Lowering):
+    def before(self) -> None:
+        """Buffers come from rank 0."""
+        norms = [layer for layer in self.graph.layers if layer.statistics]
+        if not norms or self.problem.gpus < 2:
+            return
+        size = sum(layer.statistics * layer.element_bytes for layer in norms)
+        for number in range(len(self.roles)):
+            self.launch(number, self._copy(size), "forward", -1)
+        who = members(range(self.problem.gpus), self.topology.gpus_per_node)
+        # A broadcast moves each byte once over each link, as an all-gather of as much does.
+        dur_ns = time_ns(self.topology, "all_gather", size, who)
+        self.collective(list(range(len(self.roles))), dur_ns, float(size), "transfer", -1)
+        for layer in norms:
+            for number in range(len(self.roles)):
+                for _ in range(_BUFFERS):
+                    self.launch(number, self._copy(layer.statistics * layer.element_bytes // 2), "forward", -1)
+
+    def backward(self) -> None:
+        """Gradients go into buckets, which are summed beside the rest of the backward pass, and come back."""
+        everyone = list(range(len(self.roles)))
+        syncs: dict[int, list[int]] = {number: [] for number in everyone}
+        held, limit = 0, FIRST_BUCKET_BYTES
+        for index in reversed(range(len(self.graph))):
+            layer = self.graph.layers[index]
+            self.kernels(index, backward=True)
+            if not layer.weight_elements:
+                continue
+            self._copies(index, layer)
+            held += layer.weight_bytes
+            if held >= limit:
+                self._sum_all(held, index, syncs)
+                held, limit = 0, BUCKET_BYTES
+        if held:
+            self._sum_all(held, 0, syncs)
+        for number in everyone:
+            self.waiting[number] += syncs[number]
+        for index, layer in enumerate(self.graph.layers):
+            if layer.weight_elements:
+                self._copies(index, layer)
+
+    def _sum_all(self, size: int, layer: int, syncs: dict[int, list[int]]) -> None:
+        if self.problem.gpus < 2:
+            return
+        everyone = list(range(len(self.roles)))
+        who = members(range(self.problem.gpus), self.topology.gpus_per_node)
+        dur_ns = time_ns(self.topology, "all_reduce", size, who)
+        wire = size * wire_share("all_reduce", self.problem.gpus)
+        waits = {number: [self.last_kernel[number]] for number in everyone}
+        for number, tasks in self.collective(everyone, dur_ns, wire, "sync", layer, waits).items():
+            syncs[number] += tasks
+
+    def _copies(self, index: int, layer: Layer) -> None:
+        """One kernel a parameter; the weights' own has nearly all bytes."""
+        if self.problem.gpus < 2:
+            return
+        for number in range(len(self.roles)):
+            for which in range(max(1, parameters_of(layer))):
+                size = layer.weight_bytes if which == 0 else 0
+                self.launch(number, self._copy(size), "backward", index)
+
+    def _copy(self, size: int) -> Task:
+        bandwidth = self.hardware.memory.dram_bytes_per_ns
+        return made_up_kernel("copy", max(LATENCY_NS, 2 * size / bandwidth), 2.0 * size, False, self.hardware)

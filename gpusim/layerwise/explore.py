@@ -1,0 +1,292 @@
+"""All of it together: layers, costs, the fixed plans, the search, and each plan on an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.formats.parallel_plan import ParallelPlan
+from gpusim.formats.topology import Topology, check_gpus
+from gpusim.layerwise.communication import Basis, basis, members
+from gpusim.layerwise.compute import Times, TraceTimes
+from gpusim.layerwise.configs import Config
+from gpusim.layerwise.costs import BatchNorm, LayerCost, Problem, layer_cost, layer_memory, plan_bytes, tables
+from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
+from gpusim.layerwise.from_trace import layers_of
+from gpusim.layerwise.layers import BATCH, LayerGraph
+from gpusim.layerwise.makespan import Makespan, SimulatedPlan, simulate_plan
+from gpusim.layerwise.plans import to_document
+from gpusim.layerwise.roles import roles_of
+from gpusim.layerwise.search import Searched, additive_ns, search
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.step import Step
+from gpusim.units import counted, format_bytes, format_ns
+
+Objective = Literal["simulated", "additive"]
+
+#: Plans of the search that are simulated, and further ones made of two of them.
+BEST_PLANS: Final = 4
+MIXED_PLANS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """One layer in one plan."""
+
+    name: str
+    kind: str
+    output: tuple[int, int, int, int]
+    """Extents for the batch of all GPUs."""
+    config: Config
+    cost: LayerCost
+    transfer_ns: float
+    """Of its inputs, in both directions."""
+    memory_bytes: int
+    """On GPU 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A plan with its times."""
+
+    name: str
+    """`data`, `model`, `owt`, `layer`, or the name of a plan that was given."""
+    choice: Choice
+    additive_ns: float
+    """Sum of the costs of layers and edges: nothing overlaps."""
+    makespan: Makespan
+    """On the engine."""
+    compute_ns: float
+    """Parts of the sum."""
+    transfer_ns: float
+    sync_ns: float
+    transfer_bytes: int
+    """Over all links in a step."""
+    sync_bytes: int
+    memory_bytes: int
+    """On GPU 0."""
+    error_ns: float
+    """How far off the computation may be, by the estimates of its shares."""
+    roles: int
+    all_roles: bool
+
+    @property
+    def step_ns(self) -> float:
+        """Simulated time of a step."""
+        return self.makespan.step_ns
+
+    @property
+    def bytes(self) -> int:
+        """Moved over all links in a step."""
+        return self.transfer_bytes + self.sync_bytes
+
+
+@dataclass(frozen=True, repr=False)
+class Parallel:
+    """Plans of one step on several GPUs, the layer-wise one last."""
+
+    problem: Problem
+    plans: tuple[PlanResult, ...]
+    searched: Searched
+    """The search by the sum of costs."""
+    communication: Basis
+    """What times of collectives rest on: the weakest of those that plans use."""
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> PlanResult:
+        """The layer-wise plan."""
+        return next(plan for plan in self.plans if plan.name == "layer")
+
+    def plan(self, name: str) -> PlanResult:
+        """A plan by its name."""
+        return next(plan for plan in self.plans if plan.name == name)
+
+    @property
+    def gpus(self) -> int:
+        return self.problem.gpus
+
+    @property
+    def name(self) -> str:
+        return self.problem.graph.name
+
+    def rows(self, name: str = "layer") -> tuple[LayerRow, ...]:
+        """A plan layer by layer."""
+        return layer_rows(self.problem, self.plan(name).choice)
+
+    def document(self, name: str = "layer") -> ParallelPlan:
+        """A plan as a document."""
+        return to_document(self.problem.graph, self.gpus, self.plan(name).choice, name)
+
+    def timeline(self, name: str = "layer", engine: str = DEFAULT_ENGINE) -> SimulatedPlan:
+        """A plan's tasks on an engine."""
+        return simulate_plan(self.problem, self.plan(name).choice, engine)
+
+    def __repr__(self) -> str:
+        best, data = self.best, self.plan("data")
+        text = f"{short_name(self.name)} on {counted(self.gpus, 'GPU')}: {format_ns(best.step_ns)}"
+        return short_repr("Parallel", f"{text}, {data.step_ns / best.step_ns:.2f}x over data parallelism")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (plan.name, format_ns(plan.step_ns), format_ns(plan.additive_ns), format_bytes(plan.bytes))
+            for plan in self.plans
+        ]
+        return html_table(f"{self.name} on {self.gpus} GPUs", ("plan", "step", "sum of costs", "moved"), rows)
+
+
+def explore_plans(
+    step: Step,
+    gpus: int,
+    topology: Topology,
+    *,
+    topology_file: str = "",
+    times: Times | None = None,
+    batch_norm: BatchNorm = "local",
+    objective: Objective = "simulated",
+    memory_limit_bytes: int | None = None,
+    given: Mapping[str, Callable[[LayerGraph], Choice]] | None = None,
+    report: Callable[[str, float], None] = lambda what, share: None,
+) -> Parallel:
+    """The plans of a captured step; its batch is that of one GPU.
+
+    `given` has further plans, each a function of the layers of the whole batch. Raises `TopologyError`, `OptionError`.
+    """
+    check_gpus(topology, gpus, topology_file)
+    report("layers", 0.0)
+    graph = layers_of(step.trace)
+    problem = Problem(
+        graph.for_gpus(gpus), gpus, topology, times or TraceTimes(step.graph, graph), step.graph.hardware, batch_norm
+    )
+    return explore_problem(
+        problem, objective=objective, memory_limit_bytes=memory_limit_bytes, given=given, report=report
+    )
+
+
+def explore_problem(
+    problem: Problem,
+    *,
+    objective: Objective = "simulated",
+    memory_limit_bytes: int | None = None,
+    given: Mapping[str, Callable[[LayerGraph], Choice]] | None = None,
+    report: Callable[[str, float], None] = lambda what, share: None,
+) -> Parallel:
+    """The same for layers that are known already."""
+    fixed = {name: plan(problem.graph, problem.gpus) for name, plan in FIXED_PLANS.items()}
+    fixed |= {name: plan(problem.graph) for name, plan in (given or {}).items()}
+    report("search", 0.1)
+    searched = search(problem, count=BEST_PLANS, memory_limit_bytes=memory_limit_bytes)
+    known: dict[Choice, Makespan] = {}
+
+    def simulated_ns(choice: Choice) -> float:
+        if choice not in known:
+            known[choice] = simulate_plan(problem, choice).makespan
+        return known[choice].step_ns
+
+    def fits(choice: Choice) -> bool:
+        return memory_limit_bytes is None or _memory(problem, choice) <= memory_limit_bytes
+
+    best = searched.choice
+    if objective == "simulated":
+        others = [*(choice for _, choice in searched.ranked), *fixed.values()]
+        candidates = list(dict.fromkeys([searched.choice, *filter(fits, others)]))
+        for number, choice in enumerate(candidates):
+            report("simulate", 0.3 + 0.4 * number / len(candidates))
+            simulated_ns(choice)
+        best = min(candidates, key=simulated_ns)
+        best = _mixed(best, candidates, simulated_ns, fits)
+    report("simulate", 0.8)
+    results = []
+    for name, choice in [*fixed.items(), ("layer", best)]:
+        simulated_ns(choice)
+        results.append(_result(problem, name, choice, known[choice]))
+    notes = [*problem.graph.notes]
+    if not all(plan.all_roles for plan in results):
+        notes.append("GPUs of some plans are of more than eight kinds: those with most to compute are simulated")
+    return Parallel(problem, tuple(results), searched, _weakest(problem, best), tuple(notes))
+
+
+def _mixed(
+    best: Choice, others: list[Choice], time_ns: Callable[[Choice], float], fits: Callable[[Choice], bool]
+) -> Choice:
+    """The best plan with stretches of layers as other plans have them, where that is faster."""
+    tried = 0
+    for other in others:
+        for first, last in _stretches(best, other):
+            if tried == MIXED_PLANS:
+                return best
+            changed = (*best[:first], *other[first:last], *best[last:])
+            if not fits(changed):
+                continue
+            tried += 1
+            if time_ns(changed) < time_ns(best):
+                best = changed
+    return best
+
+
+def _stretches(one: Choice, other: Choice) -> list[tuple[int, int]]:
+    """Where two plans differ, as [first, last)."""
+    found: list[tuple[int, int]] = []
+    for index, (a, b) in enumerate(zip(one, other, strict=True)):
+        if a == b:
+            continue
+        if found and found[-1][1] == index:
+            found[-1] = (found[-1][0], index + 1)
+        else:
+            found.append((index, index + 1))
+    return found
+
+
+def _memory(problem: Problem, choice: Choice) -> int:
+    return sum(layer_memory(problem, index, config) for index, config in enumerate(choice))
+
+
+def _result(problem: Problem, name: str, choice: Choice, makespan: Makespan) -> PlanResult:
+    costs = [layer_cost(problem, index, config) for index, config in enumerate(choice)]
+    total = additive_ns(problem, [choice])[0]
+    compute = sum(cost.compute_ns for cost in costs)
+    sync = sum(cost.sync_ns + cost.statistics_ns for cost in costs)
+    moved, synced = plan_bytes(problem, choice)
+    roles, all_roles = roles_of(problem, choice)
+    return PlanResult(
+        name,
+        choice,
+        total,
+        makespan,
+        compute,
+        max(0.0, total - compute - sync),
+        sync,
+        moved,
+        synced,
+        _memory(problem, choice),
+        sum(cost.error * (cost.forward_ns + cost.backward_ns) for cost in costs),
+        len(roles),
+        all_roles,
+    )
+
+
+def layer_rows(problem: Problem, choice: Choice) -> tuple[LayerRow, ...]:
+    """A plan layer by layer, with its costs."""
+    edges = tables(problem, [(config,) for config in choice]).edges
+    rows = []
+    for index, (layer, config) in enumerate(zip(problem.graph.layers, choice, strict=True)):
+        sources = {edge.source for edge in layer.inputs if edge.source != BATCH}
+        transfer = sum(float(edges[source, index][0, 0]) for source in sources)
+        cost, memory = layer_cost(problem, index, config), layer_memory(problem, index, config)
+        rows.append(LayerRow(layer.name, layer.kind, layer.output, config, cost, transfer, memory))
+    return tuple(rows)
+
+
+def _weakest(problem: Problem, choice: Choice) -> Basis:
+    """What the collectives of a plan rest on."""
+    order: tuple[Basis, ...] = ("measured", "scaled", "links")
+    groups = {config.parts for config in choice if config.parts > 1} | {problem.gpus}
+    found = [
+        basis(problem.topology, collective, members(range(count), problem.topology.gpus_per_node))
+        for count in groups
+        if count > 1
+        for collective in ("all_reduce", "all_to_all")
+    ]
+    return max(found, key=order.index, default="measured")

@@ -1,0 +1,338 @@
+"""The layer graph of a captured step.
+
+Each forward operator is a layer, but views, and but what only follows another one: BatchNorm, activations and other
+pointwise operators on a layer's output that nobody else reads are part of that layer, since they are split as it is.
+Backward operators belong to the layer whose weights or results they read, else to the last one with their module path.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Final
+
+from gpusim.errors import OptionError
+from gpusim.formats.trace import Op, Trace
+from gpusim.layerwise import op_rules as rules
+from gpusim.layerwise.frames import Frame, of_input
+from gpusim.layerwise.layer_rules import Rule, broadcast, fits, parameters_of, rule_of, tensors_in
+from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Layer, LayerGraph, check_graph
+from gpusim.layerwise.op_programs import first_program, following_program, is_part_of_loss
+from gpusim.trace.element_sizes import DTYPE_BYTES
+
+#: Layers without a rule that a note names.
+_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """Who made a tensor (a layer, `BATCH`, or None for constants and weights) and what its dimensions mean."""
+
+    layer: int | None
+    frame: Frame | None
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A layer being put together."""
+
+    layer: Layer
+    frame: Frame | None
+    forward: list[int] = field(default_factory=list)
+    backward: list[int] = field(default_factory=list)
+    paths: set[str] = field(default_factory=set)
+    weights: set[int] = field(default_factory=set)
+    """Tensors of its parameters."""
+    runs: bool = True
+    """Whether the executor runs all of its operations."""
+
+
+def layers_of(trace: Trace) -> LayerGraph:
+    """The layer graph of a captured step. Raises `OptionError` for an imported one, which has no tensors."""
+    if trace.provenance.imported_from is not None:
+        kind = trace.provenance.imported_from.format
+        raise OptionError(f"'{trace.name}' was imported ({kind}) and has no tensors: layers need a captured step")
+    drafts = _Reader(trace).drafts
+    _assign_backward(trace, drafts)
+    weights = _weight_elements(trace, drafts)
+    layers = tuple(
+        replace(
+            draft.layer,
+            forward=tuple(draft.forward),
+            backward=tuple(draft.backward),
+            weight_elements=weights[number],
+            ops=draft.layer.ops if draft.runs else (),
+        )
+        for number, draft in enumerate(drafts)
+    )
+    layers = _incremental(layers)
+    graph = LayerGraph(trace.name, trace.model.batch, layers, trace.model.mode == "train", _notes(layers))
+    check_graph(graph)
+    return graph
+
+
+def _notes(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Which layers have no rule."""
+    without = [layer for layer in layers if not layer.splits]
+    if not without:
+        return ()
+    kinds = Counter(layer.kind for layer in without)
+    named = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(_NAMED))
+    return (f"{len(without)} layers have no rule and are computed by every GPU: {named}",)
+
+
+class _Reader:
+    """Goes through the forward pass op by op."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.batch = trace, trace.model.batch
+        self.drafts: list[_Draft] = []
+        self.values: dict[int, _Value] = {}
+        self.pending: list[int] = []
+        self._names: Counter[str] = Counter()
+        for index, tensor in enumerate(trace.tensors):
+            if tensor.role in ("input", "target"):
+                integers = tensor.dtype.startswith("int")
+                self.values[index] = _Value(BATCH, of_input(tensor.shape, self.batch, integers))
+        self._readers = _readers(trace)
+        for index, op in enumerate(trace.ops):
+            if op.phase == "forward":
+                self._read(index, op)
+        if self.drafts:
+            self.drafts[-1].forward += self.pending
+
+    def _read(self, index: int, op: Op) -> None:
+        name = rules.base_name(op)
+        sources = [(t, self.values[t]) for t in tensors_in(op.args) + tensors_in(op.kwargs) if t in self.values]
+        made = [(t, value) for t, value in sources if value.layer is not None]
+        if name in rules.VIEWS and not op.kernels:
+            self._view(op, name, sources)
+        elif not made:
+            self.pending.append(index)  # constants, and counters of BatchNorm: with the layer that follows
+            for output in op.outputs:
+                if output is not None:
+                    self.values[output] = _Value(None, None)
+        elif (producer := self._follows(op, name, made)) is not None:
+            self._join(index, op, name, producer, made[0][1].frame)
+        else:
+            self._add(index, op, name, made)
+
+    def _view(self, op: Op, name: str, sources: list[tuple[int, _Value]]) -> None:
+        for output in op.outputs:
+            if output is None:
+                continue
+            if not sources:
+                self.values.setdefault(output, _Value(None, None))
+                continue
+            value = sources[0][1]
+            frame = rules.view_frame(self.trace, op, name, value.frame, output)
+            self.values[output] = _Value(value.layer, frame)
+
+    def _follows(self, op: Op, name: str, made: list[tuple[int, _Value]]) -> int | None:
+        """The layer that the op is part of, or None."""
+        owners = [value.layer for _, value in made]
+        if self._is_loss(max(layer for layer in owners if layer is not None)):
+            scalar = all(not self.trace.tensors[t].shape for t in op.outputs if t is not None)
+            if scalar or name in rules.LOSSES:
+                return max(layer for layer in owners if layer is not None)
+        if name not in rules.POINTWISE and name not in rules.BATCH_NORMS:
+            return None
+        first, value = made[0]
+        if value.layer is None or value.layer == BATCH or value.frame is None:
+            return None
+        if any(other.layer != value.layer for _, other in made):
+            return None
+        output = next((t for t in op.outputs if t is not None), None)
+        if output is None or self.trace.tensors[output].shape != self.trace.tensors[first].shape:
+            return None
+        in_place = first in op.writes
+        if not in_place and self._readers.get(first, 0) > 1:
+            return None
+        draft = self.drafts[value.layer]
+        if draft.frame is None or draft.layer.kind == "other":
+            return None
+        return value.layer
+
+    def _is_loss(self, layer: int) -> bool:
+        return layer != BATCH and self.drafts[layer].layer.kind == "loss"
+
+    def _join(self, index: int, op: Op, name: str, producer: int, frame: Frame | None) -> None:
+        draft = self.drafts[producer]
+        draft.forward += [*self.pending, index]
+        self.pending = []
+        draft.paths.add(op.layer)
+        self._note_weights(draft, op)
+        layer = draft.layer
+        if name in rules.BATCH_NORMS:
+            layer = replace(layer, statistics=layer.statistics + 2 * layer.output[1])
+        more = following_program(op, name, layer)
+        draft.runs &= bool(more) or is_part_of_loss(op, name)
+        layer = replace(layer, ops=(*layer.ops, *more))
+        if name not in rules.LOSSES and not any(t in op.writes for t in tensors_in(op.args)[:1]):
+            layer = replace(layer, kept_elements=layer.kept_elements + prod(layer.output))
+        draft.layer = layer
+        self._give(op, producer, frame)
+
+    def _add(self, index: int, op: Op, name: str, made: list[tuple[int, _Value]]) -> None:
+        frame, layer = self._layer(op, name, made)
+        number = len(self.drafts)
+        path = op.layer or name
+        self._names[path] += 1
+        count = self._names[path]
+        layer = replace(layer, name=path if count == 1 else f"{path} ({count})", path=op.layer)
+        program = first_program(self.trace, op, name, layer)
+        draft = _Draft(replace(layer, ops=program), frame, runs=bool(program))
+        draft.forward += [*self.pending, index]
+        self.pending = []
+        draft.paths.add(op.layer)
+        self._note_weights(draft, op)
+        self.drafts.append(draft)
+        self._give(op, number, frame)
+
+    def _note_weights(self, draft: _Draft, op: Op) -> None:
+        for tensor in op.reads:
+            if self.trace.tensors[tensor].role == "parameter":
+                draft.weights.add(tensor)
+            elif self.trace.tensors[tensor].role == "activation":  # a transposed view of one
+                draft.weights |= parameters_of(self.trace, tensor)
+
+    def _give(self, op: Op, layer: int, frame: Frame | None) -> None:
+        """The op's results are the layer's; so is what shares the memory of those that it changes."""
+        changed = {self.trace.tensors[t].storage for t in op.writes if t in self.values}
+        for output in op.outputs:
+            if output is not None:
+                same = frame is not None and fits(self.trace, output, frame)
+                self.values[output] = _Value(layer, frame if same else None)
+        for tensor, value in list(self.values.items()):
+            if self.trace.tensors[tensor].storage in changed and value.layer not in (None, BATCH):
+                self.values[tensor] = _Value(layer, value.frame)
+
+    def _layer(self, op: Op, name: str, made: list[tuple[int, _Value]]) -> tuple[Frame | None, Layer]:
+        """The layer that an operator begins, and the frame of its result."""
+        trace = self.trace
+        output = next((t for t in op.outputs if t is not None), op.writes[0] if op.writes else None)
+        shape = trace.tensors[output].shape if output is not None else ()
+        inputs = [(tensor, value.frame) for tensor, value in made]
+        found = rule_of(trace, op, name, inputs, shape, self.batch)
+        samples = self.batch if found.splits == "n" else 1
+        extents = found.frame.extents if found.frame is not None else (samples, max(1, prod(shape)), 1, 1)
+        if found.kind == "loss" and found.frame is None:
+            extents = (self.batch, 1, 1, 1)
+        return found.frame, Layer(
+            name=name,
+            kind=found.kind,
+            output=extents,
+            inputs=self._edges(made, found),
+            splits="".join(x for x in found.splits if x == "n" or extents["nchw".index(x)] > 1),
+            channel_unit=found.channel_unit,
+            statistics=2 * extents[1] if name in rules.BATCH_NORMS else 0,
+            flops=found.flops,
+            kept_elements=prod(extents),
+            element_bytes=DTYPE_BYTES[trace.tensors[output].dtype] if output is not None else 4,
+            input_gradient=any(value.layer != BATCH for _, value in made),
+        )
+
+    def _edges(self, made: list[tuple[int, _Value]], found: Rule) -> tuple[Edge, ...]:
+        """Edges to the layers of the inputs; where no rule says otherwise, a sample needs all of its sample."""
+        edges = []
+        for number, (_, value) in enumerate(made):
+            assert value.layer is not None
+            if value.layer == BATCH:
+                extents = value.frame.extents if value.frame is not None else (self.batch, 1, 1, 1)
+            else:
+                extents = self.drafts[value.layer].layer.output
+            need = found.needs[number] if number < len(found.needs) else None
+            if need is None or value.frame is None or value.frame.extents != extents:
+                alike = value.frame is not None and found.frame is not None and found.splits == "nchw"
+                need = broadcast(extents, found.frame.extents) if alike and found.frame is not None else None
+                if need is None:
+                    scaled = found.splits and value.frame is not None
+                    need = (SCALE if scaled else SAME if found.splits else ALL, ALL, ALL, ALL)
+            edges.append(Edge(value.layer, extents, need))
+        return tuple(edges)
+
+
+def _readers(trace: Trace) -> dict[int, int]:
+    """Forward ops that read each tensor, or a view of it, before it is changed in place."""
+    root: dict[int, int] = {}
+    version: Counter[int] = Counter()
+    count: Counter[tuple[int, int]] = Counter()
+    first_version: dict[int, int] = {}
+    for op in trace.ops:
+        if op.phase != "forward":
+            continue
+        tensors = tensors_in(op.args) + tensors_in(op.kwargs)
+        if rules.base_name(op) in rules.VIEWS and not op.kernels:
+            for output in op.outputs:
+                if output is not None and tensors:
+                    root[output] = root.get(tensors[0], tensors[0])
+            continue
+        for base in {root.get(t, t) for t in tensors}:
+            count[base, version[base]] += 1
+        for tensor in op.writes:
+            base = root.get(tensor, tensor)
+            version[base] += 1
+            first_version.setdefault(base, version[base])
+    # A tensor that is written once when it is made, and then in place, is read anew after each change.
+    return {base: max(n for (b, _), n in count.items() if b == base) for base in {b for b, _ in count}} if count else {}
+
+
+def _weight_elements(trace: Trace, drafts: Sequence[_Draft]) -> list[int]:
+    """Elements of each layer's parameters; one that several layers use counts with the first."""
+    seen: set[int] = set()
+    found = []
+    for draft in drafts:
+        new = {trace.tensors[t].storage: t for t in draft.weights if trace.tensors[t].storage not in seen}
+        seen |= set(new)
+        found.append(sum(prod(trace.tensors[t].shape) for t in new.values()))
+    return found
+
+
+def _assign_backward(trace: Trace, drafts: Sequence[_Draft]) -> None:
+    """Give each backward op to a layer."""
+    by_weight = {trace.tensors[t].storage: number for number, draft in enumerate(drafts) for t in draft.weights}
+    maker: dict[int, int] = {}
+    by_path: dict[str, list[int]] = {}
+    for number, draft in enumerate(drafts):
+        for path in draft.paths:
+            by_path.setdefault(path, []).append(number)
+        for place in draft.forward:
+            for tensor in trace.ops[place].writes:
+                maker[tensor] = number
+    last = len(drafts) - 1
+    for index, op in enumerate(trace.ops):
+        if op.phase != "backward":
+            continue
+        read = set(op.reads) | set(tensors_in(op.args))
+        owners = [by_weight[trace.tensors[t].storage] for t in read if trace.tensors[t].storage in by_weight]
+        makers = [maker[t] for t in read if t in maker]
+        candidates = by_path.get(op.layer, [])
+        if op.layer and candidates:
+            likely = [n for n in (*owners, *makers) if n in candidates]
+            last = max(likely) if likely else max((n for n in candidates if n <= last), default=candidates[-1])
+        elif owners or makers:
+            last = max(owners or makers)
+        drafts[last].backward.append(index)
+
+
+def _incremental(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Concatenations that begin with what an earlier one has take that one's result instead.
+
+    The values are the same, and a network whose layers concatenate all before them (DenseNet) then reduces.
+    """
+    seen: dict[tuple[int, ...], int] = {}
+    result: list[Layer] = []
+    for index, layer in enumerate(layers):
+        if layer.kind == "concat":
+            sources = tuple(edge.source for edge in layer.inputs)
+            for length in range(len(sources) - 1, 0, -1):
+                earlier = seen.get(sources[:length])
+                if earlier is not None and result[earlier].output[0::2] == layer.output[0::2]:
+                    merged = Edge(earlier, result[earlier].output, layer.inputs[0].needs)
+                    layer = replace(layer, inputs=(merged, *layer.inputs[length:]))
+                    break
+            seen[sources] = index
+        result.append(layer)
+    return tuple(result)

@@ -1,0 +1,188 @@
+"""The k best choices, each proved to be the next best.
+
+What each configuration of each layer costs at least, all others at their best (its min-marginal), follows from the
+eliminations of `gpusim.layerwise.eliminate` read backwards. The next best choice differs from the best in one layer at
+least, so it has the least of the min-marginals off the best. The space is then split in two: with that configuration of
+that layer, and without it (Nilsson, "An efficient algorithm for finding the M most probable configurations", 1998).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gpusim.layerwise.communication import Floats
+from gpusim.layerwise.eliminate import Pair, between, cost_of, solve
+
+#: Costs more than any choice; sums of them stay finite.
+FORBIDDEN: Final = 1e30
+_PIECE: Final = 1 << 22
+NO_TABLE: Final = np.zeros((0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A choice and its cost."""
+
+    choice: tuple[int, ...]
+    cost_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """A part of all choices: its best one, and what the next best costs, in which layer and configuration."""
+
+    nodes: tuple[Floats, ...]
+    best: Ranked
+    next_ns: float
+    layer: int
+    config: int
+
+
+def k_best(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], count: int) -> list[Ranked]:
+    """The `count` best choices, best first; fewer where there are no more, one where the graph does not reduce."""
+    first = solve(nodes, edges)
+    best = Ranked(first.choice, first.cost_ns)
+    if first.kernel > 2 or count < 2:
+        return [best]
+    spaces = [_space(tuple(np.array(costs, np.float64) for costs in nodes), edges, best)]
+    found = [best]
+    while len(found) < count:
+        number = min(range(len(spaces)), key=lambda each: spaces[each].next_ns)
+        space = spaces[number]
+        if space.next_ns >= FORBIDDEN / 2:
+            break
+        with_it, without = list(space.nodes), list(space.nodes)
+        with_it[space.layer] = np.full_like(space.nodes[space.layer], FORBIDDEN)
+        with_it[space.layer][space.config] = space.nodes[space.layer][space.config]
+        without[space.layer] = space.nodes[space.layer].copy()
+        without[space.layer][space.config] = FORBIDDEN
+        choice = solve(with_it, edges).choice
+        following = Ranked(choice, cost_of(nodes, edges, choice))
+        found.append(following)
+        spaces[number] = _space(tuple(without), edges, space.best)
+        spaces.append(_space(tuple(with_it), edges, following))
+    return found
+
+
+def _space(nodes: tuple[Floats, ...], edges: Mapping[Pair, Floats], best: Ranked) -> _Space:
+    least: tuple[float, int, int] = (np.inf, -1, -1)
+    for layer, costs in enumerate(min_marginals(nodes, edges)):
+        others = costs.copy()
+        others[best.choice[layer]] = np.inf
+        config = int(others.argmin())
+        least = min(least, (float(others[config]), layer, config))
+    return _Space(nodes, best, *least)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An elimination: the node, its neighbours, the tables that were added up, and their least."""
+
+    node: int
+    near: tuple[int, ...]
+    own: Floats
+    left: Floats
+    right: Floats
+    message: Floats
+    """What is not there is `NO_TABLE`."""
+
+
+def min_marginals(nodes: Sequence[Floats], edges: Mapping[Pair, Floats]) -> list[Floats]:
+    """For each layer and configuration the cost of the best choice that has it. The graph must reduce."""
+    steps, costs, links = _reduced(nodes, edges)
+    result: list[Floats | None] = [None] * len(nodes)
+    pairs: dict[Pair, Floats] = {}
+    left = sorted(links)
+    if len(left) == 1:
+        result[left[0]] = costs[left[0]]
+    else:
+        total = costs[left[0]][:, None] + costs[left[1]][None, :]
+        if left[1] in links[left[0]]:
+            total = total + links[left[0]][left[1]]
+        pairs[left[0], left[1]] = total
+        result[left[0]], result[left[1]] = total.min(axis=1), total.min(axis=0)
+    for step in reversed(steps):
+        if not step.near:
+            others = min(float(each.min()) for each in result if each is not None)
+            result[step.node] = step.own - float(step.own.min()) + others
+        elif len(step.near) == 1:
+            (near,) = step.near
+            there = result[near]
+            assert there is not None
+            belief = (there - step.message)[:, None] + step.left + step.own[None, :]
+            _keep(pairs, near, step.node, belief)
+            result[step.node] = belief.min(axis=0)
+        else:
+            first, second = step.near
+            rest = pairs[first, second] - step.message
+            with_first, with_second, own = _beliefs(rest, step.left, step.own, step.right)
+            _keep(pairs, first, step.node, with_first)
+            _keep(pairs, step.node, second, with_second)
+            result[step.node] = own
+    return [each for each in result if each is not None]
+
+
+def _keep(pairs: dict[Pair, Floats], first: int, second: int, belief: Floats) -> None:
+    """Note a table by its ascending pair."""
+    if first > second:
+        first, second, belief = second, first, belief.T
+    pairs[first, second] = belief
+
+
+def _beliefs(rest: Floats, left: Floats, own: Floats, right: Floats) -> tuple[Floats, Floats, Floats]:
+    """Least of rest[i, k] + left[i, j] + own[j] + right[j, k]: over k, over i, and over both."""
+    rows, columns = left.shape[0], right.shape[1]
+    with_first = np.empty((rows, len(own)))
+    with_second = np.full((len(own), columns), np.inf)
+    step = max(1, _PIECE // max(1, right.size))
+    for start in range(0, rows, step):
+        total = rest[start : start + step, None, :] + left[start : start + step, :, None] + right[None]
+        with_first[start : start + step] = total.min(axis=2)
+        with_second = np.minimum(with_second, total.min(axis=0))
+    with_first = with_first + own[None, :]
+    with_second = with_second + own[:, None]
+    return with_first, with_second, with_first.min(axis=0)
+
+
+def _reduced(
+    nodes: Sequence[Floats], edges: Mapping[Pair, Floats]
+) -> tuple[list[_Step], list[Floats], dict[int, dict[int, Floats]]]:
+    """The eliminations of `solve`, each with its tables."""
+    costs = [np.array(each, np.float64) for each in nodes]
+    links: dict[int, dict[int, Floats]] = {index: {} for index in range(len(costs))}
+    for (first, second), table in edges.items():
+        links[first][second] = np.asarray(table, np.float64)
+        links[second][first] = links[first][second].T
+    steps: list[_Step] = []
+    ready = [node for node in links if len(links[node]) <= 2]
+    while ready and len(links) > 2:
+        node = ready.pop()
+        if node not in links or len(links[node]) > 2:
+            continue
+        near = tuple(sorted(links[node]))
+        own = costs[node]
+        if not near:
+            steps.append(_Step(node, near, own, NO_TABLE, NO_TABLE, NO_TABLE))
+            keeper = next(other for other in links if other != node)
+            costs[keeper] = costs[keeper] + own.min()
+        elif len(near) == 1:
+            left = links[near[0]][node]
+            message = (left + own[None, :]).min(axis=1)
+            steps.append(_Step(node, near, own, left, NO_TABLE, message))
+            costs[near[0]] = costs[near[0]] + message
+        else:
+            left, right = links[near[0]][node], links[node][near[1]]
+            table, _ = between(left, own, right)
+            steps.append(_Step(node, near, own, left, right, table))
+            if near[1] in links[near[0]]:
+                table = links[near[0]][near[1]] + table
+            links[near[0]][near[1]], links[near[1]][near[0]] = table, table.T
+        for other in near:
+            del links[other][node]
+        del links[node]
+        ready += [other for other in near if len(links[other]) <= 2]
+    return steps, costs, links

@@ -1,0 +1,257 @@
+"""The rule of each traced operator: kind of layer, splits that keep its meaning, frame of its result, its needs.
+
+An operator without a rule is of kind `other`: no split is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+from gpusim.formats.trace import Op, Trace
+from gpusim.layerwise import op_rules as rules
+from gpusim.layerwise.frames import Frame, by_rank
+from gpusim.layerwise.layers import ALL, SAME, SCALE, Extents, Need
+
+Needs = tuple[Need, Need, Need, Need]
+Inputs = Sequence[tuple[int, Frame | None]]
+"""Tensors that layers (or the batch) made, with what their dimensions mean."""
+
+#: Arguments of `aten.convolution`: stride, padding, dilation, transposed, groups; of a pool: kernel, stride, padding.
+_STRIDE, _PADDING, _DILATION, _TRANSPOSED, _GROUPS = 3, 4, 5, 6, 8
+_KERNEL, _POOL_STRIDE, _POOL_PADDING, _POOL_DILATION = 1, 2, 3, 4
+_IMAGE: Final = ("n", "c", "h", "w")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is known of an operator as a layer; `needs` has None where a sample needs all of its sample."""
+
+    kind: str
+    splits: str
+    frame: Frame | None
+    flops: int
+    needs: tuple[Needs | None, ...] = ()
+    channel_unit: int = 1
+
+
+def rule_of(trace: Trace, op: Op, name: str, inputs: Inputs, shape: Sequence[int], batch: int) -> Rule:
+    """The rule of an operator with a result of this shape."""
+    frames = [frame for _, frame in inputs]
+    first = frames[0]
+    found: Rule | None = None
+    if first is not None:
+        if first.is_rows_of(*_IMAGE):
+            found = _of_image(trace, op, name, first, shape)
+        if found is None and name in rules.LINEAR:
+            found = _linear(trace, op, first, shape)
+        if found is None and name in rules.ATTENTION:
+            found = _attention(frames)
+        if found is None and name == "native_layer_norm" and first.rows:
+            found = _layer_norm(op, first)
+    if found is None and name == "cat":
+        found = _concat(op, frames, shape)
+    if found is None and name in (*rules.POINTWISE, *rules.BATCH_NORMS):
+        found = _pointwise(trace, name, inputs, shape)
+    if found is None and name == "embedding":
+        found = _embedding(frames, shape)
+    if found is None and name in rules.LOSSES:
+        found = Rule("loss", "n", by_rank(shape, batch) if shape else None, prod(shape))
+    if found is None:
+        found = _by_sample(trace, op, name, inputs, batch)
+    return found or Rule("other", "", None, prod(shape))
+
+
+def _image(shape: Sequence[int]) -> Frame:
+    return Frame(tuple(((letter, size),) for letter, size in zip("nchw", shape, strict=True)))
+
+
+def _of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int]) -> Rule | None:
+    """Convolutions and pools."""
+    if name in rules.CONVOLUTIONS:
+        return _convolution(trace, op, shape)
+    if name in rules.WINDOWS:
+        return _pool(op, shape)
+    if name == "_adaptive_avg_pool2d":
+        alike = tuple(shape[2:]) == first.extents[2:]
+        needs = (SAME, SAME, *((SAME, SAME) if alike else (ALL, ALL)))
+        return Rule("pool", "nchw" if alike else "nc", _image(shape), prod(first.extents), (needs,))
+    if name == "mean" and _is_global_pool(op):
+        rows = tuple(row if place < 2 else () for place, row in enumerate(first.rows))[: len(shape)]
+        return Rule("pool", "nc", Frame(rows), prod(first.extents), ((SAME, SAME, ALL, ALL),))
+    return None
+
+
+def _convolution(trace: Trace, op: Op, shape: Sequence[int]) -> Rule | None:
+    """None for a transposed one or another than two-dimensional."""
+    weight = trace.tensors[tensors_in(op.args[1])[0]].shape
+    if op.args[_TRANSPOSED] or len(weight) != 4 or len(shape) != 4:
+        return None
+    groups = int(op.args[_GROUPS])
+    height, width = (
+        Need("window", weight[2 + d], _at(op.args[_STRIDE], d), _at(op.args[_PADDING], d), _at(op.args[_DILATION], d))
+        for d in (0, 1)
+    )
+    needs = (SAME, ALL if groups == 1 else SCALE, height, width)
+    unit = shape[1] // groups if groups > 1 else 1
+    return Rule("convolution", "nchw", _image(shape), 2 * prod(shape) * prod(weight[1:]), (needs,), unit)
+
+
+def _pool(op: Op, shape: Sequence[int]) -> Rule:
+    kernel = op.args[_KERNEL]
+    stride = op.args[_POOL_STRIDE] if len(op.args) > _POOL_STRIDE and op.args[_POOL_STRIDE] else kernel
+    padding = op.args[_POOL_PADDING] if len(op.args) > _POOL_PADDING else (0, 0)
+    dilation: Any = (1, 1)
+    if rules.base_name(op).startswith("max") and len(op.args) > _POOL_DILATION:
+        dilation = op.args[_POOL_DILATION]
+    height, width = (Need("window", _at(kernel, d), _at(stride, d), _at(padding, d), _at(dilation, d)) for d in (0, 1))
+    flops = prod(shape) * _at(kernel, 0) * _at(kernel, 1)
+    return Rule("pool", "nchw", _image(shape), flops, ((SAME, SAME, height, width),))
+
+
+def _at(value: Any, place: int) -> int:
+    if isinstance(value, int):
+        return value
+    return int(value[place] if len(value) > place else value[0])
+
+
+def _is_global_pool(op: Op) -> bool:
+    dims = op.args[1] if len(op.args) > 1 else None
+    return isinstance(dims, list | tuple) and sorted(int(d) % 4 for d in dims) == [2, 3]
+
+
+def _linear(trace: Trace, op: Op, first: Frame, shape: Sequence[int]) -> Rule | None:
+    """A product with a parameter; what is in the rows of the matrix stays."""
+    if len(first.rows) != 2 or not _by_parameter(trace, op):
+        return None
+    kept = first.letters(0)
+    if "n" not in kept or not set(kept) <= set("nhw"):
+        return None
+    frame = Frame((first.rows[0], (("c", shape[1]),)))
+    features = prod(size for _, size in first.rows[1])
+    n, c, h, w = (SAME if letter in kept else ALL for letter in "nchw")
+    splits = "".join(x for x in "nchw" if x == "c" or x in kept)
+    return Rule("linear", splits, frame, 2 * prod(shape) * features, ((n, c, h, w),))
+
+
+def _by_parameter(trace: Trace, op: Op) -> bool:
+    """Whether the second factor is a parameter, or a view of one."""
+    matrices = [t for t in tensors_in(op.args) if len(trace.tensors[t].shape) == 2]
+    return bool(matrices) and bool(parameters_of(trace, matrices[-1]))
+
+
+def _attention(frames: Sequence[Frame | None]) -> Rule | None:
+    """Heads in the channels, and every query needs all keys."""
+    known = [frame for frame in frames[:3] if frame is not None and frame.is_rows_of("n", "c", "h", "c")]
+    if len(known) < min(3, len(frames)) or not known:
+        return None
+    query, keys = known[0], known[1] if len(known) > 1 else known[0]
+    whole = (SAME, SAME, ALL, SAME)
+    width = prod(size for _, size in query.rows[3])
+    flops = 4 * prod(query.extents) * keys.extents[2]
+    return Rule("attention", "nch", query, flops, ((SAME, SAME, SAME, SAME), whole, whole), width)
+
+
+def _layer_norm(op: Op, first: Frame) -> Rule:
+    """Dimensions that are normalised stay together."""
+    dims = len(op.args[1])
+    together = {letter for place in range(dims) for letter in first.letters(len(first.rows) - dims + place)}
+    splits = "".join(x for x in "nhw" if x not in together)
+    return Rule("layer_norm", splits, first, prod(first.extents), ((SAME, SAME, SAME, SAME),))
+
+
+def _concat(op: Op, frames: Sequence[Frame | None], shape: Sequence[int]) -> Rule | None:
+    """Along the channels, of frames that are otherwise alike."""
+    dim = int(op.args[1]) % len(shape) if len(op.args) > 1 else 0
+    known = [f for f in frames if f is not None and len(f.rows) == len(shape) and f.letters(dim) in ("c", "")]
+    if len(known) < len(frames):
+        return None
+    rest = [tuple(row for place, row in enumerate(f.rows) if place != dim) for f in known]
+    if any(each != rest[0] for each in rest) or any("c" in letter for row in rest[0] for letter, _ in row):
+        return None
+    needs, channels = [], 0
+    for frame in known:
+        needs.append((SAME, Need("shift", offset=channels), SAME, SAME))
+        channels += frame.extents[1]
+    if channels != shape[dim]:
+        return None
+    rows = list(known[0].rows)
+    rows[dim] = (("c", channels),)
+    return Rule("concat", "nchw", Frame(tuple(rows)), prod(shape), tuple(needs))
+
+
+def _pointwise(trace: Trace, name: str, inputs: Inputs, shape: Sequence[int]) -> Rule | None:
+    """Frames must go together; an input may be broadcast."""
+    frame = _widest(trace, inputs, shape)
+    if frame is None:
+        return None
+    kind = "batch_norm" if name in rules.BATCH_NORMS else "add" if len(inputs) > 1 else name
+    needs = tuple(None if each is None else broadcast(each.extents, frame.extents) for _, each in inputs)
+    return Rule(kind, "nchw", frame, prod(shape), needs)
+
+
+def _widest(trace: Trace, inputs: Inputs, shape: Sequence[int]) -> Frame | None:
+    """The frame of the input that has the result's shape; None where frames do not go together."""
+    frames = [frame for t, frame in inputs if frame is not None and trace.tensors[t].shape == tuple(shape)]
+    if not frames or any(frame is None or len(frame.rows) != len(shape) for _, frame in inputs):
+        return None
+    widest = frames[0]
+    for _, frame in inputs:
+        assert frame is not None
+        for dimension, row in enumerate(frame.rows):
+            if prod(size for _, size in row) > 1 and row != widest.rows[dimension]:
+                return None
+    return widest
+
+
+def broadcast(extents: Extents, result: Extents) -> Needs | None:
+    """The same in each dimension, or all of one that has size 1; None where sizes do not go together."""
+    if any(have not in (1, want) for have, want in zip(extents, result, strict=True)):
+        return None
+    n, c, h, w = (SAME if have == want else ALL for have, want in zip(extents, result, strict=True))
+    return n, c, h, w
+
+
+def _embedding(frames: Sequence[Frame | None], shape: Sequence[int]) -> Rule | None:
+    """Rows of a table: the frame of the indices, with features."""
+    frame = frames[-1]
+    if frame is None or len(shape) != len(frame.rows) + 1:
+        return None
+    rows = Frame((*frame.rows, (("c", shape[-1]),)))
+    return Rule("embedding", "nch", rows, prod(shape), ((SAME, ALL, SAME, SAME),))
+
+
+def _by_sample(trace: Trace, op: Op, name: str, inputs: Inputs, batch: int) -> Rule | None:
+    """Operators in which samples do not meet."""
+    if name not in rules.BY_SAMPLE | rules.ATTENTION | rules.WINDOWS | rules.LINEAR:
+        return None
+    if rules.touches_samples(op, name, len(trace.tensors[inputs[0][0]].shape)):
+        return None
+    if any(frame is None or not frame.rows or not frame.letters(0).startswith("n") for _, frame in inputs):
+        return None
+    frame = rules.by_sample_frame(trace, op, batch)
+    return None if frame is None else Rule("by_sample", "n", frame, prod(prod(s for _, s in row) for row in frame.rows))
+
+
+def tensors_in(value: Any) -> list[int]:
+    """Tensors among encoded arguments, in order."""
+    if isinstance(value, dict):
+        if set(value) == {"tensor"}:
+            return [int(value["tensor"])]
+        return [t for each in value.values() for t in tensors_in(each)]
+    if isinstance(value, list | tuple):
+        return [t for each in value for t in tensors_in(each)]
+    return []
+
+
+def parameters_of(trace: Trace, tensor: int) -> set[int]:
+    """The parameter that a tensor is, or is a view of."""
+    storage = trace.tensors[tensor].storage
+    return {i for i, t in enumerate(trace.tensors) if t.storage == storage and t.role == "parameter"}
+
+
+def fits(trace: Trace, tensor: int, frame: Frame) -> bool:
+    """Whether a frame is of a tensor's shape."""
+    return tuple(prod(size for _, size in row) for row in frame.rows) == tuple(trace.tensors[tensor].shape)

@@ -1,0 +1,204 @@
+"""The layer graph: layers with their shapes, weights, and what each needs of the layers before it.
+
+A layer's output has four extents: samples `n`, channels `c`, height `h`, width `w`. A matrix has `n` and `c`; a
+sequence has its positions in `h` and its features in `c`; attention has its heads in `c`. What has no such dimension
+has 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, Final, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.errors import OptionError
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.units import counted
+
+Extents = tuple[int, int, int, int]
+Ints = npt.NDArray[np.int64]
+IntOrInts = TypeVar("IntOrInts", int, Ints)
+Dim = Literal["n", "c", "h", "w"]
+
+#: The order of extents everywhere.
+DIMS: Final[tuple[Dim, ...]] = ("n", "c", "h", "w")
+#: The source of an edge from the batch: each GPU loads the part that it needs.
+BATCH: Final = -1
+#: Kinds of layers whose channels hold weights of their own: parallelism by channels splits these weights.
+WITH_CHANNEL_WEIGHTS: Final = ("convolution", "linear")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Which interval of an input's dimension an interval of the output's dimension needs."""
+
+    rule: Literal["same", "all", "window", "shift", "scale"] = "same"
+    """`same`: the same; `all`: everything; `window`: a kernel slides over it; `shift`: less `offset` (concatenation);
+    `scale`: a dimension of another length runs in step (a flattened map)."""
+    kernel: int = 1
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    offset: int = 0
+
+    def interval(self, low: Ints, high: Ints, extent: int, output_extent: int) -> tuple[Ints, Ints]:
+        """The interval [low, high) of the input, within its `extent`; empty where `low >= high`."""
+        wanted_low, wanted_high = self.padded(low, high, extent, output_extent)
+        empty = low >= high
+        first, last = np.clip(wanted_low, 0, extent), np.clip(wanted_high, 0, extent)
+        return np.where(empty, 0, first), np.where(empty, 0, np.maximum(first, last))
+
+    def padded(self, low: IntOrInts, high: IntOrInts, extent: int, output_extent: int) -> tuple[IntOrInts, IntOrInts]:
+        """The interval before it is cut to the input: what lies outside is the layer's padding."""
+        if self.rule == "all":
+            return low * 0, high * 0 + extent
+        if self.rule == "window":
+            reach = self.dilation * (self.kernel - 1) + 1
+            return low * self.stride - self.padding, (high - 1) * self.stride - self.padding + reach
+        if self.rule == "shift":
+            return low - self.offset, high - self.offset
+        if self.rule == "scale":
+            return low * extent // output_extent, -(-high * extent // output_extent)
+        return low, high
+
+
+SAME: Final = Need()
+ALL: Final = Need("all")
+SCALE: Final = Need("scale")
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An input of a layer: the layer it comes from (or `BATCH`), its extents, and what is needed of it."""
+
+    source: int
+    extents: Extents
+    needs: tuple[Need, Need, Need, Need] = (SAME, SAME, SAME, SAME)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOp:
+    """One operation of a layer, as the executor runs it: `convolution` with its stride, `relu`, `batch_norm` ..."""
+
+    kind: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer: an operation and the pointwise ones behind it, which are split alike.
+
+    Sizes are those of the whole graph's batch. `weight_elements` and `statistics` are split with the channels.
+    """
+
+    name: str
+    """Unique in the graph."""
+    kind: str
+    """Of the first operation: `convolution`, `linear`, `pool`, `concat`, `add`, `attention`, `loss`, `other` ..."""
+    output: Extents
+    inputs: tuple[Edge, ...]
+    splits: str = "n"
+    """Dimensions that may be split: some of `nchw`. Empty: no rule, so every GPU computes all of it."""
+    channel_unit: int = 1
+    """Channels that stay together: those of a head, or of a group."""
+    weight_elements: int = 0
+    statistics: int = 0
+    """Elements of statistics over the batch (BatchNorm: a mean and a variance for each channel)."""
+    flops: int = 0
+    """Operations of the forward pass."""
+    kept_elements: int = 0
+    """Elements that the forward pass keeps for the backward pass."""
+    element_bytes: int = 4
+    input_gradient: bool = True
+    """Whether the backward pass computes the gradient of its input: not in the first layer."""
+    path: str = ""
+    """Module path, such as `layer1.0.conv1`."""
+    ops: tuple[LayerOp, ...] = ()
+    """How the executor runs it; empty where only its times are known."""
+    forward: tuple[int, ...] = ()
+    """Ops of the trace that are its forward pass."""
+    backward: tuple[int, ...] = ()
+    """Ops of the trace that are its backward pass."""
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weight_elements * self.element_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        return prod(self.output) * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerGraph:
+    """Layers in an order that respects their edges, for the batch of one GPU (`batch` samples)."""
+
+    name: str
+    batch: int
+    layers: tuple[Layer, ...]
+    training: bool = True
+    notes: tuple[str, ...] = ()
+    """What could not be split, and why: shown with every result."""
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(layer.weight_bytes for layer in self.layers)
+
+    def for_gpus(self, gpus: int) -> LayerGraph:
+        """The graph of `gpus` times the samples: what that many GPUs compute together."""
+        return replace(self, layers=tuple(_scaled(layer, gpus) for layer in self.layers))
+
+    def consumers(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each layer the (layer, number of its input) pairs that use its output."""
+        users: list[list[tuple[int, int]]] = [[] for _ in self.layers]
+        for index, layer in enumerate(self.layers):
+            for number, edge in enumerate(layer.inputs):
+                if edge.source != BATCH:
+                    users[edge.source].append((index, number))
+        return tuple(tuple(pairs) for pairs in users)
+
+    def __repr__(self) -> str:
+        return short_repr("LayerGraph", f"{short_name(self.name)}: {counted(len(self), 'layer')}, batch {self.batch}")
+
+    def _repr_html_(self) -> str:
+        rows = [(layer.name, layer.kind, "x".join(map(str, layer.output)), layer.splits) for layer in self.layers]
+        return html_table(f"Layers of {self.name}", ("layer", "kind", "output", "splits"), rows)
+
+
+def check_graph(graph: LayerGraph) -> None:
+    """Raise `OptionError` for a graph without layers, an edge that points forward, or a name that comes twice."""
+    if not graph.layers:
+        raise OptionError(f"'{graph.name}' has no layers")
+    names: set[str] = set()
+    for index, layer in enumerate(graph.layers):
+        if layer.name in names:
+            raise OptionError(f"layer '{layer.name}' comes twice in '{graph.name}'")
+        names.add(layer.name)
+        if min(layer.output) < 1:
+            raise OptionError(f"layer '{layer.name}' has no output: {layer.output}")
+        for edge in layer.inputs:
+            if not BATCH <= edge.source < index:
+                raise OptionError(f"layer '{layer.name}' takes layer {edge.source}, which does not come before it")
+
+
+def _scaled(layer: Layer, factor: int) -> Layer:
+    """A layer of `factor` times the samples; one without a rule over samples keeps its shape."""
+    return replace(
+        layer,
+        output=_more(layer.output, factor),
+        inputs=tuple(replace(edge, extents=_more(edge.extents, factor)) for edge in layer.inputs),
+        flops=layer.flops * factor,
+        kept_elements=layer.kept_elements * factor,
+    )
+
+
+def _more(extents: Extents, factor: int) -> Extents:
+    return (extents[0] * factor, *extents[1:])

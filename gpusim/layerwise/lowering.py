@@ -1,0 +1,352 @@
+"""A plan for several GPUs as tasks of the engines.
+
+Each kind of GPU (`gpusim.layerwise.roles`) is a device with a stream of kernels. Transfers between layers are in a
+second stream, gradients in a third one, summed in buckets as DistributedDataParallel does, while the backward pass goes
+on. A collective is two tasks on each GPU that takes part, which start once all of them are ready:
+
+- on the GPU, a kernel that keeps some SMs for itself and moves device memory;
+- on the GPU's link, which is a device of its own: tasks without blocks share its bandwidth by the engines' rule for
+  DRAM, so that two collectives at a time each take twice as long.
+
+So neither engine needs a rule for links, and both give the same times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import msgspec
+
+from gpusim.formats.hardware import HardwareModel
+from gpusim.layerwise.communication import sync_ns, time_ns, wire_share
+from gpusim.layerwise.compute import TraceTimes
+from gpusim.layerwise.configs import Config
+from gpusim.layerwise.costs import Problem, exchange_ns, statistics_members, weight_members
+from gpusim.layerwise.fixed_plans import Choice
+from gpusim.layerwise.layers import BATCH, Layer
+from gpusim.layerwise.regions import transfers
+from gpusim.layerwise.roles import Role, roles_of
+from gpusim.layerwise.shares import Share, backward_work, forward_work, share_of, weight_elements
+from gpusim.plan.tasks import Plan, Task
+from gpusim.rules.occupancy import Demand, Footprint
+
+#: Streams of a GPU.
+COMPUTE, TRANSFER, SYNC = 0, 1, 2
+#: What a task is for.
+Purpose = Literal["forward", "backward", "optimizer", "transfer", "sync", "statistics"]
+
+#: A kernel made up for a share without captured kernels: blocks of 256 threads with 64 registers each, four on an SM,
+#: in waves of about 10 us.
+_BLOCK_THREADS, _BLOCK_REGS, _BLOCKS_PER_SM, _WAVE_NS = 256, 64, 4, 10_000.0
+#: Threads of a block of a collective.
+_COLLECTIVE_THREADS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The tasks of a plan, with what each is for."""
+
+    plan: Plan
+    hardware: HardwareModel
+    purposes: tuple[Purpose, ...]
+    layers: tuple[int, ...]
+    """Index of each task's layer, -1 for none."""
+    solo_ns: tuple[float, ...]
+    """Time of each task alone."""
+    roles: tuple[Role, ...]
+    all_roles: bool
+    """Whether every kind of GPU is simulated."""
+
+
+def lower_plan(problem: Problem, choice: Choice) -> Lowered:
+    """The tasks of one training or inference step of a plan."""
+    roles, all_roles = roles_of(problem, choice)
+    return Lowering(problem, choice, roles).run(all_roles)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Gradients to be summed together: bytes of one GPU, who takes part, and the tasks to wait for on each role."""
+
+    config: Config
+    bytes: int = 0
+    layer: int = -1
+    waits: dict[int, list[int]] = field(default_factory=dict)
+
+
+class Lowering:
+    """Tasks being put together; how transfers, sums and optimizer go is up to `before` and `backward`."""
+
+    def __init__(self, problem: Problem, choice: Choice, roles: tuple[Role, ...]) -> None:
+        self.problem, self.choice, self.roles = problem, choice, roles
+        self.graph, self.topology = problem.graph, problem.topology
+        self.hardware = problem.hardware
+        self.tasks: list[Task] = []
+        self.purposes: list[Purpose] = []
+        self.layer_of: list[int] = []
+        self.last_kernel: list[int] = [-1] * len(roles)
+        self.waiting: list[list[int]] = [[] for _ in roles]
+        """Collectives that the next kernel of each role waits for."""
+        self.users = self.graph.consumers()
+        self.shares = [[share_of(layer, config, role.gpu) for role in roles] for layer, config in self._pairs()]
+        self.exchanges: dict[tuple[int, int], tuple[float, float, int]] = {}
+        self.done_backward: list[list[int]] = [[-1] * len(roles) for _ in self.graph.layers]
+
+    def _pairs(self) -> Iterable[tuple[Layer, Config]]:
+        return zip(self.graph.layers, self.choice, strict=True)
+
+    def run(self, all_roles: bool) -> Lowered:
+        """All tasks, in an order that each GPU's host could launch them in."""
+        self.before()
+        for index in range(len(self.graph)):
+            for number in range(len(self.graph.layers[index].inputs)):
+                self._exchange(index, number, "forward")
+            self.kernels(index, backward=False)
+            self._statistics(index)
+        if self.problem.training:
+            self.backward()
+        return Lowered(
+            Plan(tuple(self.tasks)),
+            self.hardware,
+            tuple(self.purposes),
+            tuple(self.layer_of),
+            tuple(task.dur_ns for task in self.tasks),
+            self.roles,
+            all_roles,
+        )
+
+    def before(self) -> None:
+        """What comes before the forward pass: nothing."""
+
+    def backward(self) -> None:
+        """The backward pass, sums of gradients in buckets beside it, and the optimizer."""
+        buckets: dict[Config, _Bucket] = {}
+        syncs: list[list[int]] = [[] for _ in self.roles]
+        for index in reversed(range(len(self.graph))):
+            for user, number in self.users[index]:
+                self._exchange(user, number, "backward")
+            self.kernels(index, backward=True)
+            self._statistics(index)
+            self._add_to_bucket(index, buckets, syncs)
+        for bucket in list(buckets.values()):
+            self._sum(bucket, syncs)
+        for number, role in enumerate(self.roles):
+            self.waiting[number] += syncs[number]
+            self._optimizer(number, role)
+
+    def kernels(self, index: int, *, backward: bool) -> None:
+        """One pass of one layer on each role."""
+        layer = self.graph.layers[index]
+        for number in range(len(self.roles)):
+            share = self.shares[index][number]
+            tasks = self._tasks(index, layer, share, backward)
+            for task in tasks:
+                self.launch(number, task, "backward" if backward else "forward", index)
+            if backward:
+                self.done_backward[index][number] = self.last_kernel[number]
+
+    def _tasks(self, index: int, layer: Layer, share: Share, backward: bool) -> list[Task]:
+        if not all(share.output):
+            return []
+        times = self.problem.times
+        if isinstance(times, TraceTimes):
+            return times.tasks(index, layer, share, backward)
+        passes = times.share_ns(index, layer, share)
+        dur_ns = passes.backward_ns if backward else passes.forward_ns
+        if dur_ns <= 0:
+            return []
+        work = (backward_work if backward else forward_work)(layer, share)
+        return [made_up_kernel(layer.name, dur_ns, work.bytes, _is_matrix(layer), self.hardware)]
+
+    def launch(self, number: int, task: Task, purpose: Purpose, layer: int) -> None:
+        """Put a kernel at the end of a role's stream."""
+        deps = tuple(dict.fromkeys(self.waiting[number]))
+        self.waiting[number] = []
+        self.tasks.append(msgspec.structs.replace(task, device=number, queue=COMPUTE, deps=deps, op=-1))
+        self.purposes.append(purpose)
+        self.layer_of.append(layer)
+        self.last_kernel[number] = len(self.tasks) - 1
+
+    def _exchange(self, user: int, number: int, purpose: Literal["forward", "backward"]) -> None:
+        """Move one input of a layer to who needs it, or its gradient back."""
+        edge = self.graph.layers[user].inputs[number]
+        if edge.source == BATCH:
+            return
+        dur_ns, wire_bytes, gpus = self._exchange_time(user, number)
+        if dur_ns <= 0:
+            return
+        takes_part = [n for n, role in enumerate(self.roles) if role.gpu < gpus]
+        self.collective(takes_part, dur_ns, wire_bytes, "transfer", user)
+
+    def _exchange_time(self, user: int, number: int) -> tuple[float, float, int]:
+        """Time, bytes on the busiest GPU's link, and GPUs of the redistribution of one input in one direction."""
+        key = (user, number)
+        if key not in self.exchanges:
+            layer = self.graph.layers[user]
+            source = layer.inputs[number].source
+            configs = (self.choice[source],), (self.choice[user],)
+            per_node = self.topology.gpus_per_node
+            before = self.graph.layers[source]
+            moved = transfers(before, configs[0], layer, number, configs[1], self.problem.gpus, per_node)
+            size, gpus = layer.element_bytes, int(moved.gpus[0, 0])
+            dur_ns = exchange_ns(self.topology, moved.busiest[0] * size, moved.busiest_node[0] * size, gpus)
+            self.exchanges[key] = float(dur_ns[0]), float(moved.busiest[0, 0]) * size, gpus
+        return self.exchanges[key]
+
+    def _statistics(self, index: int) -> None:
+        """Statistics of BatchNorm that parts share, once in each pass."""
+        layer, config = self.graph.layers[index], self.choice[index]
+        if not layer.statistics or config.replicated or not self.problem.training:
+            return
+        who = statistics_members(self.problem, config)
+        size = layer.statistics * layer.element_bytes / config.c
+        dur_ns = time_ns(self.topology, "all_reduce", size, who)
+        if dur_ns > 0:
+            takes_part = [n for n, role in enumerate(self.roles) if role.gpu < config.parts]
+            wire = size * wire_share("all_reduce", who.gpus)
+            self.collective(takes_part, dur_ns, wire, "statistics", index)
+
+    def _add_to_bucket(self, index: int, buckets: dict[Config, _Bucket], syncs: list[list[int]]) -> None:
+        """Gradients of a layer, to be summed once there are enough of them."""
+        layer, config = self.graph.layers[index], self.choice[index]
+        if not layer.weight_elements or config.replicated or config.replicas < 2:
+            return
+        bucket = buckets.setdefault(config, _Bucket(config))
+        bucket.bytes += weight_elements(layer, self.problem.share(index, config)) * layer.element_bytes
+        bucket.layer = index
+        for number, role in enumerate(self.roles):
+            if role.gpu < config.parts:
+                bucket.waits.setdefault(number, []).append(self.done_backward[index][number])
+        if bucket.bytes >= self.problem.bucket_bytes:
+            self._sum(buckets.pop(config), syncs)
+
+    def _sum(self, bucket: _Bucket, syncs: list[list[int]]) -> None:
+        who = weight_members(self.problem, bucket.config)
+        dur_ns = sync_ns(self.topology, bucket.bytes, who)
+        wire = bucket.bytes * wire_share("all_reduce", who.gpus)
+        made = self.collective(
+            sorted(bucket.waits),
+            dur_ns,
+            wire,
+            "sync",
+            bucket.layer,
+            {n: [w[-1]] for n, w in bucket.waits.items()},
+        )
+        for number, tasks in made.items():
+            syncs[number] += tasks
+
+    def collective(
+        self,
+        takes_part: Sequence[int],
+        dur_ns: float,
+        wire_bytes: float,
+        purpose: Purpose,
+        layer: int,
+        waits: dict[int, list[int]] | None = None,
+    ) -> dict[int, list[int]]:
+        """One collective: its tasks on each role that takes part. Without `waits`, the next kernels wait for it."""
+        queue = SYNC if purpose == "sync" else TRANSFER
+        ready = [
+            task
+            for number in takes_part
+            for task in ((waits or {}).get(number) or [*self.waiting[number], self.last_kernel[number]])
+            if task >= 0
+        ]
+        deps = tuple(dict.fromkeys(ready))
+        made: dict[int, list[int]] = {}
+        for number in takes_part:
+            tasks = []
+            if self.topology.collective_sms:
+                traffic = wire_bytes * self.topology.dram_per_wire_byte
+                tasks.append(collective_kernel(dur_ns, traffic, self.topology.collective_sms, self.hardware, purpose))
+                tasks[-1] = msgspec.structs.replace(tasks[-1], device=number, queue=queue)
+            share = self.hardware.memory.dram_bytes_per_ns
+            link = len(self.roles) + number
+            tasks.append(
+                Task(name=f"{purpose} on the link", device=link, queue=queue, dur_ns=dur_ns, dram_bytes=dur_ns * share)
+            )
+            for task in tasks:
+                self.tasks.append(msgspec.structs.replace(task, deps=deps))
+                self.purposes.append(purpose)
+                self.layer_of.append(layer)
+                made.setdefault(number, []).append(len(self.tasks) - 1)
+        if waits is None:
+            for number, indices in made.items():
+                self.waiting[number] += indices
+        return made
+
+    def _optimizer(self, number: int, role: Role) -> None:
+        """The optimizer's kernels on the weights of one role."""
+        weights = sum(
+            weight_elements(layer, share)
+            for layer, share in ((self.graph.layers[i], self.shares[i][number]) for i in range(len(self.graph)))
+            if all(share.output)
+        )
+        total = sum(layer.weight_elements for layer in self.graph.layers)
+        times = self.problem.times
+        if isinstance(times, TraceTimes) and total:
+            for task in times.optimizer_tasks:
+                ratio = weights / total
+                self.launch(number, _shrunk(task, ratio), "optimizer", -1)
+            return
+        dur_ns = times.optimizer_ns(weights)
+        if dur_ns > 0:
+            self.launch(
+                number, made_up_kernel("optimizer", dur_ns, 20.0 * weights, False, self.hardware), "optimizer", -1
+            )
+
+
+def _shrunk(task: Task, ratio: float) -> Task:
+    if ratio >= 1.0:
+        return task
+    blocks = max(1, round(task.blocks * ratio)) if task.blocks else 0
+    return msgspec.structs.replace(task, dur_ns=task.dur_ns * ratio, blocks=blocks, dram_bytes=task.dram_bytes * ratio)
+
+
+def _is_matrix(layer: Layer) -> bool:
+    return layer.kind in ("convolution", "linear", "attention")
+
+
+def made_up_kernel(name: str, dur_ns: float, traffic: float, matrix: bool, hardware: HardwareModel) -> Task:
+    """A kernel that fills the GPU for as long: for shares whose kernels are not known."""
+    limits = hardware.limits
+    regs = _BLOCK_THREADS * _BLOCK_REGS
+    blocks = limits.sms * _BLOCKS_PER_SM * max(1, round(dur_ns / _WAVE_NS))
+    traffic = min(traffic, dur_ns * hardware.memory.dram_bytes_per_ns)
+    per_sm = _BLOCKS_PER_SM * _BLOCK_THREADS / limits.threads_per_sm
+    demand = Demand(
+        per_sm, _BLOCKS_PER_SM * regs / limits.regs_per_sm, 0.0, _BLOCKS_PER_SM / limits.blocks_per_sm, 1.0, 1.0
+    )
+    footprint = Footprint(_BLOCK_THREADS, regs, 0, 0, 0)
+    return Task(
+        name=name,
+        dur_ns=dur_ns,
+        dram_bytes=traffic,
+        demand=demand,
+        blocks=blocks,
+        blocks_per_sm=min(_BLOCKS_PER_SM, limits.regs_per_sm // regs),
+        footprint=footprint,
+        matrix=matrix,
+    )
+
+
+def collective_kernel(dur_ns: float, traffic: float, sms: int, hardware: HardwareModel, name: str) -> Task:
+    """The kernel of a collective: a block on each of some SMs, with all of their registers."""
+    limits = hardware.limits
+    share = sms / limits.sms
+    demand = Demand(
+        share * _COLLECTIVE_THREADS / limits.threads_per_sm, share, 0.0, share / limits.blocks_per_sm, share, 1.0
+    )
+    footprint = Footprint(_COLLECTIVE_THREADS, limits.regs_per_sm, 0, 0, 0)
+    traffic = min(traffic, dur_ns * hardware.memory.dram_bytes_per_ns)
+    return Task(
+        name=name,
+        dur_ns=dur_ns,
+        dram_bytes=traffic,
+        demand=demand,
+        blocks=min(sms, limits.sms),
+        blocks_per_sm=1,
+        footprint=footprint,
+    )

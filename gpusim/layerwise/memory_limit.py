@@ -1,0 +1,65 @@
+"""The best plan within a memory limit for each GPU.
+
+Memory has a price, and the exact search finds the best plan at each price (Lagrangian relaxation; Everett, "Generalized
+Lagrange multiplier method", 1963). Where the best plan fits anyway, it is exact. Else the plan is the fastest seen that
+fits, and the relaxation gives a lower bound on what any plan that fits takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from gpusim.errors import OptionError
+from gpusim.layerwise.communication import Floats
+from gpusim.layerwise.eliminate import Pair, Solution, cost_of, solve
+from gpusim.units import format_bytes
+
+#: Prices tried: each halves the interval.
+_PRICES: Final = 40
+
+
+def solve_within(
+    nodes: Sequence[Floats], edges: Mapping[Pair, Floats], memory: Sequence[Floats], limit_bytes: int
+) -> Solution:
+    """The best choice of at most `limit_bytes` in all. Raises `OptionError` where none fits."""
+    best = solve(nodes, edges)
+    if _bytes(memory, best.choice) <= limit_bytes:
+        return best
+    least = sum(float(each.min()) for each in memory)
+    if least > limit_bytes:
+        problem = f"no plan fits: each needs {format_bytes(least)} on one GPU at least"
+        raise OptionError(problem, argument="memory_limit", value=limit_bytes)
+    found, bound = None, best.bound_ns
+    low, high = 0.0, best.cost_ns / max(1.0, float(limit_bytes)) + 1e-9
+    for _ in range(_PRICES):
+        solution = _priced(nodes, edges, memory, high)
+        if _bytes(memory, solution.choice) <= limit_bytes:
+            break
+        high *= 4
+    for _ in range(_PRICES):
+        price = (low + high) / 2
+        solution = _priced(nodes, edges, memory, price)
+        used = _bytes(memory, solution.choice)
+        bound = max(bound, solution.bound_ns - price * limit_bytes)
+        if used <= limit_bytes:
+            high = price
+            cost = cost_of(nodes, edges, solution.choice)
+            if found is None or cost < found[0]:
+                found = cost, solution.choice
+        else:
+            low = price
+    if found is None:  # every price tried bought too much: the smallest plan of all fits
+        choice = tuple(int(each.argmin()) for each in memory)
+        found = cost_of(nodes, edges, choice), choice
+    return Solution(found[1], found[0], min(bound, found[0]), best.kernel)
+
+
+def _priced(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], memory: Sequence[Floats], price: float) -> Solution:
+    return solve([costs + price * used for costs, used in zip(nodes, memory, strict=True)], edges)
+
+
+def _bytes(memory: Sequence[Floats], choice: Sequence[int]) -> float:
+    return float(np.sum([used[choice[index]] for index, used in enumerate(memory)]))

@@ -1,0 +1,124 @@
+"""What traced operators are to the layer graph: their kind, and the frame of what they give.
+
+An operator without a rule here is a layer of kind `other`: nobody knows which part of its input a part of its output
+needs, so every GPU computes all of it, and the result says so.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpusim.formats.trace import Op, Trace
+from gpusim.layerwise.frames import Frame, by_rank, permuted, viewed, with_row
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+#: Operators that only look at memory in another way: no layers.
+VIEWS: Final = _names(
+    "view _unsafe_view reshape t transpose permute unsqueeze squeeze expand slice select split "
+    "split_with_sizes unbind detach alias lift_fresh_copy as_strided"
+)
+CONVOLUTIONS: Final = _names("convolution")
+LINEAR: Final = _names("addmm mm linear")
+BATCH_NORMS: Final = _names(
+    "cudnn_batch_norm native_batch_norm _native_batch_norm_legit _batch_norm_with_update miopen_batch_norm"
+)
+WINDOWS: Final = _names("max_pool2d_with_indices avg_pool2d")
+ATTENTION: Final = _names(
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_cudnn_attention scaled_dot_product_attention"
+)
+#: Each element of the output needs the same element of each input: split in every way.
+POINTWISE: Final = _names(
+    "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu softplus threshold "
+    "native_dropout dropout bernoulli add sub mul div pow neg exp sqrt rsqrt clamp clone copy _to_copy "
+    "fill masked_fill where eq ne abs square reciprocal log sin cos"
+)
+#: Samples do not meet in these, as far as they work on other dimensions than the first; no other split is known.
+BY_SAMPLE: Final = _names(
+    "_softmax _safe_softmax bmm native_group_norm _fused_rms_norm _adaptive_avg_pool2d mean sum cumsum "
+    "upsample_nearest2d constant_pad_nd stack cat tril max min amax var var_mean roll"
+)
+#: What ends a step: samples are averaged, which parts of the batch can do by themselves.
+LOSSES: Final = _names("_log_softmax nll_loss_forward binary_cross_entropy_with_logits mse_loss")
+
+
+def base_name(op: Op) -> str:
+    """The operator without library, overload and the mark of in-place ones: `aten.relu_.default` is `relu`."""
+    name = op.target.split(".")[1] if "." in op.target else op.target
+    return name.rstrip("_") or name
+
+
+def view_frame(trace: Trace, op: Op, name: str, frame: Frame | None, output: int) -> Frame | None:
+    """The frame of one output of a view; None where its dimensions are not known any more."""
+    if frame is None:
+        return None
+    shape, arguments = trace.tensors[output].shape, op.args
+    if name == "as_strided" and tuple(shape) == tuple(trace.tensors[_first(op)].shape):
+        return frame
+    if name in ("view", "_unsafe_view", "reshape", "detach", "alias"):
+        return viewed(frame, shape)
+    if name == "t":
+        return permuted(frame, tuple(reversed(range(len(frame.rows)))))
+    if name == "transpose":
+        order = list(range(len(frame.rows)))
+        first, second = (int(a) % len(order) for a in arguments[1:3])
+        order[first], order[second] = order[second], order[first]
+        return permuted(frame, order)
+    if name == "permute":
+        return permuted(frame, [int(a) % len(frame.rows) for a in arguments[1]])
+    if name in ("unsqueeze", "squeeze"):
+        return viewed(frame, shape)
+    return _part_frame(trace, op, name, frame, output)
+
+
+def _part_frame(trace: Trace, op: Op, name: str, frame: Frame, output: int) -> Frame | None:
+    """Of views of a part: the dimension keeps its letter where it has one."""
+    shape = trace.tensors[output].shape
+    if name in ("slice", "split", "split_with_sizes") and len(shape) == len(frame.rows):
+        for dimension, row in enumerate(frame.rows):
+            letters = frame.letters(dimension)
+            if len(letters) > 1 and shape[dimension] != _size(row):
+                return None
+            if shape[dimension] != _size(row):
+                frame = with_row(frame, dimension, ((letters or "c", shape[dimension]),))
+        return frame
+    if name in ("select", "unbind"):
+        default = 0
+        where = next((int(a) for a in op.args[1:2] if isinstance(a, int)), default) % len(frame.rows)
+        rows = tuple(row for dimension, row in enumerate(frame.rows) if dimension != where)
+        return Frame(rows) if "n" not in frame.letters(where) else None
+    return None
+
+
+def _first(op: Op) -> int:
+    """The tensor that is looked at."""
+    argument = op.args[0]
+    return int(argument["tensor"]) if isinstance(argument, dict) and "tensor" in argument else op.reads[0]
+
+
+def _size(row: tuple[tuple[str, int], ...]) -> int:
+    size = 1
+    for _, each in row:
+        size *= each
+    return size
+
+
+def touches_samples(op: Op, name: str, rank: int) -> bool:
+    """Whether a by-sample operator works along the first dimension, so that samples meet after all."""
+    if name in ("mean", "sum", "amax", "var", "var_mean"):
+        dims = op.args[1] if len(op.args) > 1 else None
+        return dims is None or any(int(d) % rank == 0 for d in ([dims] if isinstance(dims, int) else dims))
+    if name in ("_softmax", "_safe_softmax", "cumsum", "cat", "stack"):
+        dim = op.args[1] if len(op.args) > 1 else 0
+        return not isinstance(dim, int) or dim % max(1, rank) == 0
+    return name in ("max", "min", "roll")
+
+
+def by_sample_frame(trace: Trace, op: Op, batch: int) -> Frame | None:
+    """The frame of what a by-sample operator gives."""
+    output = next((index for index in op.outputs if index is not None), None)
+    return None if output is None else by_rank(trace.tensors[output].shape, batch)

@@ -1,0 +1,75 @@
+"""Plans as documents, held against the layers that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpusim.errors import OptionError, ParallelPlanError
+from gpusim.formats.parallel_plan import SCHEMA, LayerSplit, ParallelPlan, read_plan
+from gpusim.io.files import read_bytes
+from gpusim.layerwise.autoparallel import import_autoparallel, is_autoparallel
+from gpusim.layerwise.configs import REPLICATED, Config, check_config
+from gpusim.layerwise.fixed_plans import Choice, data_parallel
+from gpusim.layerwise.layers import LayerGraph
+from gpusim.text import shortened, visible
+
+
+def to_document(graph: LayerGraph, gpus: int, choice: Choice, made_by: str) -> ParallelPlan:
+    """The document of a plan."""
+    return ParallelPlan(
+        schema=SCHEMA,
+        network=graph.name,
+        gpus=gpus,
+        made_by=made_by,
+        layers=tuple(
+            LayerSplit(name=layer.name, n=config.n, c=config.c, h=config.h, w=config.w, replicated=config.replicated)
+            for layer, config in zip(graph.layers, choice, strict=True)
+        ),
+    )
+
+
+def from_document(plan: ParallelPlan, graph: LayerGraph, file: str) -> Choice:
+    """The configurations of a plan; `graph` is that of the batch of all its GPUs, `file` is for messages.
+
+    Raises `ParallelPlanError` for a layer that the step does not have, one that comes twice, a degree that does not
+    divide, and a split that the layer has no rule for.
+    """
+    place_of = {layer.name: index for index, layer in enumerate(graph.layers)}
+    choice = list(data_parallel(graph, plan.gpus))
+    seen: set[str] = set()
+    for number, split in enumerate(plan.layers):
+        place = f"$.layers[{number}]"
+        name = f"'{shortened(visible(split.name))}'"
+        if split.name not in place_of:
+            raise ParallelPlanError(file, f"{graph.name} has no layer {name}", place=place)
+        if split.name in seen:
+            raise ParallelPlanError(file, f"layer {name} comes twice", place=place)
+        seen.add(split.name)
+        index = place_of[split.name]
+        config = REPLICATED if split.replicated else Config(split.n, split.c, split.h, split.w)
+        try:
+            choice[index] = check_config(graph.layers[index], config, plan.gpus)
+        except OptionError as cause:
+            raise ParallelPlanError(file, cause.problem, place=place) from cause
+    return tuple(choice)
+
+
+def plan_reader(path: Path, gpus: int) -> Callable[[LayerGraph], Choice]:
+    """What reads a plan file, gpusim's or autoparallel's, once the layers are known. The reader raises
+    `ParallelPlanError`, also for a plan for another number of GPUs.
+    """
+
+    def read(graph: LayerGraph) -> Choice:
+        try:
+            foreign = is_autoparallel(msgspec.json.decode(read_bytes(path, ParallelPlanError)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            foreign = False
+        plan = import_autoparallel(path, graph).plan if foreign else read_plan(path)
+        if plan.gpus != gpus:
+            raise ParallelPlanError(str(path), f"is for {plan.gpus} GPUs, not {gpus}", place="$.gpus")
+        return from_document(plan, graph, str(path))
+
+    return read

@@ -1,0 +1,219 @@
+"""Bytes between two configurations: what each GPU receives of a layer's input that it does not hold.
+
+Source: Jia et al. 2018, section 5.1 (t_X); the volumes are those of intersections of boxes. The backward pass moves the
+same boxes the other way, and sums what overlaps: a split of channels, which needs the whole input, so gives partial
+sums of its gradient, and a halo's gradient returns to the neighbour.
+
+A box is a product of intervals, so an intersection is a product of lengths, and the length in one dimension depends on
+its degree and on how fast it runs (`_Axis`) alone: a table of those is looked up for each pair of configurations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusim.layerwise.configs import RUNNING, Config, boxes, interval, needed, volume
+from gpusim.layerwise.layers import BATCH, Ints, Layer
+
+Floats = npt.NDArray[np.float64]
+Axis = tuple[int, int]
+"""Degree of a dimension, and of how many GPUs in a row each has the same part of it."""
+
+#: Up to so many GPUs, every one is looked at; of more, the GPUs of this many nodes: the first half, then evenly spread.
+#: Parts of one layer differ by one row at most, so the busiest of those is within that of the busiest of all.
+ALL_GPUS: Final = 64
+SAMPLED_NODES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Elements moved over one edge in one direction, for each pair of configurations (rows: source; columns: user)."""
+
+    busiest: Floats
+    """Of the GPU that receives or sends most."""
+    busiest_node: Floats
+    """Of the node that receives most from other nodes."""
+    gpus: Ints
+    """GPUs that take part."""
+
+
+def sampled(gpus: int, gpus_per_node: int) -> Ints:
+    """The GPUs whose boxes are looked at, whole nodes at a time."""
+    if gpus <= ALL_GPUS:
+        return np.arange(gpus)
+    nodes = -(-gpus // gpus_per_node)
+    first = np.arange(min(nodes, SAMPLED_NODES // 2))
+    spread = np.linspace(0, nodes - 1, SAMPLED_NODES).round().astype(np.int64)
+    chosen = np.unique(np.concatenate([first, spread]))
+    devices = (chosen[:, None] * gpus_per_node + np.arange(gpus_per_node)[None, :]).ravel()
+    return devices[devices < gpus]
+
+
+def transfers(
+    source: Layer,
+    source_configs: tuple[Config, ...],
+    user: Layer,
+    number: int,
+    user_configs: tuple[Config, ...],
+    gpus: int,
+    gpus_per_node: int,
+) -> Transfer:
+    """Elements that each pair of configurations moves forward over input `number` of `user`."""
+    devices = sampled(gpus, gpus_per_node)
+    own, need = _pairs_of_axes(source_configs), _pairs_of_axes(user_configs)
+    has, uses = _active(source_configs, devices), _active(user_configs, devices)
+    # GPUs of the same node, each itself first; on one node nobody asks who of them has what.
+    in_node = np.arange(gpus_per_node if gpus > gpus_per_node else 1)[:, None]
+    holders = devices // gpus_per_node * gpus_per_node + (devices + in_node) % gpus_per_node
+    halves = [_lengths(source, user, number, half, own[half], need[half], devices, holders) for half in range(2)]
+    rows, columns = [pairs.which[:, None] for pairs in own], [pairs.which[None] for pairs in need]
+    wanted = halves[0].wanted[need[0].which] * halves[1].wanted[need[1].which] * uses
+    sent = halves[0].sent[rows[0], columns[0]] * halves[1].sent[rows[1], columns[1]]
+    copies = np.array([gpus if config.replicated else 1 for config in user_configs], np.int32)
+    sent *= has[:, None] * copies[None, :, None]
+    held = halves[0].held[rows[0], columns[0]]
+    held *= halves[1].held[rows[1], columns[1]]
+    held *= _active(source_configs, holders.ravel()).reshape(len(source_configs), 1, *holders.shape)
+    held *= uses[None, :, None]
+    kept = held[..., 0, :]
+    busiest = (np.maximum(wanted[None], sent) - kept).max(axis=-1)
+    everywhere = np.array([config.replicated for config in source_configs])
+    busiest[everywhere] = 0
+    across = np.zeros_like(busiest)
+    if gpus > gpus_per_node:
+        nodes = devices // gpus_per_node
+        missing = wanted[None] - held.sum(axis=2, dtype=held.dtype)
+        starts = np.flatnonzero(np.diff(nodes, prepend=-1))
+        across = np.add.reduceat(missing, starts, axis=-1).max(axis=-1)
+        across[everywhere] = 0
+    parts = np.maximum(_parts(source_configs, gpus)[:, None], _parts(user_configs, gpus)[None, :])
+    return Transfer(busiest.astype(np.float64), across.astype(np.float64), parts)
+
+
+def alike(source: Layer, user: Layer, number: int, gpus: int) -> tuple[Layer, Layer, int]:
+    """Two layers with as few channels as have the same transfers, and how many times as much these really are.
+
+    Channels that any number of GPUs divides are split evenly, so volumes grow with them in proportion.
+    """
+    channels, users = source.output[1], user.output[1]
+    rule = user.inputs[number].needs[1].rule
+    whole = channels % gpus == 0 and source.channel_unit == 1
+    if not (whole and (rule == "all" or (rule == "same" and channels == users))):
+        return source, user, 1
+    fewer = users if rule == "all" else gpus
+    return _with_channels(source, gpus), _with_channels(user, fewer), channels // gpus
+
+
+def _with_channels(layer: Layer, channels: int) -> Layer:
+    n, _, h, w = layer.output
+    return replace(layer, output=(n, channels, h, w))
+
+
+def moved_elements(
+    source: Layer, source_config: Config, user: Layer, number: int, user_config: Config, gpus: int
+) -> int:
+    """Elements that all GPUs receive over one edge in one direction."""
+    if source_config.replicated or user.inputs[number].source == BATCH:
+        return 0
+    devices = np.arange(gpus)
+    own_low, own_high = boxes(source.output, source_config, devices)
+    low, high = needed(user, number, *boxes(user.output, user_config, devices))
+    kept = volume(np.maximum(low, own_low), np.minimum(high, own_high))
+    return int((volume(low, high) - kept).sum())
+
+
+#: Dimensions in two halves: channels and width run fastest, so few pairs of axes of each half occur together.
+_HALVES: Final = ((1, 3), (2, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Axes of two dimensions at a time: the distinct pairs of some configurations, and which each of these has."""
+
+    axes: tuple[tuple[Axis, Axis], ...]
+    which: Ints
+
+
+@lru_cache(maxsize=256)
+def _pairs_of_axes(configs: tuple[Config, ...]) -> tuple[_Pairs, _Pairs]:
+    """The pairs of both halves."""
+    found: list[list[tuple[Axis, Axis]]] = [[], []]
+    for config in configs:
+        stride, axes = 1, {}
+        for place in reversed(RUNNING):
+            axes[place] = (config.degrees[place], stride)
+            stride *= config.degrees[place]
+        for half, (first, second) in enumerate(_HALVES):
+            found[half].append((axes[first], axes[second]))
+    pairs = []
+    for some in found:
+        distinct = tuple(dict.fromkeys(some))
+        pairs.append(_Pairs(distinct, np.array([distinct.index(pair) for pair in some])))
+    return pairs[0], pairs[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Areas:
+    """Areas in two dimensions, for each pair of axes of both layers (of the user's alone: `wanted`) and each device."""
+
+    held: Ints
+    """Of what its holders have and it needs, one holder after the other."""
+    sent: Ints
+    """Of what all devices need of its own part."""
+    wanted: Ints
+    """Of what it needs."""
+
+
+def _lengths(
+    source: Layer, user: Layer, number: int, half: int, own: _Pairs, need: _Pairs, devices: Ints, holders: Ints
+) -> _Areas:
+    """The areas of one half; the first of `holders` is the device itself."""
+    held = sent = wanted = np.ones(1, np.int64)
+    for number_in_half, place in enumerate(_HALVES[half]):
+        rule, extent, output = user.inputs[number].needs[place], source.output[place], user.output[place]
+        own_axes = [pair[number_in_half] for pair in own.axes]
+        need_axes = [pair[number_in_half] for pair in need.axes]
+        ends = _intervals(extent, own_axes, holders.ravel())
+        held_low, held_high = (each.reshape(-1, *holders.shape) for each in ends)
+        low, high = rule.interval(*_intervals(output, need_axes, devices), extent, output)
+        held = held * _overlap(held_low[:, None], held_high[:, None], low[None, :, None], high[None, :, None])
+        sums = {}
+        for degree in {degree for degree, _ in need_axes}:
+            first, last = rule.interval(*interval(output, degree, np.arange(degree)), extent, output)
+            sums[degree] = _overlap(held_low[:, 0, :, None], held_high[:, 0, :, None], first, last).sum(axis=-1)
+        sent = sent * np.stack([sums[degree] for degree, _ in need_axes], axis=1)
+        wanted = wanted * (high - low)
+    kind = np.int32 if fits(source, user, number) else np.int64
+    return _Areas(held.astype(kind), sent.astype(kind), wanted.astype(kind))
+
+
+def fits(source: Layer, user: Layer, number: int) -> bool:
+    """Whether volumes of one edge, and all that is sent over it, fit 32 bits: half the memory to go through."""
+    windows = prod(max(1, -(-need.kernel // need.stride)) for need in user.inputs[number].needs)
+    return prod(source.output) * windows * ALL_GPUS < 2**31
+
+
+def _intervals(extent: int, axes: list[Axis], devices: Ints) -> tuple[Ints, Ints]:
+    degrees, strides = np.array(axes).T[..., None]
+    return interval(extent, degrees, devices[None] // strides % degrees)
+
+
+def _overlap(low: Ints, high: Ints, other_low: Ints, other_high: Ints) -> Ints:
+    found: Ints = np.maximum(np.minimum(high, other_high) - np.maximum(low, other_low), 0)
+    return found
+
+
+def _active(configs: tuple[Config, ...], devices: Ints) -> Ints:
+    """Which devices have a part: 1 or 0."""
+    parts = np.array([np.iinfo(np.int64).max if config.replicated else config.parts for config in configs])
+    return (devices[None, :] < parts[:, None]).astype(np.int32)
+
+
+def _parts(configs: tuple[Config, ...], gpus: int) -> Ints:
+    return np.array([gpus if config.replicated else config.parts for config in configs])

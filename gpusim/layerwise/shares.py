@@ -1,0 +1,101 @@
+"""The share of a layer that one GPU computes: its extents, and the work and bytes that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from gpusim.layerwise.configs import Config, boxes, largest_share, needed, volume
+from gpusim.layerwise.layers import Edge, Extents, Layer, Need
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Extents of a part of a layer's output, and elements of what it needs of all inputs together, halos included."""
+
+    output: Extents
+    input_elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations and memory traffic of one pass over a share."""
+
+    flops: float
+    bytes: float
+
+
+def share_of(layer: Layer, config: Config, gpu: int) -> Share:
+    """What a GPU has of a layer; all extents 0 where it has no part."""
+    devices = np.array([gpu])
+    low, high = boxes(layer.output, config, devices)
+    n, c, h, w = (int(size) for size in (high - low)[0])
+    elements = sum(int(volume(*needed(layer, number, low, high))[0]) for number in range(len(layer.inputs)))
+    return Share((n, c, h, w), elements)
+
+
+def whole(layer: Layer) -> Share:
+    """All of a layer, on one GPU."""
+    return Share(layer.output, sum(prod(edge.extents) for edge in layer.inputs))
+
+
+def busiest_share(layer: Layer, config: Config) -> Share:
+    """The largest part, with the largest halos.
+
+    The first part is the largest one, and has a halo on one side only; one between others has two. Both are within one
+    row of each other, so they are taken together.
+    """
+    output = largest_share(layer.output, config)
+    elements = sum(_most_needed(layer, edge, config, output) for edge in layer.inputs)
+    return Share(output, elements)
+
+
+def _most_needed(layer: Layer, edge: Edge, config: Config, output: Extents) -> int:
+    """Elements of one input that a part needs at most."""
+    product = 1
+    for place, need in enumerate(edge.needs):
+        extent, degree, whole_output = edge.extents[place], config.degrees[place], layer.output[place]
+        if degree == 1 or need.rule == "all":
+            product *= extent
+            continue
+        length = _length(need, 0, output[place], extent, whole_output)
+        if need.rule == "window":
+            smallest = whole_output // degree
+            length = max(length, _length(need, whole_output - smallest, whole_output, extent, whole_output))
+            if degree > 2:
+                inner = (output[place] - 1) * need.stride + need.dilation * (need.kernel - 1) + 1
+                length = max(length, min(extent, inner))
+        product *= length
+    return product
+
+
+def _length(need: Need, low: int, high: int, extent: int, output_extent: int) -> int:
+    first, last = need.padded(low, high, extent, output_extent)
+    return max(0, min(last, extent) - max(first, 0))
+
+
+def forward_work(layer: Layer, share: Share) -> Work:
+    """Of the forward pass: inputs and weights are read once, outputs written once."""
+    part = prod(share.output) / prod(layer.output)
+    weights = layer.weight_elements * share.output[1] / layer.output[1]
+    moved = share.input_elements + weights + prod(share.output)
+    return Work(layer.flops * part, moved * layer.element_bytes)
+
+
+def backward_work(layer: Layer, share: Share) -> Work:
+    """Of the backward pass: as much arithmetic for the gradient of the input and for that of the weights, each.
+
+    Inputs and outputs are read and the gradients of both are read or written; weights are read, their gradient written.
+    """
+    part = prod(share.output) / prod(layer.output)
+    weights = layer.weight_elements * share.output[1] / layer.output[1]
+    passes = int(layer.input_gradient) + (layer.weight_elements > 0)
+    moved = 2 * share.input_elements + 2 * weights + 2 * prod(share.output)
+    return Work(layer.flops * part * max(1, passes), moved * layer.element_bytes)
+
+
+def weight_elements(layer: Layer, share: Share) -> int:
+    """Weights that the share holds: those of its channels."""
+    return -(-layer.weight_elements * share.output[1] // layer.output[1])
