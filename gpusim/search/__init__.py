@@ -1,1 +1,1 @@
-"""Search: bounds, the anytime search, and what it found put into words."""
+"""Search: the anytime search for schedules, its budget, and the verdict on what it gains."""

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from gpusim.defaults import DEFAULT_SEED
 from gpusim.errors import GpusimError
+from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.partitions import Partition
+from gpusim.search.budget import SEARCHED
 from gpusim.search.explore import Explored, Row, explore
 from gpusim.search.interrupt import Cancelled, interrupt_thread
-from gpusim.search.searches import SEARCHED
 
 
 class Exploration:
     """Runs `explore` with the arguments given; every attribute may be read at any time.
 
     A stop during the search keeps the best found so far, as Ctrl-C does on the command line; before it, there is no
-    result.
+    result. `give_way` is called again and again, and may wait: what is more urgent then goes first.
     """
 
     def __init__(
@@ -28,9 +29,10 @@ class Exploration:
         streams: int,
         budget_s: float,
         evaluations: int | None = None,
-        seed: int = 0,
+        seed: int = DEFAULT_SEED,
         policies: Collection[str] | None = None,
         splits: Sequence[tuple[Partition, ...]] = (),
+        give_way: Callable[[], None] = lambda: None,
     ) -> None:
         self.what = "starting"
         self.share = 0.0
@@ -42,6 +44,7 @@ class Exploration:
         self.bug: BaseException | None = None
         """Anything else that was raised: shown where the result is asked for."""
         self.started_s = time.monotonic()
+        self._give_way = give_way
         self._stop = threading.Event()
         self._interrupted = False
         # A daemon: a page that nobody looks at any more must not keep the server from ending.
@@ -111,6 +114,7 @@ class Exploration:
 
     def _add(self, row: Row) -> None:
         self.rows = (*self.rows, row)
+        self._give_way()
         # A searched row comes after the search: what is left is short, and its result is worth having.
         if row.policy not in SEARCHED:
             self._interrupt()
@@ -118,6 +122,7 @@ class Exploration:
     def _report(self, what: str, share: float, best_ns: int) -> None:
         self.what, self.share, self.best_ns = what, share, best_ns
         self._interrupt()
+        self._give_way()
 
     def _interrupt(self) -> None:
         """End the search, once: what comes after it is the end, and must not be cut off."""

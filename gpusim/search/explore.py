@@ -10,25 +10,25 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_STREAMS, RECOMMENDED
+from gpusim.bounds.bounds import Bounds, bounds
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_SEED, DEFAULT_STREAMS, RECOMMENDED
 from gpusim.engine.base import Timeline
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.errors import OptionError, UnknownNameError
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.schedule import Partition
+from gpusim.formats.trace import Trace
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule, check_streams, write_schedule
-from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
-from gpusim.search.bounds import Bounds, bounds
-from gpusim.search.choices import PartitionsTried, VariantsTried, tried_variants
-from gpusim.search.searches import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
+from gpusim.policies.shared.list_scheduling import FastLists
+from gpusim.search.budget import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
+from gpusim.search.variants import PartitionsTried, VariantsTried, tried_variants
 from gpusim.search.verdict import Verdict, verdict, verdict_rows
-from gpusim.trace.schema import Trace
 from gpusim.units import counted, format_bytes, format_ns
 from gpusim.version import __version__
 
@@ -167,7 +167,7 @@ def explore(
     *,
     streams: int = DEFAULT_STREAMS,
     budget_s: float = DEFAULT_BUDGET_S,
-    seed: int = 0,
+    seed: int = DEFAULT_SEED,
     evaluations: int | None = None,
     also: Collection[str] = (),
     policies: Collection[str] | None = None,
@@ -200,10 +200,10 @@ def explore(
     rows: list[Row] = []
 
     def add(policy: str, used: int, schedule: Schedule) -> None:
-        found = evaluator.evaluate(schedule)
-        made = schedule.made(policy, made_by, found.makespan_ns)
-        speedup = sequential_ns / found.makespan_ns
-        rows.append(Row(policy, used, found.makespan_ns, speedup, found.peak_bytes, made))
+        evaluated = evaluator.evaluate(schedule)
+        made = schedule.made(policy, made_by, evaluated.makespan_ns)
+        speedup = sequential_ns / evaluated.makespan_ns
+        rows.append(Row(policy, used, evaluated.makespan_ns, speedup, evaluated.peak_bytes, made))
         on_row(rows[-1])
 
     bound = bounds(graph)
@@ -319,6 +319,7 @@ def _conclude(graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds) -> _
             graph.may_lose_cache,
             schedule.has_variants,
             verdict_rows(graph, schedule, sequential_ns, best.makespan_ns, truth.eager.median_ns if truth else None),
+            estimated=bool(trace.provenance.estimated),
         ),
     )
 

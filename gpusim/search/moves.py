@@ -1,4 +1,4 @@
-"""What `gpusim.search.refine` changes in a schedule: moves, several of them at once, and which were tried before.
+"""Moves of `gpusim.search.neighbourhood`: what changes in a schedule, several at once, and which were tried before.
 
 Of the changes drawn at random, a third to two thirds leave what every op waits for as it is: a chain goes to a stream
 that is free, or an op past another that depends on it. `Fingerprints` tells these from those that are worth an
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Layout
-from gpusim.policies.base import work_order
+from gpusim.policies.shared.base import work_order
 
 #: Kinds of moves, and how often each is drawn.
 RESTREAM, RESTREAM_STRETCH, REORDER, EXCHANGE, VARY = range(5)
@@ -41,7 +41,7 @@ class Current:
     streams: npt.NDArray[np.int32]
     variants: npt.NDArray[np.int32]
     makespan_ns: int
-    """As the search judges it: of schedules, the mean over steps with other times (`gpusim.search.steady`)."""
+    """As the search judges it: of schedules, the mean over steps with other times (`gpusim.search.robust`)."""
     stale: int = 0
     """Batches of its neighbours without a better one."""
     tried: set[int] = field(default_factory=set, repr=False)
@@ -181,19 +181,19 @@ class Fingerprints:
         waits = streams[:, 1:] == streams[:, :-1]
         if self.ancestors is not None:
             waits &= self.ancestors[behind, before >> 3] & (1 << (before & 7)) == 0
-        found = (self.before[before] * self.behind[behind] * waits).sum(axis=1, dtype=np.uint64)
+        hashes = (self.before[before] * self.behind[behind] * waits).sum(axis=1, dtype=np.uint64)
         if made.variants.any():
-            found += (made.variants.astype(np.uint64) * self.kernels).sum(axis=1, dtype=np.uint64)
+            hashes += (made.variants.astype(np.uint64) * self.kernels).sum(axis=1, dtype=np.uint64)
         if self.of_stream is not None:
-            found += (self.of_stream[streams] * self.places[ops]).sum(axis=1, dtype=np.uint64)
-        return [int(each) for each in found]
+            hashes += (self.of_stream[streams] * self.places[ops]).sum(axis=1, dtype=np.uint64)
+        return [int(each) for each in hashes]
 
 
 def _ancestors(graph: OpGraph) -> npt.NDArray[np.uint8]:
     """For each op, a bit for each op with kernels that it depends on, directly or not."""
-    found = np.zeros((len(graph), (len(graph) + 7) // 8), np.uint8)
+    ancestors = np.zeros((len(graph), (len(graph) + 7) // 8), np.uint8)
     for op, preds in graph.work_dependencies[0].items():
         for before in preds:
-            found[op] |= found[before]
-            found[op, before >> 3] |= 1 << (before & 7)
-    return found
+            ancestors[op] |= ancestors[before]
+            ancestors[op, before >> 3] |= 1 << (before & 7)
+    return ancestors

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from gpusim.plan.measurement import Measurement
+from gpusim.formats.measurement import Measurement
+from gpusim.search.budget import SEARCHED
 from gpusim.search.explore import Explored, Row
-from gpusim.search.searches import SEARCHED
 
 #: Of each search and number of streams, how many schedules are tried: the best ones are neighbours, and much alike.
 _OF_A_SEARCH = 2

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpusim.bounds.bounds import Bounds
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.hardware import HardwareModel
 from gpusim.notebook import html_table, short_repr
+from gpusim.plan.estimated_kernels import ESTIMATED_GAIN_FRAC
 from gpusim.plan.graph import COMPILED_FROM_OPS, OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
-from gpusim.search.bounds import Bounds
 from gpusim.search.eager import predict_eager
 from gpusim.units import counted, format_ns
 
@@ -54,7 +55,8 @@ def verdict_rows(
     """The ways to run a step, from eager to the recommended `schedule` in a CUDA graph, which takes `best_ns`.
 
     `eager_ns` is the measured eager step; None predicts it, where the trace has host times. A schedule on several
-    streams is also predicted as launched from Python: `schedule` in the engine's stream mode. Times in ns.
+    streams is also predicted as launched from Python, where the trace has host times: `schedule` in the engine's stream
+    mode. Times in ns.
     """
     # The compiled engine has its stream mode to compile first, which takes longer where the step is not large.
     engine = None if len(graph) >= COMPILED_FROM_OPS else ReferenceEngine()
@@ -70,7 +72,7 @@ def verdict_rows(
     rows.append(row("graph", sequential_ns, 1, "torch.cuda.graph, needs no gpusim"))
     if streams > 1 or schedule.has_variants:
         rows.append(row("streams", best_ns, streams, "recommended"))
-    if streams > 1 and not schedule.partitions:
+    if streams > 1 and not schedule.partitions and eager_ns is not None:
         if engine is None:
             without_ns = Evaluator(graph).evaluate(schedule, "stream").makespan_ns
         else:
@@ -131,10 +133,13 @@ def verdict(
     may_lose_cache: bool = False,
     other_kernels: bool = False,
     rows: tuple[VerdictRow, ...] = (),
+    estimated: bool = False,
 ) -> Verdict:
-    """The verdict on the best schedule found."""
+    """The verdict on the best schedule found; `estimated`: no GPU has run the kernels."""
     speedup = sequential_ns / best_ns
     spread = hardware.uncertainty.schedule_frac if streams > 1 else 0.0
+    if estimated and streams > 1:
+        spread = max(spread, ESTIMATED_GAIN_FRAC)
     late = hardware.uncertainty.late_frac(streams, may_lose_cache, other_kernels)
     cache = hardware.uncertainty.late_frac(streams, may_lose_cache)
     low, high = speedup / (1 + spread) / (1 + late), speedup / (1 - spread)
@@ -149,6 +154,8 @@ def verdict(
         source = (
             f" Its memory fits the L2 cache on one stream and may not on several: it may take {cache:.0%} longer."
         ) + source
+    if estimated:
+        source = f" The kernels are estimated: capture the step on its GPU before you rely on this.{source}"
     room = f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}){LIMITS_HINT}."
     if worth_it:
         text = (
@@ -157,8 +164,10 @@ def verdict(
         )
     else:
         why = "even the bound leaves nothing to win" if ceiling < 1.02 else f"the bound is {ceiling:.2f}x ({limit})"
+        unknown = estimated and speedup > 1 + hardware.uncertainty.schedule_frac
+        answer, advice = ("Unknown", "") if unknown else ("Not worth it", " Keep the sequential schedule.")
         text = (
-            f"Not worth it: predicted {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph, an "
-            f"interval that includes no gain; {why}. Keep the sequential schedule.{source}"
+            f"{answer}: predicted {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph, an interval "
+            f"that includes no gain; {why}.{advice}{source}"
         )
     return Verdict(worth_it, speedup, low, high, text, cache > 0.0, other_kernels, rows)

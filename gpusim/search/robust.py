@@ -1,4 +1,4 @@
-"""Makespans that do not hang on luck: the mean over the same step with the times of its kernels a little off.
+"""Robust makespans: the mean over copies of the step whose kernel times are perturbed a little.
 
 Where blocks go depends on times by the nanosecond, so a predicted makespan has a scatter of about 1 % that no GPU
 shares (research/2026-11-23-fidelity.md). A search that minimises it finds what the scatter favours: schedules that it
@@ -22,7 +22,7 @@ OFF_FRAC: Final = 0.02
 SEED: Final = 20261122
 
 
-class SteadyEngine:
+class RobustEngine:
     """The steps with other times. What `mean_ns` gives depends on the schedule alone."""
 
     def __init__(self, engine: BatchEngine) -> None:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 from gpusim.engine.batch import BatchEngine
 from gpusim.errors import OptionError, PlanError
+from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.partitions import GROUP_SMS, Partition, lay_out
+from gpusim.plan.partitions import GROUP_SMS, lay_out
 from gpusim.plan.ranking import is_slower, ranked_variants
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.interrupt import STOPS
-from gpusim.search.local import local_search
-from gpusim.search.refine import Refined, refine
+from gpusim.search.neighbourhood import Refined, refine
+from gpusim.search.priorities import local_search
+from gpusim.text import short_value
 
 #: Shares of the SMs and of the streams that the first of two partitions gets where nothing else is asked for.
 SPLITS = ((0.5, 0.5), (0.75, 0.5), (0.75, 0.75), (0.85, 0.5))
@@ -109,7 +111,7 @@ def search_variants(
         interrupted = True
     if interrupted:
         budget_s = 0.0
-    found = refine(
+    refined = refine(
         graph,
         starts,
         streams,
@@ -121,7 +123,7 @@ def search_variants(
         progress=lambda share, best_ns: progress(PLANNED_SHARE + (1.0 - PLANNED_SHARE) * share, best_ns),
     )
     return dataclasses.replace(
-        found, evaluations=found.evaluations + tried, interrupted=found.interrupted or interrupted
+        refined, evaluations=refined.evaluations + tried, interrupted=refined.interrupted or interrupted
     )
 
 
@@ -133,9 +135,9 @@ def _policies(graph: OpGraph, streams: int) -> Iterator[Schedule]:
                 yield policy(graph, count)
 
 
-def tried_variants(graph: OpGraph, plain: Refined, found: Refined) -> VariantsTried:
+def tried_variants(graph: OpGraph, plain: Refined, varied: Refined) -> VariantsTried:
     """The search with variants against the one without that went on as long."""
-    best, captured = found.schedules[0], plain.schedules[0]
+    best, captured = varied.schedules[0], plain.schedules[0]
     fastest = BatchEngine(graph).evaluate(
         [captured.order], [captured.streams], [ranked_variants(graph, 0.0)], threads=1
     )
@@ -144,7 +146,7 @@ def tried_variants(graph: OpGraph, plain: Refined, found: Refined) -> VariantsTr
         ops=sum(bool(others) for others in graph.variants),
         used=len(changed),
         without_ns=plain.makespans_ns[0],
-        with_ns=found.makespans_ns[0],
+        with_ns=varied.makespans_ns[0],
         fastest_ns=int(fastest.makespan_ns[0]),
         slower=sum(is_slower(graph, op, best.variants[op]) for op in changed),
     )
@@ -152,23 +154,27 @@ def tried_variants(graph: OpGraph, plain: Refined, found: Refined) -> VariantsTr
 
 def usual_splits(streams: int, gpu_sms: int) -> list[tuple[Partition, ...]]:
     """A few splits in two of the SMs and of `streams` streams; none for fewer than two streams."""
-    found: dict[tuple[Partition, ...], None] = {}
+    splits: dict[tuple[Partition, ...], None] = {}
     for sm_share, stream_share in SPLITS:
         sms = max(GROUP_SMS, round(sm_share * gpu_sms / GROUP_SMS) * GROUP_SMS)
         first = min(streams - 1, max(1, round(stream_share * streams)))
         if streams > 1 and sms < gpu_sms:
-            found[split((sms, gpu_sms - sms), (first, streams - first))] = None
-    return list(found)
+            splits[split((sms, gpu_sms - sms), (first, streams - first))] = None
+    return list(splits)
 
 
 def split(sms: Sequence[int], streams: Sequence[int]) -> tuple[Partition, ...]:
     """Partitions of these sizes, each with so many streams, numbered through."""
     first = 0
-    found = []
+    partitions = []
     for size, count in zip(sms, streams, strict=True):
-        found.append(Partition(sms=size, streams=tuple(range(first, first + count))))
+        partitions.append(Partition(sms=size, streams=tuple(range(first, first + count))))
         first += count
-    return tuple(found)
+    return tuple(partitions)
+
+
+#: SMs of a partition in a split, in digits with blanks beside them: no number that Python refuses to read.
+_SIZE_DIGITS = 20
 
 
 def parse_splits(text: str, streams: int, gpu_sms: int) -> list[tuple[Partition, ...]]:
@@ -176,25 +182,26 @@ def parse_splits(text: str, streams: int, gpu_sms: int) -> list[tuple[Partition,
 
     Raises `OptionError` for a split that the GPU cannot have.
     """
+    said = f"partitions '{short_value(text)}'"
     if streams < 2:
-        raise OptionError(f"partitions '{text}': {streams} stream has nothing to be parted from; allow more streams")
+        raise OptionError(f"{said}: {streams} stream has nothing to be parted from; allow more streams")
     if text == "auto":
         return usual_splits(streams, gpu_sms)
-    found = []
+    splits = []
     for part in text.split(","):
         sizes = part.split("+")
-        if not all(size.strip().isdecimal() for size in sizes):
-            raise OptionError(f"partitions '{text}': '{part}' is not a split such as 64+68 (or: auto)")
+        if not all(size.strip().isdecimal() and len(size) <= _SIZE_DIGITS for size in sizes):
+            raise OptionError(f"{said}: '{short_value(part)}' is not a split such as 64+68 (or: auto)")
         sms = [int(size) for size in sizes]
         if len(sms) > streams:
-            raise OptionError(f"partitions '{text}': '{part}' has {len(sms)} partitions for {streams} streams")
+            raise OptionError(f"{said}: '{short_value(part)}' has {len(sms)} partitions for {streams} streams")
         made = split(sms, _dealt(streams, sms))
         try:
             lay_out(made, streams, gpu_sms)
         except PlanError as cause:
-            raise OptionError(f"partitions '{text}': '{part}': {cause}") from cause
-        found.append(made)
-    return found
+            raise OptionError(f"{said}: '{short_value(part)}': {cause}") from cause
+        splits.append(made)
+    return splits
 
 
 def _dealt(streams: int, sms: Sequence[int]) -> list[int]:
@@ -217,13 +224,13 @@ def search_partitions(
     progress: Progress,
 ) -> list[Refined]:
     """Schedules on each of these splits; the budget is shared among them. Ctrl-C ends with those tried so far."""
-    found: list[Refined] = []
+    refinements: list[Refined] = []
     for number, partitions in enumerate(splits):
 
         def within(share: float, best_ns: float, done: int = number) -> None:
             progress((done + share) / len(splits), best_ns)
 
-        found.append(
+        refinements.append(
             refine(
                 graph,
                 seeds,
@@ -236,6 +243,6 @@ def search_partitions(
                 progress=within,
             )
         )
-        if found[-1].interrupted:
+        if refinements[-1].interrupted:
             break
-    return found
+    return refinements

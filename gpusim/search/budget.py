@@ -10,15 +10,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from gpusim.bounds.bounds import Bounds
+from gpusim.defaults import SEARCH as SEARCH
+from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.partitions import Partition
 from gpusim.plan.schedule import Schedule
-from gpusim.search.bounds import Bounds
-from gpusim.search.choices import search_partitions, search_variants
-from gpusim.search.local import local_search
-from gpusim.search.refine import Refined, refine
+from gpusim.search.neighbourhood import Refined, refine
+from gpusim.search.priorities import local_search
+from gpusim.search.variants import search_partitions, search_variants
 
-SEARCH = "search"
 #: Rows of searched schedules that run variants, and of those on partitions of the SMs.
 VARIANTS, PARTITIONS = "with variants", "with partitions"
 SEARCHED = (SEARCH, VARIANTS, PARTITIONS)
@@ -50,10 +50,10 @@ class Found:
     @property
     def rows(self) -> list[tuple[str, Refined]]:
         """The name of each search's rows, and what it found."""
-        found = [(SEARCH, self.plain), *self.narrow]
+        named = [(SEARCH, self.plain), *self.narrow]
         if self.variants is not None:
-            found.append((VARIANTS, self.variants))
-        return [*found, *((PARTITIONS, each) for each in self.partitions)]
+            named.append((VARIANTS, self.variants))
+        return [*named, *((PARTITIONS, each) for each in self.partitions)]
 
 
 #: Of a step that was not searched.
@@ -157,17 +157,17 @@ def search_all(
         return Found(common, None, (), narrow, spent, interrupted)
     share = (1.0 - COMMON_SHARE) / kinds
     plain = refined(common.schedules, streams, part(COMMON_SHARE, share))
-    found: list[Refined] = [plain]
+    refinements: list[Refined] = [plain]
     variants = None
     if has_variants and not plain.interrupted:
         begin = COMMON_SHARE + share
         variants = varied(common.schedules, streams, part(begin, share * wide))
-        found.append(variants)
+        refinements.append(variants)
         if few_found and not variants.interrupted:
-            found.append(varied(few_found, half, part(begin + share * wide, share * (1.0 - wide))))
-            narrow.append((VARIANTS, found[-1]))
+            refinements.append(varied(few_found, half, part(begin + share * wide, share * (1.0 - wide))))
+            narrow.append((VARIANTS, refinements[-1]))
     parted: list[Refined] = []
-    if splits and not any(each.interrupted for each in found):
+    if splits and not any(each.interrupted for each in refinements):
         last = part(1.0 - share, share)
         parted = search_partitions(
             graph,
@@ -179,6 +179,6 @@ def search_all(
             memory_limit_bytes=memory_limit_bytes,
             progress=last.progress,
         )
-        found += parted
-    spent += sum(each.evaluations for each in found)
-    return Found(plain, variants, parted, narrow, spent, any(each.interrupted for each in found))
+        refinements += parted
+    spent += sum(each.evaluations for each in refinements)
+    return Found(plain, variants, parted, narrow, spent, any(each.interrupted for each in refinements))

@@ -1,9 +1,10 @@
 """Anytime local search over list schedules: priorities, stream count and how much room an op waits for.
 
-A candidate is a vector of priorities; the list scheduler (`gpusim.policies.fast_lists`) turns it into a legal schedule
-and sees its makespan while it does. The search starts from bottom levels for every stream count, then perturbs the
-priorities of the best, a few ops at a time, in batches that all cores share. The same seed gives the same candidates in
-the same order, on any number of cores: a search that ends by its number of evaluations is the same everywhere.
+A candidate is a vector of priorities; the list scheduler (`gpusim.policies.shared.list_scheduling`) turns it into a
+legal schedule and sees its makespan while it does. The search starts from bottom levels for every stream count, then
+perturbs the priorities of the best, a few ops at a time, in batches that all cores share. The same seed gives the same
+candidates in the same order, on any number of cores: a search that ends by its number of evaluations is the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ import numpy.typing as npt
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.base import work_order
-from gpusim.policies.fast_lists import FastLists
-from gpusim.policies.list_scheduling import MIN_SHARE
+from gpusim.policies.shared.base import work_order
+from gpusim.policies.shared.list_scheduling import MIN_SHARE, FastLists
 from gpusim.search.interrupt import STOPS
 
 #: Shares of its blocks that an op waits for, tried for every stream count.
@@ -155,12 +155,12 @@ class _Search:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The best candidates as schedules."""
-        found = []
+        best = []
         for each in self.best:
             settings = each.settings
             made = self.lists.schedule(settings.streams, settings.priority, settings.share)
-            found.append(Candidate(made.schedule, settings.streams, made.makespan_ns))
-        return tuple(found)
+            best.append(Candidate(made.schedule, settings.streams, made.makespan_ns))
+        return tuple(best)
 
 
 def _makespan(scored: _Scored) -> float:

@@ -7,7 +7,7 @@ for each op (the next op is the one of smallest key whose predecessors are launc
 schedule. Changes that leave what every op waits for as it is are not tried, and several that are better are tried
 together, too. No change for the worse is accepted: there is nearly always one in a batch that costs nothing.
 
-What is better is judged by the mean makespan over the step with its times a little off (`gpusim.search.steady`): of
+What is better is judged by the mean makespan over the step with its times a little off (`gpusim.search.robust`): of
 each batch, the few that are fastest as predicted are simulated that way.
 """
 
@@ -25,14 +25,15 @@ from gpusim.engine.batch import BatchEngine
 from gpusim.engine.compiled.heap import ENTRY
 from gpusim.engine.compiled.orders import orders_by_keys
 from gpusim.engine.threads import in_ranges
+from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.partitions import Partition, lay_out
+from gpusim.plan.partitions import lay_out
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.base import spread_views
+from gpusim.policies.shared.base import spread_views
 from gpusim.search.interrupt import STOPS
 from gpusim.search.moves import Candidates, Current, Fingerprints, Moves, joined
-from gpusim.search.steady import SteadyEngine
-from gpusim.trace.covers import covered_by, settled
+from gpusim.search.robust import RobustEngine
+from gpusim.trace.fusion import canonical_variants, covered_by
 
 #: Neighbours of one schedule that are tried at once. Not the number of cores: that must not change what is found.
 BATCH = 32
@@ -56,12 +57,12 @@ REFUSED_NS = 1 << 60
 
 @dataclass(frozen=True)
 class Refined:
-    """The best schedules found, best first as judged by `steady_ns`, with their makespans."""
+    """The best schedules found, best first as judged by `robust_ns`, with their makespans."""
 
     schedules: tuple[Schedule, ...]
     makespans_ns: tuple[int, ...]
-    steady_ns: tuple[int, ...]
-    """Mean makespans over the step with other times (`gpusim.search.steady`)."""
+    robust_ns: tuple[int, ...]
+    """Mean makespans over the step with other times (`gpusim.search.robust`)."""
     evaluations: int
     """Simulations, those with other times among them."""
     interrupted: bool
@@ -130,7 +131,7 @@ class _Search:
         self.partitions = partitions
         layout = lay_out(partitions, max_streams, graph.hardware.limits.sms) if partitions else None
         self.engine = BatchEngine(graph, layout)
-        self.steady = SteadyEngine(self.engine)
+        self.robust = RobustEngine(self.engine)
         self.max_streams = max_streams
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.moves = Moves(graph, max_streams, self.random, variants)
@@ -242,11 +243,11 @@ class _Search:
         """
         limited = self.memory_limit_bytes is not None
         variants = made.variants if made.variants.any() else None
-        found = self.engine.evaluate(orders, made.streams, variants, peak=limited, threads=self.threads)
+        results = self.engine.evaluate(orders, made.streams, variants, peak=limited, threads=self.threads)
         self.evaluations += len(made.keys)
-        makespans = found.makespan_ns.copy()
-        if found.peak_bytes is not None and self.memory_limit_bytes is not None:
-            makespans[found.peak_bytes > self.memory_limit_bytes] = REFUSED_NS
+        makespans = results.makespan_ns.copy()
+        if results.peak_bytes is not None and self.memory_limit_bytes is not None:
+            makespans[results.peak_bytes > self.memory_limit_bytes] = REFUSED_NS
         self.least_ns = min(self.least_ns, float(makespans.min(initial=REFUSED_NS)))
         if self.least_ns <= lower_bound_ns + 0.5:
             return makespans
@@ -254,8 +255,8 @@ class _Search:
         chosen = None if variants is None else variants[fastest]
         means = np.full(len(makespans), REFUSED_NS, np.int64)
         if fastest:
-            means[fastest] = self.steady.mean_ns(orders[fastest], made.streams[fastest], chosen, self.threads)
-            self.evaluations += len(fastest) * len(self.steady.engines)
+            means[fastest] = self.robust.mean_ns(orders[fastest], made.streams[fastest], chosen, self.threads)
+            self.evaluations += len(fastest) * len(self.robust.engines)
         return means
 
     def _orders(self, keys: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
@@ -276,7 +277,7 @@ class _Search:
         schedules = []
         for order, each in zip(orders.tolist(), self.found, strict=True):
             ops = [op for op in order if op in works]
-            variants = settled(self.graph.trace, each.variants.tolist()) if each.variants.any() else ()
+            variants = canonical_variants(self.graph.trace, each.variants.tolist()) if each.variants.any() else ()
             covered = covered_by(self.graph.trace, variants)
             placed = {op: int(each.streams[covered.get(op, op)]) for op in ops}
             numbers = {stream: number for number, stream in enumerate(dict.fromkeys(placed.values()))}
@@ -288,5 +289,5 @@ class _Search:
         if schedules:
             streams, chosen = (np.array([getattr(c, name) for c in self.found]) for name in ("streams", "variants"))
             makespans = self.engine.evaluate(orders, streams, chosen, threads=self.threads).makespan_ns.tolist()
-        steady = tuple(each.makespan_ns for each in self.found)
-        return Refined(tuple(schedules), tuple(makespans), steady, self.evaluations, interrupted)
+        robust = tuple(each.makespan_ns for each in self.found)
+        return Refined(tuple(schedules), tuple(makespans), robust, self.evaluations, interrupted)
