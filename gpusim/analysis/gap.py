@@ -1,0 +1,129 @@
+"""What lies between the largest lower bound and a schedule: what-ifs of that one schedule, which add up to the gap.
+
+Beside `gpusim.analysis.limits`, which looks for the best schedule under each set of limits, this keeps the schedule as
+it is and switches limits on one after the other, beginning with those that the bound knows. A bound that comes from
+chains of kernels knows dependencies and gaps; one that comes from SM area knows neither. So there are two orders:
+
+1. Chains: streams and order, front end, SM resources, contention, DRAM bandwidth.
+2. Area: imbalance (all kernels at once, in launch order, on SMs with contention and DRAM), dependencies, gaps and
+   joins, front end, streams and order.
+
+Each part is the time that its limit adds. The largest bound may know more than the simple one that its order begins at
+(a window has chains at both ends and area between): that much is taken off the parts it is made of. Where there is a
+measurement, the last part is what the model did not foresee. A part below zero is a scheduling anomaly or a prediction
+that was too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpusim.analysis.relaxed import CONTENTION, DEPENDENCIES, DRAM, FRONT_END, GAPS, SMS, relaxed
+from gpusim.bounds.bounds import Bounds
+from gpusim.bounds.energetic import Kernels, crowded_area_ns
+from gpusim.engine.base import Engine
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
+
+ORDER: Final = "streams and order"
+IMBALANCE: Final = "imbalance"
+MODEL: Final = "beyond the model"
+PARTS: Final = (DEPENDENCIES, GAPS, ORDER, FRONT_END, IMBALANCE, SMS, CONTENTION, DRAM, MODEL)
+"""All parts that occur, in the order in which reports have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """From the largest bound to a schedule's time; the parts add up to it exactly."""
+
+    bound: str
+    bound_ns: int
+    time_ns: int
+    """What the schedule takes: measured where there is a measurement, else predicted."""
+    parts: tuple[tuple[str, int], ...]
+    """What fills the gap, by name of the limit, in ns."""
+
+    @property
+    def ratio(self) -> float:
+        """The schedule's time over the bound."""
+        return self.time_ns / self.bound_ns if self.bound_ns else 1.0
+
+    @property
+    def largest(self) -> str:
+        """The part that takes most of it; nothing where there is no gap."""
+        name, time_ns = max(self.parts, key=lambda part: part[1], default=("", 0))
+        return name if time_ns > 0 else ""
+
+    def part_ns(self, name: str) -> int:
+        """One part, 0 where this gap has none of that name."""
+        return dict(self.parts).get(name, 0)
+
+
+def gap_to_bound(
+    graph: OpGraph, schedule: Schedule, bound: Bounds, engine: Engine, measured_ns: int | None = None
+) -> Gap:
+    """What fills the gap between the largest of `bound` and a schedule of the graph, on one GPU, in graph mode."""
+    bound_ns, name = bound.largest
+    area_ns = int(crowded_area_ns(Kernels.of(graph)))
+    known: tuple[str, ...]
+    if bound.critical_path_ns >= area_ns:
+        base_ns, times = bound.critical_path_ns, _from_chains(graph, schedule, engine)
+        known = (SMS, CONTENTION, FRONT_END, DRAM)
+    else:
+        base_ns, times = area_ns, _from_area(graph, schedule, engine)
+        known = (DEPENDENCIES, GAPS, IMBALANCE)
+    parts: dict[str, int] = {}
+    before_ns = base_ns
+    for limit, time_ns in times:
+        parts[limit] = time_ns - before_ns
+        before_ns = time_ns
+    _take_off(parts, known, bound_ns - base_ns)
+    if measured_ns is not None:
+        parts[MODEL] = measured_ns - before_ns
+        before_ns = measured_ns
+    return Gap(name, bound_ns, before_ns, tuple((part, parts[part]) for part in PARTS if part in parts))
+
+
+def _from_chains(graph: OpGraph, schedule: Schedule, engine: Engine) -> list[tuple[str, int]]:
+    """Makespans of the schedule with more and more limits, from chains on: the last is the schedule's own."""
+    times, limits_on = [], [DEPENDENCIES, GAPS]
+    for limit, new in (
+        (ORDER, ()),
+        (FRONT_END, (FRONT_END,)),
+        (SMS, (SMS,)),
+        (CONTENTION, (CONTENTION,)),
+        (DRAM, (DRAM,)),
+    ):
+        limits_on += new
+        times.append((limit, _makespan_ns(relaxed(graph, limits_on), schedule, engine)))
+    return times
+
+
+def _from_area(graph: OpGraph, schedule: Schedule, engine: Engine) -> list[tuple[str, int]]:
+    """The same from the SMs on; until the last, every op has a stream of its own."""
+    limits_on = [SMS, CONTENTION, DRAM]
+    apart = replace(schedule, streams=tuple(range(len(graph))))
+    alone = relaxed(replace(graph, preds=((),) * len(graph)), limits_on)
+    times = [(IMBALANCE, _makespan_ns(alone, apart, engine))]
+    for limit in (DEPENDENCIES, GAPS, FRONT_END):
+        limits_on.append(limit)
+        times.append((limit, _makespan_ns(relaxed(graph, limits_on), apart, engine)))
+    return [*times, (ORDER, _makespan_ns(graph, schedule, engine))]
+
+
+def _makespan_ns(graph: OpGraph, schedule: Schedule, engine: Engine) -> int:
+    return engine.run(lower(graph, schedule), graph.hardware).makespan_ns
+
+
+def _take_off(parts: dict[str, int], names: Sequence[str], time_ns: int) -> None:
+    """Take `time_ns` off the parts named, in that order, none below zero but the last resort, the first of them."""
+    for name in names:
+        taken_ns = min(time_ns, max(0, parts.get(name, 0)))
+        if taken_ns > 0:
+            parts[name] -= taken_ns
+            time_ns -= taken_ns
+    if time_ns:
+        parts[names[0]] = parts.get(names[0], 0) - time_ns

@@ -1,0 +1,289 @@
+"""Limits of inter-op parallelism: how much a step has, and what keeps a GPU from using it.
+
+The question of Pourghassemi et al., "On the Limits of Parallelizing CNNs on GPUs" (SPAA 2020), answered for one
+captured step. Parallelism is what the dependencies allow: the ASAP schedule, in which every op starts the moment its
+last predecessor ends, on a GPU without limits. What is lost of it is a chain of what-if simulations: the first knows
+no limit at all, each next one switches one more limit on, the last is the best list schedule under all of them. The
+time that a limit adds is its loss, so the losses add up exactly. A loss depends on the order in which limits are
+switched on: the order of `LIMITS` is part of the definition. A loss below zero is a scheduling anomaly (Graham,
+"Bounds on multiprocessing timing anomalies", 1969): the schedule found under the stricter rules was the better one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpusim.analysis.gap import Gap, gap_to_bound
+from gpusim.analysis.relaxed import DEPENDENCIES, LIMITS, SMS, STREAMS, relaxed
+from gpusim.bounds.bounds import bounds
+from gpusim.bounds.width import MAX_EXACT_OPS, width
+from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_STREAMS
+from gpusim.engine.base import Engine, Timeline, engine_by_name
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule, check_streams
+from gpusim.policies.registry import stream_counts
+from gpusim.policies.sequential import sequential
+from gpusim.policies.shared.list_scheduling import FastLists
+from gpusim.search.budget import Report
+from gpusim.search.priorities import SHARES
+from gpusim.units import format_ns
+
+STEP: Final = "step"
+"""The scope of all phases together."""
+
+#: Engine runs for each what-if: the list scheduler's own simulation, which sees ops that it held back start later than
+#: an engine does, picks these out of all candidates.
+_SHORTLIST = 3
+
+Steps = tuple[tuple[int, int], ...]
+"""A step function: (time in ns, value from then on)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One what-if: the makespan with this limit and all before it switched on, and what the limit added."""
+
+    limit: str
+    makespan_ns: int
+    loss_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """Inter-op parallelism of a scope in its ASAP schedule, kernels at their time alone, without any cost."""
+
+    work_ns: int
+    """T1: the sum of all kernel times."""
+    span_ns: int
+    """T-infinity: the longest chain of dependent kernels."""
+    running: Steps
+    """Ops running at once, over time."""
+    by_phase: tuple[tuple[str, Steps], ...]
+    """The same for each phase of the scope; all change at the same times."""
+    width: int
+    """Most ops of which none depends on another, directly or not."""
+    width_exact: bool
+    """False above `MAX_EXACT_OPS` ops: then `width` is `maximum`, which is at most the width."""
+
+    @property
+    def mean(self) -> float:
+        """T1 over T-infinity: the time average of `running`, and the most any number of processors can gain."""
+        return self.work_ns / self.span_ns if self.span_ns else 0.0
+
+    @property
+    def maximum(self) -> int:
+        """Most ops that run at once in the ASAP schedule."""
+        return max((count for _, count in self.running), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Limits of one phase, or of the whole step."""
+
+    name: str
+    ops: int
+    """Ops that have kernels."""
+    kernels: int
+    parallelism: Parallelism
+    sequential_ns: int
+    """The sequential graph of these kernels."""
+    unlimited_ns: int
+    """The longest op: what would be left if ops needed nothing from each other or the GPU."""
+    losses: tuple[Loss, ...]
+    """One for each of `LIMITS`, in that order."""
+    streams: int
+    """Streams of the best list schedule found."""
+    gap: Gap
+    """What lies between the largest lower bound and that schedule."""
+
+    @property
+    def best_ns(self) -> int:
+        """The best list schedule under all limits."""
+        return self.losses[-1].makespan_ns if self.losses else self.unlimited_ns
+
+    @property
+    def speedup(self) -> float:
+        """Sequential graph over best list schedule."""
+        return self.sequential_ns / self.best_ns if self.best_ns else 1.0
+
+    @property
+    def potential_ns(self) -> int:
+        """What there is to win: from the sequential graph down to the longest op."""
+        return self.sequential_ns - self.unlimited_ns
+
+    @property
+    def won_ns(self) -> int:
+        """What the best list schedule wins of it; the rest are the losses."""
+        return self.sequential_ns - self.best_ns
+
+    def share(self, time_ns: int) -> float:
+        """A part of the potential, in [0, 1] unless there was an anomaly."""
+        return time_ns / self.potential_ns if self.potential_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Limits:
+    """All scopes of a step: its phases where it has several, and the whole step, last."""
+
+    trace: str
+    hardware: str
+    calibrated: bool
+    streams: int
+    """Most streams the best schedule might use."""
+    scopes: tuple[Scope, ...]
+
+    def __repr__(self) -> str:
+        step = self.scopes[-1]
+        text = f"{short_name(self.trace)} on {short_name(self.hardware)}: {step.speedup:.2f}x"
+        return short_repr("Limits", f"{text} at best, parallelism {step.parallelism.mean:.1f}")
+
+    def _repr_html_(self) -> str:
+        step = self.scopes[-1]
+        rows = [(loss.limit, format_ns(loss.loss_ns), f"{step.share(loss.loss_ns):.0%}") for loss in step.losses]
+        title = f"Limits of {self.trace} on {self.hardware}: time lost to each, and share of what there is to win"
+        return html_table(title, ("limit", "lost", "share"), rows)
+
+
+def limits(
+    graph: OpGraph,
+    *,
+    streams: int = DEFAULT_STREAMS,
+    engine: Engine | None = None,
+    report: Report = lambda what, share, best_ns: None,
+) -> Limits:
+    """Inter-op parallelism of a step and what is lost of it, for each phase and for the whole step.
+
+    Raises `OptionError` for a stream count out of range.
+    """
+    check_streams(streams)
+    trace, hardware = graph.trace, graph.hardware
+    runs = engine or engine_by_name(DEFAULT_ENGINE)
+    phases = list(dict.fromkeys(op.phase for op, tasks in zip(trace.ops, graph.tasks, strict=True) if tasks))
+    scopes: list[Scope] = []
+    for name in [*phases, STEP] if len(phases) > 1 else [STEP]:
+        report(f"limits of {name}", len(scopes) / (len(phases) + 1), 0)
+        scopes.append(scope_limits(name, graph if name == STEP else phase_graph(graph, name), streams, runs))
+    return Limits(trace.name, hardware.label, hardware.calibrated, streams, tuple(scopes))
+
+
+def phase_graph(graph: OpGraph, phase: str) -> OpGraph:
+    """The op graph of one phase: ops outside it take no time, and what depends on them need not wait."""
+    ops = graph.trace.ops
+    outside = [bool(graph.tasks[op]) and ops[op].phase != phase for op in range(len(graph))]
+    return replace(
+        graph,
+        preds=tuple(() if out else preds for out, preds in zip(outside, graph.preds, strict=True)),
+        tasks=tuple(() if out else tasks for out, tasks in zip(outside, graph.tasks, strict=True)),
+    )
+
+
+def scope_limits(name: str, graph: OpGraph, streams: int, engine: Engine) -> Scope:
+    """Parallelism and losses of an op graph on up to `streams` streams."""
+    free = relaxed(graph, ())
+    unlimited = _asap(replace(free, preds=((),) * len(free)), engine)
+    asap = _asap(relaxed(graph, (DEPENDENCIES,)), engine)
+    curve = parallelism(graph, asap)
+    # From the strictest what-if to the loosest: a schedule that runs under more limits is a candidate under fewer.
+    best: dict[str, tuple[int, Schedule]] = {}
+    alone = carried = sequential(graph, 1)
+    for place in reversed(range(1, len(LIMITS))):
+        limit = LIMITS[place]
+        counts = stream_counts(streams) if limit == STREAMS else (curve.width,)
+        shares = SHARES if place >= LIMITS.index(SMS) else (0.0,)  # without that limit every op finds room
+        best[limit] = _best(relaxed(graph, LIMITS[: place + 1]), counts, shares, carried, engine)
+        carried = best[limit][1]
+    times = {DEPENDENCIES: asap.makespan_ns, **{limit: best[limit][0] for limit in LIMITS[1:]}}
+    losses: list[Loss] = []
+    for limit in LIMITS:
+        before = losses[-1].makespan_ns if losses else unlimited.makespan_ns
+        losses.append(Loss(limit, times[limit], times[limit] - before))
+    used = {stream for stream, tasks in zip(best[STREAMS][1].streams, graph.tasks, strict=True) if tasks}
+    return Scope(
+        name=name,
+        ops=sum(bool(tasks) for tasks in graph.tasks),
+        kernels=sum(len(tasks) for tasks in graph.tasks),
+        parallelism=curve,
+        sequential_ns=engine.run(lower(graph, alone), graph.hardware).makespan_ns,
+        unlimited_ns=unlimited.makespan_ns,
+        losses=tuple(losses),
+        streams=len(used),
+        gap=gap_to_bound(graph, best[STREAMS][1], bounds(graph), engine),
+    )
+
+
+def _asap(graph: OpGraph, engine: Engine) -> Timeline:
+    """Every op on a stream of its own, in recorded order."""
+    ops = tuple(range(len(graph)))
+    return engine.run(lower(graph, Schedule(order=ops, streams=ops)), graph.hardware)
+
+
+def _best(
+    graph: OpGraph, counts: Iterable[int], shares: Iterable[float], carried: Schedule, engine: Engine
+) -> tuple[int, Schedule]:
+    """Makespan and schedule of the best list schedule on any of these stream counts, or of the carried schedule.
+
+    Priorities are bottom levels under the limits of `graph`; `shares` is how much room an op waits for.
+    """
+    settings = [(count, share) for count in counts for share in shares if count > 0]
+    chosen = [carried]
+    if settings:
+        lists = FastLists(graph)
+        streams, waits = zip(*settings, strict=True)
+        makespans = lists.makespans([graph.bottom_ns] * len(settings), streams, waits)
+        distinct: dict[float, tuple[int, float]] = {}  # settings that end at the same time gave the same schedule
+        for makespan_ns, setting in sorted(zip(makespans.tolist(), settings, strict=True)):
+            distinct.setdefault(makespan_ns, setting)
+        shortlist = list(distinct.values())[:_SHORTLIST]
+        chosen += [lists.schedule(count, graph.bottom_ns, share).schedule for count, share in shortlist]
+    times = [engine.run(lower(graph, schedule), graph.hardware).makespan_ns for schedule in chosen]
+    fastest = min(range(len(chosen)), key=times.__getitem__)
+    return times[fastest], chosen[fastest]
+
+
+def parallelism(graph: OpGraph, asap: Timeline) -> Parallelism:
+    """Parallelism of an op graph from its ASAP timeline."""
+    spans: dict[int, tuple[int, int]] = {}
+    for task, start, end in zip(asap.plan.tasks, asap.start_ns, asap.end_ns, strict=True):
+        first, last = spans.get(task.op, (start, end))
+        spans[task.op] = min(first, start), max(last, end)
+    ops = graph.trace.ops
+    phases = list(dict.fromkeys(ops[op].phase for op in sorted(spans)))
+    changes = {phase: _changes([span for op, span in spans.items() if ops[op].phase == phase]) for phase in phases}
+    times = sorted({time for change in changes.values() for time in change})
+    by_phase = tuple((phase, _sums(changes[phase], times)) for phase in phases)
+    running = tuple((time, sum(steps[number][1] for _, steps in by_phase)) for number, time in enumerate(times))
+    preds, _ = graph.work_dependencies
+    exact = len(preds) <= MAX_EXACT_OPS
+    place = {op: number for number, op in enumerate(preds)}
+    return Parallelism(
+        work_ns=round(sum(task.dur_ns for tasks in graph.tasks for task in tasks)),
+        span_ns=asap.makespan_ns,
+        running=running,
+        by_phase=by_phase,
+        width=width([[place[p] for p in preds[op]] for op in preds])
+        if exact
+        else max((count for _, count in running), default=0),
+        width_exact=exact,
+    )
+
+
+def _changes(spans: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """By how much the number of intervals (start, end), half open, that hold a time changes, where it does."""
+    changes: dict[int, int] = {}
+    for start, end in spans:
+        changes[start] = changes.get(start, 0) + 1
+        changes[end] = changes.get(end, 0) - 1
+    return {time: change for time, change in changes.items() if change}
+
+
+def _sums(changes: Mapping[int, int], times: Iterable[int]) -> Steps:
+    """The step function with these changes, at these times."""
+    level, steps = 0, []
+    for time in times:
+        level += changes.get(time, 0)
+        steps.append((time, level))
+    return tuple(steps)

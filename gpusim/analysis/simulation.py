@@ -1,0 +1,96 @@
+"""One schedule of a step beside the sequential graph of the same step: `gpusim simulate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpusim.bounds.bounds import Bounds, bounds
+from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.engine.base import Engine, Timeline, engine_by_name
+from gpusim.engine.evaluate import Evaluator
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
+from gpusim.plan.tasks import LaunchMode
+from gpusim.units import counted, format_bytes, format_ns
+
+
+@dataclass(frozen=True, repr=False)
+class Simulated:
+    """One schedule of a step, with the sequential graph of the step to compare it with."""
+
+    graph: OpGraph
+    mode: LaunchMode
+    schedule: Schedule
+    engine: Engine
+    makespan_ns: int
+    """Predicted time of the step."""
+    peak_bytes: int
+    """Predicted peak memory."""
+    sequential_ns: int
+    """The sequential graph of the captured kernels."""
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Start and end of each task. Simulated when it is first asked for: the numbers above need no plan."""
+        return self.engine.run(lower(self.graph, self.schedule, self.mode), self.graph.hardware)
+
+    @property
+    def policy(self) -> str:
+        """The policy or search that made the schedule."""
+        return self.schedule.policy
+
+    @property
+    def streams(self) -> int:
+        """Streams in use."""
+        return self.schedule.stream_count
+
+    @property
+    def speedup(self) -> float:
+        """Over the sequential graph."""
+        return self.sequential_ns / self.makespan_ns if self.makespan_ns else 1.0
+
+    @cached_property
+    def ran(self) -> OpGraph:
+        """The step with the kernels that the schedule runs."""
+        return self.graph.choosing(self.schedule.variants)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Lower bounds of the step with these kernels."""
+        return bounds(self.ran)
+
+    @cached_property
+    def recorded(self) -> Timeline:
+        """The timeline with what SMs and DRAM do over time, which only the reference engine records."""
+        if self.timeline.occupied:
+            return self.timeline
+        return engine_by_name("reference").run(self.timeline.plan, self.graph.hardware)
+
+    def __repr__(self) -> str:
+        where = f"{short_name(self.graph.trace.name)} on {short_name(self.graph.hardware.label)}"
+        text = f"{where}: {short_name(self.policy)}, {counted(self.streams, 'stream')}, {format_ns(self.makespan_ns)}"
+        return short_repr("Simulated", f"{text}, {self.speedup:.2f}x")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("schedule", f"{self.policy}, {counted(self.streams, 'stream')}"),
+            ("launched", "in one CUDA graph" if self.mode == "graph" else "from the host"),
+            ("predicted time", format_ns(self.makespan_ns)),
+            ("sequential CUDA graph", format_ns(self.sequential_ns)),
+            ("speed-up", f"{self.speedup:.2f}x"),
+            ("peak memory", format_bytes(self.peak_bytes)),
+        ]
+        title = f"Simulated {self.graph.trace.name} on {self.graph.hardware.label}"
+        return html_table(title, ("", ""), rows)
+
+
+def simulate(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", engine: Engine | None = None) -> Simulated:
+    """A legal schedule of a step, launched by one CUDA graph or by the host, on an engine (default: the fast one)."""
+    runs = engine or engine_by_name(DEFAULT_ENGINE)
+    evaluator = Evaluator(graph, runs)
+    evaluation = evaluator.evaluate(schedule, mode)
+    sequential = evaluator.evaluate(Schedule.in_recorded_order(len(graph)))
+    return Simulated(graph, mode, schedule, runs, evaluation.makespan_ns, evaluation.peak_bytes, sequential.makespan_ns)

@@ -1,0 +1,186 @@
+"""Transfer: the schedule tuned for one GPU or batch, used on another one, beside the one that was tuned for that.
+
+A schedule says which stream each op is on and in which order ops are launched. So it can be used wherever the same
+ops are: on another GPU, or in a capture of the same network at another batch. Times at another batch come from that
+capture alone; nothing is scaled from one batch to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpusim.engine.evaluate import Evaluator
+from gpusim.errors import OptionError
+from gpusim.formats.trace import Trace
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
+from gpusim.search.budget import Report
+from gpusim.search.explore import Explored, explore
+from gpusim.units import counted, format_ns
+
+#: Traces times GPUs of one question: each is explored, and each schedule is simulated on each of them.
+MAX_SETTINGS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A step on a GPU, and the schedule that was tuned for it."""
+
+    trace: str
+    batch: int
+    hardware: str
+    calibrated: bool
+    """Whether the hardware model was calibrated on that GPU."""
+    policy: str
+    streams: int
+    tuned_ns: int
+    """Predicted time of the schedule tuned for it."""
+    sequential_ns: int
+    """Predicted time of one CUDA graph without streams."""
+
+    @property
+    def name(self) -> str:
+        """`googlenet-train-b8 on h200`."""
+        return f"{self.trace} on {self.hardware}"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRow:
+    """One schedule on one setting."""
+
+    tuned_for: str
+    """Name of the setting that the schedule was tuned for."""
+    used_on: str
+    """Name of the setting that it is simulated on."""
+    time_ns: int
+    best_ns: int
+    """The fastest of all these schedules there."""
+
+    @property
+    def lost_frac(self) -> float:
+        """Time over that of the fastest, less 1."""
+        return self.time_ns / self.best_ns - 1.0 if self.best_ns else 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class Transfer:
+    """Every schedule on every setting."""
+
+    settings: tuple[Setting, ...]
+    rows: tuple[TransferRow, ...]
+    """By setting used on, then by setting tuned for; both in the order of `settings`."""
+
+    @property
+    def worst(self) -> TransferRow:
+        """The row that loses most."""
+        return max(self.rows, key=lambda row: row.lost_frac)
+
+    @property
+    def sentence(self) -> str:
+        """What it comes to, in words."""
+        if len(self.settings) == 1:
+            return "One setting alone: there is nothing to compare with."
+        worst = self.worst
+        if worst.lost_frac < 0.005:
+            return "Each of these schedules is as good on every setting: tune once."
+        return (
+            f"The schedule tuned for {worst.tuned_for} takes {worst.lost_frac:.1%} longer than the best one known on "
+            f"{worst.used_on}; that is the most lost here."
+        )
+
+    def __repr__(self) -> str:
+        worst = self.worst
+        size = counted(len(self.settings), "setting")
+        text = f"{size}, at most {worst.lost_frac:.1%} lost: {short_name(worst.tuned_for)}"
+        return short_repr("Transfer", text)
+
+    def _repr_html_(self) -> str:
+        rows = [(row.tuned_for, row.used_on, format_ns(row.time_ns), f"{row.lost_frac:+.1%}") for row in self.rows]
+        return html_table(self.sentence, ("tuned for", "used on", "time", "lost"), rows)
+
+
+def transfer(
+    graphs: Sequence[OpGraph],
+    *,
+    streams: int,
+    budget_s: float,
+    evaluations: int | None,
+    seed: int,
+    report: Report = lambda what, share, best_ns: None,
+) -> Transfer:
+    """Tune a schedule for each op graph, and simulate each schedule on all of them.
+
+    Raises `OptionError` where two of them do not have the same ops, or there are too many.
+    """
+    if not 1 <= len(graphs) <= MAX_SETTINGS:
+        raise OptionError(f"{len(graphs)} settings of traces and GPUs; there can be 1 to {MAX_SETTINGS}")
+    for graph in graphs[1:]:
+        check_same_ops(graphs[0].trace, graph.trace)
+    settings: list[Setting] = []
+    schedules: list[Schedule] = []
+    for number, graph in enumerate(graphs):
+        report(f"tuning for {graph.trace.name} on {graph.hardware.label}", number / len(graphs), 0)
+        explored = explore(graph, streams=streams, budget_s=budget_s, evaluations=evaluations, seed=seed)
+        tuned_ns, schedule = _tuned(explored)
+        settings.append(
+            Setting(
+                graph.trace.name,
+                graph.trace.model.batch,
+                graph.hardware.name,
+                graph.hardware.calibrated,
+                schedule.policy,
+                schedule.stream_count,
+                tuned_ns,
+                explored.sequential_ns,
+            )
+        )
+        schedules.append(schedule)
+    rows: list[TransferRow] = []
+    for used, graph in zip(settings, graphs, strict=True):
+        evaluator = Evaluator(graph)
+        times = [
+            evaluator.evaluate(moved(schedule, made_for.trace, graph.trace).check(graph)).makespan_ns
+            for schedule, made_for in zip(schedules, graphs, strict=True)
+        ]
+        rows += [
+            TransferRow(tuned.name, used.name, time_ns, min(times))
+            for tuned, time_ns in zip(settings, times, strict=True)
+        ]
+    return Transfer(tuple(settings), tuple(rows))
+
+
+def _tuned(explored: Explored) -> tuple[int, Schedule]:
+    """The recommended schedule, with the captured kernels on the whole GPU: others need not exist elsewhere."""
+    best = explored.best
+    if best.schedule.variants or best.schedule.partitions:
+        plain = [row for row in explored.rows if not row.schedule.variants and not row.schedule.partitions]
+        best = min(plain, key=lambda row: row.makespan_ns)
+    return best.makespan_ns, best.schedule
+
+
+def check_same_ops(one: Trace, other: Trace) -> None:
+    """Raises `OptionError` where two traces do not have ops of the same names and operators."""
+    targets = {op.name: op.target for op in one.ops}
+    for op in other.ops:
+        if targets.get(op.name) != op.target:
+            raise OptionError(
+                f"{other.name} and {one.name} are not the same step: '{op.name}' ({op.target}) is in the first alone; "
+                "a schedule fits captures of one network that differ in batch or GPU"
+            )
+    if len(one.ops) != len(other.ops):
+        missing = sorted(set(targets) - {op.name for op in other.ops})
+        raise OptionError(f"{one.name} and {other.name} are not the same step: '{missing[0]}' is in the first alone")
+
+
+def moved(schedule: Schedule, made_for: Trace, used_on: Trace) -> Schedule:
+    """The schedule with the indices that another trace has its ops under."""
+    if made_for is used_on:
+        return schedule
+    place = {op.name: index for index, op in enumerate(used_on.ops)}
+    new = [place[op.name] for op in made_for.ops]
+    streams = [0] * len(new)
+    for old, index in enumerate(new):
+        streams[index] = schedule.streams[old]
+    return replace(schedule, order=tuple(new[op] for op in schedule.order), streams=tuple(streams))
