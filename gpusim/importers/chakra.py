@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gpusim.file_limits import MAX_DOCUMENT_BYTES, MAX_PARTS, MAX_STEP_NS
 from gpusim.importers.edges import stream_edges
-from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile, whole
+from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile, Work, lane_number, whole
 from gpusim.importers.stream_json import EventFile
+from gpusim.io.file_limits import MAX_DOCUMENT_BYTES, MAX_PARTS, MAX_STEP_NS
 from gpusim.units import MIB, NS_PER_US, format_bytes
 
 COMM_TYPES: Final = (5, 6, 7)
@@ -120,7 +120,7 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
                 kind="kernel",
                 name=node.name,
                 device=0,
-                stream=max(0, whole(node.attributes.get(STREAM), 0)),
+                stream=lane_number(node.attributes.get(STREAM)),
                 start_ns=node.start_us * NS_PER_US if with_starts else clock_ns,
                 dur_ns=max(0, dur_ns),
             )
@@ -130,8 +130,9 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
     by_number = {node.number: node for node in nodes}
     edges: list[Edge] = []
     lost = 0
+    limit = Work(name)
     for node in order:
-        for number in _gpu_before(node, by_number, places):
+        for number in _gpu_before(node, by_number, places, limit):
             before, after = places[number], places[node.number]
             if before < after:
                 edges.append(Edge(before, after, "data" if true else "assumed"))
@@ -179,13 +180,14 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
     return profile
 
 
-def _gpu_before(node: _Node, by_number: dict[int, _Node], places: dict[int, int]) -> set[int]:
+def _gpu_before(node: _Node, by_number: dict[int, _Node], places: dict[int, int], limit: Work) -> set[int]:
     """GPU nodes that a node waits for, directly or through operators on the CPU."""
     found: set[int] = set()
     seen: set[int] = set()
     todo = list(node.before)
-    while todo and len(seen) < 1000:
+    while todo:
         number = todo.pop()
+        limit.spend(1)
         if number in seen or number not in by_number:
             continue
         seen.add(number)

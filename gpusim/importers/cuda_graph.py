@@ -1,4 +1,4 @@
-"""CUDA graphs: a dump of a captured graph's nodes and true edges (`gpusim.runtime.graph_dump` writes one).
+"""CUDA graphs: a dump of a captured graph's nodes and true edges (`gpusim.gpu.capture.graph_dump` writes one).
 
 Both that dump and what torch's `CUDAGraph.get_graph_data()` returns, saved as JSON, are read.
 """
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gpusim.file_limits import MAX_PARTS
 from gpusim.importers.model import Finding, ImportFileError, Profile, dim3, whole
 from gpusim.importers.stream_json import EventFile
+from gpusim.io.file_limits import MAX_PARTS
 
 SCHEMA: Final = "gpusim-cuda-graph/1"
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpusim.errors import GpusimError
+from gpusim.errors import GpusimError, OptionError
+from gpusim.formats.trace import Quality, Trace
 from gpusim.importers.build import Imported, import_contents
-from gpusim.importers.model import FORMAT_NAMES, Finding, GpuFacts, Profile, busy
+from gpusim.importers.model import FORMAT_NAMES, WITHOUT_KERNELS, Finding, GpuFacts, Profile, busy
 from gpusim.importers.read import Contents, read_files
 from gpusim.importers.stream_json import Progress
-from gpusim.trace.schema import Quality, Trace
 from gpusim.trace.store import bundled_traces, load_trace, read_trace
 from gpusim.units import NS_PER_US
 
@@ -20,8 +20,10 @@ from gpusim.units import NS_PER_US
 TICKS: Final = 10
 #: GPUs stamp times about every 32 ns.
 GPU_TICK_NS: Final = 32
-#: Difference of the re-simulated step that is worth a word.
-MAX_ERROR: Final = 0.02
+#: Share of the busy time in which kernels may run beside others without a word on their durations.
+MAX_CONCURRENT: Final = 0.05
+#: Findings on a file alone that mean nothing where a profile with times is given with it.
+_OF_ONE_ALONE: Final = ("no-kernels", "no-times", "no-gpu-properties", "clocks")
 #: Share of a trace's GPU time that may be tied to no op.
 MAX_UNATTRIBUTED: Final = 0.01
 
@@ -80,21 +82,25 @@ def examine(files: Sequence[str], report: Progress | None = None) -> Report:
     if not spans:
         spans = [(sum(kernel.dur_ns for kernel in kernels), 0)]
     busy_ns, concurrent_ns = sum(one for one, _ in spans), sum(two for _, two in spans)
-    findings = [finding for part in parts for finding in part.findings]
+    timed = any(profile.has_times for profile in profiles)
+    findings = [
+        finding
+        for part in parts
+        for finding in part.findings
+        if not (timed and finding.code in _OF_ONE_ALONE and not (part.has_times and part.activities))
+    ]
     findings += [finding for profile in profiles for finding in _clock_findings(profile)]
+    alone = all(kernel.alone_ns is not None for kernel in kernels)
     imported, refused = _try(contents, files)
     quality: Quality = parts[0].quality
     if imported is not None:
         quality = imported.source.dependency_quality
         findings += [finding for finding in imported.findings if finding not in findings]
-        if imported.error is not None and abs(imported.error) > MAX_ERROR:
-            text = f"re-simulated with edges and launches, the step is {imported.error:+.1%} from what it shows"
-            findings.append(
-                Finding("resimulated", text, "what the GPU waited for is not in the file; add launches and waits")
-            )
         if quality not in ("data", "graph"):
             findings.append(_no_data(quality))
-    elif not kernels and not any(finding.code in ("no-kernels", "no-times") for finding in findings):
+        elif imported.source.concurrent_ns > MAX_CONCURRENT * imported.source.busy_ns and not alone:
+            findings.append(_beside(imported))
+    elif not kernels and not any(finding.code in WITHOUT_KERNELS for finding in findings):
         text = "no kernel of a GPU is in the file" + (
             f": its {parts[0].nodes} operators ran on the CPU" if parts[0].nodes else ""
         )
@@ -125,10 +131,18 @@ def _try(contents: Contents, files: Sequence[str]) -> tuple[Imported | None, str
     """The import of what was read, or why there is none."""
     try:
         return import_contents(contents, files), ""
+    except OptionError as cause:  # several profiles: each can be imported, by its rank
+        return None, str(cause)
     except GpusimError as cause:
         if len(files) > 1:
             raise
         return None, str(cause)
+
+
+def _beside(imported: Imported) -> Finding:
+    share = imported.source.concurrent_ns / imported.source.busy_ns
+    text = f"two or more kernels ran in {share:.0%} of the busy time: they take longer so than alone"
+    return Finding("slowed-kernels", text, "times of other schedules come out too long; profile the step on one stream")
 
 
 def _no_data(quality: Quality) -> Finding:
@@ -152,8 +166,9 @@ def _clock_findings(profile: Profile) -> list[Finding]:
         limit = f"{TICKS * tick_ns / NS_PER_US:g} µs"
         text = f"{short} of {len(kernels)} kernels take less than {limit}, {TICKS} ticks of the clock: a tenth of error"
         findings.append(Finding("short-kernels", text, "look at sums of many of them"))
-    if kernels and profile.has_times and not any(gpu.sm_clock_mhz for gpu in profile.gpus.values()):
-        text = "the file does not say at which clock the GPU ran"
+    if kernels and profile.has_times:
+        most = max((gpu.max_clock_mhz for gpu in profile.gpus.values()), default=0)
+        text = "the file does not say at which clock the GPU ran" + (f", only its most, {most} MHz" if most else "")
         findings.append(Finding("clocks", text, "compare only with runs at the same clock (nvidia-smi -q -d CLOCK)"))
     overlaps = _overlaps(profile)
     if overlaps:
@@ -206,7 +221,10 @@ def _own(file: str, trace: Trace) -> Report:
             findings.append(_no_data(quality))
     else:
         truth = trace.ground_truth
-        if truth is None:
+        if provenance.estimated:
+            text = f"no GPU has run this step: its kernels are estimated from {provenance.estimated}"
+            findings.append(Finding("estimated", text, "capture it on its GPU for a verdict to rely on"))
+        elif truth is None:
             findings.append(
                 Finding("no-ground-truth", "the step was not timed without a profiler", "capture it again on its GPU")
             )

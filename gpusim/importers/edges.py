@@ -9,22 +9,25 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
-from gpusim.importers.model import Activity, Edge, Wait
-from gpusim.trace.schema import EdgeKind, Quality
+from gpusim.formats.trace import EdgeKind, Quality
+from gpusim.importers.model import Activity, Edge, Wait, Work
 
 #: Two records that follow each other may overlap by so much for the clock's sake.
 OVERLAP_NS = 1_000
 #: Waits of the host for more streams than this are left to the order on each stream.
 MAX_LANES = 256
+#: Edges for each record; each more counts as so many steps of work, for the memory that it takes.
+USUAL_EDGES, MORE_STEPS = 4, 24
 
 
 def observed_edges(
-    activities: Sequence[Activity], waits: Sequence[Wait], has_waits: bool, resolution_ns: int
+    activities: Sequence[Activity], waits: Sequence[Wait], has_waits: bool, resolution_ns: int, file: str = ""
 ) -> tuple[list[Edge], Quality, int]:
     """Edges of a profile by itself, what they rest on, and how many recorded waits the timeline contradicts.
 
-    `activities` are in order of start.
+    `activities` are in order of start. Raises `ImportFileError` where these are too many ways to look at.
     """
+    work = Work(file)
     edges = stream_edges(activities)
     lanes = {activity.lane for activity in activities}
     if len(lanes) < 2:
@@ -33,10 +36,10 @@ def observed_edges(
     quality: Quality = "event"
     from_graphs = any(activity.shared_launch for activity in activities)
     if has_waits:
-        found, contradicted = _event_edges(activities, waits, OVERLAP_NS + resolution_ns)
+        found, contradicted = _event_edges(activities, waits, OVERLAP_NS + resolution_ns, work)
         edges += found
     if not has_waits or from_graphs:
-        edges += _assumed_edges(activities, only_graphs=has_waits)
+        edges += _assumed_edges(activities, only_graphs=has_waits, work=work)
         quality = "assumed"
     return _without_doubles(edges), quality, contradicted
 
@@ -52,7 +55,9 @@ def stream_edges(activities: Sequence[Activity], kind: EdgeKind = "stream") -> l
     return edges
 
 
-def _event_edges(activities: Sequence[Activity], waits: Sequence[Wait], overlap_ns: int) -> tuple[list[Edge], int]:
+def _event_edges(
+    activities: Sequence[Activity], waits: Sequence[Wait], overlap_ns: int, work: Work
+) -> tuple[list[Edge], int]:
     """Edges of waits: calls are numbered in the order in which the host made them."""
     lanes: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for index, activity in enumerate(activities):
@@ -66,6 +71,7 @@ def _event_edges(activities: Sequence[Activity], waits: Sequence[Wait], overlap_
         mine = [lane for lane in lanes if not wait.process or lane[0] == wait.process]
         sources = [lane for lane in mine if wait.source is None or lane[2] == wait.source][:MAX_LANES]
         waiting = [lane for lane in mine if wait.stream is None or lane[2] == wait.stream][:MAX_LANES]
+        work.spend(len(lanes) + 4 * len(sources) * len(waiting))
         for source in sources:
             place = bisect_left(lanes[source], (wait.recorded, -1)) - 1
             if place < 0:
@@ -78,18 +84,20 @@ def _event_edges(activities: Sequence[Activity], waits: Sequence[Wait], overlap_
                 after = lanes[lane][at][1]
                 if before < after and activities[before].end_ns <= activities[after].start_ns + overlap_ns:
                     edges.append(Edge(before, after, "event"))
+                    work.spend(MORE_STEPS * (len(edges) > USUAL_EDGES * len(activities)))
                 else:
                     contradicted += 1
     return edges, contradicted
 
 
-def _assumed_edges(activities: Sequence[Activity], only_graphs: bool) -> list[Edge]:
+def _assumed_edges(activities: Sequence[Activity], only_graphs: bool, work: Work) -> list[Edge]:
     """Each record after the last one of every other stream that had ended when it began."""
     ended: dict[tuple[int, int, int], list[int]] = {}
     """By stream, its records so far, in order of start."""
     told: dict[tuple[tuple[int, int, int], tuple[int, int, int]], int] = {}
     edges: list[Edge] = []
     for index, activity in enumerate(activities):
+        work.spend(len(ended))
         for lane, records in ended.items():
             if lane == activity.lane:
                 continue
@@ -98,6 +106,7 @@ def _assumed_edges(activities: Sequence[Activity], only_graphs: bool) -> list[Ed
                 at -= 1
                 if len(records) - at > 64:
                     break
+            work.spend(len(records) - 1 - at)
             if at < 0 or activities[records[at]].end_ns > activity.start_ns:
                 continue
             before = records[at]
@@ -106,6 +115,7 @@ def _assumed_edges(activities: Sequence[Activity], only_graphs: bool) -> list[Ed
             if told.get((lane, activity.lane), -1) < before:
                 told[lane, activity.lane] = before
                 edges.append(Edge(before, index, "assumed"))
+                work.spend(MORE_STEPS * (len(edges) > USUAL_EDGES * len(activities)))
         ended.setdefault(activity.lane, []).append(index)
     return edges
 

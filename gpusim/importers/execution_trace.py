@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gpusim.file_limits import MAX_PARTS
-from gpusim.importers.model import Finding, ImportFileError, Profile, whole
+from gpusim.importers.model import MAX_NAME, Finding, ImportFileError, Profile, whole
 from gpusim.importers.stream_json import EventFile
+from gpusim.io.file_limits import MAX_PARTS, MAX_STORAGE_BYTES
 
 MAX_TENSOR_DEPTH: Final = 8
 
@@ -50,6 +50,8 @@ class Operator:
     """Tensor ids that it is given."""
     children: int = 0
     thread: int = 0
+    moved_bytes: int = 0
+    """Of the tensors that it is given and returns."""
     unknown_roles: bool = False
     """What it writes is not known, such as a Triton kernel's: all of its tensors count as written."""
 
@@ -131,13 +133,14 @@ def _operator(node: _Node) -> Operator:
                 written |= {storage for _, storage in _tensors(inputs[place : place + 1])}
     return Operator(
         number=whole(node.id, 0),
-        name=node.name if isinstance(node.name, str) else "",
+        name=node.name[:MAX_NAME] if isinstance(node.name, str) else "",
         parent=parent,
         record_function=whole(attributes.get("rf_id", node.rf_id)),
         reads=tuple(sorted({storage for _, storage in taken})),
         writes=tuple(sorted(written)),
         makes=tuple(sorted({number for number, _ in made})),
         takes=tuple(sorted({number for number, _ in taken})),
+        moved_bytes=sum(taken.values()) + sum(made.values()),
         thread=whole(attributes.get("tid", node.tid), 0),
         unknown_roles=unknown,
     )
@@ -149,16 +152,20 @@ def _values(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _tensors(values: list[Any], depth: int = 0) -> list[tuple[int, int]]:
-    """Tensor and storage ids of `[tensor, storage, offset, elements, item size, device]`, alone or in lists."""
-    found: list[tuple[int, int]] = []
+def _tensors(values: list[Any], depth: int = 0) -> dict[tuple[int, int], int]:
+    """Tensor and storage ids of `[tensor, storage, offset, elements, item size, device]`, alone or in lists, and bytes.
+
+    A tensor that occurs twice counts once.
+    """
+    found: dict[tuple[int, int], int] = {}
     for value in values:
         if not isinstance(value, list):
             continue
         if len(value) == 6 and isinstance(value[5], str) and all(isinstance(part, int) for part in value[:5]):
-            found.append((value[0], value[1]))
+            size = value[3] * value[4]
+            found[value[0], value[1]] = size if 0 <= size <= MAX_STORAGE_BYTES else 0
         elif depth < MAX_TENSOR_DEPTH:
-            found += _tensors(value, depth + 1)
+            found |= _tensors(value, depth + 1)
     return found
 
 

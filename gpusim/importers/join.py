@@ -6,13 +6,15 @@ A join that does not fit is an error, and never half done.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gpusim.formats.trace import EdgeKind, Quality
 from gpusim.importers.cuda_graph import GraphDump
 from gpusim.importers.execution_trace import Operator, OperatorTrace
-from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile
-from gpusim.trace.schema import EdgeKind, Quality
+from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile, Work
 
 #: Share of the operators with kernels, or of their time, that must be found in the other file.
 MIN_MATCHED = 0.95
@@ -20,6 +22,10 @@ MIN_MATCHED = 0.95
 LOOK_AHEAD = 64
 #: Operators that must agree in a row to begin with.
 WINDOW = 8
+#: Operators that hand out memory begin so; they launch nothing.
+ALLOCATE = ("aten::empty", "aten::new_empty")
+#: Calls within calls that are looked at.
+MAX_CALLS = 64
 _SPACES = re.compile(r"\s+")
 #: The host reads a value of the GPU there, so all that follows waits for it.
 HOST_READS = ("aten::_local_scalar_dense", "aten::item")
@@ -32,6 +38,10 @@ class Joined:
     edges: list[Edge]
     quality: Quality
     findings: list[Finding]
+    calls: dict[int, int] = field(default_factory=dict)
+    """By record the place of its operator call in the execution trace."""
+    moved_bytes: dict[int, int] = field(default_factory=dict)
+    """By such a place the bytes of the operator's tensors."""
 
 
 def join_operators(activities: Sequence[Activity], profile: Profile, trace: OperatorTrace) -> Joined:
@@ -44,14 +54,17 @@ def join_operators(activities: Sequence[Activity], profile: Profile, trace: Oper
         raise ImportFileError(trace.file, problem)
     in_all = max(1, sum(activity.dur_ns for activity in activities))
     known = sum(activity.dur_ns for index, activity in enumerate(activities) if index in matched)
-    edges = _data_edges(activities, matched, {operator.number: operator for operator in trace.operators})
+    edges = _data_edges(activities, matched, _Memory(trace.operators))
     quality: Quality = "data" if known / in_all >= MIN_MATCHED else "assumed"
     text = f"{known / in_all:.1%} of the time is tied to operators of {trace.file} by {how}"
     findings = [Finding("joined-operators", text)] if known < in_all else []
     if any(operator.unknown_roles for operator in matched.values()):
         text = "what Triton kernels write is not in an execution trace: they count as writing all of their tensors"
         findings.append(Finding("unknown-roles", text))
-    return Joined(edges, quality, findings)
+    places = {operator.number: place for place, operator in enumerate(trace.operators)}
+    calls = {index: places[operator.number] for index, operator in matched.items()}
+    moved_bytes = {calls[index]: operator.moved_bytes for index, operator in matched.items()}
+    return Joined(edges, quality, findings, calls, moved_bytes)
 
 
 def _by_record_function(activities: Sequence[Activity], trace: OperatorTrace) -> dict[int, Operator] | None:
@@ -82,6 +95,7 @@ def _by_names(activities: Sequence[Activity], profile: Profile, trace: OperatorT
     places: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         places.setdefault(name, []).append(place)
+    work = Work(trace.file)
     for offset in range(min(LOOK_AHEAD, len(wanted) - length + 1)):
         tried = 0
         for place in places.get(wanted[offset], ()):
@@ -90,7 +104,8 @@ def _by_names(activities: Sequence[Activity], profile: Profile, trace: OperatorT
             tried += 1
             if tried > 16:
                 break
-            pairs = _aligned(wanted, names, offset, place)
+            pairs = _aligned(wanted, names, offset, place, work)
+            work.spend(len(activities) + len(pairs))
             found = {
                 index: operators[pairs[activity.op_call - first]]
                 for index, activity in enumerate(activities)
@@ -101,7 +116,7 @@ def _by_names(activities: Sequence[Activity], profile: Profile, trace: OperatorT
     return None
 
 
-def _aligned(wanted: Sequence[str], names: Sequence[str], offset: int, place: int) -> dict[int, int]:
+def _aligned(wanted: Sequence[str], names: Sequence[str], offset: int, place: int, work: Work) -> dict[int, int]:
     """Places of equal names in two sequences, walked side by side; what only one has is stepped over."""
     pairs: dict[int, int] = {}
     a, b = offset, place
@@ -120,18 +135,51 @@ def _aligned(wanted: Sequence[str], names: Sequence[str], offset: int, place: in
             ),
             None,
         )
+        total = LOOK_AHEAD if step is None else sum(step)
+        work.spend(total * total)
         if step is None:
             break
         a, b = a + step[0], b + step[1]
     return pairs
 
 
-def _data_edges(
-    activities: Sequence[Activity], matched: dict[int, Operator], operators: dict[int, Operator]
-) -> list[Edge]:
+class _Memory:
+    """Where in the program addresses were handed out, for operators that are in its order."""
+
+    def __init__(self, operators: Sequence[Operator]) -> None:
+        self.operators = {operator.number: operator for operator in operators}
+        self.place = {operator.number: place for place, operator in enumerate(operators)}
+        self.allocated: dict[int, list[tuple[int, Operator]]] = {}
+        """By storage, in order: place and operator of each allocation."""
+        for place, operator in enumerate(operators):
+            if operator.name.startswith(ALLOCATE):
+                for storage in operator.writes:
+                    self.allocated.setdefault(storage, []).append((place, operator))
+
+    def is_within(self, operator: Operator, outer: Operator) -> bool:
+        """Whether an operator is another one, or was called by it."""
+        number, depth = operator.number, 0
+        while number in self.operators and depth < MAX_CALLS:
+            if number == outer.number:
+                return True
+            number, depth = self.operators[number].parent, depth + 1
+        return False
+
+    def is_other(self, storage: int, before: Operator, after: Operator) -> bool:
+        """Whether a storage was allocated anew between two operators, so that they mean different memory."""
+        some = self.allocated.get(storage, [])
+        at = bisect_left(some, self.place[after.number], key=lambda item: item[0]) - 1
+        if at < 0 or some[at][0] < self.place[before.number]:
+            return False
+        return not self.is_within(some[at][1], before)
+
+
+def _data_edges(activities: Sequence[Activity], matched: dict[int, Operator], memory: _Memory) -> list[Edge]:
     """Edges by what is read and written. Storage ids are addresses, which are used again: an operator that writes a
-    storage it is not given has made it, and does not wait for those who used the address before.
+    storage it is not given has made it, and does not wait for those who used the address before. Nor does one that is
+    given a storage which was allocated since.
     """
+    operators = memory.operators
     found: dict[tuple[int, int], EdgeKind] = {}
     writer: dict[int, int] = {}
     """Last record that wrote each storage."""
@@ -161,24 +209,29 @@ def _data_edges(
         kind: EdgeKind = "assumed" if operator.unknown_roles else "data"
         if again >= 0:
             edge(again, "stream")
+        reads, writes = set(operator.reads), set(operator.writes)
+        for storage in (*operator.reads, *operator.writes):
+            if storage in writer and memory.is_other(storage, matched[writer[storage]], operator):
+                del writer[storage]
         for storage in operator.reads:
             if storage in writer and writer[storage] != again:
                 edge(writer[storage], kind)
         for storage in operator.writes:
             if (
                 again < 0
-                and storage not in operator.reads
+                and storage not in reads
                 and not _made_inside(writer.get(storage), matched, operator, operators)
             ):
                 writer.pop(storage, None)
                 readers.pop(storage, None)
             edge(writer.get(storage, -1), kind)
             for reader in readers.get(storage, ()):
-                edge(reader, kind)
+                if not memory.is_other(storage, matched[reader], operator):
+                    edge(reader, kind)
             writer[storage] = index
             readers[storage] = []
         for storage in operator.reads:
-            if storage not in operator.writes:
+            if storage not in writes:
                 readers.setdefault(storage, []).append(index)
         if activity.op in HOST_READS:
             host_read = index
@@ -194,7 +247,7 @@ def _made_inside(
     if writer is None or writer not in matched:
         return False
     number, depth = matched[writer].parent, 0
-    while number in operators and depth < 64:
+    while number in operators and depth < MAX_CALLS:
         if number == operator.number:
             return True
         number, depth = operators[number].parent, depth + 1
@@ -203,8 +256,8 @@ def _made_inside(
 
 def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump) -> Joined:
     """The true edges of a CUDA graph for the records of one replay of it. Raises `ImportFileError`."""
-    work = [node for node in dump.nodes if node.kind in ("kernel", "memcpy", "memset")]
-    by_tools_id = {node.tools_id: node.index for node in work if node.tools_id}
+    nodes_of_work = [node for node in dump.nodes if node.kind in ("kernel", "memcpy", "memset")]
+    by_tools_id = {node.tools_id: node.index for node in nodes_of_work if node.tools_id}
     place: dict[int, int] = {}
     """By node its record."""
     if by_tools_id:
@@ -213,15 +266,15 @@ def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump
                 place.setdefault(by_tools_id[activity.graph_node], index)
     if not place:
         from_graph = [index for index, activity in enumerate(activities) if activity.shared_launch]
-        left: dict[tuple[str, object], list[int]] = {}
-        for node in (node for node in work if node.kind == "kernel"):
-            left.setdefault((_base(node.name), node.grid), []).append(node.index)
+        left: dict[tuple[str, object], deque[int]] = {}
+        for node in (node for node in nodes_of_work if node.kind == "kernel"):
+            left.setdefault((_base(node.name), node.grid), deque()).append(node.index)
         for index in from_graph:
             activity = activities[index]
             found = left.get((_base(activity.name), activity.grid)) or left.get((_base(activity.name), None))
             if found:
-                place[found.pop(0)] = index
-    kernels = sum(node.kind == "kernel" for node in work)
+                place[found.popleft()] = index
+    kernels = sum(node.kind == "kernel" for node in nodes_of_work)
     if not place or sum(activities[index].kind == "kernel" for index in place.values()) < MIN_MATCHED * kernels:
         raise ImportFileError(dump.file, f"its {kernels} kernels are not those that {profile.file} shows in one replay")
     nodes = {node.index: node for node in dump.nodes}
@@ -229,6 +282,7 @@ def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump
     found_edges: dict[tuple[int, int], EdgeKind] = {}
     last_on_lane: dict[tuple[int, int, int], int] = {}
     lost = 0
+    work = Work(dump.file)
     for index, activity in enumerate(activities):
         if index not in matched:
             if activity.lane in last_on_lane:
@@ -238,6 +292,7 @@ def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump
             todo = list(nodes[matched[index]].before)
             while todo:
                 number = todo.pop()
+                work.spend(1)
                 if number in seen:
                     continue
                 seen.add(number)
@@ -263,20 +318,20 @@ def join_counters(activities: Sequence[Activity], table: Profile) -> list[Findin
 
     Raises `ImportFileError` where none fits.
     """
-    left: dict[object, list[Activity]] = {}
+    left: dict[object, deque[Activity]] = {}
     for kernel in table.activities:
-        left.setdefault((_name(kernel.name), kernel.grid, kernel.block), []).append(kernel)
-        left.setdefault((_base(kernel.name), kernel.grid, kernel.block), []).append(kernel)
+        left.setdefault((_name(kernel.name), kernel.grid, kernel.block), deque()).append(kernel)
+        left.setdefault((_base(kernel.name), kernel.grid, kernel.block), deque()).append(kernel)
     used: set[int] = set()
     kernels = [activity for activity in activities if activity.kind == "kernel"]
     found = 0
     for activity in kernels:
         for key in (_name(activity.name), _base(activity.name)):
-            rows = left.get((key, activity.grid, activity.block), [])
+            rows = left.get((key, activity.grid, activity.block), deque())
             while rows and id(rows[0]) in used:
-                rows.pop(0)
+                rows.popleft()
             if rows:
-                row = rows.pop(0)
+                row = rows.popleft()
                 used.add(id(row))
                 activity.counters = row.counters or activity.counters
                 if row.regs_per_thread is not None:

@@ -6,11 +6,13 @@ Times are integer nanoseconds on the file's own clock.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from gpusim.errors import TraceError
-from gpusim.trace.schema import Counters, EdgeKind, Phase, Quality, TaskKind
+from gpusim.formats.trace import Counters, EdgeKind, GroundTruth, Phase, Quality, TaskKind
+from gpusim.io.file_limits import MAX_INTEGER
 
 Format = Literal[
     "kineto", "nsys-sqlite", "ncu-csv", "execution-trace", "chakra-et", "chakra-json", "cuda-graph", "gpusim-trace"
@@ -31,6 +33,26 @@ FORMAT_NAMES: dict[Format, str] = {
 
 class ImportFileError(TraceError):
     """A profile that cannot be read or holds no step."""
+
+
+#: Longest name of an operator or kernel that is looked at: those of CUTLASS have 3,000 characters.
+MAX_NAME: Final = 8192
+#: Steps of loops within loops over one file: a real one of a million records takes a tenth, all of them some 15 s.
+MAX_WORK: Final = 50_000_000
+
+
+@dataclass(slots=True)
+class Work:
+    """Counts such steps, and ends what would take minutes or gigabytes."""
+
+    file: str
+    left: int = field(default_factory=lambda: MAX_WORK)
+
+    def spend(self, steps: int) -> None:
+        """Raise `ImportFileError` where these are too many."""
+        self.left -= steps
+        if self.left < 0:
+            raise ImportFileError(self.file, "its records, streams and waits combine in too many ways to be followed")
 
 
 @dataclass(slots=True)
@@ -56,9 +78,9 @@ class Activity:
     graph_node: int = 0
     """CUPTI's number of the node of a CUDA graph; 0 outside of graphs."""
     process: int = 0
-    launch_ns: int = -1
-    """When the call that launched it began; -1 where the file does not say."""
-    launch_end_ns: int = -1
+    launch_ns: int | None = None
+    """When the call that launched it began; None where the file does not say. Below 0 before the file's origin."""
+    launch_end_ns: int | None = None
     """When that call returned."""
     shared_launch: bool = False
     """Other records have the same launch: a CUDA graph, or one call with several kernels."""
@@ -71,6 +93,8 @@ class Activity:
     module: str = ""
     phase: Phase = "forward"
     counters: Counters | None = None
+    alone_ns: int | None = None
+    """What it takes alone on the GPU, where the file says so."""
 
     @property
     def end_ns(self) -> int:
@@ -124,13 +148,18 @@ class Finding:
     action: str = ""
 
 
+#: Findings that say why a file has no kernels of a GPU.
+WITHOUT_KERNELS: Final = ("no-kernels", "no-times", "graphs-as-a-whole", "other-accelerator")
+
+
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
     """What a file says of a GPU."""
 
     name: str = ""
     sms: int = 0
-    sm_clock_mhz: int = 0
+    max_clock_mhz: int = 0
+    """Of its SMs, which is not what they ran at."""
 
 
 @dataclass(slots=True)
@@ -160,6 +189,12 @@ class Profile:
     """Operators or nodes, with kernels or without."""
     calls: list[str] = field(default_factory=list)
     """Names of all operators in order of begin; `Activity.op_call` counts in it."""
+    ground_truth: GroundTruth | None = None
+    """What the step took without a profiler, where the file says so."""
+
+    def note(self, code: str, text: str, action: str = "") -> None:
+        """Add a finding."""
+        self.findings.append(Finding(code, text, action))
 
     def kernels(self) -> list[Activity]:
         """Its kernels, without copies and memsets."""
@@ -193,7 +228,7 @@ def busy(activities: Iterable[Activity]) -> tuple[int, int]:
 
 def whole(value: object, default: int = -1, limit: int = 2**63 - 1) -> int:
     """A number of a file as an integer, or `default` where it is none or too large."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return default
     if isinstance(value, int):
         return value if -limit <= value <= limit else default
@@ -203,12 +238,20 @@ def whole(value: object, default: int = -1, limit: int = 2**63 - 1) -> int:
         try:
             return whole(int(value), default, limit)
         except ValueError:
-            return default
+            with suppress(ValueError):
+                return whole(float(value), default, limit)
     return default
 
 
+def lane_number(value: object, default: int = 0) -> int:
+    """The number of a device or stream, `default` where it is none or larger than a trace can hold."""
+    return max(0, whole(value, default, MAX_INTEGER))
+
+
 def dim3(value: object) -> tuple[int, int, int] | None:
-    """A launch size of a file, or None where it is none."""
+    """A launch size of a file, as a list or as text such as `[8, 1, 1]`; None where it is none."""
+    if isinstance(value, str) and len(value) < 80:
+        value = value.strip("[]() ").replace(",", " ").split()
     if isinstance(value, list | tuple) and 1 <= len(value) <= 3:
         parts = [whole(part) for part in value] + [1] * (3 - len(value))
         if min(parts) >= 1:

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from gpusim.file_limits import MAX_DOCUMENT_BYTES, MAX_PARTS, MAX_SMEM_BYTES, MAX_STEP_NS
+from gpusim.formats.trace import Counters
 from gpusim.importers.model import Activity, Finding, ImportFileError, Profile
-from gpusim.trace.schema import Counters
+from gpusim.io.file_limits import MAX_DOCUMENT_BYTES, MAX_PARTS, MAX_SMEM_BYTES, MAX_STEP_NS
 from gpusim.units import MIB, format_bytes
 
 #: Longest cell and most columns of a table.
@@ -22,6 +22,12 @@ MAX_COLUMNS: Final = 20_000
 _HEADER: Final = re.compile(r'^"?ID"?[,;]')
 _SIZE: Final = re.compile(r"\d+")
 _TIME: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
+#: By the names of the `raw` page and of the `details` page.
+_STATIC: Final = ("launch__shared_mem_per_block_static", "Static Shared Memory Per Block")
+_DYNAMIC: Final = ("launch__shared_mem_per_block_dynamic", "Dynamic Shared Memory Per Block")
+_REGISTERS: Final = ("launch__registers_per_thread", "Registers Per Thread")
+#: Between thousands, in some languages.
+_SPACES: Final = str.maketrans("", "", " \u00a0\u202f\u2009'\u2019")
 _NS: Final = {
     "ns": 1,
     "nsecond": 1,
@@ -84,11 +90,11 @@ def read_ncu(pieces: Iterator[bytes], name: str) -> Profile:
             if number is not None and 0 <= number * _NS.get(unit, 1) <= MAX_STEP_NS
             else 0
         )
-        static = _bytes(metrics, "launch__shared_mem_per_block_static", comma)
-        dynamic = _bytes(metrics, "launch__shared_mem_per_block_dynamic", comma)
-        registers = _metric(metrics, "launch__registers_per_thread", comma)
-        if registers is None:
-            registers = _metric(metrics, "Registers Per Thread", comma)
+        static, dynamic = (
+            next((found for text in some if (found := _bytes(metrics, text, comma)) is not None), None)
+            for some in (_STATIC, _DYNAMIC)
+        )
+        registers = next((held for text in _REGISTERS if (held := _metric(metrics, text, comma)) is not None), None)
         profile.activities.append(
             Activity(
                 kind="kernel",
@@ -125,13 +131,13 @@ def _raw(
     for number, row in enumerate(rows):
         if not any(row):
             continue
-        if len(row) != len(header):
-            if len(row) <= named:
-                continue  # a line that the program printed
-            raise ImportFileError(name, f"row {number + 2} of the table has {len(row)} cells for {len(header)} columns")
-        if not row[place["ID"]].strip() and not table:
+        if len(row) == len(header) and not row[place["ID"]].strip() and not table:
             units = row
             continue
+        if len(row) <= named or not row[place["ID"]].strip().isdecimal():
+            continue  # a line that the program printed, or the header of another table
+        if len(row) != len(header):
+            raise ImportFileError(name, f"row {number + 2} of the table has {len(row)} cells for {len(header)} columns")
         identity[number] = {text: row[at] for text, at in place.items() if "__" not in text}
         table[number] = {text: (row[at], units[at]) for text, at in place.items() if row[at]}
     return table, identity
@@ -143,7 +149,7 @@ def _long(rows: list[list[str]], place: dict[str, int]) -> tuple[Table, dict[int
     identity: dict[int, dict[str, str]] = {}
     keys: dict[tuple[str, ...], int] = {}
     for row in rows:
-        if len(row) <= max(place.values()):
+        if len(row) <= max(place.values()) or not row[place["ID"]].strip().isdecimal():
             continue
         key = tuple(row[place[text]] for text in ("ID", "Process ID", "Kernel Name") if text in place)
         number = keys.setdefault(key, len(keys))
@@ -158,7 +164,7 @@ def _comma_is_point(values: Iterator[str]) -> bool:
     """Whether the file's numbers have a comma where others have a point."""
     points = commas = 0
     for value in values:
-        text = value.strip()
+        text = value.translate(_SPACES)
         if not re.fullmatch(r"-?[\d.,]+", text):
             continue
         if "." in text and "," in text:
@@ -178,6 +184,7 @@ def _number(text: str, comma: bool) -> float | None:
     text = text.strip()
     if text.lower() in _NOT_NUMBERS or len(text) > 40:
         return None
+    text = text.translate(_SPACES)
     text = text.replace(".", "").replace(",", ".") if comma else text.replace(",", "")
     try:
         number = float(text)

@@ -1,141 +1,100 @@
-"""Nsight Systems: the SQLite file that `nsys export --type sqlite` writes, schemas of 2022 to 2026.
+"""Nsight Systems: the SQLite file that `nsys export --type sqlite` writes, schemas of 2021 to 2026.
 
-Only tables are read, by the columns that the file has: no view, trigger, virtual table or generated column is used,
-and the file is opened read-only and immutable. Times are integer nanoseconds.
+Tables are read by the columns that the file has, since each release adds some and trimmed files lack others. Numbers
+of enumerations change between releases, so their names come from the file's own `ENUM_` tables. Times are integer
+nanoseconds.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
+from collections import Counter, deque
+from collections.abc import Collection, Iterable
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Final
 
-from gpusim.file_limits import MAX_DOCUMENT_BYTES, MAX_PARTS, MAX_STEP_NS
-from gpusim.importers.model import Activity, Finding, GpuFacts, ImportFileError, Profile, Range, Wait, dim3, whole
-from gpusim.trace.schema import TaskKind
-from gpusim.units import MIB, format_bytes
+from gpusim.formats.trace import TaskKind
+from gpusim.importers.model import Activity, GpuFacts, ImportFileError, Profile, Range, Wait, dim3, lane_number, whole
+from gpusim.importers.sqlite_tables import Tables, opened
+from gpusim.importers.stream_json import Progress
+from gpusim.io.file_limits import MAX_PARTS, MAX_STEP_NS
+from gpusim.text import shortened
 
 TABLES: Final[dict[str, TaskKind]] = {
     "CUPTI_ACTIVITY_KIND_KERNEL": "kernel",
     "CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy",
     "CUPTI_ACTIVITY_KIND_MEMSET": "memset",
 }
-#: Longest text or row that is read.
-MAX_VALUE_BYTES: Final = 16 * MIB
-#: Rows of calls and ranges that are read.
-MAX_ROWS: Final = 4 * MAX_PARTS
-#: Instructions of SQLite's machine for one file: a full scan of the largest tables takes a tenth.
-MAX_STEPS: Final = 2_000_000_000
-_STEPS_AT_A_TIME: Final = 1_000_000
+#: Longest name of a kernel or range that is kept.
+MAX_NAME: Final = 1024
+#: Share of the time of reading that the GPU records take, about.
+_RECORDS: Final = 0.4
+#: Ranges and names of ranges that are kept.
+MAX_RANGES: Final = MAX_PARTS
+#: How often a node of a graph may have been made from another one's.
+MAX_CLONES: Final = 16
 _PUSH_POP, _START_END = 59, 60
-_COPIES: Final = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
+#: Kinds of copies by the end of their names in `ENUM_CUDA_MEMCPY_OPER`, with the numbers of files without that table.
+_COPIES: Final = {
+    1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
+    11: "unified HtoD", 12: "unified DtoH", 13: "unified DtoD",
+}  # fmt: skip
+#: Kinds of waits by a part of their names, as CUPTI and as the tables' labels have it, and by CUPTI's numbers.
+_EVENT, _STREAM_WAIT, _STREAM, _CONTEXT = "event", "stream waits", "stream", "context"
+_SYNC_NAMES: Final = (
+    ("STREAM_WAIT", _STREAM_WAIT),
+    ("STREAM WAIT", _STREAM_WAIT),
+    ("EVENT", _EVENT),
+    ("STREAM", _STREAM),
+    ("CONTEXT", _CONTEXT),
+    ("DEVICE", _CONTEXT),
+)
+_SYNC_NUMBERS: Final = {1: _EVENT, 2: _STREAM_WAIT, 3: _STREAM, 4: _CONTEXT}
+#: CUPTI's number where there is no stream or event.
+_NONE: Final = (-1, 2**32 - 1, 2**64 - 1)
 
 
-class _Base:
-    """The tables of a file, by name, with their ordinary columns."""
-
-    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
-        self.connection = connection
-        self.name = name
-        self.columns: dict[str, list[str]] = {}
-        self.left_out: list[str] = []
-        for kind, table, text in self._run("SELECT type, name, sql FROM main.sqlite_master LIMIT 5000"):
-            if not isinstance(table, str) or not isinstance(text, str):
-                continue
-            if kind == "table" and text[:13].upper() == "CREATE TABLE " and table.isidentifier():
-                # `table_info` has neither hidden nor generated columns.
-                self.columns[table] = [str(row[1]) for row in self._run(f'PRAGMA main.table_info("{table}")')]
-            elif kind in ("view", "trigger", "table"):
-                self.left_out.append(table)
-
-    def rows(
-        self, table: str, wanted: tuple[str, ...], limit: int = MAX_ROWS, order: str = ""
-    ) -> Iterator[tuple[Any, ...]]:
-        """The rows of a table with these columns, None for those that it lacks; nothing without the table."""
-        there = self.columns.get(table)
-        if there is None:
-            return
-        picked = ", ".join(f'"{column}"' if column in there else "NULL" for column in wanted)
-        by = f' ORDER BY "{order}"' if order in there else ""
-        yield from self._run(f'SELECT {picked} FROM main."{table}"{by} LIMIT {limit + 1}')
-
-    def pairs(self, table: str, key: str, value: str) -> dict[Any, Any]:
-        """Two columns as a dict."""
-        return dict(self.rows(table, (key, value)))
-
-    def _run(self, text: str) -> Iterator[tuple[Any, ...]]:
-        try:
-            yield from self.connection.execute(text)
-        except sqlite3.Error as cause:
-            problem = "takes too long to read" if "interrupted" in str(cause) else f"is a damaged SQLite file: {cause}"
-            raise ImportFileError(self.name, problem) from cause
-        except (OverflowError, MemoryError) as cause:
-            raise ImportFileError(self.name, f"is a damaged SQLite file: {cause}") from cause
+def read_nsys(source: Path | bytes, name: str, report: Progress | None = None) -> Profile:
+    """The profile in an export of Nsight Systems, a file or one in memory. Raises `ImportFileError`."""
+    with opened(source, name) as tables:
+        return _profile(tables, report or (lambda share: None))
 
 
-def read_nsys(path: Path, name: str) -> Profile:
-    """The profile in an export of Nsight Systems. Raises `ImportFileError`."""
-    try:
-        size = path.stat().st_size
-        address = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
-    except (OSError, ValueError) as cause:
-        raise ImportFileError(name, f"cannot be read: {getattr(cause, 'strerror', None) or cause}") from cause
-    if size > MAX_DOCUMENT_BYTES:
-        raise ImportFileError(name, f"is larger than {format_bytes(MAX_DOCUMENT_BYTES)}")
-    try:
-        connection = sqlite3.connect(address, uri=True, isolation_level=None)
-    except sqlite3.Error as cause:
-        raise ImportFileError(name, f"cannot be opened: {cause}") from cause
-    with closing(connection):
-        _lock_down(connection)
-        return _profile(_Base(connection, name))
-
-
-def _lock_down(connection: sqlite3.Connection) -> None:
-    """Nothing in the file runs, and nothing in it takes more than its share of memory and time."""
-    for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY"):
-        connection.execute(f"PRAGMA {pragma}")
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-    connection.text_factory = lambda data: data.decode("utf-8", "replace")
-    left = [MAX_STEPS // _STEPS_AT_A_TIME]
-
-    def tick() -> int:
-        left[0] -= 1
-        return left[0] < 0
-
-    connection.set_progress_handler(tick, _STEPS_AT_A_TIME)
-
-
-def _profile(base: _Base) -> Profile:
+def _profile(base: Tables, report: Progress) -> Profile:
     profile = Profile(file=base.name, format="nsys-sqlite", writer="Nsight Systems")
     if not any(
         table.startswith(("CUPTI_ACTIVITY", "TARGET_INFO", "NVTX_EVENTS", "META_DATA")) for table in base.columns
     ):
         raise ImportFileError(base.name, "is an SQLite file, and not one that `nsys export` writes: no table of its")
+    if "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL" in base.columns:
+        raise ImportFileError(base.name, "is an SQLite file of nvprof, which is not read: profile with `nsys profile`")
     meta = base.pairs("META_DATA_EXPORT", "name", "value") or base.pairs("EXPORT_META_DATA", "name", "value")
     version, schema = meta.get("EXPORT_PRODUCT_VERSION"), meta.get("EXPORT_SCHEMA_VERSION")
     if isinstance(version, str):
         profile.writer += f" {version}"
     if isinstance(schema, str):
         profile.writer += f" (schema {schema})"
-    texts = base.pairs("StringIds", "id", "value")
-    _activities(base, profile, texts)
-    _gpus(base, profile)
-    _launches(base, profile)
-    _ranges(base, profile, texts)
-    _waits(base, profile)
-    _graph_ranges(base, profile)
-    _find(base, profile)
+    odd = _activities(base, profile)
+    steps = (_gpus, _launches, _ranges, _waits, _graph_ranges)
+    for number, read in enumerate(steps):
+        report(_RECORDS + (1 - _RECORDS) * number / len(steps))
+        read(base, profile)
+    _find(base, profile, odd)
     profile.activities.sort(key=lambda found: (found.start_ns, found.lane))
     return profile
 
 
-def _activities(base: _Base, profile: Profile, texts: dict[Any, Any]) -> None:
+def _texts(base: Tables, wanted: Collection[Any]) -> dict[Any, str]:
+    """The texts of these numbers in `StringIds`."""
+    if not wanted:
+        return {}
+    rows = base.rows("StringIds", ("id", "value"))
+    return {key: shortened(text, MAX_NAME) for key, text in rows if key in wanted and isinstance(text, str)}
+
+
+def _activities(base: Tables, profile: Profile) -> int:
+    """Read the GPU records; gives how many have no sensible times."""
     wanted = (
         "start",
         "end",
@@ -145,6 +104,7 @@ def _activities(base: _Base, profile: Profile, texts: dict[Any, Any]) -> None:
         "globalPid",
         "demangledName",
         "shortName",
+        "mangledName",
         "gridX",
         "gridY",
         "gridZ",
@@ -161,65 +121,110 @@ def _activities(base: _Base, profile: Profile, texts: dict[Any, Any]) -> None:
         "copyKind",
         "graphNodeId",
     )
+    copies = _copies(base)
+    names: list[tuple[Any, ...]] = []
+    sizes: dict[Any, tuple[int, int, int] | None] = {}
+    odd = 0
     for table, kind in TABLES.items():
         for row in base.rows(table, wanted):
-            start, end = whole(row[0]), whole(row[1])
-            if start < 0 or end < start or end - start > MAX_STEP_NS:
-                raise ImportFileError(base.name, f"a row of {table} has the times {row[0]!r} to {row[1]!r}")
+            start, end = row[0], row[1]
+            if not isinstance(start, int) or not isinstance(end, int) or end - start > MAX_STEP_NS:
+                odd += 1
+                continue
+            odd += end < start
             if len(profile.activities) >= MAX_PARTS:
                 raise ImportFileError(base.name, f"has more than {MAX_PARTS} GPU records")
-            text = texts.get(row[6]) or texts.get(row[7])
-            if kind == "memcpy":
-                text = f"Memcpy {_COPIES.get(row[21], 'other')}"
-            elif kind == "memset":
-                text = "Memset"
-            registers = whole(row[14])
+            registers = whole(row[15])
             profile.activities.append(
                 Activity(
                     kind=kind,
-                    name=text if isinstance(text, str) else "",
-                    device=max(0, whole(row[2], 0)),
-                    stream=max(0, whole(row[3], 0)),
+                    name={"memcpy": f"Memcpy {copies.get(row[22], 'other')}", "memset": "Memset"}.get(kind, ""),
+                    device=lane_number(row[2]),
+                    stream=lane_number(row[3]),
                     start_ns=start,
-                    dur_ns=end - start,
+                    dur_ns=max(0, end - start),
                     correlation=whole(row[4]),
-                    process=whole(row[5], 0) >> 24,
-                    grid=dim3(row[8:11]),
-                    block=dim3(row[11:14]),
-                    cluster=dim3(row[17:20]),
+                    process=_process(row[5]),
+                    grid=sizes.setdefault(row[9:12], dim3(row[9:12])),
+                    block=sizes.setdefault(row[12:15], dim3(row[12:15])),
+                    cluster=sizes.setdefault(row[18:21], dim3(row[18:21])),
                     regs_per_thread=registers if registers >= 0 else None,
-                    smem_static_bytes=max(0, whole(row[15], 0)),
-                    smem_dynamic_bytes=max(0, whole(row[16], 0)),
-                    bytes=max(0, whole(row[20], 0)),
-                    graph_node=max(0, whole(row[22], 0)),
+                    smem_static_bytes=max(0, whole(row[16], 0)),
+                    smem_dynamic_bytes=max(0, whole(row[17], 0)),
+                    bytes=max(0, whole(row[21], 0)),
+                    graph_node=max(0, whole(row[23], 0)),
                 )
             )
+            if kind == "kernel":
+                names.append(row[6:9])
+    texts = _texts(base, {number for some in names for number in some if isinstance(number, int)})
+    kernels = (activity for activity in profile.activities if activity.kind == "kernel")
+    for activity, some in zip(kernels, names, strict=True):
+        activity.name = _first_text(some, texts)
+    return odd
 
 
-def _gpus(base: _Base, profile: Profile) -> None:
-    cuda_numbers: dict[int, int] = {}
-    for gpu, number in base.rows("TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId")):
-        cuda_numbers.setdefault(whole(gpu), whole(number))
-    for row in base.rows("TARGET_INFO_GPU", ("id", "name", "smCount", "clockRate", "cuDevice")):
-        number = whole(row[4])
-        number = number if number >= 0 else cuda_numbers.get(whole(row[0]), whole(row[0], 0))
-        clock = whole(row[3], 0)
-        mhz = clock // 1_000_000 if clock > 10_000_000 else clock // 1000
-        profile.gpus[number] = GpuFacts(
-            row[1] if isinstance(row[1], str) else "", max(0, whole(row[2], 0)), max(0, mhz)
-        )
+def _first_text(some: Iterable[Any], texts: dict[Any, str]) -> str:
+    """The first of some numbers of texts, or texts themselves, that is a text; empty without any."""
+    for value in some:
+        if isinstance(value, str) and value:
+            return shortened(value, MAX_NAME)
+        if found := texts.get(value):
+            return found
+    return ""
 
 
-def _launches(base: _Base, profile: Profile) -> None:
+def _copies(base: Tables) -> dict[Any, str]:
+    """Kinds of copies by number."""
+    known = {name.rpartition(" ")[2].upper(): name for name in _COPIES.values() if " " not in name}
+    kinds = dict(_COPIES)
+    for number, name in base.rows("ENUM_CUDA_MEMCPY_OPER", ("id", "name"), 1000):
+        if isinstance(name, str):
+            end = name.rpartition("_")[2].upper()
+            kinds[number] = ("unified " if "UVM" in name.upper() else "") + known.get(end, "other")
+    return kinds
+
+
+def _process(serialized: Any) -> int:
+    """The process in a `globalPid` or `globalTid`, with the machine's number above it; 0 where there is none."""
+    return whole(serialized, 0) >> 24
+
+
+def _gpus(base: Tables, profile: Profile) -> None:
+    """GPUs by the numbers that records have: CUDA's, where the file ties the two together."""
+    rows = {}
+    for table in base.columns:
+        if table.startswith("TARGET_INFO") and table.endswith("GPU"):
+            for row in base.rows(table, ("id", "name", "smCount", "clockRate", "cuDevice"), 1000):
+                clock = whole(row[3], 0)
+                mhz = clock // 1_000_000 if clock > 10_000_000 else clock // 1000
+                name = row[1] if isinstance(row[1], str) else ""
+                rows[whole(row[0], 0)] = whole(row[4]), GpuFacts(name, max(0, whole(row[2], 0)), max(0, mhz))
+    for gpu, number in base.rows("TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId"), 100_000):
+        if whole(gpu) in rows and whole(number) >= 0:
+            profile.gpus.setdefault(whole(number), rows[whole(gpu)][1])
+    for number, facts in rows.values():
+        if number >= 0:
+            profile.gpus.setdefault(number, facts)
+    for number, (_, facts) in rows.items():
+        profile.gpus.setdefault(number, facts)
+    if len({facts.name for _, facts in rows.values()}) == 1:  # all alike
+        for device in profile.devices():
+            profile.gpus.setdefault(device, next(iter(rows.values()))[1])
+
+
+def _launches(base: Tables, profile: Profile) -> None:
     """The call that launched each record: the same correlation, and the same process where the file has both."""
     shared = Counter((a.process, a.correlation) for a in profile.activities)
     begun: dict[tuple[int, int], tuple[int, int]] = {}
     wanted = ("start", "end", "globalTid", "correlationId")
     for start, end, thread, correlation in base.rows("CUPTI_ACTIVITY_KIND_RUNTIME", wanted):
-        number, time_ns = whole(correlation), whole(start)
-        for process in (whole(thread, 0) >> 24, 0):
+        number = whole(correlation)
+        if not isinstance(start, int):
+            continue
+        for process in (_process(thread), 0):
             if (process, number) in shared:
-                begun.setdefault((process, number), (time_ns, whole(end)))
+                begun.setdefault((process, number), (start, end if isinstance(end, int) else start))
     for activity in profile.activities:
         found = begun.get((activity.process, activity.correlation))
         if found is not None:
@@ -227,50 +232,72 @@ def _launches(base: _Base, profile: Profile) -> None:
             activity.shared_launch = shared[activity.process, activity.correlation] > 1
 
 
-def _ranges(base: _Base, profile: Profile, texts: dict[Any, Any]) -> None:
+def _ranges(base: Tables, profile: Profile) -> None:
+    """Ranges of NVTX; in files without types of events, each that has an end."""
     wanted = ("start", "end", "eventType", "text", "textId", "globalTid")
-    for start, end, kind, text, text_id, thread in base.rows("NVTX_EVENTS", wanted):
-        begin_ns, end_ns = whole(start), whole(end)
-        label = text if isinstance(text, str) else texts.get(text_id)
-        if kind in (_PUSH_POP, _START_END) and isinstance(label, str) and label and 0 <= begin_ns <= end_ns:
-            profile.ranges.append(Range(label, begin_ns, end_ns, whole(thread, 0)))
+    found: list[tuple[Any, ...]] = []
+    for row in base.rows("NVTX_EVENTS", wanted, MAX_RANGES):
+        start, end, kind = row[:3]
+        if kind in (_PUSH_POP, _START_END, None) and isinstance(start, int) and isinstance(end, int) and start <= end:
+            found.append((start, end, *row[3:]))
+    texts = _texts(base, {row[3] for row in found if isinstance(row[3], int)})
+    for start, end, text, text_id, thread in found:
+        label = _first_text((text, text_id), texts)
+        if label:
+            profile.ranges.append(Range(label, start, end, whole(thread, 0)))
 
 
-def _waits(base: _Base, profile: Profile) -> None:
-    """Waits of streams for events and of the host for streams; labels come from the file, whose numbers change."""
-    labels = {
-        whole(key): str(text)
-        for table in ("ENUM_CUPTI_SYNC_TYPE", "ENUM_CUDA_SYNC_TYPE")
-        for key, text in base.rows(table, ("id", "label"))
-    }
-    labels = labels or {1: "Event sync", 2: "Stream wait event sync", 3: "Stream sync", 4: "Context sync"}
+def _waits(base: Tables, profile: Profile) -> None:
+    """Waits of streams for events, and of the host for events, streams and the GPU.
+
+    A wait names the record of its event by `eventSyncId`, in files that have it; else it is the event's last one.
+    """
     records: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for event, stream, correlation, process in base.rows(
-        "CUPTI_ACTIVITY_KIND_CUDA_EVENT", ("eventId", "streamId", "correlationId", "globalPid")
+    exact: dict[tuple[int, int], tuple[int, int]] = {}
+    for event, sync, stream, correlation, process in base.rows(
+        "CUPTI_ACTIVITY_KIND_CUDA_EVENT", ("eventId", "eventSyncId", "streamId", "correlationId", "globalPid")
     ):
-        records.setdefault((whole(process, 0) >> 24, whole(event)), []).append((whole(correlation), whole(stream)))
-    for found in records.values():
-        found.sort()
-    wanted = ("syncType", "eventId", "streamId", "correlationId", "globalPid")
-    for kind, event, stream, correlation, process in base.rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", wanted):
-        label = labels.get(whole(kind), "").lower()
-        number, owner = whole(correlation), whole(process, 0) >> 24
-        if "event" in label:
-            made = records.get((owner, whole(event)), [])
-            place = bisect_left(made, (number, -1)) - 1
-            if place < 0:
-                continue
-            recorded, source = made[place]
-            waits = whole(stream) if "wait" in label else None
-            profile.waits.append(Wait(number, recorded, source, waits, owner))
-        elif "stream" in label:
-            profile.waits.append(Wait(number, number, whole(stream), None, owner))
-        elif "context" in label or "device" in label:
+        record = whole(correlation), whole(stream)
+        records.setdefault((_process(process), whole(event)), []).append(record)
+        if whole(sync) > 0 and whole(sync) not in _NONE:
+            exact[_process(process), whole(sync)] = record
+    for some in records.values():
+        some.sort()
+    kinds = _sync_kinds(base)
+    wanted = ("syncType", "eventId", "eventSyncId", "streamId", "correlationId", "globalPid", "deprecatedSyncType")
+    for row in base.rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", wanted):
+        number, owner = whole(row[4]), _process(row[5])
+        kind = kinds.get(row[0], kinds.get(row[6], ""))
+        if kind in (_EVENT, _STREAM_WAIT):
+            found = exact.get((owner, whole(row[2]))) or _last_before(records.get((owner, whole(row[1])), []), number)
+            if found is not None:
+                waiting = whole(row[3]) if kind == _STREAM_WAIT else None
+                profile.waits.append(Wait(number, found[0], found[1], waiting, owner))
+        elif kind == _STREAM and whole(row[3]) not in _NONE:
+            profile.waits.append(Wait(number, number, whole(row[3]), None, owner))
+        elif kind in (_STREAM, _CONTEXT):
             profile.waits.append(Wait(number, number, None, None, owner))
     profile.has_waits = bool(records)
 
 
-def _graph_ranges(base: _Base, profile: Profile) -> None:
+def _last_before(records: list[tuple[int, int]], number: int) -> tuple[int, int] | None:
+    place = bisect_left(records, (number, -1)) - 1
+    return records[place] if place >= 0 else None
+
+
+def _sync_kinds(base: Tables) -> dict[Any, str]:
+    """Kinds of waits by number."""
+    kinds: dict[Any, str] = {}
+    for table in ("ENUM_CUPTI_SYNC_TYPE", "ENUM_CUDA_SYNC_TYPE"):
+        for number, name, label in base.rows(table, ("id", "name", "label"), 1000):
+            text = f"{name} {label}".upper().partition("SYNCHRONIZATION_TYPE_")
+            kind = next((kind for part, kind in _SYNC_NAMES if part in (text[2] or text[0])), None)
+            if kind is not None:
+                kinds[number] = kind
+    return kinds or dict(_SYNC_NUMBERS)
+
+
+def _graph_ranges(base: Tables, profile: Profile) -> None:
     """Give kernels of a CUDA graph the innermost NVTX range that was open when their node was captured."""
     wanted = ("graphNodeId", "originalGraphNodeId", "start", "globalTid")
     made: dict[int, tuple[int, int, int]] = {}
@@ -281,79 +308,67 @@ def _graph_ranges(base: _Base, profile: Profile) -> None:
     spans: dict[int, list[Range]] = {}
     for span in profile.ranges:
         spans.setdefault(span.thread, []).append(span)
+    wanted_at: dict[int, list[tuple[int, int]]] = {}
+    """By thread: when a node was captured, and which."""
+    for node in {activity.graph_node for activity in profile.activities} & made.keys():
+        at, steps = node, 0
+        while made[at][0] in made and steps < MAX_CLONES:
+            at, steps = made[at][0], steps + 1
+        _, time_ns, thread = made[at]
+        wanted_at.setdefault(thread, []).append((time_ns, node))
     found: dict[int, str] = {}
+    for thread, times in wanted_at.items():
+        found.update(_innermost(spans.get(thread, []), times))
     for activity in profile.activities:
-        node = activity.graph_node
-        if not node or node not in made:
-            continue
-        if node not in found:
-            seen: set[int] = set()
-            at = node
-            while made[at][0] in made and at not in seen:
-                seen.add(at)
-                at = made[at][0]
-            _, time_ns, thread = made[at]
-            inside = [span for span in spans.get(thread, ()) if span.start_ns <= time_ns <= span.end_ns]
-            found[node] = max(inside, key=lambda span: span.start_ns).name if inside else ""
-        activity.module = found[node]
+        activity.module = found.get(activity.graph_node, activity.module)
 
 
-def _find(base: _Base, profile: Profile) -> None:
-    add = profile.findings.append
+def _innermost(spans: Iterable[Range], times: list[tuple[int, int]]) -> dict[int, str]:
+    """Of each numbered time, the name of the span around it that began last; of two that began together, the first."""
+    waiting = deque(sorted(enumerate(spans), key=lambda item: item[1].start_ns))
+    around: list[tuple[int, int, Range]] = []
+    names: dict[int, str] = {}
+    for time_ns, number in sorted(times):
+        while waiting and waiting[0][1].start_ns <= time_ns:
+            place, span = waiting.popleft()
+            heappush(around, (-span.start_ns, place, span))
+        while around and around[0][2].end_ns < time_ns:
+            heappop(around)
+        names[number] = around[0][2].name if around else ""
+    return names
+
+
+def _find(base: Tables, profile: Profile, odd: int) -> None:
     kernels = profile.kernels()
+    whole_graphs = sum(1 for _ in base.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", ("start",), MAX_PARTS))
+    if whole_graphs:
+        text = f"{whole_graphs} launches of CUDA graphs are recorded as a whole, without kernels"
+        profile.note("graphs-as-a-whole", text, "profile with `nsys profile --cuda-graph-trace=node`")
     if base.left_out:
-        add(
-            Finding(
-                "views-left-out",
-                f"{len(base.left_out)} views, triggers or virtual tables are in the file and are not used",
-            )
-        )
+        text = f"{len(base.left_out)} views, triggers or virtual tables are in the file and are not used"
+        profile.note("views-left-out", text)
+    if odd:
+        text = f"{odd} records have no end, or one before their start: left out, or without a duration"
+        profile.note("odd-times", text, "profile again, and end the program before nsys stops")
     if not profile.activities:
         return
-    there = base.columns.get("CUPTI_ACTIVITY_KIND_KERNEL", [])
-    if kernels and "registersPerThread" not in there:
-        add(
-            Finding(
-                "no-registers",
-                "the table of kernels has no registers and no shared memory: it was trimmed",
-                "export the .nsys-rep again with `nsys export --type sqlite`",
-            )
-        )
+    if kernels and "registersPerThread" not in base.columns.get("CUPTI_ACTIVITY_KIND_KERNEL", []):
+        text = "the table of kernels has no registers and no shared memory: it was trimmed"
+        profile.note("no-registers", text, "export the .nsys-rep again with `nsys export --type sqlite`")
+    nameless = sum(not kernel.name for kernel in kernels)
+    if nameless:
+        text = f"{nameless} of {len(kernels)} kernels have no name: StringIds is missing or short"
+        profile.note("no-names", text, "export the .nsys-rep again with `nsys export --type sqlite`")
     missing = [device for device in profile.devices() if not profile.gpus.get(device, GpuFacts()).name]
     if missing:
-        what = ", ".join(map(str, missing))
-        add(
-            Finding(
-                "no-gpu-properties",
-                f"the file does not name the GPU (device {what}): TARGET_INFO_GPU is missing or short",
-                "export the .nsys-rep again, or name the GPU with --gpu",
-            )
-        )
+        what = shortened(", ".join(map(str, missing)))
+        text = f"the file does not name the GPU (device {what}): TARGET_INFO_GPU is missing or short"
+        profile.note("no-gpu-properties", text, "export the .nsys-rep again, or name the GPU with --gpu")
     graph = [activity for activity in kernels if activity.shared_launch or activity.graph_node]
     if graph:
-        add(
-            Finding(
-                "shared-correlation",
-                f"{len(graph)} kernels ran from CUDA graphs, and have no launch of their own",
-                "add a dump of the graph for its edges",
-            )
-        )
-    unlaunched = sum(activity.launch_ns < 0 for activity in kernels)
+        text = f"{len(graph)} kernels ran from CUDA graphs, and have no launch of their own"
+        profile.note("shared-correlation", text, "add a dump of the graph for its edges")
+    unlaunched = sum(activity.launch_ns is None for activity in kernels)
     if unlaunched:
-        add(
-            Finding(
-                "no-launches",
-                f"{unlaunched} of {len(kernels)} kernels have no launch in the file",
-                "profile from before the step begins",
-            )
-        )
-    if "CUPTI_ACTIVITY_KIND_GRAPH_TRACE" in base.columns:
-        whole_graphs = sum(1 for _ in base.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", ("start",), 1000))
-        if whole_graphs:
-            add(
-                Finding(
-                    "graphs-as-a-whole",
-                    f"{whole_graphs} launches of CUDA graphs are recorded as a whole, without kernels",
-                    "profile with `nsys profile --cuda-graph-trace=node`",
-                )
-            )
+        text = f"{unlaunched} of {len(kernels)} kernels have no launch in the file"
+        profile.note("no-launches", text, "profile from before the step begins")

@@ -1,42 +1,88 @@
 """The observed step again, from its launches, edges and durations alone: how well they explain the file's timeline.
 
-A record starts when all that it waits for has ended and its launch has reached the GPU. Two numbers come from the file:
-the time from a launch to the start on an idle GPU, and the gap between records that follow each other at once.
+A record starts when all that it waits for has ended and its launch has reached the GPU. A few numbers come from the
+file: the usual time from a launch to the start on an idle GPU, and the usual gaps between a record and what it waits
+for. Gaps differ on its own stream and on another one, and alone on the GPU and beside other records. Usual gaps are
+means, since a step is a sum of them. A launch that the host was kept in counts as late, and none as later than the
+start that it led to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median_low
+from dataclasses import dataclass
+from statistics import fmean, median_low
+from typing import Final
 
+from gpusim.importers.edges import stream_edges
 from gpusim.importers.model import Activity, Edge
+from gpusim.units import counted, format_ns
+
+#: A gap of more than so many usual ones, and of more than so many ns, is a wait for something that is not in the file.
+MANY_GAPS, LONG_NS = 10, 10_000
+#: A gap of fewer ns is a record that began before the end of what it waits for: not late, but early.
+EARLY_NS: Final = -LONG_NS
 
 
-def resimulated(activities: Sequence[Activity], edges: Sequence[Edge]) -> list[int]:
-    """Start of each record in ns, on the file's clock; the first one starts as observed."""
+@dataclass(frozen=True, slots=True)
+class Resimulation:
+    """Starts of the records in ns on the file's clock, and what the launches and edges of the file do not explain."""
+
+    starts: list[int]
+    waits: int
+    """Records that began much later than all that they are said to wait for."""
+    waited_ns: int
+    """By how much, in all."""
+    waits_unlaunched: int
+    """Of these, without a launch in the file."""
+    early: int
+    """Records that began much before the end of what they are said to wait for."""
+
+    def reason(self) -> str:
+        """What the file does not explain, in words; empty where launches and edges explain all starts."""
+        parts = []
+        if self.waits:
+            without = f", {self.waits_unlaunched} of them without a launch in the file" if self.waits_unlaunched else ""
+            waited = f"{counted(self.waits, 'record')} waited {format_ns(self.waited_ns)} in all"
+            parts.append(f"{waited} for what is not in the file{without}")
+        if self.early:
+            parts.append(f"{counted(self.early, 'record')} began before the end of what it is said to wait for")
+        return "; ".join(parts)
+
+
+def resimulated(activities: Sequence[Activity], edges: Sequence[Edge]) -> Resimulation:
+    """Each record again, in the order of its stream. `activities` are in order of start.
+
+    A record that waits for none starts as observed: what its stream did before is not in the step.
+    """
     before: list[list[int]] = [[] for _ in activities]
-    for edge in edges:
+    for edge in (*stream_edges(activities), *edges):
         before[edge.after].append(edge.before)
-    first_of_launch: dict[tuple[int, int], int] = {}
-    for index, activity in enumerate(activities):
-        if activity.launch_ns >= 0:
-            first_of_launch.setdefault((activity.process, activity.correlation), index)
-    call_ns = _call_ns(activities)
-    released = [
-        max(activity.launch_ns, activity.launch_end_ns - call_ns)
-        if first_of_launch.get((activity.process, activity.correlation)) == index
-        else -1
-        for index, activity in enumerate(activities)
-    ]
-    latency_ns = _latency_ns(activities, before, released)
-    gap_ns = _gap_ns(activities, before, released, latency_ns)
+    arrivals = _arrivals_ns(activities, before)
+    beside = _beside(activities)
+    usual = {
+        kind: _usual_ns([gap for gap in gaps if gap > EARLY_NS])
+        for kind, gaps in _gaps_ns(activities, before, arrivals, beside).items()
+    }
     starts: list[int] = []
+    waits = waited_ns = unlaunched = early = 0
     for index, activity in enumerate(activities):
-        times = [starts[b] + activities[b].dur_ns + gap_ns for b in before[index]]
-        if released[index] >= 0:
-            times.append(released[index] + latency_ns)
-        starts.append(activity.start_ns if not index else max(times, default=activity.start_ns))
-    return starts
+        if not before[index]:
+            starts.append(activity.start_ns)
+            continue
+        ended_ns, last = max((starts[b] + activities[b].dur_ns, b) for b in before[index])
+        gap_ns = usual.get((activities[last].lane == activity.lane, beside[index]), 0.0)
+        ready_ns = max(activities[b].end_ns for b in before[index])
+        start_ns = ended_ns + gap_ns
+        arrival_ns = arrivals[index]
+        if arrival_ns is not None:
+            start_ns, ready_ns = max(start_ns, arrival_ns), max(ready_ns, arrival_ns)
+        starts.append(round(start_ns))
+        late_ns = activity.start_ns - ready_ns
+        if late_ns > _long_ns(gap_ns):
+            waits, waited_ns, unlaunched = waits + 1, waited_ns + late_ns, unlaunched + (arrival_ns is None)
+        early += late_ns < EARLY_NS
+    return Resimulation(starts, waits, waited_ns, unlaunched, early)
 
 
 def makespan_ns(activities: Sequence[Activity], starts: Sequence[int] | None = None) -> int:
@@ -47,33 +93,76 @@ def makespan_ns(activities: Sequence[Activity], starts: Sequence[int] | None = N
     return max(t + a.dur_ns for t, a in zip(times, activities, strict=True)) - min(times)
 
 
-def _call_ns(activities: Sequence[Activity]) -> int:
-    """Usual length of a launch; what a call takes longer, loading a module or waiting for room, comes before it."""
-    found = [a.launch_end_ns - a.launch_ns for a in activities if 0 <= a.launch_ns <= a.launch_end_ns]
-    return median_low(found) if found else 0
+def _arrivals_ns(activities: Sequence[Activity], before: Sequence[Sequence[int]]) -> list[int | None]:
+    """When the launch of each record had reached the GPU; None without a launch of its own.
 
-
-def _latency_ns(activities: Sequence[Activity], before: Sequence[Sequence[int]], released: Sequence[int]) -> int:
-    """Median time from the launch to the start of records that found their GPU idle; 0 without any."""
-    found = [
-        activity.start_ns - released[index]
-        for index, activity in enumerate(activities)
-        if released[index] >= 0
+    What a call takes longer than usual, loading a module or waiting for room, comes before the launch.
+    """
+    lengths = [a.launch_end_ns - a.launch_ns for a in activities if a.launch_ns is not None and a.launch_end_ns]
+    call_ns = median_low(lengths) if lengths else 0
+    seen: set[tuple[int, int]] = set()
+    released: list[int | None] = []
+    for activity in activities:
+        key = (activity.process, activity.correlation)
+        if activity.launch_ns is None or key in seen:
+            released.append(None)
+            continue
+        seen.add(key)
+        end_ns = activity.launch_ns if activity.launch_end_ns is None else activity.launch_end_ns
+        released.append(min(max(activity.launch_ns, end_ns - call_ns), activity.start_ns))
+    latencies = [
+        activity.start_ns - release_ns
+        for index, (activity, release_ns) in enumerate(zip(activities, released, strict=True))
+        if release_ns is not None
         and before[index]  # of the first one nobody knows what ran before
-        and activity.start_ns >= released[index]
-        and all(activities[b].end_ns <= released[index] for b in before[index])
+        and all(activities[b].end_ns <= release_ns for b in before[index])
     ]
-    return median_low(found) if found else 0
+    latency_ns = median_low(latencies) if latencies else 0
+    return [
+        None if release_ns is None else min(release_ns + latency_ns, activity.start_ns)
+        for activity, release_ns in zip(activities, released, strict=True)
+    ]
 
 
-def _gap_ns(
-    activities: Sequence[Activity], before: Sequence[Sequence[int]], released: Sequence[int], latency_ns: int
-) -> int:
-    """Median gap between a record and the last one that it waits for, where its launch was there before that ended."""
-    found = []
+def _gaps_ns(
+    activities: Sequence[Activity],
+    before: Sequence[Sequence[int]],
+    arrivals: Sequence[int | None],
+    beside: Sequence[bool],
+) -> dict[tuple[bool, bool], list[int]]:
+    """Gaps between records and the last one that they wait for, by whether it is on their own stream, and `beside`.
+
+    Of records only whose launch was there before: others wait for the host.
+    """
+    gaps: dict[tuple[bool, bool], list[int]] = {}
     for index, activity in enumerate(activities):
-        if before[index]:
-            ended_ns = max(activities[b].end_ns for b in before[index])
-            if released[index] + latency_ns <= ended_ns:
-                found.append(max(0, activity.start_ns - ended_ns))
-    return median_low(found) if found else 0
+        if not before[index]:
+            continue
+        last = max(before[index], key=lambda b: activities[b].end_ns)
+        ended_ns, arrival_ns = activities[last].end_ns, arrivals[index]
+        if arrival_ns is None or arrival_ns <= min(ended_ns, activity.start_ns - 1):
+            kind = activities[last].lane == activity.lane, beside[index]
+            gaps.setdefault(kind, []).append(activity.start_ns - ended_ns)
+    return gaps
+
+
+def _beside(activities: Sequence[Activity]) -> list[bool]:
+    """Whether another record ran when each one began: a GPU with work starts more slowly than one without."""
+    reached_ns = activities[0].start_ns if activities else 0
+    beside = []
+    for activity in activities:
+        beside.append(reached_ns > activity.start_ns)
+        reached_ns = max(reached_ns, activity.end_ns)
+    return beside
+
+
+def _usual_ns(gaps: Sequence[int]) -> float:
+    """Mean of all gaps but the long ones; 0 without any."""
+    if not gaps:
+        return 0.0
+    limit_ns = _long_ns(median_low(gaps))
+    return fmean([gap for gap in gaps if gap <= limit_ns] or [0])
+
+
+def _long_ns(gap_ns: float) -> float:
+    return max(LONG_NS, MANY_GAPS * gap_ns)

@@ -1,8 +1,9 @@
-"""Reading any file that an importer knows: plain, gzip, or the members of a tar archive, which never leave memory."""
+"""Reading any file that an importer knows: plain, gzip, or the members of a tar or zip archive, in memory."""
 
 from __future__ import annotations
 
-import tarfile
+import io
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,8 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Final
 
-from gpusim import file_limits
-from gpusim.formats_known import LOOKED_AT_BYTES, known_format, profile_format
+from gpusim.importers.archives import ZIP_START, is_tar, members, naming_damage
 from gpusim.importers.chakra import read_chakra, read_chakra_json
 from gpusim.importers.cuda_graph import GraphDump, read_cuda_graph
 from gpusim.importers.execution_trace import OperatorTrace, read_execution_trace
@@ -19,11 +19,12 @@ from gpusim.importers.kineto import read_kineto
 from gpusim.importers.model import ImportFileError, Profile
 from gpusim.importers.ncu import read_ncu
 from gpusim.importers.nsys import read_nsys
-from gpusim.importers.stream_json import PIECE_BYTES, Progress, text_pieces
-from gpusim.units import format_bytes
+from gpusim.importers.stream_json import GZIP_START, Progress, as_utf8, unpacked
+from gpusim.io.file_limits import MAX_DOCUMENT_BYTES
+from gpusim.io.known_formats import LOOKED_AT_BYTES, known_format, profile_format
+from gpusim.io.opening import UnreadableError, open_file
+from gpusim.text import shortened
 
-#: Members of an archive that are looked at.
-MAX_MEMBERS: Final = 4096
 GPUSIM_TRACE: Final = "gpusim-trace"
 _READ: Final = "read are Kineto JSON, nsys SQLite, ncu CSV, execution traces, Chakra .et, dumps of CUDA graphs"
 
@@ -48,69 +49,124 @@ class Contents:
 
 def read_files(files: list[str], report: Progress | None = None) -> Contents:
     """Everything in these files. Raises `ImportFileError` for the first that cannot be read."""
-    found = Contents()
+    contents = Contents()
     for file in files:
-        _read_file(file, found, report)
-    return found
+        _read_file(file, contents, report)
+    return contents
+
+
+def read_data(data: bytes, name: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Contents:
+    """Everything in a file in memory; `max_bytes` is the most text in it. Raises `ImportFileError`."""
+    contents = Contents()
+    if profile_format(data, name) == "nsys-sqlite":
+        contents.profiles.append(read_nsys(data, name))
+    else:
+        _read_open(io.BytesIO(data), len(data), name, contents, None, max_bytes)
+    return contents
 
 
 def is_foreign(file: str) -> bool:
-    """Whether a file begins as one in a format of another tool. False for one that cannot be opened."""
+    """Whether a file begins as one in a format of another tool, or is a folder. False for one that cannot be opened."""
     try:
-        with Path(file).open("rb") as opened:
-            start = opened.read(LOOKED_AT_BYTES)
-        if start.startswith(b"\x1f\x8b"):
-            start = zlib.decompressobj(wbits=31).decompress(start, LOOKED_AT_BYTES)
-    except (OSError, ValueError, zlib.error):  # ValueError: a NUL in the name
+        if os.path.isdir(file):
+            return True
+        with open_file(Path(file)) as opened:
+            return _is_foreign(opened, Path(file).stat().st_size, file)
+    except (OSError, ValueError, UnreadableError):  # ValueError: a NUL in the name
         return False
-    return start[257:262] == b"ustar" or profile_format(start, file) not in ("", GPUSIM_TRACE)
 
 
-def _read_file(file: str, found: Contents, report: Progress | None) -> None:
+def is_foreign_data(data: bytes, name: str) -> bool:
+    """The same of a file in memory."""
+    return _is_foreign(io.BytesIO(data), len(data), name)
+
+
+def _is_foreign(opened: IO[bytes], size_bytes: int, name: str) -> bool:
+    start = opened.read(LOOKED_AT_BYTES)
+    try:
+        if start.startswith(ZIP_START):
+            with naming_damage(name):
+                found = members(opened, size_bytes, name, MAX_DOCUMENT_BYTES)
+                return any(_known_name(member) for member, _, _ in found)
+        if start.startswith(GZIP_START):
+            start = zlib.decompressobj(wbits=31).decompress(start, LOOKED_AT_BYTES)
+    except (zlib.error, ImportFileError):
+        return False
+    return start[257:262] == b"ustar" or profile_format(start, name) not in ("", GPUSIM_TRACE)
+
+
+def _known_name(name: str) -> bool:
+    """Whether a member of an archive is named as a profile: weights, which torch saves as zip archives, are not."""
+    base = name.rpartition("/")[2].lower()
+    return not base.startswith("._") and base.removesuffix(".gz").endswith((".json", ".csv", ".et"))
+
+
+def _read_file(file: str, contents: Contents, report: Progress | None) -> None:
     path = Path(file)
     try:
-        with path.open("rb") as opened:
-            start = opened.read(LOOKED_AT_BYTES)
+        if os.path.isdir(path):
+            raise ImportFileError(file, _in_folder(path))
+        opened = open_file(path)
+    except UnreadableError as cause:
+        raise ImportFileError(file, str(cause)) from cause
     except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
         raise ImportFileError(file, f"cannot be read: {getattr(cause, 'strerror', None) or cause}") from cause
-    if not start:
-        raise ImportFileError(file, "is empty")
-    if profile_format(start, file) == "nsys-sqlite":
-        found.profiles.append(read_nsys(path, file))
+    with opened:
+        try:
+            start = opened.read(LOOKED_AT_BYTES)
+            if profile_format(start, file) == "nsys-sqlite":
+                contents.profiles.append(read_nsys(path, file, report))
+                return
+            opened.seek(0)
+            _read_open(opened, path.stat().st_size, file, contents, report, MAX_DOCUMENT_BYTES)
+        except OSError as cause:
+            raise ImportFileError(file, f"cannot be read: {cause.strerror or cause}") from cause
+
+
+def _read_open(
+    opened: IO[bytes], size_bytes: int, file: str, contents: Contents, report: Progress | None, max_bytes: int
+) -> None:
+    start = opened.read(len(ZIP_START))
+    opened.seek(0)
+    if start == ZIP_START:
+        _read_archive(opened, size_bytes, file, contents, max_bytes)
         return
-    pieces = text_pieces(path, file, report)
+    pieces = as_utf8(unpacked(opened, size_bytes, file, report, max_bytes))
     first = next(pieces, b"")
-    if first[257:262] == b"ustar" or (len(first) >= 512 and first[:1] not in b"{[" and _is_tar(first)):
+    if is_tar(first):
         pieces.close()  # type: ignore[attr-defined]
-        _read_archive(path, file, found)
+        opened.seek(0)
+        _read_archive(opened, size_bytes, file, contents, max_bytes)
         return
-    _read_pieces(chain([first], pieces), first, file, found)
+    _read_pieces(chain([first], pieces), first, file, contents)
 
 
-def _is_tar(first: bytes) -> bool:
-    try:
-        tarfile.TarInfo.frombuf(first[:512], "utf-8", "surrogateescape")
-    except (tarfile.TarError, ValueError):
-        return False
-    return True
+def _in_folder(path: Path) -> str:
+    """Why a folder is not read: each rank of a run is a profile of its own."""
+    names = sorted(entry.name for entry in path.iterdir() if _known_name(entry.name) or entry.suffix == ".sqlite")
+    shown = ", ".join(shortened(name, 60) for name in names[:3])
+    if not names:
+        return "is a folder, with no profile in it"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"is a folder ({shown}{more}): give one of its files, or all of them and --rank"
 
 
-def _read_pieces(pieces: Iterator[bytes], first: bytes, name: str, found: Contents) -> None:
+def _read_pieces(pieces: Iterator[bytes], first: bytes, name: str, contents: Contents) -> None:
     kind = profile_format(first, name)
     if kind == "kineto":
-        found.profiles.append(read_kineto(pieces, name))
+        contents.profiles.append(read_kineto(pieces, name))
     elif kind == "ncu-csv":
-        found.tables.append(read_ncu(pieces, name))
+        contents.tables.append(read_ncu(pieces, name))
     elif kind == "execution-trace":
-        found.operators.append(read_execution_trace(pieces, name))
+        contents.operators.append(read_execution_trace(pieces, name))
     elif kind == "chakra-et":
-        found.profiles.append(read_chakra(pieces, name))
+        contents.profiles.append(read_chakra(pieces, name))
     elif kind == "chakra-json":
-        found.profiles.append(read_chakra_json(pieces, name))
+        contents.profiles.append(read_chakra_json(pieces, name))
     elif kind == "cuda-graph":
-        found.graphs.append(read_cuda_graph(pieces, name))
+        contents.graphs.append(read_cuda_graph(pieces, name))
     elif kind == GPUSIM_TRACE:
-        found.traces.append(name)
+        contents.traces.append(name)
     else:
         other = known_format(first, name.removesuffix(".gz"), GPUSIM_TRACE)
         raise ImportFileError(name, _refusal(first, name) or other or f"is in no format that gpusim knows ({_READ})")
@@ -123,55 +179,30 @@ def _refusal(first: bytes, name: str) -> str:
         return "is a report of Nsight Systems: write it as SQLite with `nsys export --type sqlite FILE`"
     if lower.endswith(".ncu-rep") or first.startswith(b"NVR\0"):
         return "is a report of Nsight Compute: write its table with `ncu --import FILE --csv --page raw`"
-    if first.startswith(b"PK\x03\x04"):
-        return "is a zip archive: unpack it and give the profile in it"
+    if first.startswith(b"SQLite format 3\0"):
+        return "is a gzipped SQLite file: unpack it first (gunzip)"
     return ""
 
 
-def _rest(opened: IO[bytes]) -> Iterator[bytes]:
-    while piece := opened.read(PIECE_BYTES):
-        yield piece
-
-
-def _read_archive(path: Path, file: str, found: Contents) -> None:
-    """The members of a tar archive that are in known formats, in its order; others are passed over."""
-    read = members = 0
-    taken = 0
-    try:
-        with path.open("rb") as opened_file:
-            packed = opened_file.read(2) == b"\x1f\x8b"
-        with tarfile.open(path, "r:gz" if packed else "r:") as archive:
-            allowed = max(file_limits.FREE_EXPANSION_BYTES, file_limits.MAX_EXPANSION * path.stat().st_size)
-            for member in archive:
-                members += 1
-                if members > MAX_MEMBERS:
-                    raise ImportFileError(file, f"has more than {MAX_MEMBERS} members")
-                taken += max(0, member.size)
-                if taken > min(allowed, file_limits.MAX_DOCUMENT_BYTES):
-                    raise ImportFileError(
-                        file, f"has more than {format_bytes(min(allowed, file_limits.MAX_DOCUMENT_BYTES))} in it"
-                    )
-                base = member.name.rpartition("/")[2]
-                if not member.isreg() or base.startswith("._") or not member.size:
-                    continue
-                opened = archive.extractfile(member)
-                if opened is None:
-                    continue
-                first = opened.read(PIECE_BYTES)
-                name = f"{file}:{member.name}"
-                if first[:2] == b"\x1f\x8b":
-                    raise ImportFileError(name, "is gzip within an archive: unpack it first")
-                if not profile_format(first, base) or profile_format(first, base) in (GPUSIM_TRACE, "nsys-sqlite"):
-                    continue
-                _read_pieces(chain([first], _rest(opened)), first, name, found)
+def _read_archive(opened: IO[bytes], size_bytes: int, file: str, contents: Contents, max_bytes: int) -> None:
+    """The members of an archive that are in known formats, in its order; others are passed over."""
+    read = number = 0
+    others = ""
+    with naming_damage(file):
+        for member, packed_bytes, content in members(opened, size_bytes, file, max_bytes):
+            number += 1
+            base = member.rpartition("/")[2]
+            if base.startswith("._"):  # of macOS
+                continue
+            name = f"{file}:{member}"
+            pieces = as_utf8(unpacked(content, packed_bytes, name, max_bytes=max_bytes))
+            first = next(pieces, b"")
+            kind = profile_format(first, base.removesuffix(".gz"))
+            if kind == "nsys-sqlite":
+                others = f"; {shortened(base, 60)} is an SQLite file: unpack it first"
+            elif kind and kind != GPUSIM_TRACE:
+                _read_pieces(chain([first], pieces), first, name, contents)
                 read += 1
-    except (tarfile.TarError, zlib.error, EOFError) as cause:
-        raise ImportFileError(file, f"is a damaged tar archive: {cause}") from cause
-    except OSError as cause:
-        raise ImportFileError(file, f"cannot be read: {cause.strerror or cause}") from cause
-    except (ValueError, OverflowError, IndexError, AttributeError) as cause:  # of tarfile, with a malformed header
-        raise ImportFileError(file, f"is a damaged tar archive: {cause}") from cause
     if not read:
-        raise ImportFileError(
-            file, f"is a tar archive of {members} members, none of them in a format that is read here ({_READ})"
-        )
+        problem = f"is an archive of {number} members, none of them in a format that is read here ({_READ}){others}"
+        raise ImportFileError(file, problem)

@@ -16,6 +16,7 @@ from typing import Final
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.importers.model import Activity, Profile, Range
 from gpusim.importers.observed import makespan_ns
+from gpusim.units import counted
 
 _STEP_WORDS: Final = re.compile(
     r"(?:^|[^a-z])(?:step|iter|iteration|batch|train_step|forward_backward)(?:[^a-z]|$)", re.I
@@ -63,10 +64,12 @@ def choose_step(profile: Profile, indices: Sequence[int], wanted: str | None) ->
         for step in steps:
             if step.name == wanted:
                 return step, steps
-        if wanted.isdigit() and int(wanted) < len(steps):
-            return steps[int(wanted)], steps
-        if wanted.isdigit():
-            raise OptionError(f"the file has {len(steps)} steps, numbered from 0", argument="step", value=wanted[:20])
+        if wanted.isascii() and wanted.isdigit():
+            number = wanted.lstrip("0") or "0"
+            if len(number) <= len(str(len(steps))) and int(number) < len(steps):
+                return steps[int(number)], steps
+            problem = f"{profile.file} has {counted(len(steps), 'step')}, numbered from 0"
+            raise OptionError(problem, argument="step", value=wanted[:20])
         ranges = [span for span in profile.ranges if span.name == wanted]
         found = _by_ranges(profile.activities, indices, ranges[:1])
         if not found:
@@ -115,7 +118,7 @@ def _by_ranges(activities: Sequence[Activity], indices: Sequence[int], ranges: S
     begins = [begin for begin, _, _ in spans]
     for index in indices:
         activity = activities[index]
-        time_ns = activity.launch_ns if activity.launch_ns >= 0 else activity.start_ns
+        time_ns = activity.start_ns if activity.launch_ns is None else activity.launch_ns
         place = bisect_left(begins, time_ns + 1) - 1
         if place >= 0 and time_ns < spans[place][1]:
             inside.setdefault(place, []).append(index)
@@ -160,7 +163,7 @@ def _by_period(activities: Sequence[Activity], indices: Sequence[int]) -> list[S
             first = kernels[begin + number_of * period]
             last_at = begin + (number_of + 1) * period
             stop = kernels[last_at] if last_at < len(kernels) else indices[-1] + 1
-            members = tuple(index for index in indices if first <= index < stop)
+            members = tuple(indices[bisect_left(indices, first) : bisect_left(indices, stop)])
             steps.append(Step(f"period {number_of} of {period} kernels", members))
         return steps
     return []

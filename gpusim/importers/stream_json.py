@@ -1,21 +1,25 @@
 """Large JSON files a piece at a time: the events of one long array, and the few values beside it.
 
-Brackets outside of texts are found with numpy, some MiB at a time, and each run of whole events is decoded at once.
-Memory does not grow with the file.
+Some MiB at a time, each run of whole events is decoded at once: up to what looks like the last border between two
+events, and, where that decodes to nothing, up to the one that brackets outside of texts show, found with numpy. Memory
+does not grow with the file.
 """
 
 from __future__ import annotations
 
+import codecs
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from itertools import chain
+from typing import IO, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
 
-from gpusim import file_limits
 from gpusim.importers.model import ImportFileError
+from gpusim.io import file_limits
+from gpusim.io.known_formats import UTF16_STARTS
 from gpusim.units import MIB, format_bytes
 
 Value = TypeVar("Value")
@@ -24,50 +28,80 @@ PIECE_BYTES: Final = 4 * MIB
 #: One event, or one value beside the events. The largest seen has 0.3 MiB.
 MAX_EVENT_BYTES: Final = 32 * MIB
 MAX_DEPTH: Final = 256
+#: Places looked at for a border between two events, and white space in one.
+MAX_BORDERS, MAX_BORDER_BYTES = 256, 64
+#: Borders of a file that may turn out to be none.
+MAX_WRONG_GUESSES: Final = 64
+GZIP_START: Final = b"\x1f\x8b"
+#: More members than a tool writes to one file; each costs a copy of a piece.
+MAX_GZIP_MEMBERS: Final = 4096
 
 Progress = Callable[[float], None]
 
 
-def text_pieces(path: Path, name: str, report: Progress | None = None) -> Iterator[bytes]:
-    """A file's text in pieces, decompressed where it is gzip, within the limits on size and expansion."""
-    limit = file_limits.MAX_DOCUMENT_BYTES
+def unpacked(
+    file: IO[bytes],
+    size_bytes: int,
+    name: str,
+    report: Progress | None = None,
+    max_bytes: int = file_limits.MAX_DOCUMENT_BYTES,
+) -> Iterator[bytes]:
+    """The text of an open file or a member of an archive in pieces, decompressed where it is gzip.
+
+    `size_bytes` is its packed size. More than `max_bytes` of text, or far more than the packed size explains, is an
+    error.
+    """
+    data = file.read(PIECE_BYTES)
+    if not data:
+        raise ImportFileError(name, "is empty")
+    packed = data.startswith(GZIP_START)
+    in_all = max(1, size_bytes)
+    limit = max_bytes
+    if packed:
+        limit = min(limit, max(file_limits.FREE_EXPANSION_BYTES, file_limits.MAX_EXPANSION * in_all))
+    unpack = zlib.decompressobj(wbits=31)
+    taken = given = 0
+    members = 1
     try:
-        with path.open("rb") as file:
-            in_all = max(1, path.stat().st_size)
-            first = file.read(PIECE_BYTES)
-            if not first:
-                raise ImportFileError(name, "is empty")
-            packed = first.startswith(b"\x1f\x8b")
-            unpack = zlib.decompressobj(wbits=31)
-            taken = given = 0
-            data = first
+        while data:
+            taken += len(data)
+            if report is not None:
+                report(min(1.0, taken / in_all))
             while data:
-                taken += len(data)
-                if report is not None:
-                    report(min(1.0, taken / in_all))
-                while data:
-                    if packed:
-                        text = unpack.decompress(data, PIECE_BYTES)
-                        data = unpack.unconsumed_tail
-                    else:
-                        text, data = data, b""
-                    given += len(text)
-                    expanded = max(file_limits.FREE_EXPANSION_BYTES, file_limits.MAX_EXPANSION * in_all)
-                    if given > min(limit, expanded if packed else limit):
-                        raise ImportFileError(name, f"is larger than {format_bytes(min(limit, expanded))} of text")
-                    if text:
-                        yield text
-                    if packed and unpack.eof:
-                        return
-                data = file.read(PIECE_BYTES)
-            if packed:
-                raise ImportFileError(name, "is truncated gzip: the data ends before the gzip trailer")
+                text, data = (unpack.decompress(data, PIECE_BYTES), unpack.unconsumed_tail) if packed else (data, b"")
+                given += len(text)
+                if given > limit:
+                    raise ImportFileError(name, f"is larger than {format_bytes(limit)} of text")
+                if text:
+                    yield text
+                if packed and unpack.eof:  # another member may follow, or zeros
+                    data = unpack.unused_data.lstrip(b"\0")
+                    if data:
+                        members += 1
+                        if members > MAX_GZIP_MEMBERS:
+                            raise ImportFileError(name, f"has more than {MAX_GZIP_MEMBERS} gzip members")
+                        unpack = zlib.decompressobj(wbits=31)
+            data = file.read(PIECE_BYTES)
+            if packed and unpack.eof and data.strip(b"\0"):
+                members += 1
+                unpack = zlib.decompressobj(wbits=31)
     except zlib.error as cause:
-        raise ImportFileError(name, f"is damaged gzip: {cause}") from cause
-    except OSError as cause:
-        raise ImportFileError(name, f"cannot be read: {cause.strerror or cause}") from cause
-    except ValueError as cause:  # a NUL in the name
-        raise ImportFileError(name, f"cannot be read: {cause}") from cause
+        where = "bytes after its gzip data are no gzip" if members > 1 else "is damaged gzip"
+        raise ImportFileError(name, f"{where}: {cause}") from cause
+    if packed and not unpack.eof:
+        raise ImportFileError(name, "is truncated gzip: the data ends before the gzip trailer")
+
+
+def as_utf8(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces of a text, in UTF-8 where it is UTF-16 with a byte order mark, as Windows' shell writes."""
+    first = next(pieces, b"")
+    if not first.startswith(UTF16_STARTS):
+        yield first
+        yield from pieces
+        return
+    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    for piece in chain((first,), pieces):
+        yield decoder.decode(piece).encode("utf-8", "replace")
 
 
 class EventFile:
@@ -77,7 +111,13 @@ class EventFile:
     """
 
     def __init__(
-        self, pieces: Iterator[bytes], name: str, key: str, kind: type[Value], wanted: Collection[str]
+        self,
+        pieces: Iterator[bytes],
+        name: str,
+        key: str,
+        kind: type[Value],
+        wanted: Collection[str],
+        exact: bool = False,
     ) -> None:
         self.pieces = pieces
         self.name = name
@@ -85,7 +125,10 @@ class EventFile:
         self.wanted = wanted
         """Names of the other values that `rest` is to hold."""
         self.rest: dict[str, Any] = {}
-        self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+        self.mended = False
+        """Something in it is no JSON, and was read all the same: `nan`, `inf`, control characters, other encodings."""
+        # Exact, numbers with a point stay texts: times in us since 1970 have more digits than a double.
+        self._decoder = msgspec.json.Decoder(list[kind], float_hook=str if exact else None)  # type: ignore[valid-type]
 
     def events(self) -> Iterator[list[Any]]:
         """Events in the file's order, some thousand at a time. Raises `ImportFileError`."""
@@ -96,9 +139,18 @@ class EventFile:
         key = ""
         in_events = False
         ended = False
-        for piece in self.pieces:
+        scanned = 0  # of what is kept
+        guesses = MAX_WRONG_GUESSES
+        for piece in chain(self.pieces, (b"",)):
             data = kept + piece
-            scanned = len(kept)
+            if in_events and guesses and (cut := _border(data, scanned)) > 0:
+                found = self._guessed(data[:cut])
+                if found is not None:
+                    yield found
+                    kept, scanned = data[cut + 1 :], 0
+                    depth, inside = 2 if top == b"{" else 1, 0
+                    continue
+                guesses -= 1
             while data.endswith(b"\\"):
                 more = next(self.pieces, b"")
                 data += more
@@ -154,16 +206,34 @@ class EventFile:
                 yield from self._decode(data[begin:last])
                 begin = last + 1
             kept = data[begin:]
+            scanned = len(kept)
             if len(kept) > MAX_EVENT_BYTES:
                 raise ImportFileError(self.name, f"has one value larger than {format_bytes(MAX_EVENT_BYTES)}")
-        if depth or inside or not top:
-            raise ImportFileError(self.name, "is not valid JSON: it ends within a value")
+        if top == b"[" and in_events and depth == 1 and not inside:  # the format lets a list of events stay open
+            yield from self._decode(kept)
+        elif depth or inside or not top:
+            raise ImportFileError(self.name, "is not valid JSON: it ends within a value, as if cut off")
+
+    def _guessed(self, text: bytes) -> list[Any] | None:
+        """The events that a text holds; None where it does not end where one ends."""
+        try:
+            return self._decoder.decode(b"[" + text + b"]")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
 
     def _decode(self, text: bytes) -> Iterator[list[Any]]:
         if not text.strip():
             return
+        text = b"[" + text.strip(b", \r\n\t") + b"]"
         try:
-            yield self._decoder.decode(b"[" + text.strip(b", \r\n\t") + b"]")
+            try:
+                yield self._decoder.decode(text)
+            except msgspec.ValidationError:
+                raise
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                found = self._decoder.decode(_mended(text))
+                self.mended = True
+                yield found
         except msgspec.ValidationError as cause:
             problem, _, place = str(cause).partition(" - at ")
             raise ImportFileError(self.name, f"an event of '{self.key}' is malformed: {problem} {place}") from cause
@@ -185,12 +255,36 @@ class EventFile:
             raise ImportFileError(self.name, f"is not valid JSON at '{key[:40]}': {cause}") from cause
 
 
+_NO_CONTROLS: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
+#: What printf writes for numbers that JSON does not have, and what Kineto once wrote for a device without a name.
+_NO_NUMBER: Final = re.compile(rb"([:\[,]\s*)(?:[-+]?(?:nan|inf(?:inity)?)|N/A)(?=\s*[,}\]])", re.IGNORECASE)
+_ESCAPE: Final = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _OTHER: Final = 0
 _CHANGE = np.zeros(256, np.int8)
 _CHANGE[[ord("{"), ord("[")]] = 1
 _CHANGE[[ord("}"), ord("]")]] = -1
 _KEPT = np.zeros(256, bool)
 _KEPT[[ord(mark) for mark in '{}[],:"']] = True
+
+
+def _border(data: bytes, scanned: int) -> int:
+    """Place of the last comma between two objects after the first `scanned` bytes, by looks; 0 without one."""
+    at = len(data)
+    for _ in range(MAX_BORDERS):
+        at = data.rfind(b"{", scanned, at)
+        if at <= 0:
+            return 0
+        before = data[max(0, at - MAX_BORDER_BYTES) : at].rstrip()
+        if before.endswith(b",") and before[:-1].rstrip().endswith(b"}"):
+            return data.rindex(b",", 0, at)
+    return 0
+
+
+def _mended(text: bytes) -> bytes:
+    """Text as Python's and JavaScript's lenient readers take it: what is no JSON is null, a space or `\ufffd`."""
+    text = text.decode("utf-8", "replace").encode().translate(_NO_CONTROLS)
+    text = _NO_NUMBER.sub(rb"\1null", text)
+    return _ESCAPE.sub(lambda found: found[0] if found[1] else b"\\\\", text)
 
 
 def _marks(text: bytes, inside: int) -> tuple[tuple[Any, Any], int]:
