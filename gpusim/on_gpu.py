@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpusim.api import AnyStep, Say, check_schedule_arguments, check_seed, ignore, is_policy, resolve_schedule
-from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_SEED, DEFAULT_STREAMS
-from gpusim.errors import GpuError
-from gpusim.hardware.model import HardwareModel, load_hardware
+from gpusim.api import (
+    AnyStep,
+    Say,
+    check_schedule_arguments,
+    check_seed,
+    check_streams,
+    ignore,
+    is_policy,
+    resolve_schedule,
+)
+from gpusim.arguments import memory_bytes, real, whole
+from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
+from gpusim.errors import GpuError, OptionError
+from gpusim.formats.hardware import HardwareModel, load_hardware
+from gpusim.formats.trace import Dtype, Frontend, Mode
+from gpusim.io.file_limits import MAX_NODE_GPUS
+from gpusim.memplan.plan import MemoryPlan
 from gpusim.step import Step, as_step, load
-from gpusim.trace.schema import Dtype, Mode
 
 if TYPE_CHECKING:
     import torch
 
-    from gpusim.plan.measurement import Measurement
+    from gpusim.formats.measurement import Measurement
+    from gpusim.formats.topology import Topology
     from gpusim.plan.schedule import Schedule
 
 MISSING_TORCH: Final = (
@@ -37,6 +51,7 @@ def capture(
     autocast: torch.dtype | bool | None = None,
     clip_grad_norm: float | None = None,
     clip_grad_value: float | None = None,
+    frontend: Frontend = "aten",
     variants: bool = False,
     name: str | None = None,
     seed: int = DEFAULT_SEED,
@@ -48,13 +63,14 @@ def capture(
     `inputs` and `targets` are tuples of example tensors: the step is `loss(model(*inputs, **kwargs), *targets)`, its
     gradients, clipped where asked for, and the optimizer's update. Without `loss`, a model that is trained returns its
     loss. `dtype` says how products are computed: `fp32`, `tf32` (the default for 32-bit parameters) or `bf16`.
-    `autocast` is `torch.bfloat16` or True. With `variants`, other kernels of each op are measured, too. Model,
-    optimizer and random numbers are as before afterwards. `hw` is as for `load`.
+    `autocast` is `torch.bfloat16` or True. `frontend="inductor"` captures the fused kernels that torch.compile makes.
+    With `variants`, other kernels of each op are measured, too. Model, optimizer and random numbers are as before
+    afterwards. `hw` is as for `load`.
     Raises `GpuError` without a GPU, and `CaptureError`, with the line of your code, for what cannot be captured.
     """
     seed = check_seed(seed)
     with needs_torch():
-        from gpusim.runtime.front import capture as run
+        from gpusim.gpu.capture.in_memory import capture as run
     trace = run(
         model,
         inputs,
@@ -66,6 +82,7 @@ def capture(
         autocast=autocast,
         clip_grad_norm=clip_grad_norm,
         clip_grad_value=clip_grad_value,
+        frontend=frontend,
         variants=variants,
         name=name,
         seed=seed,
@@ -81,6 +98,7 @@ def capture_step(
     kwargs: Mapping[str, Any] | None = None,
     dtype: Dtype | None = None,
     mode: Mode | None = None,
+    frontend: Frontend = "aten",
     variants: bool = False,
     name: str | None = None,
     seed: int = DEFAULT_SEED,
@@ -95,13 +113,14 @@ def capture_step(
     """
     seed = check_seed(seed)
     with needs_torch():
-        from gpusim.runtime.front import capture_step as run
+        from gpusim.gpu.capture.in_memory import capture_step as run
     trace = run(
         function,
         inputs,
         kwargs=kwargs,
         dtype=dtype,
         mode=mode,
+        frontend=frontend,
         variants=variants,
         name=name,
         seed=seed,
@@ -112,7 +131,7 @@ def capture_step(
 
 def replay(
     step: AnyStep,
-    schedule: str | Path | Schedule,
+    schedule: str | Path | Schedule | MemoryPlan,
     *,
     streams: int = DEFAULT_STREAMS,
     seed: int = DEFAULT_SEED,
@@ -123,10 +142,16 @@ def replay(
 ) -> Measurement:
     """Run a schedule on this machine's GPU from its trace alone, compare its outputs and time it.
 
-    Both the schedule and the sequential CUDA graph are timed, in turns, on random inputs. `trust_code` lets code that
-    the trace brings along run. Raises `GpuError` without a GPU, `ReplayError` where outputs differ and
+    Both the schedule and the sequential CUDA graph are timed, in turns, on random inputs. A `MemoryPlan` runs with real
+    pinned buffers, copies and recomputation, beside the step that keeps all. `trust_code` lets code that the trace
+    brings along run. Raises `GpuError` without a GPU, `ReplayError` where outputs differ and
     `check_outputs`, `TrustError`, `OperatorError`, `ScheduleError`.
     """
+    if isinstance(schedule, MemoryPlan):
+        measurement = _replay_memory(as_step(step), schedule, check_seed(seed), trust_code, command, say or ignore)
+        if check_outputs:
+            _require_equal(measurement)
+        return measurement
     streams = check_schedule_arguments(schedule, streams)
     seed = check_seed(seed)
     step = as_step(step)
@@ -136,8 +161,7 @@ def replay(
         check_replay(step, trust_code)
     chosen = resolve_schedule(step, schedule, streams)
     with needs_torch():
-        from gpusim.runtime.replay import replay as run
-        from gpusim.runtime.replay import require_equal
+        from gpusim.gpu.replay.replay import replay as run
 
     (measurement,) = run(
         step.graph,
@@ -148,8 +172,83 @@ def replay(
         trust_code=trust_code,
     )
     if check_outputs:
-        require_equal(measurement)
+        _require_equal(measurement)
     return measurement
+
+
+def optimize(
+    target: Any,
+    example_inputs: Any,
+    *,
+    loss: Callable[..., torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    streams: int = DEFAULT_STREAMS,
+    budget_s: float | None = None,
+    memory_limit: int | str | None = None,
+    say: Say | None = None,
+) -> Any:
+    """A faster step to call in place of a model or a step function, on its own parameters, buffers and optimizer.
+
+    A model is called as before and runs without gradients. With `loss` or `optimizer`, `fast(inputs, targets)` is one
+    training step: gradients anew, loss, backward, update. `example_inputs` are the arguments of a call. The step is
+    captured, schedules on up to `streams` streams are searched for `budget_s` seconds, the best few are tried, and the
+    fastest whose results are eager's is kept. `memory_limit` is in bytes, or text such as `"8GiB"`. Where the step
+    cannot be captured, or there is no GPU, what was given comes back with one warning. Raises `OptionError` for an
+    argument out of its range.
+    """
+    streams, limit = check_streams(streams), memory_bytes(memory_limit)
+    if budget_s is not None and not 0 < real("budget_s", budget_s, "a number of seconds above 0") <= MAX_BUDGET_S:
+        raise OptionError(f"between 0 and {MAX_BUDGET_S:.0f} seconds", argument="budget_s", value=budget_s)
+    with needs_torch():
+        from gpusim.gpu.optimize.front import optimize as run
+    return run(
+        target,
+        example_inputs,
+        loss=loss,
+        optimizer=optimizer,
+        streams=streams,
+        budget_s=budget_s,
+        memory_limit_bytes=limit,
+        say=say or ignore,
+    )
+
+
+def _replay_memory(step: Step, plan: MemoryPlan, seed: int, trust_code: bool, command: str, say: Say) -> Measurement:
+    check_replay(step, trust_code)
+    with needs_torch():
+        from gpusim.gpu.replay.memory_replay import replay_memory
+    (measurement,) = replay_memory(
+        step.graph, [plan], command=command or "gpusim.replay", seed=seed, say=say, trust_code=trust_code
+    )
+    return measurement
+
+
+def _require_equal(measurement: Measurement) -> None:
+    with needs_torch():
+        from gpusim.gpu.replay.replay import require_equal
+    require_equal(measurement)
+
+
+def checkpoint_policy(step: AnyStep, plan: MemoryPlan) -> Callable[..., Any]:
+    """A memory plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`.
+
+    What the plan computes again is recomputed, all else is saved; the n-th call of an operator is the n-th such op of
+    the trace. Make a new one for each forward pass. Needs torch and no GPU: raises `GpuError` where it is not there.
+    """
+    with needs_torch():
+        from gpusim.gpu.selective_checkpoint import policy_fn
+    return policy_fn(as_step(step).trace, plan)
+
+
+def mark_offloads(nodes: Iterable[Any], step: AnyStep, plan: MemoryPlan) -> int:
+    """Mark the nodes of a forward graph whose results a memory plan moves, for torch's own activation offloading.
+
+    `nodes` are `graph_module.graph.nodes`; sets `meta["should_offload"]` and gives how many were marked. Raises
+    `GpuError` without torch.
+    """
+    with needs_torch():
+        from gpusim.gpu.selective_checkpoint import mark_offloads as mark
+    return mark(nodes, as_step(step).trace, plan)
 
 
 def calibrate(
@@ -162,8 +261,23 @@ def calibrate(
     """
     model = base if isinstance(base, HardwareModel) else load_hardware(str(base))
     with needs_torch():
-        from gpusim.runtime.calibrate import calibrate as run
+        from gpusim.gpu.calibrate.calibrate import calibrate as run
     return run(model, command or "gpusim.calibrate", say or ignore)
+
+
+def calibrate_links(gpus: int, base: str | Path | HardwareModel = DEFAULT_HARDWARE, *, command: str = "") -> Topology:
+    """Measure collectives among `gpus` GPUs of this machine: a topology for `parallel`; takes minutes.
+
+    What is not measured is that of the topology of `base`. Raises `OptionError`, and `GpuError` for fewer GPUs.
+    """
+    from gpusim.formats.topology import default_topology
+
+    count = whole("gpus", gpus, 2, MAX_NODE_GPUS, f"a whole number between 2 and {MAX_NODE_GPUS}")
+    model = base if isinstance(base, HardwareModel) else load_hardware(str(base))
+    with needs_torch():
+        from gpusim.gpu.calibrate.collectives import measure_collectives
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    return measure_collectives(count, default_topology(model), f"{command or 'gpusim.calibrate_links'}, {today}")
 
 
 def check_replay(step: Step, trust_code: bool) -> None:
@@ -171,7 +285,7 @@ def check_replay(step: Step, trust_code: bool) -> None:
 
     Raises `TrustError`, `OperatorError`.
     """
-    from gpusim.runtime.allowlist import check_operators
+    from gpusim.gpu.replay.allowlist import check_operators
     from gpusim.trace.trust import check_trace_code
 
     check_trace_code(step.trace, step.file, trust_code)
@@ -182,7 +296,7 @@ def check_gpu(step: Step, trust_code: bool) -> None:
     """Refuse a replay before long work: as `check_replay`, then no torch or no GPU. Raises `GpusimError`."""
     check_replay(step, trust_code)
     with needs_torch():
-        from gpusim.runtime.device import require_gpu
+        from gpusim.gpu.device import require_gpu
     require_gpu()
 
 

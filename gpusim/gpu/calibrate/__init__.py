@@ -1,0 +1,1 @@
+"""Constants and rules of the hardware model, measured on the GPU at hand."""

@@ -1,0 +1,353 @@
+"""Kernels that say where and when each of their blocks ran, made with NVRTC, and the graphs they are launched from.
+
+`Hold` keeps its place for a set time without using issue slots, so that nothing but placement shows. Work kernels
+(`WORK`) do one kind of work for a set time and count how much they got done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from gpusim.errors import GpuError
+from gpusim.units import KIB, MIB
+
+#: Blocks that one experiment can note.
+ROWS = 40_000
+#: Largest shared memory that the kernels are set up for.
+MAX_SMEM = 200 * KIB
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES and CU_FUNC_ATTRIBUTE_NUM_REGS of the driver API.
+_MAX_DYNAMIC_SMEM, _NUM_REGS = 8, 4
+
+HOLD_SOURCE = """
+extern "C" __global__ void hold(long long* rec, int base, int hold_ns, int vary_ns) {
+    if (threadIdx.x == 0) {
+        long long now;
+        unsigned sm, lot = (blockIdx.x * 2654435761u) >> 16;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
+        long long* mine = rec + 3LL * (base + blockIdx.x);
+        mine[0] = sm;
+        mine[1] = now;
+        long long until = now + hold_ns + (long long)lot * vary_ns / 65536;
+        do {
+            __nanosleep(100);
+            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        } while (now < until);
+        mine[2] = now;
+    }
+    __syncthreads();
+}
+"""
+
+_WORK_SOURCE = """
+__device__ __forceinline__ long long meet(int* arrived, int total, volatile long long* met) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        atomicAdd(arrived, 1);
+        long long begin = clock64();
+        while (*(volatile int*)arrived < total && clock64() - begin < 20000000LL) __nanosleep(100);
+        *met = clock64();
+    }
+    __syncthreads();
+    return *met;  // not a clock read by each warp: that may move above the barrier
+}
+
+extern "C" __global__ void work(
+    long long* rec, int base, int* arrived, int total, int cycles, int* data, int mask, int skew) {
+    __shared__ unsigned long long done;
+    __shared__ long long met;
+    if (threadIdx.x == 0) done = 0;
+    SETUP
+    long long begin = meet(arrived, total, &met);
+    unsigned count = 0;
+    do {
+        CHUNK
+        count++;
+    } while (clock64() - begin < cycles);
+    if ((threadIdx.x & 31) == 0) atomicAdd(&done, (unsigned long long)count);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned sm;
+        asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
+        long long* mine = rec + 3LL * (base + blockIdx.x);
+        mine[0] = sm;
+        mine[1] = (long long)done;
+        mine[2] = clock64() - begin;
+    }
+    if (SINK) rec[0] = -1;
+}
+"""
+
+_MMA = (
+    '"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"'
+    ' : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3]) : "r"(x), "r"(x + 1), "r"(x + 2), "r"(x + 3),'
+    ' "r"(x + 1), "r"(x + 2)'
+)
+_MEMORY = (
+    "float s = 0.f; int warps = blockDim.x >> 5; unsigned step = gridDim.x * warps * 256;"
+    "unsigned at = (blockIdx.x * warps + (threadIdx.x >> 5)) * 256 + skew + (threadIdx.x & 31);",
+    "float4 v[8];\n#pragma unroll\nfor (int i = 0; i < 8; i++)"
+    " v[i] = __ldcg((const float4*)data + ((at + i * 32) & mask));\n"
+    "#pragma unroll\nfor (int i = 0; i < 8; i++) s += v[i].x + v[i].y + v[i].z + v[i].w;\nat += step;",
+    "s == 12345.678f",
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kind of work: what a warp does in a chunk, as CUDA, and on how much memory."""
+
+    setup: str
+    chunk: str
+    sink: str
+    mask: int = 0
+    """Last index of the memory that it goes through, in the units in which it reads."""
+    chunk_bytes: int = 0
+    """Bytes that a warp reads in a chunk."""
+
+    @property
+    def source(self) -> str:
+        return _WORK_SOURCE.replace("SETUP", self.setup).replace("CHUNK", self.chunk).replace("SINK", self.sink)
+
+
+#: Memory that work goes through: more than the L2 cache holds by far, and well within it.
+DRAM_BYTES, L2_BYTES = 4096 * MIB, 16 * MIB
+
+WORK: Final[Mapping[str, Work]] = {
+    "fma": Work(
+        "float a[8]; for (int i = 0; i < 8; i++) a[i] = threadIdx.x + i; float m = 0.999f + mask * 1e-12f;",
+        "#pragma unroll\nfor (int j = 0; j < 32; j++) {\n#pragma unroll\n"
+        "for (int i = 0; i < 8; i++) a[i] = a[i] * m + 0.5f; }",
+        "a[0] + a[1] + a[2] + a[3] + a[4] + a[5] + a[6] + a[7] == 12345.678f",
+    ),
+    "tensor": Work(
+        "float d[4][4]; for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) d[i][j] = i + j;"
+        " unsigned x = __float_as_uint(1e-3f * threadIdx.x);",
+        "#pragma unroll\nfor (int j = 0; j < 8; j++) {\n#pragma unroll\n"
+        f"for (int i = 0; i < 4; i++) asm volatile({_MMA}); }}",
+        "d[0][0] + d[1][1] + d[2][2] + d[3][3] == 12345.678f",
+    ),
+    "l2": Work(*_MEMORY, mask=L2_BYTES // 16 - 1, chunk_bytes=4096),
+    "dram": Work(*_MEMORY, mask=DRAM_BYTES // 16 - 1, chunk_bytes=4096),
+    "latency": Work(
+        "unsigned at = (blockIdx.x * blockDim.x + threadIdx.x) & mask;",
+        "#pragma unroll\nfor (int i = 0; i < 4; i++) at = (at + 262112 + __ldcg(data + at)) & mask;",
+        "at == 0xffffffffu",
+        mask=L2_BYTES // 4 - 1,
+        chunk_bytes=512,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A kernel that only keeps its place; one whose `delay_us` is larger is started that much later."""
+
+    blocks: int
+    threads: int
+    hold_us: float
+    delay_us: float = 0.0
+    vary_us: float = 0.0
+    """Blocks hold up to this much longer, each by a random part of it."""
+    smem_bytes: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Where and when the blocks of one kernel ran, by block; times in ns from the first start of the experiment."""
+
+    sm: tuple[int, ...]
+    start_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+
+
+class BlockBench:
+    """The kernels compiled, and the memory they note into."""
+
+    def __init__(self, sm_clock_mhz: int) -> None:
+        """`sm_clock_mhz` is the clock under load, which turns cycles of work kernels into time."""
+        self.mhz = sm_clock_mhz
+        self.rows = torch.zeros(ROWS * 3, dtype=torch.int64, device="cuda")
+        self.hold = _compiled(HOLD_SOURCE, "hold")
+        self.streams: dict[tuple[int, int], Any] = {}
+        self.work: dict[str, Any] = {}
+        self.data: torch.Tensor | None = None
+        self.timer_sms: frozenset[int] = frozenset()
+        """Where the timers of the last `place` lay."""
+        self.sms: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        self._launch(0, Hold(1, 32, 1))
+        torch.cuda.synchronize()
+
+    def place(self, holds: Sequence[Hold]) -> list[Blocks]:
+        """Run kernels as parallel branches of one CUDA graph, started in order of their delays.
+
+        The timers that delay are placed before anything else: behind a kernel whose blocks wait, they would wait, too.
+        """
+        if sum(hold.blocks for hold in holds) > ROWS - 100:
+            raise GpuError(f"an experiment notes at most {ROWS - 100} blocks")
+        root, lanes = self._stream(99, 0), [self._stream(i, hold.priority) for i, hold in enumerate(holds)]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=root, capture_error_mode="thread_local"):
+            self._launch(ROWS - 1, Hold(1, 32, 1))
+            for lane in lanes:
+                lane.wait_stream(root)
+            order = sorted(range(len(holds)), key=lambda i: -holds[i].delay_us)
+            for i in order:
+                with torch.cuda.stream(lanes[i]):
+                    self._launch(ROWS - 2 - i, Hold(1, 32, 2 + holds[i].delay_us))
+            base = 0
+            for hold, lane in zip(holds, lanes, strict=True):
+                with torch.cuda.stream(lane):
+                    self._launch(base, hold)
+                base += hold.blocks
+            for lane in lanes:
+                root.wait_stream(lane)
+        found = self._replayed(graph, [hold.blocks for hold in holds])
+        timers = self.rows.view(-1, 3)[ROWS - 1 - len(holds) :, 0]
+        self.timer_sms = frozenset(timers.tolist())
+        return found
+
+    def chains(
+        self, width: int, length: int, hold: Hold, beside: tuple[str, int, int] | None = None
+    ) -> list[list[Blocks]]:
+        """`width` independent chains of `length` kernels in one CUDA graph; kernels by chain.
+
+        `beside` is a kernel (kind of work, blocks, warps of a block) that runs all along.
+        """
+        root, lanes = self._stream(99, 0), [self._stream(i, 0) for i in range(width)]
+        arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
+        if beside is not None:
+            self._prepare_work(beside[0])
+            lanes.append(self._stream(98, 0))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=root, capture_error_mode="thread_local"):
+            arrived.zero_()
+            self._launch(ROWS - 1, Hold(1, 32, 1))
+            for lane in lanes:
+                lane.wait_stream(root)
+            if beside is not None:
+                cycles = round((length + 5) * (hold.hold_us + 2) * self.mhz)
+                with torch.cuda.stream(lanes[width]):
+                    self._launch_work(beside, width * length * hold.blocks, arrived, beside[1], cycles, 0)
+            for step in range(length):
+                for chain, lane in enumerate(lanes[:width]):
+                    with torch.cuda.stream(lane):
+                        self._launch((chain * length + step) * hold.blocks, hold)
+            for lane in lanes:
+                root.wait_stream(lane)
+        found = self._replayed(graph, [hold.blocks] * (width * length))
+        return [found[chain * length : (chain + 1) * length] for chain in range(width)]
+
+    def fork(self, width: int, hold: Hold) -> list[Blocks]:
+        """`width` kernels that wait for one, in one CUDA graph, in the order in which they were recorded."""
+        root, lanes = self._stream(99, 0), [self._stream(i, 0) for i in range(width)]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=root, capture_error_mode="thread_local"):
+            self._launch(ROWS - 1, Hold(1, 32, 10))
+            for number, lane in enumerate(lanes):
+                lane.wait_stream(root)
+                with torch.cuda.stream(lane):
+                    self._launch(number * hold.blocks, hold)
+            for lane in lanes:
+                root.wait_stream(lane)
+        return self._replayed(graph, [hold.blocks] * width)
+
+    def rates(self, parts: Sequence[tuple[str, int, int]], window_us: float = 60.0, rounds: int = 3) -> list[float]:
+        """Chunks a us that kernels (kind of work, blocks, warps of a block) get done beside each other; medians.
+
+        All blocks must be resident at once: they wait for each other, and then work for the same time.
+        """
+        for kind, _, _ in parts:
+            self._prepare_work(kind)
+        arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
+        samples: list[list[float]] = []
+        for number in range(rounds + 1):
+            arrived.zero_()
+            torch.cuda.synchronize()
+            base = 0
+            for place, part in enumerate(parts):
+                total, cycles = sum(blocks for _, blocks, _ in parts), round(window_us * self.mhz)
+                with torch.cuda.stream(self._stream(place, 0)):
+                    self._launch_work(part, base, arrived, total, cycles, (2 * number + place) << 24)
+                base += part[1]
+            torch.cuda.synchronize()
+            found, base = self.rows.cpu()[: 3 * base].view(-1, 3).double(), 0
+            samples.append([])
+            for _, blocks, _ in parts:
+                mine = found[base : base + blocks]
+                samples[-1].append(float((mine[:, 1] / mine[:, 2]).sum()) * self.mhz)
+                base += blocks
+        return [sorted(times)[len(times) // 2] for times in zip(*samples[1:], strict=True)]
+
+    def _replayed(self, graph: Any, blocks: Sequence[int]) -> list[Blocks]:
+        """The second replay: the first may still set things up."""
+        for _ in range(2):
+            torch.cuda.synchronize()
+            graph.replay()
+            torch.cuda.synchronize()
+        rows = self.rows.cpu().view(-1, 3)
+        first = int(rows[: sum(blocks), 1].min())
+        found, base = [], 0
+        for count in blocks:
+            mine = rows[base : base + count]
+            base += count
+            found.append(
+                Blocks(
+                    tuple(mine[:, 0].tolist()),
+                    tuple((mine[:, 1] - first).tolist()),
+                    tuple((mine[:, 2] - first).tolist()),
+                )
+            )
+        return found
+
+    def _launch(self, base: int, hold: Hold) -> None:
+        self.hold(
+            grid=(hold.blocks, 1, 1),
+            block=(hold.threads, 1, 1),
+            args=[self.rows, base, round(hold.hold_us * 1000), round(hold.vary_us * 1000)],
+            shared_mem=hold.smem_bytes,
+        )
+
+    def _prepare_work(self, kind: str) -> None:
+        """Compile it, and have the memory that it goes through."""
+        if self.data is None:
+            self.data = torch.zeros(DRAM_BYTES // 4, dtype=torch.int32, device="cuda")
+        if kind not in self.work:
+            self.work[kind] = _compiled(WORK[kind].source, "work")
+
+    def _launch_work(
+        self, part: tuple[str, int, int], base: int, arrived: torch.Tensor, total: int, cycles: int, skew: int
+    ) -> None:
+        """A work kernel that starts when `total` blocks are there; `skew` is where in its memory it begins."""
+        kind, blocks, warps = part
+        mask = WORK[kind].mask
+        self.work[kind](
+            grid=(blocks, 1, 1),
+            block=(32 * warps, 1, 1),
+            args=[self.rows, base, arrived, total, cycles, self.data, mask, skew & mask],
+        )
+
+    def _stream(self, number: int, priority: int) -> Any:
+        key = (number, priority)
+        if key not in self.streams:
+            self.streams[key] = torch.cuda.Stream(priority=priority)
+        return self.streams[key]
+
+
+def _compiled(source: str, name: str) -> Any:
+    """A kernel that may have up to `MAX_SMEM` of shared memory."""
+    kernel = torch.cuda._compile_kernel(source, name)
+    code = ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(kernel.func, _MAX_DYNAMIC_SMEM, MAX_SMEM)
+    if code:
+        raise GpuError(f"the driver refuses {MAX_SMEM} bytes of shared memory for kernel '{name}' (error {code})")
+    kernel._max_shared_mem_bytes = MAX_SMEM
+    return kernel

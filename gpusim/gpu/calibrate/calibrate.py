@@ -1,0 +1,189 @@
+"""`gpusim calibrate`: the constants of a hardware model, measured on the GPU at hand.
+
+What cannot be measured from outside (granularities, limits of a block) stays as in the base model, with its source.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import msgspec
+import torch
+
+from gpusim.errors import GpuError
+from gpusim.formats.hardware import Copies, GraphCosts, HardwareModel, StreamCosts, Uncertainty
+from gpusim.gpu.calibrate import microbench as bench
+from gpusim.gpu.calibrate.block_kernels import BlockBench, Hold
+from gpusim.gpu.calibrate.contention import fit, measure_points, with_contention
+from gpusim.gpu.calibrate.start_interference import NETWORK, half_starts, measure, subjects
+from gpusim.gpu.device import gpu_facts, require_gpu
+from gpusim.version import code_version
+
+REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
+#: Numbers that stay as they are: one of an experiment of its own, one that was chosen with the others fitted for each
+#: value (research/2026-11-23-fidelity.md, research/2026-11-23-calibration.md).
+KEPT = ("uncertainty.cache_frac", "uncertainty.variants_frac", "contention.cross_load")
+JOIN_SOURCE = "not measured; kernels of one block that waited for several others on an H200 started no later"
+LIMITS_FROM_DRIVER = {
+    "sms": "multi_processor_count",
+    "threads_per_sm": "max_threads_per_multi_processor",
+    "regs_per_sm": "regs_per_multiprocessor",
+    "smem_per_sm_bytes": "shared_memory_per_multiprocessor",
+}
+
+
+def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = lambda _: None) -> HardwareModel:
+    """Measure everything that `gpusim` can measure. Raises `GpuError` where the GPU is not the base model's."""
+    require_gpu()
+    facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
+    if facts.name != base.gpu:
+        raise GpuError(
+            f"this GPU is '{facts.name}', the base model '{base.name}' is of '{base.gpu}'; choose another base"
+        )
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    for field, name in LIMITS_FROM_DRIVER.items():
+        found = getattr(properties, name, None)
+        if found is not None and found != getattr(base.limits, field):
+            raise GpuError(f"the driver says {name} = {found}, the base model {getattr(base.limits, field)}")
+    when = f"measured {datetime.date.today().isoformat()} by `{command}`, gpusim {code_version()}"
+    when += f", torch {facts.torch}, driver {facts.driver}, SM clock {facts.sm_clock_mhz} MHz"
+    sources = {k: v for k, v in base.sources.items() if not k.startswith(REMEASURED) or k in KEPT}
+    say("CUDA graphs: chains, forks, joins, front end")
+    graph, notes = graph_costs()
+    sources |= {f"graph.{field}": f"{when}; {note}" for field, note in notes.items()}
+    sources["graph.join_ns"] = JOIN_SOURCE
+    say("streams: launches, events, hardware queues")
+    stream, notes = stream_costs()
+    sources |= {f"stream.{field}": f"{when}; {note}" for field, note in notes.items()}
+    say("memory and copies")
+    h2d, d2h, both, latency_ns = bench.host_copy_rates()
+    copies = Copies(h2d_bytes_per_ns=h2d, d2h_bytes_per_ns=d2h, both_bytes_per_ns=both, latency_ns=latency_ns)
+    sources["copies"] = f"{when}; pinned copies of 512 MiB, and 4 KiB in a graph for the latency"
+    memory = msgspec.structs.replace(
+        base.memory,
+        dram_bytes=properties.total_memory,
+        dram_bytes_per_ns=bench.copy_bandwidth(),
+        l2_bytes=properties.L2_cache_size,
+    )
+    sources["memory"] = f"{when}; sizes from the driver, bandwidth of a 2 GiB copy, bytes read and written"
+    model = msgspec.structs.replace(
+        base, calibrated=True, memory=memory, copies=copies, graph=graph, stream=stream, sources=sources
+    )
+    steps = measure_points(model, say)
+    say("fitting contention")
+    found = fit(steps.points, steps.gaps_ns)
+    note = (
+        f"{when}; fitted to {len(steps.points)} schedules of the calibration network "
+        f"(gpusim/gpu/calibrate/network.py), GoogLeNet and DenseNet-121 (list: gpusim/gpu/calibrate/contention.py), "
+        f"residual median {found.median:.1%}, 90 % within {found.p90:.1%}"
+    )
+    pooled = statistics.median(found.pooled_residuals)
+    fitted = ("contention.sharing_exponent", "contention.matrix_exponent")
+    sources |= dict.fromkeys(fitted, note)
+    sources["contention.younger_slowdown"] = (
+        f"{when}; to the same schedules with the SMs as one pool, median {pooled:.1%}"
+    )
+    sources["graph.chain_ns"] = f"{when}; median over the calibration steps: {_listed(steps.gaps_ns)} ns"
+    sources["graph.branch_ns"] = (
+        f"{when}; each calibration step on one stream, with and without one tiny kernel in a branch of its own, "
+        f"over its gaps, median of {_listed(steps.branches_ns)} ns"
+    )
+    sources["uncertainty"] = f"{when}; the residuals of that fit, until validation replaces them"
+    model = with_contention(model, found.sharing_exponent, found.matrix_exponent, found.younger_slowdown)
+    return msgspec.structs.replace(
+        model,
+        graph=msgspec.structs.replace(model.graph, chain_ns=found.chain_ns, branch_ns=steps.branch_ns),
+        uncertainty=Uncertainty(
+            sequential_frac=found.p90,
+            schedule_frac=found.p90,
+            cache_frac=base.uncertainty.cache_frac,
+            variants_frac=base.uncertainty.variants_frac,
+        ),
+        sources=sources,
+    )
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.0f}" for value in values)
+
+
+def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
+    """Costs of CUDA graphs, with a note on how each was found."""
+    cycles = bench.spin_cycles(bench.SPIN_US)
+
+    def spin() -> None:
+        torch.cuda._sleep(cycles)
+
+    wide, wider = (bench.parallel_chains_ns(width, spin, length=20) for width in (64, 96))
+    front_end_ns = (wider - wide) / 32
+    small = bench.small_kernel()
+    chain_ns = bench.parallel_chains_ns(1, small) - bench.profiled_ns(small)
+    memory_node_ns = max(0.0, bench.memset_gap_ns() - chain_ns)
+    lost = measure(subjects()[NETWORK])
+    half = half_starts(lost)
+    notes = {
+        "chain_ns": "gap in a chain of small elementwise kernels over their profiled time",
+        "fork_ns": "between the starts of 4, 5 or 6 kernels of one block that wait for one, but the last two",
+        "busy_ns": "the calibration network at batch 1 beside chains of kernels of one thread, a kernel",
+        "busy_starts": "the calibration network at batch 1 beside chains of kernels of one thread",
+        "branch_ns": "of the calibration steps",
+        "front_end_ns": "64 against 96 parallel chains of spin kernels",
+        "memory_node_ns": "chain of memsets between small kernels, less the usual gaps",
+    }
+    costs = GraphCosts(
+        chain_ns=chain_ns,
+        fork_ns=fork_ns(),
+        join_ns=0.0,
+        busy_ns=lost.limit_ns(half),
+        busy_starts=half,
+        front_end_ns=front_end_ns,
+        memory_node_ns=memory_node_ns,
+    )
+    return costs, notes
+
+
+def fork_ns() -> float:
+    """From one successor of a kernel to the next in a CUDA graph, but the last two (docs/hardware-rules.md).
+
+    Of up to six: wider forks start in another order, and later, on an H200.
+    """
+    blocks = BlockBench(sm_clock_mhz=0)
+    gaps: list[int] = []
+    for width in (4, 5, 6):
+        for _ in range(5):
+            starts = [kernel.start_ns[0] for kernel in blocks.fork(width, Hold(1, 32, 10))]
+            gaps += [after - before for before, after in pairwise(starts[:-2])]
+    return float(max(0.0, statistics.mean(gaps)))
+
+
+def stream_costs() -> tuple[StreamCosts, dict[str, str]]:
+    """Costs of streams, with a note on how each was found."""
+    cycles = bench.spin_cycles(bench.SPIN_US * 2)
+    solo_ns = bench.profiled_ns(lambda: torch.cuda._sleep(cycles))
+    launch_ns = bench.host_launch_ns()
+    idle_ns = bench.idle_sync_ns()
+    queues = {n: bench.queue_count(n) for n in (None, 1, 32)}
+    counted = round(queues[None])
+    notes = {
+        "launch_ns": "50 launches of an almost empty kernel from Python; 10th percentile of 100, as all host times",
+        "start_ns": "one launch and a wait for it, less the launch call and an idle wait",
+        "chain_ns": "chain of spin kernels launched ahead of time, over their profiled time",
+        "event_ns": "the same over two streams in turns, with an event for each kernel",
+        "event_host_ns": "record and wait from Python",
+        "queues": f"depth-first launches of {bench.QUEUE_STREAMS} streams: {queues[None]:.2f} queues found",
+        "max_queues": f"the same with CUDA_DEVICE_MAX_CONNECTIONS=32: {queues[32]:.1f} found (=1: {queues[1]:.2f}); "
+        "the CUDA C++ Programming Guide allows 1 to 32",
+    }
+    costs = StreamCosts(
+        launch_ns=launch_ns,
+        start_ns=max(0.0, bench.start_latency_ns() - launch_ns - idle_ns),
+        chain_ns=max(0.0, bench.stream_chain_ns(cycles) - solo_ns),
+        event_ns=max(0.0, bench.stream_chain_ns(cycles, streams=2) - solo_ns),
+        event_host_ns=bench.event_host_ns(),
+        queues=max(1, counted),
+        max_queues=32,
+    )
+    return costs, notes

@@ -1,0 +1,111 @@
+"""Times of collectives among the GPUs of this machine, as curves of a topology: `gpusim calibrate --gpus N`.
+
+Each rank is a process (`python -m gpusim.gpu.calibrate.collectives`), started and watched by
+`gpusim.gpu.layerwise.launch`. A time is that of the slowest rank, the median over rounds of several calls in a row, so
+that what the host takes to launch one is hidden behind the one before it as far as it is shorter.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from gpusim.errors import GpuError
+from gpusim.formats.topology import Collective, Curve, Topology
+from gpusim.gpu.layerwise.__main__ import join
+from gpusim.gpu.layerwise.launch import launch
+
+COLLECTIVES: Final[tuple[Collective, ...]] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+#: Sizes of a GPU's buffer on GPUs; on CPUs (tests) the first few.
+SIZES: Final = tuple(4**power * 256 for power in range(12))
+_CPU_SIZES: Final = SIZES[:2]
+#: Rounds, and calls in a row of one.
+_ROUNDS, _CALLS = 7, 20
+#: Most bytes that all calls of a round move, so that large sizes are called fewer times.
+_ROUND_BYTES: Final = 4 << 30
+TIMEOUT_S: Final = 600.0
+MODULE: Final = "gpusim.gpu.calibrate.collectives"
+
+
+def measure_collectives(gpus: int, base: Topology, source: str) -> Topology:
+    """`base` with curves measured among 2, 4, ... and `gpus` GPUs of this machine.
+
+    Raises `GpuError` for fewer GPUs than that (without any, CPUs are measured by gloo), and where a rank fails.
+    """
+    there = torch.cuda.device_count()
+    if 0 < there < gpus:
+        raise GpuError(f"this machine has {there} GPUs, and {gpus} are to be measured")
+    if gpus > base.gpus_per_node:
+        raise GpuError(f"{base.name} has {base.gpus_per_node} GPUs a node, and {gpus} are to be measured")
+    curves = []
+    for count in sorted({*(2**power for power in range(1, 11) if 2**power < gpus), gpus}):
+        found = json.loads(launch(count, MODULE, [], timeout_s=TIMEOUT_S))
+        curves += [
+            Curve(collective=name, gpus=count, points=tuple(map(tuple, points)), source=source)
+            for name, points in found.items()
+        ]
+    return msgspec.structs.replace(base, curves=tuple(curves))
+
+
+def time_collective(name: Collective, size_bytes: int, device: torch.device) -> int:
+    """Median time in ns of one collective with buffers of that size, the slowest rank's."""
+    run = _prepared(name, size_bytes, device)
+    calls = max(1, min(_CALLS, _ROUND_BYTES // size_bytes))
+    for _ in range(3):
+        run()
+    samples = []
+    for _ in range(_ROUNDS):
+        dist.barrier()
+        _wait(device)
+        begin = time.perf_counter_ns()
+        for _ in range(calls):
+            run()
+        _wait(device)
+        samples.append((time.perf_counter_ns() - begin) / calls)
+    slowest = torch.tensor([statistics.median(samples)], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return max(1, round(float(slowest)))
+
+
+def _prepared(name: Collective, size_bytes: int, device: torch.device) -> Callable[[], object]:
+    """One call. The size is that of `gpusim.formats.topology.Curve.points`."""
+    gpus = dist.get_world_size()
+    elements = max(gpus, size_bytes // 4 // gpus * gpus)
+    whole = torch.ones(elements, device=device)
+    part = torch.ones(elements // gpus, device=device)
+    if name == "all_reduce":
+        return lambda: dist.all_reduce(whole)
+    if name == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part)
+    if name == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(part, whole)
+    received = torch.empty_like(whole)
+    return lambda: dist.all_to_all_single(received, whole)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> int:
+    """One rank; rank 0 writes the curves to standard output."""
+    device = join()
+    sizes = SIZES if device.type == "cuda" else _CPU_SIZES
+    found = {name: [[size, time_collective(name, size, device)] for size in sizes] for name in COLLECTIVES}
+    if dist.get_rank() == 0:
+        sys.stdout.write(json.dumps(found))
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

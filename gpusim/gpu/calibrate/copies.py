@@ -1,0 +1,261 @@
+"""Copies between host and device, measured: by size and direction, beside each other, beside kernels, and between them.
+
+Everything runs in a CUDA graph, on streams as a memory plan has them. All need a GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+
+from gpusim.gpu.calibrate.microbench import event_ns, spin_cycles
+from gpusim.units import KIB, MIB
+
+Direction = Literal["h2d", "d2h"]
+Calls = Sequence[Callable[[], object]]
+Lanes = Mapping[Direction, Calls]
+DIRECTIONS: tuple[Direction, Direction] = ("h2d", "d2h")
+#: Sizes of the sweep: from what a launch takes longer than, to what a layer saves at most.
+SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+#: Bytes that one graph of the sweep moves, as far as copies are no fewer than `FEWEST` and no more than `MOST`.
+SWEPT_BYTES, FEWEST, MOST = 512 * MIB, 4, 64
+#: Large copies, where only the rate matters.
+LARGE_BYTES = 64 * MIB
+SPIN_US = 50.0
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Work of one kind and copies of some directions at the same time."""
+
+    kernels_alone_ns: float
+    kernels_ns: float
+    """The kernels beside copies that outlast them."""
+    copies_alone_ns: float
+    copies_ns: float
+    """The copies beside kernels that outlast them."""
+
+    @property
+    def slowdown(self) -> float:
+        """What the kernels take longer, as a share of their time."""
+        return self.kernels_ns / self.kernels_alone_ns - 1.0
+
+    @property
+    def copy_slowdown(self) -> float:
+        """What the copies take longer, likewise."""
+        return self.copies_ns / self.copies_alone_ns - 1.0
+
+
+def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
+    to.copy_(source, non_blocking=True)
+
+
+class CopyBench:
+    """Buffers and streams for copies, made once."""
+
+    def __init__(self) -> None:
+        self.ops, self.outs, self.backs = (torch.cuda.Stream() for _ in range(3))
+        self._pairs: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def pairs(self, size: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Device and pinned host buffers of this size, a pair for each copy: a plan moves each tensor to its own."""
+        have = self._pairs.setdefault(size, [])
+        while len(have) < count:
+            device = torch.empty(size, dtype=torch.uint8, device="cuda")
+            have.append((device, torch.empty(size, dtype=torch.uint8, pin_memory=True)))
+        return have[:count]
+
+    def forget(self) -> None:
+        """Give the buffers back."""
+        self._pairs.clear()
+
+    def copies(self, size: int, count: int, direction: Direction) -> list[Callable[[], object]]:
+        """Calls that each copy another pair."""
+        pairs = self.pairs(size, count)
+        return [partial(_copy, *(pair if direction == "h2d" else pair[::-1])) for pair in pairs]
+
+    def graph_ns(self, ops: Calls, lanes: Lanes) -> float:
+        """Time of a graph with these calls one after the other on each stream, all from its start."""
+        for call in (*ops[:1], *(calls[0] for calls in lanes.values() if calls)):
+            call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.ops, capture_error_mode="thread_local"):
+            for direction, calls in lanes.items():
+                stream = self.backs if direction == "h2d" else self.outs
+                stream.wait_stream(self.ops)
+                with torch.cuda.stream(stream):
+                    for call in calls:
+                        call()
+            for call in ops:
+                call()
+            for direction in lanes:
+                self.ops.wait_stream(self.backs if direction == "h2d" else self.outs)
+        return event_ns(graph.replay, calls=2, rounds=7)
+
+    def in_turns_ns(self, kernel: Callable[[], object], copies: Calls) -> float:
+        """Time of a graph of kernel, copy, kernel, copy ...: each waits for the one before, on another stream."""
+        kernel()
+        copies[0]()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.ops, capture_error_mode="thread_local"):
+            for copy in copies:
+                kernel()
+                self.outs.wait_stream(self.ops)
+                with torch.cuda.stream(self.outs):
+                    copy()
+                self.ops.wait_stream(self.outs)
+        return event_ns(graph.replay, calls=2, rounds=7)
+
+
+def sweep(bench: CopyBench) -> dict[Direction, dict[int, float]]:
+    """Direction -> size -> ns of one copy of many, one after the other."""
+    found: dict[Direction, dict[int, float]] = {"h2d": {}, "d2h": {}}
+    for size in SIZES:
+        count = max(FEWEST, min(MOST, SWEPT_BYTES // size))
+        for direction in DIRECTIONS:
+            found[direction][size] = bench.graph_ns((), {direction: bench.copies(size, count, direction)}) / count
+        bench.forget()
+    return found
+
+
+def line(points: dict[int, float]) -> tuple[float, float]:
+    """Fixed ns and bytes a ns of copies, from their times by size: the largest two give the rate."""
+    sizes = sorted(points)
+    rate = (sizes[-1] - sizes[-2]) / (points[sizes[-1]] - points[sizes[-2]])
+    return max(0.0, points[sizes[0]] - sizes[0] / rate), rate
+
+
+def both_ways(bench: CopyBench, count: int = 8) -> dict[Direction, float]:
+    """Bytes a ns of each direction while the other one is busy, with twice as many copies."""
+    rates: dict[Direction, float] = {}
+    for direction, other in zip(DIRECTIONS, DIRECTIONS[::-1], strict=True):
+        lanes = {
+            direction: bench.copies(LARGE_BYTES, count, direction),
+            other: bench.copies(LARGE_BYTES, 2 * count, other),
+        }
+        rates[direction] = count * LARGE_BYTES / ends_ns(bench, (), lanes)[direction]
+    bench.forget()
+    return rates
+
+
+def switch_ns(bench: CopyBench, direction: Direction, count: int = 32) -> float:
+    """What it takes longer to go from a kernel to a copy and on to a kernel than the two alone, each way one half."""
+    cycles = spin_cycles(SPIN_US)
+
+    def spin() -> None:
+        torch.cuda._sleep(cycles)
+
+    copies = bench.copies(MIB, count, direction)
+    turns = bench.in_turns_ns(spin, copies)
+    alone = bench.graph_ns([spin] * count, {}) + bench.graph_ns((), {direction: copies})
+    bench.forget()
+    return (turns - alone) / count / 2
+
+
+def kernels_by_kind() -> dict[str, Callable[[], object]]:
+    """A call of each kind whose time beside copies is measured: what it is bound by decides."""
+    a, b = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
+    c, d = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    large, out = torch.randn(64 * MIB, device="cuda"), torch.empty(64 * MIB, device="cuda")
+    image, weight = torch.randn(32, 128, 56, 56, device="cuda"), torch.randn(128, 128, 3, 3, device="cuda")
+    scale, shift = torch.ones(128, device="cuda"), torch.zeros(128, device="cuda")
+    mean, var = torch.zeros(128, device="cuda"), torch.ones(128, device="cuda")
+    return {
+        "matmul_tf32": lambda: torch.mm(a, b),
+        "matmul_bf16": lambda: torch.mm(c, d),
+        "convolution_tf32": lambda: torch.conv2d(image, weight, padding=1),
+        "elementwise": lambda: torch.neg(large, out=out),
+        "batch_norm": lambda: torch.batch_norm(image, scale, shift, mean, var, True, 0.1, 1e-5, True),
+    }
+
+
+def beside(bench: CopyBench, kernel: Callable[[], object], directions: Sequence[Direction]) -> Beside:
+    """Kernels beside copies: first kernels that copies outlast, then copies that kernels outlast."""
+    one_ns = bench.graph_ns([kernel] * 8, {}) / 8
+    copy_ns = max(bench.graph_ns((), {d: bench.copies(LARGE_BYTES, 8, d)}) for d in directions) / 8
+    copies = 16
+    kernels = max(4, round(0.6 * copies * copy_ns / one_ns))
+    lanes: Lanes = {d: bench.copies(LARGE_BYTES, copies, d) for d in directions}
+    few: Lanes = {d: bench.copies(LARGE_BYTES, 8, d) for d in directions}
+    many = max(8, round(1.6 * 8 * copy_ns / one_ns))
+
+    def last(ops: Calls, lanes: Lanes) -> float:
+        return max(time for name, time in ends_ns(bench, ops, lanes).items() if name != "ops")
+
+    return Beside(
+        kernels_alone_ns=ends_ns(bench, [kernel] * kernels, {})["ops"],
+        kernels_ns=ends_ns(bench, [kernel] * kernels, lanes)["ops"],
+        copies_alone_ns=last((), few),
+        copies_ns=last([kernel] * many, few),
+    )
+
+
+def ends_ns(bench: CopyBench, ops: Calls, lanes: Lanes, rounds: int = 7) -> dict[str, float]:
+    """When the ops and each lane of copies have ended, launched on streams behind a kernel that outlasts the launches.
+
+    Medians in ns, by `ops` or the direction.
+    """
+    cycles = spin_cycles(SPIN_US) * 300
+    times: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        begin = torch.cuda.Event(enable_timing=True)
+        ends: dict[str, torch.cuda.Event] = {}
+        with torch.cuda.stream(bench.ops):
+            torch.cuda._sleep(cycles)
+            begin.record(bench.ops)
+        for direction, calls in lanes.items():
+            stream = bench.backs if direction == "h2d" else bench.outs
+            stream.wait_event(begin)
+            ends[direction] = _issue(stream, calls)
+        ends["ops"] = _issue(bench.ops, ops)
+        torch.cuda.synchronize()
+        for name, end in ends.items():
+            times.setdefault(name, []).append(begin.elapsed_time(end) * 1e6)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def _issue(stream: torch.cuda.Stream, calls: Calls) -> torch.cuda.Event:
+    """Issue calls on a stream; the event of their end."""
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+        end = torch.cuda.Event(enable_timing=True)
+        end.record(stream)
+    return end
+
+
+def measure() -> dict[str, object]:
+    """Everything above, as numbers for a file."""
+    bench = CopyBench()
+    points = sweep(bench)
+    result: dict[str, object] = {
+        "sweep_ns": {d: {str(size): ns for size, ns in found.items()} for d, found in points.items()},
+        "lines": {d: line(found) for d, found in points.items()},
+        "both_bytes_per_ns": both_ways(bench),
+        "switch_ns": {d: switch_ns(bench, d) for d in DIRECTIONS},
+    }
+    rows = {}
+    for name, kernel in kernels_by_kind().items():
+        choices: tuple[tuple[Direction, ...], ...] = (("d2h",), ("h2d",), DIRECTIONS)
+        for directions in choices:
+            found = beside(bench, kernel, directions)
+            rows[f"{name} beside {'+'.join(directions)}"] = {
+                "kernels_alone_ns": found.kernels_alone_ns,
+                "kernels_ns": found.kernels_ns,
+                "slowdown": found.slowdown,
+                "copies_alone_ns": found.copies_alone_ns,
+                "copies_ns": found.copies_ns,
+                "copy_slowdown": found.copy_slowdown,
+            }
+            torch.cuda.empty_cache()
+        bench.forget()
+    result["beside"] = rows
+    return result

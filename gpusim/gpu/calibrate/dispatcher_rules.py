@@ -1,0 +1,343 @@
+"""Experiments that each pin one rule of the block dispatcher: where blocks go, when, and what they share.
+
+Each takes a bench (`gpusim.gpu.calibrate.block_kernels.BlockBench`) that runs kernels, looks at where and when their
+blocks ran, and says whether the engines' rule agrees. research/2026-11-23-calibration.md lists them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Protocol
+
+from gpusim.formats.hardware import Limits
+from gpusim.formats.rules import Rule
+from gpusim.formats.trace import Kernel
+from gpusim.gpu.calibrate.block_kernels import ROWS, WORK, Blocks, Hold
+from gpusim.rules.occupancy import Footprint, kernel_footprint
+from gpusim.units import KIB
+
+#: Registers of a thread of the holding kernel; far from limiting anything.
+HOLD_REGS = 16
+
+
+class Bench(Protocol):
+    """Runs kernels; see `BlockBench`."""
+
+    sms: int
+    timer_sms: frozenset[int]
+
+    def place(self, holds: Sequence[Hold]) -> list[Blocks]:
+        """Kernels as branches of a CUDA graph."""
+
+    def chains(
+        self, width: int, length: int, hold: Hold, beside: tuple[str, int, int] | None = None
+    ) -> list[list[Blocks]]:
+        """Independent chains in a CUDA graph, beside a kernel of work (kind, blocks, warps a block)."""
+
+    def rates(self, parts: Sequence[tuple[str, int, int]]) -> list[float]:
+        """Chunks of work a us of kernels (kind, blocks, warps a block) side by side."""
+
+
+def rules(bench: Bench, limits: Limits, say: Callable[[str], None] = lambda _: None) -> Iterator[Rule]:
+    """All experiments, one after the other."""
+    for experiment in (most_room, head_of_line, draining, priorities, splits, gaps):
+        say(f"blocks: {experiment.__name__.replace('_', ' ')}")
+        yield experiment(bench, limits)
+    for measure in (gaps_beside, bandwidth, sharing):
+        say(f"blocks: {measure.__name__.replace('_', ' ')}")
+        yield measure(bench)
+
+
+# --- Where ---
+
+#: Blocks of the first kernel, of 256 threads, as shares of one for each SM: they leave even and uneven room.
+FIRST_BLOCKS = (0.5, 1.0, 1.5, 3.8, 5.94, 7.6)
+
+
+def most_room(bench: Bench, limits: Limits) -> Rule:
+    """A second kernel's blocks beside a first one's that are spread unevenly.
+
+    All blocks of the first are still there; those of the timers before it are the only ones that have ended.
+    """
+    right, wrong = 0, []
+    for share in FIRST_BLOCKS:
+        for blocks, threads in ((75, 64), (40, 256), (300, 128)):
+            count = round(share * bench.sms)
+            first, second = bench.place([Hold(count, 256, 60), Hold(blocks, threads, 60, delay_us=20)])
+            held = Counter(first.sm)
+            before = [held[sm] for sm in range(bench.sms)]
+            beside = [sm for sm, at in zip(second.sm, second.start_ns, strict=True) if at < min(first.end_ns)]
+            found = Counter((held[sm], number) for sm, number in Counter(beside).items())
+            if found == spread(before, 256, blocks, threads, limits, bench.timer_sms):
+                right += 1
+            else:
+                wrong.append(f"{count} blocks of 256 threads, then {blocks} of {threads}")
+    total = right + len(wrong)
+    return Rule(
+        name="most room",
+        rule="the next block goes to the SM that can take the most further blocks of its kernel; of several, to one "
+        "where a block has ended, then to the one that has had that room for longest",
+        holds=not wrong,
+        found=f"{right} of {total} second kernels lay as the rule says"
+        + (f"; not: {'; '.join(wrong)}" if wrong else ""),
+        numbers={"cases": total, "right": right},
+    )
+
+
+def spread(
+    before: Sequence[int], threads: int, blocks: int, new_threads: int, limits: Limits, first: Collection[int] = ()
+) -> Counter[tuple[int, int]]:
+    """How many SMs have n blocks of a first kernel and get m of a second, placed where there is most room.
+
+    Of SMs with as much room, those in `first` come first, then one that has had it for longer.
+    """
+    room = [
+        min((limits.threads_per_sm - held * threads) // new_threads, limits.blocks_per_sm - held) for held in before
+    ]
+    gets = [0] * len(before)
+    for level in range(max(room), 0, -1):
+        for sm in sorted(range(len(before)), key=lambda sm: (sm not in first, room[sm])):
+            if room[sm] >= level and blocks > 0:
+                gets[sm] += 1
+                blocks -= 1
+    return Counter((held, got) for held, got in zip(before, gets, strict=True) if got)
+
+
+# --- When ---
+
+
+def head_of_line(bench: Bench, limits: Limits) -> Rule:
+    """A first kernel leaves room that its own waiting blocks cannot use, but a second kernel's could.
+
+    All have SMs with the same split of shared memory, which would keep them apart, too.
+    """
+    two, small = Hold(2 * bench.sms, 256, 60, smem_bytes=100 * KIB), Hold(75, 64, 15, delay_us=15)
+    first, second = bench.place([replace(two, blocks=two.blocks + 100), small])
+    no_room = replace(two, blocks=bench.sms, hold_us=20, delay_us=12)
+    three = bench.place([two, no_room, replace(small, delay_us=24)])
+    large, fits = three[:2]
+    early = sum(start < max(first.start_ns) for start in second.start_ns)
+    overtook = sum(start < max(three[1].start_ns) for start in three[2].start_ns)
+    waited_ns = min(second.start_ns) - max(first.start_ns)
+    return Rule(
+        name="head of line",
+        rule="behind a kernel whose blocks are not all placed, nobody gets any placed",
+        holds=not early and not overtook and min(fits.start_ns) >= min(large.end_ns),
+        found=f"{early} of 75 blocks started before the last block of the kernel before them, {overtook} of 75 before "
+        "that of a kernel that did not fit; the first of them started "
+        f"{waited_ns / 1000:.2f} us after the last block before it",
+        numbers={"early_blocks": early, "overtaking_blocks": overtook, "start_after_last_ns": waited_ns},
+    )
+
+
+def draining(bench: Bench, limits: Limits) -> Rule:
+    """Blocks of a full GPU end one by one, and another kernel waits for their places."""
+    full = bench.sms * (limits.threads_per_sm // 256)
+    first, second = bench.place([Hold(full, 256, 40, vary_us=60), Hold(bench.sms, 256, 15, delay_us=15)])
+    ends = sorted(first.end_ns)
+    waited = [start - ends[place] for place, start in enumerate(sorted(second.start_ns))]
+    before_the_end = sum(start < ends[-1] for start in second.start_ns)
+    return Rule(
+        name="room is taken at once",
+        rule="blocks move in as soon as blocks of others have made room",
+        holds=before_the_end == len(second.start_ns) and statistics.median(waited) < 2_000,
+        found=f"{before_the_end} of {len(second.start_ns)} blocks started before the first kernel had ended, the n-th "
+        f"{statistics.median(waited) / 1000:.2f} us after the n-th of its blocks, in the median",
+        numbers={"wait_ns": statistics.median(waited)},
+    )
+
+
+def priorities(bench: Bench, limits: Limits) -> Rule:
+    """A kernel of higher priority beside one that has blocks waiting."""
+    full = bench.sms * (limits.threads_per_sm // 256)
+    found = {}
+    for priority in (0, -1):
+        first, second = bench.place([Hold(3 * full, 256, 30), Hold(bench.sms, 256, 15, delay_us=15, priority=priority)])
+        found[priority] = sum(start < max(first.start_ns) for start in second.start_ns)
+    return Rule(
+        name="priority",
+        rule="blocks of higher priority that wait are placed first; of equal priority, in order of the kernels' starts",
+        holds=found[0] == 0 and found[-1] == bench.sms,
+        found=f"of {bench.sms} blocks {found[-1]} overtook with higher priority, {found[0]} with the same",
+        numbers={"overtook_higher": found[-1], "overtook_equal": found[0]},
+    )
+
+
+# --- Shared memory ---
+
+#: Threads and KiB of shared memory of a block.
+SHAPES = (
+    (64, 0), (128, 0), (256, 0), (1024, 0), (256, 1), (256, 4), (1024, 4), (64, 8), (256, 16), (1024, 20), (128, 48),
+    (256, 64), (128, 99), (128, 160),
+)  # fmt: skip
+
+
+def splits(bench: Bench, limits: Limits) -> Rule:
+    """One block of a first kernel on every SM, then one of a second; each of `SHAPES` beside each."""
+    right, wrong = 0, []
+    for one in SHAPES:
+        for other in SHAPES:
+            first, second = bench.place(
+                [
+                    Hold(bench.sms, one[0], 40, smem_bytes=one[1] * KIB),
+                    Hold(bench.sms, other[0], 10, delay_us=14, smem_bytes=other[1] * KIB),
+                ]
+            )
+            end = min(first.end_ns)
+            shared = {sm for sm, start in zip(second.sm, second.start_ns, strict=True) if start < end} & set(first.sm)
+            if (len(shared) > bench.sms * 3 // 4) == joins(_footprint(one, limits), _footprint(other, limits), limits):
+                right += 1
+            else:
+                wrong.append(f"{other[0]} threads {other[1]} KiB beside {one[0]} threads {one[1]} KiB")
+    total = right + len(wrong)
+    return Rule(
+        name="shared-memory split",
+        rule="an SM's shared memory is set while it is empty; a block joins where that size is at least its kernel's",
+        holds=not wrong,
+        found=f"{right} of {total} pairs joined or waited as the rule says"
+        + (f"; not: {'; '.join(wrong[:5])}" if wrong else ""),
+        numbers={"cases": total, "right": right},
+    )
+
+
+def joins(first: Footprint, second: Footprint, limits: Limits) -> bool:
+    """Whether a block of the second kernel may join an SM that one block of the first has to itself."""
+    return (
+        first.own_split_bytes >= second.split_bytes
+        and first.smem_bytes + second.smem_bytes <= first.own_split_bytes
+        and first.threads + second.threads <= limits.threads_per_sm
+    )
+
+
+def _footprint(shape: tuple[int, int], limits: Limits) -> Footprint:
+    threads, smem_kib = shape
+    kernel = Kernel(name="hold", dur_ns=1, block=(threads, 1, 1), regs_per_thread=HOLD_REGS, smem_bytes=smem_kib * KIB)
+    return kernel_footprint(limits, kernel)
+
+
+# --- Gaps ---
+
+#: Blocks (as a multiple of the SMs, or a number) and threads of the kernels in chains, and how many chains.
+CHAINED = ((0, 32), (1, 128), (4, 256))
+WIDTHS = (1, 2, 4, 8)
+CHAIN_KERNELS = 10
+#: How far the gap of one kernel may move with the number of chains: three ticks of an H200's clock, and 2 % of a kernel
+#: of 5 us.
+GAP_TOLERANCE_NS = 100
+
+
+def gaps(bench: Bench, limits: Limits) -> Rule:
+    """From the last block's end to the next kernel's first start, in chains side by side; each kernel with itself.
+
+    Between kernels the gap may differ: what it depends on is part of a kernel's traced time. Chains that fill the GPU
+    to the last thread are measured, not judged: their blocks can only start where others have just left.
+    """
+    numbers: dict[str, float] = {}
+    spreads, fuller = [], []
+    for per_sm, threads in CHAINED:
+        blocks = per_sm * bench.sms or 1
+        found: list[float] = []
+        for width in WIDTHS:
+            taken = blocks * threads * width / (bench.sms * limits.threads_per_sm)
+            if taken > 1 or blocks * width * CHAIN_KERNELS > ROWS * 3 // 4:
+                continue
+            chains = bench.chains(width, CHAIN_KERNELS, Hold(blocks, threads, 5))
+            gap_ns = statistics.median(
+                min(after.start_ns) - max(before.end_ns) for chain in chains for before, after in pairwise(chain)
+            )
+            numbers[f"{blocks} blocks, {width} chains"] = gap_ns
+            if taken < 1:
+                found.append(gap_ns)
+            else:
+                fuller.append(gap_ns - max(found))
+        spreads.append(max(found) - min(found))
+    return Rule(
+        name="gap in a chain",
+        rule="a kernel starts a fixed time after its predecessor's last block, however many chains there are, while "
+        "there is room",
+        holds=max(spreads) <= GAP_TOLERANCE_NS,
+        found=f"medians from {min(numbers.values()) / 1000:.2f} to {max(numbers.values()) / 1000:.2f} us; for one "
+        f"kernel at most {max(spreads) / 1000:.2f} us apart"
+        + (f", but {max(fuller) / 1000:+.2f} us where its chains fill the GPU" if fuller else ""),
+        numbers=numbers,
+    )
+
+
+# --- Numbers ---
+
+
+#: Kernels beside a chain: kinds of work, and how many SMs have no block of them.
+BESIDE = (("fma", 12), ("tensor", 12), ("latency", 12), ("l2", 12), ("dram", 112), ("dram", 12))
+
+
+def gaps_beside(bench: Bench) -> Rule:
+    """The gap of a chain of small kernels while another kernel works all along."""
+    numbers: dict[str, float] = {}
+    for kind, spared in ((None, 0), *BESIDE):
+        beside = kind and (kind, bench.sms - spared, 8)
+        (chain,) = bench.chains(1, CHAIN_KERNELS, Hold(1, 32, 5), beside or None)
+        waited = [min(after.start_ns) - max(before.end_ns) for before, after in pairwise(chain[1:])]
+        numbers[f"beside {kind} on {bench.sms - spared} SMs" if kind else "alone"] = statistics.median(waited)
+    alone_ns, *others = numbers.values()
+    return Rule(
+        name="gap beside others",
+        rule="a kernel starts later after its predecessor where others load the memory; the engines do not know that",
+        holds=None,
+        found=f"{alone_ns:.0f} ns alone, {min(others) - alone_ns:.0f} to {max(others) - alone_ns:.0f} ns more beside "
+        "other kernels",
+        numbers=numbers,
+    )
+
+
+def bandwidth(bench: Bench) -> Rule:
+    """Bytes a ns from DRAM and from the L2 cache, by SMs in use and warps on each."""
+    numbers: dict[str, float] = {}
+    for kind in ("dram", "l2"):
+        for part in (1 / 32, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0):
+            for warps in (2, 8, 16, 32):
+                sms = max(1, round(part * bench.sms))
+                (chunks,) = bench.rates([(kind, sms, warps)])
+                numbers[f"{kind}, {sms} SMs, {warps} warps"] = chunks * WORK[kind].chunk_bytes / 1000
+    best = {kind: max(rate for name, rate in numbers.items() if name.startswith(kind)) for kind in ("dram", "l2")}
+    return Rule(
+        name="bandwidth by SMs and warps",
+        rule="traffic of DRAM is limited for the whole GPU; few SMs or warps do not reach it",
+        holds=None,
+        found=f"DRAM at most {best['dram']:.0f}, L2 at most {best['l2']:.0f} bytes a ns",
+        numbers=numbers,
+    )
+
+
+#: Warps of each of the two blocks that share an SM.
+SHARED_WARPS = ((4, 4), (8, 8), (16, 16), (4, 16), (16, 4))
+
+
+def sharing(bench: Bench) -> Rule:
+    """Each kind of work beside each on the same SM: times as long as alone with as many warps."""
+    kinds = list(WORK)
+    alone = {
+        (kind, warps): bench.rates([(kind, bench.sms, warps)])[0]
+        for kind in kinds
+        for warps in sorted({w for pair in SHARED_WARPS for w in pair})
+    }
+    numbers: dict[str, float] = {}
+    for one_warps, other_warps in SHARED_WARPS:
+        for one in kinds:
+            for other in kinds:
+                first, second = bench.rates([(one, bench.sms, one_warps), (other, bench.sms, other_warps)])
+                pair = f"{one} {one_warps} beside {other} {other_warps}"
+                numbers[f"{pair}: {one}"] = alone[(one, one_warps)] / first
+                numbers[f"{pair}: {other} (second)"] = alone[(other, other_warps)] / second
+    worst = max(numbers, key=lambda name: numbers[name])
+    return Rule(
+        name="sharing an SM",
+        rule="blocks slow each other by what they both need; the engines know one exponent for all kinds",
+        holds=None,
+        found=f"factors from {min(numbers.values()):.2f} to {max(numbers.values()):.2f}, most for {worst}; "
+        f"median {statistics.median(numbers.values()):.2f}",
+        numbers=numbers,
+    )

@@ -1,0 +1,227 @@
+"""Random pairs and triples of a trace's kernels run together on the GPU, beside what the model predicts of them.
+
+One CUDA graph holds all of them in shuffled order, each between two kernels that note the time: each op alone, and
+each pair or triple forked, side by side, and joined. Two such graphs are timed: before each, either its ops run once by
+themselves, or the L2 cache is filled with something else. That one counts in which ops take most nearly what they take
+in the step: kernels of training steps find less in the cache there than right behind themselves, those of inference at
+batch 1 more than nothing (research/2026-11-23-capture-and-replay.md).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import torch
+
+from gpusim.engine.fast import FastEngine
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.pairs import PairCase
+from gpusim.formats.trace import Trace
+from gpusim.gpu.device import explain_out_of_memory, require_gpu, set_precision
+from gpusim.gpu.replay.allowlist import check_operators
+from gpusim.gpu.replay.execute import Runner, make_initial
+from gpusim.plan.kernels import kernel_tasks
+from gpusim.plan.tasks import Plan, Task
+
+#: Kernels shorter than this are lost in the clock's steps, longer ones make the graph slow.
+MIN_NS, MAX_NS = 2_500, 80_000
+#: Longest over shortest of a pair or triple: beside one much longer, a kernel's slow-down would not show.
+MAX_RATIO = 2.5
+#: Every fourth is a triple.
+TRIPLE_EVERY = 4
+REPLAYS = 40
+EMPTY_STAGES = 10
+#: How much is read to leave nothing else in the L2 cache, in sizes of that cache.
+EVICTING_SIZES = 6
+
+STAMP_SOURCE = """
+extern "C" __global__ void stamp(long long* out, int slot) {
+    long long now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    out[slot] = now;
+}
+"""
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """What runs between each two stamps, in order: ops side by side, one op, or nothing."""
+
+    stages: tuple[tuple[int, ...], ...]
+
+    def times(self, samples_ns: torch.Tensor) -> dict[tuple[int, ...], float]:
+        """Mean time of each distinct stage in ns."""
+        means = samples_ns.double().mean(0).tolist()
+        found: dict[tuple[int, ...], list[float]] = {}
+        for stage, time_ns in zip(self.stages, means, strict=True):
+            found.setdefault(stage, []).append(time_ns)
+        return {stage: statistics.fmean(times) for stage, times in found.items()}
+
+
+@explain_out_of_memory
+def measure_pairs(trace: Trace, hardware: HardwareModel, count: int, seed: int) -> list[PairCase]:
+    """Measure and predict `count` pairs and triples. Raises `GpuError` without a GPU."""
+    check_operators(trace, trace.name)
+    device = require_gpu()
+    set_precision(trace.model.dtype)
+    runner = Runner(trace, device)
+    runner.bind(make_initial(trace, device, seed).tensors)
+    rng = random.Random(seed)
+    chosen = draw(trace, count, rng)
+    solos = [(op,) for op in sorted({op for ops in chosen for op in ops})]
+    stages = [*chosen, *solos, *[()] * EMPTY_STAGES]
+    rng.shuffle(stages)
+    states = {cold: _measure(runner, _Stages(tuple(stages)), cold) for cold in (False, True)}
+    cold = min(states, key=lambda state: unlike_the_step(trace, states[state]))
+    times = states[cold]
+    tasks = kernel_tasks(trace, hardware)
+    alone_ns = {op: times[(op,)] for (op,) in solos}
+    return [
+        PairCase(
+            trace=trace.name,
+            ops=tuple(trace.ops[op].name for op in ops),
+            kernels=tuple(trace.ops[op].kernels[0].name for op in ops),
+            alone_ns=tuple(round(alone_ns[op]) for op in ops),
+            empty_ns=round(times[()]),
+            cold=cold,
+            together_ns=round(times[ops]),
+            predicted_ns=round(
+                predict([tasks[op][0] for op in ops], [alone_ns[op] for op in ops], times[()], hardware)
+            ),
+        )
+        for ops in chosen
+    ]
+
+
+def draw(trace: Trace, count: int, rng: random.Random) -> list[tuple[int, ...]]:
+    """Distinct pairs and triples of ops that have one kernel of a suitable length and change no parameter or state.
+
+    Order counts, since the elder of two kernels is served first. None reads what another of them writes.
+    """
+    lasting = {tensor.storage for tensor in trace.tensors if tensor.init is not None}
+    usable = [op for op in range(len(trace.ops)) if _usable(trace, op, lasting)]
+    found: dict[tuple[int, ...], None] = {}
+    for _ in range(200 * count):
+        size = 3 if len(found) % TRIPLE_EVERY == TRIPLE_EVERY - 1 else 2
+        if len(found) == count or len(usable) < size:
+            break
+        ops = tuple(rng.sample(usable, size))
+        durations = [trace.ops[op].kernels[0].dur_ns for op in ops]
+        if max(durations) <= MAX_RATIO * min(durations) and _apart(trace, ops):
+            found[ops] = None
+    return list(found)
+
+
+def _usable(trace: Trace, op: int, lasting: Collection[int]) -> bool:
+    """Whether it can be measured; `lasting` are the storages that live beyond the step, which views may write to."""
+    kernels = trace.ops[op].kernels
+    changes = any(trace.tensors[t].storage in lasting for t in trace.ops[op].writes)
+    return len(kernels) == 1 and kernels[0].kind == "kernel" and MIN_NS <= kernels[0].dur_ns <= MAX_NS and not changes
+
+
+def _apart(trace: Trace, ops: Sequence[int]) -> bool:
+    """Whether no op touches a storage that another one writes: side by side they would race."""
+    touched = [{trace.tensors[t].storage for t in (*trace.ops[op].reads, *trace.ops[op].writes)} for op in ops]
+    written = [{trace.tensors[t].storage for t in trace.ops[op].writes} for op in ops]
+    return all(not (mine & theirs) for i, mine in enumerate(written) for j, theirs in enumerate(touched) if i != j)
+
+
+def predict(tasks: Sequence[Task], alone_ns: Sequence[float], empty_ns: float, hardware: HardwareModel) -> float:
+    """Time between two stamps with these kernels side by side, from their times between stamps alone.
+
+    `empty_ns` is the time between two stamps with nothing between them. A stamp takes that, less one gap; a kernel
+    what it takes alone, less the two gaps and the stamp.
+    """
+    gap_ns = hardware.graph.chain_ns
+    stamp_ns = max(0.0, empty_ns - gap_ns)
+    stamp = Task(name="stamp", dur_ns=stamp_ns)
+    kernels = [
+        msgspec.structs.replace(
+            task, queue=queue, deps=(0,) if queue else (), dur_ns=max(0.0, time_ns - empty_ns - gap_ns)
+        )
+        for queue, (task, time_ns) in enumerate(zip(tasks, alone_ns, strict=True))
+    ]
+    last = msgspec.structs.replace(stamp, deps=tuple(range(2, len(kernels) + 1)))
+    timeline = FastEngine().run(Plan(tasks=(stamp, *kernels, last)), hardware)
+    return timeline.makespan_ns - stamp_ns
+
+
+def unlike_the_step(trace: Trace, times: Mapping[tuple[int, ...], float]) -> float:
+    """How far ops alone are from their times in the step: root mean square of the ratio's logarithm.
+
+    `times` has ns by stage.
+    """
+    squares = [
+        math.log(max(1.0, time_ns - times[()]) / trace.ops[stage[0]].kernels[0].dur_ns) ** 2
+        for stage, time_ns in times.items()
+        if len(stage) == 1
+    ]
+    return math.sqrt(statistics.fmean(squares)) if squares else 0.0
+
+
+def _measure(runner: Runner, stages: _Stages, cold: bool) -> dict[tuple[int, ...], float]:
+    """Record all stages in one graph, replay it, and read the stamps. `cold` is the state of the L2 cache."""
+    stamps = torch.zeros(len(stages.stages) * 2, dtype=torch.int64, device=runner.device)
+    kernel = torch.cuda._compile_kernel(STAMP_SOURCE, "stamp")
+
+    def stamp(slot: int) -> None:
+        kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, slot])
+
+    evict = _evictor(runner.device)
+    runner.run_in_order()
+    tensors = list(runner.tensors)
+    lanes = [torch.cuda.Stream() for _ in range(max(map(len, stages.stages)))]
+    for lane in lanes:  # libraries set up on first use of a stream
+        with torch.cuda.stream(lane):
+            _run_each(runner, sorted({op for stage in stages.stages for op in stage}))
+    stamp(0)
+    evict()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
+        for number, ops in enumerate(stages.stages):
+            if cold:
+                evict()
+            else:
+                _run_each(runner, ops)
+            stamp(2 * number)
+            _side_by_side(lanes, [partial(runner.run, op) for op in ops])
+            stamp(2 * number + 1)
+            runner.tensors[:] = tensors
+    samples = []
+    for _ in range(REPLAYS):
+        graph.replay()
+        torch.cuda.synchronize()
+        noted = stamps.cpu().view(-1, 2)
+        samples.append(noted[:, 1] - noted[:, 0])
+    return stages.times(torch.stack(samples[REPLAYS // 8 :]))
+
+
+def _run_each(runner: Runner, ops: Sequence[int]) -> None:
+    for op in ops:
+        runner.run(op)
+
+
+def _evictor(device: torch.device) -> Callable[[], object]:
+    """Reads so much that the L2 cache holds nothing else. It only reads: what is written would have to leave, too."""
+    cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    unused = torch.zeros(EVICTING_SIZES * cache_bytes // 4, dtype=torch.float32, device=device)
+    largest = torch.zeros((), dtype=torch.float32, device=device)
+    return partial(torch.amax, unused, dim=0, out=largest)
+
+
+def _side_by_side(lanes: Sequence[torch.cuda.Stream], calls: Sequence[Callable[[], None]]) -> None:
+    """Fork from the first lane, one call in each, and join."""
+    for lane in lanes[1 : len(calls)]:
+        lane.wait_stream(lanes[0])
+    for lane, call in zip(lanes, calls, strict=False):
+        with torch.cuda.stream(lane):
+            call()
+    for lane in lanes[1 : len(calls)]:
+        lanes[0].wait_stream(lane)

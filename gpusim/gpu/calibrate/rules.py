@@ -1,0 +1,38 @@
+"""`gpusim calibrate --rules`: whether the rules that the engines follow hold on the GPU at hand."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+
+import torch
+
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.rules import SCHEMA, Rules
+from gpusim.gpu.calibrate.block_kernels import BlockBench
+from gpusim.gpu.calibrate.dispatcher_rules import rules
+from gpusim.gpu.calibrate.hyper_q import measure_hyper_q
+from gpusim.gpu.calibrate.start_interference import starts_beside
+from gpusim.gpu.device import gpu_facts, require_gpu
+from gpusim.version import code_version
+
+#: Clock taken where the driver does not tell it.
+ASSUMED_MHZ = 1980
+
+
+def check_rules(hardware: HardwareModel, command: str, say: Callable[[str], None] = lambda _: None) -> Rules:
+    """Run all experiments on the current GPU; `hardware` has its limits. Raises `GpuError` without a GPU."""
+    require_gpu()
+    facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
+    found = list(rules(BlockBench(facts.sm_clock_mhz or ASSUMED_MHZ), hardware.limits, say))
+    say("starts beside")
+    found.append(starts_beside())
+    return Rules(
+        schema=SCHEMA,
+        gpu=facts,
+        date=datetime.date.today().isoformat(),
+        command=command,
+        gpusim=code_version(),
+        rules=tuple(found),
+        hyper_q=measure_hyper_q(command, say),
+    )

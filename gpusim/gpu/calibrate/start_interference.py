@@ -1,0 +1,260 @@
+"""What a kernel loses to others that start while it runs: `graph.busy_ns` and `graph.busy_starts`.
+
+One op's calls, or the calibration network's, run between two stamps beside chains of kernels of one thread that only
+count cycles. Those take no room and no bandwidth: what is lost beside them is lost to their starts and ends. That it is
+the starts is seen by putting a single end, or an end and a start, beside a call.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from gpusim.defaults import DEFAULT_SEED
+from gpusim.formats.rules import Rule
+from gpusim.gpu.calibrate.microbench import event_ns, graph_ns, graph_of, profiled_names, spin_cycles
+from gpusim.gpu.calibrate.network import branching
+from gpusim.gpu.calibrate.pairs import STAMP_SOURCE
+from gpusim.units import NS_PER_US
+
+#: Calls of one op in a row, how often each case is in a graph, and how often a graph is replayed.
+CALLS, DRAWS, REPLAYS = 12, 4, 12
+#: Chains beside it: how many, and how long each of their kernels runs, in us.
+BESIDE: Final = ((1, 20.0), (1, 5.0), (1, 2.0), (1, 0.5), (2, 2.0), (2, 0.5), (4, 20.0), (4, 5.0), (4, 2.0))
+#: A kernel beside it that only runs.
+RUNS: Final = "a kernel that only runs"
+#: The network whose kernels say how many starts cost how much: its inference at this batch.
+NETWORK, NETWORK_BATCH = "calibration network", 1
+#: Where half of it may be lost, in starts.
+HALVES = tuple(number / 10 for number in range(1, 200))
+#: From the end of one kernel to the start of the next, nearly; how long a spin before a single event lasts.
+GAP_US, LEAD_US = 0.9, 8.0
+#: How much of what many starts cost a kernel that only runs may cost.
+RUNS_FRAC = 0.25
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a call, how often it is made in a row, and how many kernels it has."""
+
+    call: Call
+    calls: int = CALLS
+    kernels: int = 1
+
+
+@dataclass(frozen=True)
+class Single:
+    """What a call loses to one event beside it, in ns."""
+
+    end_ns: float
+    """To an end while it runs."""
+    start_ns: float
+    """To an end and the start that follows it, while it runs."""
+    late_ns: float
+    """To such a start once it has ended."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a kernel of one subject takes alone, and more beside one that only runs; and than that where others start.
+
+    In ns. A graph that is no straight line takes a little more or less for itself, so starts are not set against the
+    kernel alone.
+    """
+
+    alone_ns: float
+    runs_ns: float
+    beside: tuple[tuple[float, float], ...]
+    """Starts while a kernel runs and its gap passes, and what it loses to them; as `BESIDE`."""
+
+    def limit_ns(self, half: float) -> float:
+        """What many starts cost, if `half` of them cost half of it: least squares."""
+        shares = [(starts / (starts + half), lost_ns) for starts, lost_ns in self.beside]
+        return sum(share * lost_ns for share, lost_ns in shares) / sum(share * share for share, _ in shares)
+
+    def squares(self, half: float) -> float:
+        """What is left of its squares then, as a part of the limit's."""
+        limit_ns = self.limit_ns(half)
+        return sum((starts / (starts + half) - lost_ns / limit_ns) ** 2 for starts, lost_ns in self.beside)
+
+
+def starts_beside() -> Rule:
+    """Measure it. Needs a GPU."""
+    measured = subjects()
+    return judged({name: measure(subject) for name, subject in measured.items()}, measure_single(measured["GEMM"].call))
+
+
+def judged(found: Mapping[str, Lost], single: Single) -> Rule:
+    """The rule, from what each op and the network lost, and a GEMM to a single end or start."""
+    network = found[NETWORK]
+    half = half_starts(network)
+    numbers = {
+        "busy_starts": half,
+        "busy_ns": network.limit_ns(half),
+        "GEMM: more beside a single end": single.end_ns,
+        "GEMM: more beside a single start": single.start_ns,
+        "GEMM: more beside a start after it": single.late_ns,
+    }
+    for name, lost in found.items():
+        numbers |= {f"{name}: alone": lost.alone_ns, f"{name}: more beside {RUNS}": lost.runs_ns}
+        for (width, hold_us), (starts, lost_ns) in zip(BESIDE, lost.beside, strict=True):
+            chains = f"{width} chain{'s' if width > 1 else ''} of {hold_us:g} us"
+            numbers[f"{name}: more than that beside {chains} ({starts:.2g} starts)"] = lost_ns
+        numbers[f"{name}: limit"] = lost.limit_ns(half)
+    limits_ns = [lost.limit_ns(half) for lost in found.values()]
+    runs_ns = statistics.median(lost.runs_ns for lost in found.values())
+    return Rule(
+        name="starts beside",
+        rule="a kernel loses time to each start of another while it runs, less to each the more there are; to one that "
+        "only runs it loses next to nothing",
+        holds=runs_ns <= RUNS_FRAC * statistics.median(limits_ns)
+        and max(single.end_ns, single.late_ns) < single.start_ns,
+        found=f"in the {NETWORK} {numbers['busy_ns']:.0f} ns where there are many, half of it at {half:.1f} starts; "
+        f"{min(limits_ns):.0f} to {max(limits_ns):.0f} ns by op; {runs_ns:+.0f} ns beside {RUNS}; a GEMM "
+        f"{single.start_ns:+.0f} ns beside one start, {single.end_ns:+.0f} beside one end, {single.late_ns:+.0f} to a "
+        "start after it",
+        numbers=numbers,
+    )
+
+
+def half_starts(lost: Lost) -> float:
+    """To how many starts half of the limit is lost: least squares."""
+    return min(HALVES, key=lost.squares)
+
+
+def subjects() -> dict[str, Subject]:
+    """Calls of one small kernel each, and the calibration network, where each kernel comes behind another one."""
+    x = torch.randn(1, 128, 28, 28, device="cuda")
+    mean, var, weight, bias = (torch.rand(128, device="cuda") for _ in range(4))
+    a, b = torch.randn(196, 512, device="cuda"), torch.randn(512, 128, device="cuda")
+    parts, filters = [x, x], torch.randn(128, 1, 3, 3, device="cuda")
+    network, batch = branching(NETWORK_BATCH)
+    network, batch = network.cuda().eval(), batch.cuda()
+
+    def step() -> object:
+        with torch.no_grad():
+            return network(batch)
+
+    step()
+    return {
+        "ReLU": Subject(lambda: torch.relu(x)),
+        "concatenation": Subject(lambda: torch.cat(parts, 1)),
+        "batch norm": Subject(lambda: torch.batch_norm(x, weight, bias, mean, var, False, 0.1, 1e-5, True)),
+        "GEMM": Subject(lambda: a @ b),
+        "depthwise convolution": Subject(lambda: torch.conv2d(x, filters, padding=1, groups=128)),
+        "max pooling": Subject(lambda: torch.max_pool2d(x, 3, 1, 1)),
+        "softmax": Subject(lambda: torch.softmax(a, 1)),
+        "sum": Subject(lambda: x.sum((0, 2, 3))),
+        NETWORK: Subject(step, calls=1, kernels=len(profiled_names(step))),
+    }
+
+
+def measure(subject: Subject, seed: int = DEFAULT_SEED) -> Lost:
+    """What kernels of `subject` lose; all cases are in one CUDA graph, in shuffled order."""
+    rng = random.Random(seed)
+    cycles_per_us = spin_cycles(1000) / 1000
+
+    def spin(time_us: float) -> None:
+        torch.cuda._sleep(round(time_us * cycles_per_us))
+
+    graph = graph_of([[[subject.call] * subject.calls]])
+    span_us = 1.8 * event_ns(graph.replay) / NS_PER_US + 20.0
+    cases: list[tuple[int, float]] = [(0, 0.0), (1, span_us), *BESIDE] * DRAWS
+    rng.shuffle(cases)
+    stamps = torch.zeros(2 * len(cases), dtype=torch.int64, device="cuda")
+    kernel = torch.cuda._compile_kernel(STAMP_SOURCE, "stamp")
+
+    def stamp(slot: int) -> None:
+        kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, slot])
+
+    lanes = [torch.cuda.Stream() for _ in range(1 + max(width for width, _ in BESIDE))]
+    with torch.cuda.stream(lanes[0]):  # libraries set up on first use of a stream
+        subject.call()
+    stamp(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
+        for number, (width, hold_us) in enumerate(cases):
+            subject.call()
+            for lane in lanes[1 : 1 + width]:
+                lane.wait_stream(lanes[0])
+                with torch.cuda.stream(lane):
+                    if hold_us < span_us:
+                        spin(rng.random() * (hold_us + 1))
+                    for _ in range(max(1, round(span_us / (hold_us + 0.5)))):
+                        spin(hold_us)
+            spin(3 + 3 * rng.random())  # the others are under way, at no fixed moment of theirs
+            stamp(2 * number)
+            for _ in range(subject.calls):
+                subject.call()
+            stamp(2 * number + 1)
+            for lane in lanes[1 : 1 + width]:
+                lanes[0].wait_stream(lane)
+    times = _replayed(graph, stamps, cases, subject.calls * subject.kernels)
+    periods_ns = {hold_us: graph_ns([[[lambda: spin(hold_us)] * 40]]) / 40 for _, hold_us in BESIDE}  # noqa: B023
+    alone_ns, runs_ns = times[(0, 0.0)], times[(1, span_us)]
+    return Lost(
+        alone_ns,
+        runs_ns - alone_ns,
+        tuple((width * times[width, hold] / periods_ns[hold], times[width, hold] - runs_ns) for width, hold in BESIDE),
+    )
+
+
+def measure_single(call: Call, seed: int = DEFAULT_SEED) -> Single:
+    """What a call of several us loses to one end beside it, to an end and a start, and to a start after it."""
+    rng = random.Random(seed)
+    cycles_per_us = spin_cycles(1000) / 1000
+
+    def spin(time_us: float) -> None:
+        torch.cuda._sleep(round(time_us * cycles_per_us))
+
+    takes_us = event_ns(graph_of([[[call] * CALLS]]).replay) / NS_PER_US / CALLS
+    # Moments of the end, from that at which the spin before the stamp ends; a start follows an end by a gap.
+    within = [GAP_US + takes_us * (0.15 + 0.7 * number / 15) for number in range(16)]
+    after = [2 * GAP_US + takes_us + 0.2 * number for number in range(16)]
+    cases = [("end", at) for at in within] + [("start", at - GAP_US) for at in within] + [("late", at) for at in after]
+    cases = [*cases, *[("alone", 0.0)] * 16] * DRAWS
+    rng.shuffle(cases)
+    stamps = torch.zeros(2 * len(cases), dtype=torch.int64, device="cuda")
+    kernel = torch.cuda._compile_kernel(STAMP_SOURCE, "stamp")
+    lanes = [torch.cuda.Stream() for _ in range(2)]
+    with torch.cuda.stream(lanes[0]):
+        call()
+    kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, 0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
+        for number, (kind, at_us) in enumerate(cases):
+            call()
+            lanes[1].wait_stream(lanes[0])
+            with torch.cuda.stream(lanes[1]):
+                spin(LEAD_US + at_us if kind != "alone" else 4 * (LEAD_US + takes_us))
+                if kind in ("start", "late"):
+                    spin(4 * (LEAD_US + takes_us))
+            spin(LEAD_US)
+            kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, 2 * number])
+            call()
+            kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, 2 * number + 1])
+            lanes[0].wait_stream(lanes[1])
+    times = _replayed(graph, stamps, [kind for kind, _ in cases], 1)
+    return Single(*(times[kind] - times["alone"] for kind in ("end", "start", "late")))
+
+
+def _replayed(graph: Any, stamps: torch.Tensor, cases: Sequence[Any], kernels: int) -> dict[Any, float]:
+    """Mean time of one kernel in each case, in ns."""
+    found: dict[Any, list[float]] = {}
+    for replay in range(REPLAYS + 2):
+        graph.replay()
+        torch.cuda.synchronize()
+        noted = stamps.cpu().view(-1, 2)
+        if replay >= 2:  # the first may still set things up
+            for case, time_ns in zip(cases, (noted[:, 1] - noted[:, 0]).tolist(), strict=True):
+                found.setdefault(case, []).append(time_ns / kernels)
+    return {case: statistics.fmean(times) for case, times in found.items()}

@@ -1,0 +1,101 @@
+"""A step that no GPU has run: its operators recorded on tensors without elements, its kernels estimated."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gpusim.errors import CaptureError
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.trace import Gpu, Trace
+from gpusim.gpu.capture.capture import CaptureOptions, bare_trace, build_step
+from gpusim.gpu.capture.joint_graph import joint_graph
+from gpusim.gpu.capture.record import record
+from gpusim.plan.estimated_kernels import BASIS, with_estimated_kernels
+from gpusim.trace.check import check_trace
+
+META = torch.device("meta")
+
+
+def capture_estimated(options: CaptureOptions, hardware: HardwareModel, say: Callable[[str], None]) -> Trace:
+    """The step of `options` as a trace of `hardware`'s GPU, made without any: shapes are exact, times are estimates.
+
+    Weights take memory on the host, activations none. Raises `CaptureError` for a step that depends on the elements of
+    tensors, or that has an operator for which torch knows no shapes.
+    """
+    if options.frontend != "aten" or options.variants:
+        raise CaptureError("an estimate has neither variants nor kernels of Inductor: those are known where they run")
+    say("recording its operators on tensors without elements")
+    with _as_on_a_gpu(), _refusing():
+        step = build_step(options, META)
+        recorded = record(joint_graph(step), own=True)
+    bare = bare_trace(options, step, recorded, own=True)
+    gpu = Gpu(
+        name=hardware.gpu, driver="", cuda="", torch=str(torch.__version__), cudnn="", sm_clock_mhz=0, mem_clock_mhz=0
+    )
+    provenance = msgspec.structs.replace(
+        bare.provenance, gpu=gpu, date=datetime.date.today().isoformat(), estimated=f"{BASIS} of {hardware.name}"
+    )
+    trace = with_estimated_kernels(msgspec.structs.replace(bare, provenance=provenance), hardware)
+    check_trace(trace, options.spec)
+    return trace
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn what torch says of tensors without elements into one line."""
+    try:
+        yield
+    except NotImplementedError as cause:
+        problem = str(cause).partition("\n")[0]
+        raise CaptureError(f"the step cannot be estimated: {problem}; capture it on its GPU") from cause
+
+
+class _as_on_a_gpu(TorchFunctionMode):  # noqa: N801  # a context
+    """Attention by the fused operators that a GPU would take; tensors without elements would get a decomposition."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    shape = (*query.shape[:-1], value.shape[-1])
+    bias = attn_mask
+    if bias is not None and bias.dtype == torch.bool:
+        bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill(bias.logical_not(), -math.inf)
+    if bias is not None:
+        bias = bias.expand(*query.shape[:-1], key.shape[-2])
+    if query.dim() < 4:
+        query, key, value = (
+            t.reshape(1, -1, *t.shape[-2:]) if t.dim() > 2 else t[None, None] for t in (query, key, value)
+        )
+        bias = bias if bias is None else bias.reshape(query.shape[0], -1, *bias.shape[-2:])
+        return _attention(query, key, value, bias, dropout_p, is_causal, scale).reshape(shape)
+    needs_gradient = any(t.requires_grad for t in (query, key, value))
+    result = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, needs_gradient, dropout_p, is_causal, scale=scale
+    )
+    return result[0]

@@ -1,0 +1,275 @@
+"""Capturing in Python: a model that lives in memory, with its own loss and optimizer, or a step function.
+
+The step runs on the user's own objects, and everything that it changes is put back: parameters, buffers, gradients,
+states of optimizers, random numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from gpusim.defaults import DEFAULT_SEED
+from gpusim.errors import CaptureError
+from gpusim.formats.trace import Dtype, Frontend, Mode, Role, Trace
+from gpusim.gpu.capture import optimizers as optim
+from gpusim.gpu.capture.capture import CaptureOptions, capture_recorded, check_frontend
+from gpusim.gpu.capture.user_step import Phases, Untouched, UserStep, reachable, record_step
+from gpusim.gpu.device import explain_out_of_memory, precision, require_gpu
+
+Say = Callable[[str], None]
+
+
+@explain_out_of_memory
+def capture(
+    model: torch.nn.Module,
+    inputs: Any,
+    *,
+    targets: Any = (),
+    loss: Callable[..., torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    dtype: Dtype | None = None,
+    autocast: torch.dtype | bool | None = None,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
+    frontend: Frontend = "aten",
+    variants: bool = False,
+    name: str | None = None,
+    seed: int = DEFAULT_SEED,
+    say: Say = lambda _: None,
+) -> Trace:
+    """Capture one step of a model on the current GPU: inference, or training where `loss` or `optimizer` is given.
+
+    `inputs` and `targets` are what `model(*inputs, **kwargs)` and `loss(output, *targets)` take, tensors in any
+    structure; one that is no tuple stands for a tuple of one. Without `loss`, the output must be the loss. `dtype` says
+    how products are computed: `fp32`, `tf32` (the default for 32-bit parameters), or `bf16`. `autocast` is
+    `torch.bfloat16` or True. `frontend` is `aten` or `inductor`. Raises `CaptureError`, with the line of the user's
+    code, for what a trace cannot hold, and `GpuError` without a GPU.
+    """
+    device = require_gpu()
+    step = model_step(
+        model,
+        inputs,
+        device,
+        targets=targets,
+        loss=loss,
+        optimizer=optimizer,
+        kwargs=kwargs,
+        autocast=autocast,
+        clip_grad_norm=clip_grad_norm,
+        clip_grad_value=clip_grad_value,
+        name=name,
+    )
+    mode: Mode = "infer" if loss is None and optimizer is None else "train"
+    options = options_of(step, _spec(type(model)), mode, dtype, bool(autocast), seed, variants, frontend)
+    return _capture(step, options, say)
+
+
+@explain_out_of_memory
+def capture_step(
+    function: Callable[..., Any],
+    inputs: Any = (),
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dtype: Dtype | None = None,
+    mode: Mode | None = None,
+    frontend: Frontend = "aten",
+    variants: bool = False,
+    name: str | None = None,
+    seed: int = DEFAULT_SEED,
+    say: Say = lambda _: None,
+) -> Trace:
+    """Capture what `function(*inputs, **kwargs)` does on the current GPU: forward, backward, optimizer, in its own way.
+
+    It is called several times, and must make the same calls each time. Modules and optimizers are found through its
+    closure, globals and arguments; what it changes of them is put back. Arguments and errors are those of `capture`;
+    `mode` is `train` where the function reaches an optimizer.
+    """
+    step = function_step(function, inputs, require_gpu(), kwargs=kwargs, name=name)
+    if mode is None:
+        mode = "train" if step.optimizers else "infer"
+    return _capture(step, options_of(step, _spec(function), mode, dtype, False, seed, variants, frontend), say)
+
+
+def _capture(step: UserStep, options: CaptureOptions, say: Say) -> Trace:
+    """The GPU's side of both."""
+    check_frontend(options)
+    with precision(options.dtype), Untouched(step).around() as untouched:
+        say("recording its operators")
+        graph = record_step(step, untouched, options.seed)
+        return capture_recorded(step, graph, options, step.device, say).trace
+
+
+def model_step(
+    model: torch.nn.Module,
+    inputs: Any,
+    device: torch.device,
+    *,
+    targets: Any = (),
+    loss: Callable[..., torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    autocast: torch.dtype | bool | None = None,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
+    name: str | None = None,
+) -> UserStep:
+    """One step of a model as functions, for arguments as `capture` takes them. Raises `CaptureError`."""
+    if not isinstance(model, torch.nn.Module):
+        raise CaptureError(f"model: a torch.nn.Module is needed, this is a {type(model).__name__}")
+    given, wanted = (value if isinstance(value, tuple) else (value,) for value in (inputs, targets))
+    named = {**_named("input", (given, dict(kwargs or {})), "input"), **_named("target", wanted, "target")}
+    modules = {"": model} | ({"loss": loss} if isinstance(loss, torch.nn.Module) else {})
+    check_devices(modules, named, device)
+    if optimizer is not None:
+        optim.refuse(optimizer)
+    cast = _autocast_dtype(autocast)
+    parameters = [p for module in modules.values() for p in module.parameters()]
+    if optimizer is not None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def forward(_: Any) -> Any:
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=True)
+        else:
+            for parameter in parameters:
+                parameter.grad = None
+        with torch.autocast(device.type, dtype=cast, enabled=cast is not None):
+            output = model(*given, **(kwargs or {}))
+            return output if loss is None else loss(output, *wanted)
+
+    def infer(_: Any) -> Any:
+        with torch.no_grad():
+            return forward(None)
+
+    def backward(value: Any) -> Any:
+        _check_loss(value, given_loss=loss is not None)
+        value.backward()
+        return value.detach()
+
+    def update(value: Any) -> Any:
+        if clip_grad_value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, clip_grad_value)
+        if clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
+        if optimizer is not None:
+            optimizer.step()
+        return value
+
+    trained = loss is not None or optimizer is not None
+    phases: Phases = [("forward", infer)]
+    if trained:
+        phases = [("forward", forward), ("backward", backward), ("optimizer", update)]
+    optimizers = [] if optimizer is None else [optimizer]
+    return UserStep(name or _short(type(model).__name__), phases, device, modules, optimizers, named)
+
+
+def function_step(
+    function: Callable[..., Any],
+    inputs: Any,
+    device: torch.device,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> UserStep:
+    """A step function of the user's. Raises `CaptureError` for what is none."""
+    if not callable(function):
+        raise CaptureError(f"step function: something to call is needed, this is a {type(function).__name__}")
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    named = _named("input", (given, dict(kwargs or {})), "input")
+    modules, optimizers = reachable((function, *given, *(kwargs or {}).values()))
+    for optimizer in optimizers:
+        optim.refuse(optimizer)
+    check_devices(modules, named, device)
+    phases: Phases = [(None, lambda _: function(*given, **(kwargs or {})))]
+    called = getattr(function, "__name__", type(function).__name__)
+    return UserStep(name or _short(called), phases, device, modules, optimizers, named)
+
+
+def options_of(
+    step: UserStep,
+    spec: str,
+    mode: Mode,
+    dtype: Dtype | None,
+    autocast: bool,
+    seed: int,
+    variants: bool,
+    frontend: Frontend = "aten",
+) -> CaptureOptions:
+    """What is asked for, in the words of a SPEC's capture."""
+    kinds = {parameter.dtype for parameter in step.parameters().values()}
+    kinds |= {tensor.dtype for _, tensor in step.named.values() if tensor.is_floating_point()}
+    odd = kinds - {torch.float32, torch.bfloat16}
+    if odd:
+        listed = ", ".join(sorted(str(kind) for kind in odd))
+        raise CaptureError(f"parameters or inputs of {listed}: a trace's step computes in float32 or bfloat16")
+    if dtype is None:
+        dtype = "bf16" if autocast or torch.bfloat16 in kinds else "tf32"
+    if dtype not in ("fp32", "tf32", "bf16"):
+        raise CaptureError(f"dtype '{dtype}': one of fp32, tf32, bf16")
+    images = [t for _, t in step.named.values() if t.dim() == 4]
+    last = any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in images)
+    sizes = [t.shape[0] for role, t in step.named.values() if role == "input" and t.dim()]
+    return CaptureOptions(
+        spec=spec,
+        mode=mode,
+        batch=max(1, sizes[0]) if sizes else 1,
+        dtype=dtype,
+        memory_format="channels_last" if last else "contiguous",
+        frontend=frontend,
+        seed=seed,
+        variants=variants,
+        command=f"gpusim.capture of {spec}",
+    )
+
+
+def check_devices(
+    modules: Mapping[str, torch.nn.Module], named: Mapping[str, tuple[Role, torch.Tensor]], device: torch.device
+) -> None:
+    """Raise `CaptureError` for a parameter, buffer or example input that is not on the step's device."""
+    tensors = {name: tensor for name, (_, tensor) in named.items()}
+    for module in modules.values():
+        tensors |= dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, tensor in tensors.items():
+        if tensor.device.type != device.type:
+            raise CaptureError(f"'{name}' is on {tensor.device}; move the model and its inputs to {device} first")
+
+
+def _named(prefix: str, values: Any, role: Role) -> dict[str, tuple[Role, torch.Tensor]]:
+    """The tensors in a structure: input.0, input.1 ..."""
+    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return {f"{prefix}.{place}": (role, tensor) for place, tensor in enumerate(tensors)}
+
+
+def _check_loss(value: Any, given_loss: bool) -> None:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad:
+        return
+    found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        found = "a number that no parameter has a part in"
+    whose = "the loss function" if given_loss else "the model, without loss=,"
+    raise CaptureError(f"{whose} returns {found}; one number that can be differentiated is needed")
+
+
+def _autocast_dtype(autocast: torch.dtype | bool | None) -> torch.dtype | None:
+    if autocast in (None, False):
+        return None
+    if autocast is True or autocast == torch.bfloat16:
+        return torch.bfloat16
+    raise CaptureError(f"autocast={autocast}: torch.bfloat16 is needed, which does without scaling of the loss")
+
+
+def _spec(of: Any) -> str:
+    """Where a class or function is from, as a trace's `spec`."""
+    name = getattr(of, "__qualname__", type(of).__qualname__)
+    return f"{getattr(of, '__module__', type(of).__module__)}.{name}"
+
+
+def _short(name: str) -> str:
+    """A name as traces have it: lower case, digits and underscores."""
+    return re.sub(r"\W+", "_", name).strip("_").lower() or "step"

@@ -1,0 +1,390 @@
+"""Listening to a step while it runs: every ATen call that torch's dispatcher sees, with layer, phase and source line.
+
+The calls are those that eager PyTorch makes, below autograd and autocast. They run for real on real tensors, so a
+recording changes what the step changes; tensors that exist before it are copied when a call first takes them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import autograd_would_have_decomposed
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gpusim.errors import CaptureError
+from gpusim.formats.trace import Phase, Role
+from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, with_split_convolutions
+
+_TORCH: Final = str(Path(torch.__file__).parent)
+_OPTIMIZERS: Final = str(Path(_TORCH) / "optim")
+_CLIPPING: Final = str(Path(_TORCH) / "nn" / "utils" / "clip_grad.py")
+_AUTOGRAD: Final = str(Path(_TORCH) / "autograd" / "__init__.py")
+_GPUSIM: Final = str(Path(__file__).parents[1])
+#: Autograd nodes without a place in the forward, those that add to `.grad`, have a number beyond all others.
+_NO_NUMBER: Final = 2**62
+#: Operators whose result is the same tensor again.
+_SAME: Final = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+#: Methods of tensors that read elements past the dispatcher.
+_READS_PAST: Final = {
+    torch.Tensor.numpy: "numpy()",
+    torch.Tensor.tolist: "tolist()",
+    torch.Tensor.__array__: "a conversion to a NumPy array",
+}
+
+
+class Layers:
+    """Which layer runs now, and which one ran when autograd made a node."""
+
+    def __init__(self, names: Mapping[torch.nn.Module, str], owners: Mapping[int, str]) -> None:
+        self.names = names
+        self.owners = owners
+        """id of a parameter -> its layer."""
+        self._stack = [""]
+        self._numbers: list[int] = []
+        self._paths: list[str] = []
+
+    @contextmanager
+    def follow(self) -> Iterator[None]:
+        """Watch all modules as they are called."""
+        handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        self._stack.append(self.names.get(module) or self._stack[-1])
+        self._note()
+
+    def _leave(self, *_: Any) -> None:
+        self._stack.pop()
+        self._note()
+
+    def _note(self) -> None:
+        self._numbers.append(torch.autograd._get_sequence_nr())
+        self._paths.append(self._stack[-1])
+
+    def now(self) -> str:
+        """The layer whose forward runs."""
+        return self._stack[-1]
+
+    def of_node(self, node: Any) -> str:
+        """The layer whose forward made a node of autograd's."""
+        number = node._sequence_nr()
+        if number >= _NO_NUMBER:
+            return self.owners.get(id(getattr(node, "variable", None)), "")
+        index = bisect.bisect_right(self._numbers, number) - 1
+        return self._paths[index] if index >= 0 else ""
+
+
+class Listener(TorchDispatchMode):
+    """Records the calls made while it is entered; `graph` gives them.
+
+    `states` are tensors known before, and come first in the graph, in this order; others get a name of `name`.
+    Tensors of `host` hold numbers that the host computes with, such as an optimizer's count of steps: what is computed
+    from them is not recorded. Raises `CaptureError`, with the line of the user's code, for what depends on the elements
+    of tensors.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        states: Iterable[State] = (),
+        *,
+        layers: Layers | None = None,
+        host: Sequence[torch.Tensor] = (),
+        strict: bool = True,
+    ) -> None:
+        super().__init__()
+        self.device = device
+        self.layers = layers or Layers({}, {})
+        self.strict = strict
+        """Whether what a trace cannot hold is refused; a step that only warms up may do it."""
+        self.phase: Phase | None = None
+        """The phase of all calls, where it is not read off the stack."""
+        self.calls: list[Call] = []
+        self.line = ""
+        self._naming = fx.Graph()
+        self._host = WeakTensorKeyDictionary()
+        self._host.update((tensor, True) for tensor in host)
+        self._known = WeakTensorKeyDictionary()
+        """Tensors whose elements are known when the code is read: `torch.tensor(3.0)` and what is computed from it."""
+        self._values = WeakTensorKeyDictionary()
+        self._by_place: dict[tuple[Any, ...], Value] = {}
+        self._storages: dict[int, StorageWeakRef] = {}
+        self._copies: dict[int, torch.UntypedStorage] = {}
+        self._inputs: dict[str, State] = {}
+        self._live: dict[str, torch.Tensor] = {}
+        self._made: set[int] = set()
+        """Numbers of the storages that calls made."""
+        self._arrived = WeakTensorKeyDictionary()
+        """Tensors that were copied from the host during the step."""
+        for state in states:
+            self._add_input(state.tensor, state.name, state.role)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function.namespace == "profiler":  # torch.optim names its steps for the profiler
+            return function(*args, **kwargs)
+        leaves = pytree.tree_leaves((args, kwargs))
+        if autograd_would_have_decomposed(function, leaves):
+            with self:
+                result = function.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+        phase = self._look_at_stack()
+        if any(argument.is_out for argument in function._schema.arguments):
+            return self._without_out(function, args, kwargs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        known = bool(tensors) and all(self._is_known(tensor) for tensor in tensors)
+        reads = torch.Tag.data_dependent_output in function.tags
+        if (known and (reads or any(self._is_of_host(tensor) for tensor in tensors))) or self._comes_in(function, args):
+            return self._on_host(function, args, kwargs)
+        if self.strict:
+            self._refuse(function, tensors)
+        node = torch._C._current_autograd_node()
+        layer = self.layers.of_node(node) if node is not None else self.layers.now() if phase == "forward" else ""
+        phase = self.phase or ("backward" if node is not None else phase)
+        taken_args, taken_kwargs = pytree.tree_map_only(torch.Tensor, self._value, (args, kwargs))
+        if function is torch.ops.aten.lift_fresh.default:
+            function, known = torch.ops.aten.lift_fresh_copy.default, True  # the constant itself must not change
+        result = function(*args, **kwargs)
+        parts = [part for part in pytree.tree_leaves(result) if isinstance(part, torch.Tensor)]
+        if any(part.device.type != self.device.type for part in parts):
+            self._refuse_copy_to_host(tensors)
+            self._host.update((part, True) for part in parts)
+            return result
+        name = self._name(function)
+        if function not in _SAME:
+            self.calls.append(Call(name, function, taken_args, taken_kwargs, phase, layer, self.line))
+        self._keep(result, taken_args[0] if function in _SAME else Value(name), known)
+        return result
+
+    def _without_out(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that writes into an `out` argument, as one that returns a result and a copy of that."""
+        wanted = [(a.name, str(a.type)) for a in function._schema.arguments if not a.is_out]
+        packet = function.overloadpacket
+        for overload in (getattr(packet, name) for name in packet.overloads()):
+            out = kwargs.get("out")
+            if isinstance(out, torch.Tensor) and wanted == [(a.name, str(a.type)) for a in overload._schema.arguments]:
+                with self:
+                    result = overload(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+                    if result.shape == out.shape:
+                        return out.copy_(result)
+        raise self.error(f"{function} writes into tensors of another shape, or into several")
+
+    def _keep(self, result: Any, value: Value, known: bool) -> None:
+        """Remember what a call returned."""
+        many = isinstance(result, list | tuple)
+        for index, part in enumerate(result if many else [result]):
+            if isinstance(part, torch.Tensor):
+                self._set(part, Value(value.node, index) if many else value)
+                if known:
+                    self._known[part] = True
+                else:
+                    self._known.pop(part, None)
+
+    def __enter__(self) -> Listener:
+        super().__enter__()
+        return self
+
+    def listen(self, step: Callable[[], Any]) -> Any:
+        """What `step` returns, recorded."""
+        with self.layers.follow(), _Reads(self), self:
+            return step()
+
+    def value_of(self, tensor: torch.Tensor) -> Value | None:
+        """What a tensor is in the graph, or None where the step did not touch it."""
+        value = self._values.get(tensor)
+        return value if isinstance(value, Value) else self._by_place.get(self._place(tensor))
+
+    def graph(
+        self,
+        outputs: Iterable[Value],
+        gradients: Iterable[Value],
+        returned: Iterable[Value | None] = (),
+        gradient_names: Iterable[str] = (),
+    ) -> JointGraph:
+        """The calls so far, with convolution's backward split."""
+        found = JointGraph(
+            tuple(self.calls),
+            dict(self._inputs),
+            tuple(outputs),
+            tuple(gradients),
+            live=dict(self._live),
+            returned=tuple(returned),
+            gradient_names=tuple(gradient_names),
+        )
+        return with_split_convolutions(found)
+
+    @property
+    def inputs(self) -> Mapping[str, State]:
+        """Inputs of the graph, as they were before the step."""
+        return self._inputs
+
+    @property
+    def live(self) -> Mapping[str, torch.Tensor]:
+        """Input of the graph -> the tensor itself, which the step has changed."""
+        return self._live
+
+    # --- What is refused ---
+
+    def _refuse(self, function: Any, tensors: Sequence[torch.Tensor]) -> None:
+        odd = next((t for t in tensors if type(t) not in (torch.Tensor, torch.nn.Parameter)), None)
+        if odd is not None:
+            raise self.error(f"a {type(odd).__name__} is no plain tensor, and a trace holds no other")
+        if torch.Tag.data_dependent_output in function.tags:
+            raise self.error(
+                f"the step reads the elements of a tensor ({_in_words(function)}), so what follows may depend on data; "
+                "a captured step is the same for all data"
+            )
+
+    def _refuse_copy_to_host(self, tensors: Sequence[torch.Tensor]) -> None:
+        if self.strict and tensors:
+            raise self.error("the step copies a tensor to the host; a captured step stays on the GPU")
+
+    def error(self, problem: str) -> CaptureError:
+        """A problem at the line of the user's code that runs now."""
+        return CaptureError(f"{self.line}: {problem}" if self.line else problem)
+
+    def check_read(self, tensor: torch.Tensor, how: str) -> None:
+        """Raise `CaptureError` where the user's code reads a tensor's elements past the dispatcher."""
+        self._look_at_stack()
+        if self.strict and not self._is_known(tensor):
+            raise self.error(f"the step reads the elements of a tensor ({how}); a captured step is the same for all")
+
+    # --- Where a call comes from ---
+
+    def _look_at_stack(self) -> Phase:
+        """Set `line` to the user's line that runs now, and return the phase that the code of torch's above it is in."""
+        phase: Phase = "forward"
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if file == _AUTOGRAD:
+                phase = "backward"
+            elif file.startswith(_OPTIMIZERS) or file == _CLIPPING:
+                phase = "optimizer"
+            elif not file.startswith((_TORCH, _GPUSIM, "<")) and "contextlib" not in file:
+                self.line = f"{file}:{frame.f_lineno}"
+                return phase
+            frame = frame.f_back
+        return phase
+
+    def _name(self, function: Any) -> str:
+        """A name that no other call has, made as `torch.fx` makes them."""
+        name = self._naming._target_to_str(function.overloadpacket.__name__)
+        made: str = self._naming._graph_namespace.create_name(name, None)
+        return made
+
+    # --- Tensors ---
+
+    def _is_of_host(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._host or tensor.device.type != self.device.type
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._known or self._is_of_host(tensor)
+
+    def _comes_in(self, function: Any, args: tuple[Any, ...]) -> bool:
+        """Whether a call copies from the host into a tensor that the step has not touched: an input arrives."""
+        if function is not torch.ops.aten.copy_.default or not self._is_of_host(args[1]) or self._is_of_host(args[0]):
+            return False
+        return args[0].numel() > 1 and self.value_of(args[0]) is None
+
+    def _on_host(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call on numbers that the host knows, and record nothing."""
+        result = function(*args, **kwargs)
+        for part in pytree.tree_leaves(result):
+            if isinstance(part, torch.Tensor):
+                self._values.pop(part, None)
+                self._by_place.pop(self._place(part), None)
+                if part.device.type == self.device.type and not any(self._is_same_kind(part, arg) for arg in args):
+                    self._arrived[part] = True  # a batch, copied to the GPU
+                else:
+                    self._host[part] = True
+        return result
+
+    def _is_same_kind(self, part: torch.Tensor, arg: Any) -> bool:
+        tensors = [t for t in pytree.tree_leaves(arg) if isinstance(t, torch.Tensor)]
+        return any(tensor.device.type == part.device.type and tensor in self._host for tensor in tensors)
+
+    def _set(self, tensor: torch.Tensor, value: Value) -> None:
+        self._values[tensor] = value
+        place = self._place(tensor)
+        self._by_place[place] = value
+        if place[0] not in self._copies:
+            self._made.add(place[0])
+
+    def _place(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        """Where a tensor lies: its storage's number, and how it looks at it."""
+        weak = StorageWeakRef(tensor.untyped_storage())
+        self._storages.setdefault(weak.cdata, weak)  # keeps the number from being used again, not the memory
+        return weak.cdata, tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype
+
+    def _value(self, tensor: torch.Tensor) -> Value:
+        """What a tensor is in the graph; one that is new here existed before the step."""
+        value = self._values.get(tensor)
+        if value is None:
+            value = self._by_place.get(self._place(tensor))
+        if value is None:
+            value = self._add_input(tensor, "", "constant")
+        self._values[tensor] = value
+        return value
+
+    def _add_input(self, tensor: torch.Tensor, name: str, role: Role) -> Value:
+        """Make a tensor an input of the graph, and copy it before the step may change it."""
+        number = StorageWeakRef(tensor.untyped_storage()).cdata
+        if number in self._made:
+            raise self.error("a tensor of the step is seen through one that torch's dispatcher did not show")
+        if tensor in self._arrived:
+            role = "input"
+        node = self._naming._graph_namespace.create_name("state" if name else "_tensor_constant", None)
+        if number not in self._copies:
+            self._copies[number] = tensor.untyped_storage().clone()
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(self._copies[number], tensor.storage_offset(), tensor.shape, tensor.stride())
+        if copy.device.type != self.device.type or tensor in self._host:
+            copy = tensor.detach().to(self.device, copy=True)
+        self._inputs[node] = State(name or node, role, copy)
+        self._live[node] = tensor
+        value = Value(node)
+        self._set(tensor, value)
+        return value
+
+
+class _Reads(TorchFunctionMode):
+    """Refuses what reads a tensor's elements past the dispatcher."""
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self.listener = listener
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in _READS_PAST and isinstance(args[0], torch.Tensor):
+            self.listener.check_read(args[0], _READS_PAST[function])
+        return function(*args, **(kwargs or {}))
+
+
+def _in_words(function: Any) -> str:
+    return "item(), or a condition" if function is torch.ops.aten._local_scalar_dense.default else str(function)

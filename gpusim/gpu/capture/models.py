@@ -1,0 +1,211 @@
+"""Models to capture: `torchvision:NAME`, `timm:NAME`, `path/to/file.py:function`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from gpusim.defaults import DEFAULT_SEED
+from gpusim.errors import CaptureError, GpuError, UnknownNameError
+from gpusim.formats.trace import Dtype, MemoryFormat, Mode
+from gpusim.gpu.device import torch_dtype
+from gpusim.trace.trust import wrong_name
+
+LossFunction = Callable[[Any, torch.Tensor | None], torch.Tensor]
+
+#: Weight of each output beyond the first in the default loss: the auxiliary classifiers of GoogLeNet
+#: (Szegedy et al., "Going deeper with convolutions", section 5).
+AUXILIARY_WEIGHT = 0.3
+DEFAULT_IMAGE_SIZE = 224
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """A model with inputs, ready to run one step: `loss` is None for inference."""
+
+    network: str
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    target: torch.Tensor | None
+    loss: LossFunction | None
+
+    @property
+    def optimizer_name(self) -> str | None:
+        """As a trace has it."""
+        return "sgd_momentum" if self.loss is not None else None
+
+
+def load_step(
+    spec: str,
+    *,
+    mode: Mode,
+    batch: int,
+    dtype: Dtype,
+    memory_format: MemoryFormat,
+    device: torch.device,
+    seed: int = DEFAULT_SEED,
+) -> ModelStep:
+    """Build the model of `spec` with random weights and one batch of random inputs on `device`.
+
+    bf16 means parameters and inputs in bfloat16. Raises `CaptureError`, `UnknownNameError`, `GpuError` (no
+    torchvision).
+    """
+    torch.manual_seed(seed)
+    kind, _, name = spec.partition(":")
+    wrong = wrong_name(spec)
+    if wrong:
+        raise CaptureError(f"model '{spec}': {wrong}")
+    loss: LossFunction | None = None
+    if kind == "torchvision" and name:
+        network, (module, inputs) = name, _torchvision(name, batch)
+    elif kind == "timm" and name:
+        network, (module, inputs) = name, _timm(name, batch)
+    elif kind.endswith(".py") and name:
+        network, (module, inputs, loss) = name, _from_file(Path(kind), name, batch)
+    else:
+        raise CaptureError(f"model '{spec}': give torchvision:NAME, timm:NAME or path/to/file.py:function")
+    module = module.to(device=device, dtype=torch_dtype(dtype)).train(mode == "train")
+    inputs = pytree.tree_map_only(torch.Tensor, lambda t: _cast(t, dtype).to(device), inputs)
+    if memory_format == "channels_last":
+        module = module.to(memory_format=torch.channels_last)
+        inputs = pytree.tree_map_only(torch.Tensor, _channels_last, inputs)
+    if mode == "infer":
+        return ModelStep(network, module.requires_grad_(False), inputs, None, None)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise CaptureError(f"model '{spec}' has no trainable parameter; capture it in mode infer")
+    target = None if loss else _target_for(module, inputs)
+    return ModelStep(network, module, inputs, target, loss or default_loss)
+
+
+def default_loss(output: Any, target: torch.Tensor | None) -> torch.Tensor:
+    """Cross-entropy of every [batch, classes] output against one target, those after the first weighted 0.3.
+
+    Without a target (outputs that are no class scores): the mean square of all floating-point outputs.
+    """
+    tensors = _float_tensors(output)
+    if target is None:
+        return sum((t.float().square().mean() for t in tensors), start=torch.zeros((), device=tensors[0].device))
+    total = None
+    for index, scores in enumerate(t for t in tensors if t.dim() == 2):
+        part = nn.functional.cross_entropy(scores, target) * (1.0 if index == 0 else AUXILIARY_WEIGHT)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _float_tensors(output: Any) -> list[torch.Tensor]:
+    found = [t for t in pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    if not found:
+        raise CaptureError("the model returns no floating-point tensor to build a loss from; give a loss function")
+    return found
+
+
+def _target_for(module: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor | None:
+    with torch.no_grad():
+        state = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        try:
+            scores = _float_tensors(module(*inputs))[0]
+        except (RuntimeError, TypeError, ValueError) as cause:
+            if isinstance(cause, torch.cuda.OutOfMemoryError):
+                raise
+            raise CaptureError(f"the model's forward failed: {str(cause).partition(chr(10))[0]}") from cause
+        for name, buffer in module.named_buffers():
+            buffer.copy_(state[name])
+    if scores.dim() != 2:
+        return None
+    return torch.randint(0, scores.shape[1], (scores.shape[0],), device=scores.device)
+
+
+def _torchvision(name: str, batch: int) -> tuple[nn.Module, tuple[Any, ...]]:
+    models = _library("torchvision.models", "torchvision")
+    if name not in models.list_models():
+        raise UnknownNameError("torchvision model", name, models.list_models())
+    size = DEFAULT_IMAGE_SIZE
+    crop = getattr(models.get_model_weights(name).DEFAULT.transforms(), "crop_size", None)
+    if crop:
+        size = crop[0] if isinstance(crop, list | tuple) else crop
+    keywords = {"weights_backbone": None} if "." not in name and _takes(models, name, "weights_backbone") else {}
+    return models.get_model(name, weights=None, **keywords), (torch.randn(batch, 3, size, size),)
+
+
+def _takes(models: Any, name: str, parameter: str) -> bool:
+    import inspect
+
+    return parameter in inspect.signature(models.get_model_builder(name)).parameters
+
+
+def _timm(name: str, batch: int) -> tuple[nn.Module, tuple[Any, ...]]:
+    timm = _library("timm", "timm")
+    if not timm.is_model(name):
+        raise UnknownNameError("timm model", name, timm.list_models())
+    model: nn.Module = timm.create_model(name, pretrained=False)
+    channels, height, width = model.default_cfg["input_size"]
+    return model, (torch.randn(batch, channels, height, width),)
+
+
+def _library(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as cause:
+        raise GpuError(f"{package} is not installed; it is needed for {package}:NAME models") from cause
+
+
+@contextmanager
+def _user_code(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong in the user's own file into one line with the place in it."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as cause:
+        lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == str(path)]
+        line = cause.lineno if isinstance(cause, SyntaxError) else (lines[-1] if lines else None)
+        place = f"{path}:{line}" if line else str(path)
+        raise CaptureError(f"{place}: {type(cause).__name__}: {cause}") from cause
+
+
+def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[Any, ...], LossFunction | None]:
+    """Run the user's own file, as its command line says in words: `file.py:function`."""
+    if not os.path.isfile(path):
+        raise CaptureError(f"{path}: no such file")
+    name = f"gpusim_spec_{path.stem}"  # `json.py` must not take the place of Python's json
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    with _user_code(path):
+        module_spec.loader.exec_module(module)
+    make = getattr(module, function, None)
+    if not callable(make):
+        raise UnknownNameError(f"function in {path}", function, [n for n in vars(module) if callable(vars(module)[n])])
+    with _user_code(path):
+        made = make(batch)
+    problem = f"{path}:{function}(batch) must return (module, inputs) or (module, inputs, loss function)"
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
+        raise CaptureError(problem)
+    inputs = made[1] if isinstance(made[1], tuple) else (made[1],)
+    if len(made) == 2:
+        return made[0], inputs, None
+    user_loss = made[2]
+    return made[0], inputs, lambda output, target: user_loss(output)
+
+
+def _cast(tensor: torch.Tensor, dtype: Dtype) -> torch.Tensor:
+    return tensor.to(torch_dtype(dtype)) if tensor.is_floating_point() else tensor
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor

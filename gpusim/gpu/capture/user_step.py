@@ -1,0 +1,285 @@
+"""A step of the user's own: what it may touch, how it is recorded, and how everything is as before afterwards."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from gpusim.errors import CaptureError
+from gpusim.formats.trace import Phase, Role
+from gpusim.gpu.capture import optimizers as optim
+from gpusim.gpu.capture.calls import Call, JointGraph, OwnResults, State, Value
+from gpusim.gpu.capture.joint_graph import layer_names
+from gpusim.gpu.capture.listen import Layers, Listener
+
+Phases = Sequence[tuple[Phase | None, Callable[[Any], Any]]]
+"""The phases of a step in order; each is given what the one before it returned. The last returns the outputs.
+
+One under None is all of a step whose phases nobody told apart."""
+
+#: Attributes of modules that are put back, such as `training` and a model's own counters.
+_PLAIN = (bool, int, float, str, type(None))
+#: How deep objects are looked into for modules and optimizers: a trainer in a list, its model, is two.
+DEPTH = 4
+#: Longer lists are not looked into.
+MOST_PARTS = 1_000
+
+
+@dataclass
+class UserStep:
+    """A step as functions of the user's, with the modules, optimizers and named tensors that it uses."""
+
+    network: str
+    phases: Phases
+    device: torch.device
+    modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+    optimizers: Sequence[Optimizer] = ()
+    named: Mapping[str, tuple[Role, torch.Tensor]] = field(default_factory=dict)
+    """Inputs and targets."""
+
+    @property
+    def optimizer_name(self) -> str | None:
+        return optim.name_of(self.optimizers)
+
+    def run(self) -> Any:
+        """One step; returns its outputs."""
+        value: Any = None
+        for _, phase in self.phases:
+            value = phase(value)
+        return value
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """All parameters by name; those of optimizers without a module are `parameter.0`."""
+        found = {
+            ".".join(part for part in (prefix, name) if part): parameter
+            for prefix, module in self.modules.items()
+            for name, parameter in module.named_parameters()
+        }
+        known = {id(parameter) for parameter in found.values()}
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        others = {id(p): p for group in groups for p in group["params"] if id(p) not in known}
+        return found | {f"parameter.{place}": parameter for place, parameter in enumerate(others.values())}
+
+    def states(self) -> list[State]:
+        """Every tensor that the step may begin with, in a fixed order."""
+        parameters = self.parameters()
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        found = [State(name, "parameter", parameter) for name, parameter in parameters.items()]
+        for prefix, module in self.modules.items():
+            buffers = dict(module.named_buffers())
+            found += [State(".".join(filter(None, (prefix, n))), "buffer", b) for n, b in buffers.items()]
+        found += [State(n, "optimizer_state", t) for n, t in optim.named_states(self.optimizers, names)]
+        found += [State(f"grad.{n}", "gradient", p.grad) for n, p in parameters.items() if p.grad is not None]
+        found += [State(name, role, tensor) for name, (role, tensor) in self.named.items()]
+        host = {id(tensor) for tensor in optim.counted_by_host(self.optimizers)}
+        once = {id(state.tensor): state for state in reversed(found)}
+        return [s for s in found if once[id(s.tensor)] is s and id(s.tensor) not in host and self._is_here(s.tensor)]
+
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == self.device.type
+
+
+class Untouched:
+    """Puts everything back that steps change: tensors, gradients, optimizers, modes, random numbers."""
+
+    def __init__(self, step: UserStep) -> None:
+        self.step = step
+        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def keep(self, live: Mapping[str, torch.Tensor], before: Mapping[str, State], copy: bool) -> None:
+        """Remember what tensors were before the step that first touched them; in copies where that will change."""
+        for node, tensor in live.items():
+            if id(tensor) not in self._tensors:
+                state = before[node].tensor
+                self._tensors[id(tensor)] = (tensor, state.clone() if copy else state)
+
+    @contextmanager
+    def around(self) -> Iterator[Untouched]:
+        parameters = list(self.step.parameters().values())
+        gradients = [parameter.grad for parameter in parameters]
+        modules = [m for module in self.step.modules.values() for m in module.modules()]
+        plain = [(m, {k: v for k, v in vars(m).items() if isinstance(v, _PLAIN)}) for m in modules]
+        rng = rng_state(self.step.device)
+        try:
+            with optim.counting_on(self.step.device, self.step.optimizers):
+                yield self
+        finally:
+            with torch.no_grad():
+                for tensor, copy in self._tensors.values():
+                    tensor.copy_(copy)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            for module, values in plain:
+                vars(module).update(values)
+            set_rng_state(rng)
+
+
+def rng_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """States of the default generators of the CPU and of the step's GPU."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def set_rng_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    """Go back to what `rng_state` gave."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1])
+
+
+def record_step(step: UserStep, untouched: Untouched, seed: int) -> JointGraph:
+    """Record the second of three steps: the first makes the optimizer's states, the third shows what changes.
+
+    Raises `CaptureError`, with the line of the user's code, for what a trace cannot hold.
+    """
+    _hear(step, untouched, strict=False)
+    torch.manual_seed(seed)
+    graph = _hear(step, untouched)
+    again = _hear(step, untouched)
+    return replace(graph, fixed=(*_changes(graph.calls, again.calls), *_other_constants(graph, again)))
+
+
+def _hear(step: UserStep, untouched: Untouched, strict: bool = True) -> JointGraph:
+    """One step, recorded."""
+    parameters = step.parameters()
+    owners = {id(parameter): name.rpartition(".")[0] for name, parameter in parameters.items()}
+    layers = Layers(layer_names(dict(step.modules)), owners)
+    host = optim.counted_by_host(step.optimizers)
+    listener = Listener(step.device, step.states(), layers=layers, host=host, strict=strict)
+    rng = rng_state(step.device)
+    try:
+        result = listener.listen(step.run)
+    except CaptureError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError, NotImplementedError) as cause:
+        if isinstance(cause, torch.cuda.OutOfMemoryError):
+            raise
+        problem = (str(cause) or type(cause).__name__).splitlines()[0]
+        raise listener.error(f"the step of '{step.network}' fails: {problem}") from cause
+    finally:
+        untouched.keep(listener.live, listener.inputs, copy=strict)
+    returned = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    outputs = _of_step(listener, returned)
+    named = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    gradients = _of_step(listener, list(named.values()))
+    graph = listener.graph(
+        [value for value, _ in outputs],
+        [value for value, _ in gradients],
+        returned=[listener.value_of(tensor) for tensor in returned],
+        gradient_names=[name for name, gradient in named.items() if listener.value_of(gradient) is not None],
+    )
+    if not strict:
+        return graph
+    own = OwnResults(
+        outputs=[tensor.detach().clone() for _, tensor in outputs],
+        gradients=[tensor.detach().clone() for _, tensor in gradients],
+        states={
+            listener.inputs[node].name: tensor.detach().clone()
+            for node, tensor in listener.live.items()
+            if tensor.device.type == step.device.type and not torch.equal(tensor, listener.inputs[node].tensor)
+        },
+        rng=rng,
+    )
+    return replace(graph, own=own)
+
+
+def _of_step(listener: Listener, tensors: Sequence[torch.Tensor]) -> list[tuple[Value, torch.Tensor]]:
+    """Tensors that are in the graph, with what they are there."""
+    return [(value, tensor) for tensor in tensors if (value := listener.value_of(tensor)) is not None]
+
+
+def _changes(calls: Sequence[Call], again: Sequence[Call]) -> list[str]:
+    """Numbers that are others in the next step, in words. Raises `CaptureError` where the calls are others."""
+    found: dict[str, None] = {}
+    for one, other in zip(calls, again, strict=False):
+        shape_one, shape_other = _shape(one), _shape(other)
+        if shape_one != shape_other:
+            raise CaptureError(
+                f"{other.line or one.line}: the step does not do the same each time: {one.function} in one step, "
+                f"{other.function} or other arguments in the next"
+            )
+        if repr((one.args, one.kwargs)) != repr((other.args, other.kwargs)):
+            found[f"{one.line}: numbers of {one.function}"] = None
+    if len(calls) != len(again):
+        longer = calls if len(calls) > len(again) else again
+        extra = longer[min(len(calls), len(again))]
+        raise CaptureError(
+            f"{extra.line}: the step does not do the same each time: it made {len(calls)} calls, then {len(again)}"
+        )
+    return list(found)
+
+
+def _other_constants(graph: JointGraph, again: JointGraph) -> list[str]:
+    """Constants of the user's code that are others in the next step, in words."""
+    pairs = zip(graph.inputs.values(), again.inputs.values(), strict=False)
+    changed = [a.name for a, b in pairs if a.role == b.role == "constant" and not torch.equal(a.tensor, b.tensor)]
+    return [f"the elements of '{name}', which the host makes" for name in changed]
+
+
+def _shape(call: Call) -> Any:
+    """A call without its floating-point numbers."""
+    leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
+    return call.function, spec, [float if isinstance(leaf, float) else leaf for leaf in leaves]
+
+
+def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer]]:
+    """Modules and optimizers that a function can use, by the names that it has for them."""
+    modules: dict[str, torch.nn.Module] = {}
+    found: list[Optimizer] = []
+    seen: set[int] = set()
+
+    def look(value: Any, name: str, depth: int) -> None:
+        if id(value) in seen or depth > DEPTH:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            modules[name] = value
+        elif isinstance(value, Optimizer):
+            found.append(value)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, *value.args, *value.keywords.values()):
+                look(part, name, depth + 1)
+        elif isinstance(value, types.MethodType):
+            look(value.__self__, name, depth)
+            look(value.__func__, name, depth)
+        elif isinstance(value, types.FunctionType):
+            for key, part in _names_of(value).items():
+                look(part, key, depth + 1)
+        elif isinstance(value, list | tuple | dict) and len(value) > MOST_PARTS:
+            return  # data, and no trainer
+        elif isinstance(value, list | tuple):
+            for place, part in enumerate(value):
+                look(part, f"{name}.{place}", depth + 1)
+        elif isinstance(value, dict):
+            for key, part in value.items():
+                look(part, f"{name}.{key}", depth + 1)
+        elif hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType | torch.Tensor):
+            for key, part in vars(value).items():
+                look(part, key, depth + 1)
+
+    look(function, "", 0)
+    return ({"": next(iter(modules.values()))} if len(modules) == 1 else modules), found
+
+
+def _names_of(function: types.FunctionType) -> dict[str, Any]:
+    """What a function's code refers to by name: closure, globals, defaults."""
+    code = function.__code__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    values = {name: cell.cell_contents for name, cell in cells.items() if _is_filled(cell)}
+    values |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return values | {f"default.{place}": value for place, value in enumerate(defaults)}
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # not assigned yet
+        return False

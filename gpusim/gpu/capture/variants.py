@@ -1,0 +1,298 @@
+"""`gpusim capture --variants`: the kernels and times of each op's other algorithms.
+
+Every distinct call (operator, arguments, shapes, kernels) is run under each of the settings that torch lets one choose,
+in one profiler session, with the call as captured among them; so are ops with others that can be run as one with them
+(`gpusim.gpu.replay.fusion`). Operators of which an op has such variants already (of chains: of that name) are left as
+they are. What launches the kernels that are there already is left out, and so is what is no better in any respect:
+neither faster nor smaller. Slower kernels that leave room for their neighbours stay.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch.profiler import record_function
+
+from gpusim.defaults import DEFAULT_SEED
+from gpusim.errors import PlanError, ReplayError
+from gpusim.formats.hardware import HardwareModel, hardware_for_gpu
+from gpusim.formats.trace import Kernel, Op, Trace, Variant, VariantSettings
+from gpusim.gpu.capture.variant_anchor import anchored_variants, scaled
+from gpusim.gpu.device import require_gpu, set_precision
+from gpusim.gpu.isolate import alone
+from gpusim.gpu.profiling import RANGE, attribute, exported_events, profiled
+from gpusim.gpu.replay.execute import Runner, make_initial
+from gpusim.gpu.replay.fusion import Chain, chains_of
+from gpusim.gpu.replay.variants import settings_for
+from gpusim.rules.occupancy import kernel_demand
+
+ITERATIONS = 7
+#: Head start of the host in an iteration, in spin cycles a call: calls take some 10 to 100 us of host time.
+SPIN_CYCLES_PER_CALL = 200_000
+#: Most variants kept of one op, the fastest ones.
+MAX_VARIANTS = 4
+#: The same of those that cover others.
+MAX_COVERING = 3
+#: A smaller difference in time or demand is none.
+TOLERANCE_FRAC = 0.02
+
+Launches = tuple[tuple[Any, ...], ...]
+Measured = dict[tuple[int, str], tuple[Kernel, ...]]
+"""Kernels by op and name of the settings; the empty name stands for the call as captured."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call that is timed: an op that stands for all equal ones, under one of the settings; None: as captured."""
+
+    op: int
+    name: str
+    settings: VariantSettings | None
+    covers: tuple[int, ...] = ()
+
+
+def with_variants(trace: Trace, seed: int = DEFAULT_SEED, say: Callable[[str], None] = lambda _: None) -> Trace:
+    """The trace with variants, measured on the current GPU in a process of its own. Raises `GpuError` without one.
+
+    It may be any trace that was captured on this kind of GPU: the step is rebuilt from it.
+    """
+    return anchored_variants(with_measured_variants(trace, seed, say), seed, say)
+
+
+def with_measured_variants(
+    trace: Trace,
+    seed: int = DEFAULT_SEED,
+    say: Callable[[str], None] = lambda _: None,
+    own: bool = False,
+    tf32: tuple[bool, bool] | None = None,
+) -> Trace:
+    """As `with_variants`, with the times that the calls take by themselves.
+
+    `own` is as for `Runner`. `tf32` says whether matrix products and convolutions may use TF32, where that is not as
+    the trace's dtype has it.
+    """
+    measured: Measured = {}
+    for autotuned, doing in ((False, "profiling other algorithms"), (True, "letting cuDNN time its algorithms")):
+        if any(call.name for call in _all_calls(trace, autotuned)):
+            say(doing)
+            measured |= alone(measure_calls, trace, seed, autotuned, own, tf32)
+    if not measured:
+        return trace
+    found = variants_from(trace, measured)
+    ops = (msgspec.structs.replace(op, variants=op.variants + each) for op, each in zip(trace.ops, found, strict=True))
+    return msgspec.structs.replace(trace, ops=tuple(ops))
+
+
+def measure_calls(
+    trace: Trace, seed: int, autotuned: bool, own: bool = False, tf32: tuple[bool, bool] | None = None
+) -> Measured:
+    """Kernels of the calls that cuDNN's autotuner is to choose, or of all others, those as captured among them.
+
+    Call it in a process of its own: torch allows one profiler session a process, and the algorithm that the autotuner
+    chose would be that of every later call of the same arguments.
+    """
+    device = require_gpu()
+    set_precision(trace.model.dtype)
+    if tf32 is not None:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+    runner = Runner(trace, device, own)
+    runner.bind(make_initial(trace, device, seed).tensors)
+    runner.run_in_order()
+    calls = _all_calls(trace, autotuned)
+    calls = in_turns([call for call in calls if _works(runner, call)])
+    return dict(zip(((call.op, call.name) for call in calls), _profile(runner, calls), strict=True))
+
+
+def in_turns(calls: Sequence[_Call]) -> list[_Call]:
+    """Round by round one call of each op that has one left, neighbours under different settings.
+
+    Right behind another call of the same op, a call would find its arguments in the cache; right behind one of another
+    op under the same settings, often the kernel's instructions. In a step it finds neither.
+    """
+    of_op: dict[int, list[_Call]] = {}
+    for call in calls:
+        of_op.setdefault(call.op, []).append(call)
+    for turn, mine in enumerate(of_op.values()):
+        first = turn % len(mine)
+        mine[:] = mine[first:] + mine[:first]
+    rounds = max(map(len, of_op.values()), default=0)
+    return [mine[number] for number in range(rounds) for mine in of_op.values() if number < len(mine)]
+
+
+def variants_from(trace: Trace, measured: Measured) -> list[tuple[Variant, ...]]:
+    """The variants of each op that are new, from what was measured of the ops that stand for others."""
+    hardware = hardware_for_gpu(trace.provenance.gpu.name)
+    result: list[tuple[Variant, ...]] = [()] * len(trace.ops)
+    tried = ways_to_try(trace)
+    for op, members in equal_calls(trace).items():
+        control = measured[(op, "")]
+        for covering in (False, True):
+            mine = {name: way for name, way in tried[op].items() if bool(way.covers) == covering}
+            found = [
+                Variant(name=name, settings=way.settings, kernels=measured[(op, name)], covers=way.covers)
+                for name, way in mine.items()
+                if (op, name) in measured
+            ]
+            kept = choose_variants(control, found, hardware, trace.ops if covering else ())
+            for member in members:
+                factor = _total_ns(trace.ops[member].kernels) / max(1, _total_ns(control))
+                result[member] += tuple(
+                    msgspec.structs.replace(scaled(variant, factor), covers=tried[member][variant.name].covers)
+                    for variant in kept
+                )
+    return result
+
+
+def ways_to_try(trace: Trace) -> dict[int, dict[str, Chain]]:
+    """For each op the ways to run it that are to be measured, by name; those that cover other ops among them."""
+    plain = {op.target for op in trace.ops for variant in op.variants if not variant.covers}
+    covering = {(op.target, variant.name) for op in trace.ops for variant in op.variants if variant.covers}
+    chains = chains_of(trace)
+    found: dict[int, dict[str, Chain]] = {}
+    for index, op in enumerate(trace.ops):
+        if not op.kernels:
+            continue
+        ways: dict[str, Chain] = {}
+        if op.target not in plain:
+            ways |= {name: Chain((), settings) for name, settings in settings_for(op, trace).items()}
+        ways |= {name: way for name, way in chains.get(index, {}).items() if (op.target, name) not in covering}
+        if ways:
+            found[index] = ways
+    return found
+
+
+def equal_calls(trace: Trace) -> dict[int, list[int]]:
+    """Ops that have ways to try: the first of each distinct call, and all that are like it."""
+    groups: dict[Any, list[int]] = {}
+    for index, ways in ways_to_try(trace).items():
+        behind = dict.fromkeys(covers for way in ways.values() for covers in (way.covers,))
+        chains = [[_signature(trace, trace.ops[op]) for op in (index, *covers)] for covers in behind]
+        groups.setdefault((tuple(ways), repr(chains)), []).append(index)
+    return {members[0]: members for members in groups.values()}
+
+
+def _signature(trace: Trace, op: Op) -> Any:
+    """What makes two calls launch the same kernels: operator, arguments but for which tensors, their shapes."""
+    shapes = [(t.shape, t.stride, t.dtype) for t in (trace.tensors[i] for i in (*op.reads, *op.writes))]
+    arguments = [argument for argument in op.args if not (isinstance(argument, dict) and "tensor" in argument)]
+    return op.target, repr(arguments), repr(sorted(op.kwargs)), tuple(shapes), launches(op.kernels)
+
+
+def launches(kernels: Sequence[Kernel]) -> Launches:
+    """Kernels by name and launch shape, not by time."""
+    return tuple((k.name, k.kind, k.grid, k.block, k.regs_per_thread, k.smem_bytes) for k in kernels)
+
+
+def _all_calls(trace: Trace, autotuned: bool) -> list[_Call]:
+    """What `measure_calls` runs, op by op; without the autotuner each op as captured, too."""
+    found = []
+    tried = ways_to_try(trace)
+    for op in equal_calls(trace):
+        found += [] if autotuned else [_Call(op, "", None)]
+        found += [
+            _Call(op, name, way.settings, way.covers)
+            for name, way in tried[op].items()
+            if way.settings.benchmark == autotuned
+        ]
+    return found
+
+
+def _works(runner: Runner, call: _Call) -> bool:
+    """Run it once, as a warm-up, and record it; what refuses its arguments or a CUDA graph is no variant."""
+    try:
+        _run(runner, call)
+        torch.cuda.synchronize()
+        _record(runner, call)
+    except (ReplayError, RuntimeError):  # the latter: a recording that the refusal spoilt
+        if call.settings is None:
+            raise
+        return False
+    return True
+
+
+def _record(runner: Runner, call: _Call) -> None:
+    """Record it in a graph of its own, which `torch.cuda.graph` would collect all garbage for, each time."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(_recording_stream()):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            _run(runner, call)
+        finally:
+            graph.capture_end()
+    graph.reset()
+
+
+@functools.cache
+def _recording_stream() -> torch.cuda.Stream:
+    """One for all recordings: libraries keep a workspace for each stream."""
+    return torch.cuda.Stream()
+
+
+def _run(runner: Runner, call: _Call) -> None:
+    if call.covers:
+        assert call.settings is not None
+        runner.call_chain(sorted((call.op, *call.covers)), call.settings)
+        return
+    args, kwargs = runner.arguments(call.op)
+    runner.call(call.op, args, kwargs, call.settings)
+
+
+def _profile(runner: Runner, calls: Sequence[_Call]) -> list[tuple[Kernel, ...]]:
+    """Kernels of each call: medians over `ITERATIONS`, one session. Raises `CaptureError` for lost kernels."""
+    if not calls:
+        return []
+    with profiled() as session:
+        for iteration in range(ITERATIONS + 1):
+            torch.cuda.synchronize()
+            for first in range(0, len(calls), 32):  # the spin kernel has a limit, and so has the launch queue
+                torch.cuda._sleep(SPIN_CYCLES_PER_CALL * min(32, len(calls) - first))
+                for number in range(first, min(first + 32, len(calls))):
+                    with record_function(f"{RANGE}{iteration}:{number}"):
+                        _run(runner, calls[number])
+                torch.cuda.synchronize()
+    return attribute(exported_events(session), len(calls)).kernels
+
+
+def choose_variants(
+    control: Sequence[Kernel], found: Sequence[Variant], hardware: HardwareModel | None, ops: Sequence[Op] = ()
+) -> tuple[Variant, ...]:
+    """The variants worth keeping beside the captured kernels (`control`), fastest first.
+
+    Each has kernels of its own, and is faster than the captured ones or takes less of the GPU: less of it at most, or
+    less of it over time. Without a hardware model, nobody can tell what they take: faster ones stay. Those that cover
+    some of `ops` are held against the kernels of these, too, and there each launch less counts.
+    """
+    seen = {launches(control)}
+    kept: list[Variant] = []
+    for variant in sorted(found, key=lambda each: _total_ns(each.kernels)):
+        if launches(variant.kernels) in seen or not variant.kernels:
+            continue
+        seen.add(launches(variant.kernels))
+        gap_ns = hardware.graph.chain_ns if hardware is not None and variant.covers else 0.0
+        instead = (*control, *(kernel for op in variant.covers for kernel in ops[op].kernels))
+        merits, limit = (_merits(kernels, hardware, gap_ns) for kernels in (variant.kernels, instead))
+        if any(mine < (1 - TOLERANCE_FRAC) * other for mine, other in zip(merits, limit, strict=True)):
+            kept.append(variant)
+    return tuple(kept[: MAX_COVERING if ops else MAX_VARIANTS])
+
+
+def _merits(kernels: Sequence[Kernel], hardware: HardwareModel | None, gap_ns: float) -> tuple[float, ...]:
+    """Time with a gap for each launch, largest share of the GPU's SMs at any time, share times time; less is better."""
+    total_ns = _total_ns(kernels) + gap_ns * len(kernels)
+    if hardware is None:
+        return (total_ns,)
+    try:
+        shares = [max(kernel_demand(hardware.limits, kernel).resources) for kernel in kernels]
+    except PlanError:
+        return (total_ns, 1.0, total_ns)
+    area = sum(share * kernel.dur_ns for share, kernel in zip(shares, kernels, strict=True))
+    return total_ns, max(shares, default=0.0), area
+
+
+def _total_ns(kernels: Sequence[Kernel]) -> int:
+    return sum(kernel.dur_ns for kernel in kernels)

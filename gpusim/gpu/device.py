@@ -1,0 +1,129 @@
+"""The GPU and the software around it: is it there, what is it, how fast does it run just now."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from gpusim.errors import GpuError
+from gpusim.formats.trace import Dtype, Gpu
+from gpusim.units import format_bytes
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
+
+def require_gpu() -> torch.device:
+    """The current CUDA device. Raises `GpuError` where there is none."""
+    if not torch.cuda.is_available():
+        raise GpuError(
+            "no GPU: this command runs kernels on a CUDA GPU, and torch "
+            f"{torch.__version__} sees none here (explore and simulate need no GPU)"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+#: GPU work to have queued while the clocks are read, in ns: longer than reading them takes.
+BUSY_NS = 400e6
+
+
+def gpu_facts(busy: Callable[[], object] | None = None) -> Gpu:
+    """Name, driver, versions, and the clocks while the GPU runs `busy` over and over (0 where they cannot be read)."""
+    if busy is not None:
+        _queue_work(busy)
+    driver, sm_clock, mem_clock = _nvidia_smi()
+    torch.cuda.synchronize()
+    return Gpu(
+        name=torch.cuda.get_device_name(),
+        driver=driver,
+        cuda=torch.version.cuda or "",
+        torch=str(torch.__version__),
+        cudnn=str(torch.backends.cudnn.version() or ""),
+        sm_clock_mhz=sm_clock,
+        mem_clock_mhz=mem_clock,
+    )
+
+
+def _queue_work(work: Callable[[], object]) -> None:
+    """Queue about `BUSY_NS` of GPU work."""
+    work()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    one_ns = max(begin.elapsed_time(end) * 1e6, 1e3)
+    for _ in range(min(2000, round(BUSY_NS / one_ns))):
+        work()
+
+
+def _nvidia_smi() -> tuple[str, int, int]:
+    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+        driver, sm_clock, mem_clock = (part.strip() for part in lines[torch.cuda.current_device()].split(","))
+        return driver, int(sm_clock), int(mem_clock)
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return "", 0, 0
+
+
+def set_precision(dtype: Dtype) -> None:
+    """Switch TF32 on or off, as a trace's dtype says, and keep cuDNN to its heuristics (no autotuning)."""
+    allow = dtype == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allow
+    torch.backends.cudnn.allow_tf32 = allow
+    torch.backends.cudnn.benchmark = False
+
+
+@contextmanager
+def precision(dtype: Dtype) -> Iterator[None]:
+    """`set_precision` for as long as this lasts."""
+    before = (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+    )
+    set_precision(dtype)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before[0]
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]
+
+
+def torch_dtype(dtype: Dtype) -> torch.dtype:
+    """Element type of parameters and activations."""
+    return torch.bfloat16 if dtype == "bf16" else torch.float32
+
+
+def explain_out_of_memory(function: Callable[Params, Result]) -> Callable[Params, Result]:
+    """Turn torch's out-of-memory error into a one-line `GpuError` with what was asked and what there is."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            cause = _out_of_memory(error)
+            if cause is None:
+                raise
+            free, total = torch.cuda.mem_get_info()
+            used = torch.cuda.max_memory_allocated()
+            raise GpuError(
+                f"GPU out of memory: at most {format_bytes(used)} were in use by this step, {format_bytes(free)} of "
+                f"{format_bytes(total)} are free; try a smaller batch or fewer streams ({str(cause).split('.')[0]})"
+            ) from cause
+
+    return wrapped
+
+
+def _out_of_memory(error: BaseException | None) -> torch.cuda.OutOfMemoryError | None:
+    """The out-of-memory error behind an error. Within a capture, ending the capture fails in its turn."""
+    while error is not None and not isinstance(error, torch.cuda.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error

@@ -1,0 +1,71 @@
+"""What is known of Inductor's lines beforehand: kinds without work, roles of arguments, and what operators change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gpusim.formats.arguments import tensor_refs
+
+#: Lines that do no work on the GPU.
+NO_WORK: Final = frozenset(
+    {
+        "CommentLine",
+        "EnterDeviceContextManagerLine",
+        "EnterDeviceContextManagerWithStreamInfoLine",
+        "ExitDeviceContextManagerLine",
+        "ExitDeviceContextManagerWithStreamInfoLine",
+        "FreeIfNotReusedLine",
+        "FreeLine",
+        "ReinterpretLine",
+        "AssertSizeStrideLine",
+    }
+)
+#: Kinds of kernels whose one line is a plain text. What they call is read from the kernel, not from the text.
+WRITTEN_AS_TEXT: Final = frozenset({"InplaceBernoulliFallback", "InplaceCopyFallback", "MutatingFirstArgExternKernel"})
+#: Functions of Inductor's own that are no operators: name in the wrapper -> target of an op.
+OWN_KERNELS: Final = {
+    "extern_kernels.bias_addmm": "inductor.bias_addmm",
+    "extern_kernels.mm_plus_mm": "inductor.mm_plus_mm",
+    "extern_kernels._mm_plus_mm": "inductor.mm_plus_mm",
+}
+
+
+def role_of(name: str) -> str:
+    """What a Triton kernel does with an argument of this name."""
+    if name.startswith(("in_out_ptr", "ws_ptr", "sem_ptr")):
+        return "rw"
+    if name.startswith("in_ptr"):
+        return "r"
+    return "w" if name.startswith("out_ptr") else ""
+
+
+def by_position(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The same call with arguments by position wherever the operator takes them so, as a recorded call has them."""
+    found, rest = list(args), dict(kwargs)
+    for argument in operator._schema.arguments[len(found) :]:
+        if argument.kwarg_only or argument.name not in rest:
+            break
+        found.append(rest.pop(argument.name))
+    return found, rest
+
+
+def written_by(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
+    """Tensors among encoded arguments that an operator changes."""
+    found: list[int] = []
+    for position, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += tensor_refs([value])
+    return found
+
+
+def in_parts(
+    target: str, args: tuple[Any, ...], made: tuple[int | None, ...]
+) -> list[tuple[str, tuple[Any, ...], tuple[int | None, ...]]]:
+    """A call in parts that do not need each other: the gradient of the input apart from that of the weight."""
+    if target != "aten.convolution_backward.default" or not (args[10][0] and (args[10][1] or args[10][2])):
+        return [("", args, made)]
+    data = (*args[:10], [True, False, False])
+    weight = (*args[:10], [False, *args[10][1:]])
+    return [("", data, made[:1]), ("_wgrad", weight, made[1:])]

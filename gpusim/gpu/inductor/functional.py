@@ -1,0 +1,172 @@
+"""A recorded step as the graph that Inductor compiles: ATen without in-place changes, each node with its call's name.
+
+torch.compile gets such a graph from AOTAutograd. Here the recorded calls of the whole step, backward and optimizer
+included, go through the same functionalization and decompositions, and become one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from gpusim.errors import CaptureError
+from gpusim.gpu.capture.calls import Call, JointGraph, Value
+from gpusim.gpu.capture.record import live_calls
+
+#: Under this name a node's `meta["custom"]` has the name of the call that it came from.
+CALL: Final = "gpusim_call"
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input of the graph: one tensor of the step, or the memory of several that alias."""
+
+    names: tuple[str, ...]
+    """Of the recorded graph's inputs."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class FunctionalGraph:
+    """A graph without in-place changes but of its inputs, at its end."""
+
+    module: fx.GraphModule
+    fake_mode: FakeTensorMode
+    fake_inputs: tuple[torch.Tensor, ...]
+    inputs: tuple[Given, ...]
+    outputs: tuple[Value, ...]
+    """What the graph returns, in order: outputs, then gradients."""
+
+
+def functional_graph(graph: JointGraph) -> FunctionalGraph:
+    """Functionalize and decompose a recorded step. Raises `CaptureError` for aliases that it cannot hold."""
+    calls = live_calls(graph)
+    outputs = (*graph.outputs, *graph.gradients)
+    inputs = _inputs(graph, calls, outputs)
+    recorded = _as_module(graph, calls, inputs, outputs)
+    device = _device(graph)
+    mode = FakeTensorMode(allow_non_fake_inputs=False)
+    fake = tuple(_fake(given, device, mode) for given in inputs)
+    module = _functionalized(recorded, fake)
+    _mark_visible(module, len(graph.outputs))
+    return FunctionalGraph(module, mode, fake, inputs, outputs)
+
+
+def _device(graph: JointGraph) -> torch.device:
+    return next((state.tensor.device for state in graph.inputs.values()), torch.device("cuda"))
+
+
+def _inputs(graph: JointGraph, calls: Sequence[Call], outputs: Sequence[Value]) -> tuple[Given, ...]:
+    """What the calls take from before the step; tensors that share memory come in as that memory."""
+    used = {v.node for call in calls for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)}
+    used |= {value.node for value in outputs}
+    sharing: dict[int, list[str]] = {}
+    for name, state in graph.inputs.items():
+        if name in used:
+            sharing.setdefault(state.tensor.untyped_storage()._cdata, []).append(name)
+    return tuple(_given(graph, names) for names in sharing.values())
+
+
+def _given(graph: JointGraph, names: Sequence[str]) -> Given:
+    tensors = [graph.inputs[name].tensor for name in names]
+    first = tensors[0]
+    if len(tensors) == 1:
+        return Given(tuple(names), tuple(first.shape), tuple(first.stride()), first.storage_offset(), first.dtype)
+    if any(tensor.dtype != first.dtype for tensor in tensors):
+        listed = ", ".join(f"'{graph.inputs[name].name}'" for name in names)
+        raise CaptureError(f"{listed} share memory under different data types; use the front end 'aten'")
+    elements = first.untyped_storage().nbytes() // first.element_size()
+    return Given(tuple(names), (elements,), (1,), 0, first.dtype)
+
+
+def _fake(given: Given, device: torch.device, mode: FakeTensorMode) -> torch.Tensor:
+    with mode:
+        # Inductor looks at the offset to see whether the tensor begins where its kernels may load 16 bytes at a time.
+        last = given.offset + sum((n - 1) * d for n, d in zip(given.shape, given.stride, strict=True))
+        memory = torch.empty(last + 1, dtype=given.dtype, device=device)
+        return memory.as_strided(given.shape, given.stride, given.offset)
+
+
+def _as_module(
+    graph: JointGraph, calls: Sequence[Call], inputs: Sequence[Given], outputs: Sequence[Value]
+) -> fx.GraphModule:
+    """The calls as an fx graph."""
+    made = fx.Graph()
+    env: dict[str, fx.Node] = {}
+    for number, given in enumerate(inputs):
+        node = made.placeholder(f"given_{number}")
+        if len(given.names) == 1:
+            env[given.names[0]] = node
+            continue
+        for name in given.names:
+            tensor = graph.inputs[name].tensor
+            place = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
+            env[name] = made.call_function(torch.ops.aten.as_strided.default, (node, *place))
+
+    parts: dict[Value, fx.Node] = {}
+
+    def node_of(value: Value) -> fx.Node:
+        if value.index is None:
+            return env[value.node]
+        if value not in parts:
+            import operator
+
+            parts[value] = made.call_function(operator.getitem, (env[value.node], value.index))
+            parts[value].meta["custom"] = {CALL: value.node}
+        return parts[value]
+
+    for call in calls:
+        args, kwargs = pytree.tree_map_only(Value, node_of, (call.args, call.kwargs))
+        node = made.call_function(call.function, tuple(args), dict(kwargs))
+        node.meta["custom"] = {CALL: call.name}
+        env[call.name] = node
+    made.output([node_of(value) for value in outputs])
+    return fx.GraphModule({}, made)
+
+
+def _functionalized(recorded: fx.GraphModule, fake: Sequence[torch.Tensor]) -> fx.GraphModule:
+    import torch._inductor.lowering  # decompositions look into it, and nothing else has imported it yet
+    from torch._inductor.decomposition import select_decomp_table
+
+    def run(*inputs: torch.Tensor) -> Any:
+        with torch.no_grad(), fx.traceback.preserve_node_meta():
+            return fx.Interpreter(recorded).run(*inputs)
+
+    # Views stay views: Inductor sees through them.
+    traced = make_fx(
+        torch.func.functionalize(run, remove="mutations"),
+        decomposition_table=select_decomp_table(),
+        tracing_mode="fake",
+    )(*fake)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return _without_repeats(traced)
+
+
+def _without_repeats(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph with each thing computed once, as torch.compile's partitioner leaves it."""
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    return fx.GraphModule(module, fx_graph_cse(module.graph))
+
+
+def _mark_visible(module: fx.GraphModule, n_outputs: int) -> None:
+    """Outputs keep their strides; gradients may have others, as torch.compile's backward leaves them, too."""
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    output.meta["user_visible_output_idxs"] = list(range(n_outputs))
+
+
+def calls_of(node: fx.Node) -> str:
+    """Name of the recorded call that a node came from, or nothing."""
+    custom: Mapping[str, Any] = node.meta.get("custom") or {}
+    return str(custom.get(CALL, ""))

@@ -1,0 +1,83 @@
+"""Kernels from their code, and the functions that an Inductor trace's ops call.
+
+What is here runs code out of a trace: whoever calls it has asked `gpusim.trace.trust` first, or has just captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+
+from gpusim.errors import OperatorError
+from gpusim.formats.trace import KERNEL, Source, Trace
+from gpusim.gpu.inductor import versions
+
+#: Functions of Inductor's own that are no operators: target of an op -> name among its `extern_kernels`.
+OWN_FUNCTIONS: Final = {"inductor.bias_addmm": "bias_addmm", "inductor.mm_plus_mm": "_mm_plus_mm"}
+
+
+def functions_of(trace: Trace) -> list[Callable[..., Any]]:
+    """For each op of an Inductor trace what to call. Compiles the trace's code.
+
+    Raises `OperatorError` for an operator that this torch does not have, and for code that does not compile.
+    """
+    versions.require_supported()
+    kernels = compile_sources(trace.sources)
+    found: dict[str, Callable[..., Any]] = {}
+    for index, op in enumerate(trace.ops):
+        key = op.source or op.target
+        if key not in found:
+            found[key] = kernels[op.source] if op.target == KERNEL else _function(op.target, index, trace.name)
+    return [found[op.source or op.target] for op in trace.ops]
+
+
+def compile_sources(sources: Iterable[Source]) -> dict[str, Callable[..., None]]:
+    """Hash -> a function that launches the kernel on the current stream, for its arguments in order."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    compiler = AsyncCompile()
+    names = {source.sha256: f"kernel_{number}" for number, source in enumerate(sources)}
+    scope: dict[str, Any] = {}
+    try:
+        for source in sources:
+            code = compile(source.text, f"<kernel {source.sha256[:12]}>", "eval")
+            scope[names[source.sha256]] = eval(code, {"async_compile": compiler})
+        compiler.wait(scope)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as cause:
+        problem = (str(cause) or type(cause).__name__).strip().splitlines()[0]
+        raise OperatorError(f"a kernel of the trace does not compile: {problem[:200]}") from cause
+    return {sha256: _launcher(scope[name]) for sha256, name in names.items()}
+
+
+def _launcher(kernel: Any) -> Callable[..., None]:
+    """A function that launches a kernel. Triton's take the stream, which is the one that is current at the call."""
+    run = getattr(kernel, "run", None)
+    if run is None:
+        return lambda *args: kernel(*args)
+
+    def launch(*args: Any) -> None:
+        device = torch.cuda.current_device()
+        run(*args, stream=torch._C._cuda_getCurrentRawStream(device))
+
+    return launch
+
+
+def _function(target: str, index: int, name: str) -> Callable[..., Any]:
+    if target in OWN_FUNCTIONS:
+        from torch._inductor.kernel import mm, mm_plus_mm  # noqa: F401  (they register their functions)
+        from torch._inductor.select_algorithm import extern_kernels
+
+        function: Callable[..., Any] = getattr(extern_kernels, OWN_FUNCTIONS[target])
+        return function
+    namespace, _, rest = target.partition(".")
+    packet_name, _, overload = rest.partition(".")
+    if namespace == "torchvision":
+        import torchvision  # noqa: F401  (registers its operators)
+    packet = getattr(getattr(torch.ops, namespace), packet_name, None)
+    if isinstance(packet, torch._ops.OpOverloadPacket) and overload in packet.overloads():
+        return getattr(packet, overload)
+    raise OperatorError(f"{name}: $.ops[{index}].target: torch {torch.__version__} has no operator '{target[:80]}'")

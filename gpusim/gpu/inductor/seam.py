@@ -1,0 +1,119 @@
+"""The seam to Inductor: every line that it writes into its wrapper, with the scheduler's node that the line is for.
+
+Inductor generates Python in lines before it plans memory. Each line is an object with the nodes of its own graph
+(`torch/_inductor/codegen/wrapper.py`); nothing is read from the text of the generated program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from gpusim.errors import CaptureError
+from gpusim.gpu.inductor import versions
+from gpusim.gpu.inductor.functional import FunctionalGraph
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the wrapper, and the scheduler's node that was being turned into code."""
+
+    line: Any
+    node: Any
+
+
+@dataclass
+class Lines:
+    """What Inductor wrote for one graph, in final order, before its memory plan."""
+
+    lines: list[Line] = field(default_factory=list)
+    zeroed: dict[str, str] = field(default_factory=dict)
+    """Text of a line that fills a workspace with zeros -> the workspace's name."""
+
+
+def compile_graph(graph: FunctionalGraph, device: str, training: bool, read: Callable[[Lines], Result]) -> Result:
+    """Compile a graph with Inductor and return what `read` makes of its lines, while Inductor's own graph is there.
+
+    Raises `CaptureError` where Inductor refuses the graph or a line cannot be read.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    results: list[Result] = []
+    refused: list[CaptureError] = []
+
+    def finish(lines: Lines) -> None:
+        try:
+            results.append(read(lines))
+        except CaptureError as cause:  # Inductor would wrap it
+            refused.append(cause)
+            raise
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(versions.wrapper_of(device, _wrapper_class(finish)))
+        stack.enter_context(tracing(TracingContext(graph.fake_mode)))
+        stack.enter_context(V.set_fake_mode(graph.fake_mode))
+        stack.enter_context(torch.no_grad())
+        try:
+            _recursive_joint_graph_passes(graph.module)
+            static = tuple(range(len(graph.inputs)))
+            compile_fx_inner(graph.module, graph.fake_inputs, is_inference=not training, static_input_idxs=static)
+        except Exception as cause:
+            if refused:
+                raise refused[0] from None
+            if isinstance(cause, torch.cuda.OutOfMemoryError):
+                raise
+            problem = (str(cause) or type(cause).__name__).strip().splitlines()[0]
+            raise CaptureError(f"Inductor cannot compile this step ({problem}); use the front end 'aten'") from cause
+    if not results:
+        raise CaptureError("Inductor wrote no program for this step; use the front end 'aten'")
+    return results[0]
+
+
+def _wrapper_class(finish: Callable[[Lines], None]) -> Any:
+    """A class for Inductor's wrapper that notes its lines and calls `finish` before memory is planned."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.virtualized import V
+
+    class Wrapper(PythonWrapperCodegen):
+        def __init__(self) -> None:
+            self.noted: Lines | None = Lines()
+            super().__init__()
+
+        @staticmethod
+        def create(
+            is_subgraph: bool, subgraph_name: str | None, parent_wrapper: Any, partition_signatures: Any = None
+        ) -> Any:
+            if is_subgraph:
+                raise CaptureError(f"Inductor puts '{subgraph_name}' into a graph of its own; use the front end 'aten'")
+            return Wrapper()
+
+        def writeline(self, line: Any) -> None:
+            if self.noted is not None:
+                scheduler = getattr(V.graph, "scheduler", None)
+                self.noted.lines.append(Line(line, getattr(scheduler, "current_node", None)))
+            super().writeline(line)
+
+        def make_zero_buffer(self, name: str) -> str:
+            line: str = super().make_zero_buffer(name)
+            if self.noted is not None:
+                self.noted.zeroed[line] = name
+            return line
+
+        def register_alignment_check_inputs(self) -> None:
+            """Nothing: whoever runs the kernels answers for the inputs, not a line between them."""
+
+        def generate(self, is_inference: bool) -> Any:
+            noted, self.noted = self.noted, None
+            assert noted is not None
+            finish(noted)
+            return super().generate(is_inference)
+
+    return Wrapper

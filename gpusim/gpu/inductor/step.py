@@ -1,0 +1,90 @@
+"""A recorded step as Inductor's kernels: the same states, outputs and gradients, other ops between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from gpusim.errors import CaptureError
+from gpusim.formats.trace import Role, Source
+from gpusim.gpu.capture.calls import JointGraph
+from gpusim.gpu.capture.record import Recorded, set_roles
+from gpusim.gpu.inductor import styles, versions
+from gpusim.gpu.inductor.functional import FunctionalGraph, functional_graph
+from gpusim.gpu.inductor.places import Places
+from gpusim.gpu.inductor.read import Read, read_lines
+from gpusim.gpu.inductor.seam import Lines, compile_graph
+
+
+def inductor_step(graph: JointGraph, recorded: Recorded, training: bool, style: str = styles.DEFAULT_STYLE) -> Recorded:
+    """Compile a recorded step with Inductor. `recorded` is the same step as ATen calls, whose states it begins with.
+
+    `style` is one of `gpusim.gpu.inductor.styles`. Raises `CaptureError` for a torch that is not supported, and for
+    what Inductor writes and gpusim cannot read.
+    """
+    versions.require_supported()
+    from torch._inductor import config
+
+    calls = {call.name: call for call in graph.calls}
+    changed = {"fallback_random": True, **styles.settings_of(style)}
+    with config.patch(versions.settings(**changed)), styles.decisions(style):
+        functional = functional_graph(graph)
+        device = functional.fake_inputs[0].device
+        ids = {name: index for index, name in recorded.named.items()}
+        places = Places.of_inputs(functional, recorded, ids, device)
+        begun = {index for index, tensor in enumerate(places.tensors) if tensor.init is not None}
+
+        def read(lines: Lines) -> Read:
+            return read_lines(lines, functional, places, calls)
+
+        found = compile_graph(functional, device.type, training, read)
+    return _recorded(graph, recorded, functional, found, begun)
+
+
+def _recorded(
+    graph: JointGraph, recorded: Recorded, functional: FunctionalGraph, found: Read, begun: set[int]
+) -> Recorded:
+    """What was read, with the values that the ATen step began and ended with."""
+    places = found.places
+    named = _named(recorded, functional)
+    if set(named) != begun:
+        raise CaptureError("Inductor's graph does not begin with the states of the step")
+    outputs, gradients = found.outputs[: len(graph.outputs)], found.outputs[len(graph.outputs) :]
+    roles: tuple[tuple[list[int], Role], ...] = ((outputs, "output"), (gradients, "gradient"))
+    for indices, role in roles:
+        set_roles(places.tensors, indices, role)
+    returned = iter(outputs)  # what the user's step returns of its own making is its outputs, in this order
+    fused = replace(
+        recorded,
+        returned=[None if index is None else next(returned) for index in recorded.returned],
+        ops=found.ops,
+        tensors=places.tensors,
+        storages=places.storages,
+        outputs=outputs,
+        gradients=gradients,
+        initial=places.constants,
+        named=named,
+        sources=[Source(sha256=sha256, text=text) for sha256, text in found.sources.items()],
+    )
+    return with_values(fused, recorded)
+
+
+def with_values(fused: Recorded, recorded: Recorded) -> Recorded:
+    """A step of kernels with the values that a recording of the same step as ATen calls began and ended with."""
+    before = {name: index for index, name in recorded.named.items()}
+    final: dict[int, torch.Tensor] = {}
+    for mine, theirs in zip((*fused.outputs, *fused.gradients), (*recorded.outputs, *recorded.gradients), strict=True):
+        final[mine] = recorded.final[theirs]
+    for index, name in fused.named.items():
+        if before[name] in recorded.final:
+            final[index] = recorded.final[before[name]]
+    begun = {index: recorded.initial[before[name]] for index, name in fused.named.items()}
+    return replace(fused, initial=fused.initial | begun, final=final)
+
+
+def _named(recorded: Recorded, functional: FunctionalGraph) -> dict[int, str]:
+    """Tensor id -> input of the recorded graph: `Places.of_inputs` enters them first, in this order."""
+    known = set(recorded.named.values())
+    names = [name for given in functional.inputs for name in given.names if name in known]
+    return dict(enumerate(names))

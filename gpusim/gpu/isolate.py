@@ -1,0 +1,43 @@
+"""Running a function in a process of its own: torch allows one profiler session a process, and a crash stays there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import TypeVar
+
+from gpusim.errors import GpuError
+from gpusim.io.processes import end_with_parent
+
+Result = TypeVar("Result")
+
+
+def alone(work: Callable[..., Result], *args: object) -> Result:
+    """Run a module-level function in a fresh process, which gives the GPU back at its end. Raises what it raises.
+
+    Raises `GpuError` where the process died without a word (killed for memory, a crash in a library).
+    """
+    try:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn, initializer=end_with_parent) as pool:
+            with _without_main():
+                future = pool.submit(work, *args)
+            return future.result()
+    except BrokenProcessPool as cause:
+        raise GpuError(f"the process of this step died (out of memory, or a crash in a library): {cause}") from cause
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start processes that do not run the user's script again: it may have no `if __name__ == "__main__"`."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

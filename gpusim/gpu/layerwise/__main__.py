@@ -1,0 +1,144 @@
+"""One rank: `torchrun --nproc-per-node 4 -m gpusim.gpu.layerwise TRACE --plan PLAN`.
+
+The network is that of a captured step, with random weights and a random batch. Checks loss and gradients against one
+device, then times steps. Rank 0 prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from gpusim.errors import EXIT_USER_ERROR, GpusimError, OptionError
+from gpusim.formats.parallel_plan import read_plan
+from gpusim.gpu.layerwise.check import compare_plan
+from gpusim.gpu.layerwise.rank import Rank, groups_of, make_data
+from gpusim.gpu.layerwise.transport import Distributed
+from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
+from gpusim.layerwise.from_trace import layers_of
+from gpusim.layerwise.layers import LayerGraph
+from gpusim.layerwise.plans import from_document
+from gpusim.trace import load_trace
+
+#: A collective that takes longer has lost a rank.
+TIMEOUT_S: Final = 120
+_WARM_UP: Final = 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run this process's rank; the exit status."""
+    parser = argparse.ArgumentParser(prog="gpusim.gpu.layerwise", description=__doc__)
+    parser.add_argument("trace")
+    parser.add_argument("--plan", required=True, help="a plan file, or data, model, owt")
+    parser.add_argument("--steps", type=int, default=0, help="steps to time")
+    parser.add_argument("--batch-norm", choices=("local", "synchronised"), default="synchronised")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    options = parser.parse_args(arguments)
+    try:
+        join()
+        document = run(options)
+        if dist.get_rank() == 0:
+            sys.stdout.write(json.dumps(document) + "\n")
+    except GpusimError as error:
+        sys.stderr.write(f"gpusim: {error}\n")
+        return EXIT_USER_ERROR
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+def join() -> torch.device:
+    """Join the ranks of this run, by NCCL where each has a GPU, else by gloo; the rank's device."""
+    for name in ("RANK", "WORLD_SIZE"):
+        if name not in os.environ:
+            raise OptionError(f"{name} is not set: start the ranks with torchrun")
+    rank, gpus = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    on_gpus = torch.cuda.device_count() > local
+    device = torch.device("cuda", local) if on_gpus else torch.device("cpu")
+    if on_gpus:
+        torch.cuda.set_device(device)
+    store = os.environ.get("GPUSIM_RANKS_FILE")
+    dist.init_process_group(
+        "nccl" if on_gpus else "gloo",
+        init_method=f"file://{store}" if store else "env://",
+        rank=rank,
+        world_size=gpus,
+        timeout=datetime.timedelta(seconds=TIMEOUT_S),
+    )
+    return device
+
+
+def run(options: argparse.Namespace) -> dict[str, object]:
+    """Check the plan, then time it."""
+    gpus = dist.get_world_size()
+    on_gpus = dist.get_backend() == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
+    graph = layers_of(load_trace(options.trace)).for_gpus(gpus)
+    choice = _choice(graph, options.plan, gpus)
+    dtype = torch.float64 if options.dtype == "float64" else torch.float32
+    compared = compare_plan(graph, choice, gpus, device=device, dtype=dtype, batch_norm=options.batch_norm)
+    worst = torch.tensor(
+        [compared.gradient_difference, compared.loss_difference, float(not compared.equal)], device=device
+    )
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    times = _timed(graph, choice, gpus, device, dtype, options) if options.steps else []
+    return {
+        "network": graph.name,
+        "gpus": gpus,
+        "backend": dist.get_backend(),
+        "plan": Path(options.plan).name,
+        "loss": compared.loss,
+        "gradient_difference": float(worst[0]),
+        "loss_difference": float(worst[1]),
+        "outputs_equal": not bool(worst[2]),
+        "steps_ns": times,
+    }
+
+
+def _choice(graph: LayerGraph, plan: str, gpus: int) -> Choice:
+    if plan in FIXED_PLANS:
+        return FIXED_PLANS[plan](graph, gpus)
+    document = read_plan(Path(plan))
+    if document.gpus != gpus:
+        raise OptionError(f"{plan} is for {document.gpus} GPUs, and there are {gpus} ranks")
+    return from_document(document, graph, plan)
+
+
+def _timed(
+    graph: LayerGraph, choice: Choice, gpus: int, device: torch.device, dtype: torch.dtype, options: argparse.Namespace
+) -> list[int]:
+    """Wall times of steps on this rank, all ranks starting together."""
+    transport = Distributed(groups_of(graph, choice, gpus, options.batch_norm))
+    rank = Rank(graph, choice, gpus, transport, device=device, dtype=dtype, batch_norm=options.batch_norm)
+    data = make_data(graph, 0, dtype, device)
+    found = []
+    for number in range(_WARM_UP + options.steps):
+        rank.clear()
+        dist.barrier()
+        _synchronise(device)
+        begin = time.perf_counter_ns()
+        rank.step(data)
+        _synchronise(device)
+        if number >= _WARM_UP:
+            found.append(time.perf_counter_ns() - begin)
+    return found
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Times of one rank's computation on one GPU: each share by itself, and all of a rank's shares in their order.
+
+A share by itself runs behind a write of its input and after the L2 cache was overwritten, as it finds things in a step:
+what the layer before wrote last is in the cache, weights and older tensors are not. Each time is a difference of two
+CUDA graphs, with the share and without it, timed in turns. On a machine without a GPU the same calls are timed by the
+host's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from gpusim.gpu.layerwise.rank import Data, Rank
+from gpusim.gpu.layerwise.transport import Alone
+from gpusim.gpu.replay.timing import time_interleaved
+from gpusim.layerwise.compute import PassTimes, share_key
+from gpusim.layerwise.costs import BatchNorm
+from gpusim.layerwise.fixed_plans import Choice
+from gpusim.layerwise.layers import LayerGraph
+from gpusim.layerwise.shares import Share
+
+#: Runs before anything is timed: libraries choose algorithms and take workspace.
+WARM_UP: Final = 3
+#: Rounds and their length in ms for a share, and for a rank.
+SHARE_ROUNDS, SHARE_MS = 7, 3.0
+RANK_ROUNDS, RANK_MS = 15, 20.0
+#: What is written to empty the L2 cache: twice the size of an H200's.
+FLUSH_BYTES: Final = 128 << 20
+
+
+def rank_alone(
+    graph: LayerGraph, choice: Choice, gpus: int, number: int, *, device: torch.device, batch_norm: BatchNorm = "local"
+) -> Rank:
+    """One rank of a plan by itself, in single precision; `graph` is that of the whole batch."""
+    transport = Alone(number)
+    return Rank(graph, choice, gpus, transport, device=device, batch_norm=batch_norm, keep_buffers=True)
+
+
+def time_rank(rank: Rank, data: Data) -> int:
+    """Time of a rank's forward and backward pass in ns: one CUDA graph, median over rounds."""
+
+    def step() -> None:
+        rank.clear()
+        for index in range(len(rank.states)):
+            rank.forward_layer(index, data)
+        if rank.graph.training:
+            for index in reversed(range(len(rank.states))):
+                rank.backward_layer(index)
+
+    return _times({"rank": step}, rank.device, RANK_ROUNDS, RANK_MS)["rank"]
+
+
+def time_shares(
+    rank: Rank, data: Data, known: dict[str, PassTimes], report: Callable[[str], None] = lambda text: None
+) -> dict[str, PassTimes]:
+    """Times of a rank's shares by `share_key`, those of `known` left out: each by itself."""
+    found: dict[str, PassTimes] = {}
+    flush = torch.empty(FLUSH_BYTES if rank.device.type == "cuda" else 1024, dtype=torch.int8, device=rank.device)
+    for index, state in enumerate(rank.states):
+        if not state.active:
+            continue
+        key = share_key(state.layer, share_of_state(rank, index))
+        if key in known or key in found:
+            continue
+        report(state.layer.name)
+        found[key] = _time_share(rank, index, data, flush)
+    return found
+
+
+def share_of_state(rank: Rank, index: int) -> Share:
+    """The share of a layer that a rank has, as its buffers are: without padding that the operation adds."""
+    state = rank.states[index]
+    n, c, h, w = (int(high - low) for low, high in zip(state.low, state.high, strict=True))
+    elements = 0
+    for edge in state.edges:
+        size = 1
+        for part in edge.interior:
+            size *= part.stop - part.start
+        elements += size
+    return Share((n, c, h, w), elements)
+
+
+def predicted_ns(rank: Rank, times: dict[str, PassTimes]) -> float:
+    """The sum of a rank's shares."""
+    return sum(
+        times[share_key(state.layer, share_of_state(rank, index))].total_ns
+        for index, state in enumerate(rank.states)
+        if state.active
+    )
+
+
+def _time_share(rank: Rank, index: int, data: Data, flush: torch.Tensor) -> PassTimes:
+    state = rank.states[index]
+    # What a rank has of an input comes from its own layers in a step; here it is made up.
+    sources = [torch.randn(edge.shape, device=rank.device, dtype=rank.dtype) for edge in state.edges]
+    inputs = [torch.empty_like(source) for source in sources]
+    wants = [state.layer.inputs[number].source >= 0 for number in range(len(inputs))]
+    gradient: list[torch.Tensor] = []
+
+    def touch() -> None:
+        flush.zero_()
+        for tensor, source in zip(inputs, sources, strict=True):
+            tensor.copy_(source)
+
+    def forward() -> torch.Tensor:
+        leaves = [x.detach().requires_grad_(want) for x, want in zip(inputs, wants, strict=True)]
+        return rank.run_share(index, leaves, data.targets)
+
+    touch()
+    gradient.append(torch.randn_like(forward().detach()))
+    written = torch.empty_like(gradient[0])
+
+    def before_backward() -> torch.Tensor:
+        touch()
+        output = forward()
+        flush.zero_()
+        written.copy_(gradient[0])
+        return output
+
+    def nothing_more() -> None:
+        before_backward()
+
+    def both() -> None:
+        rank.clear()
+        output = before_backward()
+        if output.requires_grad:
+            torch.autograd.backward([output], [written])
+
+    def only_forward() -> None:
+        touch()
+        forward()
+
+    contenders: dict[str, Callable[[], None]] = {"touch": touch, "forward": only_forward}
+    if rank.graph.training:
+        contenders |= {"before": nothing_more, "both": both}
+    times = _times(contenders, rank.device, SHARE_ROUNDS, SHARE_MS)
+    backward = times["both"] - times["before"] if rank.graph.training else 0
+    return PassTimes(max(0.0, float(times["forward"] - times["touch"])), max(0.0, float(backward)))
+
+
+def _times(
+    contenders: dict[str, Callable[[], None]], device: torch.device, rounds: int, round_ms: float
+) -> dict[str, int]:
+    """Median time in ns of each, as a CUDA graph; on the CPU by the host's clock."""
+    if device.type != "cuda":
+        return {name: _host_time(run) for name, run in contenders.items()}
+    replays: dict[str, Callable[[], object]] = {}
+    for name, run in contenders.items():
+        replays[name] = _recorded(run).replay
+    return {name: timing.median_ns for name, timing in time_interleaved(replays, rounds, round_ms).items()}
+
+
+def _recorded(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        run()
+    return recorded
+
+
+def _host_time(run: Callable[[], None], repeats: int = 3) -> int:
+    run()
+    samples = []
+    for _ in range(repeats):
+        begin = time.perf_counter_ns()
+        run()
+        samples.append(time.perf_counter_ns() - begin)
+    return sorted(samples)[repeats // 2]

@@ -1,0 +1,76 @@
+"""Whether a plan computes what one device computes: loss, and each rank's gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gpusim.defaults import DEFAULT_SEED
+from gpusim.gpu.layerwise.one_device import run_on_one_device
+from gpusim.gpu.layerwise.rank import Rank, groups_of, make_data
+from gpusim.gpu.layerwise.transport import Distributed, Transport
+from gpusim.layerwise.costs import BatchNorm
+from gpusim.layerwise.fixed_plans import Choice
+from gpusim.layerwise.layers import LayerGraph
+
+#: Largest difference relative to the largest value of the same tensor: rounding of sums in another order.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 5e-2}
+#: A tensor whose gradient is below this share of the largest gradient of the step is held against that share.
+SMALL = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A plan's step against one device's."""
+
+    loss: float
+    loss_difference: float
+    """Relative."""
+    gradient_difference: float
+    """Largest over this rank's gradients, relative to the largest value of each."""
+    gradient: str
+    """Whose."""
+    equal: bool
+
+
+def compare_plan(
+    graph: LayerGraph,
+    choice: Choice,
+    gpus: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float64,
+    seed: int = DEFAULT_SEED,
+    batch_norm: BatchNorm = "synchronised",
+    transport: Transport | None = None,
+) -> Compared:
+    """Run a plan on this rank and compare; torch.distributed is initialised with `gpus` ranks.
+
+    `graph` is that of the whole batch. With `batch_norm="local"` only networks without BatchNorm are equal.
+    """
+    transport = transport or Distributed(groups_of(graph, choice, gpus, batch_norm))
+    data = make_data(graph, seed, dtype, device)
+    rank = Rank(
+        graph, choice, gpus, transport, device=device, dtype=dtype, seed=seed, batch_norm=batch_norm, same_dropout=True
+    )
+    loss = rank.step(data).clone()
+    if any(c.replicated for layer, c in zip(graph.layers, choice, strict=True) if layer.kind == "loss"):
+        loss /= gpus
+    transport.all_reduce(loss, tuple(range(gpus)))
+    expected_loss, expected = run_on_one_device(graph, data, dtype=dtype, seed=seed, device=device)
+    worst, whose = 0.0, ""
+    typical = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in rank.gradients().items():
+        whole = expected[name]
+        index = next(i for i, layer in enumerate(graph.layers) if layer.name == name.split("/")[0])
+        state = rank.states[index]
+        wanted = whole[state.low[1] : state.high[1]]
+        # Some gradients are zero but for rounding: of a bias before BatchNorm, or of attention's keys.
+        scale = max(float(whole.abs().max()), SMALL * typical)
+        difference = float((gradient - wanted).abs().max()) / scale
+        if not difference <= worst:  # NaN is worse than any
+            worst, whose = difference, name
+    loss_difference = abs(float(loss - expected_loss)) / max(abs(float(expected_loss)), 1e-12)
+    equal = max(worst, loss_difference) <= TOLERANCE[dtype]
+    return Compared(float(loss), loss_difference, worst, whose, equal)

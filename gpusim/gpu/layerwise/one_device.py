@@ -1,0 +1,37 @@
+"""The same network on one device, written without any of the plan's machinery: what a plan is compared with."""
+
+from __future__ import annotations
+
+import torch
+
+from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
+from gpusim.gpu.layerwise.rank import Data
+from gpusim.layerwise.layers import BATCH, LayerGraph
+
+
+def run_on_one_device(
+    graph: LayerGraph, data: Data, *, dtype: torch.dtype, seed: int, device: torch.device
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss, and gradients of all parameters by layer, operation and name: torch's autograd over the whole graph."""
+    values: list[torch.Tensor] = []
+    parameters: dict[str, torch.Tensor] = {}
+    loss = torch.zeros((), device=device, dtype=dtype)
+    for index, layer in enumerate(graph.layers):
+        generator = torch.Generator().manual_seed(seed * 100_003 + index)
+        named = [
+            {k: v.to(device).requires_grad_(True) for k, v in each.items()}
+            for each in parameters_of(layer, generator, dtype)
+        ]
+        for number, each in enumerate(named):
+            parameters |= {f"{layer.name}/{number}/{k}": v for k, v in each.items()}
+        drops = [op for op in layer.ops if op.kind == "dropout"]
+        mask = None
+        if drops:
+            mask = (torch.rand(layer.output, generator=generator) >= drops[0].options["p"]).to(device, dtype)
+        inputs = [data.inputs if edge.source == BATCH else values[edge.source] for edge in layer.inputs]
+        where = Surroundings((0, layer.output[1]), (0, layer.output[0]), layer.output[0], None, data.targets, mask)
+        values.append(run_layer(layer, inputs, named, where))
+        if layer.kind == "loss":
+            loss = loss + values[-1]
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in parameters.items() if p.grad is not None}

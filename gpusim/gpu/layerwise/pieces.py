@@ -1,0 +1,106 @@
+"""Which boxes a rank sends and receives over one edge of a plan, in coordinates of its own tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpusim.layerwise.configs import Config, boxes, needed
+from gpusim.layerwise.layers import BATCH, Ints, Layer
+
+Box = tuple[slice, slice, slice, slice]
+
+
+@dataclass(frozen=True)
+class EdgePieces:
+    """One input of a layer on one rank. The buffer holds what the rank needs, with padding where maps are split."""
+
+    shape: tuple[int, int, int, int]
+    """Of the buffer; empty where the rank needs nothing."""
+    own: tuple[Box, Box] | None
+    """Where what the rank has is in its tensor, and where it goes in the buffer."""
+    sends: tuple[tuple[int, Box], ...]
+    """Peers, and boxes of the rank's tensor."""
+    receives: tuple[tuple[int, Box], ...]
+    """Peers, and boxes of the buffer."""
+    interior: Box
+    """The buffer without padding."""
+    batch_box: Box
+    """The same in coordinates of the whole input: for edges from the batch."""
+    is_own: bool
+    """Whether the buffer is just the rank's tensor."""
+    padded: tuple[bool, bool]
+    """Whether the buffer has the padding in height and in width, so that the operation must not add it."""
+
+
+def pieces(
+    source: Layer | None, source_config: Config, user: Layer, number: int, user_config: Config, gpus: int, rank: int
+) -> EdgePieces:
+    """The pieces of one edge; `source` is None for the batch, which every rank has."""
+    devices = np.arange(gpus)
+    out_low, out_high = boxes(user.output, user_config, devices)
+    need_low, need_high = needed(user, number, out_low, out_high)
+    padded = user_config.h > 1, user_config.w > 1
+    pad_low, pad_high = _with_padding(
+        user, number, padded, (out_low[rank], out_high[rank]), (need_low[rank], need_high[rank])
+    )
+    mine = _Box(need_low[rank], need_high[rank])
+    shape = tuple(int(size) for size in np.maximum(pad_high - pad_low, 0))
+    interior = mine.within(pad_low)
+    assert len(shape) == 4
+    if source is None or user.inputs[number].source == BATCH:
+        return EdgePieces(shape, None, (), (), interior, mine.within(np.zeros(4, np.int64)), False, padded)
+    own_low, own_high = boxes(source.output, source_config, devices)
+    held = _Box(own_low[rank], own_high[rank])
+    sends, receives = [], []
+    if not source_config.replicated:
+        for peer in range(gpus):
+            if peer == rank:
+                continue
+            theirs = held.and_(_Box(need_low[peer], need_high[peer]))
+            if theirs.size:
+                sends.append((peer, theirs.within(held.low)))
+            ours = mine.and_(_Box(own_low[peer], own_high[peer]))
+            if ours.size:
+                receives.append((peer, ours.within(pad_low)))
+    kept = mine.and_(held)
+    own = (kept.within(held.low), kept.within(pad_low)) if kept.size else None
+    whole = 0 < kept.size == held.size == int(np.prod(shape)) and not receives and not sends
+    summed = source_config.replicated and not user_config.replicated  # the gradient comes from all ranks
+    is_own = whole and not summed
+    return EdgePieces(shape, own, tuple(sends), tuple(receives), interior, interior, is_own, padded)
+
+
+@dataclass(frozen=True)
+class _Box:
+    low: Ints
+    high: Ints
+
+    def and_(self, other: _Box) -> _Box:
+        return _Box(np.maximum(self.low, other.low), np.minimum(self.high, other.high))
+
+    @property
+    def size(self) -> int:
+        return int(np.maximum(self.high - self.low, 0).prod())
+
+    def within(self, origin: Ints) -> Box:
+        n, c, h, w = (slice(int(a), int(b)) for a, b in zip(self.low - origin, self.high - origin, strict=True))
+        return n, c, h, w
+
+
+def _with_padding(
+    user: Layer, number: int, padded: tuple[bool, bool], output: tuple[Ints, Ints], need: tuple[Ints, Ints]
+) -> tuple[Ints, Ints]:
+    """The needed box with what windows reach into beyond the map, in dimensions that are split."""
+    (low, high), (need_low, need_high) = output, need
+    first, last = need_low.copy(), need_high.copy()
+    if (high <= low).any() or (need_high <= need_low).any():
+        return first, first
+    edge = user.inputs[number]
+    for place, split in ((2, padded[0]), (3, padded[1])):
+        rule = edge.needs[place]
+        if split and rule.rule == "window":
+            wanted = rule.padded(int(low[place]), int(high[place]), edge.extents[place], user.output[place])
+            first[place], last[place] = wanted
+    return first, last

@@ -1,0 +1,350 @@
+"""One rank of a plan: its shares of all layers, forward and backward, with exchanges between them.
+
+Layers run one after the other, each with a small autograd graph of its own. Its inputs are buffers, filled with what
+the rank has and what it receives; in the backward pass, in the opposite order, gradients of buffers go back to where
+the pieces came from, and are added there. So all ranks post the same exchanges in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpusim.defaults import DEFAULT_SEED
+from gpusim.errors import OptionError
+from gpusim.gpu.layerwise.operations import (
+    Parameter,
+    SharedSums,
+    Surroundings,
+    parameter_shapes,
+    parameters_of,
+    run_layer,
+)
+from gpusim.gpu.layerwise.pieces import EdgePieces, pieces
+from gpusim.gpu.layerwise.transport import Transport
+from gpusim.layerwise.configs import Config, boxes, coordinates
+from gpusim.layerwise.costs import BUCKET_BYTES, BatchNorm
+from gpusim.layerwise.fixed_plans import Choice
+from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
+
+
+@dataclass(frozen=True)
+class Data:
+    """A batch, whole: every rank makes the same, from a seed."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+def make_data(graph: LayerGraph, seed: int, dtype: torch.dtype, device: torch.device) -> Data:
+    """Random inputs and targets for the layers of the whole batch."""
+    generator = torch.Generator().manual_seed(seed)
+    edge = next(edge for layer in graph.layers for edge in layer.inputs if edge.source == BATCH)
+    inputs = torch.randn(edge.extents, generator=generator, dtype=torch.float64).to(dtype)
+    loss = next((layer for layer in graph.layers if layer.kind == "loss"), graph.layers[-1])
+    targets = torch.randint(0, loss.output[1], (edge.extents[0],), generator=generator)
+    return Data(inputs.to(device), targets.to(device))
+
+
+@dataclass
+class _LayerState:
+    """What a rank has of one layer."""
+
+    layer: Layer
+    config: Config
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    parameters: list[dict[str, torch.Tensor]]
+    edges: list[EdgePieces]
+    statistics: tuple[int, ...]
+    """Ranks that share statistics with this one."""
+    weights: tuple[int, ...]
+    """Ranks that hold the same weights."""
+    mask: torch.Tensor | None = None
+    buffers: list[torch.Tensor] = field(default_factory=list)
+    output: torch.Tensor | None = None
+    gradient: torch.Tensor | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the rank has a part."""
+        return all(h > low for low, h in zip(self.low, self.high, strict=True))
+
+
+class Rank:
+    """The shares of one rank. `step` runs forward and backward; gradients are then in `gradients`."""
+
+    def __init__(
+        self,
+        graph: LayerGraph,
+        choice: Choice,
+        gpus: int,
+        transport: Transport,
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        seed: int = DEFAULT_SEED,
+        batch_norm: BatchNorm = "synchronised",
+        same_dropout: bool = False,
+        keep_buffers: bool = False,
+    ) -> None:
+        """`graph` is that of the whole batch. With `same_dropout`, masks are those of one device. With `keep_buffers`,
+        buffers that others fill are made once and never filled: for times of computation alone.
+
+        Raises `OptionError` for a layer that nothing here runs.
+        """
+        self.graph, self.choice, self.gpus, self.transport = graph, choice, gpus, transport
+        self.device, self.dtype, self.batch_norm = device, dtype, batch_norm
+        self._kept: dict[tuple[int, int], torch.Tensor] | None = {} if keep_buffers else None
+        without = next((layer for layer in graph.layers if not layer.ops), None)
+        if without is not None:
+            raise OptionError(f"layer '{without.name}' cannot be run: only its times are known")
+        self.states = [self._state(index, seed, same_dropout) for index in range(len(graph))]
+        self.users = graph.consumers()
+        self.loss = torch.zeros((), device=device, dtype=dtype)
+
+    def _state(self, index: int, seed: int, same_dropout: bool) -> _LayerState:
+        layer, config, rank = self.graph.layers[index], self.choice[index], self.transport.rank
+        low, high = (ends[0] for ends in boxes(layer.output, config, np.array([rank])))
+        edges = []
+        for number, edge in enumerate(layer.inputs):
+            source = None if edge.source == BATCH else self.graph.layers[edge.source]
+            source_config = Config() if source is None else self.choice[edge.source]
+            edges.append(pieces(source, source_config, layer, number, config, self.gpus, rank))
+        statistics, weights = sharing(layer, config, self.gpus, self.batch_norm, rank)
+        state = _LayerState(layer, config, tuple(low), tuple(high), [], edges, statistics, weights)
+        if state.active:
+            generator = torch.Generator().manual_seed(seed * 100_003 + index)
+            first, last = int(low[1]), int(high[1])
+            if self._kept is None:
+                whole = parameters_of(layer, generator, self.dtype)
+                state.parameters = [{k: self._leaf(v[first:last]) for k, v in named.items()} for named in whole]
+            else:
+                state.parameters = [self._any_values(named, last - first) for named in parameter_shapes(layer)]
+            drops = [op for op in layer.ops if op.kind == "dropout"]
+            if drops and same_dropout:
+                kept = torch.rand(layer.output, generator=generator) >= drops[0].options["p"]
+                box = tuple(slice(int(a), int(b)) for a, b in zip(low, high, strict=True))
+                state.mask = kept[box].to(self.device, self.dtype)
+        return state
+
+    def _any_values(self, named: dict[str, Parameter], channels: int) -> dict[str, torch.Tensor]:
+        """Parameters of so many channels, made on the device: enough for times."""
+        return {
+            name: torch.randn((channels, *each.shape[1:]), device=self.device, dtype=self.dtype)
+            .mul_(each.scale)
+            .add_(each.mean)
+            .requires_grad_(True)
+            for name, each in named.items()
+        }
+
+    def _leaf(self, value: torch.Tensor) -> torch.Tensor:
+        return value.clone().to(self.device).requires_grad_(True)
+
+    def step(self, data: Data) -> torch.Tensor:
+        """One forward and backward pass; the rank's part of the loss (their sum is the loss of the batch)."""
+        self.loss = torch.zeros((), device=self.device, dtype=self.dtype)
+        for index in range(len(self.states)):
+            self.forward_layer(index, data)
+        if self.graph.training:
+            for index in reversed(range(len(self.states))):
+                self.backward_layer(index)
+            self.sum_gradients()
+        return self.loss
+
+    def forward_layer(self, index: int, data: Data) -> None:
+        """Fill the layer's buffers and run it."""
+        state = self.states[index]
+        state.buffers = [self._buffer(index, number, data) for number in range(len(state.edges))]
+        state.output = state.gradient = None
+        if not state.active:
+            return
+        state.output = self.run_share(index, state.buffers, data.targets)
+        if state.layer.kind == "loss":
+            self.loss = self.loss + state.output.detach()
+
+    def run_share(self, index: int, buffers: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        """The layer's operations on filled buffers: no exchange but that of statistics."""
+        state = self.states[index]
+        samples = (state.low[0], state.high[0])
+        shares = len(state.statistics) > 1 and state.layer.statistics > 0
+        where = Surroundings(
+            channels=(state.low[1], state.high[1]),
+            samples=samples,
+            batch=state.layer.output[0],
+            shared_sum=(lambda value: SharedSums.apply(value, self._reduce(state))) if shares else None,
+            targets=targets[samples[0] : samples[1]],
+            mask=state.mask,
+        )
+        padded = state.edges[0].padded if state.edges else (False, False)
+        return run_layer(state.layer, buffers, state.parameters, where, padded=padded)
+
+    def _reduce(self, state: _LayerState) -> Any:
+        return lambda tensor: self.transport.all_reduce(tensor, state.statistics)
+
+    def _buffer(self, index: int, number: int, data: Data) -> torch.Tensor:
+        """The buffer of one input: filled, or as it was made where buffers are kept."""
+        state = self.states[index]
+        if self._kept is None or state.edges[number].is_own:
+            return self._filled(state, number, data)
+        if (index, number) not in self._kept:
+            self._kept[index, number] = torch.randn(state.edges[number].shape, device=self.device, dtype=self.dtype)
+        wants_gradient = state.layer.inputs[number].source != BATCH and self.graph.training
+        return self._kept[index, number].detach().requires_grad_(wants_gradient)
+
+    def _filled(self, state: _LayerState, number: int, data: Data) -> torch.Tensor:
+        """The buffer of one input: own part, received parts, padding."""
+        edge, source = state.edges[number], state.layer.inputs[number].source
+        wants_gradient = source != BATCH and self.graph.training
+        held = None if source == BATCH else self.states[source].output
+        if edge.is_own:
+            assert held is not None
+            return held.detach().requires_grad_(wants_gradient)
+        padding = -inf if any(op.kind == "pool" and not op.options["average"] for op in state.layer.ops) else 0.0
+        buffer = torch.full(edge.shape, padding, device=self.device, dtype=self.dtype)
+        if source == BATCH:
+            if state.active:
+                buffer[edge.interior] = data.inputs[edge.batch_box]
+            return buffer
+        outgoing = [(peer, held.detach()[box].contiguous()) for peer, box in edge.sends] if held is not None else []
+        incoming = [(peer, torch.empty_like(buffer[box]).contiguous()) for peer, box in edge.receives]
+        self.transport.exchange(outgoing, incoming)
+        if edge.own is not None:
+            assert held is not None
+            buffer[edge.own[1]] = held.detach()[edge.own[0]]
+        for (_, box), (_, piece) in zip(edge.receives, incoming, strict=True):
+            buffer[box] = piece
+        return buffer.requires_grad_(wants_gradient)
+
+    def backward_layer(self, index: int) -> None:
+        """Run a layer's backward pass and send the gradients of its inputs back."""
+        state = self.states[index]
+        if state.output is not None:
+            if state.layer.kind == "loss":
+                state.output.backward()
+            elif state.gradient is not None:
+                torch.autograd.backward([state.output], [state.gradient])
+        for number in reversed(range(len(state.edges))):
+            self._give_back(state, number)
+        state.gradient = None
+
+    def _give_back(self, state: _LayerState, number: int) -> None:
+        """The gradient of one buffer: own part, and what others have."""
+        edge, source = state.edges[number], state.layer.inputs[number].source
+        if source == BATCH:
+            return
+        if self._kept is not None and not edge.is_own:
+            self._stand_in(self.states[source])
+            return
+        target, buffer = self.states[source], state.buffers[number]
+        gradient = buffer.grad if buffer.requires_grad else None
+        if edge.is_own:
+            if gradient is not None:
+                target.gradient = gradient if target.gradient is None else target.gradient + gradient
+            return
+        if target.gradient is None and target.output is not None:
+            target.gradient = torch.zeros_like(target.output)
+        if gradient is None and state.active:
+            gradient = torch.zeros(edge.shape, device=self.device, dtype=self.dtype)
+        outgoing: list[tuple[int, torch.Tensor]] = []
+        incoming: list[tuple[int, torch.Tensor]] = []
+        if not state.config.replicated:  # of a replicated one each rank has the whole gradient, and takes its own part
+            if gradient is not None:
+                outgoing = [(peer, gradient[box].contiguous()) for peer, box in edge.receives]
+            if target.gradient is not None:
+                incoming = [(peer, torch.empty_like(target.gradient[box]).contiguous()) for peer, box in edge.sends]
+        self.transport.exchange(outgoing, incoming)
+        if target.config.replicated and not state.config.replicated:  # every rank needs what all parts give
+            assert target.gradient is not None
+            total = torch.zeros_like(target.gradient)
+            if edge.own is not None and gradient is not None:
+                total[edge.own[0]] = gradient[edge.own[1]]
+            self.transport.all_reduce(total, tuple(range(self.gpus)))
+            target.gradient += total
+        elif edge.own is not None and gradient is not None:
+            assert target.gradient is not None
+            target.gradient[edge.own[0]] += gradient[edge.own[1]]
+        for (_, box), (_, piece) in zip(edge.sends, incoming, strict=bool(incoming)):
+            assert target.gradient is not None
+            target.gradient[box] += piece
+
+    def _stand_in(self, target: _LayerState) -> None:
+        """A gradient that would come from others: any will do for times."""
+        if target.output is not None and target.gradient is None:
+            target.gradient = target.output.detach()
+
+    def sum_gradients(self) -> None:
+        """Add up gradients of weights that several ranks hold, in buckets, in the order of the backward pass."""
+        buckets: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        done: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        for state in reversed(self.states):
+            if len(state.weights) < 2 or not state.active:
+                continue
+            bucket = buckets.setdefault(state.weights, [])
+            bucket += [p.grad for named in state.parameters for p in named.values() if p.grad is not None]
+            if sum(g.numel() * g.element_size() for g in bucket) >= BUCKET_BYTES:
+                done.append(self._sum(buckets.pop(state.weights), state.weights))
+        for ranks, bucket in buckets.items():
+            if bucket:
+                done.append(self._sum(bucket, ranks))
+        self.transport.finish()
+        for flat, gradients in done:
+            torch._foreach_copy_(
+                gradients,
+                [x.view_as(g) for x, g in zip(flat.split([g.numel() for g in gradients]), gradients, strict=True)],
+            )
+
+    def _sum(self, gradients: list[torch.Tensor], ranks: tuple[int, ...]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        self.transport.all_reduce(flat, ranks, wait=False)
+        return flat, gradients
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters of this rank."""
+        return [p for state in self.states for named in state.parameters for p in named.values()]
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Gradients by layer, operation and name."""
+        return {
+            f"{state.layer.name}/{number}/{name}": p.grad
+            for state in self.states
+            for number, named in enumerate(state.parameters)
+            for name, p in named.items()
+            if p.grad is not None
+        }
+
+    def clear(self) -> None:
+        """Forget gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def sharing(
+    layer: Layer, config: Config, gpus: int, batch_norm: BatchNorm, rank: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ranks that share statistics with a rank, and ranks that hold the same weights; itself included."""
+    if config.replicated:
+        return (rank,), (rank,)
+    devices = np.arange(gpus)
+    parts = coordinates(config, devices)
+    mine = parts[rank]
+    if mine[0] < 0:
+        return (), ()
+    same_channels = (parts[:, 0] >= 0) & (parts[:, 1] == mine[1])
+    together = same_channels & ((parts[:, 0] == mine[0]) | (batch_norm == "synchronised"))
+    return tuple(map(int, devices[together])), tuple(map(int, devices[same_channels]))
+
+
+def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNorm) -> set[tuple[int, ...]]:
+    """All groups of ranks that a plan needs: `gpusim.gpu.layerwise.transport.Distributed` makes them."""
+    found: set[tuple[int, ...]] = {tuple(range(gpus))}
+    for layer, config in zip(graph.layers, choice, strict=True):
+        for rank in range(gpus):
+            found |= set(sharing(layer, config, gpus, batch_norm, rank))
+    return {ranks for ranks in found if len(ranks) > 1}

@@ -1,0 +1,87 @@
+"""Running a step in one arena: each storage has its bytes before the step begins, shared as the schedule allows.
+
+An operator of ATen allocates its result itself, so a result is copied to its place. Where that costs time it is only
+done to check a schedule: with poison, numbers are NaN from the moment their bytes change hands, on the stream of their
+next user. Whoever still reads them, since an event is missing, computes something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from gpusim.formats.trace import Trace
+from gpusim.gpu.replay.encode import DTYPES
+from gpusim.gpu.replay.execute import Runner
+from gpusim.plan.arena import Arena
+from gpusim.plan.sync import works
+
+#: What poisoned bytes are: as floats of any width NaN.
+POISON = 0xFF
+#: The same where integers lie: they may be indices, and some operators read whatever an index points at.
+NO_INDEX = 0
+
+
+class ArenaRunner(Runner):
+    """Runs ops of the user's own step with all that they make in one arena. `live` are the tensors there before."""
+
+    def __init__(
+        self, trace: Trace, device: torch.device, live: Mapping[int, torch.Tensor], arena: Arena, poison: bool = False
+    ) -> None:
+        super().__init__(trace, device, own=True)
+        self.arena, self.poison = arena, poison
+        self.memory = torch.zeros(max(1, arena.bytes), dtype=torch.uint8, device=device)
+        self.bind(dict(live))
+        for index, tensor in enumerate(trace.tensors):
+            if tensor.storage in arena.offsets and tensor.dtype in DTYPES:
+                self.tensors[index] = self._view(index)
+        self._integers = {
+            t.storage for t in trace.tensors if t.dtype in DTYPES and not DTYPES[t.dtype].is_floating_point
+        }
+        self._made = [self._is_made(op) for op in range(len(trace.ops))]
+
+    def _view(self, index: int) -> torch.Tensor:
+        tensor = self.trace.tensors[index]
+        dtype = DTYPES[tensor.dtype]
+        begin = self.arena.offsets[tensor.storage] // dtype.itemsize + tensor.offset
+        memory = self.memory[: self.memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        return torch.empty(0, dtype=dtype, device=self.device).set_(
+            memory.untyped_storage(), begin, tensor.shape, tensor.stride
+        )
+
+    def _is_made(self, op: int) -> bool:
+        """Whether an op only looks at memory whose views are there from the start."""
+        node = self.trace.ops[op]
+        mine = [index for index in node.outputs if index is not None]
+        return not works(node) and all(self.trace.tensors[index].storage in self.arena.offsets for index in mine)
+
+    def run(self, op: int) -> None:
+        """Run one op on the current stream; what it is the first to use is poisoned before, where asked for."""
+        if self._made[op]:
+            return
+        if self.poison:
+            for storage in self.arena.firsts.get(op, ()):
+                begin = self.arena.offsets[storage]
+                value = NO_INDEX if storage in self._integers else POISON
+                self.memory[begin : begin + self.trace.storages[storage].bytes].fill_(value)
+        super().run(op)
+
+    def _keep(self, op: int, index: int, part: Any) -> None:
+        memory = self.tensors[index]
+        if self.trace.tensors[index].storage not in self.arena.offsets or memory is None:
+            super()._keep(op, index, part)
+        elif memory.shape != part.shape or memory.dtype != part.dtype:
+            super()._keep(op, index, part)  # its size depends on the library: memory of its own
+        elif part.numel() and part.untyped_storage().data_ptr() != self.memory.untyped_storage().data_ptr():
+            memory.copy_(part)
+
+    def _check_declared(self, op: int, index: int, part: torch.Tensor) -> None:
+        """Nothing: all results share memory here, and the step is no stranger's."""
+
+    def release(self, storages: Iterable[int]) -> None:
+        """Nothing: bytes change hands by their place."""
+
+    def drop_temporaries(self) -> None:
+        """Nothing: the arena stays."""

@@ -1,0 +1,157 @@
+"""Schedules found before, on disk: the second start of a program searches nothing.
+
+An entry holds a schedule, which kernels it chooses, and what was measured; never kernels or code. It is found by the
+step's structure, the GPU, the versions of the libraries and of gpusim, and what was asked for. What cannot be read, or
+is not legal for the step, is passed over with a line; each step is verified against eager in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from gpusim.errors import GpusimError, ScheduleError
+from gpusim.formats.trace import Trace, Variant
+from gpusim.io.file_limits import MAX_PARTS
+from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
+from gpusim.plan.graph import is_legal_order
+from gpusim.plan.schedule import MAX_STREAMS, Schedule
+from gpusim.trace.dependencies import dependencies
+from gpusim.trace.store import structure_hash
+from gpusim.version import code_version
+
+SCHEMA: Final = "gpusim-optimized/1"
+#: Where entries lie, unless the environment variable names another folder; empty: nowhere.
+VARIABLE: Final = "GPUSIM_CACHE_DIR"
+#: Entries kept; the ones that were not used for longest go first.
+MOST_ENTRIES: Final = 500
+
+
+class Entry(Document, frozen=True, kw_only=True):
+    """One schedule of one step on one GPU."""
+
+    schema: Literal["gpusim-optimized/1"]
+    """`gpusim-optimized/1`."""
+    made_for: dict[str, str]
+    """Structure of the step, GPU, versions, and what was asked for."""
+    policy: str
+    """The policy or search that made the schedule."""
+    order: tuple[Count, ...]
+    """Ops by index, in launch order."""
+    streams: tuple[Count, ...]
+    """The stream of each op."""
+    chosen: dict[str, Variant]
+    """Index of an op, as text -> the kernels that it runs in place of the captured ones."""
+    eager_ns: Nanoseconds
+    """What was measured: the user's own step, the sequential graph, and this schedule."""
+    sequential_ns: Nanoseconds
+    optimized_ns: Nanoseconds
+    predicted_ns: Nanoseconds
+    predicted_sequential_ns: Nanoseconds
+
+
+def folder() -> Path | None:
+    """Where entries lie, or None where the user wants none."""
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        return Path(named) if named else None
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "gpusim" / "optimized"
+
+
+def made_for(trace: Trace, facts: Mapping[str, str]) -> dict[str, str]:
+    """All that an entry must agree in. `facts` are the GPU, the libraries' versions, and what is asked for."""
+    return {"step": structure_hash(trace), "gpusim": code_version(), **facts}
+
+
+def find(trace: Trace, facts: Mapping[str, str], say: Callable[[str], None]) -> tuple[Entry, Trace, Schedule] | None:
+    """The entry of a step, the trace with the variants that it chooses, and its schedule; None where there is none."""
+    wanted = made_for(trace, facts)
+    path = _path(wanted)
+    if path is None or not path.is_file():
+        return None
+    try:
+        entry = read_document(path, Entry, SCHEMA, ScheduleError)
+        if entry.made_for != wanted:
+            raise ScheduleError(str(path), "is of another step, GPU or version", place="$.made_for")
+        with_chosen, schedule = _checked(entry, trace, str(path))
+    except GpusimError as cause:
+        say(f"passed over in the cache: {cause}")
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return entry, with_chosen, schedule
+
+
+def keep(
+    trace: Trace, facts: Mapping[str, str], schedule: Schedule, measured: Mapping[str, int], say: Callable[[str], None]
+) -> None:
+    """Write an entry; `trace` has the variants that the schedule chooses. What cannot be written is said and left."""
+    wanted = made_for(trace, facts)
+    path = _path(wanted)
+    if path is None:
+        return
+    chosen = {str(op): trace.ops[op].variants[number - 1] for op, number in enumerate(schedule.variants) if number}
+    entry = Entry(
+        schema=SCHEMA,
+        made_for=wanted,
+        policy=schedule.policy,
+        order=schedule.order,
+        streams=schedule.streams,
+        chosen=chosen,
+        **measured,
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_document(path, entry)
+        _forget_oldest(path.parent)
+    except (GpusimError, OSError) as cause:
+        say(f"not kept in the cache: {cause}")
+
+
+def _checked(entry: Entry, trace: Trace, file: str) -> tuple[Trace, Schedule]:
+    """The trace with one variant where the entry chooses one, and the schedule. Raises `ScheduleError`."""
+    count = len(trace.ops)
+    legal = len(entry.streams) == count <= MAX_PARTS and is_legal_order(entry.order, dependencies(trace))
+    if not legal or any(stream >= MAX_STREAMS for stream in entry.streams):
+        raise ScheduleError(file, "its order or streams are not legal for this step", place="$.order")
+    ops, variants = list(trace.ops), [0] * count
+    for text, variant in entry.chosen.items():
+        op = int(text) if text.isdecimal() and len(text) < 10 else count
+        if op >= count or any(covered >= count for covered in variant.covers):
+            raise ScheduleError(file, f"op {text[:20]} is not one of the {count} of this step", place="$.chosen")
+        ops[op] = msgspec.structs.replace(ops[op], variants=(variant,))
+        variants[op] = 1
+    schedule = Schedule(
+        entry.order,
+        entry.streams,
+        tuple(variants) if any(variants) else (),
+        policy=entry.policy,
+        predicted_ns=entry.predicted_ns,
+    )
+    return msgspec.structs.replace(trace, ops=tuple(ops)), schedule
+
+
+def _path(wanted: Mapping[str, str]) -> Path | None:
+    top = folder()
+    if top is None:
+        return None
+    name = hashlib.sha256(msgspec.json.encode(sorted(wanted.items()))).hexdigest()[:32]
+    return top / f"{name}.json"
+
+
+def _forget_oldest(top: Path) -> None:
+    """Remove the entries that were not used for longest, where there are too many."""
+    ages: list[tuple[float, Path]] = []
+    for path in top.glob("*.json"):
+        with contextlib.suppress(OSError):  # another process may remove some, too
+            ages.append((path.stat().st_mtime, path))
+    for _, path in sorted(ages)[: max(0, len(ages) - MOST_ENTRIES)]:
+        with contextlib.suppress(OSError):
+            path.unlink()

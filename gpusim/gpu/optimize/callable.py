@@ -1,0 +1,117 @@
+"""The callable that `gpusim.optimize` returns: it finds the captured step for its arguments, or runs the user's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from gpusim.errors import GpusimError, StepError
+from gpusim.gpu.optimize.steps import Given
+from gpusim.gpu.optimize.variant import Variant
+
+#: Steps captured of one callable: for other shapes, modes and options. Further ones run as the user wrote them.
+MOST_VARIANTS: Final = 8
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What optimizing gained, in ns for one call; the sequential graph is of the same kernels."""
+
+    eager_ns: int
+    sequential_ns: int
+    optimized_ns: int
+    predicted_ns: int
+    predicted_sequential_ns: int
+    streams: int
+    policy: str
+    kernels_chosen: bool
+    """Whether some op runs another kernel than the captured one."""
+    peak_bytes: int
+    decided_by: str
+    worst_error: float
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        from gpusim.units import format_bytes, format_ns
+
+        over = self.eager_ns / max(1, self.optimized_ns)
+        sequential = self.sequential_ns / max(1, self.optimized_ns)
+        return (
+            f"{format_ns(self.optimized_ns)} a step, {over:.2f}x over eager ({format_ns(self.eager_ns)}) and "
+            f"{sequential:.2f}x over one CUDA graph on one stream; {self.streams} streams ({self.policy}), "
+            f"{format_bytes(self.peak_bytes)}; decided by {self.decided_by}"
+        )
+
+
+Make = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Variant, Gain]]
+
+#: What may go wrong with a step of anybody's; it then runs as it is.
+CANNOT: Final = (GpusimError, torch.cuda.OutOfMemoryError)
+
+
+class OptimizedStep:
+    """A step that runs the best schedule found; called as the user's own is. `gain` says what that brought."""
+
+    def __init__(self, given: Given, device: torch.device, modules: Sequence[torch.nn.Module], make: Make) -> None:
+        self._given, self._device, self._make = given, device, make
+        self._variants: dict[Any, Variant | None] = {}
+        self._modules = list(dict.fromkeys(child for module in modules for child in module.modules()))
+        """Their modes decide which captured step runs."""
+        self._warned: set[str] = set()
+        self.gain: Gain | None = None
+        self.__wrapped__ = given.target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step."""
+        tensors, key = self._key(args, kwargs)
+        variant = self._variants.get(key)
+        if variant is None or not variant.is_current():
+            variant = self._other(key, args, kwargs)
+        if variant is None or any(tensor.requires_grad for tensor in tensors) or not variant.adopt():
+            return self._given.eager(args, kwargs, self._device)
+        return variant.run(tensors)
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[torch.Tensor], Any]:
+        """The tensors among the arguments, and what a captured step depends on beside their elements."""
+        modes = tuple([module.training for module in self._modules])
+        kind = self._device.type
+        cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        tensors: Sequence[torch.Tensor] = args
+        others: Any = len(args)
+        if kwargs or not all(map(torch.is_tensor, args)):
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            others = (spec, *(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)))
+        shapes = tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors])
+        return tensors, (shapes, others, modes, cast)
+
+    def _other(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:
+        """A step for other arguments than so far, captured where there are not too many yet."""
+        if key in self._variants and self._variants[key] is None:
+            return None
+        if len(self._variants) >= MOST_VARIANTS and key not in self._variants:
+            self._warn(f"more than {MOST_VARIANTS} shapes, modes or options: further ones run as they are")
+            return None
+        try:
+            self._variants[key], self.gain = self._make(args, kwargs)
+        except StepError:
+            return None
+        except CANNOT as cause:
+            self._variants[key] = None
+            self._warn(f"{str(cause).splitlines()[0]}; the step runs as it is")
+        return self._variants[key]
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Capture and search for these arguments. Raises what is in `CANNOT`."""
+        self._variants[self._key(args, kwargs)[1]], self.gain = self._make(args, kwargs)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(f"gpusim.optimize: {text}", stacklevel=4)

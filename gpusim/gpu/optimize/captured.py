@@ -1,0 +1,163 @@
+"""A step of the user's as ops that can be run again on the user's own tensors: what all schedules of it share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from gpusim.errors import CaptureError
+from gpusim.formats.trace import Trace
+from gpusim.gpu.capture.capture import CaptureOptions, rebuild
+from gpusim.gpu.capture.record import Recorded
+from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
+from gpusim.gpu.optimize.lists import with_split_lists
+from gpusim.gpu.optimize.optimizers import Rates
+from gpusim.gpu.optimize.slots import Gradients, Places, States
+
+#: What a step may return beside tensors: the same each time, and known to be no tensor in disguise.
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+@dataclass
+class Captured:
+    """A step as ops, bound to the user's tensors. `trace` has no times yet."""
+
+    trace: Trace
+    recorded: Recorded
+    live: dict[int, torch.Tensor]
+    """Tensor id -> the user's own tensor (or the static input) that it is, for what exists before the step."""
+    inputs: list[torch.Tensor]
+    """The static inputs, which a call copies its arguments into."""
+    returned: Returned
+    places: Places
+    states: States
+    gradient_names: tuple[str, ...]
+    """Parameters that have a gradient, in the order of `recorded.gradients`."""
+    gradients: dict[int, torch.Tensor]
+    """Tensor id -> the parameter whose gradient it is, of those that the step leaves in memory of its own."""
+    given: list[tuple[torch.Tensor, torch.Tensor]]
+    """Parameters whose gradient the step adds to, with the memory that it does so in."""
+    options: CaptureOptions
+    pristine: dict[int, torch.Tensor]
+    """What the tensors of `live` held before anything ran."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a step returns: the structure, and for each leaf a tensor's id, a tensor that never changes, or a value."""
+
+    spec: Any
+    leaves: tuple[Any, ...]
+
+    def ids(self) -> list[int]:
+        """Ids of the tensors that the step computes."""
+        return [leaf.tensor for leaf in self.leaves if isinstance(leaf, Computed)]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A tensor of the step's, by id."""
+
+    tensor: int
+
+
+def capture_bound(step: UserStep, rates: Rates, options: CaptureOptions, inputs: Sequence[torch.Tensor]) -> Captured:
+    """Record a step, check it against itself and bind it to the user's tensors. `inputs` are copied at each call.
+
+    Raises `CaptureError` for what no captured step can do: read elements, change shapes with data, do other things
+    each time.
+    """
+    watched = _Watched(step)
+    with Untouched(step).around() as untouched, rates.in_use():
+        graph = record_step(watched.step, untouched, options.seed)
+        if graph.fixed:
+            raise CaptureError(f"a number that changes from step to step cannot be captured: {graph.fixed[0]}")
+        # One launch takes so many tensors anyway; in parts, early gradients are used early.
+        graph = with_split_lists(graph)
+        rebuilt = rebuild(step, graph, options, step.device, own=True)
+        recorded = rebuilt.recorded
+        live: dict[int, torch.Tensor] = {}
+        for index, name in recorded.named.items():
+            tensor, copy = graph.live[name], graph.inputs[name].tensor
+            live[index] = tensor.detach() if tensor.device == copy.device else copy
+        ids = {index: id(graph.live[name]) for index, name in recorded.named.items()}
+        used = {number: _moved(recorded, index) for index, number in ids.items()}
+        states = States.of(step, rates, used)
+        places = Places(step, used)
+    parameters = step.parameters()
+    gradients, given = {}, []
+    for name, index in zip(graph.gradient_names, recorded.gradients, strict=True):
+        if index in live:
+            given.append((parameters[name], graph.live[recorded.named[index]]))
+        else:
+            gradients[index] = parameters[name]
+    for index, name in recorded.named.items():
+        if recorded.tensors[index].role == "gradient" and index not in recorded.gradients:
+            owner = next(p for n, p in parameters.items() if f"grad.{n}" == recorded.tensors[index].name)
+            given.append((owner, graph.live[name]))
+    return Captured(
+        trace=rebuilt.trace,
+        recorded=replace(recorded, initial={}, final={}),  # copies, which take memory
+        live=live,
+        inputs=list(inputs),
+        returned=watched.returned(recorded.returned),
+        places=places,
+        states=states,
+        gradient_names=graph.gradient_names,
+        gradients=gradients,
+        given=given,
+        options=options,
+        pristine={index: tensor.clone() for index, tensor in live.items()},
+    )
+
+
+def _moved(recorded: Recorded, index: int) -> float:
+    """By how much a step moves a count; 0 for what is none."""
+    before, after = recorded.initial[index], recorded.final.get(index)
+    return 0.0 if after is None or before.numel() != 1 else (after.double() - before.double()).item()
+
+
+class _Watched:
+    """A step whose results are looked at each time it runs."""
+
+    def __init__(self, step: UserStep) -> None:
+        self._spec: Any = None
+        self._leaves: list[Any] = []
+        self.step = replace(step, phases=[*step.phases, (None, self._look)])
+
+    def _look(self, value: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(value)
+        for leaf in leaves:
+            if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+                raise CaptureError(
+                    f"the step returns a {type(leaf).__name__}; tensors, numbers, text, and lists, tuples and dicts of "
+                    "them can be given back"
+                )
+        plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        before = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        if self._spec is not None and (spec != self._spec or plain != before):
+            raise CaptureError("the step returns another structure, or other numbers, each time")
+        self._spec, self._leaves = spec, leaves
+        return value
+
+    def returned(self, ids: Sequence[int | None]) -> Returned:
+        """What the step returns, once its tensors have ids."""
+        numbers = iter(ids)
+        found: list[Any] = []
+        for leaf in self._leaves:
+            if not isinstance(leaf, torch.Tensor):
+                found.append(leaf)
+                continue
+            index = next(numbers)
+            found.append(leaf.detach() if index is None else Computed(index))
+        return Returned(self._spec, tuple(found))
+
+
+def gradients_of(captured: Captured, tensors: Sequence[torch.Tensor | None]) -> Gradients:
+    """The gradients of a run whose results are in `tensors`."""
+    left = [(p, tensors[index]) for index, p in captured.gradients.items()]
+    return Gradients(captured.given, [(p, t) for p, t in left if t is not None])

@@ -1,0 +1,156 @@
+"""Which schedule a step runs: search in a budget, then a trial of the best few on the user's own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_SEED
+from gpusim.errors import GpusimError, OptionError
+from gpusim.formats.trace import Trace, Variant
+from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.executors import Executor, Ready
+from gpusim.gpu.replay.fusion import NORMS
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
+from gpusim.search.explore import Explored, explore
+from gpusim.search.trial import contenders
+from gpusim.units import format_bytes
+
+Say = Callable[[str], None]
+
+#: Schedules that are tried, the sequential one beside them.
+TRIED = 8
+#: How many of them, the fastest, are recorded again: where tensors come to lie changes a graph's time by some percent.
+RECORDED_AGAIN = 2
+#: More than any GPU has.
+MAX_BYTES = 1 << 62
+#: From this search on other kernels are measured, too: that takes some 20 s by itself.
+KERNELS_FROM_S = 5.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule made ready, with what it took and what was predicted."""
+
+    schedule: Schedule
+    ready: Ready
+    time_ns: int
+    predicted_ns: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for."""
+
+    streams: int
+    budget_s: float | None
+    memory_limit_bytes: int | None
+    seed: int = DEFAULT_SEED
+
+    @property
+    def kernels(self) -> bool:
+        """Whether other kernels of each op are measured, too: in processes of their own, which take their time."""
+        return self.budget_s is None or self.budget_s >= KERNELS_FROM_S
+
+
+def candidates(
+    captured: Captured, trace: Trace, executor: Executor, wanted: Wanted, say: Say
+) -> tuple[list[Candidate], Candidate]:
+    """Schedules that were tried, fastest first, and the sequential one. `trace` has times.
+
+    Raises `OptionError` where none keeps the memory limit.
+    """
+    hardware, _ = executor.hardware()
+    graph = OpGraph.build(trace, hardware)
+    say("searching")
+    explored = explore(
+        graph,
+        streams=wanted.streams,
+        budget_s=wanted.budget_s or DEFAULT_BUDGET_S,
+        seed=wanted.seed,
+        memory_limit_bytes=wanted.memory_limit_bytes,
+    )
+    return tried(captured, trace, executor, list(_schedules(explored)), wanted.memory_limit_bytes, say)
+
+
+def _schedules(explored: Explored) -> Iterator[Schedule]:
+    """The recommended schedule and the best of each kind, the sequential one first."""
+    yield explored.best_of("sequential").schedule
+    yield from (row.schedule for row in contenders(explored, TRIED))
+
+
+def tried(
+    captured: Captured,
+    trace: Trace,
+    executor: Executor,
+    schedules: list[Schedule],
+    memory_limit_bytes: int | None,
+    say: Say,
+) -> tuple[list[Candidate], Candidate]:
+    """Schedules made ready and timed in turns, fastest first; and the first of them, which is the sequential one.
+
+    Those that take more memory than the limit are left out. Raises `OptionError` where all do.
+    """
+    unique = list(dict.fromkeys(schedules))
+    say(f"trying {len(unique)} schedules")
+    ready: dict[str, Ready] = {}
+    for number, schedule in enumerate(unique):
+        try:
+            ready[str(number)] = executor.prepare(captured, trace, schedule)
+        except GpusimError as cause:
+            if not number:
+                raise
+            say(f"left out {schedule.policy} on {schedule.stream_count} streams: {cause}")
+    found = _timed(unique, ready, executor)
+    sequential = found["0"]
+    kept = [c for c in found.values() if memory_limit_bytes is None or c.ready.peak_bytes <= memory_limit_bytes]
+    if not kept:
+        least, limit = min(each.ready.peak_bytes for each in found.values()), memory_limit_bytes or 0
+        raise OptionError(
+            f"memory limit {format_bytes(limit)}: the least that any schedule takes is {format_bytes(least)}"
+        )
+    ranked = sorted(kept, key=lambda candidate: candidate.time_ns)
+    best = [_best_recording(captured, trace, executor, each, memory_limit_bytes) for each in ranked[:RECORDED_AGAIN]]
+    return sorted([*best, *ranked[RECORDED_AGAIN:]], key=lambda candidate: candidate.time_ns), sequential
+
+
+def _best_recording(
+    captured: Captured, trace: Trace, executor: Executor, first: Candidate, memory_limit_bytes: int | None
+) -> Candidate:
+    """The fastest of several recordings of a schedule: its tensors come to lie elsewhere in each."""
+    made = [first.ready, *(executor.prepare(captured, trace, first.schedule) for _ in range(executor.recordings - 1))]
+    if len(made) == 1:
+        return first
+    ready = {
+        str(n): each for n, each in enumerate(made) if not n or each.peak_bytes <= (memory_limit_bytes or MAX_BYTES)
+    }
+    times = executor.times_ns(ready, dict.fromkeys(ready, first.predicted_ns))
+    fastest = min(ready, key=lambda name: times[name])
+    return Candidate(first.schedule, ready[fastest], times[fastest], first.predicted_ns)
+
+
+def _timed(schedules: Sequence[Schedule], ready: Mapping[str, Ready], executor: Executor) -> dict[str, Candidate]:
+    predicted = {name: schedules[int(name)].predicted_ns for name in ready}
+    times = executor.times_ns(ready, predicted)
+    return {name: Candidate(schedules[int(name)], each, times[name], predicted[name]) for name, each in ready.items()}
+
+
+def without_kept_factors(trace: Trace) -> Trace:
+    """The trace without variants that keep what they make of weights: the user's weights may change between calls.
+
+    Those are batch norm folded into a convolution or into factors, and weights in another layout.
+    """
+
+    def holds(index: int, variant: Variant) -> bool:
+        chain = [trace.ops[op] for op in (index, *variant.covers)]
+        folded = any(op.target in NORMS and not op.args[5] for op in chain)
+        return bool(variant.covers) and (folded or variant.settings.memory_format is not None)
+
+    ops = (
+        msgspec.structs.replace(op, variants=tuple(v for v in op.variants if not holds(index, v)))
+        for index, op in enumerate(trace.ops)
+    )
+    return msgspec.structs.replace(trace, ops=tuple(ops))

@@ -1,0 +1,88 @@
+"""`gpusim.optimize`: a callable for a model, a training step or a function, or the user's own with one warning."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS
+from gpusim.errors import GpuError, OptionError
+from gpusim.gpu.optimize.callable import CANNOT, Gain, OptimizedStep
+from gpusim.gpu.optimize.choose import Wanted
+from gpusim.gpu.optimize.executors import Executor
+from gpusim.gpu.optimize.make import StepMaker
+from gpusim.gpu.optimize.on_cuda import CudaExecutor
+from gpusim.gpu.optimize.steps import Given, fixed_copies
+from gpusim.gpu.optimize.variant import Variant
+
+Say = Callable[[str], None]
+
+
+def optimize(
+    target: Any,
+    example_inputs: Any,
+    *,
+    loss: Callable[..., torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    streams: int = DEFAULT_STREAMS,
+    budget_s: float | None = None,
+    memory_limit_bytes: int | None = None,
+    seed: int = DEFAULT_SEED,
+    executor: Executor | None = None,
+    say: Say = lambda _: None,
+    warn: Say | None = None,
+) -> Any:
+    """The optimized step, or what the user gave, with one warning. `executor` is the GPU's where not given.
+
+    `warn` is told in place of a warning.
+
+    Raises `OptionError` for what is neither a module nor to be called.
+    """
+    if not callable(target):
+        raise OptionError("a torch.nn.Module or a step function is needed", argument="target", value=target)
+    given = Given(target, loss, optimizer)
+    if executor is None:
+        try:
+            executor = CudaExecutor()
+        except GpuError:
+            return _as_it_is(given, torch.device("cpu"), f"torch {torch.__version__} sees no GPU here", warn)
+    wanted = Wanted(streams, budget_s, memory_limit_bytes, seed)
+    maker = StepMaker(executor, wanted, say)
+
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, Gain]:
+        fixed = fixed_copies(args, kwargs)
+        step = given.step(*fixed, maker.executor.device)
+        inputs = [leaf for leaf in pytree.tree_leaves(fixed) if isinstance(leaf, torch.Tensor)]
+        return maker.make(step, given.options(step, seed), inputs, (given.target, given.loss))
+
+    args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    try:
+        modules = list(given.step(args, {}, executor.device).modules.values())
+        fast = OptimizedStep(given, executor.device, modules, make)
+        fast.prepare(args, {})
+    except CANNOT as cause:
+        return _as_it_is(given, executor.device, str(cause), warn)
+    assert fast.gain is not None
+    sys.stderr.write(f"gpusim.optimize: {fast.gain.text}\n")
+    return fast
+
+
+def _as_it_is(given: Given, device: torch.device, problem: str, warn: Say | None) -> Any:
+    """What the user gave, with one warning: the model or function, or a step that calls model, loss and optimizer."""
+    line = problem.splitlines()[0] if problem else "it cannot be captured"
+    if warn is not None:
+        warn(line)
+    else:
+        warnings.warn(f"gpusim.optimize: {line}; the step runs as it is", stacklevel=4)
+    if not given.trains:
+        return given.target
+
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        return given.eager(args, kwargs, device)
+
+    return eager

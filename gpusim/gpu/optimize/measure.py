@@ -1,0 +1,172 @@
+"""One step optimized and timed beside its peers, for `gpusim validate`: in a process of its own, all in turns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter, perf_counter_ns
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from gpusim.errors import CaptureError
+from gpusim.formats.results import Baseline
+from gpusim.formats.trace import Dtype, Gpu, MemoryFormat, Mode, Timing
+from gpusim.gpu.capture.models import ModelStep, load_step
+from gpusim.gpu.device import gpu_facts, require_gpu, set_precision
+from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.front import optimize
+from gpusim.gpu.optimize.peers import Call, Contender, deviation, make, tensors_of, user_step
+from gpusim.gpu.replay.timing import median_interval
+
+#: Rounds in which contenders take turns, and the length of each contender's part of a round.
+ROUNDS, ROUND_MS = 15, 30.0
+BATCHES: Final = 2
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A step to optimize, and what to hold it against."""
+
+    spec: str
+    mode: Mode
+    batch: int
+    dtype: Dtype
+    memory_format: MemoryFormat
+    peers: tuple[Baseline, ...]
+    streams: int
+    budget_s: float | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a step; times are of one call as a user makes it."""
+
+    gpu: Gpu
+    optimized: Timing
+    peers: dict[str, Timing]
+    peer_bytes: dict[str, int]
+    deviations: dict[str, float]
+    """From the step in FP64, by contender; empty where dropout makes every step another one."""
+    left_out: dict[str, str]
+    """Peers that failed, and why."""
+    optimize_s: float
+    sequential_ns: int
+    predicted_ns: int
+    predicted_sequential_ns: int
+    streams: int
+    policy: str
+    kernels_chosen: bool
+    peak_bytes: int
+    worst_error: float
+
+
+def measure(asked: Asked) -> Measured:
+    """Optimize a step, make its peers, and time all in turns. Call it in a process of its own.
+
+    Raises `CaptureError` where the step cannot be optimized.
+    """
+    device = require_gpu()
+    set_precision(asked.dtype)
+    step = load_step(
+        asked.spec,
+        mode=asked.mode,
+        batch=asked.batch,
+        dtype=asked.dtype,
+        memory_format=asked.memory_format,
+        device=device,
+        seed=asked.seed,
+    )
+    initial = copy.deepcopy(step.module.state_dict())
+    model = copy.deepcopy(step.module)
+    begin = perf_counter()
+    fast = optimized(step, model, asked)
+    optimize_s = perf_counter() - begin
+    contenders = {"optimize": Contender(fast, model)}
+    left_out: dict[str, str] = {}
+    for peer in asked.peers:
+        try:
+            contenders[peer] = make(peer, step)
+        except Exception as cause:  # torch.compile raises errors of many kinds
+            left_out[peer] = (str(cause) or type(cause).__name__).splitlines()[0]
+    found = {name: deviation(step, each, initial) for name, each in contenders.items()}
+    times = times_in_turns({name: each.call for name, each in contenders.items()}, batches_of(step))
+    gain = fast.gain
+    assert gain is not None
+    return Measured(
+        gpu=gpu_facts(lambda: fast(*tensors_of(step))),
+        optimized=times.pop("optimize"),
+        peers=times,
+        peer_bytes={name: each.peak_bytes for name, each in contenders.items() if name != "optimize"},
+        deviations={name: value for name, value in found.items() if value is not None},
+        left_out=left_out,
+        optimize_s=optimize_s,
+        sequential_ns=gain.sequential_ns,
+        predicted_ns=gain.predicted_ns,
+        predicted_sequential_ns=gain.predicted_sequential_ns,
+        streams=gain.streams,
+        policy=gain.policy,
+        kernels_chosen=gain.kernels_chosen,
+        peak_bytes=gain.peak_bytes,
+        worst_error=gain.worst_error,
+    )
+
+
+def optimized(step: ModelStep, model: torch.nn.Module, asked: Asked) -> OptimizedStep:
+    """The step, as a user hands it to `gpusim.optimize`. Raises `CaptureError` where it comes back as it was."""
+    target: Call = model if step.loss is None else user_step(step, model, model)
+    problems: list[str] = []
+    fast = optimize(
+        target,
+        tensors_of(step),
+        streams=asked.streams,
+        budget_s=asked.budget_s,
+        seed=asked.seed,
+        warn=problems.append,
+    )
+    if not isinstance(fast, OptimizedStep):
+        raise CaptureError(f"{asked.spec} is not optimized: {'; '.join(problems)}")
+    return fast
+
+
+def batches_of(step: ModelStep) -> list[tuple[Any, ...]]:
+    """The step's batch at several places in memory, as a loader would bring it."""
+    return [pytree.tree_map_only(torch.Tensor, torch.clone, tensors_of(step)) for _ in range(BATCHES)]
+
+
+def times_in_turns(
+    calls: Mapping[str, Call],
+    batches: Sequence[tuple[Any, ...]],
+    rounds: int = ROUNDS,
+    clock: Callable[[], int] = perf_counter_ns,
+) -> dict[str, Timing]:
+    """Wall time of one call of each, many in a row from a quiet GPU to a quiet GPU; medians over rounds in turns."""
+    repeats: dict[str, int] = {}
+    for name, call in calls.items():
+        for batch in batches:
+            call(*batch)
+        one_ns = max(1, _round(call, batches, 3, clock))
+        repeats[name] = max(3, round(ROUND_MS * 1e6 / one_ns))
+    samples: dict[str, list[int]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        names = list(calls)
+        for name in names if turn % 2 == 0 else names[::-1]:
+            samples[name].append(_round(calls[name], batches, repeats[name], clock))
+    return {name: median_interval(times) for name, times in samples.items()}
+
+
+def _round(call: Call, batches: Sequence[tuple[Any, ...]], repeats: int, clock: Callable[[], int]) -> int:
+    _wait()
+    begin = clock()
+    for number in range(repeats):
+        call(*batches[number % len(batches)])
+    _wait()
+    return (clock() - begin) // repeats
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,137 @@
+"""Schedules as CUDA graphs on streams, timed and profiled on the current GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+import msgspec
+import torch
+
+from gpusim.formats.hardware import HardwareModel, default_hardware, hardware_for_gpu
+from gpusim.formats.trace import Trace
+from gpusim.gpu.capture.capture import program_order_releases
+from gpusim.gpu.capture.variants import with_measured_variants
+from gpusim.gpu.device import gpu_facts, require_gpu
+from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.choose import without_kept_factors
+from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
+from gpusim.gpu.profiling import host_times, profile_ops
+from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
+from gpusim.gpu.replay.timing import time_interleaved
+from gpusim.plan.schedule import Schedule
+from gpusim.trace.dependencies import dependencies
+
+#: Rounds in which schedules are held against each other, and their length in ms.
+TRIAL_ROUNDS, TRIAL_MS = 9, 4.0
+#: Calls of the user's own code that are timed; the median counts.
+EAGER_CALLS = 7
+
+
+@dataclass
+class _Graph:
+    """A recorded CUDA graph; the recorder's streams live as long, with what libraries keep for them."""
+
+    recorded: RecordedGraph
+    recorder: GraphRecorder
+
+    @property
+    def tensors(self) -> list[torch.Tensor | None]:
+        return self.recorded.tensors
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.recorded.peak_bytes
+
+    def run(self) -> None:
+        self.recorded.graph.replay()
+
+
+class CudaExecutor:
+    """Runs schedules as CUDA graphs; with `poison` in an arena of their own, to find races.
+
+    Raises `GpuError` where there is no GPU.
+    """
+
+    recordings = 3
+
+    def __init__(self, poison: bool = False) -> None:
+        self.device = require_gpu()
+        self.poison = poison
+        self._recorders: dict[int, tuple[Any, GraphRecorder]] = {}
+
+    def facts(self) -> dict[str, str]:
+        """The GPU, its libraries, and how products are computed."""
+        backends = torch.backends
+        return {
+            "gpu": torch.cuda.get_device_name(self.device),
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda or "",
+            "cudnn": str(backends.cudnn.version() or ""),
+            "tf32": f"{backends.cuda.matmul.allow_tf32} {backends.cudnn.allow_tf32}",
+            "cudnn settings": f"{backends.cudnn.enabled} {backends.cudnn.benchmark} {backends.cudnn.deterministic}",
+        }
+
+    def hardware(self) -> tuple[HardwareModel, bool]:
+        """The model of this GPU, or that of another one where this one has none."""
+        found = hardware_for_gpu(torch.cuda.get_device_name(self.device))
+        return (found, found.calibrated) if found is not None else (default_hardware(""), False)
+
+    def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Trace:
+        """The trace with the kernels of each op, profiled, and the time of the sequential graph."""
+        trace = captured.trace
+        runner = UserRunner(captured, trace, self.device)
+        state = state_of(captured)
+        releases = program_order_releases(trace)
+        issue_ns = host_times(runner, state, releases, iterations=1)
+        say("profiling its kernels")
+        profile = profile_ops(runner, state, releases, sum(issue_ns))
+        gpu = msgspec.structs.replace(gpu_facts(), sm_clock_mhz=0, mem_clock_mhz=0)
+        ops = tuple(
+            msgspec.structs.replace(op, host_ns=host, kernels=kernels)
+            for op, host, kernels in zip(trace.ops, issue_ns, profile.kernels, strict=True)
+        )
+        trace = msgspec.structs.replace(trace, ops=ops, provenance=msgspec.structs.replace(trace.provenance, gpu=gpu))
+        if kernels:
+            allowed = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+            trace = with_measured_variants(trace, captured.options.seed, say, own=True, tf32=allowed)
+            trace = without_kept_factors(trace)
+        alone = Schedule.in_recorded_order(len(trace.ops))
+        sequential = self.prepare(captured, trace, alone)
+        graph_ns = self.times_ns({"": sequential}, {})[""]
+        return msgspec.structs.replace(trace, ground_truth=ground_truth(eager_ns, graph_ns))
+
+    def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
+        """Record the schedule as a CUDA graph, after one run on its streams: libraries set up on first use."""
+        if self.poison:
+            runner = arena_runner(captured, trace, schedule, self.device, poison=True)
+            checked = GraphRecorder(runner, dependencies(trace))
+            return _Graph(checked.record(schedule, warm=True), checked)
+        known, recorder = self._recorders.get(id(captured), (None, None))
+        if recorder is None or known is not trace.ops:
+            recorder = GraphRecorder(UserRunner(captured, trace, self.device), dependencies(trace))
+            self._recorders = {id(captured): (trace.ops, recorder)}
+        return _Graph(recorder.record(schedule, warm=True), recorder)
+
+    def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
+        """Medians of rounds in turns."""
+        timed = time_interleaved({name: each.run for name, each in ready.items()}, TRIAL_ROUNDS, TRIAL_MS)
+        return {name: timing.median_ns for name, timing in timed.items()}
+
+    def time_call_ns(self, call: Callable[[], object]) -> int:
+        """Median of a few calls in a row, host time included."""
+        call()
+        times = []
+        for _ in range(EAGER_CALLS):
+            torch.cuda.synchronize()
+            begin = perf_counter_ns()
+            call()
+            torch.cuda.synchronize()
+            times.append(perf_counter_ns() - begin)
+        return sorted(times)[len(times) // 2]
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        torch.cuda.synchronize()

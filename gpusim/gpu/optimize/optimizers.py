@@ -1,0 +1,127 @@
+"""The user's optimizers in a CUDA graph: rates and counts of steps that a replay reads from the GPU.
+
+A graph repeats the numbers that it was captured with. So while a step is recorded, SGD, Adam, AdamW and Adagrad run
+their fused kernels, which take the learning rate as a tensor, and count their steps on the GPU. The user's own options
+and states are as before afterwards: rates stay numbers, counts stay in the host's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.optim import Optimizer
+
+from gpusim.gpu.capture.optimizers import counting_on
+
+#: Optimizers of torch's whose fused kernels take the rate as a tensor, and the types that those work on.
+FUSED: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+_FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+#: Options that say how an update is launched, not what it computes.
+_LAUNCHING: Final = ("params", "foreach", "fused", "capturable")
+STEP: Final = "step"
+
+
+class Rates:
+    """The learning rates of optimizers as tensors on the GPU, for those groups whose kernels take one."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], device: torch.device) -> None:
+        self.optimizers = list(optimizers)
+        self.device = device
+        self.fused = [_can_be_fused(optimizer, device) for optimizer in self.optimizers]
+        self.tensors: list[list[torch.Tensor | None]] = [
+            [
+                torch.tensor(float(group["lr"]), dtype=torch.float32, device=device)
+                if fused and _is_number(group)
+                else None
+                for group in optimizer.param_groups
+            ]
+            for optimizer, fused in zip(self.optimizers, self.fused, strict=True)
+        ]
+        self._last = self._numbers()
+        self.counts_on_device = {
+            id(p)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            if group.get("fused") or group.get("capturable")
+            for p in group["params"]
+        }
+        """Parameters, by id, whose optimizer counts its steps on the GPU as the user made it."""
+
+    def update(self) -> None:
+        """Bring the tensors up to the user's rates of now."""
+        numbers = self._numbers()
+        if numbers == self._last:
+            return
+        for tensors, optimizer in zip(self.tensors, self.optimizers, strict=True):
+            for tensor, group in zip(tensors, optimizer.param_groups, strict=True):
+                if tensor is not None:
+                    tensor.fill_(float(group["lr"]))
+        self._last = numbers
+
+    def _numbers(self) -> list[Any]:
+        return [
+            group.get("lr") if not isinstance(group.get("lr"), torch.Tensor) else None
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+        ]
+
+    def other_options(self) -> tuple[Any, ...]:
+        """All that a captured step has as numbers: other options, and rates that are no tensors; hashable."""
+        found: list[Any] = []
+        for tensors, optimizer in zip(self.tensors, self.optimizers, strict=True):
+            for number, group in enumerate(optimizer.param_groups):
+                tensor = tensors[number] if number < len(tensors) else None
+                for key in optimizer.defaults:  # schedules of rates keep numbers of their own beside these
+                    value = group.get(key)
+                    rate = key == "lr" and (tensor is not None or isinstance(value, torch.Tensor))
+                    if key not in _LAUNCHING and not rate:
+                        found.append(value if isinstance(value, _HASHABLE) else repr(value)[:200])
+                found.append(len(group["params"]))
+        return tuple(found)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Optimizers run their fused kernels with rates and counts on the device; afterwards all are as they were."""
+        checked = [vars(optimizer).get(_CHECKED) for optimizer in self.optimizers]
+        with counting_on(self.device, self.optimizers):
+            for optimizer, fused, tensors in zip(self.optimizers, self.fused, self.tensors, strict=True):
+                if not fused:
+                    continue
+                for group, tensor in zip(optimizer.param_groups, tensors, strict=True):
+                    group.update(fused=True, foreach=False)
+                    if tensor is not None:
+                        group["lr"] = tensor
+                    for parameter in group["params"]:
+                        count = optimizer.state.get(parameter, {}).get(STEP)
+                        if isinstance(count, torch.Tensor) and id(parameter) not in self.counts_on_device:
+                            state = dict(optimizer.state[parameter])
+                            state[STEP] = count.to(self.device, dtype=torch.float32, copy=True)
+                            optimizer.state[parameter] = state
+            try:
+                yield
+            finally:
+                for optimizer, value in zip(self.optimizers, checked, strict=True):
+                    vars(optimizer).pop(_CHECKED, None)
+                    if value is not None:
+                        setattr(optimizer, _CHECKED, value)
+
+
+_CHECKED: Final = "_need_device_dtype_check_for_fused"
+_HASHABLE: Final = (bool, int, float, str, type(None))
+
+
+def _can_be_fused(optimizer: Optimizer, device: torch.device) -> bool:
+    """Whether an optimizer of the user's has fused kernels for all its parameters."""
+    if type(optimizer) not in FUSED:
+        return False
+    groups = optimizer.param_groups
+    plain = not any(group.get("differentiable") for group in groups)
+    kinds = {(p.device.type, p.dtype) for group in groups for p in group["params"]}
+    return plain and all(where == device.type and dtype in _FLOATS for where, dtype in kinds)
+
+
+def _is_number(group: dict[str, Any]) -> bool:
+    return not isinstance(group["lr"], torch.Tensor) or group["lr"].device.type == "cpu"

@@ -1,0 +1,181 @@
+"""What an optimized step is held against: the eager step and torch.compile in its strictest forms, called alike.
+
+Each is called with tensors of its own batch, and gives results that stay valid: copies into fixed inputs and copies of
+results count, as they do for the optimized step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from gpusim.formats.results import Baseline
+from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM
+from gpusim.gpu.capture.models import ModelStep
+from gpusim.gpu.replay.timing import time_interleaved
+
+Call = Callable[..., Any]
+
+WARMUP_CALLS: Final = 3
+#: Recordings of a graph of one's own, of which the fastest counts; and rounds to tell them apart by.
+RECORDINGS, TRIAL_ROUNDS, TRIAL_MS = 3, 3, 6.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to run a step, with the model that it runs and the most memory that it took to make and run it."""
+
+    call: Call
+    model: nn.Module
+    peak_bytes: int = 0
+
+
+def tensors_of(step: ModelStep) -> tuple[Any, ...]:
+    """What a call of the step takes: the model's inputs, and the target where there is one."""
+    return (*step.inputs, *(() if step.target is None else (step.target,)))
+
+
+def user_step(step: ModelStep, model: nn.Module, called: Call) -> Call:
+    """The step as a user writes it, on `model`, which is run by calling `called`."""
+    if step.loss is None:
+
+        def infer(*args: Any) -> Any:
+            with torch.no_grad():
+                return called(*args)
+
+        return infer
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=MOMENTUM)
+    loss_of, targets = step.loss, 0 if step.target is None else 1
+
+    def train(*args: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(called(*args[: len(args) - targets]), args[-1] if targets else None)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return train
+
+
+def make(peer: Baseline, step: ModelStep) -> Contender:
+    """A contender on a copy of the step's model, warmed up."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    model = copy.deepcopy(step.module)
+    call = _CALLS[peer](step, model)
+    for _ in range(WARMUP_CALLS):
+        call(*tensors_of(step))
+    torch.cuda.synchronize()
+    return Contender(call, model, torch.cuda.max_memory_allocated() - before)
+
+
+def _eager(step: ModelStep, model: nn.Module) -> Call:
+    return user_step(step, model, model)
+
+
+def _reduce_overhead(step: ModelStep, model: nn.Module) -> Call:
+    return _in_steps(user_step(step, model, torch.compile(model, mode="reduce-overhead")))
+
+
+def _max_autotune(step: ModelStep, model: nn.Module) -> Call:
+    return _in_steps(user_step(step, model, torch.compile(model, mode="max-autotune")))
+
+
+def _combo_kernels(step: ModelStep, model: nn.Module) -> Call:
+    options = {"combo_kernels": True, "triton.cudagraphs": True}
+    return _in_steps(user_step(step, model, torch.compile(model, options=options)))
+
+
+def _in_steps(call: Call) -> Call:
+    """Each call is a step of its own to torch's CUDA graphs; what it returns is copied out of them."""
+
+    def stepped(*args: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return _copied(call(*args))
+
+    return stepped
+
+
+def _own_graph(step: ModelStep, model: nn.Module) -> Call:
+    """The compiled step, optimizer and all, in one CUDA graph made by hand: the fastest of a few recordings."""
+    call = user_step(step, model, torch.compile(model))
+    fixed = pytree.tree_map_only(torch.Tensor, torch.clone, tensors_of(step))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUP_CALLS):
+            call(*fixed)
+    torch.cuda.current_stream().wait_stream(side)
+    made: list[tuple[torch.cuda.CUDAGraph, Any]] = []
+    for _ in range(RECORDINGS):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = call(*fixed)
+        made.append((graph, result))
+    timed = time_interleaved({str(n): graph.replay for n, (graph, _) in enumerate(made)}, TRIAL_ROUNDS, TRIAL_MS)
+    graph, result = made[min(range(RECORDINGS), key=lambda n: timed[str(n)].median_ns)]
+    memory = [each for each in fixed if isinstance(each, torch.Tensor)]
+
+    def replayed(*args: Any) -> Any:
+        for mine, given in zip(memory, (a for a in args if isinstance(a, torch.Tensor)), strict=True):
+            mine.copy_(given)
+        graph.replay()
+        return _copied(result)
+
+    return replayed
+
+
+_CALLS: Final[dict[Baseline, Callable[[ModelStep, nn.Module], Call]]] = {
+    "eager": _eager,
+    "torch_compile_reduce_overhead": _reduce_overhead,
+    "torch_compile_own_graph": _own_graph,
+    "torch_compile_max_autotune": _max_autotune,
+    "torch_compile_combo_kernels": _combo_kernels,
+}
+
+
+def _copied(result: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.clone, result)
+
+
+def deviation(step: ModelStep, contender: Contender, initial: dict[str, Any]) -> float | None:
+    """How far outputs and gradients of one step are from the same step in FP64, over their norm; the larger of both.
+
+    `initial` is the state that all models start from, and the contender's model is left in. None where dropout makes
+    every step another one.
+    """
+    if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in contender.model.modules()):
+        return None
+    contender.model.load_state_dict(initial)
+    output = contender.call(*tensors_of(step))
+    reference = copy.deepcopy(step.module).double()
+    reference.load_state_dict(initial)
+    exact = ModelStep(step.network, reference, _doubled(step.inputs), step.target, step.loss)
+    wanted = user_step(exact, reference, reference)(*tensors_of(exact))
+    found = [_apart(pytree.tree_leaves(output), pytree.tree_leaves(wanted))]
+    gradients = [[p.grad for p in model.parameters()] for model in (contender.model, reference)]
+    found.append(_apart(*gradients))
+    contender.model.load_state_dict(initial)
+    return max(found)
+
+
+def _doubled(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def doubled(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    found: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, doubled, tuple(inputs))
+    return found
+
+
+def _apart(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+    pairs = [(a.double(), b.double()) for a, b in zip(found, wanted, strict=True) if isinstance(a, torch.Tensor)]
+    norm = sum(b.square().sum().item() for _, b in pairs) ** 0.5
+    return sum((a - b).square().sum().item() for a, b in pairs) ** 0.5 / norm if norm else 0.0

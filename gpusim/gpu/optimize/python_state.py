@@ -1,0 +1,126 @@
+"""The Python objects that a step can reach, beside modules, optimizers and tensors: whether it changes them.
+
+A captured step repeats work of the GPU and nothing else. A counter, a list of losses or a schedule of rates inside the
+step would stand still, so a step that changes one is refused, and what its trial run changed is put back.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+from torch.optim import Optimizer
+
+from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
+
+#: Values that are compared; others are told apart by being the same object.
+_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+_SKIPPED: Final = (torch.Tensor, torch.nn.Module, Optimizer, type, types.ModuleType, *_PLAIN)
+_EMPTY: Final = object()
+
+
+class PythonState:
+    """What the objects reachable from `roots` hold now."""
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._seen: set[int] = set()
+        self._cells: list[tuple[str, types.CellType, Any]] = []
+        self._names: list[tuple[str, dict[str, Any], Any]] = []
+        self._lists: list[tuple[str, Any, list[Any]]] = []
+        self._dicts: list[tuple[str, dict[Any, Any], dict[Any, Any]]] = []
+        for root in roots:
+            self._look(root, "", 0)
+
+    def changed(self) -> str | None:
+        """The name of something that is another value than it was, or None."""
+        for name, cell, before in self._cells:
+            if not _same(_contents(cell), before):
+                return name
+        for name, names, before in self._names:
+            if not _same(names.get(name, _EMPTY), before):
+                return name
+        for name, items, former in self._lists:
+            if len(items) != len(former) or not all(map(_same, items, former)):
+                return name
+        for name, values, earlier in self._dicts:
+            for key in earlier.keys() | values.keys():
+                if not _same(values.get(key, _EMPTY), earlier.get(key, _EMPTY)):
+                    return f"{name}.{key}" if name else str(key)
+        return None
+
+    def restore(self) -> None:
+        """Everything holds what it held."""
+        for _, cell, before in self._cells:
+            if before is not _EMPTY and not _same(_contents(cell), before):
+                cell.cell_contents = before
+        for name, names, before in self._names:
+            if not _same(names.get(name, _EMPTY), before):
+                names[name] = before
+        for _, items, former in self._lists:
+            if isinstance(items, list):
+                items[:] = former
+        for _, values, earlier in self._dicts:
+            for key in values.keys() - earlier.keys():
+                del values[key]
+            values.update(earlier)
+
+    def _look(self, value: Any, name: str, depth: int) -> None:
+        if isinstance(value, torch.Tensor) and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self.tensors.append(value)
+        if isinstance(value, _SKIPPED) or id(value) in self._seen or depth > DEPTH:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, functools.partial):
+            for part in (value.func, *value.args, *value.keywords.values()):
+                self._look(part, name, depth + 1)
+        elif isinstance(value, types.MethodType):
+            self._look(value.__self__, name, depth)
+            self._look(value.__func__, name, depth)
+        elif isinstance(value, types.FunctionType):
+            self._look_at_function(value, depth)
+        elif isinstance(value, list | tuple):
+            if len(value) <= MOST_PARTS:
+                self._lists.append((name, value, list(value)))
+                for place, part in enumerate(value):
+                    self._look(part, f"{name}[{place}]", depth + 1)
+        elif isinstance(value, dict):
+            if len(value) <= MOST_PARTS:
+                self._keep(name, value, depth)
+        elif hasattr(value, "__dict__"):
+            self._keep(name, vars(value), depth)
+
+    def _keep(self, name: str, values: dict[Any, Any], depth: int) -> None:
+        self._dicts.append((name, values, dict(values)))
+        for key, part in list(values.items()):
+            self._look(part, f"{name}.{key}" if name else str(key), depth + 1)
+
+    def _look_at_function(self, function: types.FunctionType, depth: int) -> None:
+        if function.__module__.partition(".")[0] == "torch":
+            return
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            before = _contents(cell)
+            self._cells.append((name, cell, before))
+            self._look(before, name, depth + 1)
+        for name in function.__code__.co_names:
+            if name in function.__globals__:
+                before = function.__globals__[name]
+                self._names.append((name, function.__globals__, before))
+                self._look(before, name, depth + 1)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _EMPTY
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, _PLAIN) and isinstance(other, _PLAIN):
+        return type(one) is type(other) and (one == other or (one != one and other != other))
+    return one is other

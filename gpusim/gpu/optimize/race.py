@@ -1,0 +1,149 @@
+"""The race check: a schedule run in orders that streams and events allow, freed bytes poisoned.
+
+A schedule is right where the results are the same whatever the paces of its streams. On a CPU each order is run one
+op after the other; what an event does not order may be turned round. `hurried` turns round what a missing event would
+let happen first, so that nothing is left to luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+
+from gpusim.defaults import DEFAULT_SEED
+from gpusim.errors import ReplayError
+from gpusim.formats.trace import Trace
+from gpusim.gpu.optimize.arena_runner import ArenaRunner
+from gpusim.gpu.replay.execute import InitialState, Runner, results_of
+from gpusim.plan.arena import pack
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.happens_before import HappensBefore
+from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import plan_sync
+from gpusim.trace.fusion import covered_by, place_fused
+
+Results = dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Racing:
+    """A schedule's launch order with its events; some of them may have been left out."""
+
+    trace: Trace
+    order: Sequence[int]
+    streams: Sequence[int]
+    waits: Sequence[Sequence[int]]
+    variants: Sequence[int]
+    covered: Mapping[int, int]
+
+    @classmethod
+    def of(cls, graph: OpGraph, schedule: Schedule) -> Racing:
+        """The schedule with all events that it needs."""
+        covered = covered_by(graph.trace, schedule.variants)
+        order, streams = place_fused(schedule.order, schedule.streams, covered)
+        sync = plan_sync(graph.trace, graph.preds, order, streams, covered)
+        return cls(graph.trace, order, streams, sync.waits, schedule.variants, covered)
+
+    @property
+    def events(self) -> int:
+        """Waits in the schedule."""
+        return sum(map(len, self.waits))
+
+    def without(self, number: int) -> Racing:
+        """The same with one of its waits left out, counted through."""
+        waits: list[tuple[int, ...]] = []
+        for events in self.waits:
+            kept = events if not 0 <= number < len(events) else (*events[:number], *events[number + 1 :])
+            number -= len(events)
+            waits.append(tuple(kept))
+        return Racing(self.trace, self.order, self.streams, waits, self.variants, self.covered)
+
+    @property
+    def happens_before(self) -> HappensBefore:
+        """What the events that are left order."""
+        return HappensBefore.of(self.trace, self.order, self.streams, self.waits)
+
+    def results(
+        self, state: InitialState, device: torch.device, order: Sequence[int], seed: int, planned: HappensBefore
+    ) -> Results:
+        """Results of the ops one by one in `order`, in an arena packed for `planned`, freed bytes poisoned.
+
+        `state` is as before afterwards.
+        """
+        runner = ArenaRunner(
+            self.trace, device, state.tensors, pack(self.trace, planned, self.covered, kept=True), poison=True
+        )
+        runner.choose(self.variants)
+        state.restore()
+        torch.manual_seed(seed)
+        try:
+            for op in range(len(self.trace.ops)):
+                if op not in planned.before:
+                    runner.run(op)
+            for op in order:
+                runner.run(op)
+            return results_of(self.trace, runner.tensors)
+        finally:
+            state.restore()
+
+
+def in_recorded_order(trace: Trace, state: InitialState, device: torch.device, seed: int) -> Results:
+    """Results of the step as it was recorded, each tensor in memory of its own. `state` is as before afterwards."""
+    runner = Runner(trace, device, own=True)
+    runner.bind(state.tensors)
+    state.restore()
+    torch.manual_seed(seed)
+    runner.run_in_order()
+    results = results_of(trace, runner.tensors)
+    state.restore()
+    return results
+
+
+def hurried(order: HappensBefore, op: int) -> list[int]:
+    """An order in which `op` runs as early as streams and events let it: after what must come before it."""
+    first = [each for each in order.before if order.ends_before(each, op)]
+    return [*first, op, *(each for each in order.before if each != op and not order.ends_before(each, op))]
+
+
+def wrong_orders(
+    racing: Racing,
+    state: InitialState,
+    device: torch.device,
+    planned: HappensBefore,
+    *,
+    orders: int,
+    seed: int = DEFAULT_SEED,
+) -> int:
+    """In how many of `orders` random orders the results are not those of the step as recorded, bit for bit.
+
+    `planned` is what the arena was packed for: the order with all events.
+    """
+    rng = Random(seed)
+    actual = racing.happens_before
+    wanted = in_recorded_order(racing.trace, state, device, seed)
+    found = (racing.results(state, device, actual.any_order(rng), seed, planned) for _ in range(orders))
+    return sum(not same(each, wanted) for each in found)
+
+
+def caught(
+    racing: Racing, state: InitialState, device: torch.device, planned: HappensBefore, seed: int = DEFAULT_SEED
+) -> bool:
+    """Whether the check finds a schedule that lacks events: where some op is hurried, results are others."""
+    actual = racing.happens_before
+    wanted = in_recorded_order(racing.trace, state, device, seed)
+    behind = [op for op in actual.before if actual.before[op] != planned.before[op]]
+    for op in behind:
+        try:
+            if not same(racing.results(state, device, hurried(actual, op), seed, planned), wanted):
+                return True
+        except ReplayError:  # an op was given what no op has made yet
+            return True
+    return False
+
+
+def same(one: Results, other: Results) -> bool:
+    """Whether two sets of results are equal bit for bit; NaN is equal to nothing."""
+    return one.keys() == other.keys() and all(torch.equal(one[index], tensor) for index, tensor in other.items())

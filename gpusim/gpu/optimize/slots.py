@@ -1,0 +1,166 @@
+"""Where the tensors of a captured step live in the user's objects, and what happens where those are others now.
+
+A captured step reads and writes fixed memory. Parameters and buffers are the user's own; replaced ones need a new
+capture. Optimizers make their states late and replace them when a checkpoint is loaded, and gradients come and go:
+those are copied into the step's memory, which then takes their place in the user's objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.optimize.optimizers import STEP, Rates
+
+
+@dataclass(frozen=True)
+class _State:
+    """A tensor of an optimizer's state: `tensor` is what the step uses, `shown` what the user's optimizer has."""
+
+    optimizer: Optimizer
+    parameter: torch.Tensor
+    key: str
+    tensor: torch.Tensor
+    shown: torch.Tensor
+
+
+class States:
+    """The states of optimizers that a captured step uses."""
+
+    def __init__(self, slots: Sequence[_State], counts: torch.Tensor, per_step: torch.Tensor) -> None:
+        self._slots = list(slots)
+        self._counts, self._per_step = counts, per_step
+        self._version = counts._version
+        self._optimizers = list(dict.fromkeys(slot.optimizer for slot in slots))
+        self._known: list[dict[str, Any]] = []
+        """The optimizers' own dicts, as they were when all was adopted, and what each must show."""
+        self._shown: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+
+    @classmethod
+    def of(cls, step: UserStep, rates: Rates, used: Mapping[int, float]) -> States:
+        """States in the optimizers of now; `used` has by id what a step uses, and by how much it moves, for counts.
+
+        Call it while `rates.in_use()`: counts are then on the device, and the user's show copies in the host's memory.
+        """
+        found: list[tuple[Optimizer, torch.Tensor, str, torch.Tensor, bool]] = []
+        for optimizer in step.optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    count = key == STEP and id(parameter) not in rates.counts_on_device
+                    if isinstance(value, torch.Tensor) and (id(value) in used or count):
+                        found.append((optimizer, parameter, key, value, count))
+        counted = [value for *_, value, count in found if count]
+        counts = torch.zeros(len(counted))
+        # One that the step does not use is a number that the host counts for itself.
+        per_step = torch.tensor([used.get(id(value), 1.0) for value in counted])
+        views = iter(counts.unbind())
+        slots = [_State(o, p, key, value, next(views) if count else value) for o, p, key, value, count in found]
+        return cls(slots, counts, per_step)
+
+    def adopt(self) -> bool:
+        """Take over what the user's optimizers hold now; False where one has no state yet.
+
+        Raises `RuntimeError` where a state has another shape.
+        """
+        return not self._slots or self._is_known() or self._adopt()
+
+    def _is_known(self) -> bool:
+        """Whether all is as it was when it was adopted, or as the step itself has left it."""
+        if self._counts._version != self._version or not self._known:
+            return False
+        states = list(chain.from_iterable([optimizer.state.values() for optimizer in self._optimizers]))
+        if len(states) != len(self._known) or not all(map(is_, states, self._known)):
+            return False
+        return all(state.get(key) is shown for state, key, shown in self._shown)
+
+    def _adopt(self) -> bool:
+        counted = self._counts._version != self._version
+        found: list[tuple[_State, dict[str, Any], torch.Tensor]] = []
+        for slot in self._slots:
+            state = slot.optimizer.state.get(slot.parameter)
+            current = None if state is None else state.get(slot.key)
+            if state is None or current is None:
+                return False
+            found.append((slot, state, current))
+        with torch.no_grad():
+            for slot, state, current in found:
+                if current is slot.shown and (slot.shown is slot.tensor or not counted):
+                    continue
+                slot.tensor.copy_(current)
+                if slot.shown is not slot.tensor and current is not slot.shown:
+                    slot.shown.copy_(current)
+                state[slot.key] = slot.shown
+        self._version = self._counts._version
+        self._known = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        self._shown = [(state, slot.key, slot.shown) for slot, state, _ in found]
+        return True
+
+    def stepped(self) -> None:
+        """A captured step has run: the host's counts follow."""
+        if self._per_step.numel():
+            self._counts.add_(self._per_step)
+            self._version = self._counts._version
+
+
+class Places:
+    """Parameters, buffers and modules at the places where they were when a step was captured."""
+
+    def __init__(self, step: UserStep, used: Mapping[int, Any]) -> None:
+        self._holders: list[dict[str, Any]] = []
+        tensors: dict[int, torch.Tensor] = {}
+        for module in dict.fromkeys(m for each in step.modules.values() for m in each.modules()):
+            self._holders += [d for d in (module._modules, module._parameters, module._buffers) if d]
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None and id(tensor) in used:
+                    tensors[id(tensor)] = tensor
+        self._values = [value for holder in self._holders for value in holder.values()]
+        self._tensors = list(tensors.values())
+        self._pointers = [tensor.data_ptr() for tensor in self._tensors]
+
+    def hold(self) -> bool:
+        """Whether all are still there, in the memory where they were. Asked at each call, so it loops in C."""
+        if sum(map(len, self._holders)) != len(self._values):
+            return False
+        values = chain.from_iterable(map(dict.values, self._holders))
+        if not all(map(is_, values, self._values)):
+            return False
+        return [tensor.data_ptr() for tensor in self._tensors] == self._pointers
+
+
+class Gradients:
+    """The gradients that a step leaves in `.grad`, and those that it adds to."""
+
+    def __init__(
+        self, given: Sequence[tuple[torch.Tensor, torch.Tensor]], left: Sequence[tuple[Any, torch.Tensor]]
+    ) -> None:
+        self._given = list(given)
+        """Parameter and the memory in which the step expects its gradient."""
+        self._left = list(left)
+        """Parameter and the memory in which the step leaves its gradient."""
+
+    def adopt(self) -> None:
+        """Bring gradients that the step adds to into its memory."""
+        others = [(p, tensor, p.grad) for p, tensor in self._given if p.grad is not tensor]
+        if not others:
+            return
+        with torch.no_grad():
+            missing = [tensor for _, tensor, current in others if current is None]
+            if missing:
+                torch._foreach_zero_(missing)
+            for parameter, tensor, current in others:
+                if current is not None:
+                    tensor.copy_(current)
+                parameter.grad = tensor
+
+    def leave(self) -> None:
+        """What the step computed is in `.grad`, as after `backward`."""
+        for parameter, tensor in self._left:
+            if parameter.grad is not tensor:
+                parameter.grad = tensor

@@ -1,0 +1,106 @@
+"""All that a step of the user's may change, to go back to: a trial must leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gpusim.errors import CaptureError
+from gpusim.gpu.capture.user_step import UserStep, rng_state, set_rng_state
+from gpusim.gpu.optimize.python_state import PythonState
+
+#: Attributes of modules that a step may be seen to change.
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Snapshot:
+    """A step's tensors, gradients, optimizers, attributes and random numbers as they are now."""
+
+    def __init__(self, step: UserStep, roots: Sequence[Any] = ()) -> None:
+        self.step = step
+        self._python = PythonState(roots)
+        self._modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
+        self._buffers = [dict(module._buffers) for module in self._modules]
+        self._plain = [_plain(module) for module in self._modules]
+        self._parameters = list(step.parameters().values())
+        self._gradients = [parameter.grad for parameter in self._parameters]
+        self._groups = [[dict(group) for group in optimizer.param_groups] for optimizer in step.optimizers]
+        self._states = [{p: dict(state) for p, state in optimizer.state.items()} for optimizer in step.optimizers]
+        self._inputs = [tensor for _, tensor in step.named.values()]
+        self._copies = [(tensor, tensor.detach().clone()) for tensor in self._tensors()]
+        self._rng = rng_state(step.device)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        found = [
+            *self._python.tensors,
+            *self._parameters,
+            *(buffer for buffers in self._buffers for buffer in buffers.values()),
+            *self._inputs,
+        ]
+        found += [gradient for gradient in self._gradients if gradient is not None]
+        for groups, states in zip(self._groups, self._states, strict=True):
+            found += [value for values in (*groups, *states.values()) for value in values.values()]
+        return list({id(each): each for each in found if isinstance(each, torch.Tensor)}.values())
+
+    def restore(self) -> None:
+        """Everything is as it was."""
+        with torch.no_grad():
+            for tensor, copy in self._copies:
+                tensor.copy_(copy)
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        for module, buffers, plain in zip(self._modules, self._buffers, self._plain, strict=True):
+            module._buffers.update(buffers)
+            for key in _plain(module).keys() - plain.keys():
+                delattr(module, key)
+            vars(module).update(plain)
+        self._python.restore()
+        for optimizer, groups, states in zip(self.step.optimizers, self._groups, self._states, strict=True):
+            for group, before in zip(optimizer.param_groups, groups, strict=True):
+                group.clear()
+                group.update(before)
+            optimizer.state.clear()
+            optimizer.state.update({parameter: dict(state) for parameter, state in states.items()})
+        set_rng_state(self._rng)
+
+    def check_objects(self) -> None:
+        """Raise `CaptureError` where Python objects are others than they were: a graph of the GPU changes none."""
+        for module, buffers, plain in zip(self._modules, self._buffers, self._plain, strict=True):
+            name = type(module).__name__
+            for key, tensor in buffers.items():
+                if module._buffers.get(key) is not tensor:
+                    raise CaptureError(f"the step replaces the buffer '{key}' of {name}; change it in place instead")
+            now = _plain(module)
+            for key in plain.keys() | now.keys():
+                if key not in plain or key not in now or plain[key] != now[key]:
+                    raise CaptureError(
+                        f"the step changes the Python attribute '{key}' of {name}, which a captured step would not"
+                    )
+        for optimizer, groups in zip(self.step.optimizers, self._groups, strict=True):
+            for group, before in zip(optimizer.param_groups, groups, strict=True):
+                for key, value in before.items():
+                    if isinstance(value, _PLAIN) and group.get(key) != value:
+                        kind = type(optimizer).__name__
+                        raise CaptureError(
+                            f"the step changes '{key}' of {kind}; do that between steps (scheduler.step())"
+                        )
+        changed = self._python.changed()
+        if changed is not None:
+            raise CaptureError(f"the step changes the Python value '{changed}', which a captured step would not")
+
+
+def _plain(module: torch.nn.Module) -> dict[str, Any]:
+    return {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
+
+
+@contextmanager
+def put_back(step: UserStep, roots: Sequence[Any] = ()) -> Iterator[Snapshot]:
+    """Whatever happens within, afterwards the user's objects are as before, and what is reachable from `roots`."""
+    snapshot = Snapshot(step, roots)
+    try:
+        yield snapshot
+    finally:
+        snapshot.restore()

@@ -1,0 +1,79 @@
+"""One captured step that is ready: for arguments of one shape and modules in one mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from gpusim.gpu.optimize.captured import Captured, Computed, gradients_of
+from gpusim.gpu.optimize.executors import Ready
+from gpusim.gpu.optimize.optimizers import Rates
+
+
+class Variant:
+    """A schedule that runs on the user's tensors; `run` takes the tensors among the arguments."""
+
+    def __init__(self, captured: Captured, rates: Rates, ready: Ready, kept: frozenset[int] = frozenset()) -> None:
+        self.captured, self.rates, self.ready = captured, rates, ready
+        self._kept = kept
+        self.options = rates.other_options()
+        self._gradients = gradients_of(captured, ready.tensors)
+        self._inputs = captured.inputs
+        self._leaves = captured.returned.leaves
+        self._spec = captured.returned.spec
+        self._one = len(self._leaves) == 1 and self._spec == pytree.tree_structure(0)
+        written = {captured.trace.tensors[t].storage for op in captured.trace.ops for t in op.writes}
+        changed = [
+            tensor for index, tensor in captured.live.items() if captured.trace.tensors[index].storage in written
+        ]
+        memory = {tensor.untyped_storage().data_ptr() for tensor in changed}
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in captured.inputs}
+        self._changed = [tensor for tensor in changed if tensor.untyped_storage().data_ptr() not in inputs]
+        self._changes_input = [tensor.untyped_storage().data_ptr() in memory for tensor in captured.inputs]
+
+    def is_current(self) -> bool:
+        """Whether what it is bound to is still there: modules, parameters, options of optimizers."""
+        return self.captured.places.hold() and self.options == self.rates.other_options()
+
+    def adopt(self) -> bool:
+        """Take over states and gradients that are others now; False where an optimizer has no state yet."""
+        if not self.captured.states.adopt():
+            return False
+        self._gradients.adopt()
+        return True
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """One step; what the user's own returns, in memory that no later call touches."""
+        self.rates.update()
+        with torch.no_grad():
+            for memory, tensor in zip(self._inputs, tensors, strict=True):
+                memory.copy_(tensor, non_blocking=True)
+            self.ready.run()
+            results = [self._result(place, leaf) for place, leaf in enumerate(self._leaves)]
+            if any(self._changes_input):
+                for tensor, memory, changes in zip(tensors, self._inputs, self._changes_input, strict=True):
+                    if changes:
+                        tensor.copy_(memory)
+        self.captured.states.stepped()
+        self._gradients.leave()
+        if self._changed:
+            torch.autograd.graph.increment_version(self._changed)
+        return results[0] if self._one else pytree.tree_unflatten(results, self._spec)
+
+    def memory_of(self, places: Iterable[int]) -> list[torch.Tensor]:
+        """Where these results lie, but for those that are in memory of the user's own."""
+        ids = [leaf.tensor for place in places if isinstance(leaf := self._leaves[place], Computed)]
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in self._inputs}
+        found = [(index, tensor) for index in ids if (tensor := self.ready.tensors[index]) is not None]
+        live = self.captured.live
+        return [t for index, t in found if index not in live or t.untyped_storage().data_ptr() in inputs]
+
+    def _result(self, place: int, leaf: Any) -> Any:
+        if not isinstance(leaf, Computed):
+            return leaf
+        result = self.ready.tensors[leaf.tensor]
+        assert result is not None
+        return result.detach() if place in self._kept else result.clone()

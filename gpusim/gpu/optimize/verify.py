@@ -1,0 +1,143 @@
+"""Whether a fast step computes what the user's own step computes: results, gradients and changed state, once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from gpusim.errors import CaptureError, ReplayError
+from gpusim.formats.trace import Dtype
+from gpusim.gpu.capture.capture import program_order_releases
+from gpusim.gpu.capture.optimizers import named_states
+from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.optimize.captured import Captured, Computed
+from gpusim.gpu.optimize.executors import UserRunner, state_of
+from gpusim.gpu.replay.compare import NOISE_FACTOR, VARIANT_TOLERANCE
+from gpusim.gpu.replay.rounding import rounding_noise
+
+Results = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How far results were from eager's, by what they are; `eager` is how far two eager runs were apart."""
+
+    worst: float
+    eager: float
+    compared: int
+
+
+def results_of_step(step: UserStep, returned: Any) -> Results:
+    """Copies of all that a step leaves: what it returns, gradients, parameters, buffers, states of optimizers."""
+    leaves = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+    found = {f"output {place}": leaf for place, leaf in enumerate(leaves)}
+    parameters = step.parameters()
+    found |= {f"parameter {name}": parameter for name, parameter in parameters.items()}
+    found |= {f"gradient {name}": p.grad for name, p in parameters.items() if p.grad is not None}
+    for prefix, module in step.modules.items():
+        named = module.named_buffers()
+        found |= {f"buffer {'.'.join(filter(None, (prefix, name)))}": buffer for name, buffer in named}
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found |= {f"state {name}": tensor for name, tensor in named_states(step.optimizers, names)}
+    return {name: tensor.detach().clone() for name, tensor in found.items()}
+
+
+def noise_of_step(captured: Captured, device: torch.device) -> dict[str, float]:
+    """How far rounding alone moves each result, by the names of `results_of_step`. The user's tensors are as recorded
+    afterwards.
+    """
+    trace, recorded = captured.trace, captured.recorded
+    runner, state = UserRunner(captured, trace, device), state_of(captured)
+    noise = rounding_noise(runner, state, program_order_releases(trace), captured.options.seed)
+    kinds = {"parameter": "parameter", "buffer": "buffer", "optimizer_state": "state"}
+    named = {
+        f"{kinds[tensor.role]} {tensor.name}": noise[index]
+        for index, tensor in enumerate(trace.tensors)
+        if tensor.init is not None and tensor.role in kinds and index in noise
+    }
+    places = [leaf.tensor for leaf in captured.returned.leaves if isinstance(leaf, Computed)]
+    named |= {f"output {place}": noise.get(index, 0.0) for place, index in enumerate(places)}
+    gradients = zip(captured.gradient_names, recorded.gradients, strict=True)
+    return named | {f"gradient {name}": noise.get(index, 0.0) for name, index in gradients}
+
+
+def apart(found: Results, wanted: Results, before: Results, noise: Mapping[str, float]) -> tuple[float, str]:
+    """The largest distance of results of one kind, over how much that kind holds or has moved; and that kind.
+
+    Kinds are outputs, gradients, parameters, buffers and states. What a step changes is compared by its change: a
+    parameter moves by little, and all of that may be wrong. As much as `noise` explains of a result counts as nothing.
+    Raises `ReplayError` for a result that is missing.
+    """
+    missing = wanted.keys() ^ found.keys()
+    if missing:
+        raise ReplayError(f"'{min(missing)}' is there after one of the two steps only")
+    differences: dict[str, float] = {}
+    norms: dict[str, float] = {}
+    for name, reference in wanted.items():
+        kind = name.partition(" ")[0]
+        start = before.get(name) if kind in ("parameter", "buffer", "state") else None
+        changed = start is not None and start.shape == reference.shape
+        moved = reference.double() - start.double() if changed and start is not None else reference
+        distance = max(0.0, _distance(found[name], reference) - noise.get(name, 0.0))
+        differences[kind] = math.hypot(differences.get(kind, 0.0), distance)
+        # What is stored cannot be told apart more finely than its own rounding.
+        eps = torch.finfo(reference.dtype).eps if changed and reference.is_floating_point() else 0.0
+        norms[kind] = math.hypot(norms.get(kind, 0.0), _norm(moved), eps * _norm(reference))
+    shares = {kind: _share(differences[kind], norms[kind]) for kind in differences}
+    worst = max(shares, key=lambda kind: shares[kind], default="")
+    return shares.get(worst, 0.0), worst
+
+
+def verify(
+    step: UserStep,
+    eager: Callable[[], Any],
+    fast: Callable[[], Any],
+    restore: Callable[[], None],
+    dtype: Dtype,
+    noise: Callable[[], Mapping[str, float]],
+) -> Verified:
+    """Run the user's step twice and the fast one once, each from the same state, and compare.
+
+    `noise` is measured where results differ by more than they may. Raises `CaptureError` where the user's step does
+    other things each time, `ReplayError` where the fast one does.
+    """
+    limit = VARIANT_TOLERANCE[dtype]
+    restore()
+    before = results_of_step(step, None)
+    wanted = results_of_step(step, eager())
+    restore()
+    again = results_of_step(step, eager())
+    restore()
+    found = results_of_step(step, fast())
+    explained: dict[str, float] = {}
+    repeated, kind = apart(again, wanted, before, explained)
+    error, worst = apart(found, wanted, before, explained)
+    if not max(repeated, error) <= limit:
+        restore()
+        factor = NOISE_FACTOR[dtype]
+        explained = {name: factor * moved for name, moved in noise().items()}
+        repeated, kind = apart(again, wanted, before, explained)
+        error, worst = apart(found, wanted, before, explained)
+    if not repeated <= limit:
+        raise CaptureError(f"two runs of the step from the same state differ in its {kind}s by {repeated:.2g}")
+    if not error <= limit:
+        raise ReplayError(f"the {worst}s are {error:.2g} away from eager's (limit {limit:.2g})")
+    return Verified(error, repeated, len(wanted))
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return torch.linalg.vector_norm(one.double() - other.double()).item() if one.numel() else 0.0
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return torch.linalg.vector_norm(tensor.double()).item() if tensor.numel() else 0.0
+
+
+def _share(difference: float, norm: float) -> float:
+    share = difference / norm if norm else difference
+    return share if math.isfinite(share) else math.inf

@@ -1,0 +1,1 @@
+"""From a trace and a schedule to a measurement."""

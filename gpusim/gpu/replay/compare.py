@@ -1,0 +1,181 @@
+"""Whether two runs of a step give the same results: what is compared, and how far apart it may be.
+
+The rule for one tensor, in capture and in replay: ||found - wanted|| is at most the limit of the dtype times a scale.
+The scale is ||wanted||, and where the tensor is what is left of larger terms that cancel, what rounding of those terms
+makes of it (`scales`). A gradient that is zero in theory, such as that of a bias before batch norm, is nothing but
+rounding: two correct runs differ by as much as it has, and any wrong one by far more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from gpusim.errors import ReplayError
+from gpusim.formats.measurement import OutputCheck
+from gpusim.formats.trace import Dtype, Trace
+
+#: Largest difference of a result from the sequential run over its scale, by dtype: what the order of atomic additions
+#: in a kernel can do to a gradient. Schedules whose kernels are deterministic agree bit for bit.
+TOLERANCE: dict[Dtype, float] = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 2e-2}
+
+#: How many times the noise of `gpusim.gpu.replay.rounding` a result may be off. Noise comes from moving the terms of a
+#: sum; in another order, its partial sums are rounded otherwise, too. Measured on a CPU, with one thread instead of two
+#: and without oneDNN: where results of 15 training steps differ by more than 1e-3 of their norm, that is at most 14
+#: times the noise in FP32 and 1.4 times in bf16, where sums are kept in FP32.
+NOISE_FACTOR: dict[Dtype, float] = {"fp32": 32.0, "tf32": 32.0, "bf16": 4.0}
+
+#: `TOLERANCE` of a schedule that runs variants, of all results of one role together: a gradient that is zero but for
+#: rounding has no digits to compare. With TF32 there is a better measure, `TIMES_AS_FAR`.
+VARIANT_TOLERANCE: dict[Dtype, float] = {"fp32": 2e-3, "tf32": 5e-2, "bf16": 2e-1}
+
+#: With TF32, operands are rounded to 10 bits of mantissa, and another algorithm rounds others. A training step of
+#: Inception-v3 multiplies that until gradients of two correct runs differ by a third (measured on an H200). So a
+#: schedule with variants may be as many times as far from a run in FP32 as the captured kernels are.
+TIMES_AS_FAR = 2.0
+
+#: Stands for the error of a result that is not finite: JSON has no infinity.
+NOT_FINITE = 1e300
+
+#: Where no noise was measured, a result's scale is its norm.
+NO_NOISE: Mapping[int, float] = MappingProxyType({})
+
+Results = dict[int, torch.Tensor]
+"""Results of a run by the index of their tensor."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far two sets of results are apart."""
+
+    bit_equal: bool
+    worst_error: float
+    compared: int
+
+
+def scales(trace: Trace, wanted: Results, noise: Mapping[int, float], limit: float) -> dict[int, float]:
+    """For each result, the norm that its error is divided by before it is compared with `limit`.
+
+    That is ||wanted||, or where `NOISE_FACTOR` times its noise is more than `limit` of that, as much as makes this the
+    largest error allowed; but no more than the norm of all results of its role together: what moves further than that
+    is no rounding.
+    """
+    norms = {index: _norm(tensor) for index, tensor in wanted.items()}
+    together: dict[str, float] = {}
+    for index, norm in norms.items():
+        role = trace.tensors[index].role
+        together[role] = math.hypot(together.get(role, 0.0), norm)
+    factor = NOISE_FACTOR[trace.model.dtype] / limit
+    return {
+        index: max(norm, min(factor * noise.get(index, 0.0), together[trace.tensors[index].role]))
+        for index, norm in norms.items()
+    }
+
+
+def errors(trace: Trace, found: Results, wanted: Results, noise: Mapping[int, float], limit: float) -> dict[int, float]:
+    """||found - wanted|| over its scale, for each result."""
+    return {
+        index: _over(_distance(found[index], wanted[index]), scale)
+        for index, scale in scales(trace, wanted, noise, limit).items()
+    }
+
+
+def compare(trace: Trace, found: Results, wanted: Results, noise: Mapping[int, float] = NO_NOISE) -> Comparison:
+    """Compare results tensor by tensor. Raises `ReplayError` for NaN in the reference or a missing result."""
+    for index, reference in wanted.items():
+        if index not in found:
+            raise ReplayError(f"the schedule did not produce tensor {index}")
+        if reference.is_floating_point() and not torch.isfinite(reference).all():
+            name = trace.tensors[index].name or f"tensor {index} ({trace.tensors[index].role})"
+            raise ReplayError(f"the sequential run gives values that are not finite in {name}; nothing to compare with")
+    if all(torch.equal(found[index], reference) for index, reference in wanted.items()):
+        return Comparison(True, 0.0, len(wanted))
+    apart = errors(trace, found, wanted, noise, TOLERANCE[trace.model.dtype])
+    return Comparison(False, max(apart.values()), len(wanted))
+
+
+def errors_by_role(trace: Trace, found: Results, wanted: Results) -> dict[str, float]:
+    """||found - wanted|| / ||wanted|| over all elements of all results of a role (`output`, `grad`, ...)."""
+    differences: dict[str, float] = {}
+    norms: dict[str, float] = {}
+    for index, reference in wanted.items():
+        role = trace.tensors[index].role
+        differences[role] = math.hypot(differences.get(role, 0.0), _distance(found[index], reference))
+        norms[role] = math.hypot(norms.get(role, 0.0), _norm(reference))
+    return {role: _relative(differences[role], norms[role]) for role in norms}
+
+
+def check_same_kernels(
+    trace: Trace, found: Results, wanted: Results, repeated: Comparison, noise: Mapping[int, float] = NO_NOISE
+) -> OutputCheck:
+    """Whether a schedule of the captured kernels gives the sequential run's results; `repeated` is of two of those."""
+    comparison = compare(trace, found, wanted, noise)
+    tolerance = max(TOLERANCE[trace.model.dtype], 3 * repeated.worst_error)
+    return OutputCheck(
+        equal=comparison.worst_error <= tolerance,
+        bit_equal=comparison.bit_equal,
+        sequential_repeats=repeated.bit_equal,
+        worst_error=comparison.worst_error,
+        sequential_error=repeated.worst_error,
+        tolerance=tolerance,
+        compared=comparison.compared,
+    )
+
+
+def check_variants(
+    trace: Trace, found: Results, wanted: Results, repeated: Comparison, in_fp32: Results | None = None
+) -> OutputCheck:
+    """Whether a schedule with variants computes the step as well as the captured kernels do.
+
+    With results of the captured ops `in_fp32`, role by role: it may be `TIMES_AS_FAR` as far from those as the
+    sequential run is. Without, its results are compared with the sequential run's, role by role.
+    """
+    comparison = compare(trace, found, wanted)
+    apart = max(errors_by_role(trace, found, wanted).values(), default=0.0)
+    tolerance = max(VARIANT_TOLERANCE[trace.model.dtype], 3 * repeated.worst_error)
+    equal = apart <= tolerance
+    fp32_error = sequential_fp32_error = None
+    if in_fp32 is not None:
+        own, captured = (errors_by_role(trace, each, in_fp32) for each in (found, wanted))
+        least = max(TOLERANCE[trace.model.dtype], 3 * repeated.worst_error)
+        equal = all(own[role] <= max(least, TIMES_AS_FAR * captured[role]) for role in own)
+        worst = max(own, key=lambda role: own[role] / max(least, captured[role]), default=None)
+        if worst is not None:
+            fp32_error, sequential_fp32_error = own[worst], captured[worst]
+            tolerance = max(least, TIMES_AS_FAR * captured[worst])
+    return OutputCheck(
+        equal=equal,
+        bit_equal=comparison.bit_equal,
+        sequential_repeats=repeated.bit_equal,
+        worst_error=apart,
+        sequential_error=repeated.worst_error,
+        tolerance=tolerance,
+        compared=comparison.compared,
+        fp32_error=fp32_error,
+        sequential_fp32_error=sequential_fp32_error,
+    )
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return torch.linalg.vector_norm(one.double() - other.double()).item()
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return torch.linalg.vector_norm(tensor.double()).item()
+
+
+def _over(difference: float, scale: float) -> float:
+    """An error; a result that is zero whatever is rounded may not be anything else."""
+    if not difference:
+        return 0.0
+    error = difference / scale if scale else math.inf
+    return error if math.isfinite(error) else NOT_FINITE
+
+
+def _relative(difference: float, norm: float) -> float:
+    error = difference / norm if norm else difference
+    return error if math.isfinite(error) else NOT_FINITE

@@ -1,0 +1,120 @@
+"""Recording a schedule: streams and events inside one CUDA graph."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gpusim.formats.schedule import Partition
+from gpusim.gpu.replay.execute import Runner
+from gpusim.gpu.replay.green_contexts import Partitions, sm_groups
+from gpusim.plan.partitions import lay_out
+from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import SyncPlan, plan_sync
+from gpusim.trace.fusion import covered_by, place_fused
+
+
+@dataclass
+class RecordedGraph:
+    """A CUDA graph of one schedule. `tensors` are its results' memory, valid until the next replay."""
+
+    graph: torch.cuda.CUDAGraph
+    sync: SyncPlan
+    tensors: list[torch.Tensor | None]
+    peak_bytes: int
+    """Most memory that the step needs at once: its initial state and what recording it allocated at most."""
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class GraphRecorder:
+    """Records schedules of one trace; its streams are made once, so that libraries keep their workspaces for them."""
+
+    def __init__(self, runner: Runner, preds: Sequence[Sequence[int]]) -> None:
+        self.runner = runner
+        self.preds = preds
+        self._streams: list[torch.cuda.Stream] = []
+        self._parted: dict[tuple[Partition, ...], tuple[Partitions, list[torch.cuda.Stream]]] = {}
+
+    def record(self, schedule: Schedule, warm: bool = False) -> RecordedGraph:
+        """Record a legal schedule. `warm` runs it once before, eagerly: libraries set up on first use of a stream.
+
+        Raises `GpuError` where this GPU or driver has no SM partitions.
+        """
+        trace = self.runner.trace
+        covered = covered_by(trace, schedule.variants)
+        order, streams = place_fused(schedule.order, schedule.streams, covered)
+        sync = plan_sync(trace, self.preds, order, streams, covered)
+        lanes = self._lanes(max(streams) + 1, schedule.partitions)
+        torch.cuda.synchronize()
+        self.runner.choose(schedule.variants)
+        try:
+            return self._record(order, streams, sync, lanes, warm)
+        finally:
+            self.runner.choose(())
+
+    def _lanes(self, count: int, partitions: tuple[Partition, ...]) -> list[torch.cuda.Stream]:
+        """The streams of a schedule, made where they are not there yet."""
+        if not partitions:
+            while len(self._streams) < count:
+                self._streams.append(torch.cuda.Stream())
+            return self._streams
+        if partitions not in self._parted:
+            named = max(stream for partition in partitions for stream in partition.streams)
+            layout = lay_out(partitions, max(count, named + 1), sm_groups().sms)
+            parted = Partitions(layout.sms)
+            self._parted[partitions] = (parted, [parted.stream(number) for number in layout.of_stream])
+        return self._parted[partitions][1]
+
+    def _record(
+        self,
+        order: Sequence[int],
+        streams: Sequence[int],
+        sync: SyncPlan,
+        lanes: Sequence[torch.cuda.Stream],
+        warm: bool,
+    ) -> RecordedGraph:
+        if warm:
+            self._run(order, streams, sync, lanes)
+            torch.cuda.synchronize()
+            self.runner.drop_temporaries()
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
+            self._run(order, streams, sync, lanes)
+        peak = torch.cuda.max_memory_allocated() - before + self.runner.initial_bytes
+        recorded = RecordedGraph(graph, sync, list(self.runner.tensors), peak)
+        self.runner.drop_temporaries()
+        return recorded
+
+    def _run(
+        self, order: Sequence[int], streams: Sequence[int], sync: SyncPlan, lanes: Sequence[torch.cuda.Stream]
+    ) -> None:
+        """Issue the schedule; all of it is ordered after the start and before the end of the first stream."""
+        events: dict[int, torch.cuda.Event] = {}
+        first = lanes[0]
+        with torch.cuda.stream(first):
+            self.runner.reserve(sync.early)
+        start = torch.cuda.Event()
+        start.record(first)
+        for stream in sync.roots:
+            lanes[stream].wait_event(start)
+        for place, op in enumerate(order):
+            stream = lanes[streams[op]]
+            for before in sync.waits[place]:
+                stream.wait_event(events[before])
+            with torch.cuda.stream(stream):
+                self.runner.release(sync.releases[place])
+                self.runner.run(op)
+            if op in sync.records:
+                events[op] = torch.cuda.Event()
+                events[op].record(stream)
+        for op in sync.ends:
+            first.wait_event(events[op])

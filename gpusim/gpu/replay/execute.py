@@ -1,0 +1,342 @@
+"""Running a trace's ops: the tensors by id, the calls resolved once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpusim.errors import ReplayError
+from gpusim.formats.arguments import tensor_refs
+from gpusim.formats.trace import Tensor, Trace, VariantSettings
+from gpusim.gpu.inductor.kernels import functions_of
+from gpusim.gpu.replay.allowlist import check_operators
+from gpusim.gpu.replay.encode import DTYPES, decode
+from gpusim.gpu.replay.fusion import Call, Kept
+from gpusim.gpu.replay.operators import check_schemas, describe, resolve
+from gpusim.gpu.replay.result_sizes import check_result_sizes
+from gpusim.gpu.replay.saved import is_dense
+from gpusim.gpu.replay.saved_facts import VARYING
+from gpusim.gpu.replay.tensors import copy_sharing, flat_results, lies_in_storage
+from gpusim.gpu.replay.variants import call_chain, call_here, call_variant
+from gpusim.trace.fusion import canonical_variants, covered_by
+from gpusim.trace.trust import check_trace_code
+
+
+class Runner:
+    """Runs ops of a trace on `device`, holding every live tensor by its id.
+
+    `bind` gives the tensors that exist before the step. Memory that no op returns is made when an op first writes it.
+    Raises `OperatorError` for an operator not allowed here, and `TrustError` for code in the trace unless `trust_code`.
+    `own` is for a step that gpusim recorded from the user's own code in this run, which may call any operator: nothing
+    of it comes from a file.
+    """
+
+    def __init__(self, trace: Trace, device: torch.device, own: bool = False, trust_code: bool = False) -> None:
+        self.trace = trace
+        self.device = device
+        check_trace_code(trace, trace.name, own or trust_code)
+        if not own:
+            check_operators(trace, trace.name)
+        self.functions: list[Callable[..., Any]]
+        if trace.model.frontend == "inductor":
+            self.functions = functions_of(trace)
+        else:
+            if not own:
+                check_schemas(trace)
+            self.functions = [resolve(op.target, own) for op in trace.ops]
+        if not own and trace.model.frontend != "inductor":
+            check_result_sizes(trace, self.functions, device)
+        self.variants: Sequence[int] = ()
+        """For each op the number of the variant that `run` runs, counted from 1, or 0; empty: as captured."""
+        self.covered: dict[int, int] = {}
+        """Ops that `run` leaves to the variant of another one, and that other one."""
+        self._kept: dict[tuple[int, VariantSettings], Kept] = {}
+        self.tensors: list[torch.Tensor | None] = [None] * len(trace.tensors)
+        self.initial_bytes = sum(
+            trace.storages[storage].bytes for storage in {t.storage for t in trace.tensors if t.init is not None}
+        )
+        self._of_storage: dict[int, list[int]] = {}
+        for index, tensor in enumerate(trace.tensors):
+            self._of_storage.setdefault(tensor.storage, []).append(index)
+        self._lazy = trace.model.frontend == "inductor"
+        self._result_views = _result_views(trace) if self._lazy else {}
+
+    def bind(self, tensors: dict[int, torch.Tensor]) -> None:
+        """Set tensors by id; they are used in place, and stay."""
+        for index, tensor in tensors.items():
+            self.tensors[index] = tensor
+
+    def choose(self, variants: Sequence[int]) -> None:
+        """What `run` runs from now on; see `variants`."""
+        self.variants, self.covered = canonical_variants(self.trace, variants), covered_by(self.trace, variants)
+
+    def run(self, op: int) -> None:
+        """Run one op on the current stream, unless the variant of another op has done its work."""
+        if op in self.covered:
+            return
+        variant = self.trace.ops[op].variants[self.variants[op] - 1] if self.variants and self.variants[op] else None
+        if variant is None or not variant.covers:
+            self.store(op, self.call(op, *self.arguments(op)))
+            return
+        chain = sorted((op, *variant.covers))
+        for each, results in zip(chain, self.call_chain(chain, variant.settings), strict=True):
+            for index, part in zip(self.trace.ops[each].outputs, results, strict=True):
+                if index is not None and part is not None:
+                    self._keep(each, index, part)
+
+    def call_chain(self, chain: Sequence[int], settings: VariantSettings) -> list[list[Any]]:
+        """Call ops, in recorded order, as one under these settings: the results of each, None where nobody needs them.
+
+        Raises `ReplayError` with the first op and the reason where they cannot be.
+        """
+        calls: list[Call] = []
+        made: set[int] = set()
+        for op in chain:
+            calls.append(self.arguments(op, without=made))
+            made.update(tensor for tensor in self.trace.ops[op].outputs if tensor is not None)
+        kept = self._kept.setdefault((chain[0], settings), {})
+        targets = tuple(self.trace.ops[op].target for op in chain)
+        outputs = [self._outputs(op) for op in chain]
+        return self._tried(chain[0], lambda: call_chain(targets, calls, settings, outputs, kept))
+
+    def arguments(self, op: int, without: Container[int] = ()) -> Call:
+        """An op's arguments, decoded; None for the tensors `without`."""
+        node = self.trace.ops[op]
+        if self._lazy:
+            self._make_views(op)
+        kwargs = {key: decode(value, self.tensors, self.device, without) for key, value in node.kwargs.items()}
+        args = decode(list(node.args), self.tensors, self.device, without)
+        if torch.Tag.inplace_view in getattr(self.functions[op], "tags", ()):
+            args[0] = args[0].detach()  # it changes a tensor's shape; the one under that id keeps its own
+        return args, kwargs
+
+    def call(self, op: int, args: list[Any], kwargs: dict[str, Any], settings: VariantSettings | None = None) -> Any:
+        """Call an op's operator, under these settings in this thread, or as the variant that `variants` names.
+
+        Raises `ReplayError` with the op and the reason where it refuses.
+        """
+        node = self.trace.ops[op]
+        call = call_here
+        if settings is None and self.variants and self.variants[op]:
+            call, settings = call_variant, node.variants[self.variants[op] - 1].settings
+        if settings is None:
+            return self._tried(op, lambda: self.functions[op](*args, **kwargs))
+        return self._tried(op, lambda: call(self.functions[op], args, kwargs, settings, self._outputs(op)))
+
+    def _outputs(self, op: int) -> list[Tensor | None]:
+        """What an op returns, as the trace has it."""
+        return [None if index is None else self.trace.tensors[index] for index in self.trace.ops[op].outputs]
+
+    def _tried(self, op: int, call: Callable[[], Any]) -> Any:
+        """What `call`, a call of this op, returns. Raises `ReplayError`."""
+        try:
+            with torch.no_grad():
+                return call()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as cause:
+            problem = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+            raise ReplayError(f"op {describe(self.trace.ops[op])} failed: {problem}") from cause
+
+    def store(self, op: int, result: Any) -> None:
+        """Keep what an op returned, by tensor id."""
+        node = self.trace.ops[op]
+        results = flat_results(result)
+        if len(results) != len(node.outputs):
+            problem = f"op {describe(node)} returned {len(results)} results, its trace has {len(node.outputs)}"
+            raise ReplayError(f"{problem} (torch {torch.__version__})")
+        for written in set(node.writes) - set(node.outputs):
+            tensor = self.tensors[written]
+            # Some operators make an argument larger that is too small for their result.
+            if tensor is not None and tuple(tensor.shape) != self.trace.tensors[written].shape:
+                raise ReplayError(f"op {describe(node)} has changed the shape of tensor {written}, which it writes")
+        for place, (index, part) in enumerate(zip(node.outputs, results, strict=True)):
+            if index is not None:
+                self._keep(op, index, part)
+                if place not in VARYING.get(node.target, ()):
+                    self._check_declared(op, index, part)
+        for written in node.writes if self._result_views else ():
+            for index in self._result_views.get(self.trace.tensors[written].storage, ()):
+                if self.tensors[index] is None:
+                    self.tensors[index] = self._memory_view(index, writing=False)
+
+    def _keep(self, op: int, index: int, part: Any) -> None:
+        """Keep one result. Raises `ReplayError` for what is no tensor, and for one that reaches beyond its memory."""
+        if type(part) is not torch.Tensor:
+            problem = f"returned a {type(part).__name__} where its trace has tensor {index}"
+            raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
+        if not lies_in_storage(part):
+            problem = f"returned a tensor of shape {list(part.shape)} that reaches beyond its memory"
+            raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
+        self.tensors[index] = part
+
+    def _check_declared(self, op: int, index: int, part: torch.Tensor) -> None:
+        """Raise `ReplayError` where a result is not what the trace declares: what follows was checked against that."""
+        declared = self.trace.tensors[index]
+        if tuple(part.shape) != declared.shape or part.dtype != DTYPES[declared.dtype]:
+            found = f"{str(part.dtype).removeprefix('torch.')} of shape {list(part.shape)}"
+            problem = f"returned a {found}, its trace has {declared.dtype} of shape {list(declared.shape)}"
+            raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
+        if is_dense(declared.shape, declared.stride) and not is_dense(part.shape, part.stride()):
+            problem = f"returned tensor {index} with gaps, its trace has strides {list(declared.stride)}"
+            raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
+        if part.device.type != self.device.type:
+            raise ReplayError(f"op {describe(self.trace.ops[op])} returned a tensor on {part.device.type}")
+        memory = part.untyped_storage().data_ptr()
+        for other in set(tensor_refs([*self.trace.ops[op].args, *self.trace.ops[op].kwargs.values()])):
+            tensor = self.tensors[other]
+            same = memory and tensor is not None and tensor.untyped_storage().data_ptr() == memory
+            if same and self.trace.tensors[other].storage != declared.storage:
+                problem = f"returned tensor {index} in the memory of tensor {other}, and its trace does not say so"
+                raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
+
+    def reserve(self, storages: Iterable[int]) -> None:
+        """Make the memory of storages that no op returns, on the current stream."""
+        for storage in storages:
+            index = self._of_storage[storage][0]
+            if self.tensors[index] is None:
+                self.tensors[index] = self._memory_view(index, writing=True)
+
+    def _make_views(self, op: int) -> None:
+        """Make the tensors of an op's arguments that are other views of memory that is there, or that it writes."""
+        node = self.trace.ops[op]
+        written = {self.trace.tensors[index].storage for index in node.writes}
+        for index in tensor_refs([*node.args, *node.kwargs.values()]):
+            if self.tensors[index] is None:
+                self.tensors[index] = self._memory_view(index, writing=self.trace.tensors[index].storage in written)
+
+    def _memory_view(self, index: int, writing: bool) -> torch.Tensor:
+        declared = self.trace.tensors[index]
+        dtype = DTYPES[declared.dtype]
+        living = (self.tensors[other] for other in self._of_storage[declared.storage])
+        memory = next((tensor.untyped_storage() for tensor in living if tensor is not None), None)
+        if memory is None and not writing:
+            raise ReplayError(f"tensor {index} is not there when an op takes it")
+        if memory is None:
+            size = self.trace.storages[declared.storage].bytes
+            memory = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
+        view = torch.empty(0, dtype=dtype, device=self.device)
+        return view.set_(memory, declared.offset, declared.shape, declared.stride)
+
+    def run_in_order(self, releases: Sequence[Iterable[int]] | None = None) -> None:
+        """Run all ops in recorded order on the current stream, letting go of storages where `releases` says so."""
+        for op in range(len(self.trace.ops)):
+            if releases is not None:
+                self.release(releases[op])
+            self.run(op)
+
+    def release(self, storages: Iterable[int]) -> None:
+        """Drop every tensor of these storages."""
+        for storage in storages:
+            for index in self._of_storage[storage]:
+                self.tensors[index] = None
+
+    def drop_temporaries(self) -> None:
+        """Drop all tensors but those that exist before the step."""
+        for index, tensor in enumerate(self.trace.tensors):
+            if tensor.init is None:
+                self.tensors[index] = None
+
+
+def _result_views(trace: Trace) -> dict[int, list[int]]:
+    """For each storage the results of the step in it that no op has among its arguments or returns."""
+    found: dict[int, list[int]] = {}
+    for index, tensor in enumerate(trace.tensors):
+        if tensor.role in ("output", "gradient"):
+            found.setdefault(tensor.storage, []).append(index)
+    return found
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The tensors that exist before the step, with a copy to go back to."""
+
+    tensors: dict[int, torch.Tensor]
+    pristine: dict[int, torch.Tensor]
+
+    @classmethod
+    def of(cls, tensors: dict[int, torch.Tensor]) -> InitialState:
+        """These tensors themselves, to be changed in place by the step."""
+        return cls(tensors, {index: tensor.clone() for index, tensor in tensors.items()})
+
+    @classmethod
+    def copy_of(cls, tensors: dict[int, torch.Tensor]) -> InitialState:
+        """Copies of these tensors that share memory among each other as these do."""
+        return cls.of(copy_sharing(tensors))
+
+    def restore(self) -> None:
+        """Undo all in-place changes."""
+        for index, tensor in self.tensors.items():
+            tensor.copy_(self.pristine[index])
+
+
+def make_initial(trace: Trace, device: torch.device, seed: int) -> InitialState:
+    """Fill the tensors that exist before the step from their `init`; aliases share memory as in the trace."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    memory: dict[int, torch.Tensor] = {}
+    result: dict[int, torch.Tensor] = {}
+    for index, tensor in enumerate(trace.tensors):
+        if tensor.init is None:
+            continue
+        try:
+            result[index] = _made(trace, tensor, memory, generator, device)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, OverflowError) as cause:
+            problem = str(cause).partition("\n")[0]
+            raise ReplayError(
+                f"tensor {index} of '{trace.name}' cannot be filled as its trace says: {problem}"
+            ) from cause
+    return InitialState.of(result)
+
+
+def _made(
+    trace: Trace, tensor: Tensor, memory: dict[int, torch.Tensor], generator: torch.Generator, device: torch.device
+) -> torch.Tensor:
+    """A tensor that exists before the step, filled; `memory` holds the storages made so far."""
+    if tensor.dtype not in DTYPES:
+        raise ReplayError(f"tensor of unknown dtype '{tensor.dtype[:80]}'")
+    dtype = DTYPES[tensor.dtype]
+    last = tensor.offset + sum((n - 1) * d for n, d in zip(tensor.shape, tensor.stride, strict=True))
+    # Asked here: `set_` would make the storage larger.
+    if 0 not in tensor.shape and (last + 1) * dtype.itemsize > trace.storages[tensor.storage].bytes:
+        raise ValueError(f"shape {list(tensor.shape)} reaches beyond its storage")
+    if tensor.storage not in memory:
+        size = trace.storages[tensor.storage].bytes
+        memory[tensor.storage] = torch.empty(size, dtype=torch.uint8, device=device)
+    view = memory[tensor.storage].view(dtype) if memory[tensor.storage].numel() else memory[tensor.storage]
+    view = torch.empty(0, dtype=dtype, device=device).set_(
+        view.untyped_storage(), tensor.offset, tensor.shape, tensor.stride
+    )
+    _fill(view, tensor, generator)
+    return view
+
+
+def _fill(view: torch.Tensor, tensor: Tensor, generator: torch.Generator) -> None:
+    init = tensor.init
+    assert init is not None
+    if init.kind == "constant":
+        view.fill_(init.a)
+    elif init.kind == "values":
+        view.copy_(torch.tensor(init.values, dtype=torch.float64).reshape(tensor.shape))
+    elif init.kind == "integers":
+        view.copy_(torch.randint(int(init.a), int(init.b) + 1, tensor.shape, generator=generator, device=view.device))
+    elif init.kind == "uniform":
+        view.copy_(torch.empty(tensor.shape, device=view.device).uniform_(init.a, init.b, generator=generator))
+    else:
+        view.copy_(torch.empty(tensor.shape, device=view.device).normal_(init.a, init.b, generator=generator))
+
+
+def results_of(trace: Trace, tensors: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+    """Copies of what the step produces, by tensor id: outputs, gradients, and the states it changes in place."""
+    written = {trace.tensors[t].storage for op in trace.ops for t in op.writes}
+    wanted: dict[int, torch.Tensor] = {}
+    for index, tensor in enumerate(trace.tensors):
+        changed = tensor.init is not None and tensor.storage in written
+        value: Any = tensors[index]
+        if (changed or tensor.role in ("output", "gradient")) and value is not None:
+            wanted[index] = value.detach().clone()
+    return wanted

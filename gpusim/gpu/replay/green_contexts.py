@@ -1,0 +1,185 @@
+"""SM partitions on the GPU: streams that may use only some of its SMs (CUDA green contexts).
+
+torch's `GreenContext` cuts every partition from the whole GPU, so two of them may get the same SMs. Here the GPU is
+split once, into groups as small as it allows, and partitions are made of whole groups: they are disjoint. The calls
+are those of the CUDA driver API (cuda.h of CUDA 13.0, section "Green Contexts"; there since CUDA 12.5), which torch
+does not wrap, and the streams are torch's `ExternalStream`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from gpusim.errors import GpuError
+from gpusim.gpu.device import require_gpu
+
+_LIBRARY: Final = "libcuda.so.1"
+_RESOURCE_SM: Final = 1  # CU_DEV_RESOURCE_TYPE_SM
+_DEFAULT_STREAM: Final = 1  # CU_GREEN_CTX_DEFAULT_STREAM, required
+_NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING, required
+#: Sizes in `CUdevResource`: the type, padding, and a union of 48 bytes that begins with three numbers of the SMs.
+_PADDING_BYTES, _REST_BYTES = 92, 36
+
+
+class _Resource(ctypes.Structure):
+    """`CUdevResource` of cuda.h, 144 bytes."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("padding", ctypes.c_ubyte * _PADDING_BYTES),
+        ("sms", ctypes.c_uint),
+        ("smallest", ctypes.c_uint),
+        ("alignment", ctypes.c_uint),
+        ("rest", ctypes.c_ubyte * _REST_BYTES),
+    )
+
+
+@dataclass(frozen=True)
+class SmGroups:
+    """How the GPU lets its SMs be split: into `count` groups of `group_sms` SMs, and `left_sms` that fill none."""
+
+    sms: int
+    group_sms: int
+    count: int
+    left_sms: int
+
+
+class Partitions:
+    """Disjoint partitions of the current GPU, and streams of them; they last as long as this object.
+
+    `sms[i]` is what partition i got. Raises `GpuError` without a GPU, where the driver has no green contexts, and
+    where the sizes do not fit.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._driver = _Driver()
+        groups, left = self._driver.split()
+        self.groups = _groups_of(self._driver.device_sms, groups, left)
+        dealt = deal_groups(sizes, self.groups)
+        self._contexts: list[ctypes.c_void_p] = []
+        self._streams: list[ctypes.c_void_p] = []
+        self.sms: list[int] = []
+        for first, last, with_left in dealt:
+            members = [*groups[first:last], *([left] if with_left else [])]
+            self._contexts.append(self._driver.context(members))
+            self.sms.append(sum(member.sms for member in members))
+
+    def stream(self, partition: int) -> torch.cuda.Stream:
+        """A new stream whose kernels run on the SMs of a partition only, in a CUDA graph, too."""
+        pointer = self._driver.stream(self._contexts[partition])
+        self._streams.append(pointer)
+        stream: torch.cuda.Stream = torch.cuda.ExternalStream(pointer.value, device=self._driver.device)
+        return stream
+
+    def close(self) -> None:
+        """Give the partitions back; no stream of them, and no graph recorded on one, may be used after this."""
+        torch.cuda.synchronize()
+        while self._streams:
+            self._driver.call("cuStreamDestroy_v2", self._streams.pop())
+        while self._contexts:
+            self._driver.call("cuGreenCtxDestroy", self._contexts.pop())
+
+
+def sm_groups() -> SmGroups:
+    """How the current GPU lets its SMs be split. Raises as `Partitions` does."""
+    driver = _Driver()
+    groups, left = driver.split()
+    return _groups_of(driver.device_sms, groups, left)
+
+
+def deal_groups(sizes: Sequence[int], groups: SmGroups) -> list[tuple[int, int, bool]]:
+    """For each partition its first group, the one after its last, and whether the SMs left over are with it.
+
+    Only the last partition can have those, where whole groups do not make its size. Raises `GpuError` for a size that
+    cannot be had, and for more groups than there are.
+    """
+    dealt: list[tuple[int, int, bool]] = []
+    first = 0
+    for number, size in enumerate(sizes):
+
+        def fits(whole: int, begin: int = first) -> bool:
+            return whole >= 0 and not whole % groups.group_sms and begin + whole // groups.group_sms <= groups.count
+
+        with_left = bool(groups.left_sms) and number == len(sizes) - 1 and not fits(size)
+        whole = size - (groups.left_sms if with_left else 0)
+        if size < 1 or not fits(whole):
+            raise GpuError(
+                f"partition {number} of {size} SMs: this GPU has {groups.count} groups of {groups.group_sms} SMs"
+                f"{f' and {groups.left_sms} left over' if groups.left_sms else ''}, {first} of the groups in use"
+            )
+        dealt.append((first, first + whole // groups.group_sms, with_left))
+        first += whole // groups.group_sms
+    return dealt
+
+
+def _groups_of(device_sms: int, groups: Sequence[_Resource], left: _Resource) -> SmGroups:
+    return SmGroups(device_sms, groups[0].sms, len(groups), left.sms)
+
+
+class _Driver:
+    """The calls of the CUDA driver that partitions need."""
+
+    def __init__(self) -> None:
+        self.device = require_gpu()
+        torch.cuda.init()
+        torch.cuda.current_stream().synchronize()  # the primary context is there
+        try:
+            self._library: Any = ctypes.CDLL(_LIBRARY)
+            self._library.cuGreenCtxStreamCreate  # noqa: B018
+        except (OSError, AttributeError) as cause:
+            raise GpuError(f"no SM partitions: {_LIBRARY} has no green contexts (CUDA 12.5 or later)") from cause
+        self._number = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(self._number), ctypes.c_int(self.device.index))
+        self._all = _Resource()
+        self.call("cuDeviceGetDevResource", self._number, ctypes.byref(self._all), ctypes.c_int(_RESOURCE_SM))
+        self.device_sms = int(self._all.sms)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call the driver. Raises `GpuError` with the driver's own name of what went wrong."""
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
+            reason = (text.value or b"").decode() or f"error {status}"
+            raise GpuError(f"no SM partitions: {name} says {reason} (torch {torch.__version__})")
+
+    def split(self) -> tuple[list[_Resource], _Resource]:
+        """The GPU's SMs in groups as small as it allows, and those that fill none."""
+        smallest = ctypes.c_uint(max(1, self._all.smallest))
+        count = ctypes.c_uint()
+        none = ctypes.c_void_p()
+        whole = ctypes.byref(self._all)
+        self.call("cuDevSmResourceSplitByCount", none, ctypes.byref(count), whole, none, ctypes.c_uint(0), smallest)
+        groups, left = (_Resource * count.value)(), _Resource()
+        self.call(
+            "cuDevSmResourceSplitByCount",
+            groups,
+            ctypes.byref(count),
+            whole,
+            ctypes.byref(left),
+            ctypes.c_uint(0),
+            smallest,
+        )
+        if not count.value:
+            raise GpuError("no SM partitions: this GPU does not let its SMs be split")
+        return list(groups[: count.value]), left
+
+    def context(self, members: Sequence[_Resource]) -> ctypes.c_void_p:
+        """A green context of groups that come from one split."""
+        resources = (_Resource * len(members))(*members)
+        described, context = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuDevResourceGenerateDesc", ctypes.byref(described), resources, ctypes.c_uint(len(members)))
+        self.call("cuGreenCtxCreate", ctypes.byref(context), described, self._number, ctypes.c_uint(_DEFAULT_STREAM))
+        return context
+
+    def stream(self, context: ctypes.c_void_p) -> ctypes.c_void_p:
+        """A stream of a green context."""
+        pointer = ctypes.c_void_p()
+        flags = ctypes.c_uint(_NON_BLOCKING)
+        self.call("cuGreenCtxStreamCreate", ctypes.byref(pointer), context, flags, ctypes.c_int(0))
+        return pointer

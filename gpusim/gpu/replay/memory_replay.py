@@ -1,0 +1,207 @@
+"""Replay of memory plans on the GPU: each as a CUDA graph of its own, its results and its peak memory checked."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import torch
+
+from gpusim.defaults import DEFAULT_SEED
+from gpusim.formats.measurement import SCHEMA, Measurement
+from gpusim.formats.trace import Trace
+from gpusim.gpu.capture.capture import program_order_releases
+from gpusim.gpu.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
+from gpusim.gpu.replay.allowlist import check_operators
+from gpusim.gpu.replay.compare import check_same_kernels, compare
+from gpusim.gpu.replay.execute import InitialState, make_initial, results_of
+from gpusim.gpu.replay.memory_run import CudaLanes, HostBuffers, MemoryRunner, ProgramRunner
+from gpusim.gpu.replay.rounding import rounding_noise
+from gpusim.gpu.replay.sensitivity import make_sensitive
+from gpusim.gpu.replay.timing import RECORDINGS, time_typical
+from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
+from gpusim.memplan.pinned import within_pinned
+from gpusim.memplan.plan import MemoryPlan
+from gpusim.memplan.program import Program, needed
+from gpusim.plan.graph import OpGraph
+from gpusim.trace.store import structure_hash
+from gpusim.trace.trust import check_trace_code
+from gpusim.units import counted, format_bytes
+from gpusim.version import code_version
+
+
+@dataclass
+class RecordedProgram:
+    """A CUDA graph of one program. `tensors` are its results' memory, valid until the next replay."""
+
+    graph: torch.cuda.CUDAGraph
+    tensors: list[torch.Tensor | None]
+    peak_bytes: int
+    """Most that was allocated: the state before the step, and what recording took at most."""
+    reserved_bytes: int
+    events: int
+
+    def replay(self) -> None:
+        """Run it once."""
+        self.graph.replay()
+
+
+class ProgramRecorder:
+    """Records programs of one step; streams and host buffers are made once."""
+
+    def __init__(self, evaluator: MemoryEvaluator, runner: MemoryRunner, initial_bytes: int) -> None:
+        self.storages = evaluator.storages
+        self.runner = runner
+        self.initial_bytes = initial_bytes
+        self.lanes = CudaLanes()
+        self.programs = ProgramRunner(runner, HostBuffers(pinned=True), self.lanes)
+
+    def record(self, program: Program, warm: bool = False) -> RecordedProgram:
+        """Record a program whose host buffers are there. `warm` runs it once before, eagerly: libraries set up."""
+        needs = [needed(self.storages, instruction) for instruction in program]
+        torch.cuda.synchronize()
+        if warm:
+            with torch.cuda.stream(self.lanes.ops):
+                self.programs.run(program, needs)
+            torch.cuda.synchronize()
+            self.runner.drop_temporaries()
+        gc.collect()
+        torch.cuda.empty_cache()
+        before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        self.lanes.events = 0
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.lanes.ops, capture_error_mode="thread_local"):
+            self.programs.run(program, needs)
+        peak = torch.cuda.max_memory_allocated() - before + self.initial_bytes
+        reserved = torch.cuda.max_memory_reserved() - reserved + self.initial_bytes
+        recorded = RecordedProgram(graph, list(self.runner.tensors), peak, reserved, self.lanes.events)
+        self.runner.drop_temporaries()
+        return recorded
+
+
+def state_on_gpu(trace: Trace, device: torch.device, seed: int) -> tuple[InitialState, int]:
+    """The step's initial state, its copy on the host, and the bytes that it has allocated on the GPU."""
+    before = torch.cuda.memory_allocated()
+    made = make_initial(trace, device, seed)
+    pristine = {index: tensor.cpu() for index, tensor in made.pristine.items()}
+    state = InitialState(made.tensors, pristine)
+    del made
+    gc.collect()
+    return state, torch.cuda.memory_allocated() - before
+
+
+@explain_out_of_memory
+def replay_memory(
+    graph: OpGraph,
+    plans: Sequence[MemoryPlan],
+    *,
+    command: str = "",
+    seed: int = DEFAULT_SEED,
+    recordings: int = RECORDINGS,
+    say: Callable[[str], None] = lambda _: None,
+    trust_code: bool = False,
+) -> list[Measurement]:
+    """Replay memory plans of one step, all timed in turns with the one that keeps all.
+
+    In the measurements, `sequential` is that one, and `peak_bytes` is what PyTorch says was allocated at most.
+    Where the host has too little pinned memory, storages stay on the GPU, and `say` is told. Raises `PlanError` for a
+    plan that cannot run, `OperatorError`, `TrustError`, `GpuError` as `replay` does.
+    """
+    trace, hardware = graph.trace, graph.hardware
+    check_trace_code(trace, trace.name, trust_code)
+    check_operators(trace, trace.name)
+    device = require_gpu()
+    evaluator = MemoryEvaluator(graph)
+    outcomes = [evaluator.evaluate(plan) for plan in (MemoryPlan(policy="keep_all"), *plans)]
+    set_precision(trace.model.dtype)
+    say("rebuilding the step")
+    runner = MemoryRunner(trace, device)
+    state, initial_bytes = state_on_gpu(trace, device, seed)
+    runner.bind(state.tensors)
+    recorder = ProgramRecorder(evaluator, runner, initial_bytes)
+    outcomes = [_with_buffers(recorder, evaluator, outcome, say) for outcome in outcomes]
+    releases = program_order_releases(trace)
+    sensitive = make_sensitive(runner, state, releases, seed)
+    say("comparing outputs")
+    noise = rounding_noise(runner, state, releases, seed)
+    wanted, gpu, peaks, events, checks = None, None, [], [], []
+    repeated = None
+    for outcome in outcomes:
+        state.restore()
+        recorded = recorder.record(outcome.program, warm=True)
+        peaks.append(recorded.peak_bytes)
+        events.append(recorded.events)
+        results = _results(trace, recorded, state, seed)
+        if wanted is None:
+            wanted = results
+            repeated = compare(trace, _results(trace, recorded, state, seed), wanted, noise)
+            gpu = gpu_facts(recorded.replay)
+        else:
+            assert repeated is not None
+            checks.append(check_same_kernels(trace, results, wanted, repeated, noise))
+        del recorded
+    assert gpu is not None
+    say("timing")
+    state.restore()
+    contenders = {str(n): partial(recorder.record, outcome.program) for n, outcome in enumerate(outcomes)}
+    times = time_typical(contenders, recordings)
+    return [
+        Measurement(
+            schema=SCHEMA,
+            trace=trace.name,
+            trace_hash=structure_hash(trace),
+            policy=outcome.plan.policy,
+            streams=streams_of(outcome),
+            schedule=times[str(number)],
+            sequential=times["0"],
+            predicted_ns=outcome.step_ns,
+            predicted_interval_ns=hardware.interval_ns(outcome.step_ns, streams_of(outcome), graph.may_lose_cache),
+            predicted_sequential_ns=outcomes[0].step_ns,
+            hardware=hardware.label,
+            outputs=msgspec.structs.replace(checks[number - 1], sensitive=sensitive),
+            peak_bytes=peaks[number],
+            sequential_peak_bytes=peaks[0],
+            events=events[number],
+            gpu=gpu,
+            date=datetime.date.today().isoformat(),
+            command=command,
+            gpusim=code_version(),
+        )
+        for number, outcome in enumerate(outcomes)
+        if number
+    ]
+
+
+def _with_buffers(
+    recorder: ProgramRecorder, evaluator: MemoryEvaluator, outcome: Outcome, say: Callable[[str], None]
+) -> Outcome:
+    """The outcome itself, or where the host gives less pinned memory that of as much of its plan as has room."""
+    had_bytes = recorder.programs.prepare(outcome.program)
+    while had_bytes is not None:
+        plan, kept = within_pinned(evaluator.storages, outcome.plan, had_bytes)
+        say(
+            f"{plan.policy}: the host has pinned memory for {format_bytes(had_bytes)} of "
+            f"{format_bytes(outcome.pinned_bytes)}; {counted(kept, 'storage')} stay on the GPU"
+        )
+        outcome = evaluator.evaluate(plan)
+        had_bytes = recorder.programs.prepare(outcome.program)
+    return outcome
+
+
+def streams_of(outcome: Outcome) -> int:
+    """Streams of a plan: one for its ops, and one for each direction of its copies."""
+    return 3 if outcome.plan.has_copies else 1
+
+
+def _results(trace: Trace, recorded: RecordedProgram, state: InitialState, seed: int) -> dict[int, torch.Tensor]:
+    """Results of one run from the initial state, with the generator set back."""
+    state.restore()
+    torch.cuda.manual_seed(seed)
+    recorded.replay()
+    torch.cuda.synchronize()
+    return results_of(trace, recorded.tensors)

@@ -1,0 +1,83 @@
+"""How far rounding alone moves each result of a step.
+
+Two correct runs of a step differ: atomic additions come in another order, another kernel sums other parts first. By how
+much is measured here and not guessed: the step runs again with every tensor that it makes moved by one unit in the
+last place, up or down at random (Monte Carlo arithmetic: Parker, "Monte Carlo Arithmetic", UCLA 1997). What comes out
+of a long sum of large terms that cancel moves by far more than one unit of its own: its noise is as large as rounding
+of what was summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from gpusim.formats.trace import Trace
+from gpusim.gpu.replay.execute import InitialState, Runner, results_of
+
+#: Runs with shaken tensors; the noise is the largest of them and of one run that is only repeated.
+SHAKEN_RUNS = 2
+
+
+def rounding_noise(
+    runner: Runner, state: InitialState, releases: Sequence[Iterable[int]], seed: int
+) -> dict[int, float]:
+    """For each result of the step by tensor id, the norm of what rounding changes.
+
+    `state` is bound to `runner`; it is as before afterwards, and the runner holds no temporaries.
+    """
+    plain = _results(runner, state, releases, seed, None)
+    noise = dict.fromkeys(plain, 0.0)
+    for number in range(SHAKEN_RUNS + 1):
+        generator = torch.Generator(device=runner.device).manual_seed(seed + number) if number else None
+        for index, tensor in _results(runner, state, releases, seed, generator).items():
+            noise[index] = max(noise[index], torch.linalg.vector_norm(tensor.double() - plain[index].double()).item())
+    return noise
+
+
+def _results(
+    runner: Runner,
+    state: InitialState,
+    releases: Sequence[Iterable[int]],
+    seed: int,
+    shaking: torch.Generator | None,
+) -> dict[int, torch.Tensor]:
+    """Results of one run from the initial state; with a generator, every new tensor is shaken."""
+    made = _made(runner.trace)
+    state.restore()
+    torch.manual_seed(seed)
+    for op in range(len(runner.trace.ops)):
+        runner.release(releases[op])
+        runner.run(op)
+        for index in made[op] if shaking is not None else ():
+            _shake(runner.tensors[index], shaking)
+    results = results_of(runner.trace, runner.tensors)
+    runner.drop_temporaries()
+    state.restore()
+    return results
+
+
+def _made(trace: Trace) -> list[list[int]]:
+    """For each op the results that are in memory of their own: no views, and nothing that is changed in place."""
+    known = {tensor.storage for tensor in trace.tensors if tensor.init is not None}
+    made: list[list[int]] = []
+    for op in trace.ops:
+        new: list[int] = []
+        for index in (*op.outputs, *op.writes):
+            if index is not None and trace.tensors[index].storage not in known:
+                known.add(trace.tensors[index].storage)
+                new.append(index)
+        made.append(new)
+    return made
+
+
+def _shake(tensor: torch.Tensor | None, generator: torch.Generator) -> None:
+    """Move each element by one unit in the last place, up or down at random."""
+    if tensor is None or not tensor.is_floating_point():
+        return
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        return  # several elements are one in memory
+    eps = torch.finfo(tensor.dtype).eps
+    factors = torch.empty_like(tensor).bernoulli_(0.5, generator=generator)
+    tensor.mul_(factors.mul_(2 * eps).add_(1 - eps))

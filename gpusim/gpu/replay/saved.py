@@ -1,0 +1,412 @@
+"""Checks of what operators trust: sizes of weights, and what a forward saved for its backward. Needs no torch.
+
+A backward reads the places of maxima, means and sums of exponentials that its forward saved, and does not look whether
+they fit: wrong ones make it read or write beyond a tensor. In a captured step they are results of the forward, and
+nothing has changed them; so they must be here. Shapes are those that the trace declares; replay holds results to them
+(`gpusim.gpu.replay.execute`), but for those that depend on the version of a library (`VARYING`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gpusim.formats.arguments import TENSOR, tensor_refs
+from gpusim.formats.trace import Op, Tensor, Trace
+from gpusim.gpu.replay.known_values import KnownValues, is_row
+from gpusim.gpu.replay.saved_facts import (
+    ALIKE,
+    BACKWARDS,
+    BAG,
+    BOX_FORWARDS,
+    BOX_IMAGES,
+    DEFAULTS,
+    FUSED_LISTS,
+    LEADING,
+    NULL_ARGUMENTS,
+    PER_CHANNEL,
+    SAVES_IF,
+    SEQUENCE_LENGTHS,
+    UNDECLARED_WRITES,
+    UNSAVED,
+    VARYING,
+    VIEWS,
+    WEIGHT_ROWS,
+    Backward,
+)
+
+
+class SavedRules:
+    """The rules on one trace. Its references are known to be in range, and its operators to be allowed."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._forwards: dict[tuple[str, ...], int] = {}
+        """Forward that saves nothing, with the arguments that it shares with its backward -> its last call so far."""
+        self._made: dict[int, tuple[int, int]] = {}
+        """Tensor -> the op that returns it first, and in which place."""
+        self._again: set[int] = set()
+        """Tensors that an op returns although they are there before: changed in place, or viewed once more."""
+        self._written: dict[int, list[int]] = {}
+        varying: dict[int, str] = {}
+        for index, op in enumerate(trace.ops):
+            for place, tensor in enumerate(op.outputs):
+                if tensor is not None:
+                    if tensor in self._made or trace.tensors[tensor].init is not None:
+                        self._again.add(tensor)
+                    self._made.setdefault(tensor, (index, place))
+                    if place in VARYING.get(op.target, ()):
+                        varying[trace.tensors[tensor].storage] = op.target
+            for storage in {trace.tensors[tensor].storage for tensor in op.writes}:
+                self._written.setdefault(storage, []).append(index)
+        self._varying = varying
+        self.known = KnownValues(trace, self._made, self._again, self._written)
+
+    def problem(self, index: int) -> str:
+        """Why op `index` is refused, or nothing. Ask for all ops in order."""
+        op = self.trace.ops[index]
+        if op.target in UNSAVED:
+            self._forwards[_shared(op, UNSAVED[op.target].same.values())] = index
+        return (
+            self._undeclared_writes(op)
+            or self._returned_again(index, op)
+            or self._taken_as_saved(op)
+            or self._backward(index, op)
+            or self._sizes(op)
+            or self._places(op)
+            or self._fused_step(index, op)
+            or (self._optimizer(op) if op.target.split(".")[1] in FUSED_LISTS else "")
+        )
+
+    def _tensor(self, op: Op, place: int) -> Tensor | None:
+        """The tensor that an op has as this argument."""
+        value = op.args[place] if place < len(op.args) else None
+        return self.trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
+
+    def _undeclared_writes(self, op: Op) -> str:
+        """What an operator changes without a word in its schema is in `writes`, too."""
+        positions, flag = UNDECLARED_WRITES.get(op.target.rpartition(".")[0], ((), None))
+        if flag is not None and len(op.args) > flag and op.args[flag] is False:
+            return ""
+        changed = {tensor for place in positions if place < len(op.args) for tensor in tensor_refs(op.args[place])}
+        return "it changes its statistics, and its 'writes' do not say so" if changed - {*op.writes} else ""
+
+    def _returned_again(self, index: int, op: Op) -> str:
+        """A tensor that is there is returned by ops that change it, which 'writes' says, and by views of its memory."""
+        for tensor in op.outputs:
+            if tensor is None or tensor not in self._again or tensor in op.writes or op.target in VIEWS:
+                continue
+            if self.trace.tensors[tensor].init is not None or self._made[tensor][0] < index:
+                return f"it returns tensor {tensor}, which is there, and its 'writes' do not say so"
+        return ""
+
+    def _taken_as_saved(self, op: Op) -> str:
+        """Results that vary are for the backward alone."""
+        rule = BACKWARDS.get(op.target)
+        for place, value in enumerate((*op.args, *op.kwargs.values())):
+            if rule is not None and place < len(op.args) and place in rule.saved:
+                continue
+            for tensor in tensor_refs(value):
+                target = self._varying.get(self.trace.tensors[tensor].storage)
+                if target is not None:
+                    return f"tensor {tensor} is for the backward of '{target}' alone"
+        return ""
+
+    def _backward(self, index: int, op: Op) -> str:
+        """A backward has what its forward saved."""
+        rule = BACKWARDS.get(op.target)
+        if rule is None:
+            return ""
+        if any(place >= len(op.args) for place in (*rule.saved, *rule.same)):
+            return "it lacks arguments"
+        forward = self._forward_of(index, op, rule)
+        if forward is None:
+            return f"its saved tensors are not those of a '{rule.forwards[0]}' before it"
+        made = self.trace.ops[forward]
+        for place, saved in rule.saved.items():
+            wanted = made.outputs[saved] if saved < len(made.outputs) else None
+            if op.args[place] is None and wanted is None:
+                continue
+            if wanted is None or op.args[place] != {TENSOR: wanted}:
+                return f"argument {place} is not what '{made.name}' saved"
+        for place, other in rule.same.items():
+            default = DEFAULTS.get(made.target, {}).get(other)
+            if op.args[place] != (made.args[other] if other < len(made.args) else default):
+                return f"argument {place} is not that of '{made.name}'"
+        looked_up = {1} if op.target in BOX_IMAGES else {place for place in rule.same if self._counts(op, place)}
+        for place in (*rule.saved, *looked_up):
+            tensor = self._tensor(op, place)
+            if tensor is None:
+                continue
+            # A schedule may move an op that changes it here, unless nothing but the forward does.
+            if op.args[place][TENSOR] in self._again:
+                return f"argument {place} is made more than once"
+            if max(self._written.get(tensor.storage, [0])[-1:]) > forward:
+                return f"argument {place} has changed since '{made.name}', or changes later"
+            if op.args[place][TENSOR] not in op.reads or (place in rule.same and not self._read_by(made, op, place)):
+                return f"it takes argument {place}, and its 'reads' or those of '{made.name}' do not say so"
+        return self._shapes_of_backward(op, made, rule)
+
+    def _forward_of(self, index: int, op: Op, rule: Backward) -> int | None:
+        """The op that saved what a backward takes; of an embedding, which saves nothing, the last on its indices."""
+        for place in rule.saved:
+            value = op.args[place]
+            if isinstance(value, dict) and TENSOR in value:
+                forward, _ = self._made.get(value[TENSOR], (index, 0))
+                return forward if forward < index and self.trace.ops[forward].target in rule.forwards else None
+        return None if rule.saved else self._forwards.get((rule.forwards[0], *_shared(op, rule.same)[1:]))
+
+    def _read_by(self, made: Op, op: Op, place: int) -> bool:
+        """Whether a forward declares that it reads the argument that its backward takes, too."""
+        return op.args[place][TENSOR] in made.reads
+
+    def _counts(self, op: Op, place: int) -> bool:
+        """Whether an argument is of integers: places or classes."""
+        tensor = self._tensor(op, place)
+        return tensor is not None and "int" in tensor.dtype
+
+    def _shapes_of_backward(self, op: Op, made: Op, rule: Backward) -> str:
+        flag = SAVES_IF.get(made.target)
+        if flag is not None and (len(made.args) <= flag or made.args[flag] is not True):
+            return f"'{made.name}' saves nothing for it"
+        result = made.outputs[0] if made.outputs else None
+        grad = None if rule.grad is None else self._tensor(op, rule.grad)
+        if grad is not None and (result is None or grad.shape != self.trace.tensors[result].shape):
+            return f"the gradient has another shape than the result of '{made.name}'"
+        for place, of in SEQUENCE_LENGTHS.get(op.target, {}).items():
+            query = self._tensor(op, of)
+            if query is None or len(query.shape) != 4 or op.args[place] != query.shape[2]:
+                return f"argument {place} is not the length of its sequence"
+        if any(op.args[place] is not None for place in NULL_ARGUMENTS.get(op.target, ())):
+            return "packed sequences are in no trace"
+        if op.target in WEIGHT_ROWS:
+            place, of = WEIGHT_ROWS[op.target]
+            weight = self._tensor(made, of)
+            if weight is None or tuple(op.args[place : place + 1]) != weight.shape[:1]:
+                return f"it has another number of rows than the weight of '{made.name}'"
+        if op.target in BOX_IMAGES:
+            first, images = BOX_IMAGES[op.target], self._tensor(made, 0)
+            if images is None or tuple(op.args[first : first + 4]) != images.shape:
+                return f"it has other sizes than the images of '{made.name}'"
+        return ""
+
+    def _places(self, op: Op) -> str:
+        """Rows, classes, lengths and images that an operator looks up without a check are known, and there are such."""
+        if op.target in BAG:
+            return self._bag(op)
+        if op.target == "aten._ctc_loss.default":
+            return self._labels(op)
+        if op.target in BOX_FORWARDS:
+            return self._boxes(op)
+        if op.target.startswith("aten._fft_"):
+            return self._transform(op)
+        return ""
+
+    def _within(self, op: Op, place: int, count: int) -> bool:
+        """Whether every number in an argument is known to be 0 or more and below `count`."""
+        value = op.args[place]
+        bounds = self.known.bounds(value[TENSOR]) if isinstance(value, dict) and TENSOR in value else None
+        return bounds is not None and bounds[0] >= 0 and bounds[1] < count
+
+    def _bag(self, op: Op) -> str:
+        """Rows of an embedding bag are rows of its table, and its offsets rise from 0 to the number of rows taken."""
+        weight, rows, offsets = (self._tensor(op, place) for place in range(3))
+        if weight is None or rows is None or offsets is None or len(weight.shape) != 2:
+            return "it has no table, rows and offsets"
+        if rows.dtype not in ("int32", "int64") or rows.dtype != offsets.dtype or not is_row(rows):
+            return "its rows and offsets are no whole numbers in one dimension"
+        if len(op.args) > 5 and op.args[5] is not False:
+            return "sparse gradients are in no trace"
+        each = self._tensor(op, 6)
+        if each is not None and (each.shape != rows.shape or not is_row(each) or each.dtype != weight.dtype):
+            return "it has not one weight for each row that it takes"
+        if not self._within(op, 1, weight.shape[0]):
+            return f"nothing in the trace shows that its rows are below {weight.shape[0]}"
+        ends = self.known.rising(op.args[2][TENSOR])
+        if ends is None or ends[0] != 0 or ends[1] > rows.shape[0]:
+            return f"nothing in the trace shows that its offsets rise from 0 to {rows.shape[0]} at most"
+        return ""
+
+    def _labels(self, op: Op) -> str:
+        """Labels of a CTC loss are classes, and its lengths those of its sequences."""
+        scores, labels = self._tensor(op, 0), self._tensor(op, 1)
+        lengths = [*op.args[2:4], (), ()][:2]
+        if scores is None or labels is None or len(scores.shape) != 3 or labels.dtype not in ("int32", "int64"):
+            return "it has no scores and labels"
+        steps, samples, classes = scores.shape
+        if any(not isinstance(each, list | tuple) or len(each) != samples for each in lengths):
+            return "it has not one length for each sample"
+        if any(not isinstance(n, int) or n < 0 for each in lengths for n in each) or max(lengths[0], default=0) > steps:
+            return "its lengths are not those of its sequences"
+        if not samples:
+            return "it has no samples"
+        together = labels.shape == (sum(lengths[1]),)
+        apart = labels.shape[:1] == (samples,) and len(labels.shape) == 2 and max(lengths[1]) <= labels.shape[1]
+        if not (together or apart) or not _dense(labels):
+            return "its lengths are not those of its labels"
+        return "" if self._within(op, 1, classes) else f"nothing in the trace shows that its labels are below {classes}"
+
+    def _boxes(self, op: Op) -> str:
+        """Boxes are rows of five numbers of which the first is that of an image: put there by `cat`, as models do."""
+        images, boxes = self._tensor(op, 0), self._tensor(op, 1)
+        if images is None or boxes is None or len(images.shape) != 4 or boxes.shape[1:] != (5,):
+            return "it has no images and boxes"
+        made, _ = self._made.get(op.args[1][TENSOR], (-1, 0))
+        cat = self.trace.ops[made] if made >= 0 and boxes.init is None else None
+        numbers = cat.args[0] if cat is not None and cat.target == "aten.cat.default" and cat.args[1:] == (1,) else []
+        first = self._of(numbers[0]) if numbers and isinstance(numbers, list | tuple) else None
+        bounds = self.known.bounds(numbers[0][TENSOR]) if first is not None and first.shape[1:] == (1,) else None
+        changed = any(writer != made for writer in self._written.get(boxes.storage, []))
+        if bounds is None or changed or bounds[0] < 0 or bounds[1] >= images.shape[0]:
+            return f"nothing in the trace shows that its boxes are of images below {images.shape[0]}"
+        return ""
+
+    def _transform(self, op: Op) -> str:
+        """A Fourier transform goes along dimensions that are there, and back to the length that its argument has."""
+        image, dims = self._tensor(op, 0), op.args[1] if len(op.args) > 1 else ()
+        rank = 0 if image is None else len(image.shape)
+        if image is None or not dims or not isinstance(dims, list | tuple) or not all(isinstance(d, int) for d in dims):
+            return "it has no dimensions"
+        if any(not -rank <= d < rank for d in dims) or len({d % rank for d in dims}) != len(dims):
+            return "its dimensions are not those of the tensor"
+        if len(op.args) < 4 or op.args[2] not in (0, 1, 2) or any(image.shape[d] < 1 for d in dims):
+            return "its sizes or its scaling are not there"
+        if op.target == "aten._fft_c2r.default":
+            length = op.args[3]
+            if not isinstance(length, int) or length < 1 or image.shape[dims[-1]] != length // 2 + 1:
+                return "the length of its result does not fit to the tensor"
+        return ""
+
+    def _sizes(self, op: Op) -> str:
+        """Weights, statistics and gradients fit to the image."""
+        image = self._tensor(op, 0)
+        for place in PER_CHANNEL.get(op.target, ()):
+            tensor = self._tensor(op, place)
+            if tensor is not None and (image is None or len(image.shape) < 2 or tensor.shape != image.shape[1:2]):
+                return f"argument {place} has not one number for each channel"
+        if op.target == "aten.native_group_norm.default":
+            counts = op.args[3:6]
+            whole = [count for count in counts if isinstance(count, int)]
+            if image is None or len(whole) != 3 or math.prod(whole) != math.prod(image.shape) or min(whole) < 0:
+                return "its numbers of samples, channels and places are not those of the image"
+        if op.target in LEADING:
+            other, last = self._tensor(op, 1), LEADING[op.target]
+            if image is None or other is None or image.shape[:-last] != other.shape[:-last]:
+                return "the gradient has other samples or channels than the image"
+        if op.target in ALIKE:
+            other = self._tensor(op, 1)
+            if image is None or other is None or image.shape != other.shape:
+                return "the gradient has another shape than the result"
+        if op.target == "aten.unfold_backward.default" and (image is None or image.shape != _unfolded(op)):
+            return "the gradient has another shape than the windows"
+        if op.target.startswith("aten._upsample_") and "_aa" in op.target and not _scales_fit(op, image):
+            return "its scales are not those of the sizes"
+        if op.target == "aten.grid_sampler_2d_backward.default":
+            of, grid = self._tensor(op, 1), self._tensor(op, 2)
+            if image is None or of is None or grid is None or image.shape != (*of.shape[:2], *grid.shape[1:3]):
+                return "the gradient has another shape than the samples"
+        return ""
+
+    def _optimizer(self, op: Op) -> str:
+        """The lists of an optimizer's kernel are of one length and of the same shapes; single numbers are single."""
+        name = op.target.split(".")[1]
+        lists = [value if isinstance(value, list | tuple) else () for value in op.args]
+        single = [*op.kwargs.values(), *(value for value in op.args if isinstance(value, dict))]
+        if len(lists) != FUSED_LISTS[name]:
+            return "it has other lists of tensors"
+        if name != "_fused_sgd_":
+            single += lists[-1]  # steps
+        may_lack = (name == "_fused_sgd_" and op.kwargs.get("momentum") == 0) or op.kwargs.get("amsgrad") is False
+        given = [value for value in lists if value or not may_lack]
+        if len({len(value) for value in given}) > 1 or len(lists) - len(given) > 1:
+            return "its lists are not of one length"
+        problem = self._together(given if name == "_fused_sgd_" else given[:-1])
+        if problem:
+            return problem
+        for value in single:
+            tensor = self._of(value)
+            if tensor is not None and math.prod(tensor.shape) != 1:
+                return "a tensor that stands for one number has several"
+        return ""
+
+    def _together(self, lists: Sequence[Sequence[Any]]) -> str:
+        """Tensors in one place of each list have one shape and type and no gaps: the kernel walks them as one."""
+        if len({len(value) for value in lists}) > 1:
+            return "its lists are not of one length"
+        for together in zip(*lists, strict=True):
+            tensors = [self._of(value) for value in together]
+            kinds = {(t.shape, t.dtype, _dense(t)) for t in tensors if t is not None}
+            if None in tensors or len(kinds) != 1 or not next(iter(kinds))[2]:
+                return "its lists hold tensors of other shapes or types, or with gaps"
+        return ""
+
+    def _fused_step(self, index: int, op: Op) -> str:
+        """A variant that runs a step of SGD in one kernel: the lists of the ops that it stands for fit, too."""
+        for variant in op.variants:
+            chain = [self.trace.ops[place] for place in sorted((index, *variant.covers)) if place < len(self.trace.ops)]
+            if variant.settings.composition != "fused" or not chain or not chain[0].target.startswith("aten._foreach"):
+                continue
+            lists = [each.args[place] for each, place in zip(chain, (0, 1, 0), strict=False) if len(each.args) > place]
+            if len(lists) != 3 or not all(isinstance(each, list | tuple) for each in lists):
+                return f"variant '{variant.name}' is no step of SGD"
+            problem = self._together(lists)
+            if problem:
+                return f"variant '{variant.name}': {problem}"
+        return ""
+
+    def _of(self, value: Any) -> Tensor | None:
+        return self.trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
+
+
+def ordered_inputs(trace: Trace) -> frozenset[int]:
+    """Tensors that exist before the step and whose order counts: the offsets of embedding bags."""
+    bags = [op for op in trace.ops if op.target in BAG]
+    known = SavedRules(trace).known if bags else None
+    return frozenset(known.origin(index) for op in bags for index in tensor_refs(op.args[2]) if known is not None)
+
+
+def _shared(op: Op, places: Iterable[int]) -> tuple[str, ...]:
+    """An operator and some of its arguments, to find the forward that a backward belongs to."""
+    return (op.target, *(repr(op.args[place]) if place < len(op.args) else "" for place in places))
+
+
+def _unfolded(op: Op) -> tuple[int, ...] | None:
+    """The shape of what `unfold` makes, from the arguments of its backward."""
+    sizes, dim, size, step = op.args[1:5] if len(op.args) == 5 else ((), 0, 0, 0)
+    whole = isinstance(sizes, list | tuple) and all(isinstance(each, int) for each in (*sizes, dim, size, step))
+    if not whole or not sizes or not -len(sizes) <= dim < len(sizes) or step < 1 or not 0 <= size <= sizes[dim]:
+        return None
+    shape = list(sizes)
+    shape[dim] = (sizes[dim] - size) // step + 1
+    return (*shape, size)
+
+
+def _scales_fit(op: Op, image: Tensor | None) -> bool:
+    """Whether a resampling's scales, where they are given, make its output size out of its input size."""
+    backward = "_backward" in op.target
+    before = op.args[2] if backward and len(op.args) > 2 else image.shape if image is not None else ()
+    after, scales = op.args[1] if len(op.args) > 1 else (), op.args[4 if backward else 3 :]
+    if not isinstance(before, list | tuple) or not isinstance(after, list | tuple) or len(before) - len(after) != 2:
+        return False
+    return all(
+        scale is None
+        or (isinstance(scale, int | float) and isinstance(n, int) and isinstance(m, int) and m <= n * scale < m + 1)
+        for scale, n, m in zip(scales, before[2:], after, strict=False)
+    )
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor's elements fill its stretch of memory, each once; one without elements does."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for step, size in sorted((d, s) for s, d in zip(shape, stride, strict=True) if s != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _dense(tensor: Tensor) -> bool:
+    return is_dense(tensor.shape, tensor.stride)

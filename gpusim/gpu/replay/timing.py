@@ -1,0 +1,142 @@
+"""Wall times of GPU work, measured fairly: warmed up, interleaved, as medians with intervals."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import torch
+
+from gpusim.formats.trace import Timing
+from gpusim.units import ms_to_ns
+
+ROUNDS = 25
+#: Recordings made of each contender. Where a graph's tensors come to lie in memory changes its time: recordings of one
+#: schedule differ by up to 8 % at batch 1 (research/2026-11-23-capture-and-replay.md).
+#: An odd number, so that one is in the middle.
+RECORDINGS = 7
+#: Rounds and their length, in ms, for telling recordings apart.
+TRIAL_ROUNDS, TRIAL_MS = 3, 6.0
+#: No further recording is made where less memory than this many times a recording's own is free.
+MEMORY_RESERVE = 2.0
+#: GPU time of one round of one contender, in ms: long against an event's resolution (about 1 us) and a launch.
+ROUND_MS = 10.0
+WARMUP_MS = 25.0
+
+
+def median_interval(samples_ns: Sequence[int]) -> Timing:
+    """Median with its 95 % interval by order statistics (binomial, normal approximation)."""
+    ordered = sorted(samples_ns)
+    n = len(ordered)
+    half = 0.98 * math.sqrt(n)
+    low = max(0, math.floor(n / 2 - half))
+    high = min(n - 1, math.ceil(n / 2 + half))
+    return Timing(median_ns=round(statistics.median(ordered)), lo_ns=ordered[low], hi_ns=ordered[high], rounds=n)
+
+
+def time_interleaved(
+    contenders: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, round_ms: float = ROUND_MS
+) -> dict[str, Timing]:
+    """Time of one call of each contender, in rounds that take turns, so that drift of the clocks hits all alike.
+
+    Each round times many calls between two CUDA events and takes their mean; the result is the median over rounds.
+    """
+    repeats = {name: _repeats(run, round_ms) for name, run in contenders.items()}
+    samples: dict[str, list[int]] = {name: [] for name in contenders}
+    for turn in range(rounds):
+        names = list(contenders)
+        for name in names if turn % 2 == 0 else names[::-1]:
+            samples[name].append(_round(contenders[name], repeats[name]))
+    return {name: median_interval(times) for name, times in samples.items()}
+
+
+class Recording(Protocol):
+    """A recorded graph: it can be replayed, and says what memory it holds."""
+
+    peak_bytes: int
+
+    def replay(self) -> None:
+        """Run it once."""
+
+
+Recorder = Callable[[], Recording]
+"""Makes one more recording of a contender."""
+
+
+def time_typical(
+    recorders: Mapping[str, Recorder], recordings: int = RECORDINGS, rounds: int = ROUNDS
+) -> dict[str, Timing]:
+    """Time of each contender's recording of median time, all timed in turns.
+
+    Where memory does not hold all of them they are timed in groups, each in turns with the first contender.
+    A prediction knows nothing of where tensors come to lie, so it is held to the recording in the middle, for the
+    sequential graph as for the others. `fastest_ns` and `slowest_ns` of the result tell how far apart they were.
+    """
+    kept: dict[str, Recording] = {}
+    spread: dict[str, list[int]] = {}
+    timings: dict[str, Timing] = {}
+    for name, make in recorders.items():
+        first = next(iter(kept), name)
+        gc.collect()
+        torch.cuda.empty_cache()  # of recordings that are gone
+        if len(kept) > 1 and free_bytes() <= (recordings + 1) * kept[first].peak_bytes:
+            timings = _time_in_turns(kept, rounds) | timings
+            kept = {first: kept[first]}
+        kept[name], spread[name] = pick_typical(make, recordings)
+    timings = _time_in_turns(kept, rounds) | timings
+    return {
+        name: msgspec.structs.replace(
+            timing,
+            fastest_ns=min(*spread[name], timing.median_ns),
+            slowest_ns=max(*spread[name], timing.median_ns),
+        )
+        for name, timing in timings.items()
+    }
+
+
+def _time_in_turns(recordings: Mapping[str, Recording], rounds: int) -> dict[str, Timing]:
+    return time_interleaved({name: recording.replay for name, recording in recordings.items()}, rounds)
+
+
+def pick_typical(make: Recorder, recordings: int) -> tuple[Recording, list[int]]:
+    """The recording of median time out of several, and the times of all in ns.
+
+    They are alive together, so that each comes to lie elsewhere in memory; where memory runs short there are fewer.
+    """
+    alive: list[Recording] = []
+    times: list[int] = []
+    while not alive or (len(alive) < recordings and free_bytes() > MEMORY_RESERVE * alive[0].peak_bytes):
+        alive.append(make())
+        times.append(time_interleaved({"": alive[-1].replay}, TRIAL_ROUNDS, TRIAL_MS)[""].median_ns)
+    middle = sorted(times)[(len(times) - 1) // 2]
+    return alive[times.index(middle)], times
+
+
+def free_bytes() -> int:
+    """Memory that the GPU has free."""
+    return torch.cuda.mem_get_info()[0]
+
+
+def _round(run: Callable[[], object], repeats: int) -> int:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(repeats):
+        run()
+    end.record()
+    end.synchronize()
+    return ms_to_ns(begin.elapsed_time(end) / repeats)
+
+
+def _repeats(run: Callable[[], object], round_ms: float) -> int:
+    """Warm up and find how many calls fill a round."""
+    run()
+    torch.cuda.synchronize()
+    one_ms = max(_round(run, 3) / 1e6, 1e-3)
+    for _ in range(max(1, round(WARMUP_MS / one_ms))):
+        run()
+    torch.cuda.synchronize()
+    return max(3, round(round_ms / one_ms))

@@ -1,0 +1,68 @@
+"""A memory plan for torch's own machinery: as a policy of selective checkpointing, and as marks for its offload pass.
+
+Both see the calls of a forward pass by operator, not by the names of a trace. So the n-th call of an operator is taken
+for the n-th op of the trace with that operator: the model must make the same calls as when it was captured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.utils.checkpoint import CheckpointPolicy
+
+from gpusim.formats.trace import Trace
+from gpusim.memplan.plan import MemoryPlan
+from gpusim.memplan.storages import Storages
+
+PolicyFunction = Callable[..., CheckpointPolicy]
+
+
+def policy_fn(trace: Trace, plan: MemoryPlan) -> PolicyFunction:
+    """The plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`.
+
+    What the plan computes again is `PREFER_RECOMPUTE`, all else `MUST_SAVE`. What it moves is saved: this machinery
+    moves nothing before torch 2.12. Make a new one for each forward pass: it counts calls.
+    """
+    again = {op for redo in plan.redos for op in redo.ops}
+    wanted: dict[str, list[bool]] = defaultdict(list)
+    for index, op in enumerate(trace.ops):
+        if op.phase == "forward":
+            wanted[op.target].append(index in again)
+    calls: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+
+    def decide(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        name, count = str(op), calls[bool(ctx.is_recompute)]
+        number = count[name]
+        count[name] += 1
+        known = wanted.get(name, [])
+        recompute = number < len(known) and known[number]
+        return CheckpointPolicy.PREFER_RECOMPUTE if recompute else CheckpointPolicy.MUST_SAVE
+
+    return decide
+
+
+def mark_offloads(nodes: Iterable[Any], trace: Trace, plan: MemoryPlan) -> int:
+    """Set `meta["should_offload"]` of the nodes of a forward graph whose results the plan moves; how many there are.
+
+    `nodes` are those of the graph that torch's activation offloading gets, in order (`graph_module.graph.nodes`).
+    """
+    moved = {offload.storage for offload in plan.offloads}
+    storages = Storages.of(trace)
+    marks: dict[str, list[bool]] = defaultdict(list)
+    for index, op in enumerate(trace.ops):
+        if op.phase == "forward":
+            marks[op.target].append(bool(moved & storages.writes[index]))
+    seen: Counter[str] = Counter()
+    found = 0
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        name = str(node.target)
+        number = seen[name]
+        seen[name] += 1
+        if number < len(marks[name]) and marks[name][number]:
+            node.meta["should_offload"] = True
+            found += 1
+    return found

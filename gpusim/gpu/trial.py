@@ -1,0 +1,64 @@
+"""Predict, then try on the GPU: the best few schedules of an exploration are timed, and the fastest is the result.
+
+What `gpusim explore --measure` and recipes with `measure` have in common. A search finds what the model overrates; a
+trial of a few schedules costs seconds and settles which of them is fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
+from gpusim.search.explore import Explored
+from gpusim.search.trial import Trial, contenders
+
+SEQUENTIAL = "sequential"
+
+
+def fastest(
+    graph: OpGraph, schedules: Sequence[Schedule], seed: int, *, trust_code: bool = False
+) -> tuple[list[int], int]:
+    """What each schedule took on this GPU in a quick measurement, and which was the fastest, the first of equals.
+
+    Raises as `gpusim.gpu.replay.replay.replay` does.
+    """
+    from gpusim.gpu.replay.replay import trial_ns
+
+    times_ns = trial_ns(graph, schedules, seed=seed, trust_code=trust_code)
+    return times_ns, times_ns.index(min(times_ns))
+
+
+def try_best(
+    explored: Explored,
+    count: int,
+    *,
+    command: str,
+    say: Callable[[str], None] = lambda _: None,
+    trust_code: bool = False,
+) -> tuple[Explored, Trial]:
+    """Try the `count` schedules predicted best; the fastest, replayed and checked, becomes the exploration's best.
+
+    The sequential schedule stays where it was not slower. Raises as `gpusim.gpu.replay.replay.replay` does, and
+    `ReplayError` where outputs differ.
+    """
+    from gpusim.gpu.replay.replay import replay, require_equal
+
+    rows = contenders(explored, count)
+    made = [row.schedule for row in rows]
+    say(f"trying {len(rows)} schedules")
+    times_ns, number = fastest(explored.graph, made, explored.seed, trust_code=trust_code)
+    best, measurement = rows[number], None
+    if best.policy != SEQUENTIAL:
+        (measurement,) = replay(
+            explored.graph,
+            [made[number]],
+            command=command,
+            seed=explored.seed,
+            say=say,
+            trust_code=trust_code,
+        )
+        require_equal(measurement)
+        if measurement.schedule.median_ns >= measurement.sequential.median_ns:
+            best = explored.best_of(SEQUENTIAL)
+    return explored.with_best(best), Trial(tuple(rows), tuple(times_ns), rows[number], measurement, best)
