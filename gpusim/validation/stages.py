@@ -8,7 +8,6 @@ results file of the recipe.
 from __future__ import annotations
 
 import datetime
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,26 +16,28 @@ from typing import Literal
 import msgspec
 
 from gpusim.errors import GpusimError, RecipeError
-from gpusim.files import make_folder
+from gpusim.formats.measurement import Measurement
+from gpusim.formats.results import SCHEMA, ResultCase, Results, read_all_results
+from gpusim.formats.trace import Timing, Trace
+from gpusim.gpu.isolate import alone
+from gpusim.io.files import make_folder
+from gpusim.io.packed import is_file
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.measurement import Measurement
-from gpusim.recipes.chosen import Chosen, choose_schedules, hardware_of
-from gpusim.recipes.predictions import (
+from gpusim.trace.store import bundled_traces, read_trace, structure_hash
+from gpusim.validation.case_work import capture_case, replay_chosen, result_case
+from gpusim.validation.chosen import Chosen, choose_schedules, hardware_of
+from gpusim.validation.memory_stages import MemoryResults, measured_or_said, predict_memory
+from gpusim.validation.predictions import (
     Predictions,
     predictions_of,
     predictions_path,
     read_predictions,
     write_predictions,
 )
-from gpusim.recipes.recipe import Case, Recipe
-from gpusim.recipes.steps import capture_case, replay_chosen, result_case
-from gpusim.report.replayed import SUFFIX as REPLAYED_SUFFIX
-from gpusim.report.replayed import ReplayedSchedule, read_replayed, write_replayed
-from gpusim.report.results import SCHEMA, ResultCase, Results, read_all_results
-from gpusim.report.results_table import write_results
-from gpusim.runtime.isolate import alone
-from gpusim.trace.schema import Timing, Trace
-from gpusim.trace.store import bundled_traces, read_trace, structure_hash
+from gpusim.validation.recipe import Case, Recipe
+from gpusim.validation.replayed import SUFFIX as REPLAYED_SUFFIX
+from gpusim.validation.replayed import ReplayedSchedule, read_replayed, write_replayed
+from gpusim.validation.tables import write_results
 
 Stage = Literal["capture", "predict", "measure"]
 Say = Callable[[str], None]
@@ -65,7 +66,7 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
     errors: list[GpusimError] = []
     for case in cases:
         path = trace_path(case, recipe)
-        if not os.path.isfile(path):
+        if not is_file(path):
             make_folder(path.parent, "traces")
             try:
                 path = alone(capture_case, case, path.parent, recipe.seed, command)
@@ -90,14 +91,19 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
     paths: list[Path] = []
     for case in cases:
         path = trace_path(case, recipe)
-        if not os.path.isfile(path):
+        if not is_file(path):
             say(f"not captured yet: {path.name}")
+            continue
+        if recipe.memory_policies:
+            paths.append(predict_memory(path, recipe))
+            say(f"planned {path.name}")
             continue
         trace = read_trace(path)
         target = predictions_path(path)
-        if os.path.isfile(target):
+        if is_file(target):
             read_predictions(target, trace)
         else:
+            make_folder(path.parent, "predictions")  # the trace may lie in a set
             target = write_predictions(predictions_of(trace, choose_schedules(path, recipe), recipe.name), path)
             say(f"predicted {path.name}")
         paths.append(target)
@@ -111,13 +117,15 @@ def measure_stage(
 
     Each schedule is timed in `recipe.processes` processes; `interval_ns` is what their medians span.
     """
+    if recipe.memory_policies:
+        return _measure_memory(recipe, cases, folder, command, say, trust_code)
     make_folder(folder, "results")
     joined = _Joined.of(recipe, folder)
     errors: list[GpusimError] = []
     for case in cases:
         path = trace_path(case, recipe)
         try:
-            if not os.path.isfile(path):
+            if not is_file(path):
                 raise RecipeError(str(path), "not captured yet: run the stage 'capture' first")
             trace = read_trace(path)
             if joined.has(trace):
@@ -141,6 +149,18 @@ def measure_stage(
     if joined.results is None:
         raise RecipeError(recipe.name, "has no case to measure")
     return joined.results
+
+
+def _measure_memory(
+    recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say, trust_code: bool
+) -> Results:
+    """As `measure_stage`, of memory plans."""
+    results = MemoryResults(recipe, folder)
+    for line in measured_or_said(results, [(case, trace_path(case, recipe)) for case in cases], command, trust_code):
+        say(line)
+    if results.results is None:
+        raise RecipeError(recipe.name, "no case could be measured")
+    return results.results
 
 
 def between_processes(runs: Sequence[Measurement]) -> Measurement:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
-from gpusim.defaults import MAX_BUDGET_S
+from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
 from gpusim.errors import RecipeError
-from gpusim.files import Count, Document, Positive, read_toml
+from gpusim.formats.results import Baseline
+from gpusim.formats.trace import Dtype, Frontend, MemoryFormat, Mode, named_trace
+from gpusim.gpu.replay.allowlist import check_operators
+from gpusim.io.files import Count, Document, Positive, read_toml
+from gpusim.io.packed import is_file
+from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
-from gpusim.runtime.allowlist import check_operators
-from gpusim.search.searches import SEARCH, SEARCHED
-from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, named_trace
+from gpusim.search.budget import SEARCH, SEARCHED
 from gpusim.trace.store import bundled_traces, read_trace
 from gpusim.trace.trust import check_trace_code, names_code, require_trust, wrong_name
 
@@ -47,6 +49,8 @@ class Case(Document, frozen=True, kw_only=True):
     """A trace file or a bundled trace's name."""
     fitted: bool = False
     """Whether a constant of the hardware model was fitted on this network."""
+    against: tuple[Baseline, ...] = ()
+    """Further baselines of this case, beside those of the recipe; only where the recipe has some."""
 
     @property
     def trace_name(self) -> str:
@@ -64,10 +68,16 @@ class Recipe(Document, frozen=True, kw_only=True):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$(?!\n)")]
     """Begins the names of the results files: letters, digits, `_` and `-`."""
     case: tuple[Case, ...]
+    against: tuple[Baseline, ...] = ()
+    """Baselines: each case is optimized (`gpusim.optimize`) and timed beside these, in place of replaying schedules."""
     policies: tuple[str, ...] = (SEARCH,)
     """Replayed besides the sequential one, each at the stream count that is predicted best; also any of `SEARCHES`."""
     counts: tuple[StreamCount, ...] = ()
     """Stream counts to replay each policy at, instead of the one predicted best."""
+    memory_policies: tuple[str, ...] = ()
+    """Memory policies to replay in place of schedules, besides the one that keeps all; only for runs in stages."""
+    memory_budgets: tuple[Annotated[float, Meta(gt=0, le=1)], ...] = ()
+    """Budgets for those that take one, as shares of the peak of the step that keeps all."""
     random: Count = 0
     """Number of random legal schedules replayed for each case, on 2 to 8 streams."""
     pairs: Count = 0
@@ -81,9 +91,9 @@ class Recipe(Document, frozen=True, kw_only=True):
     in the middle."""
     partitions: str | None = None
     """Splits of the SMs to search schedules on, as for `gpusim explore --partitions`."""
-    streams: StreamCount = 8
+    streams: StreamCount = DEFAULT_STREAMS
     budget_s: Annotated[float, Meta(gt=0, le=MAX_BUDGET_S)] = 12.0
-    seed: Count = 0
+    seed: Count = DEFAULT_SEED
     traces: str | None = None
     """Folder that keeps the captured traces, from the working directory; none are kept where it is not given."""
 
@@ -98,8 +108,12 @@ def read_recipe(path: Path) -> Recipe:
         if policy not in known:
             problem = f"unknown policy '{policy}' (there are: {', '.join(sorted(known))})"
             raise RecipeError(str(path), problem, place=f"$.policies[{index}]")
+    for index, policy in enumerate(recipe.memory_policies):
+        if policy not in MEMORY_POLICIES:
+            problem = f"unknown memory policy '{policy}' (there are: {', '.join(sorted(MEMORY_POLICIES))})"
+            raise RecipeError(str(path), problem, place=f"$.memory_policies[{index}]")
     for index, case in enumerate(recipe.case):
-        problem = _wrong_with(case)
+        problem = _wrong_with(case) or _wrong_against(case, recipe)
         if problem:
             raise RecipeError(str(path), problem, place=f"$.case[{index}]")
     return recipe
@@ -136,6 +150,15 @@ def _wrong_with(case: Case) -> str:
         return wrong
     if case.trace is not None and Case(trace=case.trace, fitted=case.fitted, variants=case.variants) != case:
         return "mode, batch, dtype, memory format and front end are those of the trace; leave them out"
-    if case.trace is not None and case.trace not in bundled_traces() and not os.path.isfile(case.trace):
+    if case.trace is not None and case.trace not in bundled_traces() and not is_file(Path(case.trace)):
         return f"no trace '{case.trace}': neither a file nor bundled (there are: {', '.join(bundled_traces())})"
+    return ""
+
+
+def _wrong_against(case: Case, recipe: Recipe) -> str:
+    """What makes a case impossible to hold against baselines, or to do without them, or nothing."""
+    if recipe.against and case.trace is not None:
+        return "a recipe with 'against' optimizes models; give 'spec' in place of 'trace'"
+    if case.against and not recipe.against:
+        return "'against' of a case goes with 'against' of the recipe"
     return ""

@@ -10,14 +10,15 @@ import msgspec
 
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import MeasurementError, RecipeError
-from gpusim.files import read_toml
+from gpusim.formats.results import Results, read_results
+from gpusim.io.files import read_toml
+from gpusim.io.packed import files_in, is_file, is_folder
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.recipes.chosen import hardware_of
-from gpusim.recipes.recipe import Recipe
-from gpusim.report.replayed import SUFFIX, read_replayed
-from gpusim.report.results import Results, read_results
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
+from gpusim.validation.chosen import hardware_of
+from gpusim.validation.recipe import Recipe
+from gpusim.validation.replayed import SUFFIX, read_replayed
 
 
 def trace_files(results: Path) -> dict[str, Path]:
@@ -30,32 +31,34 @@ def trace_files(results: Path) -> dict[str, Path]:
     place = results.parent.parent
     name = read_results(results).recipe
     folders = (place / "traces", place / "traces" / name)
-    found = {file.name.removesuffix(".json.gz"): file for folder in folders for file in folder.glob("*.json.gz")}
+    found = {file.name.removesuffix(".json.gz"): file for folder in folders for file in files_in(folder, ".json.gz")}
     # Not `read_recipe`, which looks for the traces: paths in a recipe are those of where it was run.
     recipe = place / f"{name}.toml"
     named = read_toml(recipe, Recipe, RecipeError).case if os.path.isfile(recipe) else ()
     files = [place.parent / case.trace for case in named if case.trace is not None and case.trace.endswith(".json.gz")]
-    given = {file.name.removesuffix(".json.gz"): file for file in files if os.path.isfile(file)}
+    given = {file.name.removesuffix(".json.gz"): file for file in files if is_file(file)}
     return {**bundled_traces(), **found, **given}
 
 
 def traces_in(folder: Path) -> dict[str, Path]:
     """The traces `NAME.json.gz` of a folder, by name. Raises `MeasurementError` where there is no such folder."""
-    if not os.path.isdir(folder):
+    if not is_folder(folder):
         raise MeasurementError(str(folder), "there is no such folder of traces")
-    return {file.name.removesuffix(".json.gz"): file for file in sorted(folder.glob("*.json.gz"))}
+    return {file.name.removesuffix(".json.gz"): file for file in files_in(folder, ".json.gz")}
 
 
 def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:
     """A results file as it is, and the same with what is predicted of its schedules now.
 
     `traces` are looked at before those that `trace_files` names. The schedules lie in the file beside it
-    (`gpusim.report.replayed`), one for each of its cases. Raises
-    `MeasurementError` where they are those of other cases, or a trace is missing or has changed.
+    (`gpusim.validation.replayed`), one for each of its cases. Raises
+    `MeasurementError` where they are those of other cases, or a trace is missing or has changed, and `ScheduleError`
+    where one is not legal for its trace.
     """
     files = {**trace_files(results), **(traces or {})}
     then = read_results(results)
-    schedules = read_replayed(results.with_name(results.stem + SUFFIX))
+    beside = results.with_name(results.stem + SUFFIX)
+    schedules = read_replayed(beside)
     if len(schedules) != len(then.cases):
         raise MeasurementError(str(results), f"has {len(then.cases)} cases, and {len(schedules)} schedules beside it")
     engine = FastEngine()
@@ -72,6 +75,7 @@ def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tu
         graph = graphs[case.trace]
         if schedule.trace_hash != structure_hash(graph.trace):
             raise MeasurementError(str(files[case.trace]), f"is another step than that of {results.name}")
-        predicted_ns = engine.run(lower(graph, schedule.schedule), graph.hardware).makespan_ns
+        checked = schedule.schedule.check(graph, str(beside))
+        predicted_ns = engine.run(lower(graph, checked), graph.hardware).makespan_ns
         now.append(msgspec.structs.replace(case, predicted_ns=predicted_ns))
     return then, msgspec.structs.replace(then, cases=tuple(now))

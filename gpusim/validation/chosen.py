@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpusim.bounds.bounds import bounds
 from gpusim.engine.evaluate import Evaluator
-from gpusim.hardware.model import HardwareModel, default_hardware
+from gpusim.formats.hardware import HardwareModel, default_hardware
+from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.random_schedules import RANDOM, random_schedule
 from gpusim.policies.registry import POLICIES
-from gpusim.recipes.recipe import FASTEST_KERNELS, RECOMMENDED, SEARCHES, WITHOUT_VARIANTS, Recipe
-from gpusim.search.bounds import bounds
-from gpusim.search.choices import parse_splits
+from gpusim.search.budget import PARTITIONS, SEARCH, SEARCHED, VARIANTS
 from gpusim.search.explore import Explored, explore
-from gpusim.search.searches import PARTITIONS, SEARCH, SEARCHED, VARIANTS
 from gpusim.search.trial import contenders
-from gpusim.trace.schema import Trace
+from gpusim.search.variants import parse_splits
 from gpusim.trace.store import read_trace
+from gpusim.validation.recipe import FASTEST_KERNELS, RECOMMENDED, SEARCHES, WITHOUT_VARIANTS, Recipe
 
 
 @dataclass(frozen=True)

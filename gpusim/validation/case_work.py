@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpusim.formats.measurement import Measurement
+from gpusim.formats.pairs import PairCase
+from gpusim.formats.results import ResultCase
+from gpusim.formats.trace import Trace
+from gpusim.gpu.trial import fastest
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.measurement import Measurement
-from gpusim.plan.pairs import PairCase
-from gpusim.recipes.chosen import Chosen, hardware_of
-from gpusim.recipes.recipe import Case, Recipe
-from gpusim.recipes.trial import fastest
-from gpusim.report.results import ResultCase
-from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace, write_trace
+from gpusim.validation.chosen import Chosen, hardware_of
+from gpusim.validation.recipe import Case, Recipe
 
 
 def capture_case(case: Case, folder: Path, seed: int, command: str) -> Path:
     """Capture a case of a recipe into `folder`. Raises `CaptureError` and what `capture` raises."""
-    from gpusim.runtime.capture import CaptureOptions, capture
+    from gpusim.gpu.capture.capture import CaptureOptions, capture
 
     assert case.spec is not None
     assert case.mode is not None
@@ -41,7 +41,7 @@ def capture_case(case: Case, folder: Path, seed: int, command: str) -> Path:
 
 def add_variants(trace: Trace, folder: Path, seed: int) -> Path:
     """Measure the kernel variants of a trace and write it with them into `folder`."""
-    from gpusim.runtime.variant_capture import with_variants
+    from gpusim.gpu.capture.variants import with_variants
 
     path = folder / f"{trace.name}.json.gz"
     write_trace(with_variants(trace, seed), path)
@@ -52,7 +52,7 @@ def replay_chosen(
     path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool
 ) -> tuple[Chosen, list[Measurement]]:
     """Measure the chosen schedules; what was searched becomes the contender that is fastest in a trial."""
-    from gpusim.runtime.replay import replay
+    from gpusim.gpu.replay.replay import replay
 
     trace = read_trace(path)
     graph = OpGraph.build(trace, hardware_of(trace))
@@ -72,7 +72,7 @@ def replay_chosen(
 
 def measure_pairs_of(path: Path, recipe: Recipe) -> list[PairCase]:
     """Run pairs and triples of a trace's kernels together, as many as the recipe says."""
-    from gpusim.runtime.pairs import measure_pairs
+    from gpusim.gpu.calibrate.pairs import measure_pairs
 
     trace = read_trace(path)
     return measure_pairs(trace, hardware_of(trace), recipe.pairs, recipe.seed)

@@ -14,12 +14,13 @@ from typing import Final, Literal
 import msgspec
 
 from gpusim.errors import RecipeError
-from gpusim.files import Count, Document, Nanoseconds, encode_json, read_document, write_document
+from gpusim.formats.measurement import Measurement
+from gpusim.formats.schedule import ScheduleDocument
+from gpusim.formats.trace import Trace
+from gpusim.io.files import Count, Document, Nanoseconds, encode_json, read_document, write_document
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.measurement import Measurement
-from gpusim.plan.schedule import Schedule, ScheduleDocument
-from gpusim.recipes.chosen import Chosen
-from gpusim.trace.schema import Trace
+from gpusim.plan.schedule import Schedule
+from gpusim.validation.chosen import Chosen
 from gpusim.version import code_version
 
 SCHEMA: Final = "gpusim-predictions/1"

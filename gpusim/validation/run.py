@@ -16,30 +16,30 @@ from typing import TypeVar
 
 import msgspec
 
-from gpusim.children import end_with_parent
 from gpusim.errors import GpuError, GpusimError, TraceError
-from gpusim.files import make_folder
-from gpusim.plan.measurement import Measurement
-from gpusim.plan.pairs import PairCase
-from gpusim.recipes.chosen import Chosen, choose_schedules
-from gpusim.recipes.recipe import Case, Recipe, check_recipe_code
-from gpusim.recipes.steps import (
+from gpusim.formats.measurement import Measurement
+from gpusim.formats.pairs import PairCase
+from gpusim.formats.results import SCHEMA, ResultCase, Results
+from gpusim.formats.trace import Trace
+from gpusim.gpu.isolate import alone
+from gpusim.io.files import make_folder
+from gpusim.io.processes import end_with_parent
+from gpusim.io.scratch import scratch_folder
+from gpusim.trace.store import bundled_traces, read_trace
+from gpusim.trace.trust import check_trace_code
+from gpusim.units import counted
+from gpusim.validation.case_work import (
     add_variants,
     capture_case,
     measure_pairs_of,
     replay_chosen,
     result_case,
 )
-from gpusim.report.pairs import write_pairs
-from gpusim.report.replayed import ReplayedSchedule, write_replayed
-from gpusim.report.results import SCHEMA, ResultCase, Results
-from gpusim.report.results_table import write_results
-from gpusim.runtime.isolate import alone
-from gpusim.scratch import scratch_folder
-from gpusim.trace.schema import Trace
-from gpusim.trace.store import bundled_traces, read_trace
-from gpusim.trace.trust import check_trace_code
-from gpusim.units import counted
+from gpusim.validation.chosen import Chosen, choose_schedules
+from gpusim.validation.pair_results import write_pairs
+from gpusim.validation.recipe import Case, Recipe, check_recipe_code
+from gpusim.validation.replayed import ReplayedSchedule, write_replayed
+from gpusim.validation.tables import write_results
 from gpusim.version import code_version
 
 Result = TypeVar("Result")

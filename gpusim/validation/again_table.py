@@ -1,0 +1,63 @@
+"""Predictions of today beside those of when a results file was measured, for people and for `--json`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from gpusim.formats.results import ResultCase, Results
+from gpusim.report.tables import console
+from gpusim.validation.statistics import by_step, fidelity
+
+
+def again_document(then: Results, now: Results) -> dict[str, Any]:
+    """The document of `gpusim validate RESULTS.json --again --json`; times in integer ns."""
+    return {
+        "recipe": then.recipe,
+        "gpu": then.gpu,
+        "hardware": then.hardware,
+        "cases": [
+            {
+                "trace": case.trace,
+                "network": case.network,
+                "mode": case.mode,
+                "batch": case.batch,
+                "policy": case.policy,
+                "streams": case.streams,
+                "measured_ns": case.measured_ns,
+                "predicted_ns": again.predicted_ns,
+                "then_ns": case.predicted_ns,
+                "fitted": case.fitted,
+            }
+            for case, again in zip(then.cases, now.cases, strict=True)
+        ],
+    }
+
+
+def print_again(then: Results, now: Results) -> None:
+    """Errors of schedules on several streams: then and now, left-out and fitted networks, and each step now."""
+    table = Table(title=f"{then.recipe} on {then.gpu}, {len(then.cases)} schedules")
+    table.add_column("networks", no_wrap=True)
+    table.add_column("predicted")
+    for name in ("n", "median", "95 % within", "largest", "bias", "tau", "regret"):
+        table.add_column(name, justify="right")
+    for networks, fitted in (("left out", False), ("fitted on", True)):
+        for when, results in (("then", then), ("now", now)):
+            _add_row(table, networks, when, [case for case in results.cases if case.fitted == fitted])
+    table.add_section()
+    for step, cases in by_step(now.cases).items():
+        _add_row(table, step, "now", cases)
+    console().print(table)
+
+
+def _add_row(table: Table, name: str, when: str, cases: Sequence[ResultCase]) -> None:
+    errors = fidelity(cases)
+    if errors is None:
+        return
+    shares = (f"{errors.median:.1%}", f"{errors.p95:.1%}", f"{errors.largest:.1%}", f"{errors.bias:+.1%}")
+    tau = f"{statistics.mean(errors.tau):.2f}" if errors.tau else "-"
+    regret = f"{statistics.mean(errors.regret):.1%}" if errors.regret else "-"
+    table.add_row(name, when, str(errors.schedules), *shares, tau, regret)

@@ -1,0 +1,286 @@
+"""Memory plans of a recipe: predicted in a file for each trace, replayed on another day, joined in one results file."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from gpusim.bounds.bounds import bounds
+from gpusim.errors import GpusimError, RecipeError
+from gpusim.formats.measurement import Measurement
+from gpusim.formats.memory_plan import MemoryPlanDocument
+from gpusim.formats.results import SCHEMA as RESULTS_SCHEMA
+from gpusim.formats.results import ResultCase, Results, read_all_results
+from gpusim.formats.trace import Trace
+from gpusim.gpu.isolate import alone
+from gpusim.io.files import Count, Document, Nanoseconds, make_folder, read_document, write_document
+from gpusim.io.packed import is_file
+from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
+from gpusim.memplan.plan import MemoryPlan
+from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.registry import MEMORY_POLICIES
+from gpusim.plan.graph import OpGraph
+from gpusim.trace.store import read_trace
+from gpusim.validation.case_work import result_case
+from gpusim.validation.chosen import Chosen, hardware_of
+from gpusim.validation.predictions import trace_sha256
+from gpusim.validation.recipe import Case, Recipe
+from gpusim.validation.tables import write_results
+from gpusim.version import code_version
+
+SCHEMA: Final = "gpusim-memory-predictions/1"
+SUFFIX: Final = ".memory.predicted.json.gz"
+#: Beside a results file: its memory plans, which can be predicted again.
+PLANS_SUFFIX: Final = ".plans.json.gz"
+PLANS_SCHEMA: Final = "gpusim-replayed-memory/1"
+
+
+class PredictedPlan(Document, frozen=True, kw_only=True):
+    """A memory plan with what is predicted of it."""
+
+    plan: MemoryPlanDocument
+    interval_ns: tuple[Nanoseconds, Nanoseconds]
+    exposed_copy_ns: int
+    recompute_ns: int
+    d2h_bytes: Count
+    h2d_bytes: Count
+    pinned_bytes: Count
+    reserved_bytes: Count
+    budget_bytes: Count = 0
+
+
+class MemoryPredictions(Document, frozen=True, kw_only=True, omit_defaults=False):
+    """The memory plans that a recipe replays of one step, predicted before any of them has run."""
+
+    schema: Literal["gpusim-memory-predictions/1"]
+    recipe: str
+    trace: str
+    trace_sha256: str
+    code: str
+    date: str
+    hardware: str
+    keep_all_ns: Nanoseconds
+    keep_all_peak_bytes: Count
+    bounds_ns: dict[str, Nanoseconds]
+    plans: tuple[PredictedPlan, ...]
+
+
+class ReplayedPlan(Document, frozen=True, kw_only=True):
+    """A memory plan that was replayed, of the trace with this hash."""
+
+    trace_sha256: str
+    budget_bytes: Count
+    plan: MemoryPlanDocument
+
+
+class ReplayedPlans(Document, frozen=True, kw_only=True):
+    """All memory plans of a results file."""
+
+    schema: Literal["gpusim-replayed-memory/1"]
+    plans: tuple[ReplayedPlan, ...]
+
+
+def memory_predictions_path(trace: Path) -> Path:
+    """Beside the trace's file: `NAME.memory.predicted.json.gz`."""
+    return trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + SUFFIX)
+
+
+def predict_memory(path: Path, recipe: Recipe) -> Path:
+    """Plan and predict what the recipe asks for of a captured trace, unless it has been; the file with it.
+
+    Raises `RecipeError` where the predictions there are of another trace.
+    """
+    trace, target = read_trace(path), memory_predictions_path(path)
+    if is_file(target):
+        read_memory_predictions(target, trace)
+        return target
+    hardware = hardware_of(trace)
+    evaluator = MemoryEvaluator(OpGraph.build(trace, hardware))
+    base = evaluator.evaluate(MemoryPlan())
+    made_by = f"gpusim validate, {hardware.label}"
+    plans = [_predicted(evaluator, outcome, budget, made_by) for budget, outcome in _outcomes(evaluator, base, recipe)]
+    document = MemoryPredictions(
+        schema=SCHEMA,
+        recipe=recipe.name,
+        trace=trace.name,
+        trace_sha256=trace_sha256(trace),
+        code=code_version(),
+        date=datetime.date.today().isoformat(),
+        hardware=hardware.label,
+        keep_all_ns=base.step_ns,
+        keep_all_peak_bytes=base.peak_bytes,
+        bounds_ns={k.removesuffix("_ns"): v for k, v in bounds(evaluator.graph).document().items()},
+        plans=tuple(plans),
+    )
+    make_folder(target.parent, "predictions")  # the trace may lie in a set
+    write_document(target, document)
+    return target
+
+
+def _outcomes(evaluator: MemoryEvaluator, base: Outcome, recipe: Recipe) -> Iterator[tuple[int, Outcome]]:
+    """Each policy's plan, or one for each budget where it takes one."""
+    for name in recipe.memory_policies:
+        policy = MEMORY_POLICIES[name]
+        budgets = [round(base.peak_bytes * share) for share in recipe.memory_budgets] if policy.takes_budget else [0]
+        for budget in budgets:
+            setting = Setting(evaluator.graph, evaluator.storages, budget or None)
+            try:
+                yield budget, evaluator.evaluate(policy(setting))
+            except GpusimError:
+                if not budget:  # a budget may be below what any plan can reach
+                    raise
+
+
+def _predicted(evaluator: MemoryEvaluator, outcome: Outcome, budget: int, made_by: str) -> PredictedPlan:
+    graph = evaluator.graph
+    plan = outcome.plan.made(outcome.plan.policy, made_by, outcome.step_ns, outcome.peak_bytes)
+    streams = 3 if plan.has_copies else 1
+    return PredictedPlan(
+        plan=plan.to_document(graph.trace),
+        interval_ns=graph.hardware.interval_ns(outcome.step_ns, streams, graph.may_lose_cache),
+        exposed_copy_ns=outcome.exposed_copy_ns,
+        recompute_ns=outcome.recompute_ns,
+        d2h_bytes=outcome.d2h_bytes,
+        h2d_bytes=outcome.h2d_bytes,
+        pinned_bytes=outcome.pinned_bytes,
+        reserved_bytes=outcome.use.reserved_bytes,
+        budget_bytes=budget,
+    )
+
+
+def read_memory_predictions(path: Path, trace: Trace) -> MemoryPredictions:
+    """Read the memory predictions of `trace`. Raises `RecipeError`, also where they are of another trace."""
+    predictions = read_document(path, MemoryPredictions, SCHEMA, RecipeError)
+    if predictions.trace_sha256 != trace_sha256(trace):
+        problem = f"predictions of another capture of '{predictions.trace}' than the trace beside them"
+        raise RecipeError(str(path), problem, place="$.trace_sha256")
+    return predictions
+
+
+def replay_predicted(
+    path: Path, plans: tuple[MemoryPlan, ...], recipe: Recipe, command: str, trust_code: bool
+) -> list[Measurement]:
+    """Replay memory plans of the trace in `path`; runs on the GPU, in a process of its own."""
+    from gpusim.gpu.replay.memory_replay import replay_memory
+
+    trace = read_trace(path)
+    return replay_memory(
+        OpGraph.build(trace, hardware_of(trace)),
+        plans,
+        command=command,
+        seed=recipe.seed,
+        recordings=recipe.recordings,
+        trust_code=trust_code,
+    )
+
+
+class MemoryResults:
+    """The newest results file of a memory recipe in a folder, and what is added to it."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        make_folder(folder, "results")
+        self.recipe, self.folder = recipe, folder
+        self.results: Results | None = None
+        self.plans: tuple[ReplayedPlan, ...] = ()
+        earlier = {name: each for name, each in read_all_results(folder).items() if each.recipe == recipe.name}
+        if earlier:
+            name, self.results = max(earlier.items(), key=lambda item: item[1].date)
+            path = folder / f"{name}{PLANS_SUFFIX}"
+            if path.is_file():
+                self.plans = read_document(path, ReplayedPlans, PLANS_SCHEMA, RecipeError).plans
+
+    def has(self, trace: Trace) -> bool:
+        """Whether this very trace was measured."""
+        return any(each.trace_sha256 == trace_sha256(trace) for each in self.plans)
+
+    def measure(self, case: Case, path: Path, command: str, trust_code: bool) -> int:
+        """Replay the predicted plans of a case and write the results; how many there are.
+
+        Raises `RecipeError` for a trace without predictions, and where earlier results are of another GPU.
+        """
+        trace = read_trace(path)
+        predicted = memory_predictions_path(path)
+        predictions = read_memory_predictions(predicted, trace)
+        plans = tuple(MemoryPlan.from_document(each.plan, trace, str(predicted)) for each in predictions.plans)
+        measured = alone(replay_predicted, path, plans, self.recipe, command, trust_code)
+        gpu = measured[0].gpu
+        if self.results is not None and self.results.gpu != gpu.name:
+            problem = f"results in '{self.folder}' are of {self.results.gpu}, this is {gpu.name}; give another folder"
+            raise RecipeError(self.recipe.name, problem)
+        today = datetime.date.today().isoformat()
+        versions = {"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn}
+        rows = [
+            msgspec.structs.replace(
+                _row(case, trace, predictions, each, measurement),
+                commit=predictions.code,
+                date=today,
+                versions=versions,
+            )
+            for each, measurement in zip(predictions.plans, measured, strict=True)
+        ]
+        earlier = () if self.results is None else self.results.cases
+        self.results = Results(
+            schema=RESULTS_SCHEMA,
+            recipe=self.recipe.name,
+            gpu=gpu.name,
+            date=today if self.results is None else self.results.date,
+            command=command,
+            hardware=predictions.hardware,
+            versions=versions,
+            gpusim=code_version(),
+            cases=(*(row for row in earlier if row.trace != trace.name), *rows),
+        )
+        sha256 = trace_sha256(trace)
+        self.plans = (
+            *(plan for plan in self.plans if plan.plan.trace != trace.name),
+            *(ReplayedPlan(trace_sha256=sha256, budget_bytes=p.budget_bytes, plan=p.plan) for p in predictions.plans),
+        )
+        written = write_results(self.results, self.folder)
+        beside = written.with_name(written.name.removesuffix(".json") + PLANS_SUFFIX)
+        write_document(beside, ReplayedPlans(schema=PLANS_SCHEMA, plans=self.plans))
+        return len(rows)
+
+
+def _row(
+    case: Case, trace: Trace, predictions: MemoryPredictions, predicted: PredictedPlan, measurement: Measurement
+) -> ResultCase:
+    """One row of the results file, held to what was predicted before."""
+    chosen = Chosen(
+        schedules=(),
+        peaks=(),
+        contenders=(),
+        contender_peaks=(),
+        worth_it=False,
+        bounds_ns=predictions.bounds_ns,
+        hardware=predictions.hardware,
+        sequential_ns=predictions.keep_all_ns,
+        intervals_ns=(),
+    )
+    held = msgspec.structs.replace(
+        measurement,
+        predicted_ns=predicted.plan.predicted_ns,
+        predicted_interval_ns=predicted.interval_ns,
+        predicted_sequential_ns=predictions.keep_all_ns,
+    )
+    row = result_case(case, trace, chosen, held, predicted.plan.predicted_peak_bytes)
+    return msgspec.structs.replace(row, memory_budget_bytes=predicted.budget_bytes)
+
+
+def measured_or_said(
+    results: MemoryResults, cases: Sequence[tuple[Case, Path]], command: str, trust_code: bool
+) -> Iterator[str]:
+    """Measure each case that the results do not have yet; a line for each, also for one that failed."""
+    for case, path in cases:
+        try:
+            if not is_file(path):
+                raise RecipeError(str(path), "not captured yet: run the stage 'capture' first")
+            if results.has(read_trace(path)):
+                continue
+            count = results.measure(case, path, command, trust_code)
+            yield f"measured {count} memory plans of {path.name}"
+        except GpusimError as cause:
+            yield f"failed: {cause}"

@@ -1,0 +1,80 @@
+"""Memory plans of a results file as a table: peaks and times, predicted and measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from gpusim.formats.results import ResultCase
+from gpusim.memplan.policies.registry import MEMORY_POLICIES
+from gpusim.units import MIB, counted
+from gpusim.validation.statistics import quantile
+
+
+def memory_cases(cases: Sequence[ResultCase]) -> list[ResultCase]:
+    """Those of memory policies."""
+    return [case for case in cases if case.policy in MEMORY_POLICIES]
+
+
+def peak_error(case: ResultCase) -> float:
+    """(predicted - measured) / measured, of the peak."""
+    return case.predicted_peak_bytes / case.measured_peak_bytes - 1.0 if case.measured_peak_bytes else 0.0
+
+
+def memory_lines(cases: Sequence[ResultCase]) -> list[str]:
+    """What the predictions of memory plans are worth, and a row for each; nothing where there are none.
+
+    Errors are of networks that no constant was fitted on. The step that keeps all is anchored to its own time, and
+    plans without copies or recomputation with it: only the others say something of predicted times.
+    """
+    found = memory_cases(cases)
+    if not found:
+        return []
+    apart = [case for case in found if not case.fitted]
+    lines: list[str] = []
+    peaks = sorted(abs(peak_error(case)) for case in apart)
+    times = sorted(abs(case.error) for case in apart if case.predicted_ns != case.predicted_sequential_ns)
+    for what, errors in (("peaks", peaks), ("step times that differ from the step that keeps all", times)):
+        if errors:
+            lines.append(
+                f"- {counted(len(errors), 'memory plan')}, {what}: error median {statistics.median(errors):.2%}, 90 % "
+                f"within {quantile(errors, 0.9):.2%}, largest {errors[-1]:.2%}"
+            )
+    right, pairs = order_right(apart)
+    if pairs:
+        lines.append(f"- {right} of {pairs} pairs of plans of one step that differ by more than 2 % in the right order")
+    return [*lines, "", *memory_table(found)]
+
+
+def order_right(cases: Sequence[ResultCase], margin: float = 0.02) -> tuple[int, int]:
+    """Pairs of plans whose measured times differ by more than `margin`: predicted in that order, and all."""
+    right = pairs = 0
+    for number, one in enumerate(cases):
+        for other in cases[number + 1 :]:
+            if one.trace != other.trace:
+                continue
+            slower, faster = max(one.measured_ns, other.measured_ns), min(one.measured_ns, other.measured_ns)
+            if slower > (1 + margin) * faster:
+                pairs += 1
+                right += (one.measured_ns < other.measured_ns) == (one.predicted_ns < other.predicted_ns)
+    return right, pairs
+
+
+def memory_table(cases: Sequence[ResultCase]) -> list[str]:
+    """Markdown rows: one for each plan, times in us, sizes in MiB."""
+    rows = [
+        "| step | policy | budget | keeps all, us | measured, us | slower | predicted, us | error | keeps all, MiB "
+        "| measured, MiB | of it | predicted, MiB | error | results |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for case in cases:
+        budget = f"{case.memory_budget_bytes / MIB:.0f}" if case.memory_budget_bytes else ""
+        share = case.measured_peak_bytes / case.sequential_peak_bytes if case.sequential_peak_bytes else 0.0
+        rows.append(
+            f"| {case.trace} | {case.policy} | {budget} "
+            f"| {case.sequential_ns / 1e3:.0f} | {case.measured_ns / 1e3:.0f} "
+            f"| {case.measured_ns / case.sequential_ns - 1:+.1%} | {case.predicted_ns / 1e3:.0f} | {case.error:+.1%} "
+            f"| {case.sequential_peak_bytes / MIB:.1f} | {case.measured_peak_bytes / MIB:.1f} | {share:.0%} "
+            f"| {case.predicted_peak_bytes / MIB:.1f} | {peak_error(case):+.2%} | {case.outputs} |"
+        )
+    return rows

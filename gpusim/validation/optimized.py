@@ -1,0 +1,181 @@
+"""Recipes with baselines: each case optimized and timed beside torch.compile, in a process of its own.
+
+Rows join those of earlier runs in the newest results file of the recipe, so that an interrupted run goes on with the
+same command: a case that this code has measured on this GPU is left alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpusim.errors import GpusimError, RecipeError
+from gpusim.formats.hardware import default_hardware
+from gpusim.formats.measurement import OutputCheck
+from gpusim.formats.results import SCHEMA, ResultCase, Results, read_all_results
+from gpusim.gpu.isolate import alone
+from gpusim.io.files import make_folder
+from gpusim.validation.recipe import Case, Recipe, check_recipe_code
+from gpusim.validation.tables import write_results
+from gpusim.version import code_version
+
+if TYPE_CHECKING:
+    from gpusim.gpu.optimize.measure import Asked, Measured
+
+Say = Callable[[str], None]
+OPTIMIZE = "optimize"
+
+
+def optimize_cases(
+    recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say, *, trust_code: bool = False
+) -> Results:
+    """Measure the cases that the results do not have yet; results are written after each.
+
+    A case that fails is reported and left out; where all fail, the first error is raised. Raises `TrustError` for a
+    Python file that is not trusted.
+    """
+    from gpusim.gpu.optimize.measure import measure
+
+    check_recipe_code(recipe, recipe.name, trust_code)
+    make_folder(folder, "results")
+    results = _newest(recipe, folder)
+    errors: list[GpusimError] = []
+    for case in cases:
+        if results is not None and any(_is_done(row, case) for row in results.cases):
+            say(f"measured before: {case.trace_name}")
+            continue
+        say(f"optimizing {case.trace_name}")
+        try:
+            found: Measured = alone(measure, asked_of(case, recipe))
+            if results is not None and results.gpu != found.gpu.name:
+                raise RecipeError(recipe.name, f"results in '{folder}' are of {results.gpu}; give another folder")
+        except GpusimError as cause:
+            errors.append(cause)
+            say(f"failed: {case.trace_name}: {cause}")
+            continue
+        row = row_of(case, found)
+        results = _with(results, row, recipe, found, command)
+        write_results(results, folder)
+        for name, problem in found.left_out.items():
+            say(f"left out: {name} of {case.trace_name}: {problem}")
+        say(f"{row.trace}: {in_words(row)}")
+    if results is None:
+        raise errors[0] if errors else RecipeError(recipe.name, "has no case to measure")
+    return results
+
+
+def asked_of(case: Case, recipe: Recipe) -> Asked:
+    """What is measured of a case."""
+    from gpusim.gpu.optimize.measure import Asked
+
+    assert case.spec is not None
+    assert case.mode is not None
+    assert case.batch is not None
+    return Asked(
+        spec=case.spec,
+        mode=case.mode,
+        batch=case.batch,
+        dtype=case.dtype,
+        memory_format=case.memory_format,
+        peers=tuple(dict.fromkeys((*recipe.against, *case.against))),
+        streams=recipe.streams,
+        budget_s=recipe.budget_s,
+        seed=recipe.seed,
+    )
+
+
+def row_of(case: Case, found: Measured) -> ResultCase:
+    """One row of a results file."""
+    time = found.optimized
+    hardware = default_hardware(found.gpu.name)
+    checked = OutputCheck(
+        equal=True,
+        bit_equal=found.worst_error == 0.0,
+        sequential_repeats=True,
+        worst_error=found.worst_error,
+        sequential_error=0.0,
+        tolerance=0.0,
+        compared=1,
+    )
+    gpu = found.gpu
+    return ResultCase(
+        trace=case.trace_name,
+        network=case.trace_name.split(f"-{case.mode}-b")[0],
+        mode=case.mode or "infer",
+        batch=case.batch or 1,
+        dtype=case.dtype,
+        memory_format=case.memory_format,
+        frontend=case.frontend,
+        policy=OPTIMIZE,
+        streams=found.streams,
+        predicted_ns=max(1, found.predicted_ns),
+        predicted_interval_ns=hardware.interval_ns(
+            max(1, found.predicted_ns), found.streams, False, found.kernels_chosen
+        ),
+        measured_ns=time.median_ns,
+        interval_ns=(time.lo_ns, time.hi_ns),
+        sequential_ns=found.sequential_ns,
+        sequential_interval_ns=(found.sequential_ns, found.sequential_ns),
+        predicted_sequential_ns=found.predicted_sequential_ns,
+        eager_ns=found.peers["eager"].median_ns if "eager" in found.peers else 0,
+        outputs_equal=checked.equal,
+        bit_equal=checked.bit_equal,
+        worst_error=checked.worst_error,
+        sequential_error=checked.sequential_error,
+        fitted=case.fitted,
+        worth_it=found.streams > 1,
+        bounds_ns={},
+        predicted_peak_bytes=0,
+        measured_peak_bytes=found.peak_bytes,
+        sequential_peak_bytes=0,
+        events=0,
+        sm_clock_mhz=gpu.sm_clock_mhz,
+        baselines={name: timing.median_ns for name, timing in found.peers.items()},
+        commit=code_version(),
+        date=datetime.date.today().isoformat(),
+        versions={"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn},
+        kernels="chosen" if found.kernels_chosen else "captured",
+        baseline_peak_bytes=found.peer_bytes,
+        deviations=found.deviations,
+        optimize_s=found.optimize_s,
+    )
+
+
+def in_words(row: ResultCase) -> str:
+    """What a row says, in a line."""
+    others = {name: ns for name, ns in row.baselines.items() if name != "eager"}
+    best = min(others, key=lambda name: others[name], default="")
+    against = f", {others[best] / row.measured_ns:.2f}x over {best}" if best else ""
+    return f"{row.measured_ns / 1e3:.0f} us a call on {row.streams} streams{against}"
+
+
+def _newest(recipe: Recipe, folder: Path) -> Results | None:
+    found = [each for each in read_all_results(folder).values() if each.recipe == recipe.name]
+    return max(found, key=lambda each: each.date, default=None)
+
+
+def _is_done(row: ResultCase, case: Case) -> bool:
+    return (row.trace, row.memory_format, row.commit) == (case.trace_name, case.memory_format, code_version())
+
+
+def _with(results: Results | None, row: ResultCase, recipe: Recipe, found: Measured, command: str) -> Results:
+    if results is None:
+        return Results(
+            schema=SCHEMA,
+            recipe=recipe.name,
+            gpu=found.gpu.name,
+            date=row.date,
+            command=command,
+            hardware=default_hardware(found.gpu.name).label,
+            versions=row.versions,
+            gpusim=code_version(),
+            cases=(row,),
+        )
+    earlier = tuple(
+        each for each in results.cases if (each.trace, each.memory_format) != (row.trace, row.memory_format)
+    )
+    return msgspec.structs.replace(results, cases=(*earlier, row))

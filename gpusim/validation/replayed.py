@@ -1,0 +1,75 @@
+"""The schedules that a recipe replayed, with what they took: enough to predict them again without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from gpusim.errors import MeasurementError
+from gpusim.formats.measurement import Measurement
+from gpusim.formats.schedule import Partition
+from gpusim.formats.trace import Trace
+from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
+from gpusim.plan.schedule import Schedule
+from gpusim.trace.store import structure_hash
+
+SCHEMA: Final = "gpusim-replayed/1"
+SUFFIX: Final = ".schedules.json.gz"
+
+
+class ReplayedSchedule(Document, frozen=True, kw_only=True):
+    """One schedule and its measured time."""
+
+    trace: str
+    trace_hash: str
+    policy: str
+    order: tuple[Count, ...]
+    """Op indices in launch order."""
+    stream_of: tuple[Count, ...]
+    """Stream of each op, by op index."""
+    variants: tuple[Count, ...] = ()
+    """Number of each op's variant, counted from 1, or 0; empty: all as captured."""
+    partitions: tuple[Partition, ...] = ()
+    measured_ns: Nanoseconds
+    sequential_ns: Nanoseconds
+    """Measured beside it."""
+
+    @classmethod
+    def of(cls, trace: Trace, schedule: Schedule, measurement: Measurement) -> ReplayedSchedule:
+        """A schedule of `trace` with its measured time."""
+        return cls(
+            trace=trace.name,
+            trace_hash=structure_hash(trace),
+            policy=measurement.policy,
+            order=schedule.order,
+            stream_of=schedule.streams,
+            variants=schedule.variants,
+            partitions=schedule.partitions,
+            measured_ns=measurement.schedule.median_ns,
+            sequential_ns=measurement.sequential.median_ns,
+        )
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule itself."""
+        return Schedule(self.order, self.stream_of, self.variants, self.partitions, self.policy)
+
+
+class Replayed(Document, frozen=True, kw_only=True):
+    """All schedules of one results file."""
+
+    schema: Literal["gpusim-replayed/1"]
+    schedules: tuple[ReplayedSchedule, ...]
+
+
+def write_replayed(schedules: Sequence[ReplayedSchedule], results: Path) -> Path:
+    """Write them beside a results file. Raises `OutputError`."""
+    path = results.with_name(results.stem + SUFFIX)
+    write_document(path, Replayed(schema=SCHEMA, schedules=tuple(schedules)))
+    return path
+
+
+def read_replayed(path: Path) -> tuple[ReplayedSchedule, ...]:
+    """Read such a file. Raises `MeasurementError`."""
+    return read_document(path, Replayed, SCHEMA, MeasurementError).schedules

@@ -1,0 +1,123 @@
+"""How good a set of predictions was: errors, bias, order, regret, and whether the intervals held."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpusim.formats.results import ResultCase
+
+#: Two schedules whose measured times differ by less than this share are not told apart.
+NOISE_FRAC = 0.01
+#: Steps with fewer schedules than this have no order worth a statistic.
+MIN_SCHEDULES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """Predicted against measured over some schedules on several streams; errors are shares of the measured time."""
+
+    schedules: int
+    median: float
+    p90: float
+    p95: float
+    largest: float
+    bias: float
+    covered: float | None
+    """Share of measured times within the interval that their prediction came with; None where none came with one."""
+    tau: tuple[float, ...]
+    """Kendall's tau of each step: predicted against measured order of schedules that differ beyond the noise."""
+    regret: tuple[float, ...]
+    """For each step, measured time of the schedule predicted best over the best measured one, less 1."""
+
+
+def fidelity(cases: Iterable[ResultCase]) -> Fidelity | None:
+    """The statistics of the cases that use several streams; None where there are none."""
+    used = [case for case in cases if case.streams > 1]
+    if not used:
+        return None
+    errors = sorted(abs(case.error) for case in used)
+    steps = [step for step in by_step(used).values() if len(step) >= MIN_SCHEDULES]
+    return Fidelity(
+        schedules=len(used),
+        median=statistics.median(errors),
+        p90=quantile(errors, 0.90),
+        p95=quantile(errors, 0.95),
+        largest=errors[-1],
+        bias=statistics.fmean(case.error for case in used),
+        covered=_covered(used),
+        tau=tuple(tau for tau in map(kendall_tau, steps) if tau is not None),
+        regret=tuple(map(regret, steps)),
+    )
+
+
+def by_step(cases: Iterable[ResultCase]) -> dict[str, list[ResultCase]]:
+    """The cases of each trace, in order."""
+    found: dict[str, list[ResultCase]] = {}
+    for case in cases:
+        found.setdefault(case.trace, []).append(case)
+    return found
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The smallest of the ordered values that at least `share` of them do not exceed."""
+    return ordered[min(len(ordered) - 1, -(-round(share * 1000) * len(ordered) // 1000) - 1)]
+
+
+def kendall_tau(cases: Sequence[ResultCase]) -> float | None:
+    """Pairs of schedules in the right order less those in the wrong one, over both; None where no two differ.
+
+    Differ: in measured time, by more than the noise. A pair that is predicted to take the same time counts as wrong.
+    """
+    right = wrong = 0
+    for one, other in itertools.combinations(cases, 2):
+        slow, fast = (one, other) if one.measured_ns > other.measured_ns else (other, one)
+        if slow.measured_ns < fast.measured_ns * (1 + NOISE_FRAC):
+            continue
+        if slow.predicted_ns > fast.predicted_ns:
+            right += 1
+        else:
+            wrong += 1
+    return (right - wrong) / (right + wrong) if right + wrong else None
+
+
+def regret(cases: Sequence[ResultCase]) -> float:
+    """Cost of choosing by prediction: measured time of the schedule predicted best over the best measured, less 1."""
+    chosen = min(cases, key=lambda case: case.predicted_ns)
+    return chosen.measured_ns / min(case.measured_ns for case in cases) - 1
+
+
+def _covered(cases: Iterable[ResultCase]) -> float | None:
+    """Results from before predictions came with intervals have (0, 0) there, and are left out."""
+    held = [low <= case.measured_ns <= high for case in cases for low, high in (case.predicted_interval_ns,) if high]
+    return sum(held) / len(held) if held else None
+
+
+def fidelity_table(cases: Sequence[ResultCase]) -> list[str]:
+    """Markdown: fitted and other networks apart, then each step. Empty where no step has enough schedules."""
+    steps = by_step(case for case in cases if case.streams > 1)
+    if not any(len(step) >= MIN_SCHEDULES for step in steps.values()):
+        return []
+    groups = {
+        "networks that constants were fitted on": [case for case in cases if case.fitted],
+        "all other networks": [case for case in cases if not case.fitted],
+    }
+    lines = [
+        "| schedules on several streams | number | median error | 90 % within | 95 % within | largest | bias "
+        "| within the 90 % interval | Kendall tau, mean (least) | regret, mean (largest) |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, group in {**groups, **steps}.items():
+        found = fidelity(group)
+        if found is None:
+            continue
+        tau = f"{statistics.fmean(found.tau):.2f} ({min(found.tau):.2f})" if found.tau else ""
+        loss = f"{statistics.fmean(found.regret):.1%} ({max(found.regret):.1%})" if found.regret else ""
+        covered = "" if found.covered is None else f"{found.covered:.0%}"
+        lines.append(
+            f"| {name} | {found.schedules} | {found.median:.1%} | {found.p90:.1%} | {found.p95:.1%} | "
+            f"{found.largest:.1%} | {found.bias:+.1%} | {covered} | {tau} | {loss} |"
+        )
+    return lines
