@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpusim.search.as_imported import AsImported
+from gpusim.analysis.as_imported import AsImported
 from gpusim.units import format_ns
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpusim.formats.trace import Op
 from gpusim.plan.graph import OpGraph
-from gpusim.trace.schema import Op
 
 NO_LAYER = "no layer"
 _FUSED = re.compile(r"triton_(poi|red|per|tem)")

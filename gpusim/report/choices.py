@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpusim.search.choices import PartitionsTried, VariantsTried
 from gpusim.search.explore import Explored
+from gpusim.search.variants import PartitionsTried, VariantsTried
 from gpusim.units import format_ns
 
 #: Gains up to this share are what two searches of one kind differ by.

@@ -9,6 +9,7 @@ from typing import Any
 from gpusim.importers.build import Imported
 from gpusim.importers.doctor import Report
 from gpusim.importers.model import Finding
+from gpusim.text import shortened
 from gpusim.units import format_ns
 
 
@@ -16,7 +17,7 @@ def doctor_lines(report: Report, file: str) -> Iterator[str]:
     """The report, a line at a time."""
     yield f"{file}: {report.what}, by {report.writer}"
     gpus = [name if count == 1 else f"{count} x {name}" for name, count in Counter(report.gpus).items()]
-    yield f"  GPU           {', '.join(gpus) or 'none'}"
+    yield f"  GPU           {shortened(', '.join(gpus)) or 'none'}"
     yield f"  kernels       {report.kernels} on {_many(report.streams, 'stream')}"
     yield f"  steps         {report.steps or 'none marked'}"
     yield f"  busy          {format_ns(report.busy_ns)}; two or more kernels ran in {report.concurrent_frac:.1%} of it"

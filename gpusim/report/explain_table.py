@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpusim.analysis.explain import Delay, Explained, totals_ns
+from gpusim.analysis.explain_pair import Pair, merged
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
-from gpusim.search.explain import Delay, Explained, totals_ns
-from gpusim.search.explain_pair import Pair, merged
 from gpusim.text import visible
 from gpusim.units import format_ns, format_times_ns
 

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from itertools import groupby
+from math import prod
 from typing import Any, Final
 
 import msgspec
 
 from gpusim.engine.base import Timeline
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.arguments import tensor_refs
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.trace import Op, Trace
 from gpusim.importers.chakra import DURATION_NS, STREAM, TRUE_DATA
-from gpusim.report.perfetto import ns_to_trace_us, run_from_timeline
+from gpusim.importers.kineto import ALONE, GROUND_TRUTH
+from gpusim.report.perfetto import PRODUCER, ns_to_trace_us, run_from_timeline
 from gpusim.trace.dependencies import dependencies, handles
-from gpusim.trace.schema import Trace
+from gpusim.trace.element_sizes import DTYPE_BYTES
 from gpusim.units import NS_PER_US
 
 #: Host time of a launch and of the operator around it; the host is ahead of the GPU by all of them.
@@ -24,14 +29,26 @@ LAUNCH_NS, OPERATOR_NS = 2_000, 4_000
 HOST, HOST_THREAD = 1_000_000, 1_000_001
 ET_SCHEMA: Final = "1.1.1-chakra.0.0.4"
 COMP_NODE: Final = 4
+#: torch's names of types -> those that a profile has.
+_CPP_TYPES: Final = {
+    "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "bool": "bool",
+    "int64": "long int", "int32": "int", "int16": "short int", "int8": "signed char", "uint8": "unsigned char",
+}  # fmt: skip
+_CALLS: Final = {"kernel": "cudaLaunchKernel", "gpu_memcpy": "cudaMemcpyAsync"}
 #: Storage that stands for the random generator, which ops that draw from it share.
 _GENERATOR: Final = 2**40
 
 
-def kineto_document(timeline: Timeline, trace: Trace, title: str, hardware: HardwareModel) -> dict[str, Any]:
-    """The timeline as torch.profiler writes one: operators, launches and kernels, tied by `correlation`."""
+def kineto_document(
+    timeline: Timeline, trace: Trace, title: str, hardware: HardwareModel, *, anew: bool = False
+) -> dict[str, Any]:
+    """The timeline as torch.profiler writes one: operators, launches and kernels, tied by `correlation`.
+
+    Operators are launched in the schedule's order. `anew`: other kernels run than when the step was measured.
+    """
     run = run_from_timeline(timeline, trace, title, hardware)
-    base_ns = OPERATOR_NS * (len(run.slices) + 2)
+    tasks = timeline.plan.tasks
+    base_ns = OPERATOR_NS * (len(tasks) + 2)
     events: list[dict[str, Any]] = []
 
     def add(
@@ -42,31 +59,67 @@ def kineto_document(timeline: Timeline, trace: Trace, title: str, hardware: Hard
             {"ph": "X", "cat": category, "name": name, "pid": thread[0], "tid": thread[1], **times, "args": args}
         )
 
+    def arrow(number: int, call_ns: int, thread: tuple[int, int], start_ns: int) -> None:
+        """From a launch to its kernel: TraceLens counts no kernel without one, and Perfetto draws it."""
+        flow = {"id": number, "cat": "ac2g", "name": "ac2g"}
+        events.append({"ph": "s", **flow, "pid": HOST, "tid": HOST_THREAD, "ts": ns_to_trace_us(call_ns)})
+        events.append(
+            {"ph": "f", **flow, "pid": thread[0], "tid": thread[1], "ts": ns_to_trace_us(start_ns), "bp": "e"}
+        )
+
     end_ns = max((piece.end_ns for piece in run.slices), default=0)
     add("user_annotation", "ProfilerStep#1", (HOST, HOST_THREAD), 0, base_ns + end_ns, {})
-    order = sorted(range(len(run.slices)), key=lambda index: run.slices[index].start_ns)
-    for place, index in enumerate(order):
-        piece = run.slices[index]
-        correlation = index + 1
-        begin_ns = OPERATOR_NS * (place + 1)
-        op = piece.args.get("External id", -1)
+    for op, numbers in groupby(range(len(tasks)), key=lambda number: tasks[number].op):
+        launched = list(numbers)
+        begin_ns = OPERATOR_NS * (launched[0] + 1)
         if op >= 0:
             name = trace.ops[op].target.replace("aten.", "aten::", 1).partition(".")[0]
-            args = {"External id": op, "Record function id": op + 1}
-            add("cpu_op", name, (HOST, HOST_THREAD), begin_ns, OPERATOR_NS - 1, args)
-        call = {"kernel": "cudaLaunchKernel", "gpu_memcpy": "cudaMemcpyAsync"}.get(piece.category, "cudaMemsetAsync")
-        args = {"External id": op, "correlation": correlation}
-        add("cuda_runtime", call, (HOST, HOST_THREAD), begin_ns + 500, LAUNCH_NS, args)
-        thread = (piece.device, piece.stream)
-        add(piece.category, piece.name, thread, base_ns + piece.start_ns, piece.dur_ns, dict(piece.args))
-    limits = hardware.limits
+            args = {"External id": op, "Record function id": op + 1, **_recorded_shapes(trace, trace.ops[op])}
+            add("cpu_op", name, (HOST, HOST_THREAD), begin_ns, OPERATOR_NS * len(launched) - 1, args)
+        for place, index in enumerate(launched):
+            piece = run.slices[index]
+            call = _CALLS.get(piece.category, "cudaMemsetAsync")
+            call_ns = begin_ns + OPERATOR_NS * place + 500
+            args = {"External id": op, "correlation": index + 1}
+            add("cuda_runtime", call, (HOST, HOST_THREAD), call_ns, LAUNCH_NS, args)
+            args = {**piece.args, ALONE: ns_to_trace_us(round(tasks[index].dur_ns))}
+            lane, start_ns = (piece.device, piece.stream), base_ns + piece.start_ns
+            add(piece.category, piece.name, lane, start_ns, piece.dur_ns, args)
+            arrow(index + 1, call_ns, lane, start_ns)
+    # Beside another kernel each takes longer than alone, and what the step took when it was captured sets its gaps.
+    measured = trace.ground_truth is not None and trace.provenance.gpu.name == hardware.gpu and not anew
     return {
         "schemaVersion": 1,
-        "deviceProperties": [{"id": 0, "name": hardware.gpu, "numSms": limits.sms}],
+        "deviceProperties": [{"id": 0, "name": hardware.gpu, "numSms": hardware.limits.sms}],
         "distributedInfo": {"rank": 0, "world_size": 1},
         "displayTimeUnit": "ms",
+        "otherData": {"producer": PRODUCER, **({GROUND_TRUTH: trace.ground_truth} if measured else {})},
         "traceEvents": events,
     }
+
+
+def _recorded_shapes(trace: Trace, op: Op) -> dict[str, list[Any]]:
+    """Arguments as a profile has them with `record_shapes`; nothing for an imported op, which has none."""
+    dims: list[Any] = []
+    strides: list[Any] = []
+    types: list[str] = []
+    values: list[str] = []
+    for argument in op.args:
+        several = isinstance(argument, list | tuple)
+        tensors = [trace.tensors[index] for index in tensor_refs(argument)]
+        shapes, steps = [list(tensor.shape) for tensor in tensors], [list(tensor.stride) for tensor in tensors]
+        dims.append(shapes if several else next(iter(shapes), []))
+        strides.append(steps if several else next(iter(steps), []))
+        if tensors:
+            types.append("TensorList" if several else _CPP_TYPES.get(tensors[0].dtype, tensors[0].dtype))
+        else:
+            types.append(
+                "" if argument is None or isinstance(argument, dict) else "ScalarList" if several else "Scalar"
+            )
+        values.append("" if not types[-1] or tensors else str(list(argument) if several else argument))
+    if not op.args:
+        return {}
+    return {"Input Dims": dims, "Input Strides": strides, "Input type": types, "Concrete Inputs": values}
 
 
 def kineto_text(document: dict[str, Any]) -> bytes:
@@ -104,7 +157,7 @@ def execution_trace_document(trace: Trace) -> dict[str, Any]:
 
 def _tensor(trace: Trace, number: int) -> list[Any]:
     tensor = trace.tensors[number]
-    return [number + 1, tensor.storage + 1, tensor.offset, 1, 4, "cuda:0"]
+    return [number + 1, tensor.storage + 1, tensor.offset, prod(tensor.shape), DTYPE_BYTES[tensor.dtype], "cuda:0"]
 
 
 def chakra_bytes(timeline: Timeline, trace: Trace) -> bytes:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pandas as pd
 
 from gpusim.engine.base import Timeline
-from gpusim.report.results import Results
-from gpusim.trace.schema import Trace
+from gpusim.formats.results import Results
+from gpusim.formats.trace import Trace
+
+#: Fields of a case that hold several values by name, and are no column.
+_BY_NAME: Final = ("baselines", "bounds_ns", "baseline_peak_bytes", "deviations")
 
 
 def timeline_frame(timeline: Timeline, trace: Trace) -> pd.DataFrame:
@@ -40,7 +45,7 @@ def timeline_frame(timeline: Timeline, trace: Trace) -> pd.DataFrame:
 def results_frame(results: Results) -> pd.DataFrame:
     """One row for each case of a results file, with measured and predicted speed-up and the errors."""
     rows = [
-        {field: getattr(case, field) for field in case.__struct_fields__ if field not in ("baselines", "bounds_ns")}
+        {field: getattr(case, field) for field in case.__struct_fields__ if field not in _BY_NAME}
         | {
             "speedup": case.speedup,
             "predicted_speedup": case.predicted_speedup,

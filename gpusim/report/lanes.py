@@ -7,14 +7,18 @@ as long as the kernels of that phase ran in it. No time is dropped, and whoever 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from gpusim.report.perfetto import Run, pack_lanes
 
 #: Browsers stay quick up to about here, and a screen has no more columns.
 MAX_BARS = 2_000
 MAX_SAMPLES = 2_000
+#: What a measured kernel takes from the simulated one that it is matched with.
+_MATCHED: Final = ("op", "layer", "phase", "target")
 
 Window = tuple[int, int]
 """From and to, in ns."""
@@ -77,6 +81,33 @@ def lanes(run: Run) -> tuple[Lane, ...]:
             title = name if number == 1 else f"{name} ({number})"
             found.append(Lane(title, tuple(members[place] for place in lane)))
     return tuple(found)
+
+
+def folded(run: Run) -> tuple[Lane, ...]:
+    """As few lanes as hold a run, whatever its streams: those of a CUDA graph's executor are not the schedule's."""
+    packed = pack_lanes([(piece.start_ns, piece.end_ns) for piece in run.slices])
+    return tuple(Lane(f"at once {number}", tuple(lane)) for number, lane in enumerate(packed, 1))
+
+
+def with_phases(measured: Run, simulated: Run) -> Run:
+    """A measured run whose kernels have op, layer and phase of the simulated ones of the same name, in order of start.
+
+    A profiler does not know them. Where a name has other counts in the two runs, its kernels stay as they are.
+    """
+    places: dict[str, list[int]] = defaultdict(list)
+    for index in sorted(range(len(simulated.slices)), key=lambda place: simulated.slices[place].start_ns):
+        places[simulated.slices[index].name].append(index)
+    found: dict[str, list[int]] = defaultdict(list)
+    for index in sorted(range(len(measured.slices)), key=lambda place: measured.slices[place].start_ns):
+        found[measured.slices[index].name].append(index)
+    slices = list(measured.slices)
+    for name, indices in found.items():
+        if len(indices) != len(places[name]):
+            continue
+        for index, other in zip(indices, places[name], strict=True):
+            known = {key: value for key, value in simulated.slices[other].args.items() if key in _MATCHED}
+            slices[index] = replace(slices[index], args={**slices[index].args, **known})
+    return replace(measured, slices=tuple(slices))
 
 
 def whole(run: Run) -> Window:

@@ -6,10 +6,10 @@ import csv
 import io
 from typing import Any
 
+from gpusim.analysis.gap import PARTS, Gap
+from gpusim.analysis.limits import Limits, Scope
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
-from gpusim.search.gap import PARTS, Gap
-from gpusim.search.limits import Limits, Scope
 from gpusim.text import csv_cell, visible
 from gpusim.units import format_times_ns
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpusim.search.limits import Scope
-from gpusim.search.relaxed import CONTENTION, DEPENDENCIES, DRAM, FRONT_END, GAPS, SMS, STREAMS
+from gpusim.analysis.limits import Scope
+from gpusim.analysis.relaxed import CONTENTION, DEPENDENCIES, DRAM, FRONT_END, GAPS, SMS, STREAMS
 
 #: What each limit means for a user.
 MEANING: Final = {
@@ -32,3 +32,19 @@ def limits_sentences(scope: Scope) -> list[str]:
         for loss in losses
         if scope.share(loss.loss_ns) >= _LEAST_SHARE
     ]
+
+
+def conclusion(scope: Scope) -> str:
+    """What the limits come to, in one sentence or two: what is lost, to what, and what a user could do about it."""
+    if scope.potential_ns <= 0:
+        return limits_sentences(scope)[0]
+    losses = [
+        loss
+        for loss in sorted(scope.losses, key=lambda loss: -loss.loss_ns)[:_NAMED]
+        if scope.share(loss.loss_ns) >= _LEAST_SHARE
+    ]
+    won = f"{scope.share(scope.won_ns):.0%} of what there is to win is won"
+    if not losses:
+        return f"{won}; nothing that is left is worth a change."
+    parts = [f"{scope.share(loss.loss_ns):.0%} is lost to {loss.limit} ({MEANING[loss.limit]})" for loss in losses]
+    return f"{won}; {'; '.join(parts)}."

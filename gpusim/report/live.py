@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpusim.engine.base import Timeline
-from gpusim.trace.schema import Role, Trace
+from gpusim.formats.trace import Role, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,17 @@ from typing import Any, get_args
 
 import msgspec
 
-from gpusim.apart import read_apart
 from gpusim.errors import GpusimError, MeasurementError
-from gpusim.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, PARTS_AT_A_TIME
-from gpusim.files import decode_document, decompress, encode_json, read_file
-from gpusim.formats_known import known_format
-from gpusim.hardware.model import HardwareModel
-from gpusim.plan.measurement import SCHEMA, Measurement
-from gpusim.plan.tasks import LaunchMode
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.measurement import SCHEMA, Measurement
+from gpusim.formats.trace import Trace
+from gpusim.io.decompression import decompress
+from gpusim.io.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, PARTS_AT_A_TIME
+from gpusim.io.files import decode_document, encode_json, read_file
+from gpusim.io.known_formats import known_format
+from gpusim.io.resources import resource_dir
+from gpusim.io.sandbox import read_apart
 from gpusim.report.perfetto import MAX_EXACT_INT, MEASUREMENT, PRODUCER, Category, Run, run_from_kineto
-from gpusim.resources import resource_dir
-from gpusim.trace.schema import Trace
 from gpusim.trace.store import structure_hash
 from gpusim.units import counted, format_bytes
 
@@ -254,7 +254,7 @@ def check_kernels(names: Sequence[str], file: str, trace: Trace) -> None:
     )
 
 
-def not_comparable(measured: Measured, hardware: HardwareModel, mode: LaunchMode, policy: str, streams: int) -> str:
+def not_comparable(measured: Measured, hardware: HardwareModel, mode: str, policy: str, streams: int) -> str:
     """Why a predicted time must not be held against a measured one; empty where it may be.
 
     Both must be of one GPU, one way to launch and one schedule. A replay runs in a CUDA graph (mode "graph").

@@ -18,14 +18,14 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from gpusim.engine.base import Timeline
-from gpusim.files import compress, write_bytes
-from gpusim.hardware.model import HardwareModel
-from gpusim.hardware.occupancy import kernel_occupancy
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.measurement import Measurement
+from gpusim.formats.trace import Kernel, Trace
+from gpusim.io.files import compress, write_bytes
 from gpusim.plan.kernels import fit_to
-from gpusim.plan.measurement import Measurement
 from gpusim.plan.tasks import Kind, Task
+from gpusim.rules.occupancy import kernel_occupancy
 from gpusim.text import visible
-from gpusim.trace.schema import Kernel, Trace
 from gpusim.units import MIB, NS_PER_US, us_to_ns
 
 Category = Literal["kernel", "gpu_memcpy", "gpu_memset"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpusim.files import Document
+from gpusim.io.files import Document
 
 if TYPE_CHECKING:
     from gpusim.search.explore import Explored, Row

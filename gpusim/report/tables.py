@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from gpusim.defaults import DEFAULT_POLICY, RECOMMENDED
-from gpusim.hardware.model import HardwareModel
-from gpusim.plan.measurement import Measurement
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.measurement import Measurement
+from gpusim.formats.trace import Gpu, Timing, Trace
 from gpusim.policies.registry import RegisteredPolicy
 from gpusim.report.choices import choices_document, choices_lines
 from gpusim.report.fit import print_table
@@ -17,7 +18,6 @@ from gpusim.report.terminal import Table, console, styled
 from gpusim.search.explore import SEARCH_MARGIN, Explored
 from gpusim.search.verdict import best_way
 from gpusim.text import visible
-from gpusim.trace.schema import Gpu, Timing, Trace
 from gpusim.units import GIB, format_bytes, format_ns, format_times_ns
 
 
@@ -215,9 +215,8 @@ def _eager(times: Mapping[str, int], gpu: str) -> str:
 
 
 def captured_document(trace: Trace, loss_error: float, gradient_error: float, file: str) -> dict[str, Any]:
-    """`capture --json`."""
+    """`capture --json`; what was not measured of an estimated step is null."""
     truth = trace.ground_truth
-    assert truth is not None
     kernels = [kernel for op in trace.ops for kernel in op.kernels]
     return {
         "trace": trace.name,
@@ -225,11 +224,12 @@ def captured_document(trace: Trace, loss_error: float, gradient_error: float, fi
         "ops": len(trace.ops),
         "kernels": len(kernels),
         "kernel_ns": sum(kernel.dur_ns for kernel in kernels),
-        "eager": truth.eager,
-        "graph": truth.graph,
-        "attributed_frac": truth.attributed_frac,
+        "estimated": trace.provenance.estimated,
+        "eager": truth and truth.eager,
+        "graph": truth and truth.graph,
+        "attributed_frac": truth and truth.attributed_frac,
         "variants": sum(bool(op.variants) for op in trace.ops),
-        "unattributed": truth.unattributed,
+        "unattributed": truth.unattributed if truth else (),
         "output_error": loss_error,
         "gradient_error": gradient_error,
         "gpu": trace.provenance.gpu,
@@ -245,6 +245,14 @@ def print_captured(document: Mapping[str, Any]) -> None:
     """What a capture gave."""
     out = console()
     gpu = document["gpu"]
+    if document["estimated"]:
+        out.print(
+            styled((visible(document["trace"]), "bold")),
+            f"written to {visible(document['file'])}\n"
+            f"  {document['ops']} ops, {format_ns(document['kernel_ns'])} of kernel time, estimated from "
+            f"{visible(document['estimated'])}; nothing ran on a GPU",
+        )
+        return
     out.print(
         styled((visible(document["trace"]), "bold")),
         f"written to {visible(document['file'])}\n"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from gpusim.analysis.critical_path import Cause, Wait, waits
 from gpusim.engine.base import Timeline
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.trace import Trace
 from gpusim.report.perfetto import Run
-from gpusim.search.critical import Cause, Wait, wait_of
 from gpusim.text import shortened, visible
-from gpusim.trace.schema import Trace
 from gpusim.units import format_ns
 
 #: How far back the chain of reasons is followed.
@@ -25,14 +25,15 @@ _REASONS: dict[Cause, str] = {
 
 def waiting_chain(timeline: Timeline, hardware: HardwareModel, task: int, length: int = CHAIN) -> tuple[Wait, ...]:
     """What decided the start of a task, then what decided that of its blocker, and so on back."""
-    found = [wait_of(timeline, hardware, task)]
+    every = waits(timeline, hardware)
+    found = [every[task]]
     seen = {task}
     while len(found) < length:
         blocker = found[-1].blocker
         if blocker is None or blocker in seen:
             break
         seen.add(blocker)
-        found.append(wait_of(timeline, hardware, blocker))
+        found.append(every[blocker])
     return tuple(found)
 
 

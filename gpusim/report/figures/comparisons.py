@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.engine.base import Timeline
+from gpusim.formats.results import ResultCase, Results
 from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_ENTRY, SIDE_LEGEND, Theme, escape, heading, us, us_text
 from gpusim.report.lanes import samples
-from gpusim.report.results import ResultCase, Results
+from gpusim.text import visible
 from gpusim.units import MIB, counted
 
 #: The band around "predicted as measured".
 BAND = 0.05
 #: Heights in pixels: of one bar, and of all around the bars.
 BAR, AROUND = 34, 150
+#: Height of a further line of a bar's name, and columns of a line.
+LINE, NAME_COLUMNS = 16, 34
 
 
 def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure:
@@ -133,13 +137,14 @@ def tornado_figure(
     value it has.
     """
     ordered = sorted(rows, key=lambda row: -abs(row[2] - row[1]))
+    names = {row[0]: _wrapped(row[0]) for row in ordered}
     figure = go.Figure()
     for end, place, colour in (("at its low end", 1, theme.forward), ("at its high end", 2, theme.loss)):
         changes = [(row[0], row[3], float(row[place])) for row in ordered]
         figure.add_trace(
             go.Bar(
                 orientation="h",
-                y=[escape(name) for name, _, _ in changes],
+                y=[names[name] for name, _, _ in changes],
                 base=[us(base) for _, base, _ in changes],
                 x=[us(value - base) for _, base, value in changes],
                 name=end,
@@ -162,6 +167,11 @@ def tornado_figure(
         template=theme.template,
         title=heading(title, f"predicted time as each parameter goes through its range; now {bases}", theme),
         barmode="overlay",
-        height=AROUND + BAR * len(ordered),
+        height=AROUND + sum(BAR + LINE * name.count("<br>") for name in names.values()),
     )
     return figure
+
+
+def _wrapped(name: str) -> str:
+    """The name of a bar on as many lines as it needs: it stands beside the bars, which need the room."""
+    return "<br>".join(escape(line) for line in textwrap.wrap(visible(name), NAME_COLUMNS)) or escape(name)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.report.figures.theme import LIGHT, Theme, escape, heading, us, us_text
-from gpusim.report.figures.waterfall import Role, WaterfallRow, add_waterfall, longest_ns
+from gpusim.report.figures.waterfall import add_waterfall
 from gpusim.report.summary import Summary, summarize
+from gpusim.report.waterfall import gain_rows, longest_ns
 from gpusim.units import counted
 
 if TYPE_CHECKING:
@@ -98,17 +100,10 @@ def bounds_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figu
 def gain_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figure:
     """From the eager step, where it was measured, to the recommended schedule: what each step saves."""
     found = _summary(explored)
-    rows: list[WaterfallRow] = []
-    if found.eager_ns is not None:
-        rows.append(WaterfallRow("eager step (measured)", found.eager_ns))
-        rows.append(_saved("launches from a CUDA graph", found.eager_ns, found.sequential_ns))
-    rows.append(WaterfallRow("= sequential graph", found.sequential_ns))
-    program_ns = found.sequential_ns - found.concurrency_ns
-    rows.append(_saved("streams, ops in recorded order", found.sequential_ns, program_ns))
-    if found.kernels_ns:
-        rows.append(_saved("other kernels", program_ns, program_ns - found.kernels_ns))
-    rows.append(_saved("better order and placement", program_ns - found.kernels_ns, found.best.makespan_ns))
-    rows.append(WaterfallRow("= recommended schedule", found.best.makespan_ns))
+    rows = [
+        row if row.share is None else replace(row, text=f"{us_text(row.length_ns, signed=True)}, {row.share:+.1%}")
+        for row in gain_rows(found)
+    ]
     figure = make_subplots(rows=1, cols=1)
     add_waterfall(figure, rows, theme, row=1, col=1)
     figure.update_xaxes(title_text="time of the step, us", range=[0, 1.18 * us(longest_ns(rows))])
@@ -126,10 +121,3 @@ def gain_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figure
 
 def _summary(explored: Explored | Summary) -> Summary:
     return explored if isinstance(explored, Summary) else summarize(explored)
-
-
-def _saved(name: str, before_ns: int, after_ns: int) -> WaterfallRow:
-    change_ns = after_ns - before_ns
-    role: Role = "gain" if change_ns <= 0 else "loss"
-    text = f"{us_text(change_ns, signed=True)}, {change_ns / before_ns:+.1%}"
-    return WaterfallRow(name, change_ns, before_ns, role, text)

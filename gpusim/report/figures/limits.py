@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from gpusim.analysis.limits import STEP, Limits, Scope
 from gpusim.report.figures.theme import LIGHT, PHASES, Theme, heading, us, us_text
-from gpusim.report.figures.waterfall import Role, WaterfallRow, add_waterfall, longest_ns
-from gpusim.search.limits import STEP, Limits, Scope
+from gpusim.report.figures.waterfall import add_waterfall
+from gpusim.report.waterfall import WaterfallRow, limit_rows, longest_ns
 
 #: The vertical axis shows what is the case for all but this share of the time; a higher peak is named, not drawn.
 PEAK_TIME_SHARE = 0.005
@@ -17,10 +19,10 @@ PEAK_TIME_SHARE = 0.005
 #: Top of the lower row in the figure, with the row heights and spacing below.
 _DOMAIN_TOP = 0.6 * (1 - 0.24)
 
+#: Height of the figure of parallelism alone, in pixels.
+HEIGHT = 380
 #: Length of a narrow waterfall's axis over its longest bar: room for the bar's label on a window of 1,280 pixels.
 NARROW_ROOM = 1.7
-
-LONGEST, BEST, WON, SEQUENTIAL = "longest op", "best list schedule", "won by concurrency", "sequential graph"
 
 
 def limits_figure(limits: Limits, theme: Theme = LIGHT) -> go.Figure:
@@ -41,14 +43,11 @@ def limits_figure(limits: Limits, theme: Theme = LIGHT) -> go.Figure:
     _add_parallelism(figure, step, theme)
     for column, scope in enumerate(scopes, 1):
         _add_scope(figure, scope, column, wide=columns == 1, theme=theme)
-    found = step.parallelism
-    at_least = "" if found.width_exact else "at least "
     figure.update_layout(
         template=theme.template,
         title=heading(
             f"Limits of inter-op parallelism: {limits.trace} on {limits.hardware}",
-            f"Ops that could run at once if only dependencies mattered: {found.mean:.2f} on average (T1 / T-inf), "
-            f"at most {found.maximum}, width {at_least}{found.width}",
+            _about(step),
             theme,
         ),
         height=800,
@@ -70,6 +69,29 @@ def limits_figure(limits: Limits, theme: Theme = LIGHT) -> go.Figure:
         font={"color": theme.muted},
     )
     return figure
+
+
+def parallelism_figure(limits: Limits, theme: Theme = LIGHT) -> go.Figure:
+    """The ops of the whole step that could run at once, alone."""
+    step = next(scope for scope in limits.scopes if scope.name == STEP)
+    figure = make_subplots(rows=1, cols=1)
+    _add_parallelism(figure, step, theme)
+    figure.update_layout(
+        template=theme.template,
+        title=heading(f"Ops that could run at once: {limits.trace} on {limits.hardware}", _about(step), theme),
+        height=HEIGHT,
+        margin={"r": 60},
+    )
+    return figure
+
+
+def _about(step: Scope) -> str:
+    found = step.parallelism
+    at_least = "" if found.width_exact else "at least "
+    return (
+        f"Ops that could run at once if only dependencies mattered: {found.mean:.2f} on average (T1 / T-inf), "
+        f"at most {found.maximum}, width {at_least}{found.width}"
+    )
 
 
 def _add_parallelism(figure: go.Figure, scope: Scope, theme: Theme) -> None:
@@ -137,27 +159,17 @@ def usual_top(running: tuple[tuple[int, int], ...]) -> float:
     return 0.0
 
 
-def waterfall_rows(scope: Scope, *, wide: bool) -> list[WaterfallRow]:
-    """From the longest op up to the sequential graph; `wide` bars say their length, others only their share."""
-
-    def change(name: str, base_ns: int, length_ns: int, role: Role) -> WaterfallRow:
-        share = f"{scope.share(length_ns):.1%}"
-        text = f"{us_text(length_ns, signed=True)}, {share}" if wide else share
-        return WaterfallRow(f"+ {name}", length_ns, base_ns, role, text, f"{share} of what there is to win")
-
-    rows = [WaterfallRow(LONGEST, scope.unlimited_ns)]
-    level_ns = scope.unlimited_ns
-    for loss in scope.losses:
-        rows.append(change(loss.limit, level_ns, loss.loss_ns, "loss" if loss.loss_ns >= 0 else "gain"))
-        level_ns = loss.makespan_ns
-    rows.append(WaterfallRow(f"= {BEST}", scope.best_ns))
-    rows.append(change(WON, scope.best_ns, scope.won_ns, "gain"))
-    rows.append(WaterfallRow(f"= {SEQUENTIAL}", scope.sequential_ns))
-    return rows
+def _labelled(row: WaterfallRow, wide: bool) -> WaterfallRow:
+    """A row with what stands at the end of its bar: `wide` bars say their length, others only their share."""
+    if row.share is None:
+        return row
+    share = f"{row.share:.1%}"
+    text = f"{us_text(row.length_ns, signed=True)}, {share}" if wide else share
+    return replace(row, text=text, note=f"{share} of what there is to win")
 
 
 def _add_scope(figure: go.Figure, scope: Scope, column: int, *, wide: bool, theme: Theme) -> None:
-    rows = waterfall_rows(scope, wide=wide)
+    rows = [_labelled(row, wide) for row in limit_rows(scope)]
     add_waterfall(figure, rows, theme, row=2, col=column)
     end_us = (1.15 if wide else NARROW_ROOM) * us(longest_ns(rows))
     figure.update_xaxes(title_text="time, us", range=[0, end_us], nticks=4, tickangle=0, row=2, col=column)

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import plotly.io
 
 from gpusim.errors import FigureError
-from gpusim.files import write_bytes
+from gpusim.io.files import write_bytes
 from gpusim.text import shortened, visible
 
 PNG_WIDTH = 1200

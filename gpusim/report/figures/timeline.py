@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from gpusim.analysis.critical_path import CriticalPath, critical_path
 from gpusim.engine.base import Timeline
-from gpusim.hardware.model import HardwareModel
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.trace import Trace
 from gpusim.report.figures.theme import LIGHT, PHASES, Theme, escape, heading, us, us_text
-from gpusim.report.lanes import MAX_BARS, MAX_SAMPLES, Bar, Bars, Lane, Samples, Window, bars, lanes, samples, whole
+from gpusim.report.lanes import (
+    MAX_BARS,
+    MAX_SAMPLES,
+    Bar,
+    Bars,
+    Lane,
+    Samples,
+    Window,
+    bars,
+    folded,
+    lanes,
+    samples,
+    whole,
+    with_phases,
+)
 from gpusim.report.perfetto import Run, run_from_timeline
-from gpusim.search.critical import CriticalPath, critical_path
 from gpusim.text import shortened, visible
-from gpusim.trace.schema import Trace
 from gpusim.units import counted, format_bytes
 
-#: Heights in pixels.
-LANE, LANES_LEAST, COUNTER, GAP, AROUND = 30, 70, 88, 18, 155
+#: Heights in pixels: a lane is as high however many there are.
+LANE, COUNTER, GAP, AROUND = 18, 56, 14, 155
+#: Around the rows of a figure without title and legend.
+AROUND_BARE = 52
 #: Axis title and factor of the counters that `run_from_timeline` makes; any other is shown as it is.
 COUNTERS = {
     "SM residency": ("SMs, %", 100.0),
@@ -31,6 +48,25 @@ NAME_COLUMNS, NAME_LINES = 76, 3
 NO_PHASE = "phase unknown"
 
 
+@dataclass(frozen=True)
+class Look:
+    """How a timeline is drawn."""
+
+    theme: Theme = LIGHT
+    window_ns: Window | None = None
+    """What is shown of it; None: all."""
+    fold: bool = False
+    """Measured kernels in as few lanes as hold them, rather than in those of the CUDA graph's executor."""
+    marked: frozenset[int] = frozenset()
+    """Tasks whose time is marked."""
+    bare: bool = False
+    """Without title, legend and labels at the right: for a page that has them as text."""
+
+
+#: All of it, with title and legend.
+PLAIN = Look()
+
+
 def timeline_figure(
     timeline: Timeline,
     trace: Trace,
@@ -39,91 +75,108 @@ def timeline_figure(
     title: str = "",
     measured: Run | None = None,
     measured_ns: int | None = None,
-    window_ns: Window | None = None,
-    theme: Theme = LIGHT,
+    look: Look = PLAIN,
 ) -> go.Figure:
-    """A simulated step, with its critical path, and under it a measured one where there is one.
+    """A simulated step with its critical path, what the GPU was doing, and under it a measured run where there is one.
 
     `measured_ns`, the time of the whole step as measured without a profiler, is a dotted line through the lanes.
     `hardware` is the model it was simulated with (the op graph's). Raises `PlanError` where a kernel breaks a limit of
     the GPU.
     """
+    theme = look.theme
     run = run_from_timeline(timeline, trace, title or trace.name, hardware)
-    runs = [run] if measured is None else [run, measured]
-    window = window_ns or (0, max(measured_ns or 0, *(whole(each)[1] for each in runs)))
-    rows = [lanes(each) for each in runs]
-    figure, first_counter = _frame(rows, len(run.counters))
-    notes: list[str] = []
-    averaged: list[str] = []
-    for number, (each, lanes_of) in enumerate(zip(runs, rows, strict=True), 1):
-        shown = bars(each, lanes_of, window, MAX_BARS // len(runs))
-        texts = [_bar_text(each, bar, timeline if number == 1 else None) for bar in shown.bars]
-        # Measured runs have no phases: what the first run's bars have explained is not explained again.
-        explained = {bar.phase for bar in bars(run, rows[0], window).bars} if number > 1 else set()
-        _add_bars(figure, number, shown, texts, explained, theme, tasks=number == 1)
-        _label_lanes(figure, number, lanes_of, ("simulated", "measured")[number - 1] if len(runs) > 1 else None)
-        _mark_end(figure, number, whole(each)[1], window, len(lanes_of), theme)
-        if shown.bin_ns is not None:
-            which = "" if number == 1 else "measured "
-            notes.append(f"{which}bars aggregated in bins of {us_text(shown.bin_ns)}")
-    timed = "" if measured_ns is None else f"dotted: {us_text(measured_ns)}, timed without a profiler"
-    if measured_ns is not None:
-        for number in range(1, len(runs) + 1):
-            _mark_measured(figure, number, measured_ns, window, theme)
-    _add_path(figure, critical_path(timeline, hardware), rows[0], window, theme)
-    for row, counter in enumerate(run.counters, first_counter):
+    window = look.window_ns or (0, max([measured_ns or 0, whole(run)[1], *([whole(measured)[1]] if measured else [])]))
+    rows = [lanes(run)]
+    if measured is not None:
+        measured = with_phases(measured, run)
+        rows.append(folded(measured) if look.fold else lanes(measured))
+    counters = len(run.counters)
+    heights = [lanes_height(rows[0]), *[COUNTER] * counters, *map(lanes_height, rows[1:])]
+    figure = stacked(heights)
+    about = f"{counted(len(run.slices), 'task')} on {counted(len(rows[0]), 'stream')}, {us_text(timeline.makespan_ns)}"
+    notes = [f"{trace.name} on {hardware.label}: {about}"]
+    limit = MAX_BARS // len(rows)
+    shown = bars(run, rows[0], window, limit)
+    add_bars(figure, 1, shown, [_bar_text(run, bar, timeline) for bar in shown.bars], set(), theme)
+    label_lanes(figure, 1, rows[0], "simulated" if measured is not None else None)
+    if shown.bin_ns is not None:
+        notes.append(f"bars aggregated in bins of {us_text(shown.bin_ns)}")
+    add_path(figure, 1, critical_path(timeline, hardware), rows[0], window, theme)
+    _mark(figure, 1, timeline, look.marked, window, theme)
+    averaged = []
+    for row, counter in enumerate(run.counters, 2):
         found = samples(counter.samples, window)
         _add_counter(figure, row, counter.name, found, theme)
         if found.bin_ns is not None:
             averaged.append(_counter_title(counter.name)[0].split(",")[0])
     if averaged:
         notes.append(f"{' and '.join(averaged)} averaged over {us_text((window[1] - window[0]) / MAX_SAMPLES)}")
-    streams = len({(piece.device, piece.stream) for piece in run.slices})
+    timed = "" if measured_ns is None else f"dotted: {us_text(measured_ns)}, timed without a profiler"
+    ends = [(1, whole(run)[1], len(rows[0]))]
     if measured is not None:
-        _name_measured(figure, f"{escape(shortened(measured.title))}, {us_text(whole(measured)[1])}", timed, theme)
+        below = 2 + counters
+        seen = bars(measured, rows[1], window, limit)
+        texts = [_bar_text(measured, bar, None) for bar in seen.bars]
+        # What the first run's bars have explained is not explained again.
+        add_bars(figure, below, seen, texts, {bar.phase for bar in bars(run, rows[0], window).bars}, theme, tasks=False)
+        label_lanes(figure, below, rows[1], "measured")
+        if seen.bin_ns is not None:
+            notes.append(f"measured bars aggregated in bins of {us_text(seen.bin_ns)}")
+        ends.append((below, whole(measured)[1], len(rows[1])))
+        words = f"{escape(shortened(measured.title))}, {us_text(whole(measured)[1])}"
+        _name_row(figure, below, f"{words}; {timed}" if timed else words, theme)
     elif timed:
-        notes.insert(0, timed)
-    about = f"{counted(len(run.slices), 'task')} on {counted(streams, 'stream')}, {us_text(timeline.makespan_ns)}"
-    figure.update_layout(
-        template=theme.template,
-        title=heading(run.title, "; ".join([f"{trace.name} on {hardware.label}: {about}", *notes]), theme),
-        barmode="overlay",
-        bargap=0.2,
-        hovermode="closest",
-        height=AROUND + _pixels(rows, len(run.counters)),
-        margin={"r": 110},
-        legend={"y": 1.0, "traceorder": "normal"},
-    )
-    figure.update_xaxes(range=[us(window[0]), us(window[1])], showticklabels=False, ticks="")
-    last = {"row": first_counter + len(run.counters) - 1, "col": 1}
-    figure.update_xaxes(title_text="time from the start of the step, us", showticklabels=True, ticks="outside", **last)
+        notes.insert(1, timed)
+    for row, end_ns, count in ends:
+        if not look.bare:
+            _mark_end(figure, row, end_ns, window, count, theme)
+        if measured_ns is not None:
+            _mark_measured(figure, row, measured_ns, window, theme)
+    finish(figure, heights, window, theme, "" if look.bare else run.title, "; ".join(notes))
     return figure
 
 
-def _frame(rows: Sequence[Sequence[Lane]], counters: int) -> tuple[go.Figure, int]:
-    """An empty figure with a row for the lanes of each run, then one for each counter; and the first counter's row."""
-    heights = [*(_lanes_height(lanes_of) for lanes_of in rows), *[COUNTER] * counters]
-    spacing = GAP / _pixels(rows, counters)
-    figure = make_subplots(
+def stacked(heights: Sequence[int]) -> go.Figure:
+    """An empty figure with rows of these heights on one axis of time."""
+    total = sum(heights) + GAP * (len(heights) - 1)
+    return make_subplots(
         rows=len(heights),
         cols=1,
         shared_xaxes=True,
-        row_heights=heights,
-        vertical_spacing=spacing if heights[1:] else 0.0,
+        row_heights=list(heights),
+        vertical_spacing=GAP / total if heights[1:] else 0.0,
     )
-    return figure, len(rows) + 1
 
 
-def _lanes_height(lanes_of: Sequence[Lane]) -> int:
-    return max(LANES_LEAST, LANE * min(len(lanes_of), 16) + 12 * max(0, len(lanes_of) - 16))
+def lanes_height(lanes_of: Sequence[Lane]) -> int:
+    """Pixels of a row of lanes."""
+    return LANE * max(2, len(lanes_of))
 
 
-def _pixels(rows: Sequence[Sequence[Lane]], counters: int) -> int:
-    return sum(map(_lanes_height, rows)) + COUNTER * counters + GAP * (len(rows) + counters - 1)
+def finish(figure: go.Figure, heights: Sequence[int], window: Window, theme: Theme, title: str, subtitle: str) -> None:
+    """Layout and axes of stacked rows; without a title, the figure is bare."""
+    around = AROUND if title else AROUND_BARE
+    figure.update_layout(
+        template=theme.template,
+        barmode="overlay",
+        bargap=0.2,
+        hovermode="closest",
+        height=around + sum(heights) + GAP * (len(heights) - 1),
+        margin={"r": 110} if title else {"l": 60, "r": 12, "t": 8, "b": 40},
+        legend={"y": 1.0, "traceorder": "normal"},
+        showlegend=bool(title),
+    )
+    if title:
+        figure.update_layout(title=heading(title, subtitle, theme))
+    # Time alone is zoomed: the lanes and tracks are all there.
+    figure.update_yaxes(fixedrange=True)
+    figure.update_xaxes(range=[us(window[0]), us(window[1])], showticklabels=False, ticks="")
+    last = {"row": len(heights), "col": 1}
+    figure.update_xaxes(title_text="time from the start of the step, us", showticklabels=True, ticks="outside", **last)
 
 
-def _add_bars(
-    figure: go.Figure, row: int, shown: Bars, texts: list[str], explained: set[str], theme: Theme, *, tasks: bool
+def add_bars(
+    figure: go.Figure, row: int, shown: Bars, texts: list[str], explained: set[str], theme: Theme, *, tasks: bool = True
 ) -> None:
     """One trace for each phase; the legend has those that are not explained yet. `tasks`: bars are simulated tasks."""
     phases = {bar.phase for bar in shown.bars}
@@ -149,7 +202,7 @@ def _add_bars(
         )
 
 
-def _label_lanes(figure: go.Figure, row: int, lanes_of: Sequence[Lane], title: str | None) -> None:
+def label_lanes(figure: go.Figure, row: int, lanes_of: Sequence[Lane], title: str | None) -> None:
     figure.update_yaxes(
         tickvals=list(range(len(lanes_of))),
         ticktext=[lane.name for lane in lanes_of],
@@ -177,14 +230,14 @@ def _mark_measured(figure: go.Figure, row: int, time_ns: int, window: Window, th
         figure.add_vline(x=us(time_ns), line={"width": 2, "dash": "dot", "color": theme.loss}, row=row, col=1)
 
 
-def _name_measured(figure: go.Figure, about: str, timed: str, theme: Theme) -> None:
-    """What the measured lanes are, in the gap above them."""
+def _name_row(figure: go.Figure, row: int, text: str, theme: Theme) -> None:
+    """What a row of lanes is, in the gap above it."""
     figure.add_annotation(
-        text=f"{about}; {timed}" if timed else about,
+        text=text,
         x=0,
         xref="paper",
         xanchor="left",
-        y=figure.layout.yaxis2.domain[1],
+        y=figure.layout[f"yaxis{row}"].domain[1],
         yref="paper",
         yanchor="bottom",
         showarrow=False,
@@ -192,7 +245,25 @@ def _name_measured(figure: go.Figure, about: str, timed: str, theme: Theme) -> N
     )
 
 
-def _add_path(figure: go.Figure, path: CriticalPath, lanes_of: Sequence[Lane], window: Window, theme: Theme) -> None:
+def _mark(figure: go.Figure, row: int, timeline: Timeline, tasks: frozenset[int], window: Window, theme: Theme) -> None:
+    """A band over the time in which these tasks run."""
+    inside = [task for task in tasks if timeline.end_ns[task] >= window[0] and timeline.start_ns[task] <= window[1]]
+    if inside:
+        begin, end = min(timeline.start_ns[t] for t in inside), max(timeline.end_ns[t] for t in inside)
+        figure.add_vrect(
+            x0=us(max(begin, window[0])),
+            x1=us(min(end, window[1])),
+            fillcolor=theme.loss,
+            opacity=0.25,
+            line={"width": 1, "color": theme.loss},
+            row=row,
+            col=1,
+        )
+
+
+def add_path(
+    figure: go.Figure, row: int, path: CriticalPath, lanes_of: Sequence[Lane], window: Window, theme: Theme
+) -> None:
     """The critical path as a line through the bars on it."""
     lane_of = {index: number for number, lane in enumerate(lanes_of) for index in lane.slices}
     # A task that only kept the front end busy while it started takes no part in the line: it would jump there and back.
@@ -207,7 +278,7 @@ def _add_path(figure: go.Figure, path: CriticalPath, lanes_of: Sequence[Lane], w
             line={"color": theme.ink, "width": 1.5},
             hoverinfo="skip",
         ),
-        row=1,
+        row=row,
         col=1,
     )
 
@@ -229,7 +300,9 @@ def _add_counter(figure: go.Figure, row: int, name: str, found: Samples, theme: 
         row=row,
         col=1,
     )
-    figure.update_yaxes(title_text=escape(title), rangemode="tozero", nticks=4, row=row, col=1)
+    # Two lines: a track is lower than its title is long.
+    words = escape(title).replace(", ", ",<br>")
+    figure.update_yaxes(title={"text": words, "font": {"size": 11}}, rangemode="tozero", nticks=4, row=row, col=1)
     if factor == 100.0:
         figure.update_yaxes(range=[0, 100], row=row, col=1)
 

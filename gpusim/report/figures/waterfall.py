@@ -1,30 +1,13 @@
-"""Horizontal waterfalls: totals, and what is added or taken away between them, from the top down."""
+"""Waterfalls as bars, the first row on top."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import plotly.graph_objects as go
 
 from gpusim.report.figures.theme import Theme, us, us_text
-
-Role = Literal["total", "loss", "gain"]
-
-
-@dataclass(frozen=True, slots=True)
-class WaterfallRow:
-    """One bar: a total starts at 0, a change at `base_ns`; a change below zero goes to the left."""
-
-    name: str
-    length_ns: int
-    base_ns: int = 0
-    role: Role = "total"
-    text: str = ""
-    """At the end of the bar; its length where it is empty."""
-    note: str = ""
-    """More of it, on hovering."""
+from gpusim.report.waterfall import WaterfallRow
 
 
 def row_text(row: WaterfallRow) -> str:
@@ -55,11 +38,6 @@ def add_waterfall(figure: go.Figure, rows: Sequence[WaterfallRow], theme: Theme,
         style = {"text": row_text(each), "showarrow": False, "xanchor": "left", "xshift": 4}
         figure.add_annotation(x=us(right_ns), y=each.name, row=row, col=col, **style)
     figure.update_yaxes(autorange="reversed", showgrid=False, row=row, col=col)
-
-
-def longest_ns(rows: Sequence[WaterfallRow]) -> int:
-    """Right end of a waterfall."""
-    return max((max(each.base_ns, each.base_ns + each.length_ns) for each in rows), default=0)
 
 
 def _hover(row: WaterfallRow) -> str:

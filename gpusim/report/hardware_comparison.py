@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gpusim.analysis.hardware_comparison import TOLERANCE, Difference
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
-from gpusim.search.calibrations import TOLERANCE, Difference
 
 #: Bundled steps that the effect of a number is judged by: small and large, inference and training.
 JUDGED_BY: Final = ("googlenet-infer-b1", "googlenet-train-b8", "inception_v3-infer-b1")

@@ -1,0 +1,168 @@
+"""What a verdict means for a user: an answer, the ways to run the step with what each takes, and why when it is no."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gpusim.bounds.names import AREA, BANDWIDTH, CONTENTION, CRITICAL_PATH, FRONT_END
+from gpusim.units import counted, format_times_ns
+
+if TYPE_CHECKING:
+    from gpusim.formats.results import Results
+    from gpusim.formats.trace import Model
+    from gpusim.report.summary import Summary
+
+#: Baselines that run fused kernels, by their name in results files, and what each is to a user.
+FUSED: Final = {
+    "torch_compile_own_graph": "torch.compile, in one CUDA graph",
+    "torch_compile_reduce_overhead": "torch.compile(mode='reduce-overhead')",
+    "torch_compile_max_autotune": "torch.compile(mode='max-autotune')",
+    "torch_compile_combo_kernels": "torch.compile with combo kernels",
+}
+#: Rows of results that are what `gpusim.optimize` runs.
+OPTIMIZE: Final = "optimize"
+#: A bound that leaves less than this to win leaves nothing.
+NOTHING_LEFT: Final = 1.02
+#: A step of which fewer ops than this could run at once, on average, is a chain.
+CHAIN_WIDTH: Final = 1.25
+_TAKES: Final = {
+    "eager": "what runs today",
+    "graph": "torch.cuda.graph around the step; shapes stay fixed",
+    "streams": "the schedule below, in that graph",
+}
+_BOUND: Final = {
+    CRITICAL_PATH: "Its operations need each other: on average {width:.1f} of them could run at once.",
+    AREA: "Its kernels fill the GPU by themselves: beside one another they would only share what each has alone.",
+    CONTENTION: "Its kernels fill the GPU by themselves: beside one another they would only slow each other down.",
+    BANDWIDTH: "Its kernels wait for memory: beside one another they would share the same bandwidth.",
+    FRONT_END: "Its kernels are so short that starting them takes the time: streams do not start them faster.",
+}
+
+
+_BOUND_IN_WORDS: Final = {
+    CRITICAL_PATH: "operations need each other",
+    AREA: "kernels fill the GPU",
+    CONTENTION: "kernels fill the GPU",
+    BANDWIDTH: "memory bandwidth",
+    FRONT_END: "starting the kernels",
+}
+
+
+def bound_in_words(name: str) -> str:
+    """What a lower bound comes from, for who does not know its name."""
+    return _BOUND_IN_WORDS.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run the step."""
+
+    name: str
+    time_ns: int
+    measured: bool
+    over_eager: float | None
+    """Eager time over this one; None where the eager time is not known."""
+    takes: str
+    """What a user does to get it."""
+    recommended: bool = False
+
+
+def ways(found: Summary, fused: Sequence[Way] = ()) -> list[Way]:
+    """Eager, one CUDA graph, streams in the graph, fused kernels where they are known: the ways worth a row."""
+    rows = [
+        Way(row.label, row.time_ns, row.measured, row.speedup_over_eager, _TAKES[row.what], row.best)
+        for row in found.verdict.rows
+        if row.what in _TAKES
+    ]
+    eager_ns = next((row.time_ns for row in found.verdict.rows if row.what == "eager"), None)
+    return rows + [
+        Way(way.name, way.time_ns, way.measured, eager_ns / way.time_ns if eager_ns else None, way.takes)
+        for way in fused
+    ]
+
+
+def fused_ways(model: Model, gpu: str, files: Iterable[Results]) -> list[Way]:
+    """What fused kernels were measured to take for this step on this GPU: the fastest of torch.compile, and
+    `gpusim.optimize`. Empty where nobody measured them.
+    """
+    best: dict[str, Way] = {}
+    for results in files:
+        for case in results.cases:
+            same = (case.network, case.mode, case.batch, case.dtype, case.memory_format)
+            if results.gpu != gpu or same != (
+                model.network,
+                model.mode,
+                model.batch,
+                model.dtype,
+                model.memory_format,
+            ):
+                continue
+            times = [(time_ns, name) for name, time_ns in case.baselines.items() if name in FUSED and time_ns > 0]
+            if times:
+                time_ns, name = min(times)
+                _keep_fastest(best, "compile", Way("fused kernels", time_ns, True, None, FUSED[name]))
+            if case.policy == OPTIMIZE:
+                name = f"gpusim.optimize, {counted(case.streams, 'stream')}"
+                _keep_fastest(best, OPTIMIZE, Way(name, case.measured_ns, True, None, "one line, below"))
+    return [best[key] for key in ("compile", OPTIMIZE) if key in best]
+
+
+def _keep_fastest(best: dict[str, Way], key: str, way: Way) -> None:
+    if key not in best or way.time_ns < best[key].time_ns:
+        best[key] = way
+
+
+def headline(found: Summary, calibrated: bool) -> str:
+    """The answer to "should I use streams", in one sentence."""
+    verdict = found.verdict
+    eager = next((row for row in verdict.rows if row.what == "eager"), None)
+    graph = next(row for row in verdict.rows if row.what == "graph")
+    best = next((row for row in verdict.rows if row.best), graph)
+    if not calibrated:
+        return f"As a trend: {verdict.speedup:.2f}x over one CUDA graph. The model of this GPU is uncalibrated."
+    if not verdict.worth_it:
+        if eager is None or not graph.speedup_over_eager:
+            return "No. Streams gain nothing here: keep one CUDA graph."
+        before, after = format_times_ns((eager.time_ns, graph.time_ns))
+        return (
+            f"No. Streams gain nothing here. One CUDA graph does: {after} instead of {before}, "
+            f"{graph.speedup_over_eager:.1f}x."
+        )
+    if eager is None or not best.speedup_over_eager:
+        before, after = format_times_ns((graph.time_ns, best.time_ns))
+        return f"Yes. {after} a step instead of {before} in one CUDA graph: {verdict.speedup:.2f}x."
+    before, after = format_times_ns((eager.time_ns, best.time_ns))
+    return (
+        f"Yes. {after} a step instead of {before} eager: {best.speedup_over_eager:.1f}x. "
+        f"Of that, one CUDA graph is {graph.speedup_over_eager or 1.0:.1f}x and streams in it {verdict.speedup:.2f}x."
+    )
+
+
+def reason(found: Summary) -> str:
+    """Why there is not more to win, or nothing at all; a sentence or two."""
+    bound_ns, name = found.largest_bound
+    ceiling = found.sequential_ns / bound_ns if bound_ns else 1.0
+    chain_ns = next((time_ns for time_ns, other in found.bounds if other == CRITICAL_PATH), 0)
+    width = found.sequential_ns / chain_ns if chain_ns else 1.0
+    said = _BOUND[name].format(width=width)
+    if name == CRITICAL_PATH and width < CHAIN_WIDTH:
+        said = f"It is a chain. {said}"
+    if ceiling < NOTHING_LEFT:
+        return f"{said} No schedule can win anything."
+    if found.verdict.worth_it:
+        return said
+    return (
+        f"{said} No schedule can pass {ceiling:.2f}x, and the best one found is predicted at "
+        f"{found.verdict.speedup:.2f}x: within what predictions are wrong by."
+    )
+
+
+def note_without_graph(found: Summary) -> str:
+    """A warning where streams without a CUDA graph are slower than something simpler; else empty."""
+    row = next((row for row in found.verdict.rows if row.what == "streams_without_graph"), None)
+    if row is None or not row.advice:
+        return ""
+    [time] = format_times_ns((row.time_ns,))
+    return f"{row.label[0].upper()}{row.label[1:]}: {time}, {row.advice}."

@@ -1,0 +1,103 @@
+"""Delays in words: the one that cost a schedule most, and what each cause means to a user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gpusim.analysis.explain import (
+    DEPENDENCY,
+    FRONT_END,
+    GRAPH_GAPS,
+    GRID_SLOT,
+    LAUNCH,
+    QUEUE,
+    STARTS_BESIDE,
+    Delay,
+    Explained,
+)
+from gpusim.analysis.explain_pair import merged
+from gpusim.engine.causes import BLOCKS, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS
+from gpusim.text import shortened, visible
+from gpusim.trace.op_names import op_label
+from gpusim.units import format_ns
+
+#: A further cause is named from this share of the step on.
+LEAST_SHARE: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What a cause of delays means: `why` continues "it lost time because", `helps` begins a sentence of its own."""
+
+    why: str
+    helps: str
+
+
+CAUSES: Final = {
+    QUEUE: Cause("the kernel before it in its stream was still running", "More streams, or another order, would help."),
+    LAUNCH: Cause("the host had not launched it yet", "A CUDA graph would help."),
+    STARTS_BESIDE: Cause("other kernels started while it ran", "Fewer, larger kernels would help: operator fusion."),
+    GRAPH_GAPS: Cause("the CUDA graph forks and joins around it", "Fewer branches would help."),
+    FRONT_END: Cause("the GPU was starting another kernel", "Fewer kernels would help: operator fusion."),
+    GRID_SLOT: Cause("as many kernels ran as the GPU holds", "Fewer streams would help."),
+    COPY: Cause("another copy used the engine", "Copies at another time would help."),
+    BLOCKS: Cause("kernels beside it held the SMs' block slots", "Larger blocks, or another order, would help."),
+    THREADS: Cause("kernels beside it held the SMs' threads", "Smaller kernels, or another order, would help."),
+    REGISTERS: Cause("kernels beside it held the SMs' registers", "Kernels with smaller tiles would help."),
+    SMEM: Cause("kernels beside it held the SMs' shared memory", "Kernels with smaller tiles would help."),
+    SPLIT: Cause("the SMs' shared memory was set up for another kernel", "Another order would help."),
+    ISSUE: Cause("it shared SMs and the L2 cache with other kernels", "Nothing but fewer kernels at once would help."),
+    DRAM: Cause("all kernels together exceeded the memory's bandwidth", "Operator fusion would help: it moves less."),
+    DEPENDENCY: Cause("its data were not there", "No schedule changes that."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorstDelay:
+    """The delay on the way to the end that cost most."""
+
+    delay: Delay
+    text: str
+    """What lost how much to what, and what would help; plain text."""
+
+
+def worst_delay(found: Explained) -> WorstDelay | None:
+    """None where nothing lies between the schedule and its critical path."""
+    gap = found.step()
+    rows = merged(gap.delays)
+    if not rows:
+        return None
+    worst = rows[0]
+    cause = CAUSES[worst.cause]
+    by = "" if worst.by is None else f", most of all {task_label(found, worst.by)}"
+    share = f", {worst.lost_ns / gap.makespan_ns:.1%} of the step" if gap.makespan_ns else ""
+    return WorstDelay(
+        worst,
+        f"{task_label(found, worst.task)} lost {format_ns(worst.lost_ns)}{share}, because {cause.why}{by}. "
+        f"{cause.helps}",
+    )
+
+
+def causes_sentence(found: Explained, named: int = 2) -> str:
+    """What lies between a schedule and its critical path, with the largest causes; empty where nothing does."""
+    gap = found.step()
+    causes = list(found.causes_ns().items())[:named]
+    if gap.gap_ns <= 0.0 or not causes:
+        return ""
+    parts = [
+        f"{lost_ns / gap.makespan_ns:.0%} because {CAUSES[cause].why}"
+        for cause, lost_ns in causes
+        if lost_ns >= LEAST_SHARE * gap.makespan_ns or cause == causes[0][0]
+    ]
+    return (
+        f"Of this schedule's time, {gap.gap_ns / gap.makespan_ns:.0%} lies above its critical path: "
+        f"{'; '.join(parts)}. {CAUSES[causes[0][0]].helps}"
+    )
+
+
+def task_label(found: Explained, task: int) -> str:
+    """Layer and operator of a task, as text that moves nothing."""
+    op = found.timeline.plan.tasks[task].op
+    name = op_label(found.graph.trace.ops[op]) if op >= 0 else found.timeline.plan.tasks[task].name
+    return shortened(visible(name), 80)

@@ -1,0 +1,83 @@
+"""Step time against peak memory of memory policies, with the front and the GPU's memory."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from gpusim.memplan.compare import LEAST_TIME, MemoryComparison, PolicyRow
+from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_LEGEND, Theme, escape, heading, us, us_text
+from gpusim.units import MIB, format_bytes
+
+
+def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> go.Figure:
+    """One point a policy, our own at several budgets, the front as a line; the GPU's memory where it is in sight."""
+    figure = go.Figure()
+    front = [row for row in comparison.front if row.outcome is not None]
+    figure.add_trace(
+        go.Scatter(
+            x=[_peak_mib(row) for row in front],
+            y=[_step_us(row) for row in front],
+            mode="lines",
+            line={"color": theme.muted, "width": 1.5, "shape": "hv"},
+            name="front: nobody is below in both",
+            hoverinfo="skip",
+        )
+    )
+    names = list(dict.fromkeys(row.policy for row in comparison.rows))
+    for number, name in enumerate(names):
+        rows = [row for row in (*comparison.rows, *comparison.more) if row.policy == name and row.outcome is not None]
+        if not rows:
+            continue
+        marker = dict(theme.marker(number))
+        if name == LEAST_TIME:
+            marker["size"] = 12
+        figure.add_trace(
+            go.Scatter(
+                x=[_peak_mib(row) for row in rows],
+                y=[_step_us(row) for row in rows],
+                mode="markers",
+                marker=marker,
+                name=escape(name),
+                hovertext=[_text(row) for row in rows],
+                hoverinfo="text",
+            )
+        )
+    peaks = [_peak_mib(row) for row in comparison.rows if row.outcome is not None]
+    limits = {"GPU memory": comparison.capacity_bytes, "budget": comparison.budget_bytes or 0}
+    for name, size in limits.items():
+        if 0 < size / MIB <= 1.5 * max(peaks, default=0.0):
+            figure.add_vline(x=size / MIB, line={"color": theme.loss, "dash": "dash"}, annotation_text=name)
+    trace, hardware = comparison.graph.trace, comparison.graph.hardware
+    figure.update_xaxes(title_text="peak of the memory allocated, MiB", rangemode="tozero")
+    figure.update_yaxes(title_text="predicted time of the step, us", rangemode="tozero")
+    figure.update_layout(
+        template=theme.template,
+        title=heading("Time against memory", f"{trace.name} on {hardware.label}, predicted", theme),
+        height=620,
+        hovermode="closest",
+        legend=SIDE_LEGEND,
+        margin={"r": SIDE},
+    )
+    return figure
+
+
+def _peak_mib(row: PolicyRow) -> float:
+    assert row.outcome is not None
+    return row.outcome.peak_bytes / MIB
+
+
+def _step_us(row: PolicyRow) -> float:
+    assert row.outcome is not None
+    return us(row.outcome.step_ns)
+
+
+def _text(row: PolicyRow) -> str:
+    outcome = row.outcome
+    assert outcome is not None
+    budget = f", budget {format_bytes(row.budget_bytes)}" if row.budget_bytes else ""
+    return (
+        f"<b>{escape(row.policy)}</b>{budget}<br>"
+        f"peak {format_bytes(outcome.peak_bytes)}, {us_text(outcome.step_ns)}<br>"
+        f"out {format_bytes(outcome.d2h_bytes)}, back {format_bytes(outcome.h2d_bytes)}<br>"
+        f"waiting for copies {us_text(outcome.exposed_copy_ns)}, computed again {us_text(outcome.recompute_ns)}"
+    )

@@ -1,0 +1,157 @@
+"""What `gpusim memory` prints and writes: a table for people, a document for `--json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusim.memplan.compare import MemoryComparison, PolicyRow, category_bytes
+from gpusim.memplan.evaluate import Outcome
+from gpusim.report.fit import print_table
+from gpusim.report.terminal import Table, console
+from gpusim.units import format_bytes, format_ns
+
+#: Tensors named at the peak.
+NAMED = 8
+
+
+def memory_document(comparison: MemoryComparison) -> dict[str, Any]:
+    """`memory --json`: times in ns, sizes in bytes."""
+    hardware = comparison.graph.hardware
+    best = comparison.best
+    return {
+        "trace": comparison.graph.trace.name,
+        "hardware": hardware.label,
+        "calibrated": hardware.calibrated,
+        "capacity_bytes": comparison.capacity_bytes,
+        "budget_bytes": comparison.budget_bytes,
+        "pinned_budget_bytes": comparison.pinned_bytes,
+        "workspaces_known": comparison.workspaces_known,
+        "policies": [_row_document(comparison, row) for row in comparison.rows],
+        "front": [_front_document(row) for row in comparison.front],
+        "best": None if best is None else _front_document(best),
+        "peak": _peak_document(comparison, comparison.keep_all),
+    }
+
+
+def _row_document(comparison: MemoryComparison, row: PolicyRow) -> dict[str, Any]:
+    document: dict[str, Any] = {"policy": row.policy, "source": row.source, "budget_bytes": row.budget_bytes or None}
+    if row.outcome is None:
+        return {**document, "problem": row.problem}
+    outcome = row.outcome
+    return {
+        **document,
+        "peak_bytes": outcome.peak_bytes,
+        "reserved_bytes": outcome.use.reserved_bytes,
+        "step_ns": outcome.step_ns,
+        "exposed_copy_ns": outcome.exposed_copy_ns,
+        "recompute_ns": outcome.recompute_ns,
+        "h2d_bytes": outcome.h2d_bytes,
+        "d2h_bytes": outcome.d2h_bytes,
+        "pinned_bytes": outcome.pinned_bytes,
+        "kept_for_pinned": row.kept_for_pinned,
+        "fits": comparison.fits(outcome),
+        "largest_batch": comparison.largest_batch(outcome),
+    }
+
+
+def _front_document(row: PolicyRow) -> dict[str, Any]:
+    assert row.outcome is not None
+    return {
+        "policy": row.policy,
+        "budget_bytes": row.budget_bytes or None,
+        "peak_bytes": row.outcome.peak_bytes,
+        "step_ns": row.outcome.step_ns,
+    }
+
+
+def _peak_document(comparison: MemoryComparison, outcome: Outcome) -> dict[str, Any]:
+    """What is live at the peak of the step that keeps all."""
+    peak, trace = outcome.use.peak, comparison.graph.trace
+    op = trace.ops[peak.op] if peak.op >= 0 else None
+    return {
+        "bytes": peak.allocated_bytes,
+        "op": "" if op is None else op.name,
+        "layer": "" if op is None else op.layer,
+        "phase": "" if op is None else op.phase,
+        "categories": category_bytes(outcome),
+        "largest": [
+            {
+                "storage": storage,
+                "bytes": comparison.storages.bytes[storage],
+                "category": comparison.storages.category[storage],
+                "made_by": _maker(comparison, storage),
+            }
+            for storage in peak.live[:NAMED]
+        ],
+    }
+
+
+def _maker(comparison: MemoryComparison, storage: int) -> str:
+    """The op that makes a storage, or the name of the tensor that was there before the step."""
+    trace = comparison.graph.trace
+    for op, made in zip(trace.ops, comparison.storages.makes, strict=True):
+        if storage in made:
+            return op.name
+    return next((tensor.name for tensor in trace.tensors if tensor.storage == storage and tensor.name), "")
+
+
+def print_memory(comparison: MemoryComparison) -> None:
+    """The table of policies, the front, and what is live at the peak."""
+    out = console()
+    graph, keep_all = comparison.graph, comparison.keep_all
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("policy", "peak", "of keep_all", "step", "slower", "copies wait", "again", "out", "back", "pinned"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    table.add_column("largest batch", justify="right")
+    table.add_column("")
+    for row in comparison.rows:
+        table.add_row(*_cells(comparison, row, keep_all))
+    out.print(f"Memory of {graph.trace.name} on {graph.hardware.label}, {format_bytes(comparison.capacity_bytes)}")
+    print_table(out, table, drop=("again", "copies wait", "pinned", "back", "of keep_all"), fold=("",))
+    for row in comparison.rows:
+        if row.outcome is None:
+            out.print(f"{row.policy}: {row.problem.removeprefix(f'{row.policy}: ')}")
+    out.print()
+    front = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("front: least time for its peak", "budget", "peak", "step"):
+        front.add_column(name, justify="left" if name.startswith("front") else "right")
+    for row in comparison.front:
+        assert row.outcome is not None
+        budget = format_bytes(row.budget_bytes) if row.budget_bytes else ""
+        front.add_row(row.policy, budget, format_bytes(row.outcome.peak_bytes), format_ns(row.outcome.step_ns))
+    out.print(front)
+    out.print()
+    categories = ", ".join(f"{name} {format_bytes(size)}" for name, size in category_bytes(keep_all).items())
+    out.print(f"Peak of keep_all: {comparison.peak_text(keep_all)}: {categories}")
+    if not comparison.workspaces_known:
+        out.print("The trace has no workspaces of ops, so peaks leave them out; capture it anew to have them.")
+    best = comparison.best
+    limit = comparison.capacity_bytes if comparison.budget_bytes is None else comparison.budget_bytes
+    if best is None or best.outcome is None:
+        out.print(f"No plan keeps {format_bytes(limit)}.")
+    else:
+        out.print(
+            f"Fastest within {format_bytes(limit)}: {best.policy}, {format_ns(best.outcome.step_ns)}, "
+            f"peak {format_bytes(best.outcome.peak_bytes)}"
+        )
+
+
+def _cells(comparison: MemoryComparison, row: PolicyRow, keep_all: Outcome) -> list[str]:
+    outcome = row.outcome
+    if outcome is None:
+        return [row.policy, *[""] * 10, "no plan"]
+    note = f"{row.kept_for_pinned} stay for want of pinned memory" if row.kept_for_pinned else ""
+    return [
+        row.policy,
+        format_bytes(outcome.peak_bytes),
+        f"{outcome.peak_bytes / keep_all.peak_bytes:.0%}",
+        format_ns(outcome.step_ns),
+        f"{outcome.step_ns / keep_all.step_ns - 1:+.1%}",
+        format_ns(outcome.exposed_copy_ns) if outcome.d2h_bytes else "",
+        format_ns(outcome.recompute_ns) if outcome.plan.redos else "",
+        format_bytes(outcome.d2h_bytes) if outcome.d2h_bytes else "",
+        format_bytes(outcome.h2d_bytes) if outcome.h2d_bytes else "",
+        format_bytes(outcome.pinned_bytes) if outcome.pinned_bytes else "",
+        f"{comparison.largest_batch(outcome):,}",
+        note or ("" if comparison.fits(outcome) else "too large"),
+    ]

@@ -1,0 +1,79 @@
+"""Where a gain or a loss comes from, from the top down: totals, and what is added or taken away between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from gpusim.report.summary import Summary
+
+if TYPE_CHECKING:
+    from gpusim.analysis.limits import Scope
+
+Role = Literal["total", "loss", "gain"]
+LONGEST, BEST, WON, SEQUENTIAL = "longest op", "best list schedule", "won by concurrency", "sequential graph"
+EAGER: Final = "eager step (measured)"
+
+
+@dataclass(frozen=True, slots=True)
+class WaterfallRow:
+    """One row: a total starts at 0, a change at `base_ns`; a change below zero goes to the left."""
+
+    name: str
+    length_ns: int
+    base_ns: int = 0
+    role: Role = "total"
+    share: float | None = None
+    """Of a change: its share, of what the rows are about."""
+    text: str = ""
+    """At the end of a bar; its length where it is empty."""
+    note: str = ""
+    """More of it, on hovering."""
+
+
+def longest_ns(rows: Sequence[WaterfallRow]) -> int:
+    """Right end of the rows."""
+    return max((max(row.base_ns, row.base_ns + row.length_ns) for row in rows), default=0)
+
+
+def gain_rows(found: Summary) -> list[WaterfallRow]:
+    """From the eager step, where it was measured, to the recommended schedule: what each step saves.
+
+    A share is of the time before it.
+    """
+    rows: list[WaterfallRow] = []
+    if found.eager_ns is not None:
+        rows.append(WaterfallRow(EAGER, found.eager_ns))
+        rows.append(_saved("launches from a CUDA graph", found.eager_ns, found.sequential_ns))
+    rows.append(WaterfallRow(f"= {SEQUENTIAL}", found.sequential_ns))
+    program_ns = found.sequential_ns - found.concurrency_ns
+    rows.append(_saved("streams, ops in recorded order", found.sequential_ns, program_ns))
+    if found.kernels_ns:
+        rows.append(_saved("other kernels", program_ns, program_ns - found.kernels_ns))
+    rows.append(_saved("better order and placement", program_ns - found.kernels_ns, found.best.makespan_ns))
+    rows.append(WaterfallRow("= recommended schedule", found.best.makespan_ns))
+    return rows
+
+
+def _saved(name: str, before_ns: int, after_ns: int) -> WaterfallRow:
+    change_ns = after_ns - before_ns
+    share = change_ns / before_ns if before_ns else 0.0
+    return WaterfallRow(name, change_ns, before_ns, "gain" if change_ns <= 0 else "loss", share)
+
+
+def limit_rows(scope: Scope) -> list[WaterfallRow]:
+    """From the longest op up to the sequential graph: what each limit costs. A share is of what there is to win."""
+
+    def change(name: str, base_ns: int, length_ns: int, role: Role) -> WaterfallRow:
+        return WaterfallRow(f"+ {name}", length_ns, base_ns, role, scope.share(length_ns))
+
+    rows = [WaterfallRow(LONGEST, scope.unlimited_ns)]
+    level_ns = scope.unlimited_ns
+    for loss in scope.losses:
+        rows.append(change(loss.limit, level_ns, loss.loss_ns, "loss" if loss.loss_ns >= 0 else "gain"))
+        level_ns = loss.makespan_ns
+    rows.append(WaterfallRow(f"= {BEST}", scope.best_ns))
+    rows.append(change(WON, scope.best_ns, scope.won_ns, "gain"))
+    rows.append(WaterfallRow(f"= {SEQUENTIAL}", scope.sequential_ns))
+    return rows
