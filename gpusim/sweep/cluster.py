@@ -26,6 +26,7 @@ from gpusim.errors import GpusimError, OptionError, WorkerError
 from gpusim.sweep.grid import Grid, Group, Point, code_version
 from gpusim.sweep.point import Result
 from gpusim.sweep.todo import Todo
+from gpusim.text import short_value
 
 MISSING_DASK: Final = "a cluster needs dask, which is not installed (pip install 'gpusim[sweep]')"
 CONNECT_S: Final = 5.0
@@ -55,7 +56,9 @@ def check_scheduler(address: str) -> None:
     except ValueError:
         host = port = None
     if not host or not port or parts.scheme != "tcp" or parts.path:
-        raise OptionError(f"--scheduler '{address}': the address of a scheduler looks like tcp://HOST:PORT")
+        raise OptionError(
+            f"--scheduler '{short_value(address)}': the address of a scheduler looks like tcp://HOST:PORT"
+        )
 
     async def ask() -> str:
         async with rpc(address) as remote:

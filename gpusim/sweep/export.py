@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpusim.errors import OptionError, OutputError
-from gpusim.files import check_writable, write_bytes
+from gpusim.io.files import check_writable, write_bytes
 from gpusim.sweep.store import COLUMNS, Row, column_types
-from gpusim.text import csv_cell
+from gpusim.text import csv_cell, short_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ _PANDAS_TYPES: Final = {"str": "string", "int": "Int64", "bool": "bool", "float"
 def check_export(path: Path) -> None:
     """Fail before the work where the export could not be written after it. Raises `OptionError`, `OutputError`."""
     if path.suffix not in SUFFIXES:
-        raise OptionError(f"--export {path}: the name ends in {' or '.join(SUFFIXES)}")
+        raise OptionError(f"--export {short_value(path)}: the name ends in {' or '.join(SUFFIXES)}")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise OutputError(str(path), MISSING_PYARROW)
     check_writable(path)

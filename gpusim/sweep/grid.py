@@ -12,16 +12,19 @@ from msgspec.structs import asdict
 
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import TraceError
-from gpusim.files import encode_json, read_file
-from gpusim.hardware.model import HardwareModel, default_hardware, read_hardware
+from gpusim.formats.hardware import HardwareModel, default_hardware, read_hardware
+from gpusim.formats.trace import Dtype, Frontend, MemoryFormat, Mode, Trace
+from gpusim.io.files import encode_json, read_file
 from gpusim.policies.registry import policy_by_name
 from gpusim.sweep.spec import Sweep, hardware_files, policy_names, trace_files
-from gpusim.trace.schema import Dtype, Frontend, MemoryFormat, Mode, Trace
 from gpusim.trace.store import parse_trace
 from gpusim.version import version_of
 
 #: What a result follows from, besides trace and hardware model: these parts of the package.
-_SIMULATION = ("trace", "hardware", "plan", "engine", "policies", "search/bounds.py", "sweep/point.py", "units.py")
+_SIMULATION = (
+    *("formats/arguments.py", "formats/hardware.py", "formats/schedule.py", "formats/trace.py"),
+    *("trace", "rules", "plan", "engine", "policies", "bounds", "sweep/point.py", "units.py"),
+)
 
 
 Group = tuple[str, str]

@@ -15,9 +15,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Final
 
-from gpusim.children import end_with_parent
 from gpusim.engine.threads import cores
 from gpusim.errors import GpusimError, WorkerError
+from gpusim.io.processes import end_with_parent
 from gpusim.sweep import point as point_module
 from gpusim.sweep.grid import Grid, Group, Point
 from gpusim.sweep.point import Result

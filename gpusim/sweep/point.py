@@ -10,13 +10,13 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpusim.bounds.bounds import Bounds, bounds
 from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import GpusimError, HardwareError, WorkerError
-from gpusim.files import decode_document
-from gpusim.hardware.model import SCHEMA, HardwareModel
+from gpusim.formats.hardware import SCHEMA, HardwareModel
+from gpusim.io.files import decode_document
 from gpusim.plan.graph import OpGraph
 from gpusim.policies.registry import policy_by_name
-from gpusim.search.bounds import Bounds, bounds
 from gpusim.sweep.grid import Point, code_version
 from gpusim.trace.store import parse_trace
 

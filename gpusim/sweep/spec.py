@@ -11,11 +11,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_SEED
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import FileError, HardwareError, SweepError, TraceError, UnknownNameError
-from gpusim.files import Count, Document, read_toml
-from gpusim.hardware.model import HardwareModel, bundled_hardware, read_hardware
+from gpusim.formats.hardware import HardwareModel, bundled_hardware, read_hardware
+from gpusim.io.files import Count, Document, read_toml
 from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.store import TRACE_SUFFIXES, bundled_traces
@@ -39,7 +39,7 @@ class Sweep(Document, frozen=True, kw_only=True):
     streams: Annotated[tuple[StreamCount, ...], Meta(min_length=1)] = DEFAULT_STREAMS
     """Stream counts for every policy; one that cannot use so many is run once, with what it can."""
     engine: str = DEFAULT_ENGINE
-    seed: Count = 0
+    seed: Count = DEFAULT_SEED
     """Part of every point's identity. No policy of the registry draws random numbers today."""
 
 

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Final
 
 from gpusim.errors import OutputError, SweepError
-from gpusim.file_limits import MAX_INTEGER
-from gpusim.files import check_writable
+from gpusim.io.file_limits import MAX_INTEGER
+from gpusim.io.files import check_writable
 from gpusim.sweep.grid import Grid, Point
 from gpusim.sweep.point import Outcome, Result
 from gpusim.units import MIB
