@@ -7,20 +7,22 @@ import sys
 
 import click
 
-from gpusim.cli.analysis import limits
 from gpusim.cli.app import app
 from gpusim.cli.bench import bench
 from gpusim.cli.catalogue import hardware, policies, traces
-from gpusim.cli.common import in_words_of_the_command_line, tell
+from gpusim.cli.common import in_words_of_the_command_line, tell, usage_line
 from gpusim.cli.explain import explain
 from gpusim.cli.gpu import calibrate, capture, replay, validate
 from gpusim.cli.importing import doctor, export, import_command
+from gpusim.cli.limits import limits
+from gpusim.cli.memory import memory
 from gpusim.cli.output import ReaderGoneError, checked_output, quiet_errors
+from gpusim.cli.parallel import parallel
 from gpusim.cli.simulation import explore, simulate
 from gpusim.cli.sweep import sweep
+from gpusim.cli.transfer import transfer
 from gpusim.cli.whatif import figure, whatif
 from gpusim.errors import EXIT_USER_ERROR, GpusimError
-from gpusim.text import message
 from gpusim.version import __version__
 
 EXIT_INTERRUPTED = 130
@@ -34,6 +36,9 @@ GROUPS = {
         "limits": "Say what keeps ops from running side by side",
         "explain": "Say why a schedule is not faster",
         "whatif": "Ask for other SMs, bandwidth, costs, faster ops",
+        "transfer": "Use a schedule on another batch or GPU",
+        "memory": "Compare memory policies; plan within a byte budget",
+        "parallel": "Split a step over several GPUs, layer by layer",
         "sweep": "Simulate many traces, GPUs and policies",
         "app": "Open the dashboard in a browser",
         "figure": "Draw one of the dashboard's figures",
@@ -87,6 +92,8 @@ for command in (
     simulate,
     limits,
     explain,
+    memory,
+    parallel,
     sweep,
     capture,
     replay,
@@ -97,6 +104,7 @@ for command in (
     policies,
     bench,
     whatif,
+    transfer,
     figure,
     app,
     import_command,
@@ -121,7 +129,8 @@ def main() -> None:
             tell(f"gpusim: {in_words_of_the_command_line(error)}", err=True)
             sys.exit(EXIT_USER_ERROR)
         except click.ClickException as error:
-            click.UsageError(message(error.format_message()), getattr(error, "ctx", None)).show()
+            problem = usage_line(error.format_message(), sys.argv[1:])
+            click.UsageError(problem, getattr(error, "ctx", None)).show()
             sys.exit(EXIT_USER_ERROR)
         except (click.Abort, KeyboardInterrupt):
             tell("gpusim: interrupted", err=True)

@@ -13,12 +13,15 @@ from contextlib import suppress
 import click
 
 from gpusim.errors import GpusimError, OptionError
+from gpusim.text import short_value
 
 DEFAULT_PORT = 8501
 #: This machine only: whoever can open the dashboard can use its processors.
 ADDRESS = "127.0.0.1"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 EVERY_ADDRESS = ("0.0.0.0", "::")
+#: The longest name that DNS has.
+HOST_CHARACTERS = 253
 #: A name, or an address of either kind; no pattern.
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
 #: Blue and sky of the figures (gpusim/report/figures/theme.py, which imports plotly): red is for errors.
@@ -41,8 +44,8 @@ MISSING = "the dashboard needs {package}, which is not installed (pip install 'g
 @click.option("--headless", is_flag=True, help="Open no browser.")
 def app(port: int, address: str, hosts: tuple[str, ...], headless: bool) -> None:
     """Open the dashboard in a browser: what-if questions without writing code. Ctrl-C ends it."""
-    from gpusim.file_limits import MAX_UPLOAD_BYTES
-    from gpusim.resources import resource_dir
+    from gpusim.io.file_limits import MAX_UPLOAD_BYTES
+    from gpusim.io.resources import resource_dir
     from gpusim.units import MIB
 
     for package in ("streamlit", "plotly"):
@@ -84,8 +87,10 @@ def allowed_hosts(address: str, more: Iterable[str] = ()) -> tuple[str, ...]:
         with suppress(OSError):
             names += [str(found[4][0]) for found in socket.getaddrinfo(own, None)]
     for name in more:
-        if not HOST_NAME.fullmatch(name):
-            raise OptionError(f"--allow-host '{name}': give a name such as lab.example.org, or an address, and no port")
+        if len(name) > HOST_CHARACTERS or not HOST_NAME.fullmatch(name):
+            raise OptionError(
+                f"--allow-host '{short_value(name)}': give a name such as lab.example.org, or an address, and no port"
+            )
     return tuple(dict.fromkeys(name.strip("[]").lower() for name in names))
 
 
@@ -97,8 +102,9 @@ def _check_port(address: str, port: int) -> None:
             # As the server itself does: a port whose last connections are just timing out is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
+    except UnicodeError as cause:  # no name of a host has such characters or is so long
+        raise OptionError("give the name or the address of this machine", argument="address", value=address) from cause
     except OSError as cause:
         problem = cause.strerror or str(cause)
-        raise OptionError(
-            f"--port {port}: cannot listen on {address}: {problem}; choose another with --port"
-        ) from cause
+        listen = f"cannot listen on {short_value(address)}"
+        raise OptionError(f"--port {port}: {listen}: {problem}; choose another with --port") from cause

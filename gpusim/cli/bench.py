@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from gpusim.cli.common import hardware_option, json_option, load_step, one_trace, print_json, say, trace_either_way
-
-DEFAULT_TRACE = "googlenet-train-b8"
+from gpusim.defaults import DEFAULT_TRACE
 
 
 @click.command()
@@ -26,10 +25,10 @@ def bench(trace_argument: str | None, trace: str | None, hardware: str | None, s
     TRACE is googlenet-train-b8 where none is given.
     """
     trace = one_trace(trace_argument, trace, DEFAULT_TRACE)
-    from gpusim import maintain
+    from gpusim import for_commands
     from gpusim.report.bench_table import bench_document, print_bench
 
-    found = maintain.bench(load_step(trace, hardware), seconds, say)
+    found = for_commands.bench(load_step(trace, hardware), seconds, say)
     if as_json:
         print_json(bench_document(found))
     else:

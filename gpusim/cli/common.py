@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,8 +15,8 @@ import click
 
 from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_POLICY, DEFAULT_SEED, DEFAULT_STREAMS, LAUNCH_MODES, RECOMMENDED
 from gpusim.errors import GpusimError, OptionError, OutputError, UnknownNameError
-from gpusim.file_limits import MAX_INTEGER
-from gpusim.text import json_ascii, visible
+from gpusim.io.file_limits import MAX_INTEGER
+from gpusim.text import VALUE_CHARACTERS, json_ascii, message, short_value, shortened, visible
 
 if TYPE_CHECKING:
     from gpusim import Step
@@ -24,6 +25,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: Options whose names are not those of Python's arguments.
 OPTIONS = {"budget_s": "--budget", "memory_limit": "--memory"}
+
+#: Longest line about a wrong command line: a value, a suggestion, and words.
+USAGE_CHARACTERS = 3 * VALUE_CHARACTERS
 
 #: The folders of an absolute path, by itself or after `--option=`.
 _FOLDERS = re.compile(r"(?:^|(?<==))/.*/")
@@ -44,12 +48,21 @@ def load_step(trace: str, hardware: str | None) -> Step:
     """The step of TRACE on `--hw`; of an imported trace, a note on standard error says what it rests on."""
     import gpusim
 
-    step = gpusim.load(trace, hardware)
+    # No file makes a cycle of objects, and what is read here lives to the end: looking for cycles in it is for nothing.
+    gc.disable()
+    try:
+        step = gpusim.load(trace, hardware)
+        gc.freeze()
+    finally:
+        gc.enable()
     gpu, source = step.trace.provenance.gpu.name, step.trace.provenance.imported_from
     if source is not None:
         other = "" if step.hardware.gpu == gpu else f"; its times are of {gpu}, the rest is {step.hardware.label}"
         files = ", ".join(source.files)
         tell(f"note: imported from {files}, dependencies: {source.dependency_quality}{other}", err=True)
+    elif step.trace.provenance.estimated:
+        basis = short_value(step.trace.provenance.estimated)
+        tell(f"note: no GPU has run this step; its kernels are estimated from {basis}", err=True)
     return step
 
 
@@ -59,6 +72,19 @@ def in_words_of_the_command_line(error: GpusimError) -> str:
         return str(error)
     option = OPTIONS.get(error.argument, f"--{error.argument.replace('_', '-')}")
     return str(OptionError(f"{option} {error.value}: {error.problem}"))
+
+
+def usage_line(problem: str, words: Iterable[str]) -> str:
+    """What click says is wrong with a command line of these words, each of them cut as values in a message are.
+
+    click repeats words, and parts of `--option=value` and `-ovalue`, between any quotes or none.
+    """
+    parts = {part for word in words for part in (word, word[2:], word.partition("=")[2])}
+    for part in sorted(parts, key=len, reverse=True):
+        for said in (part, repr(part)[1:-1]):
+            if len(said) > VALUE_CHARACTERS:
+                problem = problem.replace(said, short_value(part))
+    return shortened(message(problem), USAGE_CHARACTERS)
 
 
 def tell(*words: str, err: bool = False) -> None:
@@ -82,7 +108,7 @@ def trace_either_way(function: Function) -> Function:
 def one_trace(argument: str | None, option: str | None, default: str | None = None) -> str:
     """The trace given either way. Raises `OptionError` for none and for two."""
     if argument is not None and option is not None:
-        raise OptionError(f"give the trace once: {argument}, or --trace {option}")
+        raise OptionError(f"give the trace once: {short_value(argument)}, or --trace {short_value(option)}")
     trace = argument or option or default
     if trace is None:
         raise OptionError("give a TRACE: a file or a bundled name (gpusim traces)")
@@ -124,7 +150,7 @@ def chosen_schedule(policy: str | None, streams: int | None, schedule_file: str 
 
 def check_output(path: str | None) -> Path | None:
     """The output path, known to be writable before long work begins. Raises `OutputError`."""
-    from gpusim.files import check_writable
+    from gpusim.io.files import check_writable
 
     if path is None:
         return None

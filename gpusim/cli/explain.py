@@ -18,6 +18,7 @@ from gpusim.cli.common import (
     streams_option,
 )
 from gpusim.errors import OptionError
+from gpusim.text import short_value
 
 _TIME = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{0,15})?)(ns|us|ms)$")
 _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
@@ -60,7 +61,7 @@ def explain(
     with progress_bar(not as_json) as report:
         found = gpusim.explain(step, schedule, streams=most_streams, launch=launch, progress=report)
     if between is not None and between[0] >= found.timeline.makespan_ns:
-        raise OptionError(f"--window {window}: the schedule ends at {found.timeline.makespan_ns} ns")
+        raise OptionError(f"--window {short_value(window)}: the schedule ends at {found.timeline.makespan_ns} ns")
     pair = None if names is None else found.between(*names)
     if pair is not None:
         document = table.pair_document(found, pair)
@@ -83,15 +84,15 @@ def _window(text: str) -> tuple[int, int]:
     parts = text.split(":")
     times = [_TIME.match(part.strip()) for part in parts]
     if len(parts) != 2 or not all(times):
-        raise OptionError(f"--window {text}: give two times with units, such as 100us:200us")
+        raise OptionError(f"--window {short_value(text)}: give two times with units, such as 100us:200us")
     begin, end = (round(float(m[1]) * _UNITS[m[2]]) for m in times if m)
     if begin >= end:
-        raise OptionError(f"--window {text}: it ends before it begins")
+        raise OptionError(f"--window {short_value(text)}: it ends before it begins")
     return begin, end
 
 
 def _two(text: str) -> tuple[str, str]:
     names = [name.strip() for name in text.split(",")]
     if len(names) != 2 or not all(names):
-        raise OptionError(f"--ops {text}: give two ops, such as convolution_3,relu_2")
+        raise OptionError(f"--ops {short_value(text)}: give two ops, such as convolution_3,relu_2")
     return names[0], names[1]

@@ -21,6 +21,7 @@ from gpusim.cli.common import (
     say,
     seed_option,
     streams_option,
+    tell,
     trace_either_way,
     trust_option,
 )
@@ -54,11 +55,22 @@ STAGES = ("capture", "predict", "measure")
     callback=one_of("front end", FRONTENDS),
 )
 @click.option(
+    "--style",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="How the front end inductor compiles: default, apart, combo, given_layout or apart_given_layout.",
+)
+@click.option(
     "--variants", is_flag=True, help="Measure other kernels of convolutions, products, batch norm and pooling, too."
 )
 @click.option(
     "--counters", is_flag=True, help="Count each kernel's traffic and instructions with ncu (Nsight Compute)."
 )
+@click.option(
+    "--estimate", is_flag=True, help="Use no GPU: record shapes only, estimate the kernels' times for --hw's GPU."
+)
+@hardware_option
 @seed_option
 @click.option("-o", "output", required=True, metavar="TRACE", help="The trace file to write (.json or .json.gz).")
 @json_option
@@ -69,28 +81,37 @@ def capture(
     dtype: str,
     memory_format: str,
     frontend: str,
+    style: str,
     variants: bool,
     counters: bool,
+    estimate: bool,
+    hardware: str | None,
     seed: int,
     output: str,
     as_json: bool,
 ) -> None:
     """Capture one step of SPEC on this GPU: torchvision:NAME, timm:NAME or path/to/file.py:function."""
-    if frontend != "aten":
-        raise OptionError(f"--frontend {frontend}: not available in this version; steps are captured with aten")
     target = check_output(output)
     assert target is not None
-    from gpusim import maintain
+    if hardware is not None and not estimate:
+        problem = "a captured step is one of this machine's GPU; only an estimated one is for another"
+        raise OptionError(problem, argument="hw", value=hardware)
+    if counters and estimate:
+        raise OptionError("--counters: nothing runs with --estimate, so there is nothing to count")
+    from gpusim import for_commands
     from gpusim.report.tables import captured_document, print_captured
 
-    captured = maintain.capture_spec(
+    captured = for_commands.capture_spec(
         spec,
         mode=mode,  # type: ignore[arg-type]
         batch=batch,
         dtype=dtype,  # type: ignore[arg-type]
         memory_format=memory_format,  # type: ignore[arg-type]
+        frontend=frontend,  # type: ignore[arg-type]
+        style=style,
         variants=variants,
         counters=counters,
+        estimate_for=(hardware or DEFAULT_HARDWARE) if estimate else None,
         seed=seed,
         command=command_line(),
         say=say,
@@ -107,6 +128,7 @@ def capture(
 @trace_either_way
 @click.option("--schedule", "schedule_file", metavar="FILE", help="Schedule to replay.")
 @policy_option("Replay")
+@click.option("--memory-plan", "plan_file", metavar="FILE", help="Replay this memory plan (gpusim memory -o FILE).")
 @streams_option
 @hardware_option
 @trust_option
@@ -119,6 +141,7 @@ def replay(
     trace: str | None,
     schedule_file: str | None,
     policy: str | None,
+    plan_file: str | None,
     streams: int | None,
     hardware: str | None,
     trust_code: bool,
@@ -129,30 +152,38 @@ def replay(
 ) -> None:
     """Run a schedule on this GPU from its trace alone, check its outputs, and time it against the sequential graph."""
     import gpusim
-    from gpusim import api, maintain, on_gpu
+    from gpusim import api, for_commands, on_gpu
     from gpusim.report.tables import print_measurement
 
     trace = one_trace(trace_argument, trace)
-    if (schedule_file is None) == (policy is None):
-        raise OptionError("give either --schedule FILE or --policy P")
-    named, most_streams = chosen_schedule(policy, streams, schedule_file)
+    if sum(given is not None for given in (schedule_file, policy, plan_file)) != 1:
+        raise OptionError("give one of --schedule FILE, --policy P and --memory-plan FILE")
+    if plan_file is not None and (streams is not None or perfetto_file is not None):
+        raise OptionError("--memory-plan goes without --streams and --perfetto")
     target, timeline_target = check_output(output), check_output(perfetto_file)
-    api.check_schedule_arguments(named, most_streams)
-    step = load_step(trace, hardware)
-    on_gpu.check_replay(step, trust_code)
-    schedule = api.resolve_schedule(step, named, most_streams)
+    schedule: gpusim.Schedule | gpusim.MemoryPlan
+    if plan_file is not None:
+        step = load_step(trace, hardware)
+        on_gpu.check_replay(step, trust_code)
+        schedule = api.load_memory_plan(step, plan_file)
+    else:
+        named, most_streams = chosen_schedule(policy, streams, schedule_file)
+        api.check_schedule_arguments(named, most_streams)
+        step = load_step(trace, hardware)
+        on_gpu.check_replay(step, trust_code)
+        schedule = api.resolve_schedule(step, named, most_streams)
     measurement = gpusim.replay(
         step, schedule, seed=seed, trust_code=trust_code, check_outputs=False, command=command_line(), say=say
     )
     if target is not None:
-        maintain.write_measurement(measurement, target)
-    if timeline_target is not None:
-        maintain.write_side_by_side(step, schedule, timeline_target, seed, measurement)
+        for_commands.write_measurement(measurement, target)
+    if timeline_target is not None and isinstance(schedule, gpusim.Schedule):
+        for_commands.write_side_by_side(step, schedule, timeline_target, seed, measurement, trust_code)
     if as_json:
         print_json(measurement)
     else:
         print_measurement(measurement, step.trace)
-    maintain.require_equal(measurement)
+    for_commands.require_equal(measurement)
 
 
 @click.command()
@@ -167,25 +198,29 @@ def replay(
     metavar="FILE",
     help="Check the rules that the engines follow, too; write what was found here (.json, and .md beside it).",
 )
+@click.option("--gpus", type=int, metavar="N", help="Measure collectives of N GPUs instead; -o is a topology.")
 @json_option
-def calibrate(output: str | None, base: str, rules_file: str | None, as_json: bool) -> None:
+def calibrate(output: str | None, base: str, rules_file: str | None, gpus: int | None, as_json: bool) -> None:
     """Measure this GPU's launch, gap, queue, event, bandwidth and copy constants; check the engines' rules."""
     target, rules_target = check_output(output), check_output(rules_file)
+    if gpus is not None:
+        _calibrate_links(gpus, base, target, rules_target is not None, as_json)
+        return
     if target is None and rules_target is None:
         raise OptionError("give -o FILE for a hardware model, --rules FILE for a check of the rules, or both")
     import gpusim
-    from gpusim import maintain
-    from gpusim.files import write_bytes, write_document
-    from gpusim.report.rules import print_rules, rules_markdown
+    from gpusim import for_commands
+    from gpusim.io.files import write_bytes, write_document
     from gpusim.report.tables import print_hardware
+    from gpusim.validation.rules import print_rules, rules_markdown
 
-    model = maintain.hardware_model(base)
+    model = for_commands.hardware_model(base)
     measured = report = None
     if target is not None:
         measured = gpusim.calibrate(model, command=command_line(), say=say)
         write_document(target, measured, indent=1)
     if rules_target is not None:
-        report = maintain.check_rules(measured or model, command_line(), say)
+        report = for_commands.check_rules(measured or model, command_line(), say)
         write_document(rules_target, report, indent=1)
         text = rules_markdown(report, measured or model, rules_target.name)
         write_bytes(rules_target.with_suffix(".md"), text.encode())
@@ -197,6 +232,23 @@ def calibrate(output: str | None, base: str, rules_file: str | None, as_json: bo
         print_hardware([measured])
     if report is not None:
         print_rules(report, measured or model)
+
+
+def _calibrate_links(gpus: int, base: str, target: Path | None, rules: bool, as_json: bool) -> None:
+    """`calibrate --gpus N`: curves of collectives, as a topology."""
+    if target is None or rules:
+        raise OptionError("--gpus goes with -o FILE for a topology, and without --rules")
+    import gpusim
+    from gpusim.io.files import write_document
+
+    found = gpusim.calibrate_links(gpus, base, command=command_line())
+    write_document(target, found, indent=1)
+    if as_json:
+        print_json(found)
+        return
+    for curve in found.curves:
+        tell(f"{curve.collective} of {curve.gpus} GPUs: {len(curve.points)} sizes")
+    tell(f"topology written to {target}")
 
 
 @click.command()
@@ -241,16 +293,25 @@ def validate(
         return
     if traces_folder is not None:
         raise OptionError("--traces goes with --again")
-    from gpusim.maintain import require_gpu_alone
-    from gpusim.recipes.recipe import check_recipe, read_recipe
-    from gpusim.report.results_table import print_results
+    from gpusim.for_commands import require_gpu_alone
+    from gpusim.validation.recipe import check_recipe, read_recipe
+    from gpusim.validation.tables import print_results
 
     plan = read_recipe(Path(recipe))
     folder = check_output_folder(output)
     if stage in (None, "capture"):  # the others run no file of the recipe's
         check_recipe(plan, recipe, trust_code)
-    if stage is not None or cases:
-        from gpusim.recipes.stages import capture_stage, measure_stage, predict_stage, selected
+    if plan.against:
+        from gpusim.validation.optimized import optimize_cases
+        from gpusim.validation.stages import selected
+
+        if stage is not None:
+            raise OptionError("a recipe with 'against' has no stages", argument="stage", value=stage)
+        require_gpu_alone()
+        chosen = selected(plan, cases)
+        results = optimize_cases(plan, chosen, folder, command_line(), say, trust_code=trust_code)
+    elif stage is not None or cases:
+        from gpusim.validation.stages import capture_stage, measure_stage, predict_stage, selected
 
         chosen = selected(plan, cases)
         if stage != "predict":
@@ -267,7 +328,7 @@ def validate(
         results = measure_stage(plan, chosen, folder, command_line(), say, trust_code=trust_code)
     else:
         require_gpu_alone()
-        from gpusim.recipes.run import run_recipe
+        from gpusim.validation.run import run_recipe
 
         results = run_recipe(plan, folder, command_line(), say, trust_code=trust_code)
     if as_json:
@@ -278,8 +339,8 @@ def validate(
 
 def _predict_again(results: Path, traces_folder: Path | None, as_json: bool) -> None:
     """Predict the schedules of a results file with the model of today."""
-    from gpusim.recipes.again import predict_again, traces_in
-    from gpusim.report.again_table import again_document, print_again
+    from gpusim.validation.again import predict_again, traces_in
+    from gpusim.validation.again_table import again_document, print_again
 
     then, now = predict_again(results, None if traces_folder is None else traces_in(traces_folder))
     if as_json:

@@ -1,4 +1,4 @@
-"""`gpusim import` and `gpusim doctor`: traces that people already have."""
+"""`gpusim import`, `doctor` and `export`: files of other tools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 import click
 
 from gpusim.cli.common import (
+    Function,
     check_output,
+    chosen_schedule,
     command_line,
     hardware_option,
     json_option,
@@ -18,7 +20,6 @@ from gpusim.cli.common import (
     streams_option,
     tell,
 )
-from gpusim.defaults import DEFAULT_POLICY, DEFAULT_STREAMS
 from gpusim.errors import OptionError
 
 EXIT_FINDINGS = 1
@@ -88,38 +89,65 @@ def doctor(files: tuple[str, ...], as_json: bool) -> None:
         sys.exit(EXIT_FINDINGS)
 
 
+#: What `export` writes, by option, with its line of help.
+EXPORTS = {
+    "--kineto": "Timeline as torch.profiler writes one (.json[.gz]).",
+    "--execution-trace": "Ops and their tensors, to join with it (.json[.gz]).",
+    "--chakra": "Kernels with true data dependencies (.et).",
+    "--table": "The schedule as a table (.csv, .md).",
+    "--python": "The schedule as Python with torch.cuda.Stream (.py).",
+}
+
+
+def _export_options(function: Function) -> Function:
+    for option, text in reversed(EXPORTS.items()):
+        function = click.option(option, metavar="OUT", help=text)(function)
+    return function
+
+
 @click.command()
 @click.argument("trace")
 @hardware_option
 @policy_option("Export")
+@click.option("--schedule", "schedule_file", metavar="FILE", help="Export this schedule instead of a policy's.")
 @streams_option
-@click.option("--kineto", metavar="OUT", help="Timeline as torch.profiler writes one (.json[.gz]).")
-@click.option(
-    "--execution-trace", "operators", metavar="OUT", help="Ops and their tensors, to join with it (.json[.gz])."
-)
-@click.option("--chakra", metavar="OUT", help="Kernels with true data dependencies (.et).")
+@_export_options
+@json_option
 def export(
     trace: str,
     hardware: str | None,
     policy: str | None,
+    schedule_file: str | None,
     streams: int | None,
-    kineto: str | None,
-    operators: str | None,
-    chakra: str | None,
+    as_json: bool,
+    **outputs: str | None,
 ) -> None:
-    """Write the predicted timeline of TRACE for other tools: Perfetto, HTA, TraceLens, Chakra's readers."""
+    """Write a schedule of TRACE for other tools and people: Perfetto, HTA, TraceLens, Chakra, a table, Python."""
     import gpusim
-    from gpusim.foreign import write_chakra, write_execution_trace, write_kineto
+    from gpusim.foreign import export as write
 
-    if not (kineto or operators or chakra):
-        raise OptionError("nothing to write: give --kineto, --execution-trace or --chakra")
-    writers = (write_kineto, write_execution_trace, write_chakra)
-    targets = [check_output(path) for path in (kineto, operators, chakra)]
+    written = {kind: path for kind, path in outputs.items() if path is not None}
+    if not written:
+        *others, last = EXPORTS
+        raise OptionError(f"nothing to write: give {', '.join(others)} or {last}")
+    targets = {kind: target for kind, path in written.items() if (target := check_output(path)) is not None}
     step = load_step(trace, hardware)
-    with progress_bar(True) as report:
-        most_streams = DEFAULT_STREAMS if streams is None else streams
-        simulated = gpusim.simulate(step, policy or DEFAULT_POLICY, streams=most_streams, progress=report)
-    for target, write in zip(targets, writers, strict=True):
-        if target is not None:
-            write(simulated, target)
+    with progress_bar(not as_json) as report:
+        chosen, most_streams = chosen_schedule(policy, streams, schedule_file)
+        simulated = gpusim.simulate(step, chosen, streams=most_streams, progress=report)
+    write(simulated, targets)
+    if not as_json:
+        for target in targets.values():
             tell(f"written to {target}")
+        return
+    print_json(
+        {
+            "trace": step.name,
+            "hardware": step.hardware.label,
+            "policy": simulated.policy,
+            "streams": simulated.streams,
+            "makespan_ns": simulated.makespan_ns,
+            "sequential_ns": simulated.sequential_ns,
+            "files": written,
+        }
+    )

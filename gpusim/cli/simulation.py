@@ -24,25 +24,13 @@ from gpusim.cli.common import (
     trust_option,
 )
 from gpusim.cli.figures import check_figures, figure_options
-from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_ENGINE, DEFAULT_STREAMS
+from gpusim.cli.sizes import size_option
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_ENGINE, DEFAULT_STREAMS, MAX_EVALUATIONS
 from gpusim.errors import OptionError
-from gpusim.units import MIB, parse_bytes
+from gpusim.text import short_value
 
 if TYPE_CHECKING:
     from gpusim import Simulated, Step
-
-
-def _memory(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    """Bytes of `--memory`; a bare number is MiB."""
-    if text is None:
-        return None
-    try:
-        size = parse_bytes(text, MIB)
-    except ValueError:
-        size = 0
-    if not size:
-        raise OptionError(f"--memory {text}: a size such as 8GiB, or a number of MiB")
-    return size
 
 
 @click.command()
@@ -54,7 +42,7 @@ def _memory(_context: click.Context, _parameter: click.Parameter, text: str | No
 )
 @click.option(
     "--evaluations",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_EVALUATIONS),
     default=None,
     metavar="N",
     help="End the search after N schedules at the latest: what a seed finds then depends on no clock.",
@@ -65,13 +53,8 @@ def _memory(_context: click.Context, _parameter: click.Parameter, text: str | No
     metavar="auto|SPLITS",
     help="Search schedules on partitions of the SMs, too: auto, or splits such as 64+68,96+36.",
 )
-@click.option(
-    "--memory",
-    "memory_limit",
-    callback=_memory,
-    default=None,
-    metavar="SIZE",
-    help="Only schedules whose predicted peak memory is at most this: 8GiB, or a number of MiB.",
+@size_option(
+    "--memory", "memory_limit", "Only schedules whose predicted peak memory is at most this: 8GiB, or a number of MiB."
 )
 @click.option(
     "--measure",
@@ -125,7 +108,7 @@ def explore(
         )
     trial = None
     if measure is not None:
-        from gpusim.recipes.trial import try_best
+        from gpusim.for_commands import try_best
 
         explored, trial = try_best(explored, measure, command=command_line(), say=say, trust_code=trust_code)
     if target is not None:
@@ -148,7 +131,7 @@ def _explore_imported(step: Step, output: str | None, as_json: bool) -> None:
 
     found = as_imported(step)
     if output is not None:
-        raise OptionError(f"-o {output}: no schedule is searched without data dependencies; {found.more}")
+        raise OptionError(f"-o {short_value(output)}: no schedule is searched without data dependencies; {found.more}")
     if as_json:
         print_json(found.document())
         return
@@ -241,7 +224,7 @@ def simulate(
 
 
 def _document(step: Step, simulated: Simulated, engine: str) -> dict[str, Any]:
-    from gpusim.maintain import predicted_eager_ns
+    from gpusim.for_commands import predicted_eager_ns
 
     truth = step.trace.ground_truth
     eager = {

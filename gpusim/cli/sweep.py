@@ -13,8 +13,8 @@ import click
 
 from gpusim.cli.common import check_output, json_option, print_json, tell
 from gpusim.errors import OptionError, WorkerError
-from gpusim.file_limits import MAX_INTEGER
-from gpusim.text import visible
+from gpusim.io.file_limits import MAX_INTEGER
+from gpusim.text import short_value, visible
 
 if TYPE_CHECKING:
     from gpusim.sweep.run import Progress, Swept
@@ -30,7 +30,7 @@ def stream_counts(_context: click.Context, _parameter: click.Parameter, values: 
     try:
         return tuple(int(count) for value in values for count in value.split(","))
     except ValueError:
-        raise OptionError(f"--streams {' '.join(values)}: not a list of numbers such as 2,4,8") from None
+        raise OptionError(f"--streams {short_value(' '.join(values))}: not a list of numbers such as 2,4,8") from None
 
 
 @click.command()

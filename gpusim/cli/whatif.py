@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from gpusim.errors import OptionError
 
 if TYPE_CHECKING:
     from gpusim import Simulated, Step
-    from gpusim.report.results import Results
 
 OP_HELP = "X times as fast: an op by name or number, `LAYER OPERATOR` as printed below, or all ops of a LAYER."
 EXPLORED = ("bounds", "gain", "front")
@@ -35,6 +33,7 @@ streams_option = click.option("--streams", type=int, default=DEFAULT_STREAMS, sh
 @click.option("--sms", type=int, default=None, metavar="N", help="SMs of the GPU.")
 @click.option("--bandwidth", type=float, default=1.0, metavar="X", help="Factor on DRAM bandwidth.")
 @click.option("--launch-cost", type=float, default=1.0, metavar="X", help="Factor on gaps, forks, joins, launches.")
+@click.option("--contention", type=float, default=1.0, metavar="X", help="Factor on how kernels slow each other down.")
 @click.option("--queues", type=int, default=None, metavar="N", help="Hardware queues, for --launch stream.")
 @click.option("--op", "ops", type=(str, float), multiple=True, metavar="NAME X", help=OP_HELP)
 @figure_options
@@ -48,6 +47,7 @@ def whatif(
     sms: int | None,
     bandwidth: float,
     launch_cost: float,
+    contention: float,
     queues: int | None,
     ops: tuple[tuple[str, float], ...],
     html_file: str | None,
@@ -68,6 +68,7 @@ def whatif(
         sms=sms,
         bandwidth=bandwidth,
         launch_cost=launch_cost,
+        contention=contention,
         queues=queues,
         ops=ops,
     )
@@ -129,9 +130,10 @@ def figure(
         html_file = f"{_name_of(source)}-{kind}.html" if source and kind != FIDELITY else f"{kind}.html"
     files = check_figures(html_file, png_file)
     if kind == FIDELITY:
+        from gpusim.for_commands import validation_results
         from gpusim.report.figures.comparisons import measured_figure
 
-        files.write(measured_figure(_results(source)), "predicted against measured")
+        files.write(measured_figure(validation_results(source)), "predicted against measured")
         files.announce()
         return
     if source is None:
@@ -145,21 +147,6 @@ def figure(
 def _name_of(source: str) -> str:
     """The name of a trace or of its file, without folders and endings."""
     return Path(source).name.removesuffix(".gz").removesuffix(".json")
-
-
-def _results(source: str | None) -> list[Results]:
-    """Results of a file, of a folder, or those that ship with gpusim. Raises `MeasurementError`."""
-    from gpusim.errors import MeasurementError
-    from gpusim.report.results import read_all_results, read_results
-    from gpusim.resources import resource_dir
-
-    folder = resource_dir("validate/results") if source is None else Path(source)
-    if not os.path.isdir(folder):
-        return [read_results(folder)]
-    found = list(read_all_results(folder).values())
-    if not found:
-        raise MeasurementError(str(folder), "has no file of results (gpusim validate -o)")
-    return found
 
 
 def _draw(kind: str, step: Step, policy: str, streams: int) -> Any:

@@ -32,7 +32,7 @@ def limits(
     For the forward pass, the backward pass, the optimizer and the whole step; docs/commands/limits.md explains them.
     """
     import gpusim
-    from gpusim.files import write_bytes
+    from gpusim.io.files import write_bytes
     from gpusim.report.limits_table import limits_csv, limits_document, print_limits
 
     figures = check_figures(html_file, png_file)

@@ -1,0 +1,90 @@
+"""`gpusim memory`: memory policies side by side, and a plan within a byte budget."""
+
+from __future__ import annotations
+
+import click
+
+from gpusim.cli.common import (
+    check_output,
+    hardware_option,
+    json_option,
+    load_step,
+    one_of,
+    print_json,
+    progress_bar,
+    tell,
+)
+from gpusim.cli.figures import check_figures, figure_options
+from gpusim.cli.sizes import size_option
+
+SYNC = {"layers": True, "events": False}
+
+
+@click.command()
+@click.argument("trace")
+@hardware_option
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="P",
+    help="Only this memory policy, besides the one that keeps all; repeatable.",
+)
+@size_option("--budget", "--memory", "memory_limit", "Most memory that may be allocated: 8GiB, or a number of MiB.")
+@size_option("--pinned", "pinned_limit", "Most pinned host memory; what has no room stays on the GPU.")
+@click.option(
+    "--sync",
+    default=None,
+    metavar="|".join(SYNC),
+    callback=one_of("synchronisation", tuple(SYNC)),
+    help="How ops and copies wait for each other [default: as each system does].",
+)
+@click.option("-o", "output", metavar="PLAN", help="Write the plan of --policy, or the fastest that fits (.json).")
+@click.option("--snapshot", metavar="FILE", help="Write that plan's memory over time for PyTorch's memory viewer.")
+@json_option
+@figure_options
+def memory(
+    trace: str,
+    hardware: str | None,
+    policies: tuple[str, ...],
+    memory_limit: int | None,
+    pinned_limit: int | None,
+    sync: str | None,
+    output: str | None,
+    snapshot: str | None,
+    as_json: bool,
+    html_file: str | None,
+    png_file: str | None,
+) -> None:
+    """Compare memory policies of TRACE: peak memory, step time, copies, recomputation; none of it needs a GPU."""
+    import gpusim
+    from gpusim.report.memory_table import memory_document, print_memory
+
+    figures = check_figures(html_file, png_file)
+    target, viewer = check_output(output), check_output(snapshot)
+    step = load_step(trace, hardware)
+    with progress_bar(not as_json) as report:
+        comparison = gpusim.memory(
+            step,
+            memory_limit=memory_limit,
+            policies=policies or None,
+            pinned_limit=pinned_limit,
+            synchronous=None if sync is None else SYNC[sync],
+            progress=report,
+        )
+    if target is not None:
+        comparison.save(target, policies[-1] if policies else None)
+    if viewer is not None:
+        comparison.save_snapshot(viewer, policies[-1] if policies else None)
+    if figures:
+        from gpusim.report.figures.memory_front import memory_front_figure
+
+        figures.write(memory_front_figure(comparison), f"memory of {step.name}")
+    if as_json:
+        print_json(memory_document(comparison))
+        return
+    print_memory(comparison)
+    for what, path in (("plan", target), ("memory over time", viewer)):
+        if path is not None:
+            tell(f"{what} written to {path}")
+    figures.announce()

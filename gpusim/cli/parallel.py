@@ -1,0 +1,95 @@
+"""`gpusim parallel`: a step on several GPUs, each layer split in its own way."""
+
+from __future__ import annotations
+
+import click
+
+from gpusim.api import BATCH_NORMS, OBJECTIVES
+from gpusim.cli.common import (
+    check_output,
+    hardware_option,
+    json_option,
+    load_step,
+    one_of,
+    print_json,
+    progress_bar,
+    tell,
+)
+from gpusim.cli.figures import check_figures, figure_options
+
+
+@click.command()
+@click.argument("trace")
+@click.option("--gpus", type=int, required=True, metavar="N", help="GPUs; the trace's batch is that of one of them.")
+@click.option("--topology", metavar="FILE", help="Links: a bundled name or a .json file [default: that of the GPU].")
+@hardware_option
+@click.option(
+    "--plan", "plans", multiple=True, metavar="FILE", help="A further plan to compare, of gpusim or autoparallel."
+)
+@click.option(
+    "--batch-norm",
+    default=BATCH_NORMS[0],
+    show_default=True,
+    metavar="|".join(BATCH_NORMS),
+    callback=one_of("batch norm", BATCH_NORMS),
+    help="Statistics of each part of the batch, or of the whole batch.",
+)
+@click.option("--memory", metavar="SIZE", help="Most memory on each GPU, such as 80GiB.")
+@click.option(
+    "--by",
+    default=OBJECTIVES[0],
+    show_default=True,
+    metavar="|".join(OBJECTIVES),
+    callback=one_of("objective", OBJECTIVES),
+    help="What the plan is chosen by: the simulated time, or the sum of costs.",
+)
+@click.option("-o", "--output", metavar="FILE", help="Write the layer-wise plan.")
+@json_option
+@figure_options
+def parallel(
+    trace: str,
+    gpus: int,
+    topology: str | None,
+    hardware: str | None,
+    plans: tuple[str, ...],
+    batch_norm: str,
+    memory: str | None,
+    by: str,
+    output: str | None,
+    as_json: bool,
+    html_file: str | None,
+    png_file: str | None,
+) -> None:
+    """Split TRACE over several GPUs, layer by layer, beside data, model and "one weird trick" parallelism.
+
+    The search is exact for the sum of costs; each plan is then simulated. docs/commands/parallel.md has the rules.
+    """
+    import gpusim
+    from gpusim.report.parallel_table import parallel_document, print_parallel
+
+    figures, file = check_figures(html_file, png_file), check_output(output)
+    step = load_step(trace, hardware)
+    with progress_bar(not as_json) as report:
+        found = gpusim.parallel(
+            step,
+            gpus=gpus,
+            topology=topology,
+            plans=plans,
+            batch_norm=batch_norm,
+            memory_limit=memory,
+            by=by,
+            progress=report,
+        )
+    if file is not None:
+        gpusim.write_parallel_plan(found, file)
+    if figures:
+        from gpusim.report.figures.parallel import parallel_figure
+
+        figures.write(parallel_figure(found), f"{found.name} on {found.gpus} GPUs")
+    if as_json:
+        print_json(parallel_document(found))
+        return
+    print_parallel(found)
+    if file is not None:
+        tell(f"plan written to {file}")
+    figures.announce()
