@@ -17,18 +17,27 @@ TYPE_CHECKING = False  # type checkers take it for true; `typing` itself is half
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpusim.analysis.explain import Explained
+    from gpusim.analysis.limits import Limits
+    from gpusim.analysis.simulation import Simulated
+    from gpusim.analysis.transfer import Transfer
     from gpusim.api import (
         WhatIf,
         explain,
         explore,
         limits,
         list_hardware,
+        list_memory_policies,
         list_policies,
         list_traces,
+        memory,
+        parallel,
         simulate,
         whatif,
+        write_parallel_plan,
         write_perfetto,
     )
+    from gpusim.bounds.bounds import Bounds
     from gpusim.engine.base import Timeline
     from gpusim.errors import (
         CaptureError,
@@ -39,18 +48,28 @@ if TYPE_CHECKING:
         ReplayError,
         UnknownNameError,
     )
-    from gpusim.hardware.model import HardwareModel
-    from gpusim.on_gpu import calibrate, capture, capture_step, replay
-    from gpusim.plan.measurement import Measurement
+    from gpusim.formats.hardware import HardwareModel
+    from gpusim.formats.measurement import Measurement
+    from gpusim.formats.topology import Topology
+    from gpusim.formats.trace import Trace
+    from gpusim.layerwise.explore import Parallel
+    from gpusim.memplan.compare import MemoryComparison
+    from gpusim.memplan.plan import MemoryPlan
+    from gpusim.on_gpu import (
+        calibrate,
+        calibrate_links,
+        capture,
+        capture_step,
+        checkpoint_policy,
+        mark_offloads,
+        optimize,
+        replay,
+    )
     from gpusim.plan.schedule import Schedule
-    from gpusim.search.bounds import Bounds
-    from gpusim.search.explain import Explained
     from gpusim.search.explore import Explored
-    from gpusim.search.limits import Limits
-    from gpusim.search.simulation import Simulated
     from gpusim.search.verdict import Verdict
+    from gpusim.several import transfer
     from gpusim.step import Step, load
-    from gpusim.trace.schema import Trace
 
 __all__ = [
     "Bounds",
@@ -63,30 +82,44 @@ __all__ = [
     "HardwareModel",
     "Limits",
     "Measurement",
+    "MemoryComparison",
+    "MemoryPlan",
     "OptionError",
+    "Parallel",
     "ReplayError",
     "Schedule",
     "Simulated",
     "Step",
     "Timeline",
+    "Topology",
     "Trace",
+    "Transfer",
     "UnknownNameError",
     "Verdict",
     "WhatIf",
     "__version__",
     "calibrate",
+    "calibrate_links",
     "capture",
     "capture_step",
+    "checkpoint_policy",
     "explain",
     "explore",
     "limits",
     "list_hardware",
+    "list_memory_policies",
     "list_policies",
     "list_traces",
     "load",
+    "mark_offloads",
+    "memory",
+    "optimize",
+    "parallel",
     "replay",
     "simulate",
+    "transfer",
     "whatif",
+    "write_parallel_plan",
     "write_perfetto",
 ]
 
@@ -98,10 +131,14 @@ _DEFINED_IN = {
         "explore",
         "limits",
         "list_hardware",
+        "list_memory_policies",
         "list_policies",
         "list_traces",
+        "memory",
+        "parallel",
         "simulate",
         "whatif",
+        "write_parallel_plan",
         "write_perfetto",
     ),
     "gpusim.engine.base": ("Timeline",),
@@ -114,18 +151,33 @@ _DEFINED_IN = {
         "ReplayError",
         "UnknownNameError",
     ),
-    "gpusim.hardware.model": ("HardwareModel",),
-    "gpusim.on_gpu": ("calibrate", "capture", "capture_step", "replay"),
-    "gpusim.plan.measurement": ("Measurement",),
+    "gpusim.formats.hardware": ("HardwareModel",),
+    "gpusim.memplan.compare": ("MemoryComparison",),
+    "gpusim.memplan.plan": ("MemoryPlan",),
+    "gpusim.on_gpu": (
+        "calibrate",
+        "calibrate_links",
+        "capture",
+        "capture_step",
+        "checkpoint_policy",
+        "mark_offloads",
+        "optimize",
+        "replay",
+    ),
+    "gpusim.formats.topology": ("Topology",),
+    "gpusim.layerwise.explore": ("Parallel",),
+    "gpusim.formats.measurement": ("Measurement",),
     "gpusim.plan.schedule": ("Schedule",),
-    "gpusim.search.bounds": ("Bounds",),
-    "gpusim.search.explain": ("Explained",),
+    "gpusim.bounds.bounds": ("Bounds",),
+    "gpusim.analysis.explain": ("Explained",),
     "gpusim.search.explore": ("Explored",),
-    "gpusim.search.limits": ("Limits",),
+    "gpusim.analysis.limits": ("Limits",),
     "gpusim.search.verdict": ("Verdict",),
-    "gpusim.search.simulation": ("Simulated",),
+    "gpusim.analysis.simulation": ("Simulated",),
+    "gpusim.analysis.transfer": ("Transfer",),
+    "gpusim.several": ("transfer",),
     "gpusim.step": ("Step", "load"),
-    "gpusim.trace.schema": ("Trace",),
+    "gpusim.formats.trace": ("Trace",),
 }
 _MODULE_OF = {name: module for module, names in _DEFINED_IN.items() for name in names}
 

@@ -3,10 +3,10 @@
 Each takes a `Step`, or what `load` takes: a bundled name, a trace file, a `Trace`. Errors name Python's arguments;
 the command line translates them into its options.
 
-Who calls them: the command line calls these, `gpusim.on_gpu` and `gpusim.maintain`, and nothing beneath them (an import
-contract in `pyproject.toml`). The dashboard explores, simulates and finds limits with them (`tests/test_front_door.py`
-lists what else it reaches). A sweep's worker evaluates thousands of schedules of one step, and takes the shortest way
-that `explore` takes, too: `gpusim.engine.evaluate`.
+Who calls them: the command line calls these, `gpusim.on_gpu` and `gpusim.for_commands`, and nothing beneath them (an
+import contract in `pyproject.toml`). The dashboard explores, simulates and finds limits with them
+(`tests/repo/test_front_door.py` lists what else it reaches). A sweep's worker evaluates thousands of schedules of one
+step, and takes the shortest way that `explore` takes, too: `gpusim.engine.evaluate`.
 """
 
 from __future__ import annotations
@@ -17,39 +17,47 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusim.arguments import file_path, real, text, whole
+from gpusim.arguments import file_path, memory_bytes, real, text, whole
 from gpusim.defaults import (
     DEFAULT_BUDGET_S,
     DEFAULT_ENGINE,
+    DEFAULT_LAUNCH,
     DEFAULT_POLICY,
     DEFAULT_SEED,
     DEFAULT_STREAMS,
     LAUNCH_MODES,
     MAX_BUDGET_S,
+    MAX_EVALUATIONS,
     RECOMMENDED,
 )
 from gpusim.errors import OptionError, UnknownNameError
-from gpusim.file_limits import MAX_INTEGER
-from gpusim.hardware.model import bundled_hardware
+from gpusim.formats.hardware import bundled_hardware
+from gpusim.formats.trace import Trace
+from gpusim.io.file_limits import MAX_INTEGER
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.schedule import check_streams as check_streams
 from gpusim.step import Step, as_step
-from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces
-from gpusim.units import format_ns, parse_bytes
+from gpusim.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
-    from gpusim.plan.partitions import Partition
+    from gpusim.analysis.explain import Explained
+    from gpusim.analysis.limits import Limits
+    from gpusim.analysis.simulation import Simulated
+    from gpusim.formats.schedule import Partition
+    from gpusim.formats.topology import Topology
+    from gpusim.layerwise.explore import Parallel
+    from gpusim.memplan.compare import MemoryComparison
+    from gpusim.memplan.plan import MemoryPlan
     from gpusim.plan.schedule import Schedule
     from gpusim.plan.tasks import LaunchMode
-    from gpusim.search.explain import Explained
     from gpusim.search.explore import Explored, Row
-    from gpusim.search.limits import Limits
-    from gpusim.search.simulation import Simulated
 
 AnyStep = Step | Trace | str | Path
 Progress = Callable[[str, float, int], None]
 """Called with what is being done, the share that is done, and the best time so far in ns (0: none yet)."""
+BATCH_NORMS = ("local", "synchronised")
+OBJECTIVES = ("simulated", "additive")
 Say = Callable[[str], None]
 """Called with each stage of work on a GPU."""
 
@@ -69,6 +77,13 @@ def list_policies() -> list[str]:
     from gpusim.policies.registry import POLICIES
 
     return [*POLICIES, RECOMMENDED]
+
+
+def list_memory_policies() -> list[str]:
+    """Names of the memory policies, for `memory`."""
+    from gpusim.memplan.policies.registry import MEMORY_POLICIES
+
+    return list(MEMORY_POLICIES)
 
 
 def explore(
@@ -93,10 +108,10 @@ def explore(
     Raises `OptionError` for an argument out of its range, where no schedule keeps the memory limit, and for an imported
     step without data dependencies.
     """
-    from gpusim.search.as_imported import check_searchable
-    from gpusim.search.choices import parse_splits
+    from gpusim.analysis.as_imported import check_searchable
     from gpusim.search.explore import check_policy
     from gpusim.search.explore import explore as run
+    from gpusim.search.variants import parse_splits
 
     step = as_step(step)
     check_searchable(step.trace)
@@ -134,7 +149,7 @@ def simulate(
     schedule: str | Path | Schedule = DEFAULT_POLICY,
     *,
     streams: int = DEFAULT_STREAMS,
-    launch: str = "graph",
+    launch: str = DEFAULT_LAUNCH,
     engine: str = DEFAULT_ENGINE,
     progress: Progress | None = None,
 ) -> Simulated:
@@ -145,9 +160,9 @@ def simulate(
     `"reference"`: both give the same times, and the reference records more. Raises `ScheduleError` for a schedule that
     is illegal or of another step, `UnknownNameError`, `OptionError`.
     """
+    from gpusim.analysis.simulation import simulate as run
     from gpusim.engine.base import engine_by_name
     from gpusim.engine.compiled.warm import COMPILING, needs_compiling
-    from gpusim.search.simulation import simulate as run
 
     step = as_step(step)
     mode, runs = launch_mode(launch), engine_by_name(text("engine", engine, "the name of an engine"))
@@ -163,14 +178,14 @@ def explain(
     schedule: str | Path | Schedule = DEFAULT_POLICY,
     *,
     streams: int = DEFAULT_STREAMS,
-    launch: str = "graph",
+    launch: str = DEFAULT_LAUNCH,
     progress: Progress | None = None,
 ) -> Explained:
     """Say why a schedule is not faster: each ns between its critical path and its makespan has one cause.
 
     Arguments and errors are those of `simulate`.
     """
-    from gpusim.search.explain import explain as run
+    from gpusim.analysis.explain import explain as run
 
     simulated = simulate(step, schedule, streams=streams, launch=launch, progress=progress)
     graph = simulated.ran
@@ -182,12 +197,71 @@ def limits(step: AnyStep, *, streams: int = DEFAULT_STREAMS, progress: Progress 
 
     For each phase and for the whole step. Raises `OptionError` for a number of streams out of its range.
     """
-    from gpusim.search.limits import limits as run
+    from gpusim.analysis.limits import limits as run
 
     step = as_step(step)
     streams = check_streams(streams)
     with step.naming():
         return run(step.graph, streams=streams, report=progress or ignore)
+
+
+def memory(
+    step: AnyStep,
+    *,
+    memory_limit: int | str | None = None,
+    policies: Collection[str] | None = None,
+    pinned_limit: int | str | None = None,
+    synchronous: bool | None = None,
+    progress: Progress | None = None,
+) -> MemoryComparison:
+    """Compare memory policies of a training step: peak memory, step time, copies, recomputation.
+
+    Without `policies` all of them (`list_memory_policies()`), and the front of time against memory. `memory_limit` is
+    the byte budget for policies that take one, `pinned_limit` the most pinned host memory; both are in bytes, or text
+    such as `"8GiB"`. `synchronous` makes published policies wait for copies after each layer, or by events (False).
+    A policy that cannot keep the limit has a row that says why. Raises `OptionError`, also for a limit that no plan
+    keeps, with the smallest that one does and the tensor that decides it; `UnknownNameError`, `TraceError`.
+    """
+    from gpusim.engine.compiled.warm import COMPILING, needs_compiling
+    from gpusim.memplan.compare import compare_policies
+
+    step = as_step(step)
+    if policies is not None and (isinstance(policies, str) or not isinstance(policies, Collection)):
+        raise OptionError("a list of memory policies' names", argument="policies", value=policies)
+    budget = memory_bytes(memory_limit)
+    pinned = memory_bytes(pinned_limit, "pinned_limit")
+    if progress is not None and needs_compiling():
+        progress(COMPILING, 0.0, 0)
+    with step.naming():
+        comparison = compare_policies(
+            step.graph,
+            policies=policies,
+            budget_bytes=budget,
+            pinned_bytes=pinned,
+            synchronous=synchronous,
+            report=progress or ignore,
+        )
+    if budget is not None and comparison.best is None and (problem := comparison.shortfall(budget)):
+        raise OptionError(problem, argument="memory_limit", value=format_bytes(budget))
+    return comparison
+
+
+def load_memory_plan(step: AnyStep, path: str | Path) -> MemoryPlan:
+    """The memory plan in a file, once it is known to run. Raises `ScheduleError`, also for a plan of another step."""
+    from gpusim.errors import PlanError, ScheduleError
+    from gpusim.memplan.checks import check_memory_plan, check_program
+    from gpusim.memplan.plan import read_memory_plan
+    from gpusim.memplan.program import program_of
+    from gpusim.memplan.storages import Storages
+
+    step = as_step(step)
+    plan = read_memory_plan(file_path("path", path), step.trace)
+    storages = Storages.of(step.trace)
+    try:
+        check_program(storages, program_of(storages, check_memory_plan(storages, plan)))
+    except PlanError as cause:
+        raise ScheduleError(str(path), str(cause)) from cause
+    return plan
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,7 +281,7 @@ class WhatIf:
 
         Times in ns; the schedule stays as it is.
         """
-        from gpusim.search.whatif import sensitivities
+        from gpusim.analysis.whatif import sensitivities
 
         return sensitivities(self.changed)
 
@@ -230,7 +304,7 @@ def whatif(
     schedule: str | Path | Schedule = DEFAULT_POLICY,
     *,
     streams: int = DEFAULT_STREAMS,
-    launch: str = "graph",
+    launch: str = DEFAULT_LAUNCH,
     sms: int | None = None,
     bandwidth: float = 1.0,
     launch_cost: float = 1.0,
@@ -244,8 +318,8 @@ def whatif(
     `"LAYER OPERATOR"` how many times as fast it becomes. `launch` is that of the changed step; the baseline is one CUDA
     graph. A policy's schedule is made again for the changed GPU. Raises `OptionError`, `UnknownNameError`.
     """
-    from gpusim.search.simulation import simulate as run
-    from gpusim.search.whatif import Change, changed_graph, policy_schedule
+    from gpusim.analysis.simulation import simulate as run
+    from gpusim.analysis.whatif import Change, changed_graph, policy_schedule
     from gpusim.trace.op_names import find_ops
 
     step = as_step(step)
@@ -268,6 +342,66 @@ def whatif(
         return WhatIf(baseline, run(changed, again, mode))
 
 
+def parallel(
+    step: AnyStep,
+    *,
+    gpus: int,
+    topology: str | Path | Topology | None = None,
+    plans: Sequence[str | Path] = (),
+    batch_norm: str = "local",
+    memory_limit: int | str | None = None,
+    by: str = "simulated",
+    progress: Progress | None = None,
+) -> Parallel:
+    """Split a step over several GPUs layer by layer; the step's batch is that of one GPU.
+
+    Beside the layer-wise plan there are data parallelism, model parallelism and "one weird trick". `topology` is a
+    bundled name, a file or a `Topology`; by default that of the step's GPU. `plans` are further plans to compare: files
+    of gpusim or of autoparallel. `batch_norm` is `"local"` (statistics of each part of the batch) or `"synchronised"`.
+    `memory_limit` is for each GPU, in bytes or text such as `"80GiB"`. `by` is `"simulated"` or `"additive"`: what the
+    layer-wise plan is chosen by. Raises `TopologyError` for more GPUs than there are or a link that is missing,
+    `ParallelPlanError`, and `OptionError`.
+    """
+    from gpusim.formats.topology import Topology, default_topology, load_topology
+    from gpusim.io.file_limits import MAX_PLAN_GPUS
+    from gpusim.layerwise.explore import explore_plans
+    from gpusim.layerwise.plans import plan_reader
+
+    step = as_step(step)
+    count = whole("gpus", gpus, 1, MAX_PLAN_GPUS, f"a whole number between 1 and {MAX_PLAN_GPUS}")
+    for argument, value, known in (("batch_norm", batch_norm, BATCH_NORMS), ("by", by, OBJECTIVES)):
+        if value not in known:
+            raise UnknownNameError(argument.replace("_", " "), str(value), known)
+    source = ""
+    if topology is None:
+        links = default_topology(step.hardware)
+    elif isinstance(topology, Topology):
+        links = topology
+    else:
+        source = str(file_path("topology", topology))
+        links = load_topology(source)
+    given = {path.stem: plan_reader(path, count) for path in (file_path("plans", each) for each in plans)}
+    with step.naming():
+        return explore_plans(
+            step,
+            count,
+            links,
+            topology_file=source,
+            batch_norm="synchronised" if batch_norm == "synchronised" else "local",
+            objective="additive" if by == "additive" else "simulated",
+            memory_limit_bytes=memory_bytes(memory_limit),
+            given=given,
+            report=lambda what, share: (progress or ignore)(what, share, 0),
+        )
+
+
+def write_parallel_plan(found: Parallel, path: str | Path, name: str = "layer") -> None:
+    """Write one of the plans of `parallel` as a file (`.json`, `.json.gz`). Raises `OutputError`."""
+    from gpusim.formats.parallel_plan import write_plan
+
+    write_plan(file_path("path", path), found.document(name))
+
+
 def write_perfetto(simulated: Simulated, path: str | Path) -> None:
     """Write a simulated timeline as a file for ui.perfetto.dev (`.json`, `.json.gz`). Raises `OutputError`."""
     from gpusim.report.perfetto import run_from_timeline
@@ -278,19 +412,6 @@ def write_perfetto(simulated: Simulated, path: str | Path) -> None:
         file_path("path", path),
         [run_from_timeline(simulated.recorded, simulated.ran.trace, title, simulated.graph.hardware)],
     )
-
-
-def memory_bytes(limit: int | str | None) -> int | None:
-    """A memory limit in bytes, from a number of bytes or text such as `8GiB`. Raises `OptionError`."""
-    if limit is None:
-        return None
-    try:
-        size = 0 if isinstance(limit, bool) else parse_bytes(limit) if isinstance(limit, str) else int(limit)
-    except (ValueError, TypeError, OverflowError):
-        size = 0
-    if size < 1:
-        raise OptionError("a size such as 8GiB, or a number of bytes", argument="memory_limit", value=limit)
-    return size
 
 
 def launch_mode(launch: str) -> LaunchMode:
@@ -326,11 +447,13 @@ def is_policy(schedule: object) -> bool:
 
 
 def _count(argument: str, value: object) -> int | None:
-    return None if value is None else whole(argument, value, 1, None, "a whole number of at least 1")
+    if value is None:
+        return None
+    return whole(argument, value, 1, MAX_EVALUATIONS, f"a whole number from 1 to {MAX_EVALUATIONS:,}")
 
 
 def _are_splits(splits: object) -> bool:
-    from gpusim.plan.partitions import Partition
+    from gpusim.formats.schedule import Partition
 
     return isinstance(splits, Sequence) and all(
         isinstance(split, list | tuple) and all(isinstance(each, Partition) for each in split) for split in splits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,12 +10,15 @@ from pathlib import Path
 
 from gpusim.arguments import file_path
 from gpusim.errors import HardwareError, LimitError, OptionError, PlanError, TraceError
-from gpusim.hardware.model import HardwareModel, bundled_hardware, default_hardware, load_hardware
+from gpusim.formats.hardware import HardwareModel, bundled_hardware, default_hardware, load_hardware
+from gpusim.formats.trace import Trace
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
-from gpusim.trace.schema import Trace
 from gpusim.trace.store import bundled_traces, load_trace, write_trace
 from gpusim.units import counted, format_bytes, format_ns
+
+Files = Sequence[str | Path]
+"""Files of one run."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,6 +81,7 @@ class Step:
         size = f"{counted(len(self.trace.ops), 'op')}, {counted(self.kernels, 'kernel')}"
         source = self.trace.provenance.imported_from
         quality = f", dependencies: {source.dependency_quality}" if source is not None else ""
+        quality += ", estimated" if self.trace.provenance.estimated else ""
         return short_repr("Step", f"{short_name(self.name)} on {short_name(self.hardware.label)}: {size}{quality}")
 
     def _repr_html_(self) -> str:
@@ -89,7 +93,7 @@ class Step:
             ("ops", f"{len(trace.ops):,}"),
             ("kernels", f"{self.kernels:,}"),
             ("memory of all tensors", format_bytes(sum(storage.bytes for storage in trace.storages))),
-            ("captured on", trace.provenance.gpu.name),
+            ("estimated for" if trace.provenance.estimated else "captured on", trace.provenance.gpu.name),
         ]
         if trace.provenance.imported_from is not None:
             rows.append(("dependencies", trace.provenance.imported_from.dependency_quality))
@@ -100,11 +104,12 @@ class Step:
         return html_table(f"Step {self.name}", ("", ""), rows)
 
 
-def load(trace: str | Path | Trace, hw: str | Path | HardwareModel | None = None) -> Step:
+def load(trace: str | Path | Trace | Files, hw: str | Path | HardwareModel | None = None) -> Step:
     """A step from a bundled name, a trace file (`.json`, `.json.gz`) or a `Trace`, on a hardware model.
 
     A file of another tool is imported (`gpusim import` lists the formats): torch.profiler, Nsight Systems and others.
-    The `repr` of such a step says what its dependencies rest on.
+    Several files of one run, in a list or tuple, are joined: a profile with its execution trace, ncu table or CUDA
+    graph. The `repr` of such a step says what its dependencies rest on.
     `hw` is a bundled name, a file or a `HardwareModel`; by default the model of the GPU that the trace was captured
     on, or the H200's where there is none. `gpusim.list_traces()` and `gpusim.list_hardware()` say what is bundled.
     Raises `TraceError` and `HardwareError` for a bad file, `UnknownNameError` for an unknown name.
@@ -113,9 +118,12 @@ def load(trace: str | Path | Trace, hw: str | Path | HardwareModel | None = None
         found, source = trace, ""
     elif isinstance(trace, str | Path):
         found, source = _load(str(trace)), str(trace)
+    elif isinstance(trace, list | tuple) and trace and all(isinstance(file, str | Path) for file in trace):
+        files = [str(file) for file in trace]
+        found, source = _load(files[0]) if len(files) == 1 else _joined(files), ", ".join(files)
     else:
         raise OptionError(
-            f"load: {type(trace).__name__} is no trace; give a bundled name, a file or a Trace "
+            f"load: {type(trace).__name__} is no trace; give a bundled name, a file, the files of one run or a Trace "
             "(gpusim.capture takes models)"
         )
     if hw is None:
@@ -136,6 +144,13 @@ def _load(file: str) -> Trace:
     return load_trace(file)
 
 
+def _joined(files: Sequence[str]) -> Trace:
+    """The step of several files of one run."""
+    from gpusim.importers.build import import_files
+
+    return import_files(files).trace
+
+
 def as_step(step: Step | Trace | str | Path) -> Step:
     """A step as given, or what `load` makes of a name, a file or a trace."""
     return step if isinstance(step, Step) else load(step)
@@ -146,5 +161,5 @@ def _hardware(hw: str | Path | HardwareModel) -> tuple[HardwareModel, str]:
     if isinstance(hw, HardwareModel):
         return hw, ""
     if not isinstance(hw, str | Path):
-        raise OptionError(f"hw={hw!r}: a bundled name, a file or a HardwareModel")
+        raise OptionError("a bundled name, a file or a HardwareModel", argument="hw", value=repr(hw))
     return load_hardware(str(hw)), "" if str(hw) in bundled_hardware() else str(hw)
