@@ -1,32 +1,28 @@
-"""What a session looks at: trace, hardware, policy and streams, in the session's state and in the page's address."""
+"""What a session looks at: step, hardware, policy and streams, in the session's state and in the page's address."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import streamlit as st
 
-from gpusim.defaults import DEFAULT_STREAMS, RECOMMENDED
+import gpusim
+from gpusim import for_pages
+from gpusim.defaults import DEFAULT_STREAMS, DEFAULT_TRACE, RECOMMENDED, SEARCH
 from gpusim.errors import GpusimError, OptionError, TraceError, UnknownNameError
-from gpusim.hardware import model as hardware_models
-from gpusim.hardware.model import HardwareModel, bundled_hardware, load_hardware
-from gpusim.plan.schedule import MAX_STREAMS
-from gpusim.policies.registry import POLICIES
-from gpusim.trace.schema import Trace
-from gpusim.trace.store import bundled_traces, parse_trace, parse_upload
 from gpusim_dashboard.cache import cached
 from gpusim_dashboard.shelf import BOUNDS, shelf
 
-DEFAULT_TRACE = "googlenet-train-b8"
-UPLOAD = "upload-"
+UPLOAD: Final = "upload-"
 #: Digits of an upload's hash in its name, hence in the address: as hard to guess as the file.
-NAME_DIGITS = 32
-#: As `gpusim.search.searches` has it, which would load the engine: the first page does without.
-SEARCH = "search"
+NAME_DIGITS: Final = 32
 #: The most that the control offers; an address may say more, up to what a GPU can have.
-STREAMS_OFFERED = 32
+STREAMS_OFFERED: Final = 32
+#: In the session's state and in addresses.
+NAMES: Final = ("trace", "hw", "policy", "streams")
 
 
 @dataclass(frozen=True)
@@ -37,8 +33,8 @@ class Choice:
     """Bundled name, or `upload-...`."""
     content: str
     """Hash of the trace file: what results are cached under."""
-    trace: Trace
-    hardware: HardwareModel
+    trace: gpusim.Trace
+    hardware: gpusim.HardwareModel
     policy: str
     streams: int
 
@@ -46,6 +42,11 @@ class Choice:
     def uploaded(self) -> bool:
         """Whether the trace is this session's own."""
         return self.name.startswith(UPLOAD)
+
+    @property
+    def searchable(self) -> bool:
+        """Whether other schedules can be searched: not where a profile has no data dependencies."""
+        return for_pages.searchable(self.trace)
 
     @property
     def words(self) -> str:
@@ -59,34 +60,40 @@ class Upload:
 
     file: str
     content: str
-    trace: Trace
+    trace: gpusim.Trace
 
 
 @cached
-def bundled_trace(name: str) -> tuple[str, Trace]:
+def bundled_trace(name: str) -> tuple[str, gpusim.Trace]:
     """Hash and value of a bundled trace."""
-    data = bundled_traces()[name].read_bytes()
-    return hashlib.sha256(data).hexdigest(), parse_trace(data, name)
+    return for_pages.bundled_trace(name)
 
 
 @cached
-def hardware_model(name: str) -> HardwareModel:
+def hardware_model(name: str) -> gpusim.HardwareModel:
     """A bundled hardware model."""
-    return load_hardware(name)
+    return for_pages.hardware_model(name)
 
 
 def policies() -> tuple[str, ...]:
     """What may be chosen: the recommended schedule, the policies, and the best schedule that the search found."""
-    return (RECOMMENDED, *POLICIES, SEARCH)
+    return (RECOMMENDED, *for_pages.registered_policies(), SEARCH)
 
 
-def take_upload(data: bytes, file: str) -> str:
-    """Check an uploaded file and keep it; gives the name it is chosen by. Raises `TraceError`."""
-    trace = parse_upload(data, file)
+def take_upload(data: bytes, file: str) -> None:
+    """Check an uploaded file, keep it, and look at it. Raises `TraceError`."""
+    trace = for_pages.uploaded_trace(data, file)
     content = shelf().put(file, data)
     name = f"{UPLOAD}{content[:NAME_DIGITS]}"
     st.session_state.uploads[name] = Upload(file, content, trace)
-    return name
+    look_at(name)
+
+
+def look_at(name: str) -> None:
+    """Look at a step as a new session would: on its own GPU, with the recommended schedule."""
+    state = st.session_state
+    state.trace, state.hw = name, for_pages.home_hardware(trace_of(name)[1])
+    state.policy, state.streams = RECOMMENDED, DEFAULT_STREAMS
 
 
 def _reopened(name: str) -> Upload:
@@ -95,25 +102,20 @@ def _reopened(name: str) -> Upload:
     file = shelf().get(digits) if len(digits) == NAME_DIGITS else None
     if file is None:
         raise TraceError(name, f"the uploaded file is gone; upload it again. {BOUNDS}, until it is restarted")
-    upload = Upload(file.name, hashlib.sha256(file.data).hexdigest(), parse_upload(file.data, file.name))
+    content = hashlib.sha256(file.data).hexdigest()
+    upload = Upload(file.name, content, for_pages.uploaded_trace(file.data, file.name))
     st.session_state.uploads[name] = upload
     return upload
 
 
-def trace_of(name: str) -> tuple[str, Trace]:
+def trace_of(name: str) -> tuple[str, gpusim.Trace]:
     """Hash and trace of a name. Raises `TraceError` for an upload that is gone, `UnknownNameError`."""
     if name.startswith(UPLOAD):
         upload: Upload = st.session_state.uploads.get(name) or _reopened(name)
         return upload.content, upload.trace
-    if name not in bundled_traces():
-        raise UnknownNameError("trace", name, bundled_traces())
+    if name not in gpusim.list_traces():
+        raise UnknownNameError("trace", name, gpusim.list_traces())
     return bundled_trace(name)
-
-
-def default_hardware(trace: Trace) -> str:
-    """The name of the model of the GPU that the trace was captured on, or of the library's default."""
-    model = hardware_models.default_hardware(trace.provenance.gpu.name)
-    return next(name for name in bundled_hardware() if hardware_model(name) == model)
 
 
 def begin(link: Mapping[str, str]) -> list[str]:
@@ -126,8 +128,6 @@ def begin(link: Mapping[str, str]) -> list[str]:
     state.explorations = {}
     state.search_words = {}
     state.measured = {}
-    state.measured_chosen = {}
-    state.what_if = {}
     problems = []
 
     def valid(key: str, check: Callable[[str], object]) -> str | None:
@@ -140,52 +140,49 @@ def begin(link: Mapping[str, str]) -> list[str]:
             return None
         return link[key]
 
-    state.trace = valid("trace", trace_of) or DEFAULT_TRACE
-    state.hw = valid("hw", _check_hardware) or default_hardware(trace_of(state.trace)[1])
-    state.policy = valid("policy", _check_policy) or RECOMMENDED
-    state.streams = int(valid("streams", _check_streams) or DEFAULT_STREAMS)
+    look_at(valid("trace", trace_of) or DEFAULT_TRACE)
+    state.hw = valid("hw", check_hardware) or state.hw
+    state.policy = valid("policy", check_policy) or RECOMMENDED
+    state.streams = int(valid("streams", check_streams) or DEFAULT_STREAMS)
     return problems
+
+
+def as_begun(name: str) -> Choice:
+    """A bundled step as a session that opens it looks at it."""
+    return chosen(name, for_pages.home_hardware(trace_of(name)[1]), RECOMMENDED, DEFAULT_STREAMS)
 
 
 def first() -> Choice:
     """What a session looks at whose address says nothing."""
-    content, trace = bundled_trace(DEFAULT_TRACE)
-    hardware = hardware_model(default_hardware(trace))
-    return Choice(DEFAULT_TRACE, content, trace, hardware, RECOMMENDED, DEFAULT_STREAMS)
+    return as_begun(DEFAULT_TRACE)
 
 
 def current() -> Choice:
     """What this session looks at now."""
     state = st.session_state
-    content, trace = trace_of(state.trace)
-    return Choice(state.trace, content, trace, hardware_model(state.hw), state.policy, state.streams)
+    return chosen(state.trace, state.hw, state.policy, state.streams)
 
 
-def write_address(page: str, more: Mapping[str, object] | None = None) -> None:
-    """Put the state and `more` into the page's address, so that it survives a reload and can be sent to others."""
-    state = st.session_state
-    wanted = {
-        "page": page,
-        "trace": state.trace,
-        "hw": state.hw,
-        "policy": state.policy,
-        "streams": str(state.streams),
-        **{name: str(value) for name, value in (more or {}).items()},
-    }
-    if st.query_params.to_dict() != wanted:
-        st.query_params.from_dict(wanted)
+def chosen(trace_name: str, hw: str, policy: str, streams: int) -> Choice:
+    """A step on a GPU with a policy. Raises `TraceError`, `UnknownNameError`."""
+    content, trace = trace_of(trace_name)
+    return Choice(trace_name, content, trace, hardware_model(hw), policy, streams)
 
 
-def _check_hardware(name: str) -> None:
-    if name not in bundled_hardware():
-        raise UnknownNameError("hardware", name, bundled_hardware())
+def check_hardware(name: str) -> None:
+    """Raises `UnknownNameError` for a model that is not bundled."""
+    if name not in gpusim.list_hardware():
+        raise UnknownNameError("hardware", name, gpusim.list_hardware())
 
 
-def _check_policy(name: str) -> None:
+def check_policy(name: str) -> None:
+    """Raises `UnknownNameError` for what the control does not offer."""
     if name not in policies():
         raise UnknownNameError("policy", name, policies())
 
 
-def _check_streams(text: str) -> None:
-    if not (text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= MAX_STREAMS):
-        raise OptionError(f"a number between 1 and {MAX_STREAMS}")
+def check_streams(text: str) -> None:
+    """Raises `OptionError` for a number of streams that no GPU has."""
+    most = for_pages.MAX_STREAMS
+    if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= most):
+        raise OptionError(f"a number between 1 and {most}")

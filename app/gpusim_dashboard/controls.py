@@ -1,86 +1,85 @@
-"""The sidebar: the choice of trace, hardware, policy and streams, which holds on every page."""
+"""The sidebar: the step, the GPU and the schedule that pages are about, each page with what it takes of these."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import streamlit as st
 
-from gpusim.defaults import RECOMMENDED
-from gpusim.file_limits import MAX_UPLOAD_BYTES
-from gpusim.hardware.model import bundled_hardware
-from gpusim.policies.registry import POLICIES
-from gpusim.trace.store import bundled_traces
-from gpusim.units import MIB
-from gpusim_dashboard import choice, shelf, uploads, view
-
-UPLOADER = "upload"
+import gpusim
+from gpusim import for_pages
+from gpusim.defaults import RECOMMENDED, SEARCH
+from gpusim_dashboard import choice, view
+from gpusim_dashboard.pages import FIRST, HARDWARE, SCHEDULE, STEP
 
 
-def sidebar() -> None:
-    """Draw it; an upload is taken and chosen here."""
-    state = st.session_state
+def sidebar(wanted: tuple[str, ...]) -> None:
+    """Draw the controls that a page takes."""
+    if not wanted:
+        return
     with st.sidebar:
-        above = st.container()
-        file = st.file_uploader(
-            "or a trace of your own, from `gpusim capture`",
-            key=UPLOADER,
-            help=f"Up to {MAX_UPLOAD_BYTES // MIB} MiB, under any file name. Nothing in it is executed. "
-            f"{shelf.BOUNDS}, in memory: a reload finds yours again, and so does anybody with its address.",
-        )
-        st.caption("Any file name: its content counts. A reload keeps it.")
-        # Before the choice of traces is drawn: a new upload is chosen, and after that it could not be.
-        uploads.take(file, UPLOADER, _choose_upload)
-        above.selectbox(
-            "Trace",
-            [*bundled_traces(), *state.uploads],
-            key="trace",
-            format_func=_trace_label,
-            on_change=uploads.forget_error,
-            args=(UPLOADER,),
-        )
-        st.selectbox(
-            "Hardware", list(bundled_hardware()), key="hw", format_func=lambda n: choice.hardware_model(n).label
-        )
-        st.selectbox(
-            "Policy",
-            choice.policies(),
-            key="policy",
-            format_func=_policy_label,
-            help="The schedule that Timeline, What-if and Memory show. Overview and Explore compare all of them.",
-        )
-        top = max(choice.STREAMS_OFFERED, state.streams)
-        st.slider("Streams, at most", 1, top, key="streams")
+        if STEP in wanted:
+            _select("trace", "Step", [*gpusim.list_traces(), *st.session_state.uploads], trace_label)
+            st.page_link(st.session_state.pages[FIRST], label="Analyse another step", icon=":material/upload_file:")
+        if HARDWARE in wanted:
+            _select("hw", "GPU", gpusim.list_hardware(), hardware_label)
+        if SCHEDULE in wanted:
+            _select(
+                "policy",
+                "Schedule",
+                list(choice.policies()),
+                policy_label,
+                help="Which schedule the page shows. Every page begins with the one that the verdict recommends.",
+            )
+        if SCHEDULE in wanted or HARDWARE in wanted:
+            top = max(choice.STREAMS_OFFERED, st.session_state.streams)
+            st.session_state.pick_streams = st.session_state.streams
+            st.slider("Streams, at most", 1, top, key="pick_streams", on_change=_take, args=("streams",))
 
 
-def upload_error() -> str:
-    """What is wrong with the file that was uploaded last; empty where nothing is."""
-    return uploads.error(UPLOADER)
-
-
-def show_upload_error() -> None:
-    """In the place of a page: what the file is and what to do, and no other step's answer."""
-    st.error(view.plain(upload_error()), icon=":material/error:")
-    st.markdown(
-        "No page is shown for this file. A trace for this dashboard comes from `gpusim capture` on a machine with a "
-        "GPU; its name does not matter, its content does. A trace of PyTorch's profiler can be drawn below a simulated "
-        "run: load it on the Timeline page. Upload another file at the left, or go on with "
-        f"**{view.plain(_trace_label(st.session_state.trace))}**."
+def _select(name: str, label: str, options: list[str], words: Callable[[str], str], help: str | None = None) -> None:
+    """A select box for a part of the choice, which outlives the pages that do not draw it."""
+    state = st.session_state
+    if state[name] not in options:
+        options = [*options, state[name]]
+    state[f"pick_{name}"] = state[name]
+    st.selectbox(
+        label, options, key=f"pick_{name}", format_func=labels(options, words), help=help, on_change=_take, args=(name,)
     )
-    st.button("Go on without it", on_click=uploads.forget_error, args=(UPLOADER,))
 
 
-def _choose_upload(data: bytes, name: str) -> None:
-    st.session_state.trace = choice.take_upload(data, name)
+def _take(name: str) -> None:
+    """After a change. A step of another GPU than the one before comes on its own."""
+    state = st.session_state
+    before = state[name]
+    state[name] = state[f"pick_{name}"]
+    if name == "trace":
+        one, other = (for_pages.home_hardware(choice.trace_of(each)[1]) for each in (before, state.trace))
+        state.hw = state.hw if one == other else other
 
 
-def _trace_label(name: str) -> str:
+def labels(options: Iterable[str], words: Callable[[str], str]) -> Callable[[str], str]:
+    """The words of each option, found once: a control asks for them at any time, also when no page runs."""
+    known = {option: words(option) for option in options}
+    return lambda option: known.get(option, option)
+
+
+def trace_label(name: str) -> str:
+    """A step in the list."""
     upload = st.session_state.uploads.get(name)
     return f"{view.option(upload.trace.name)} (uploaded)" if upload else name
 
 
-def _policy_label(name: str) -> str:
+def hardware_label(name: str) -> str:
+    """A hardware model in a list."""
+    return choice.hardware_model(name).label
+
+
+def policy_label(name: str) -> str:
+    """A schedule in a list."""
     if name == RECOMMENDED:
         return "recommended by the verdict"
-    if name == choice.SEARCH:
+    if name == SEARCH:
         return "search: the best found by searching"
-    policy = POLICIES[name]
+    policy = for_pages.registered_policies()[name]
     return f"{name} ({policy.source}{', slow' if policy.slow else ''})"

@@ -14,7 +14,7 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_type_hints
+from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
 import streamlit as st
@@ -22,21 +22,18 @@ import streamlit as st
 import gpusim
 from gpusim.defaults import QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import GpusimError, TraceError
-from gpusim.files import Document, decode_document, encode_json, write_bytes
+from gpusim.for_pages import Concurrency
+from gpusim.io.files import Document, decode_document, encode_json, write_bytes
 from gpusim.report.breakdown import Breakdown
 from gpusim.report.summary import Summary, summarize
 from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
 
-if TYPE_CHECKING:
-    from gpusim.plan.graph import OpGraph
-    from gpusim.search.explore import Explored
-
-SCHEMA: Final = "gpusim-kept/1"
+SCHEMA: Final = "gpusim-kept/2"
 #: What an exploration follows from, in the package.
 SOURCES = (
-    "api.py", "defaults.py", "engine", "hardware", "plan", "policies", "report/breakdown.py", "report/summary.py",
-    "search", "step.py", "trace",
+    "analysis/side_by_side.py", "api.py", "bounds", "defaults.py", "engine", "formats", "plan", "policies",
+    "report/breakdown.py", "report/summary.py", "rules", "search", "step.py", "trace",
 )  # fmt: skip
 #: Files that stay; each has some hundred KiB.
 MOST_FILES = 48
@@ -49,10 +46,11 @@ ASKED = ("graph",)
 class Kept(Document, frozen=True, kw_only=True):
     """One file."""
 
-    schema: Literal["gpusim-kept/1"]
+    schema: Literal["gpusim-kept/2"]
     key: str
     summary: Summary
     breakdown: Breakdown
+    concurrency: Concurrency
     explored: msgspec.Raw
     """Read only by the pages that show schedules: their classes need the engine."""
 
@@ -62,9 +60,9 @@ def exploration_key(choice: Choice) -> tuple[str, str, int]:
     return choice.content, choice.hardware.name, choice.streams
 
 
-def own(choice: Choice) -> Explored | None:
+def own(choice: Choice) -> gpusim.Explored | None:
     """The newest exploration of this session for this trace, hardware and streams."""
-    found: Explored | None = st.session_state.explorations.get(exploration_key(choice))
+    found: gpusim.Explored | None = st.session_state.explorations.get(exploration_key(choice))
     return found
 
 
@@ -74,12 +72,9 @@ def search_words(choice: Choice) -> list[str]:
     return words or ["--evaluations", str(QUICK_EVALUATIONS), "--budget", str(round(QUICK_BUDGET_S))]
 
 
-def overview_of(choice: Choice) -> tuple[Summary, Breakdown] | None:
-    """What the overview shows, where that needs no engine: nobody has explored more, and it is on disk."""
-    if own(choice) is not None:
-        return None
-    found = load(choice, *QUICK)
-    return None if found is None else (found.summary, found.breakdown)
+def verdict_of(choice: Choice) -> Kept | None:
+    """What the verdict shows, where that needs no engine: nobody has explored more, and it is on disk."""
+    return load(choice, *QUICK) if own(choice) is None else None
 
 
 def load(choice: Choice, *question: object) -> Kept | None:
@@ -92,7 +87,13 @@ def load(choice: Choice, *question: object) -> Kept | None:
         return None
 
 
-def save(choice: Choice, explored: Explored, breakdown: Breakdown, *question: object) -> None:
+def save(
+    choice: Choice,
+    explored: gpusim.Explored,
+    breakdown: Breakdown,
+    concurrency: Concurrency,
+    *question: object,
+) -> None:
     """Keep an exploration that was not interrupted."""
     if choice.uploaded or explored.interrupted:
         return
@@ -105,6 +106,7 @@ def save(choice: Choice, explored: Explored, breakdown: Breakdown, *question: ob
         key=key,
         summary=summarize(explored),
         breakdown=breakdown,
+        concurrency=concurrency,
         explored=msgspec.Raw(msgspec.json.encode(fields)),
     )
     with contextlib.suppress(GpusimError, OSError):
@@ -116,12 +118,11 @@ def save(choice: Choice, explored: Explored, breakdown: Breakdown, *question: ob
             old.unlink(missing_ok=True)
 
 
-def restore(kept: Kept, graph: OpGraph) -> Explored | None:
+def restore(kept: Kept, step: gpusim.Step) -> gpusim.Explored | None:
     """The exploration itself; None where the file is not what `save` writes."""
-    from gpusim.search.explore import Explored
-
-    hints = get_type_hints(Explored)
-    types = {name: hints[name] for name in Explored.__dataclass_fields__ if name not in (*ASKED, "best")}
+    graph, explored = step.graph, gpusim.Explored
+    hints = get_type_hints(explored)
+    types = {name: hints[name] for name in explored.__dataclass_fields__ if name not in (*ASKED, "best")}
     kind = msgspec.defstruct("KeptExplored", [*types.items(), ("best_row", int)], forbid_unknown_fields=True)
     try:
         found: Any = msgspec.json.decode(kept.explored, type=kind)
@@ -132,7 +133,7 @@ def restore(kept: Kept, graph: OpGraph) -> Explored | None:
     except (msgspec.MsgspecError, IndexError):
         return None
     fields = {name: getattr(found, name) for name in types}
-    return Explored(graph=graph, best=best, **fields)
+    return explored(graph=graph, best=best, **fields)
 
 
 @cached

@@ -1,93 +1,109 @@
-"""The measured run beside the simulated one: bundled, or a file that this session uploaded."""
+"""The measured run beside the simulated one: bundled, or a file that was uploaded and is kept under its hash."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Final
 
 import streamlit as st
 
-from gpusim.plan.measurement import outputs_in_words
+import gpusim
+from gpusim.errors import GpusimError, MeasurementError
 from gpusim.report.measured import Measured, bundled_measured, parse_measured_upload, read_measured
 from gpusim.text import shortened
-from gpusim.trace.schema import Trace
 from gpusim.units import format_ns
-from gpusim_dashboard import uploads, view
+from gpusim_dashboard import shelf, uploads, view
+from gpusim_dashboard.address import Settings
 from gpusim_dashboard.cache import cached
-from gpusim_dashboard.choice import Choice
+from gpusim_dashboard.choice import NAME_DIGITS, UPLOAD, Choice
 from gpusim_dashboard.results import Shown
 
-NONE = "none"
-UPLOADER = "replay"
+NONE: Final = "none"
+UPLOADER: Final = "replay"
 
 
 @cached
-def _bundled(path: Path, content: str, _trace: Trace) -> Measured:
+def _bundled(path: Path, content: str, _trace: gpusim.Trace) -> Measured:
     return read_measured(path, _trace)
 
 
-def choose(choice: Choice, shown: Shown) -> tuple[str, Measured | None]:
-    """Two controls, one to choose a measured run and one to load it; gives its name and the run, if one is chosen."""
-    cells = st.columns([3, 1], vertical_alignment="bottom")
-    mine: dict[str, Measured] = st.session_state.measured.setdefault(choice.content, {})
-    key = f"measured run of {choice.content[:16]}"
+def load(cell: Any, choice: Choice, settings: Settings) -> None:
+    """The control that takes a file."""
+    mine: dict[str, tuple[str, Measured]] = st.session_state.measured.setdefault(choice.content, {})
 
-    def read(data: bytes, name: str) -> None:
-        mine[name] = parse_measured_upload(data, name, choice.trace)
-        # Before the control is drawn: after that its value could not be set.
-        st.session_state[key] = name
+    def read(data: bytes, file: str) -> None:
+        found = parse_measured_upload(data, file, choice.trace)
+        name = f"{UPLOAD}{shelf.shelf().put(file, data)[:NAME_DIGITS]}"
+        mine[name] = (file, found)
+        settings.keep("measured", name, "")
 
-    with cells[1].popover("Load a replay", icon=":material/upload:", width="stretch"):
+    with cell.popover("Load a replay", icon=":material/upload:", width="stretch"):
         file = st.file_uploader(
             "What `gpusim replay --perfetto` or `-o` wrote, or a trace of PyTorch's profiler",
-            key=f"upload of {key}",
-            help="Under any file name. It stays in this session.",
+            key=f"replay of {choice.content[:16]}",
+            help=f"Under any file name. {shelf.BOUNDS}, in memory.",
         )
         uploads.take(file, UPLOADER, read)
+
+
+def choose(cell: Any, choice: Choice, shown: Shown, settings: Settings) -> tuple[str, Measured | None]:
+    """A control to choose a measured run; gives its name and the run, if one is chosen."""
+    mine: dict[str, tuple[str, Measured]] = st.session_state.measured.setdefault(choice.content, {})
+    wanted = settings.texts.get("measured", "")
+    if wanted.startswith(UPLOAD) and wanted not in mine:
+        _reopen(wanted, choice, mine)
     bundled = bundled_measured(choice.trace)
-    offered = [NONE, *bundled, *(name for name in mine if name not in bundled)]
+    offered = [NONE, *bundled, *mine]
     fitting = f"{shown.policy}-{shown.streams}"
-    if st.session_state.get(key) not in offered:
-        # Streamlit forgets the value of a control whose page is left.
-        before = st.session_state.measured_chosen.get(choice.content)
-        default = before if before in offered else fitting
-        st.session_state[key] = default if default in offered else NONE
-    name = cells[0].selectbox(
-        "Measured run below the simulated one",
+    name = settings.select(
+        cell,
+        "Measured run",
+        "measured",
         offered,
-        key=key,
-        format_func=view.option,
+        fitting if fitting in offered else NONE,
+        format_func=lambda each: view.option(mine[each][0]) if each in mine else view.option(each),
         disabled=offered == [NONE],
-        help="Profiled on a GPU, which slows a step: the dotted line is its time without. Lanes are the CUDA graph "
-        "executor's own.",
+        help="Drawn below the simulated one. It was profiled on a GPU, which slows a step: the dotted line is its time "
+        "without a profiler. Kernels are matched with the simulated ones by name and order.",
     )
-    uploads.show_error(UPLOADER)
-    st.session_state.measured_chosen[choice.content] = name
     if name == NONE:
         return name, None
-    return name, mine[name] if name in mine else _bundled(bundled[name], choice.content, choice.trace)
+    return name, mine[name][1] if name in mine else _bundled(bundled[name], choice.content, choice.trace)
+
+
+def _reopen(name: str, choice: Choice, mine: dict[str, tuple[str, Measured]]) -> None:
+    """A run that the server has kept, for a session that has not opened it."""
+    digits = name.removeprefix(UPLOAD)
+    file = shelf.shelf().get(digits) if len(digits) == NAME_DIGITS else None
+    try:
+        if file is None:
+            raise MeasurementError(name, f"the uploaded replay is gone; load it again. {shelf.BOUNDS}")
+        mine[name] = (file.name, parse_measured_upload(file.data, file.name, choice.trace))
+    except GpusimError as error:
+        uploads.say(UPLOADER, str(error))
 
 
 def summary(found: Measured, simulated_ns: int, why_not: str) -> None:
     """Measured beside simulated, as numbers; with an error where nothing says `why_not` to compare them."""
-    cells = st.columns(4)
     measurement = found.measurement
     compared = "another run than the measured one"
     if not why_not and found.makespan_ns:
         compared = f"{simulated_ns / found.makespan_ns - 1:+.1%} against measured"
-    view.metric(cells[0], "Simulated", format_ns(simulated_ns), compared)
+    numbers = [("Simulated", format_ns(simulated_ns), compared)]
     if measurement is not None:
         profiled = f"profiled: {format_ns(found.profiled_ns)}" if found.profiled_ns else "not profiled"
-        view.metric(cells[1], "Measured", format_ns(measurement.schedule.median_ns), profiled)
-        view.metric(
-            cells[2],
-            "Measured speed-up",
-            f"{measurement.speedup:.2f}x",
-            f"sequential {format_ns(measurement.sequential.median_ns)}",
-        )
-        outputs = measurement.outputs
-        equal = outputs_in_words(outputs.equal, outputs.bit_equal, outputs.sensitive)
-        view.metric(cells[3], "Outputs", equal, view.plain(shortened(f"{measurement.gpu.name}, {measurement.date}")))
+        about = view.plain(shortened(f"{measurement.gpu.name}, {measurement.date}"))
+        numbers += [
+            ("Measured", format_ns(measurement.schedule.median_ns), profiled),
+            (
+                "Measured speed-up",
+                f"{measurement.speedup:.2f}x",
+                f"sequential {format_ns(measurement.sequential.median_ns)}",
+            ),
+            ("Outputs", measurement.outputs_text, about),
+        ]
     else:
-        view.metric(cells[1], "Measured, profiled", format_ns(found.makespan_ns), view.plain(shortened(found.title)))
+        numbers.append(("Measured, profiled", format_ns(found.makespan_ns), view.plain(shortened(found.title))))
+    view.metrics(*numbers)
     if why_not:
         st.caption(f"No error is given: {view.plain(why_not)}.")

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import streamlit as st
 
+import gpusim
+from gpusim.errors import GpusimError
 from gpusim_dashboard import kept
-from gpusim_dashboard.choice import first
+from gpusim_dashboard.choice import as_begun, first
 
 
 @st.cache_resource(show_spinner=False)
@@ -20,29 +22,30 @@ def shown() -> threading.Event:
 
 
 def first_page() -> None:
-    """The overview of the default trace; drawn once, too, because plotly loads its parts on first use."""
+    """The samples, and the verdict on the default one."""
     with contextlib.suppress(ImportError):  # what Streamlit looks a page's icon up in; other versions have it elsewhere
         importlib.import_module("streamlit.emojis")
-    from gpusim.report.figures.breakdown import breakdown_figure
-    from gpusim.report.figures.explored import bounds_figure, gain_figure
+    from gpusim_dashboard import kinds
 
+    kinds.samples()
     choice = first()
-    found = kept.load(choice, *kept.QUICK)
-    if found is not None:
-        overview = (found.summary, found.breakdown)
-    else:
-        from gpusim.report.summary import summarize
+    if kept.load(choice, *kept.QUICK) is None:
         from gpusim_dashboard import results
 
-        overview = (summarize(results.quick_of(choice)), results.breakdown_of(choice))
-    bounds_figure(overview[0])
-    gain_figure(overview[0])
-    breakdown_figure(overview[1], "")
+        results.quick_of(choice)
 
 
 def other_pages() -> None:
-    """The engine, which a first page that was on disk did without."""
-    from gpusim_dashboard import results
+    """The engine and the figures, which a first page that was on disk did without; then the other samples."""
+    from gpusim_dashboard import lifetime, results, turns
 
+    turns.stand_behind(threading.get_native_id())
     # A policy's: what is recommended may be of a session, and this thread is in none.
-    results.baseline_of(replace(first(), policy=results.STAND_IN), "graph")
+    results.baseline_of(replace(first(), policy=results.STAND_IN))
+    importlib.import_module("gpusim.report.figures.timeline")
+    for name in gpusim.list_traces():
+        sample = as_begun(name)
+        with contextlib.suppress(GpusimError):
+            if kept.load(sample, *kept.QUICK) is None:
+                lifetime.watch().give_way()
+                results.quick_of(sample)

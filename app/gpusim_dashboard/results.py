@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import gpusim
+from gpusim import for_pages
 from gpusim.api import resolve_schedule
-from gpusim.defaults import DEFAULT_POLICY, QUICK_BUDGET_S, QUICK_EVALUATIONS, RECOMMENDED
-from gpusim.errors import GpusimError
-from gpusim.plan.graph import OpGraph
-from gpusim.plan.tasks import LaunchMode
-from gpusim.policies.registry import POLICIES
+from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, QUICK_BUDGET_S, QUICK_EVALUATIONS, RECOMMENDED, SEARCH
+from gpusim.for_pages import Sensitivities
 from gpusim.report.breakdown import Breakdown, breakdown
-from gpusim.report.results import Results, read_all_results
-from gpusim.resources import resource_dir
-from gpusim.search import whatif
-from gpusim.search.searches import SEARCH
-from gpusim.search.simulation import Simulated, simulate
 from gpusim.units import counted
-from gpusim_dashboard import kept
+from gpusim_dashboard import kept, turns
 from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
+
+if TYPE_CHECKING:
+    from gpusim.report.advice import Way
 
 #: As the commands under pages call a downloaded schedule.
 SCHEDULE_FILE = "best.json"
 #: The policy for a step that a searched schedule is not for.
 STAND_IN = DEFAULT_POLICY
-Sensitivities = tuple[tuple[str, float, float, float], ...]
 
 
 def step_of(choice: Choice) -> gpusim.Step:
@@ -39,19 +35,14 @@ def _step(content: str, hardware: str, _choice: Choice) -> gpusim.Step:
     return gpusim.load(_choice.trace, _choice.hardware)
 
 
-def graph_of(choice: Choice) -> OpGraph:
-    """The op graph. Raises `TraceError` where a kernel breaks a limit of the GPU."""
-    return step_of(choice).graph
-
-
 def breakdown_of(choice: Choice) -> Breakdown:
     """Where the kernel time goes."""
-    return _breakdown(choice.content, choice.hardware.name, graph_of(choice))
+    return _breakdown(choice.content, choice.hardware.name, step_of(choice))
 
 
 @cached
-def _breakdown(content: str, hardware: str, _graph: OpGraph) -> Breakdown:
-    return breakdown(_graph)
+def _breakdown(content: str, hardware: str, _step: gpusim.Step) -> Breakdown:
+    return breakdown(_step.graph)
 
 
 def explored_of(choice: Choice) -> gpusim.Explored:
@@ -68,12 +59,13 @@ def quick_of(choice: Choice) -> gpusim.Explored:
 @cached
 def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> gpusim.Explored:
     before = kept.load(_choice, *kept.QUICK)
-    found = kept.restore(before, graph_of(_choice)) if before is not None else None
+    found = kept.restore(before, step_of(_choice)) if before is not None else None
     if found is None:
-        found = gpusim.explore(
-            step_of(_choice), streams=streams, budget_s=QUICK_BUDGET_S, evaluations=QUICK_EVALUATIONS
-        )
-        kept.save(_choice, found, breakdown_of(_choice), *kept.QUICK)
+        with turns.work():
+            found = gpusim.explore(
+                step_of(_choice), streams=streams, budget_s=QUICK_BUDGET_S, evaluations=QUICK_EVALUATIONS
+            )
+            kept.save(_choice, found, breakdown_of(_choice), concurrency_of(_choice, found.schedule), *kept.QUICK)
     return found
 
 
@@ -91,7 +83,7 @@ class Shown:
     @property
     def searched(self) -> bool:
         """Whether it is no policy's, hence only good for its own step."""
-        return self.policy not in POLICIES
+        return self.policy not in for_pages.registered_policies()
 
     @property
     def used(self) -> int:
@@ -100,19 +92,15 @@ class Shown:
 
     @property
     def words(self) -> list[str]:
-        """Options of `gpusim simulate` for it; a searched one is in the file that the Explore page offers."""
+        """Options of `gpusim simulate` for it; a searched one is in the file that the Search page offers."""
         if self.searched:
             return ["--schedule", SCHEDULE_FILE]
         return ["--policy", self.policy, "--streams", str(self.streams)]
 
-    def fixed_on(self, graph: OpGraph) -> tuple[OpGraph, gpusim.Schedule | None]:
-        """For what-if questions: the graph with the kernels it runs, and the schedule itself where it is no policy's.
-
-        Kernels chosen from variants count as captured there, so that a change applies to them.
-        """
-        if not self.searched:
-            return graph, None
-        return graph.choosing(self.schedule.variants), replace(self.schedule, variants=())
+    @property
+    def what_if(self) -> str | gpusim.Schedule:
+        """What a what-if question asks about: a policy, whose schedule is made anew, or the schedule itself."""
+        return self.schedule if self.searched else self.policy
 
     @property
     def label(self) -> str:
@@ -121,8 +109,14 @@ class Shown:
 
 
 def shown_of(choice: Choice) -> Shown:
-    """The schedule chosen: a policy's, the best searched one, or the recommended one."""
+    """The schedule chosen: a policy's, the best searched one, or the recommended one.
+
+    Of a profile without data dependencies, what is recommended is what was observed.
+    """
     if choice.policy in (RECOMMENDED, SEARCH):
+        if not choice.searchable:
+            schedule = for_pages.observed_schedule(step_of(choice))
+            return Shown(schedule.policy, schedule.stream_count, schedule, False)
         explored = explored_of(choice)
         row = explored.best if choice.policy == RECOMMENDED else explored.best_of(SEARCH)
         return Shown(row.policy, row.streams, row.schedule, choice.policy == RECOMMENDED)
@@ -132,7 +126,8 @@ def shown_of(choice: Choice) -> Shown:
 
 @cached
 def _schedule(content: str, hardware: str, policy: str, streams: int, _step: gpusim.Step) -> gpusim.Schedule:
-    return resolve_schedule(_step, policy, streams)
+    with turns.work():
+        return resolve_schedule(_step, policy, streams)
 
 
 def sequential_of(choice: Choice) -> gpusim.Timeline:
@@ -140,100 +135,116 @@ def sequential_of(choice: Choice) -> gpusim.Timeline:
     return timeline_of(choice, resolve_schedule(step_of(choice), "sequential"))
 
 
-def timeline_of(choice: Choice, schedule: gpusim.Schedule, mode: LaunchMode = "graph") -> gpusim.Timeline:
+def timeline_of(choice: Choice, schedule: gpusim.Schedule, launch: str = DEFAULT_LAUNCH) -> gpusim.Timeline:
     """A timeline with all that the reference engine records."""
-    return _timeline(choice.content, choice.hardware.name, schedule, mode, step_of(choice))
+    return _timeline(choice.content, choice.hardware.name, schedule, launch, step_of(choice))
 
 
 @cached
 def _timeline(
-    content: str, hardware: str, schedule: gpusim.Schedule, mode: LaunchMode, _step: gpusim.Step
+    content: str, hardware: str, schedule: gpusim.Schedule, launch: str, _step: gpusim.Step
 ) -> gpusim.Timeline:
-    return gpusim.simulate(_step, schedule, launch=mode, engine="reference").timeline
+    with turns.work():
+        return gpusim.simulate(_step, schedule, launch=launch, engine="reference").timeline
 
 
-def baseline_of(choice: Choice, mode: LaunchMode) -> Simulated:
-    """The what-if page's baseline: `gpusim simulate`."""
-    shown = shown_of(choice)
-    graph, fixed = shown.fixed_on(graph_of(choice))
-    key = (choice.content, choice.hardware.name, shown.policy, shown.streams, mode)
-    return _baseline(*key, hash(fixed), fixed, graph)
+def explained_of(choice: Choice, schedule: gpusim.Schedule, launch: str = DEFAULT_LAUNCH) -> gpusim.Explained:
+    """Why a schedule is not faster."""
+    return _explained(choice.content, choice.hardware.name, schedule, launch, choice)
 
 
 @cached
-def _baseline(
-    content: str,
-    hardware: str,
-    policy: str,
-    streams: int,
-    mode: LaunchMode,
-    fixed: int,
-    _fixed: gpusim.Schedule | None,
-    _graph: OpGraph,
-) -> Simulated:
-    return simulate(_graph, _fixed or whatif.policy_schedule(_graph, policy, streams), mode)
+def _explained(
+    content: str, hardware: str, schedule: gpusim.Schedule, launch: str, _choice: Choice
+) -> gpusim.Explained:
+    return for_pages.explained(step_of(_choice), schedule, timeline_of(_choice, schedule, launch))
+
+
+def concurrency_of(choice: Choice, schedule: gpusim.Schedule) -> for_pages.Concurrency:
+    """The modules that a schedule runs side by side."""
+    return _concurrency(choice.content, choice.hardware.name, schedule, choice)
+
+
+@cached
+def _concurrency(content: str, hardware: str, schedule: gpusim.Schedule, _choice: Choice) -> for_pages.Concurrency:
+    return for_pages.concurrency(step_of(_choice), schedule, timeline_of(_choice, schedule))
+
+
+def as_imported_of(choice: Choice) -> for_pages.AsImported:
+    """The answers for a profile without data dependencies."""
+    return _as_imported(choice.content, choice.hardware.name, step_of(choice))
+
+
+@cached
+def _as_imported(content: str, hardware: str, _step: gpusim.Step) -> for_pages.AsImported:
+    return for_pages.as_imported(_step)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the what-if page's controls say; `op` is an index of the trace's ops."""
+    """What one column of the what-if page says; `op` is an index of the trace's ops."""
 
     trace: str
     gpu: str
-    mode: LaunchMode
+    launch: str
     streams: int
     sms: int
     bandwidth: float
     launch_cost: float
+    contention: float
     queues: int
-    op: int
-    speed: float
-
-    @property
-    def change(self) -> whatif.Change:
-        """As the library wants it."""
-        return whatif.Change(self.sms, self.bandwidth, self.launch_cost, 1.0, self.queues, {self.op: self.speed})
+    op: int | None
+    op_speed: float
 
 
-def answer_of(choice: Choice, question: Question, graph: OpGraph) -> Simulated:
-    """The changed step; `graph` is that of the question's trace and GPU."""
+def baseline_of(choice: Choice) -> gpusim.Simulated:
+    """What a what-if question is compared with: `gpusim simulate` of the schedule shown."""
+    shown = shown_of(choice)
+    key = (choice.content, choice.hardware.name, shown.policy, shown.streams, hash(shown.schedule))
+    return _baseline(*key, shown, step_of(choice))
+
+
+@cached
+def _baseline(
+    content: str, hardware: str, policy: str, streams: int, schedule: int, _shown: Shown, _step: gpusim.Step
+) -> gpusim.Simulated:
+    return for_pages.changed(_step, _shown.what_if, streams=streams)
+
+
+def answer_of(choice: Choice, question: Question) -> gpusim.Simulated:
+    """The changed step of a question."""
     shown = shown_of(choice)
     # A searched schedule belongs to one step and is no rule that would give another: elsewhere a policy stands in.
-    own = shown.searched and question.trace == choice.name
-    policy = STAND_IN if shown.searched and not own else shown.policy
-    graph, fixed = shown.fixed_on(graph) if own else (graph, None)
-    return _answer(choice.content, policy, repr(question), hash(fixed), fixed, question, graph)
+    own = not shown.searched or question.trace == choice.name
+    what_if = shown.what_if if own else STAND_IN
+    key = "" if isinstance(what_if, str) else hash(what_if)
+    return _answer(choice.content, str(what_if) if key == "" else "", str(key), repr(question), what_if, question)
 
 
 @cached
 def _answer(
-    content: str,
-    policy: str,
-    asked: str,
-    fixed: int,
-    _fixed: gpusim.Schedule | None,
-    _question: Question,
-    _graph: OpGraph,
-) -> Simulated:
-    changed = whatif.changed_graph(_graph, _question.change)
-    schedule = _fixed or whatif.policy_schedule(changed, policy, _question.streams)
-    return simulate(changed, schedule, _question.mode)
+    content: str, policy: str, schedule: str, asked: str, _what_if: str | gpusim.Schedule, _question: Question
+) -> gpusim.Simulated:
+    changes = asdict(_question)
+    name, gpu = changes.pop("trace"), changes.pop("gpu")
+    return for_pages.changed(other_step(name, gpu), _what_if, **changes)
 
 
-def sensitivities_of(choice: Choice, question: Question, base: Simulated) -> Sensitivities:
+def other_step(name: str, gpu: str) -> gpusim.Step:
+    """Another step or GPU than the chosen one."""
+    from gpusim_dashboard import choice as choosing
+
+    return step_of(choosing.chosen(name, gpu, RECOMMENDED, 1))
+
+
+def sensitivities_of(choice: Choice, question: Question, base: gpusim.Simulated) -> Sensitivities:
     """The tornado's rows for an answer."""
     return _sensitivities(choice.content, base.policy, repr(question), hash(base.schedule), base)
 
 
 @cached
-def _sensitivities(content: str, policy: str, asked: str, schedule: int, _base: Simulated) -> Sensitivities:
-    return whatif.sensitivities(_base)
-
-
-@cached
-def other_graph(trace: str, content: str, gpu: str, _trace: gpusim.Trace, _hardware: gpusim.HardwareModel) -> OpGraph:
-    """The op graph of another trace or GPU than the chosen one."""
-    return gpusim.load(_trace, _hardware).graph
+def _sensitivities(content: str, policy: str, asked: str, schedule: int, _base: gpusim.Simulated) -> Sensitivities:
+    return for_pages.sensitivities(_base)
 
 
 def limits_of(choice: Choice) -> gpusim.Limits:
@@ -243,14 +254,18 @@ def limits_of(choice: Choice) -> gpusim.Limits:
 
 @cached
 def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> gpusim.Limits:
-    return gpusim.limits(step_of(_choice), streams=streams)
+    with turns.work():
+        return gpusim.limits(step_of(_choice), streams=streams)
 
 
 @cached
-def results_files() -> dict[str, Results]:
+def results_files(pattern: str = "*.json") -> dict[str, for_pages.Results]:
     """File name -> results of every replay that ships with gpusim; empty where none do."""
-    try:
-        folder = resource_dir("validate/results")
-    except GpusimError:
-        return {}
-    return read_all_results(folder)
+    return for_pages.results(pattern)
+
+
+def fused_ways_of(choice: Choice) -> list[Way]:
+    """What fused kernels were measured to take for this step on its GPU; empty where nobody measured them."""
+    from gpusim.report.advice import fused_ways
+
+    return fused_ways(choice.trace.model, choice.hardware.gpu, results_files(for_pages.FUSED_RESULTS).values())

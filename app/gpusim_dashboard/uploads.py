@@ -37,7 +37,12 @@ def take(file: UploadedFile | None, place: str, read: Callable[[bytes, str], Non
         with _turns():
             read(file.getvalue(), file.name)
     except GpusimError as error:
-        state[f"wrong in {place}"] = str(error)
+        say(place, str(error))
+
+
+def say(place: str, wrong: str) -> None:
+    """Something is wrong with what belongs to the control."""
+    st.session_state[f"wrong in {place}"] = wrong
 
 
 def error(place: str) -> str:

@@ -1,4 +1,4 @@
-"""Pieces of pages: figures in the session's theme, the mark of an uncalibrated model, the command for the same."""
+"""Pieces of pages: figures in the session's theme, tables, downloads, the command line for the same."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import functools
 import re
 import shlex
 from collections.abc import Callable
-from typing import Any
+from html import unescape
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
+import gpusim
 from gpusim.errors import GpusimError
-from gpusim.hardware.model import HardwareModel
-from gpusim.report.figures.theme import DARK, LIGHT, Theme
-from gpusim.report.summary import SummaryRow, SummaryVerdict
+from gpusim.report.summary import SummaryRow
 from gpusim.text import shortened, visible
-from gpusim.units import counted, format_ns, format_times_ns
-from gpusim_dashboard import lifetime
+from gpusim.units import counted, format_ns
+from gpusim_dashboard import html, lifetime
 from gpusim_dashboard.choice import Choice
+
+if TYPE_CHECKING:
+    from gpusim.report.figures.theme import Theme
 
 #: plotly.js loads nothing and sends nothing.
 CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
 
 
 EXPLORING = "Running every policy and a short search (the first after an installation compiles the engine: 10 s) ..."
-SCHEDULE_NOTE = "best.json is the schedule that the Explore page offers for download."
+SIMULATING = "Simulating ..."
+SCHEDULE_NOTE = "best.json is the schedule that the Search page offers for download."
 MARKUP = "\\`*_[]<>$~&|#"
-NO_VERDICT = "no-verdict"
 #: What Streamlit makes links, emoji, icons and colours of in text where no backslash counts: up to the character before
 #: which an empty span, of which nothing is seen, keeps it apart from the rest.
 UNESCAPED = re.compile(r":material(?=/)|:[\w+/-]{1,64}(?=[:\[])|https?(?=://)|www(?=\.)|[\w.+-](?=@)", re.IGNORECASE)
@@ -34,6 +37,12 @@ APART = ":small[]"
 #: Characters of a name that a download's name takes.
 MOST_OF_NAME = 100
 CLEAR = "rgba(0,0,0,0)"
+#: Width of a number with its label, in pixels: two beside each other on a phone.
+METRIC = 155
+#: Room above a plot without title, and what a figure has for one, in pixels.
+TOP, DEFAULT_TOP = 24, 100
+#: Room to the right of a plot whose legend has gone.
+RIGHT = 60
 
 
 def plain(text: str) -> str:
@@ -57,34 +66,6 @@ def option(name: str) -> str:
 def file_name(*parts: str) -> str:
     """A name for a download: what is no letter, digit, dot, dash or underscore in a part becomes an underscore."""
     return "-".join(re.sub(r"[^\w.-]", "_", part, flags=re.ASCII)[:MOST_OF_NAME].lstrip(".") for part in parts)
-
-
-def verdict_box(verdict: SummaryVerdict, hardware: HardwareModel) -> None:
-    """The verdict, and the ways to run the step with their times; grey where the hardware model is uncalibrated."""
-    if not hardware.calibrated:
-        with st.container(key=NO_VERDICT):
-            st.markdown(
-                f":material/help: **No verdict: the model of {plain(hardware.name)} is uncalibrated.** It comes from "
-                f"data sheets, not from measurements on that GPU. As a trend: {verdict.speedup:.2f}x "
-                f"({verdict.low:.2f} to {verdict.high:.2f}) over one CUDA graph."
-            )
-    elif verdict.worth_it:
-        st.success(verdict.text, icon=":material/check_circle:")
-    else:
-        st.info(verdict.text, icon=":material/do_not_disturb_on:")
-    lines = ["| way to run the step | time | over eager |", "|---|--:|--:|"]
-    for row, time in zip(verdict.rows, format_times_ns(row.time_ns for row in verdict.rows), strict=True):
-        mark = "**" if row.best and hardware.calibrated else ""
-        advice = "best as a trend" if row.best and not hardware.calibrated else row.advice
-        ratio = "" if row.speedup_over_eager is None else f"{row.speedup_over_eager:.2f}x"
-        name = row.label
-        if row.what == "eager":  # the others are always predicted
-            name = f"eager today ({'measured' if row.measured else 'predicted'})"
-        time = time.replace(" ", "\N{NO-BREAK SPACE}")
-        told = f": {advice}" if advice else ""
-        lines.append(f"| {mark}{name}{mark}{told} | {mark}{time}{mark} | {mark}{ratio}{mark} |")
-    st.markdown("\n".join(lines))
-    st.page_link("views/limits.py", label="Why not more? See Limits", icon=":material/speed:")
 
 
 def passed_over(row: SummaryRow | None) -> None:
@@ -125,33 +106,88 @@ def explained(draw: Callable[[], None]) -> Callable[[], None]:
     return drawn
 
 
+def dark() -> bool:
+    """Whether the page is dark."""
+    return bool(st.context.theme.type == "dark")
+
+
 def theme() -> Theme:
     """The theme of figures that goes with the page's."""
-    return DARK if st.context.theme.type == "dark" else LIGHT
+    from gpusim.report.figures.theme import DARK, LIGHT  # here: it brings plotly
+
+    return DARK if dark() else LIGHT
 
 
-def show(figure: Any, key: str, **options: Any) -> Any:
-    """One figure, as wide as there is room, on the page's own background."""
-    # From the left edge: where the labels of an axis are long, there is no room for a title over the plot alone.
-    figure.update_layout(paper_bgcolor=CLEAR, plot_bgcolor=CLEAR, title={"x": 0.0, "xref": "container"})
-    return st.plotly_chart(figure, width="stretch", theme=None, key=key, config=CONFIG, **options)
+def show(figure: Any, key: str, words: str = "", **options: Any) -> Any:
+    """One figure, as wide as there is room, on the page's own background.
+
+    Its title becomes text of the page, which wraps on a phone, and so does its legend. `words` are for who does not see
+    it; its title, where nothing else is given.
+    """
+    title, subtitle = _title_of(figure)
+    if title:
+        st.header(plain(title), anchor=False)
+    if subtitle:
+        st.caption(plain(subtitle))
+    entries = legend_of(figure)
+    if entries:
+        html.show(html.legend(entries))
+    figure.update_layout(
+        paper_bgcolor=CLEAR,
+        plot_bgcolor=CLEAR,
+        title={"text": ""},
+        showlegend=False,
+        dragmode=options.pop("drag", False),
+    )
+    if entries and (figure.layout.margin.r or 0) > RIGHT:
+        figure.update_layout(margin={"r": RIGHT})
+    if figure.layout.margin.t is None or figure.layout.margin.t > TOP:
+        shorter = (figure.layout.margin.t or DEFAULT_TOP) - TOP
+        if figure.layout.height:
+            figure.update_layout(height=figure.layout.height - shorter)
+        figure.update_layout(margin={"t": TOP})
+    return st.plotly_chart(
+        figure, width="stretch", theme=None, key=key, config=CONFIG, alt=words or title or None, **options
+    )
+
+
+def _title_of(figure: Any) -> tuple[str, str]:
+    """Title and subtitle of a figure as plain text."""
+    first, _, second = (figure.layout.title.text or "").partition("<br>")
+    return unescape(re.sub(r"<[^>]*>", "", first)), unescape(re.sub(r"<[^>]*>", "", second))
+
+
+def legend_of(figure: Any) -> list[tuple[str, str]]:
+    """The entries of a figure's legend where it has several: name and colour."""
+    if figure.layout.showlegend is False:
+        return []
+    found: dict[str, str] = {}
+    for trace in figure.data:
+        marker, line = getattr(trace, "marker", None), getattr(trace, "line", None)
+        colour = getattr(marker, "color", None) or getattr(line, "color", None)
+        if trace.name and trace.showlegend is not False and isinstance(colour, str):
+            found.setdefault(unescape(trace.name), colour)
+    return list(found.items()) if len(found) > 1 else []
 
 
 def heading(choice: Choice, warn: bool = True) -> None:
     """What a page is about; and, unless the page says so in another way, that the hardware model is uncalibrated."""
     model = choice.trace.model
-    st.markdown(
-        f"**{plain(shortened(choice.trace.name))}**: {plain(shortened(model.network))}, {model.mode}, "
-        f"batch {model.batch}, {model.dtype}, on "
-        f"**{plain(choice.hardware.label)}**"
+    mode = "training" if model.mode == "train" else "inference"
+    about = f"{model.network}, {mode}, batch {model.batch}, {model.dtype}"
+    html.show(
+        f'<p class="g-step"><strong>{html.text(choice.trace.name)}</strong>: {html.text(about)}, on '
+        f"<strong>{html.text(choice.hardware.label)}</strong></p>"
     )
     if warn:
         uncalibrated(choice.hardware)
 
 
-def metric(cell: Any, label: str, value: str, note: str = " ") -> None:
-    """A number with a note under it that is no change, up or down."""
-    cell.metric(label, value, note, delta_color="off", delta_arrow="off")
+def metrics(*numbers: tuple[str, str, str]) -> None:
+    """Numbers with their labels, and a note under each that is no change, up or down; as many in a row as fit."""
+    with st.container(horizontal=True, gap="small"):
+        for label, value, note in numbers:
+            st.metric(label, value, note or " ", delta_color="off", delta_arrow="off", width=METRIC)
 
 
 #: Number format of a table's column by the unit that its name ends with.
@@ -160,13 +196,14 @@ FORMATS = {
     ", MiB": "%.2f",
     ", x": "%.2f",
     "error, %": "%+.1f",
+    ", ms": "%.3f",
     "share, %": "%.1f",
     "mean": "%.2f",
 }
 
 
-def table(rows: list[dict[str, Any]], **options: Any) -> None:
-    """A table; numbers stay numbers, so that a click on a column sorts them."""
+def table(rows: list[dict[str, Any]], words: str = "", **options: Any) -> None:
+    """A table; numbers stay numbers, so that a click on a column sorts them. `words` are its name."""
     columns = {
         name: st.column_config.NumberColumn(format=text)
         for name in (rows[0] if rows else ())
@@ -174,10 +211,10 @@ def table(rows: list[dict[str, Any]], **options: Any) -> None:
         if name.endswith(unit)
     }
     shown = [{key: option(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows]
-    st.dataframe(shown, hide_index=True, column_config=columns, **options)
+    st.dataframe(shown, hide_index=True, column_config=columns, alt=words or None, **options)
 
 
-def uncalibrated(hardware: HardwareModel) -> None:
+def uncalibrated(hardware: gpusim.HardwareModel) -> None:
     """Say so where a hardware model is uncalibrated."""
     if not hardware.calibrated:
         st.warning(

@@ -1,13 +1,15 @@
-"""Limits: how much could run at once, and what keeps the GPU from it."""
+"""Limits: what keeps the GPU from running more at once, as a conclusion, and the figures behind it."""
 
 import streamlit as st
-from gpusim_dashboard import results, view
+from gpusim_dashboard import charts, html, results, view
 from gpusim_dashboard.choice import current
 
-from gpusim.report.figures.limits import limits_figure
+from gpusim.report.delays import causes_sentence
+from gpusim.report.figures.limits import parallelism_figure
 from gpusim.report.limits_table import limits_csv
-from gpusim.report.limits_text import limits_sentences
-from gpusim.units import NS_PER_US, counted, format_ns
+from gpusim.report.limits_text import conclusion
+from gpusim.report.waterfall import limit_rows
+from gpusim.units import NS_PER_MS, counted, format_ns
 
 choice = current()
 view.heading(choice)
@@ -16,35 +18,57 @@ with st.spinner("Switching limits on, one after the other ..."):
 step = found.scopes[-1]
 parallelism = step.parallelism
 with st.spinner(view.EXPLORING):
-    best = results.explored_of(choice).best
-st.markdown(" ".join(limits_sentences(step)))
-cells = st.columns(5)
-view.metric(cells[0], "Ops at once, mean", f"{parallelism.mean:.2f}", "T1 / T-inf")
-view.metric(cells[1], "At most", f"{parallelism.maximum}", "in the ASAP schedule")
+    shown = results.shown_of(choice)
+    explained = results.explained_of(choice, shown.schedule)
+best_ns = explained.timeline.makespan_ns
+if choice.searchable:
+    html.answer("no", conclusion(step), causes_sentence(explained))
+else:
+    html.answer(
+        "trend",
+        f"With the order that was observed, no schedule is faster than {format_ns(step.gap.bound_ns)}.",
+        "A profile does not say which operations need each other: dependencies below are its order on streams, and a "
+        "capture may have fewer.",
+        causes_sentence(explained),
+    )
 width = f"{'' if parallelism.width_exact else 'at least '}{parallelism.width}"
-view.metric(cells[2], "Width", width, "independent ops")
-view.metric(
-    cells[3], "Best list schedule", format_ns(step.best_ns), f"{step.speedup:.2f}x, {counted(step.streams, 'stream')}"
+view.metrics(
+    ("Ops at once, mean", f"{parallelism.mean:.2f}", "dependencies alone"),
+    ("Ops at once, most", f"{parallelism.maximum}", "dependencies alone"),
+    ("Independent ops", width, "at most"),
+    ("Best of simple rules", format_ns(step.best_ns), f"{step.speedup:.2f}x, {counted(step.streams, 'stream')}"),
+    ("Recommended", format_ns(best_ns), f"{shown.policy}, {counted(shown.used, 'stream')}"),
 )
-view.metric(cells[4], "Recommended", format_ns(best.makespan_ns), f"{best.policy}, {counted(best.streams, 'stream')}")
-view.show(limits_figure(found, view.theme()), "limits")
+st.header("Where the potential goes", anchor=False)
+st.caption(
+    f"From the longest op to the sequential graph: what each limit costs when switched on after those above, on at "
+    f"most {counted(found.streams, 'stream')}."
+)
+charts.waterfall(limit_rows(step), "Where the potential goes", "of what there is to win")
+view.show(parallelism_figure(found, view.theme()), "parallelism")
+if len(found.scopes) > 1:
+    with st.expander("By phase"):
+        for scope in found.scopes[:-1]:
+            st.subheader(f"{scope.name}: {scope.speedup:.2f}x", anchor=False)
+            charts.waterfall(limit_rows(scope), f"Where the potential of {scope.name} goes", "of what there is to win")
 view.table(
     [
         {
             "scope": scope.name,
             "ops": scope.ops,
-            "T1, us": scope.parallelism.work_ns / NS_PER_US,
-            "T-inf, us": scope.parallelism.span_ns / NS_PER_US,
-            "mean": scope.parallelism.mean,
-            "max": scope.parallelism.maximum,
-            "width": scope.parallelism.width,
-            "sequential, us": scope.sequential_ns / NS_PER_US,
-            "best, us": scope.best_ns / NS_PER_US,
+            "in a row, ms": scope.parallelism.work_ns / NS_PER_MS,
+            "chain, ms": scope.parallelism.span_ns / NS_PER_MS,
+            "at once, mean": scope.parallelism.mean,
+            "at once, most": scope.parallelism.maximum,
+            "independent": scope.parallelism.width,
+            "graph, ms": scope.sequential_ns / NS_PER_MS,
+            "best, ms": scope.best_ns / NS_PER_MS,
             "streams": scope.streams,
             "speed-up, x": scope.speedup,
         }
         for scope in found.scopes
-    ]
+    ],
+    "Parallelism and best schedules of each phase",
 )
 view.download(st, "Losses (CSV)", lambda: limits_csv(found), view.file_name(found.trace, "limits.csv"), "text/csv")
 words = ["--streams", str(choice.streams), "--html", "limits.html"]

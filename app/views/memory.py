@@ -1,7 +1,7 @@
 """Memory: bytes over time, what is live at the peak, time against memory."""
 
 import streamlit as st
-from gpusim_dashboard import results, view
+from gpusim_dashboard import html, results, view
 from gpusim_dashboard.choice import current
 
 from gpusim.report.figures.breakdown import front_figure
@@ -12,18 +12,37 @@ from gpusim.units import MIB, NS_PER_US, format_bytes, format_ns
 SHOWN = 200
 choice = current()
 view.heading(choice)
+if not choice.trace.tensors:
+    html.answer(
+        "trend",
+        "This profile does not say.",
+        "It has kernels and no tensors. Capture the step, and its memory is known before it runs.",
+    )
+    st.stop()
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
 with st.spinner("Simulating ..."):
     timeline = results.timeline_of(choice, shown.schedule)
     alone = results.sequential_of(choice)
+capacity = choice.hardware.memory.dram_bytes
+share = f"{timeline.peak_bytes / capacity:.1%} of the {format_bytes(capacity)} of {choice.hardware.label}"
+beside = f"One stream needs {format_bytes(alone.peak_bytes)}."
+if timeline.peak_bytes <= capacity:
+    html.answer("yes", f"Yes. At its peak the step needs {format_bytes(timeline.peak_bytes)}: {share}.", beside)
+else:
+    html.answer("no", f"No. At its peak the step needs {format_bytes(timeline.peak_bytes)}: {share}.", beside)
+st.page_link(
+    st.session_state.pages["memory-plans"],
+    label="What to move or compute again for less memory or a larger batch",
+    icon=":material/arrow_forward:",
+)
 title = f"Memory over time: {choice.trace.name} on {choice.hardware.label}"
 label = shown.label
 runs = [(label, timeline)] if shown.policy == "sequential" else [("sequential", alone), (label, timeline)]
 view.show(memory_figure(runs, view.theme(), title), "memory")
 
-found = peak(timeline, results.graph_of(choice).choosing(shown.schedule.variants).trace)
-st.subheader(f"Live at the peak of {label}: {format_bytes(found.bytes)} at {format_ns(found.time_ns)}")
+found = peak(timeline, results.step_of(choice).graph.choosing(shown.schedule.variants).trace)
+st.header(f"In memory at the peak of {label}: {format_bytes(found.bytes)} at {format_ns(found.time_ns)}", anchor=False)
 roles = by_role(found.live)
 sizes = [f"{role.replace('_', ' ')} **{format_bytes(size)}**" for role, size in roles.items()]
 # A number and its unit stay on one line.
@@ -41,6 +60,7 @@ view.table(
         }
         for live in found.live[:SHOWN]
     ],
+    "Tensors in memory at the peak",
     height=320,
 )
 if len(found.live) > SHOWN:

@@ -1,69 +1,182 @@
-"""Timeline: the streams of one schedule, what the GPU was doing, and why a kernel did not start sooner."""
+"""Timeline: the streams of one schedule, what the GPU was doing, the worst delay, and any op found by its name."""
 
-from typing import get_args
-
+import msgspec
 import streamlit as st
-from gpusim_dashboard import measured, results, view
+from gpusim_dashboard import clicks, html, measured, perfetto, results, uploads, view
+from gpusim_dashboard.address import Settings
 from gpusim_dashboard.choice import current
 
-from gpusim.plan.tasks import LaunchMode
-from gpusim.report.figures.timeline import timeline_figure
+from gpusim import for_pages
+from gpusim.defaults import LAUNCH_MODES
+from gpusim.errors import OptionError
+from gpusim.io.files import compress
+from gpusim.report.delays import worst_delay
+from gpusim.report.figures.timeline import Look, timeline_figure
 from gpusim.report.lanes import whole
 from gpusim.report.measured import not_comparable
-from gpusim.report.perfetto import run_from_timeline
+from gpusim.report.perfetto import chrome_trace, run_from_timeline
 from gpusim.report.waiting import waiting_text
-from gpusim.search.critical import critical_path
 from gpusim.units import NS_PER_US, format_ns
 
+#: How much of the step is shown around an op that was looked for, and by how much a button zooms.
+AROUND, ZOOM = 0.08, 0.5
+LAUNCHED = {"graph": "one CUDA graph", "stream": "the host"}
 choice = current()
 view.heading(choice)
-mode: LaunchMode = st.radio(
-    "Launched by", get_args(LaunchMode), horizontal=True, help="In one CUDA graph, or kernel by kernel from the host."
-)
+settings = Settings("timeline", choice.content, choice.hardware.name)
+
+cells = st.columns([3, 2, 3, 2], vertical_alignment="bottom")
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
-with st.spinner("Simulating ..."):
-    timeline = results.timeline_of(choice, shown.schedule, mode)
-graph = results.graph_of(choice).choosing(shown.schedule.variants)
-measured_name, replayed = measured.choose(choice, shown)
+graph = results.step_of(choice).graph.choosing(shown.schedule.variants)
+labels = for_pages.op_labels(graph.trace)
+busy = [op for op, tasks in enumerate(graph.tasks) if tasks]
+names = {graph.trace.ops[op].name: op for op in busy}
+
+
+words = {"": "none"} | {name: view.option(f"{labels[op]} ({name})") for name, op in names.items()}
+wanted = settings.select(
+    cells[0],
+    "Find an op",
+    "op",
+    ["", *names],
+    "",
+    format_func=lambda each: words.get(each, each),
+    help="Type a part of a layer or an operator. The timeline goes there.",
+)
+launch = settings.select(
+    cells[1], "Launched by", "launch", LAUNCH_MODES, LAUNCH_MODES[0], format_func=lambda each: LAUNCHED.get(each, each)
+)
+measured.load(cells[3], choice, settings)
+measured_name, replayed = measured.choose(cells[2], choice, shown, settings)
+uploads.show_error(measured.UPLOADER)
+with st.spinner(view.SIMULATING):
+    timeline = results.timeline_of(choice, shown.schedule, launch)
+    explained = results.explained_of(choice, shown.schedule, launch)
 if replayed is not None:
-    why_not = not_comparable(replayed, choice.hardware, mode, shown.policy, shown.used)
+    why_not = not_comparable(replayed, choice.hardware, launch, shown.policy, shown.used)
     measured.summary(replayed, timeline.makespan_ns, why_not)
+
 run_ns = whole(replayed.run)[1] if replayed is not None and replayed.run is not None else 0
 timed_ns = replayed.timed_ns if replayed is not None else None
 end_us = max(1, -(-max(timeline.makespan_ns, run_ns, timed_ns or 0) // 1000))
-window_us = st.slider("Window, us", 0, end_us, (0, end_us), key=f"window of {choice.content} {end_us}")
-window_ns = (window_us[0] * 1000, max(window_us[1], window_us[0] + 1) * 1000)
-title = f"simulated: {shown.label}"
+marked = frozenset(task for task, each in enumerate(timeline.plan.tasks) if wanted and each.op == names[wanted])
+
+
+def read_window(text: str) -> tuple[float, float]:
+    """From and to in us, as `120-340`."""
+    low, _, high = text.partition("-")
+    try:
+        begin, end = float(low), float(high)
+    except ValueError:
+        begin = end = -1.0
+    if not 0.0 <= begin < end <= end_us:
+        raise OptionError(f"a stretch of the step such as 0-{end_us}, in us")
+    return begin, end
+
+
+def read_bar(text: str) -> int | None:
+    """A task, by its number."""
+    if not (text.isdecimal() and int(text) < len(timeline.plan)):
+        raise OptionError(f"the number of a bar, below {len(timeline.plan)}")
+    return int(text)
+
+
+def zoom_to(begin_us: float, end_us_: float) -> None:
+    """Show a stretch of the step, at least a us long."""
+    length = max(1.0, min(end_us_ - begin_us, float(end_us)))
+    begin = min(max(0.0, begin_us), end_us - length)
+    stretch = (round(begin, 1), round(begin + length, 1))
+    settings.keep("window", f"{stretch[0]:g}-{stretch[1]:g}", f"0-{end_us}")
+
+
+# An op that was just looked for: the timeline goes there, once; an address that has a window as well has said where.
+state = st.session_state
+if wanted and state.get("went to") != wanted and ("went to" in state or "window" not in settings.texts):
+    first = min(timeline.start_ns[task] for task in marked) / NS_PER_US
+    last = max(timeline.end_ns[task] for task in marked) / NS_PER_US
+    half = max(AROUND * end_us, last - first) / 2
+    zoom_to((first + last) / 2 - half, (first + last) / 2 + half)
+    settings.keep("bar", None, None)
+state["went to"] = wanted
+# A bar is one of this schedule.
+if state.setdefault("bar of", shown.label) != shown.label:
+    settings.keep("bar", None, None)
+    state["bar of"] = shown.label
+window_us = settings.value("window", (0.0, float(end_us)), read_window)
+picked = settings.value("bar", None, read_bar)
+settings.finish()
+
+tools = st.container(horizontal=True, vertical_alignment="center")
+length_us, middle_us = window_us[1] - window_us[0], sum(window_us) / 2
+steps = (
+    ("Earlier", "chevron_left", window_us[0] - length_us / 2, window_us[1] - length_us / 2),
+    ("Later", "chevron_right", window_us[0] + length_us / 2, window_us[1] + length_us / 2),
+    ("Closer", "zoom_in", middle_us - ZOOM * length_us / 2, middle_us + ZOOM * length_us / 2),
+    ("All", "zoom_out_map", 0.0, float(end_us)),
+)
+for label, icon, begin_us, stop_us in steps:
+    tools.button(label, icon=f":material/{icon}:", on_click=zoom_to, args=(begin_us, stop_us))
+run = run_from_timeline(timeline, graph.trace, f"simulated: {shown.label}", graph.hardware)
+perfetto.button(
+    tools,
+    lambda: compress(msgspec.json.encode(chrome_trace([run]))),
+    f"{choice.trace.name}, {shown.label}",
+    "perfetto",
+)
+
+st.caption("Drag over the lanes to zoom. Perfetto opens in a tab of its own, and the file goes from tab to tab.")
+if worst := worst_delay(explained):
+    html.show(f'<p class="g-step"><strong>Worst delay:</strong> {html.sentence(worst.text)}</p>')
+else:
+    html.show('<p class="g-step"><strong>No delay:</strong> the step takes as long as its critical path.</p>')
+
 figure = timeline_figure(
     timeline,
     graph.trace,
     graph.hardware,
-    title=title,
+    title=f"simulated: {shown.label}",
     measured=replayed.run if replayed is not None else None,
     measured_ns=timed_ns,
-    window_ns=window_ns,
-    theme=view.theme(),
+    look=Look(
+        theme=view.theme(),
+        window_ns=(round(window_us[0] * NS_PER_US), round(window_us[1] * NS_PER_US)),
+        fold=True,
+        marked=marked,
+        bare=True,
+    ),
 )
-event = view.show(figure, "timeline", on_select="rerun", selection_mode="points")
+legend = [(each.name, each.marker.color) for each in figure.data if each.type == "bar" and each.showlegend]
+html.show(html.legend([*legend, ("critical path", view.theme().ink)]))
+event = view.show(
+    figure,
+    f"timeline {window_us} {wanted}",
+    f"Timeline of {shown.label}: {format_ns(timeline.makespan_ns)} on {shown.used} streams",
+    on_select="rerun",
+    selection_mode="box",
+    drag="select",
+)
+box = next(iter(event.selection.get("box", [])), None)
+if box and len(box.get("x", ())) == 2 and abs(box["x"][1] - box["x"][0]) > 0.0:
+    zoom_to(min(box["x"]), max(box["x"]))
+    st.rerun()
 
 left, right = st.columns(2)
 with left:
-    st.subheader("Why not sooner?")
-    tasks = [point.get("customdata") for point in event.selection.points]
-    tasks = [task[0] if isinstance(task, list) else task for task in tasks]
-    chosen = next((int(task) for task in tasks if task is not None and int(task) >= 0), None)
-    if chosen is None or chosen >= len(timeline.plan):
-        st.markdown(
-            "Click a bar to see why that kernel did not start sooner. Where bars stand for several kernels, narrow the "
-            "window first."
-        )
+    chosen = picked
+    if chosen is None and marked:
+        chosen = min(marked)
+    if chosen is None and worst is not None:
+        chosen = worst.delay.task
+    st.header("Why not sooner?", anchor=False)
+    if chosen is None:
+        st.markdown("Nothing waits here. Click a bar to see what decided when that kernel started.")
     else:
-        run = run_from_timeline(timeline, graph.trace, title, graph.hardware)
         st.markdown(waiting_text(timeline, graph.trace, graph.hardware, run, chosen))
+        st.caption("Of the worst delay, of an op that is looked for, or of a bar that is clicked.")
 with right:
-    st.subheader("Critical path")
-    totals = critical_path(timeline, graph.hardware).totals_ns()
+    st.header("Critical path", anchor=False)
+    totals = for_pages.path_of(timeline, graph.hardware).totals_ns()
     view.table(
         [
             {
@@ -72,12 +185,14 @@ with right:
                 "share, %": 100 * time / max(1, timeline.makespan_ns),
             }
             for name, time in totals.items()
-        ]
+        ],
+        "Time on the critical path",
     )
     st.caption(f"Along the critical path these add up to {format_ns(timeline.makespan_ns)}.")
-words = ["--launch", mode, "--html", "timeline.html"]
+clicks.listen(lambda task: settings.keep("bar", task, None))
+more = ["--launch", launch, "--html", "timeline.html"]
 if replayed is not None:
-    words += ["--measured", measured_name]
-view.command("simulate", choice.words, *view.hardware_words(choice), *shown.words, *words)
+    more += ["--measured", measured_name]
+view.command("simulate", choice.words, *view.hardware_words(choice), *shown.words, *more)
 if shown.searched:
     st.caption(view.SCHEDULE_NOTE)

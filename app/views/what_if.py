@@ -1,204 +1,291 @@
-"""What-if: another GPU, other costs, a faster op: the result beside the baseline, and what it is sensitive to."""
+"""What-if: another GPU, other costs, a faster op: one or two settings beside the step as it is."""
 
 import time
-from typing import get_args
+from collections.abc import Iterator
+from typing import Any
 
 import streamlit as st
-from gpusim_dashboard import changes, results, view
-from gpusim_dashboard.choice import current, hardware_model, trace_of, write_address
+from gpusim_dashboard import charts, html, results, view
+from gpusim_dashboard.address import Settings
+from gpusim_dashboard.choice import current, hardware_model
+from gpusim_dashboard.controls import hardware_label
+from gpusim_dashboard.html import Head
+from gpusim_dashboard.results import Question
 
-from gpusim.hardware.model import bundled_hardware
-from gpusim.plan.graph import OpGraph
-from gpusim.plan.tasks import LaunchMode
-from gpusim.report.figures.comparisons import tornado_figure
-from gpusim.search.whatif import longest, op_label
-from gpusim.units import counted, format_bytes, format_ns
+import gpusim
+from gpusim import for_pages
+from gpusim.defaults import LAUNCH_MODES
+from gpusim.report.advice import bound_in_words
+from gpusim.units import counted, format_bytes, format_ns, format_times_ns
 
+#: Ranges of the sliders whose range follows from nothing else.
+BANDWIDTH, LAUNCH_COST, CONTENTION, OP_SPEED = (0.25, 4.0), (0.0, 4.0), (0.0, 4.0), (0.25, 8.0)
+#: Streams that the page offers, and how many times as many SMs as the GPU has.
+MAX_STREAMS, MAX_SMS_FACTOR = 32, 2
 OPS_OFFERED = 60
 #: What the server needs to send an answer, while no page computes.
 SENDING_S = 0.04
+LAUNCHED = {"graph": "one CUDA graph", "stream": "the host"}
 choice = current()
 view.heading(choice)
-batches = changes.batches_of(choice.trace)
+settings = Settings("what-if", choice.content, choice.hardware.name)
+batches = for_pages.batches(choice.trace)
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
-st.caption("The page's address has every setting, so a reload keeps them and a link shows them to somebody else.")
 
 
-def op_text(graph: OpGraph, op: int) -> str:
-    """An op of the list: its layer, what it is, and its time."""
-    return f"{view.option(op_label(graph.trace.ops[op]))}: {format_ns(sum(task.dur_ns for task in graph.tasks[op]))}"
+def cells_of(place: Any, across: int) -> Iterator[Any]:
+    """One cell after the other, in rows."""
+    while True:
+        yield from place.columns(across, vertical_alignment="bottom")
+
+
+def setting(cells: Iterator[Any], mark: str) -> tuple[Question, int]:
+    """The controls of one setting, whose names in the address begin with `mark`; gives its question and batch."""
+    gpu = settings.select(
+        next(cells), "GPU", f"{mark}gpu", gpusim.list_hardware(), choice.hardware.name, format_func=hardware_label
+    )
+    model = hardware_model(gpu)
+    own = choice.trace.model.batch
+    batch = settings.select(
+        next(cells),
+        "Batch",
+        f"{mark}batch",
+        sorted({own, *batches}),
+        own,
+        disabled=not batches,
+        help="Of which there are traces: no time is scaled from one batch to another.",
+    )
+    launch = settings.select(
+        next(cells),
+        "Launched by",
+        f"{mark}launch",
+        LAUNCH_MODES,
+        LAUNCH_MODES[0],
+        format_func=lambda each: LAUNCHED.get(each, each),
+    )
+    fixed = shown.searched and batch == own
+    usual = min(MAX_STREAMS, shown.streams)
+    streams = settings.slider(next(cells), "Streams", f"{mark}on_streams", 1, MAX_STREAMS, usual, disabled=fixed)
+    most_sms = MAX_SMS_FACTOR * model.limits.sms
+    sms = settings.slider(next(cells), "SMs", f"{mark}sms", 1, most_sms, model.limits.sms)
+    bandwidth = settings.slider(next(cells), "DRAM bandwidth, x", f"{mark}bandwidth", *BANDWIDTH, 1.0, step=0.05)
+    launch_cost = settings.slider(
+        next(cells),
+        "Launch cost, x",
+        f"{mark}launch_cost",
+        *LAUNCH_COST,
+        1.0,
+        step=0.1,
+        help="Gaps, forks, joins, the front end and the host.",
+    )
+    contention = settings.slider(
+        next(cells),
+        "Contention, x",
+        f"{mark}contention",
+        *CONTENTION,
+        1.0,
+        step=0.1,
+        help="How much kernels that share SMs slow each other down.",
+    )
+    queues = settings.slider(
+        next(cells),
+        "Hardware queues",
+        f"{mark}queues",
+        1,
+        model.stream.max_queues,
+        model.stream.queues,
+        disabled=launch == "graph",
+        help="Only where the host launches: CUDA_DEVICE_MAX_CONNECTIONS.",
+    )
+    name = choice.name if batch == own else batches[batch]
+    step = results.other_step(name, gpu)
+    ops = for_pages.longest_ops(step, OPS_OFFERED)
+    words = {"": "none"} | {step.trace.ops[op].name: f"{view.option(label)}: {format_ns(ns)}" for op, label, ns in ops}
+    index = {step.trace.ops[op].name: op for op, _, _ in ops}
+    op = settings.select(
+        next(cells),
+        "A faster op",
+        f"{mark}op",
+        list(words),
+        "",
+        format_func=lambda each: words.get(each, each),
+        help=f"One of the {OPS_OFFERED} longest.",
+    )
+    speed = settings.slider(
+        next(cells), "Op speed-up, x", f"{mark}op_speed", *OP_SPEED, 1.0, step=0.25, disabled=not op
+    )
+    question = Question(
+        name,
+        gpu,
+        launch,
+        streams,
+        sms,
+        bandwidth,
+        launch_cost,
+        contention,
+        queues,
+        index.get(op),
+        speed if op else 1.0,
+    )
+    return question, batch
+
+
+def answers(asked: list[tuple[str, Question, int]]) -> list[gpusim.Simulated]:
+    """The baseline and each setting as rows of one table; gives the changed steps."""
+    baseline = results.baseline_of(choice)
+    own = choice.trace.model.batch
+    found = [results.answer_of(choice, question) for _, question, _ in asked]
+    rows = [("as it is", baseline, own), *((name, each, b) for (name, _, b), each in zip(asked, found, strict=True))]
+    times = format_times_ns(run.makespan_ns for _, run, _ in rows)
+    samples = format_times_ns(run.makespan_ns / batch for _, run, batch in rows)
+    before = baseline.makespan_ns / own
+    cells = []
+    for (name, run, batch), whole, each in zip(rows, times, samples, strict=True):
+        change = run.makespan_ns / batch / before - 1
+        used = run.graph.hardware
+        sure = "" if used.calibrated else html.tag("uncalibrated: a trend")
+        schedule = f"{run.policy}, {counted(run.streams, 'stream')}"
+        about = f"{html.text(name)}{sure}{html.small(schedule)}"
+        changed = "the same" if not change else f"{change:+.1%}"
+        bound_ns, bound = run.bounds.largest
+        cells.append(
+            (
+                (
+                    about,
+                    whole.rpartition(" ")[0],
+                    each.rpartition(" ")[0],
+                    "" if run is baseline else changed,
+                    f"{run.speedup:.2f}x",
+                    f"<span>{format_ns(bound_ns)}{html.small(bound_in_words(bound))}</span>",
+                    format_bytes(run.peak_bytes),
+                ),
+                False,
+            )
+        )
+    heads = (
+        Head("setting"),
+        Head(f"step, {times[0].rpartition(' ')[2]}", True),
+        Head(f"a sample, {samples[0].rpartition(' ')[2]}", True),
+        Head("change a sample", True),
+        Head("over its own one CUDA graph", True),
+        Head("no schedule below", True),
+        Head("peak memory", True),
+    )
+    html.table("The step as it is and with the settings below", heads, cells)
+    return found
+
+
+def notes(asked: list[tuple[str, Question, int]], found: list[gpusim.Simulated]) -> None:
+    """How sure the answers are."""
+    for (name, question, _), run in zip(asked, found, strict=True):
+        calibrated = run.graph.hardware.calibrated and question.op_speed == 1.0
+        who = "" if len(asked) == 1 else f"{name}: "
+        if calibrated:
+            low_ns, high_ns = run.graph.hardware.interval_ns(run.makespan_ns, run.streams, run.graph.may_lose_cache)
+            st.caption(
+                f"{who}90 % of past measurements lay within {format_ns(low_ns)} to {format_ns(high_ns)} of such a "
+                "prediction."
+            )
+        else:
+            st.caption(f"{who}No interval: nothing like it has been measured. Kernel times are scaled.")
+
+
+def command(question: Question) -> None:
+    """The same on the command line."""
+    model = hardware_model(question.gpu)
+    words = ["--policy", results.answer_of(choice, question).policy, "--streams", str(question.streams)]
+    words += ["--launch", question.launch, "--hw", question.gpu]
+    for option, value, default in (
+        ("--sms", question.sms, model.limits.sms),
+        ("--bandwidth", question.bandwidth, 1.0),
+        ("--launch-cost", question.launch_cost, 1.0),
+        ("--contention", question.contention, 1.0),
+        ("--queues", question.queues, model.stream.queues),
+    ):
+        words += [option, f"{value:g}"] if value != default else []
+    if question.op is not None and question.op_speed != 1.0:
+        step = results.other_step(question.trace, question.gpu)
+        words += ["--op", step.trace.ops[question.op].name, f"{question.op_speed:g}"]
+    view.command("whatif", choice.words if question.trace == choice.name else question.trace, *words)
 
 
 @st.fragment
 @view.explained
 def what_if() -> None:
-    """Controls and answer: a fragment, so that a slider runs this again and not the frame around it."""
-    about = (choice.content[:8], choice.hardware.name)
-    first = st.columns(4)
-    gpu: str = first[0].selectbox(
-        "GPU to try",
-        list(bundled_hardware()),
-        key=changes.control("gpu", choice.hardware.name, *about),
-        format_func=lambda name: hardware_model(name).label,
-    )
-    if gpu != changes.settings().get("gpu", choice.hardware.name):  # of the GPU before
-        for name in ("sms", "queues"):
-            changes.settings().pop(name, None)
-    changes.keep("gpu", gpu, choice.hardware.name)
-    model = hardware_model(gpu)
-    own_batch = choice.trace.model.batch
-    batch: int = first[1].selectbox(
-        "Batch",
-        sorted({own_batch, *batches}),
-        disabled=not batches,
-        key=changes.control("batch", own_batch, *about),
-        help="Those that there are traces for.",
-    )
-    changes.keep("batch", batch, own_batch)
-    mode: LaunchMode = first[2].selectbox(
-        "Launched by",
-        get_args(LaunchMode),
-        key=changes.control("launch", "graph", *about),
-        help="One CUDA graph, or the host's streams.",
-    )
-    changes.keep("launch", mode, "graph")
-    # On the steps that a search's schedule is not for, a policy takes its place.
-    fixed = shown.searched and batch == own_batch
-    usual_streams = min(changes.MAX_STREAMS, shown.streams)
-    streams: int = first[3].slider(
-        "Streams to try",
-        1,
-        changes.MAX_STREAMS,
-        key=changes.control("on_streams", usual_streams, *about, choice.policy, choice.streams),
-        disabled=fixed,
-    )
-    changes.keep("on_streams", streams, usual_streams)
-    second = st.columns(4)
-    sms: int = second[0].slider(
-        "SMs",
-        1,
-        changes.MAX_SMS_FACTOR * model.limits.sms,
-        key=changes.control("sms", model.limits.sms, *about, gpu),
-    )
-    changes.keep("sms", sms, model.limits.sms)
-    bandwidth: float = second[1].slider(
-        "DRAM bandwidth, x", *changes.BANDWIDTH, step=0.05, key=changes.control("bandwidth", 1.0, *about)
-    )
-    changes.keep("bandwidth", bandwidth, 1.0)
-    launch_cost: float = second[2].slider(
-        "Launch cost, x",
-        *changes.LAUNCH_COST,
-        step=0.1,
-        key=changes.control("launch_cost", 1.0, *about),
-        help="Gaps, forks, joins, the front end and the host.",
-    )
-    changes.keep("launch_cost", launch_cost, 1.0)
-    queues: int = second[3].slider(
-        "Hardware queues",
-        1,
-        model.stream.max_queues,
-        disabled=mode == "graph",
-        help="Only where the host launches: CUDA_DEVICE_MAX_CONNECTIONS.",
-        key=changes.control("queues", model.stream.queues, *about, gpu),
-    )
-    changes.keep("queues", queues, model.stream.queues)
-
-    same = batch == own_batch
-    name = choice.name if same else batches[batch]
-    content, trace = trace_of(name)
-    graph = results.other_graph(name, content, gpu, trace, model)
-    third = st.columns([3, 1])
-    names = [each.name for each in trace.ops]
-    offered = [names[index] for index in longest(graph, OPS_OFFERED)]
-    linked = changes.settings().get("op")
-    if linked in names and linked not in offered:
-        offered.append(str(linked))
-    elif linked not in names:
-        changes.settings().pop("op", None)
-    chosen: str | None = third[0].selectbox(
-        "Op",
-        offered,
-        format_func=lambda each: op_text(graph, names.index(each)),
-        help=f"The {OPS_OFFERED} longest.",
-        key=changes.control("op", offered[0], *about, batch) if offered else "no op",
-    )
-    op = names.index(chosen) if chosen is not None else 0
-    if chosen is not None:
-        changes.keep("op", chosen, offered[0])
-    speed: float = third[1].slider(
-        "Op speed-up, x", *changes.OP_SPEED, step=0.25, key=changes.control("op_speed", 1.0, *about)
-    )
-    changes.keep("op_speed", speed, 1.0)
-    write_address("what-if", changes.settings())
-    if changes.settings():
-        st.button("Reset", icon=":material/undo:", on_click=changes.reset)
-
-    question = results.Question(name, gpu, mode, streams, sms, bandwidth, launch_cost, queues, op, speed)
-    baseline = results.baseline_of(choice, "graph")
-    result = results.answer_of(choice, question, graph)
-    changed = result.graph
-    if model.calibrated and not changed.hardware.calibrated:
-        st.warning(
-            f"Uncalibrated: {view.plain(changed.hardware.label)}. Kernel times are scaled, not measured; read the "
-            "result as a trend.",
-            icon=":material/warning:",
-        )
-    elif model is not choice.hardware:
-        view.uncalibrated(model)
-
-    per = f" for {batch} samples" if not same else ""
-    cells = st.columns(4)
-    view.metric(
-        cells[0],
-        "Baseline",
-        format_ns(baseline.makespan_ns),
-        f"{baseline.policy}, {counted(baseline.streams, 'stream')}",
-    )
-    # Of another batch, each sample is compared.
-    change = (result.makespan_ns / batch) / (baseline.makespan_ns / own_batch) - 1
-    view.metric(
-        cells[1],
-        f"What if{per}",
-        format_ns(result.makespan_ns),
-        f"{change:+.1%} time{' a sample' if not same else ''}" if change else "the same",
-    )
-    view.metric(cells[2], "Speed-up", f"{result.speedup:.2f}x", f"baseline {baseline.speedup:.2f}x")
-    low_ns, high_ns = graph.hardware.interval_ns(result.makespan_ns, result.streams, graph.may_lose_cache)
-    note = "Speed-up is over the sequential graph of the same, changed kernels. "
-    peaks = format_bytes(result.peak_bytes), format_bytes(baseline.peak_bytes)
-    note += f"Peak memory {peaks[0]}, baseline {peaks[1]}. "
-    if changed.hardware.calibrated and speed == 1.0:
-        note += (
-            f"90 % of past measurements lay within {format_ns(low_ns)} to {format_ns(high_ns)} of such a prediction."
-        )
+    """Controls and answers: a fragment, so that a slider runs this again and not the frame around it."""
+    place = st.container()
+    tools = st.columns([2, 1, 3], vertical_alignment="center")
+    both = settings.toggle(tools[0], "A second setting beside it", "second")
+    reset = tools[1].container()
+    asked: list[tuple[str, Question, int]] = []
+    if both:
+        for column, name, mark in zip(st.columns(2, gap="large"), "AB", ("", "b_"), strict=True):
+            column.header(name, anchor=False)
+            asked.append((name, *setting(cells_of(column, 2), mark)))
     else:
-        note += "No interval: nothing like it has been measured."
-    if not same:
-        per_sample = result.makespan_ns / batch, baseline.makespan_ns / own_batch
-        note += f" For each sample {format_ns(per_sample[0])}, baseline {format_ns(per_sample[1])}."
-    st.caption(note)
+        asked.append(("what if", *setting(cells_of(st, 4), "")))
+        settings.forget("b_")
+    settings.finish()
+    reset.button("Reset", icon=":material/undo:", on_click=settings.reset, disabled=not settings, width="stretch")
+    with place:
+        found = answers(asked)
+        notes(asked, found)
     # After the answer, and once it is on its way: they take longer than it.
     time.sleep(SENDING_S)
-    view.metric(cells[3], "Largest bound", format_ns(result.bounds.largest[0]), result.bounds.largest[1])
-
-    rows = results.sensitivities_of(choice, question, result)
-    view.show(
-        tornado_figure(rows, view.theme(), f"Sensitivities: {graph.trace.name} on {gpu}"),
-        "tornado",
-    )
+    for (name, question, _), run in zip(asked, found, strict=True):
+        rows = results.sensitivities_of(choice, question, run)
+        name = f" of {name}" if both else ""
+        st.header(f"What the time{name} is sensitive to", anchor=False)
+        charts.tornado(rows, f"Sensitivities{name}")
     st.caption("The schedule stays as it is while one parameter at a time goes through its range.")
-    if not fixed:
-        words = ["--policy", result.policy, "--streams", str(streams), "--launch", mode, "--hw", gpu]
-        for option, value, default in (
-            ("--sms", sms, model.limits.sms),
-            ("--bandwidth", bandwidth, 1.0),
-            ("--launch-cost", launch_cost, 1.0),
-            ("--queues", queues, model.stream.queues),
-        ):
-            words += [option, f"{value:g}"] if value != default else []
-        words += ["--op", trace.ops[op].name, f"{speed:g}"] if speed != 1.0 else []
-        view.command("whatif", choice.words if same else name, *words)
+    if not shown.searched:
+        command(asked[0][1])
+
+
+@st.fragment
+@view.explained
+def other_gpus() -> None:
+    """The same step on every GPU that there is a model of: no control needs to be moved for that."""
+    st.header("On other GPUs", anchor=False)
+    base = results.baseline_of(choice)
+    found = {}
+    for gpu in gpusim.list_hardware():
+        step = results.other_step(choice.name, gpu)
+        model = step.hardware
+        usual = Question(
+            choice.name, gpu, "graph", min(MAX_STREAMS, shown.streams), model.limits.sms, 1.0, 1.0, 1.0,
+            model.stream.queues, None, 1.0,
+        )  # fmt: skip
+        found[gpu] = results.answer_of(choice, usual)
+    times = format_times_ns([*(run.makespan_ns for run in found.values()), *(r.sequential_ns for r in found.values())])
+    unit = times[0].rpartition(" ")[2]
+    cells = []
+    for number, (gpu, run) in enumerate(found.items()):
+        sure = "calibrated" if run.graph.hardware.calibrated else "uncalibrated: a trend"
+        here = gpu == choice.hardware.name
+        cells.append(
+            (
+                (
+                    f"{html.text(gpu)} <span class='g-takes'>({sure})</span>",
+                    times[number].rpartition(" ")[0],
+                    times[len(found) + number].rpartition(" ")[0],
+                    f"{run.speedup:.2f}x",
+                    "this one" if here else f"{run.makespan_ns / base.makespan_ns - 1:+.0%}",
+                ),
+                here,
+            )
+        )
+    heads = (
+        Head("GPU"),
+        Head(f"on streams, {unit}", True),
+        Head(f"one CUDA graph, {unit}", True),
+        Head("streams win", True),
+        Head("change of time", True),
+    )
+    html.table("The same step on other GPUs", heads, cells)
+    st.caption("The same policy makes a schedule for each GPU; kernel times are scaled by their traffic and waves.")
 
 
 what_if()
+other_gpus()

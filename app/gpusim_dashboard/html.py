@@ -1,0 +1,132 @@
+"""Small pieces of HTML: text from files is escaped, tables have heads that a screen reader can name, bars are boxes.
+
+What is drawn so fits every width, and is there before a figure's program has been loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import streamlit as st
+
+from gpusim.text import shortened, visible
+
+#: Tables of more columns than this become a list of cards on a phone.
+MOST_ON_A_PHONE = 3
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a column."""
+
+    name: str
+    numbers: bool = False
+
+
+def text(words: str) -> str:
+    """Text that may come from a file, cut where it is very long, as HTML that is that text."""
+    return escape(shortened(visible(words)))
+
+
+def sentence(words: str) -> str:
+    """A text of our own, however long; names in it have been cut."""
+    return escape(visible(words))
+
+
+def show(markup: str) -> None:
+    """A piece of HTML on the page."""
+    st.html(markup)
+
+
+def answer(kind: str, first: str, *more: str) -> None:
+    """The answer to the page's question, then what else there is to say; `kind` is `yes`, `no` or `trend`.
+
+    All are texts, not markup.
+    """
+    parts = [f"<p><strong>{sentence(first)}</strong></p>", *(f"<p>{sentence(words)}</p>" for words in more if words)]
+    show(f'<div class="g-answer {kind}">{"".join(parts)}</div>')
+
+
+def table(caption: str, heads: Sequence[Head], rows: Iterable[tuple[Sequence[str], bool]]) -> None:
+    """A table of HTML cells: the cells of each row and whether it is the best one.
+
+    The first cell is the head of its row.
+    """
+    lines = ["<thead><tr>"]
+    lines += [f'<th scope="col"{_number(head)}>{text(head.name)}</th>' for head in heads]
+    lines.append("</tr></thead><tbody>")
+    for cells, best in rows:
+        lines.append('<tr class="best">' if best else "<tr>")
+        for place, (cell, head) in enumerate(zip(cells, heads, strict=True)):
+            tag = "td" if place else "th"
+            scope = "" if place else ' scope="row"'
+            lines.append(f'<{tag}{scope}{_number(head)} data-label="{text(head.name)}">{cell}</{tag}>')
+        lines.append("</tr>")
+    stack = " g-stack" if len(heads) > MOST_ON_A_PHONE else ""
+    show(
+        f'<div class="g-table{stack}" tabindex="0" role="region" aria-label="{text(caption)}"><table>'
+        f"{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _number(head: Head) -> str:
+    return ' class="num"' if head.numbers else ""
+
+
+def small(words: str) -> str:
+    """A text in small letters on a line of its own, as part of a cell."""
+    return f"<div class='g-takes'>{text(words)}</div>"
+
+
+def tag(words: str) -> str:
+    """A word in a frame."""
+    return f" <span class='g-tag'>{text(words)}</span>"
+
+
+def bar(share: float, start: float = 0.0, kind: str = "") -> str:
+    """A bar as long as its share of the room, from a share of it on; `kind` is `gain`, `loss`, `low` or nothing."""
+    if share <= 0.0:
+        return ""
+    width, left = (max(0.0, min(1.0, value)) for value in (share, start))
+    return f'<div class="g-bar {kind}" style="width:{width:.2%};margin-left:{left:.2%}"></div>'
+
+
+def spans(parts: Iterable[tuple[float, float, str]], mark: float) -> str:
+    """Bars on one line, each from one share of the room to another with its kind, and a mark."""
+    bars = "".join(
+        f'<div class="g-span {kind}" style="left:{min(a, b):.2%};width:{max(abs(b - a), 0.002):.2%}"></div>'
+        for a, b, kind in parts
+    )
+    return f'<div class="g-spans">{bars}<div class="g-mark" style="left:{mark:.2%}"></div></div>'
+
+
+def heat(caption: str, corner: str, names: Sequence[str], cells: Sequence[Sequence[float]], top: float) -> None:
+    """A table of shares whose cells are the stronger the larger they are; `top` is the strongest."""
+    head = "".join(f'<th scope="col">{text(name)}</th>' for name in names)
+    rows = []
+    for name, line in zip(names, cells, strict=True):
+        boxes = "".join(
+            f'<td class="num" style="background:color-mix(in srgb, #D55E00 {60 * min(1.0, value / top):.0f}%, '
+            f'transparent)">{value:.1%}</td>'
+            for value in line
+        )
+        rows.append(f'<tr><th scope="row">{text(name)}</th>{boxes}</tr>')
+    show(
+        f'<div class="g-table g-heat" tabindex="0" role="region" aria-label="{text(caption)}"><table><thead><tr>'
+        f'<th scope="col">{text(corner)}</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Names with the colours that stand for them."""
+    parts = [f'<span><i style="background:{text(colour)}"></i>{text(name)}</span>' for name, colour in entries]
+    return f'<div class="g-legend">{"".join(parts)}</div>'
+
+
+def picture(svg: str, words: str) -> str:
+    """An SVG as a picture, with words for those who do not see it."""
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img class="g-glyph" alt="{text(words)}" src="data:image/svg+xml;base64,{data}">'

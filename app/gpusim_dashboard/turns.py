@@ -1,0 +1,46 @@
+"""Long work takes turns, so that short answers need not wait for it: what a session asks next is seldom long.
+
+As many pages compute for long at once as there are processors; others wait until one of them is done. A search in the
+background waits while pages compute (`lifetime.Watch.give_way`), and so does what nobody has asked for yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+import streamlit as st
+
+#: How far a thread of long work stands behind the others (`nice`).
+BEHIND = 10
+
+
+@st.cache_resource(show_spinner=False)
+def _turns() -> threading.BoundedSemaphore:
+    return threading.BoundedSemaphore(max(1, os.cpu_count() or 1))
+
+
+#: Work within work takes no turn of its own.
+_within = threading.local()
+
+
+@contextlib.contextmanager
+def work() -> Iterator[None]:
+    """Around long work."""
+    if getattr(_within, "turn", False):
+        yield
+        return
+    with _turns():
+        _within.turn = True
+        try:
+            yield
+        finally:
+            _within.turn = False
+
+
+def stand_behind(thread: int) -> None:
+    """Let the system run a thread (its native id) behind others, where it knows threads; it stays so."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, thread, BEHIND)

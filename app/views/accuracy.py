@@ -1,0 +1,117 @@
+"""Accuracy: how wrong predictions of steps like this one were, and every replay behind that."""
+
+from typing import Any
+
+import msgspec
+import streamlit as st
+from gpusim_dashboard import html, results, view
+from gpusim_dashboard.address import Settings
+from gpusim_dashboard.choice import current
+
+from gpusim import for_pages
+from gpusim.report.figures.accuracy import accuracy_figure
+from gpusim.text import message
+from gpusim.units import NS_PER_MS
+
+choice = current()
+view.heading(choice)
+settings = Settings("accuracy")
+files = results.results_files()
+if not files:
+    st.info("This installation has no results: they are in `validate/results` of the repository.")
+    st.stop()
+model = choice.trace.model
+mode = "training" if model.mode == "train" else "inference"
+everything = [case for each in files.values() if each.gpu == choice.hardware.gpu for case in each.cases]
+everything = [case for case in everything if case.streams > 1]
+alike = [case for case in everything if (case.mode, case.dtype) == (model.mode, model.dtype)]
+own = [case for case in alike if case.network == model.network]
+groups = [
+    (f"{view.option(model.network)}, {mode}", own),
+    (f"{mode}, {model.dtype}", alike),
+    ("all replays", everything),
+]
+groups = [(name, cases) for name, cases in groups if cases]
+if not everything:
+    html.answer(
+        "trend",
+        f"Nothing was ever measured on {view.option(choice.hardware.gpu)}.",
+        "Predictions for it are a trend: nobody knows how wrong they are.",
+    )
+else:
+    name, cases = groups[0]
+    found = for_pages.fidelity(cases)
+    assert found is not None
+    html.answer(
+        "yes",
+        f"Of {found.schedules} replayed schedules of steps like this one ({name}), half were predicted within "
+        f"{found.median:.1%} and nine of ten within {found.p90:.1%}.",
+        f"The worst was {found.largest:.1%} off; on average predictions are {abs(found.bias):.1%} too "
+        f"{'long' if found.bias > 0 else 'short'}.",
+    )
+    view.show(accuracy_figure(groups, view.theme()), "accuracy")
+
+
+def pick(cell: Any, label: str, name: str, values: set[str]) -> list[str]:
+    """A filter; nothing picked is everything."""
+    picked = settings.choose_several(cell, label, name, sorted(values), placeholder="all")
+    return picked or sorted(values)
+
+
+st.header("Every replay", anchor=False)
+cells = st.columns(4)
+sources = pick(cells[0], "Results", "results", set(files))
+chosen = [files[name] for name in sources]
+gpus = pick(cells[1], "GPU", "gpu", {each.gpu for each in chosen})
+networks = pick(cells[2], "Network", "network", {case.network for each in chosen for case in each.cases})
+policies = pick(cells[3], "Policy", "policies", {case.policy for each in chosen for case in each.cases})
+settings.finish()
+shown = [
+    msgspec.structs.replace(
+        each, cases=tuple(case for case in each.cases if case.network in networks and case.policy in policies)
+    )
+    for each in chosen
+    if each.gpu in gpus
+]
+cases = [case for each in shown for case in each.cases]
+if not cases:
+    st.info("No replay matches all of these filters.")
+    st.stop()
+for gpu in sorted({each.gpu for each in shown}):
+    other = for_pages.gpu_model(gpu)
+    if other is not None and other.name != choice.hardware.name:
+        view.uncalibrated(other)
+found = for_pages.fidelity(cases)
+if found is None:
+    st.caption("Sequential graphs only: no errors of concurrent schedules to sum up.")
+else:
+    view.metrics(
+        ("Concurrent schedules", f"{found.schedules}", ""),
+        ("Median error", f"{found.median:.1%}", ""),
+        ("90 % within", f"{found.p90:.1%}", ""),
+        ("Largest", f"{found.largest:.1%}", ""),
+        ("Bias", f"{found.bias:+.1%}", ""),
+    )
+view.table(
+    [
+        {
+            "step": case.trace,
+            "policy": case.policy,
+            "streams": case.streams,
+            "predicted, ms": case.predicted_ns / NS_PER_MS,
+            "measured, ms": case.measured_ns / NS_PER_MS,
+            "error, %": 100 * case.error,
+            "predicted, x": case.predicted_speedup,
+            "measured, x": case.speedup,
+            "outputs": "equal" if case.outputs_equal else "DIFFERENT",
+            "GPU": each.gpu,
+        }
+        for each in shown
+        for case in each.cases
+    ],
+    "Every replayed schedule, predicted and measured",
+)
+with st.expander("Where each result comes from"):
+    for each in shown:
+        st.caption(view.plain(message(f"{each.gpu}, {each.date}, model {each.hardware}: {each.command}")))
+view.command("figure", "fidelity", "--html", "fidelity.html")

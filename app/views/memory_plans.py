@@ -1,0 +1,77 @@
+"""Memory plans: policies that move or compute again, time against memory, and whether the step fits the GPU."""
+
+import streamlit as st
+from gpusim_dashboard import results, view
+from gpusim_dashboard.address import Settings
+from gpusim_dashboard.cache import cached
+from gpusim_dashboard.choice import current
+
+import gpusim
+from gpusim.for_pages import category_bytes
+from gpusim.report.figures.memory_front import memory_front_figure
+from gpusim.units import MIB, NS_PER_US, format_bytes, format_ns
+
+
+@cached
+def compared(content: str, hardware: str, limit: int | None, _step: gpusim.Step) -> gpusim.MemoryComparison:
+    """`gpusim memory` of this step, once for each budget."""
+    return gpusim.memory(_step, memory_limit=limit)
+
+
+choice = current()
+view.heading(choice)
+step = results.step_of(choice)
+capacity = choice.hardware.memory.dram_bytes
+settings = Settings("memory-plans", choice.content, choice.hardware.name)
+limit_mib = settings.number(st, "Budget, MiB (0: the GPU's memory)", "budget", 0, capacity // MIB, 0) or 0
+settings.finish()
+with st.spinner("Planning with every memory policy ..."):
+    try:
+        comparison = compared(choice.content, choice.hardware.name, limit_mib * MIB or None, step)
+    except gpusim.OptionError as problem:
+        st.error(view.plain(problem.problem))
+        st.stop()
+keep_all, best = comparison.keep_all, comparison.best
+fits = "yes" if comparison.fits(keep_all) else "only with a plan" if best is not None else "no"
+numbers = [
+    ("Keeps all", format_bytes(keep_all.peak_bytes), "at the peak"),
+    ("GPU memory", format_bytes(capacity), choice.hardware.label),
+    ("Does it fit?", fits, "without a plan" if fits == "yes" else " "),
+]
+if best is not None and best.outcome is not None:
+    outcome = best.outcome
+    fastest = f"{best.policy}, {outcome.peak_bytes // MIB:,} MiB"
+    numbers.append(("Fastest that fits", format_ns(outcome.step_ns), fastest))
+view.metrics(*numbers)
+st.caption(view.plain(f"The peak of the step that keeps all: {comparison.peak_text(keep_all)}."))
+view.show(memory_front_figure(comparison, view.theme()), "memory_front")
+view.table(
+    [
+        {
+            "policy": row.policy,
+            "peak, MiB": row.outcome.peak_bytes / MIB,
+            "step, us": row.outcome.step_ns / NS_PER_US,
+            "waits for copies, us": row.outcome.exposed_copy_ns / NS_PER_US,
+            "computes again, us": row.outcome.recompute_ns / NS_PER_US,
+            "out, MiB": row.outcome.d2h_bytes / MIB,
+            "back, MiB": row.outcome.h2d_bytes / MIB,
+            "pinned, MiB": row.outcome.pinned_bytes / MIB,
+            "largest batch": comparison.largest_batch(row.outcome),
+            "fits": comparison.fits(row.outcome),
+        }
+        for row in comparison.rows
+        if row.outcome is not None
+    ],
+    "Memory plans",
+)
+for row in comparison.rows:
+    if row.outcome is None:
+        st.text(view.option(f"{row.policy}: {row.problem}"))
+sizes = [f"{name.replace('_', ' ')} **{format_bytes(size)}**" for name, size in category_bytes(keep_all).items()]
+st.markdown(
+    "At the peak of the step that keeps all: " + ", ".join(size.replace(" ", "\N{NO-BREAK SPACE}") for size in sizes)
+)
+if not comparison.workspaces_known:
+    st.caption("The trace has no workspaces of ops, so peaks leave them out.")
+budget = ["--budget", f"{limit_mib}"] if limit_mib else []
+view.command("memory", choice.words, *view.hardware_words(choice), *budget)
