@@ -1,0 +1,190 @@
+"""Plans rank by rank on one GPU: python validate/layerwise/ranks.py [-o FOLDER] [--minutes 8] [--quick].
+
+For each network, batch and number of GPUs the plans `data`, `owt` and `layer`. Of a rank, the time of each share is
+measured by itself first; their sum is the prediction. Only then the rank's forward and backward pass runs as a whole,
+its communication replaced by nothing. The plan `layer` is searched with the shares measured so far. Interrupted or out
+of time, the same command goes on where it was; shares and results are in FOLDER, and the results file is written anew
+each time, named `parallel_<gpu>_<date>.json`.
+
+`--quick` runs small networks, on a CPU where there is no GPU: a test of this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import networks
+import torch
+
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.topology import load_topology
+from gpusim.gpu.layerwise.alone import predicted_ns, rank_alone, share_of_state, time_rank, time_shares
+from gpusim.gpu.layerwise.rank import make_data
+from gpusim.layerwise.communication import basis, members
+from gpusim.layerwise.compute import MeasuredTimes, PassTimes, Roofline
+from gpusim.layerwise.costs import Problem
+from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
+from gpusim.layerwise.layers import LayerGraph
+from gpusim.layerwise.makespan import simulate_plan
+from gpusim.layerwise.roles import roles_of
+from gpusim.layerwise.search import search
+from gpusim.layerwise.shares import Share
+from gpusim.version import __version__
+
+NETWORKS, BATCHES, GPUS = ("alexnet", "vgg16", "resnet50", "inception_v3"), (32, 128), (2, 4)
+QUICK = (("encoder",), (2,), (2,))
+PLANS = ("data", "owt", "layer")
+#: Kinds of ranks of a plan that are run, and rounds of search with newly measured shares.
+MOST_RANKS, SEARCHES = 2, 3
+
+
+class Shares:
+    """Measured shares, kept in a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.times: dict[str, PassTimes] = {}
+        if file.exists():
+            self.times = {key: PassTimes(*values) for key, values in json.loads(file.read_text()).items()}
+
+    def add(self, found: dict[str, PassTimes]) -> None:
+        """Keep new ones."""
+        self.times |= found
+        document = {key: [each.forward_ns, each.backward_ns] for key, each in self.times.items()}
+        temporary = self.file.with_suffix(".part")
+        temporary.write_text(json.dumps(document, indent=0))
+        temporary.replace(self.file)
+
+
+def network(name: str, batch: int) -> LayerGraph:
+    """A network's layers for the batch of one GPU."""
+    return networks.encoder(batch) if name == "encoder" else networks.NETWORKS[name](batch)
+
+
+def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torch.device) -> dict[str, Any]:
+    """Predict a plan's slowest rank from its shares, then measure it."""
+    hardware, topology = load_hardware("h200"), load_topology("h200")
+    graph = network(name, batch).for_gpus(gpus)
+    seen: dict[int, list[Share]] = {}
+    data = make_data(graph, 0, torch.float32, device)
+
+    def problem() -> Problem:
+        times = MeasuredTimes(kept.times, {k: tuple(v) for k, v in seen.items()}, Roofline(hardware))
+        return Problem(graph, gpus, topology, times, hardware)
+
+    def measure(choice: Choice) -> list[int]:
+        roles, _ = roles_of(problem(), choice)
+        chosen = [role.gpu for role in roles][:MOST_RANKS]
+        for number in chosen:
+            rank = rank_alone(graph, choice, gpus, number, device=device)
+            kept.add(time_shares(rank, data, kept.times, lambda text: None))
+            for index, state in enumerate(rank.states):
+                if state.active:
+                    seen.setdefault(index, []).append(share_of_state(rank, index))
+        return chosen
+
+    measure(FIXED_PLANS["data"](graph, gpus))
+    choice = FIXED_PLANS[plan](graph, gpus) if plan in FIXED_PLANS else None
+    if choice is None:
+        measure(FIXED_PLANS["owt"](graph, gpus))
+        for _ in range(SEARCHES):
+            choice = search(problem()).choice
+            measure(choice)
+    assert choice is not None
+    numbers = measure(choice)
+    rows = []
+    for number in numbers:
+        rank = rank_alone(graph, choice, gpus, number, device=device)
+        predicted = predicted_ns(rank, kept.times)  # known before the rank runs
+        rows.append((predicted, time_rank(rank, data)))
+        del rank
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    predicted, measured = max(p for p, _ in rows), max(m for _, m in rows)
+    simulated = simulate_plan(problem(), choice).makespan
+    found = problem()
+    return {
+        "network": name,
+        "mode": "train",
+        "batch": batch,
+        "dtype": "tf32",
+        "policy": f"parallel_{plan}",
+        "gpus": gpus,
+        "plan": plan,
+        "communication": "predicted",
+        "communication_basis": basis(topology, "all_reduce", members(range(gpus), topology.gpus_per_node)),
+        "predicted_ns": round(predicted),
+        "measured_ns": measured,
+        "ranks": [[round(p), m] for p, m in rows],
+        "predicted_step_ns": round(simulated.step_ns),
+        "splits": {layer.name: str(config) for layer, config in zip(found.graph.layers, choice, strict=True)},
+        "fitted": False,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is left to do until time is up."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, default=Path(__file__).resolve().parents[1] / "results")
+    parser.add_argument("--work", type=Path, help="shares and finished cases [default: OUTPUT/parallel_work]")
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not options.quick:
+        parser.error("no GPU; --quick tests this script without one")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(0)
+    work = options.work or options.output / "parallel_work"
+    work.mkdir(parents=True, exist_ok=True)
+    kept, until = Shares(work / "shares.json"), time.monotonic() + 60 * options.minutes
+    names, batches, sizes = QUICK if options.quick else (NETWORKS, BATCHES, GPUS)
+    left = 0
+    for name in names:
+        for batch in batches:
+            for gpus in sizes:
+                for plan in PLANS:
+                    file = work / f"{name}-b{batch}-{gpus}gpus-{plan}.json"
+                    if file.exists():
+                        continue
+                    if time.monotonic() > until:
+                        left += 1
+                        continue
+                    row = case(name, batch, gpus, plan, kept, device)
+                    file.write_text(json.dumps(row, indent=1))
+                    error = row["predicted_ns"] / row["measured_ns"] - 1
+                    print(f"{file.stem}: {row['measured_ns'] / 1e3:,.0f} us, predicted {error:+.1%}", flush=True)
+    write_results(work, options.output, device)
+    print("done" if not left else f"{left} cases left: run the same command again")
+    return 0
+
+
+def write_results(work: Path, folder: Path, device: torch.device) -> None:
+    """All finished cases in one file."""
+    rows = [json.loads(file.read_text()) for file in sorted(work.glob("*gpus-*.json"))]
+    if not rows:
+        return
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    date = datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d")
+    document = {
+        "recipe": "parallel",
+        "gpu": gpu,
+        "date": date,
+        "command": "python validate/layerwise/ranks.py",
+        "versions": {"gpusim": __version__, "torch": str(torch.__version__), "cuda": str(torch.version.cuda)},
+        "cases": rows,
+    }
+    short = gpu.removeprefix("NVIDIA ").lower().replace(" ", "_")
+    (folder / f"parallel_{short}_{date.replace('-', '')}.json").write_text(json.dumps(document, indent=1) + "\n")
+    errors = sorted(abs(row["predicted_ns"] / row["measured_ns"] - 1) for row in rows)
+    print(f"{len(rows)} cases, median error {errors[len(errors) // 2]:.1%}, largest {errors[-1]:.1%}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
