@@ -1,18 +1,23 @@
-"""How long the dashboard's first page and its what-if answers take.
+"""How long the dashboard's answers take: the first one, a what-if, and those of 20 sessions at once.
 
-    python benchmarks/dashboard.py [--rounds 3] [--cold]
+    python benchmarks/dashboard.py [--rounds 5] [--sessions 20] [--machine "2 cores of a server, otherwise idle"]
 
-*First page*: from the start of the process `gpusim app` to what a browser that is already open shows of it, beside a
-page of Streamlit's with a title and one small figure, started in the same way and in turns. What the page shows is then
-on disk from a start before; a line under the table is that start, which explores. `--cold` adds one with no compiled
-engine on disk either, as after an installation. *What-if*: from a key press on a slider to the new number, in the
-browser; and the same work without one. Needs the extra `app`, playwright and Chromium, as the browser tests do.
+Writes the tables between the marks in research/2026-11-23-dashboard.md, and prints them; exits with 1 where a target is
+missed. All is measured in a real browser, which runs on the same machine. Needs the extra `app`, playwright and
+Chromium, as the browser tests do. Takes about five minutes.
+
+*Verdict*: until the browser shows it, beside a page of Streamlit's own with a title and a box, in turns. Once from the
+start of the server's process, with what the page shows on disk from a start before, and once in a new tab of a server
+that runs. *What-if*: from a key press on a slider to the new time. *Sessions*: as many users at once, each with a tab
+of their own, four of them with a search that runs; all go to their next page at the same moment, over and over.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -20,26 +25,54 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, Page, TimeoutError, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.make_screenshots import DONE, browser_path, free_port, wait_for  # noqa: E402
+from benchmarks.page import fill  # noqa: E402
+from scripts.make_screenshots import DONE, PAGES, browser_path, free_port, wait_for  # noqa: E402
 
+PAGE = ROOT / "research" / "2026-11-23-dashboard.md"
 TRACE, STREAMS = "googlenet-train-b8", 8
 BARE = """
 import streamlit as st
-import plotly.graph_objects as go
 st.title("bare")
-st.plotly_chart(go.Figure(go.Bar(x=[1, 2], y=[2, 1])))
 st.success("verdict")
 """
-PLOT, VERDICT = ".js-plotly-plot .barlayer path", "[data-testid=stAlert]"
-WAIT_MS = 120_000
-PRESSES, UNCHANGED_MS = 10, 3_000
+BARE_ANSWER, ANSWER = "[data-testid=stAlert]", ".g-answer"
+#: What must be there for a page to have answered, by its name.
+ANSWERED = {
+    "verdict": ANSWER,
+    "limits": ANSWER,
+    "what-if": "[aria-label='The step as it is and with the settings below']",
+    "timeline": ".js-plotly-plot .barlayer path",
+}
+#: The targets, in seconds and bytes.
+MOST_OVER_BARE_S, MOST_WHAT_IF_S, MOST_ANSWER_S, MOST_BYTES = 0.8, 0.2, 5.0, 2e9
+WAIT_MS = 300_000
+PRESSES, UNCHANGED_MS = 12, 3_000
+SEARCHING = 4
+IDLE_S = 2.0
+#: In a page: go to another one by its link, and write down when its answer is there.
+GO = """([label, question, answered]) => {
+  const begin = performance.now();
+  window.took = undefined;
+  const look = () => {
+    if (document.querySelector('h1')?.innerText === question && document.querySelector(answered))
+      window.took = (performance.now() - begin) / 1000;
+    else requestAnimationFrame(look);
+  };
+  const links = [...document.querySelectorAll('[data-testid=stSidebarNavLink]')];
+  links.find((link) => link.innerText.trim().endsWith(label)).click();
+  requestAnimationFrame(look);
+}"""
+CELL = "document.querySelector(\"[aria-label='The step as it is and with the settings below'] tbody tr:last-child td\")"
 
 
 @contextmanager
@@ -55,122 +88,202 @@ def started(words: list[str], environment: dict[str, str]) -> Iterator[tuple[str
             process.wait(30)
 
 
+def new_tab(browser: Browser) -> Page:
+    """A tab of a new user."""
+    tab = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
+    tab.set_default_timeout(WAIT_MS)
+    return tab
+
+
 def cpu_s(pid: int) -> float:
     """Processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def first_page(browser: Browser, words: list[str], environment: dict[str, str]) -> dict[str, float]:
-    """Seconds from the start of the process until each part of its first page is there."""
-    tab = browser.new_page(viewport={"width": 1280, "height": 900})
-    tab.set_default_timeout(WAIT_MS)
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process ever had."""
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+def wait_until_idle(pid: int) -> None:
+    """Until a process computes next to nothing."""
+    before = -1.0
+    while (now := cpu_s(pid)) > before + 0.05 * IDLE_S:
+        before = now
+        time.sleep(IDLE_S)
+
+
+def link(page: str, trace: str = TRACE) -> str:
+    """The query of a page about a bundled step."""
+    return f"/?page={page}&trace={trace}&streams={STREAMS}"
+
+
+def first_answer(browser: Browser, words: list[str], environment: dict[str, str], query: str, answer: str) -> float:
+    """Seconds from the start of the process until its page shows an answer."""
+    tab = new_tab(browser)
     begin = time.perf_counter()
-    found = {}
-    with started(words, environment) as (address, pid):
+    with started(words, environment) as (address, _):
         wait_for(address)
-        found["server answers"] = time.perf_counter() - begin
-        tab.goto(address, wait_until="commit")
-        for name, selector in (("title", "h1"), ("verdict", VERDICT), ("first figure", PLOT), ("complete", DONE)):
-            tab.locator(selector).first.wait_for()
-            found[name] = time.perf_counter() - begin
-        found["server's processor time"] = cpu_s(pid)
-    tab.close()
+        tab.goto(f"{address}{query}", wait_until="commit")
+        tab.locator(answer).first.wait_for()
+        found = time.perf_counter() - begin
+        tab.wait_for_selector(DONE)
+        tab.context.close()
     return found
 
 
-def what_if(tab: Page, address: str) -> list[float]:
-    """Seconds from a key press on the slider of SMs until the page shows another time."""
-    tab.goto(f"{address}/?page=what-if&trace={TRACE}&streams={STREAMS}")
-    tab.wait_for_selector("[data-testid=stMetricValue]")
-    tab.wait_for_selector(PLOT)
+def answer_in_new_tab(browser: Browser, address: str, answer: str) -> float:
+    """Seconds from the address to the answer, of a server that runs."""
+    tab = new_tab(browser)
+    begin = time.perf_counter()
+    tab.goto(address, wait_until="commit")
+    tab.locator(answer).first.wait_for()
+    found = time.perf_counter() - begin
     tab.wait_for_selector(DONE)
-    value = tab.locator("[data-testid=stMetric]").nth(1).locator("[data-testid=stMetricValue]")
-    handle = tab.locator("[data-testid=stSlider]").filter(has_text="SMs").get_by_role("slider")
-    handle.focus()
+    tab.context.close()
+    return found
+
+
+def what_if(browser: Browser, address: str) -> list[float]:
+    """Seconds from a key press on the slider of SMs until the page shows another time."""
+    tab = new_tab(browser)
+    tab.goto(f"{address}{link('what-if')}")
+    tab.locator(ANSWERED["what-if"]).wait_for()
+    tab.wait_for_selector(DONE)
+    tab.wait_for_timeout(2_000)
+    tab.locator("[data-testid=stSlider]").filter(has_text="SMs").get_by_role("slider").focus()
     found = []
     for _ in range(PRESSES):
-        before = value.inner_text()
+        before = tab.evaluate(f"{CELL}.innerText")
         begin = time.perf_counter()
-        handle.press("ArrowLeft")
+        tab.keyboard.press("ArrowLeft")
         # Another SM need not change the digits shown: such a press is not counted.
         with suppress(TimeoutError):
-            tab.wait_for_function(
-                "before => document.querySelectorAll('[data-testid=stMetricValue]')[1]?.innerText.trim() !== before",
-                arg=before.strip(),
-                polling=5,
-                timeout=UNCHANGED_MS,
-            )
+            changed = f"before => {CELL}?.innerText !== before"
+            tab.wait_for_function(changed, arg=before, polling=5, timeout=UNCHANGED_MS)
             found.append(time.perf_counter() - begin)
         tab.wait_for_selector(DONE)
         tab.wait_for_timeout(300)
+    tab.context.close()
     return found
 
 
-def what_if_alone() -> tuple[list[float], list[float]]:
-    """Seconds for the changed result, and for the tornado plot's sensitivities."""
-    from gpusim.hardware.model import load_hardware
-    from gpusim.plan.graph import OpGraph
-    from gpusim.search.simulation import simulate
-    from gpusim.search.whatif import Change, changed_graph, policy_schedule, sensitivities
-    from gpusim.trace.store import load_trace
+def sessions(browser: Browser, address: str, count: int) -> dict[str, list[float]]:
+    """Seconds to each answer, by page, where so many sessions ask at once."""
+    import gpusim
 
-    graph = OpGraph.build(load_trace(TRACE), load_hardware("h200"))
-    simulate(graph, policy_schedule(graph, "critical_path", STREAMS))
-    results, rows = [], []
-    for fewer in range(PRESSES):
-        begin = time.perf_counter()
-        changed = changed_graph(graph, Change(sms=131 - fewer))
-        found = simulate(changed, policy_schedule(changed, "critical_path", STREAMS))
-        results.append(time.perf_counter() - begin)
-        sensitivities(found)
-        rows.append(time.perf_counter() - begin - results[-1])
-    return results, rows
+    tabs = [new_tab(browser) for _ in range(count)]
+    for tab, trace in zip(tabs, cycle(gpusim.list_traces()), strict=False):
+        tab.goto(f"{address}{link('verdict', trace)}")
+        tab.locator(ANSWER).wait_for()
+    for tab in tabs[:SEARCHING]:
+        tab.goto(f"{address}{link('search')}&seconds=300")
+        tab.get_by_test_id("stMain").get_by_role("button", name="Start", exact=True).click()
+        tab.locator("[data-testid=stProgress]").wait_for()
+    found: dict[str, list[float]] = {name: [] for name in ANSWERED}
+    names = list(ANSWERED)
+    for turn in range(1, len(names) + 1):
+        going = [names[(turn + number) % len(names)] for number in range(count)]
+        for tab, name in zip(tabs, going, strict=True):
+            tab.evaluate(GO, [PAGES[name].label, PAGES[name].question, ANSWERED[name]])
+        for tab, name in zip(tabs, going, strict=True):
+            tab.wait_for_function("window.took !== undefined")
+            found[name].append(tab.evaluate("window.took"))
+        for tab in tabs:
+            tab.wait_for_selector(DONE)
+    for tab in tabs:
+        tab.context.close()
+    return found
+
+
+def seconds(values: list[float]) -> str:
+    """Best, median and worst, as cells of a table."""
+    return f"{min(values):.2f} | {statistics.median(values):.2f} | {max(values):.2f}"
+
+
+def report(found: dict[str, Any], options: argparse.Namespace, browser: str) -> tuple[str, bool]:
+    """The part of the page, and whether every target is met."""
+    over = statistics.median(found["verdict"]) - statistics.median(found["bare"])
+    over_tab = statistics.median(found["verdict, new tab"]) - statistics.median(found["bare, new tab"])
+    slowest = max(max(values) for values in found["sessions"].values())
+    what_if_s = statistics.median(found["what-if"])
+    targets = (
+        ("verdict over a bare page, from the start (s)", over, MOST_OVER_BARE_S),
+        ("verdict over a bare page, new tab (s)", over_tab, MOST_OVER_BARE_S),
+        ("what-if, median (s)", what_if_s, MOST_WHAT_IF_S),
+        (f"slowest answer of {options.sessions} sessions at once (s)", slowest, MOST_ANSWER_S),
+        ("the server's most memory (GB)", found["bytes"] / 1e9, MOST_BYTES / 1e9),
+    )
+    rows = [(name, found[name]) for name in ("bare", "verdict", "bare, new tab", "verdict, new tab", "what-if")]
+    rows += [(f"{options.sessions} sessions: {name}", values) for name, values in found["sessions"].items()]
+    software = ", ".join(f"{name} {version(name)}" for name in ("streamlit", "plotly", "numpy", "numba"))
+    checked = [
+        f"| {name} | {value:.2f} | {most:.1f} | {'yes' if value <= most else 'no'} |" for name, value, most in targets
+    ]
+    lines = [
+        f"{datetime.date.today()}, {options.machine}; load in the minute before {options.load:.1f}. "
+        f"Python {platform.python_version()}, {software}, Chromium {browser}.",
+        "",
+        "| what | measured | target | met |",
+        "|---|--:|--:|---|",
+        *checked,
+        "",
+        "| time to the answer, s | best | median | slowest |",
+        "|---|--:|--:|--:|",
+        *(f"| {name} | {seconds(values)} |" for name, values in rows),
+    ]
+    return "\n".join(lines), all(value <= most for _, value, most in targets)
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure, print, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cold", action="store_true", help="also start without a compiled engine on disk")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sessions", type=int, default=20)
+    cores = f"{platform.machine()}, {os.cpu_count()} cores"
+    parser.add_argument("--machine", default=cores, help="in words, such as what else ran on it")
     options = parser.parse_args()
+    options.load = os.getloadavg()[0]
     app = [sys.executable, "-m", "gpusim.cli", "app", "--headless", "--port", "PORT"]
+    found: dict[str, Any] = {name: [] for name in ("bare", "verdict", "bare, new tab", "verdict, new tab")}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         (Path(folder) / "bare.py").write_text(BARE)
-        quiet = ["--server.headless=true", "--browser.gatherUsageStats=false", "--server.fileWatcherType=none"]
+        quiet = [
+            "--server.headless=true",
+            "--server.address=127.0.0.1",
+            "--browser.gatherUsageStats=false",
+            "--server.fileWatcherType=none",
+        ]
         bare = [sys.executable, "-m", "streamlit", "run", f"{folder}/bare.py", "--server.port=PORT", *quiet]
         browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         kept = {"XDG_CACHE_HOME": f"{folder}/cache"}
-        exploring = first_page(browser, app, kept)
-        runs: dict[str, list[dict[str, float]]] = {"bare": [], "app": []}
-        for _ in range(options.rounds):
-            runs["bare"].append(first_page(browser, bare, {}))
-            runs["app"].append(first_page(browser, app, kept))
-        print(f"first page, s from the start: best (median) of {options.rounds}, load {os.getloadavg()[0]:.1f}")
-        for part in runs["app"][0]:
-            texts = [summary([run[part] for run in runs[name]]) for name in ("bare", "app")]
-            print(f"  {part:24} bare {texts[0]}  gpusim {texts[1]}")
-        ratio = min(run["complete"] for run in runs["app"]) / min(run["complete"] for run in runs["bare"])
-        print(f"  complete, gpusim over bare: {ratio:.2f}")
-        print("  nothing kept yet: " + ", ".join(f"{part} {seconds:.2f}" for part, seconds in exploring.items()))
-        if options.cold:
-            cold = {"NUMBA_CACHE_DIR": f"{folder}/numba", "XDG_CACHE_HOME": f"{folder}/empty"}
-            found = first_page(browser, app, cold)
-            print("  nothing compiled: " + ", ".join(f"{part} {seconds:.2f}" for part, seconds in found.items()))
-        with started(app, kept) as (address, _):
+        with started(app, kept) as (address, pid):  # explores the samples, and keeps what it found
             wait_for(address)
-            tab = browser.new_page(viewport={"width": 1280, "height": 900})
-            tab.set_default_timeout(WAIT_MS)
-            presses = what_if(tab, address)
+            answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER)
+            time.sleep(2 * IDLE_S)
+            wait_until_idle(pid)
+        for _ in range(options.rounds):
+            found["bare"].append(first_answer(browser, bare, {}, "/", BARE_ANSWER))
+            found["verdict"].append(first_answer(browser, app, kept, link("verdict"), ANSWER))
+        with started(bare, {}) as (plain, _), started(app, kept) as (address, pid):
+            wait_for(plain)
+            wait_for(address)
+            answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER)
+            time.sleep(4 * IDLE_S)
+            wait_until_idle(pid)
+            for _ in range(options.rounds):
+                found["bare, new tab"].append(answer_in_new_tab(browser, plain, BARE_ANSWER))
+                found["verdict, new tab"].append(answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER))
+            found["what-if"] = what_if(browser, address)
+            found["sessions"] = sessions(browser, address, options.sessions)
+            found["bytes"] = peak_bytes(pid)
+        text, met = report(found, options, browser.version)
         browser.close()
-    result, tornado = what_if_alone()
-    print(f"what-if, s: key press to new number in the browser {summary(presses)}")
-    print(f"  of that, library: result {summary(result)}, sensitivities {summary(tornado)}")
-
-
-def summary(seconds: list[float]) -> str:
-    """Best and median."""
-    return f"{min(seconds):.3f} ({statistics.median(seconds):.3f})"
+    fill(PAGE, "measured", text)
+    print(text)
+    sys.exit(0 if met else 1)
 
 
 if __name__ == "__main__":

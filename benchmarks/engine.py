@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpusim.analysis.engine_benchmark import Bench, bench
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.compiled.arrays import Room, encode_hardware
 from gpusim.engine.compiled.encode import encode_plan
@@ -32,13 +33,12 @@ from gpusim.engine.compiled.simulate import simulate_plans
 from gpusim.engine.compiled.warm import warm_up
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.hardware.model import HardwareModel, load_hardware
-from gpusim.hardware.occupancy import Demand, Footprint
+from gpusim.formats.hardware import HardwareModel, load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import Plan, Task
 from gpusim.policies.ios import one_pool
 from gpusim.report.bench_table import ROWS
-from gpusim.search.bench import Bench, bench
+from gpusim.rules.occupancy import Demand, Footprint
 from gpusim.trace.store import load_trace
 
 TRACES = (
@@ -226,9 +226,6 @@ def rate_lines(found: list[Bench]) -> list[str]:
     lines.append("| **fast over reference** | " + " | ".join(f"**{each.ratio:,.0f}x**" for each in found) + " |")
     both = [each.fast_with_lowering.schedules_per_s / each.reference.schedules_per_s for each in found]
     lines.append("| fast with lowering over reference without | " + " | ".join(f"{each:,.0f}x" for each in both) + " |")
-    lines.append(
-        "| list scheduler, compiled over not | " + " | ".join(f"{each.list_ratio:,.0f}x" for each in found) + " |"
-    )
     return lines
 
 

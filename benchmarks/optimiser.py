@@ -11,7 +11,7 @@ Two questions, for a few steps on one GPU whose SMs are shared out as one pool (
    third run gives half of it to each.
 2. *Bounds.* Kernels share SMs in parts, so fixed times and demands are no relaxation of the engine's rules: the optimum
    of that problem bounds nothing. What stays valid is linear: chains of kernels, each partly the oldest, whose
-   slow-down and area are shared out (GLOP). It is compared with `gpusim.search.bounds`.
+   slow-down and area are shared out (GLOP). It is compared with `gpusim.bounds.bounds`.
 
 ortools is no dependency of gpusim: this is what it is measured with.
 """
@@ -28,18 +28,18 @@ from ortools.linear_solver import pywraplp
 from ortools.sat.python import cp_model
 from page import fill
 
+from gpusim.bounds.bounds import bounds
 from gpusim.engine.fast import FastEngine
-from gpusim.hardware.model import load_hardware
+from gpusim.formats.hardware import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.fast_lists import FastLists
 from gpusim.policies.ios import one_pool
 from gpusim.policies.registry import POLICIES, stream_counts
-from gpusim.search.bounds import bounds
+from gpusim.policies.shared.list_scheduling import FastLists
 from gpusim.search.explore import DEFAULT_STREAMS
-from gpusim.search.local import SHARES, local_search
-from gpusim.search.refine import refine
+from gpusim.search.neighbourhood import refine
+from gpusim.search.priorities import SHARES, local_search
 from gpusim.trace.store import load_trace
 
 TRACES = (

@@ -1,16 +1,19 @@
 """Time and memory of `gpusim simulate` and `gpusim explore` over steps of 1,000 to 1,000,000 kernels.
 
-    python benchmarks/scale.py [--sizes 1000,10000,100000] [--note "a quiet machine"]
+    python benchmarks/scale.py [--sizes 1000,10000,100000] [--note "a quiet machine"] [--rows FILE]
 
 Writes the table between the markers of benchmarks/scale.md and draws docs/images/scale.png (matplotlib), both after
 each size. Each command is a process of its own on a made step: ops of the kernels of a bundled trace, each waiting for
 one or two of the 50 before it. A command that takes more than `--limit` seconds is ended, and larger steps go without.
+With `--rows`, each row is kept in that file as it is measured, and a run that was interrupted goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import json
 import os
 import platform
 import random
@@ -25,8 +28,8 @@ from typing import Any
 
 import msgspec
 
-from gpusim.files import write_document
-from gpusim.trace.schema import Op, Storage, Tensor, Trace
+from gpusim.formats.trace import Op, Storage, Tensor, Trace
+from gpusim.io.files import write_document
 from gpusim.trace.store import load_trace
 
 BASE = "squeezenet1_1-infer-b1"
@@ -104,6 +107,24 @@ def measure(command: str, file: Path, limit_s: float) -> dict[str, float] | None
     return {"wall_s": wall_s, "cpu_s": usage.ru_utime + usage.ru_stime, "rss_mb": usage.ru_maxrss / 1024}
 
 
+def known_rows(file: Path | None) -> dict[tuple[int, str], dict[str, Any]]:
+    """The rows of an earlier run, by size and command; the last line of one that was killed may be half."""
+    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    if file is not None and file.exists():
+        for text in file.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                row = json.loads(text)
+                rows[row["kernels"], row["command"]] = row
+    return rows
+
+
+def keep_row(file: Path | None, row: dict[str, Any]) -> None:
+    """Add a row to the file."""
+    if file is not None:
+        with file.open("a") as log:
+            log.write(("\n" if log.tell() else "") + json.dumps(row) + "\n")
+
+
 def line(row: dict[str, Any]) -> str:
     """One row of the table."""
     if "cpu_s" not in row:
@@ -148,9 +169,13 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--note", default="", help="What else the machine was doing.")
     parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="Wall time of one command.")
+    parser.add_argument(
+        "--rows", type=Path, metavar="FILE", help="Rows measured before; those that are missing follow."
+    )
     options = parser.parse_args()
     note = f"; {options.note}" if options.note else ""
     rows: list[dict[str, Any]] = []
+    known = known_rows(options.rows)
     late: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / "small.json"
@@ -159,15 +184,20 @@ def main() -> None:
             measure(command, small, options.limit)
         for kernels in map(int, options.sizes.split(",")):
             file = Path(folder) / f"made-{kernels}.json"
-            write_document(file, made_trace(kernels))
             for command in COMMANDS:
-                found = None if command in late else measure(command, file, options.limit)
-                if found is None:
+                row = known.get((kernels, command))
+                if row is None:
+                    if not file.exists():
+                        write_document(file, made_trace(kernels))
+                    found = None if command in late else measure(command, file, options.limit)
+                    row = {"kernels": kernels, "command": command}
+                    row |= {"problem": f"more than {options.limit:.0f} s"} if found is None else found
+                    keep_row(options.rows, row)
+                if "problem" in row:
                     late.add(command)
-                row: dict[str, Any] = {"problem": f"more than {options.limit:.0f} s"} if found is None else {**found}
-                rows.append({"kernels": kernels, "command": command, **row})
-                print(line(rows[-1]), flush=True)
-            file.unlink()
+                rows.append(row)
+                print(line(row), flush=True)
+            file.unlink(missing_ok=True)
             write(rows, note)
             draw(rows)
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from page import fill
 
-from gpusim.hardware.model import load_hardware
+from gpusim.formats.hardware import load_hardware
 from gpusim.plan.graph import OpGraph
+from gpusim.search.budget import LISTS_SHARE
 from gpusim.search.explore import explore
-from gpusim.search.searches import LISTS_SHARE
 from gpusim.trace.store import load_trace
 
 TRACES = (
