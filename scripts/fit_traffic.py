@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusim.files import write_bytes
+from gpusim.formats.trace import Counters
+from gpusim.io.files import write_bytes
 from gpusim.plan.traffic import LEAST_L2_BYTES, OTHER, TENSOR, Features, Rates, estimated, features
-from gpusim.trace.schema import Counters
 from gpusim.trace.store import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent

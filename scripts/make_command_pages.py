@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from gpusim.cli import cli
-from gpusim.files import write_bytes
+from gpusim.io.files import write_bytes
 from gpusim.report.pages import with_section
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,16 +22,16 @@ from matplotlib.patches import Patch
 
 from gpusim.engine.base import Timeline
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.hardware.model import load_hardware
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.results import ResultCase, Results, first_of_each_step, read_results
+from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES
-from gpusim.recipes.recipe import WITHOUT_VARIANTS
-from gpusim.report.results import ResultCase, Results, first_of_each_step, read_results
+from gpusim.search.budget import SEARCH
 from gpusim.search.explore import Explored, explore
-from gpusim.search.searches import SEARCH
-from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace
+from gpusim.validation.recipe import WITHOUT_VARIANTS
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMELINE_TRACE = "googlenet-train-b8"

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from gpusim.files import write_bytes
+from gpusim.formats.schemas import KINDS, field_docs, structs_of
+from gpusim.io.files import write_bytes
 from gpusim.report.pages import with_section
-from gpusim.schemas import KINDS, field_docs, structs_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "formats.md"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpusim.recipes.again import predict_again
-from gpusim.report.replayed import SUFFIX
+from gpusim.validation.again import predict_again
+from gpusim.validation.replayed import SUFFIX
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "data" / "predicted_ns.json"

@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpusim.files import write_bytes
-from gpusim.hardware.model import load_hardware
+from gpusim.analysis.limits import limits
+from gpusim.formats.hardware import load_hardware
+from gpusim.io.files import write_bytes
 from gpusim.plan.graph import OpGraph
-from gpusim.recipes.again import trace_files
-from gpusim.report.gaps import gaps_markdown, measured_gaps, newest_of_each_step, search_files
-from gpusim.report.replayed import SUFFIX, ReplayedSchedule
-from gpusim.search.limits import limits
 from gpusim.trace.store import load_trace
+from gpusim.validation.again import trace_files
+from gpusim.validation.gaps import gaps_markdown, measured_gaps, newest_of_each_step, search_files
+from gpusim.validation.replayed import SUFFIX, ReplayedSchedule
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "research" / "2026-11-23-limits.md"

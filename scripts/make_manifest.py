@@ -1,6 +1,6 @@
 """Write traces/manifest.json from the traces beside it: python scripts/make_manifest.py [--traces DIR].
 
-Run it whenever a bundled trace is captured anew; tests/test_readme.py holds the manifest to the files.
+Run it whenever a bundled trace is captured anew; tests/repo/test_readme.py holds the manifest to the files.
 With --check nothing is written, and the exit status is 1 where the manifest is out of date.
 """
 
@@ -14,10 +14,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpusim.files import write_bytes
+from gpusim.io.files import write_bytes
 from gpusim.trace.store import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
+#: What kind of step a network is, for whoever looks for one like their own (app/gpusim_dashboard/kinds.py).
+KINDS = {
+    "branches": ("googlenet", "inception_v3", "nasnetalarge", "squeezenet1_1"),
+    "shortcuts": ("densenet121", "resnet50"),
+    "transformer": ("transformer_small", "transformer_large", "vit_b_16"),
+    "experts": ("experts_small", "experts_large"),
+    "decoder": ("decoder_small", "decoder_large"),
+    "unet": ("unet_small", "unet_large"),
+    "chain": ("vgg16", "alexnet"),
+}
+
+
+def kind_of(network: str) -> str:
+    """The kind of a network. Ends the script for one that has none yet."""
+    for kind, networks in KINDS.items():
+        if network in networks:
+            return kind
+    raise SystemExit(f"{network}: enter it under its kind in KINDS of scripts/make_manifest.py")
 
 
 def entry(path: Path) -> dict[str, Any]:
@@ -49,6 +67,7 @@ def entry(path: Path) -> dict[str, Any]:
         "graph_ns": truth.graph.median_ns,
         "spec": model.spec,
         "network": model.network,
+        "kind": kind_of(model.network),
         "mode": model.mode,
         "batch": model.batch,
         "dtype": model.dtype,

@@ -1,4 +1,4 @@
-"""Write gpusim/runtime/aten_operators.txt: the operators that replay may call, in groups with the reason for each.
+"""Write gpusim/gpu/replay/aten_operators.txt: the operators that replay may call, in groups with the reason for each.
 
     python scripts/make_operator_list.py            writes the file
     python scripts/make_operator_list.py --check    exits with 1 where the file differs
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-TARGET = Path(__file__).parent.parent / "gpusim" / "runtime" / "aten_operators.txt"
+TARGET = Path(__file__).parent.parent / "gpusim" / "gpu" / "replay" / "aten_operators.txt"
 
 #: Reason -> operators; one that ends in `(_)` has a form that works in place, too.
 GROUPS: dict[str, str] = {
@@ -39,7 +39,7 @@ GROUPS: dict[str, str] = {
         hardtanh_backward leaky_relu_backward log_sigmoid_backward logit_backward mish_backward native_dropout_backward
         _prelu_kernel_backward sigmoid_backward silu_backward softplus_backward softshrink_backward tanh_backward
         threshold_backward""",
-    "Losses; the targets of nll_loss are class numbers, see gpusim/runtime/saved.py.": """
+    "Losses; the targets of nll_loss are class numbers, see gpusim/gpu/replay/saved.py.": """
         binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss
         huber_loss_backward mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss
         soft_margin_loss_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward""",
@@ -51,24 +51,24 @@ GROUPS: dict[str, str] = {
         addbmm addmm addmv addr baddbmm bmm dot mm mv vdot""",
     "Convolutions: sizes are checked before a library is called.": """
         convolution convolution_backward""",
-    "Normalisation: sizes of weights and statistics are checked in gpusim/runtime/saved.py.": """
+    "Normalisation: sizes of weights and statistics are checked in gpusim/gpu/replay/saved.py.": """
         native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward
         _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
         native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
         _fused_rms_norm _fused_rms_norm_backward""",
-    "Attention; backward takes what its forward saved (gpusim/runtime/saved.py).": """
+    "Attention; backward takes what its forward saved (gpusim/gpu/replay/saved.py).": """
         _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
         _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward""",
-    "Cells of recurrent networks; backward takes what its forward saved (gpusim/runtime/saved.py).": """
+    "Cells of recurrent networks; backward takes what its forward saved (gpusim/gpu/replay/saved.py).": """
         _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl""",
-    "Pooling; places of maxima come from the forward, and gradients have its shape (gpusim/runtime/saved.py).": """
+    "Pooling; places of maxima come from the forward, and gradients have its shape (gpusim/gpu/replay/saved.py).": """
         _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
         adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward avg_pool2d
         avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices max_pool2d_with_indices_backward
         max_pool3d_with_indices max_pool3d_with_indices_backward""",
-    "Resampling and padding: the forward checks sizes, gradients are checked in gpusim/runtime/saved.py.": """
+    "Resampling and padding: the forward checks sizes, gradients are checked in gpusim/gpu/replay/saved.py.": """
         affine_grid_generator col2im constant_pad_nd grid_sampler_2d grid_sampler_2d_backward im2col pixel_shuffle
         pixel_unshuffle channel_shuffle
         reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
@@ -85,10 +85,10 @@ GROUPS: dict[str, str] = {
         embedding embedding_dense_backward gather index index_add(_) index_copy(_) index_fill(_) index_put(_)
         index_select max_unpool2d masked_scatter(_) masked_scatter_backward scatter(_) scatter_add(_)
         scatter_reduce(_) bucketize""",
-    "Rows and labels that follow from what the trace says (gpusim/runtime/known_values.py, saved.py).": """
+    "Rows and labels that follow from what the trace says (gpusim/gpu/replay/known_values.py, saved.py).": """
         _embedding_bag _embedding_bag_forward_only _embedding_bag_backward _embedding_bag_dense_backward
         _embedding_bag_per_sample_weights_backward _ctc_loss _ctc_loss_backward""",
-    "Fourier transforms: dimensions and lengths are checked in gpusim/runtime/saved.py.": """
+    "Fourier transforms: dimensions and lengths are checked in gpusim/gpu/replay/saved.py.": """
         _fft_r2c _fft_c2r _fft_c2c""",
     "Views: torch checks that they lie in the storage, and replay checks it again.": """
         alias as_strided as_strided_ detach diagonal expand permute select slice split split_with_sizes squeeze
@@ -110,7 +110,7 @@ GROUPS: dict[str, str] = {
         _foreach_maximum(_) _foreach_minimum(_) _foreach_mul(_) _foreach_neg(_) _foreach_norm _foreach_pow(_)
         _foreach_reciprocal(_) _foreach_rsqrt(_) _foreach_sign(_) _foreach_sqrt(_) _foreach_sub(_) _foreach_zero(_)
         _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_""",
-    "Optimizers in one kernel: sizes and strides are checked in gpusim/runtime/saved.py.": """
+    "Optimizers in one kernel: sizes and strides are checked in gpusim/gpu/replay/saved.py.": """
         _fused_adagrad_ _fused_adam_ _fused_adamw_ _fused_sgd_""",
 }
 #: Operators that models record and replay does not run, with the reason.
@@ -185,7 +185,7 @@ def text_of_list() -> str:
     for reason, names in GROUPS.items():
         entries = sorted(entry for name in names_of(names) for entry in overloads(name))
         lines += ["", f"# {reason}", *entries]
-    lines += ["", "# torchvision: it checks sizes; images of boxes are checked in gpusim/runtime/saved.py."]
+    lines += ["", "# torchvision: it checks sizes; images of boxes are checked in gpusim/gpu/replay/saved.py."]
     lines += sorted(f"torchvision.{n}.default" for n in (*TORCHVISION, *(f"_{name}_backward" for name in TORCHVISION)))
     return "\n".join(lines) + "\n"
 

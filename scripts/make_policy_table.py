@@ -1,7 +1,7 @@
 """Fill research/2026-11-23-policies.md with predicted times: python scripts/make_policy_table.py.
 
-Every bundled trace and every one in validate/traces, every policy, the stream counts that `gpusim explore` tries. Takes
-some minutes, most of them for policies marked slow. --trace NAME does one trace and prints it.
+Every bundled trace and every one of the recipe `fidelity`, every policy, the stream counts that `gpusim explore` tries.
+Takes some minutes, most of them for policies marked slow. --trace NAME does one trace and prints it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from gpusim.bounds.bounds import bounds
 from gpusim.defaults import DEFAULT_STREAMS
 from gpusim.engine.fast import FastEngine
-from gpusim.files import write_bytes
-from gpusim.hardware.model import load_hardware
+from gpusim.formats.hardware import load_hardware
+from gpusim.io.files import write_bytes
+from gpusim.io.packed import files_in
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.report.pages import with_section
-from gpusim.search.bounds import bounds
 from gpusim.trace.store import bundled_traces, load_trace, read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "research" / "2026-11-23-policies.md"
-TRACES = ROOT / "validate" / "traces"
+TRACES = ROOT / "validate" / "traces" / "fidelity"
 BEGIN, END = "<!-- predicted:begin -->", "<!-- predicted:end -->"
 HARDWARE = "h200"
 SEQUENTIAL = "sequential"
@@ -72,7 +73,7 @@ def predict(trace: str) -> Row:
 
 def names() -> list[str]:
     """The bundled traces, then the others."""
-    others = {path.name.removesuffix(".json.gz") for path in TRACES.glob("*.json.gz")} - set(bundled_traces())
+    others = {path.name.removesuffix(".json.gz") for path in files_in(TRACES, ".json.gz")} - set(bundled_traces())
     return [*bundled_traces(), *sorted(others)]
 
 

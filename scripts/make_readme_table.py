@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gpusim.files import write_bytes
+from gpusim.formats.results import ResultCase, Results, first_of_each_step, read_results
+from gpusim.io.files import write_bytes
 from gpusim.policies.registry import POLICIES
-from gpusim.recipes.recipe import FASTEST_KERNELS
 from gpusim.report.pages import with_section
-from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed
-from gpusim.report.results import ResultCase, Results, first_of_each_step, read_results
-from gpusim.search.searches import SEARCH
+from gpusim.search.budget import SEARCH
+from gpusim.validation.recipe import FASTEST_KERNELS
+from gpusim.validation.replayed import SUFFIX, ReplayedSchedule, read_replayed
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "h200"
@@ -72,7 +72,7 @@ def section(runs: Sequence[tuple[str, Results]], origins: Mapping[str, str]) -> 
         "",
         "Sources; `gpusim validate validate/RECIPE.toml -o validate/results` measures them again on the GPU:",
         "",
-        *(f"- [{name}](validate/results/{name}.md)." for name in (source.removesuffix(".json") for source, _ in runs)),
+        *(f"- [{source.removesuffix('.json')}](validate/results/{source})." for source, _ in runs),
     ]
     return "\n".join(lines)
 

@@ -9,10 +9,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpusim.files import write_bytes
-from gpusim.hardware.model import load_hardware
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.schemas import field_docs
+from gpusim.io.files import write_bytes
 from gpusim.report.pages import with_section
-from gpusim.schemas import field_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "hardware-rules.md"

@@ -1,7 +1,7 @@
-"""Write the JSON Schemas of gpusim's documents to gpusim/schemas/, from the classes: python scripts/make_schemas.py.
+"""Write the JSON Schemas of gpusim's documents to gpusim/formats/schemas/, from their classes.
 
-Run it after any change of a document's classes; tests/test_schemas.py holds the files to them. With --check nothing is
-written, and the exit status is 1 where a file is out of date.
+Run it after any change of a document's classes; tests/formats/test_schemas.py holds the files to them. With --check
+nothing is written, and the exit status is 1 where a file is out of date.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gpusim.files import write_bytes
-from gpusim.schemas import KINDS, schema_file, schema_text
+from gpusim.formats.schemas import KINDS, schema_file, schema_text
+from gpusim.io.files import write_bytes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,9 +1,9 @@
 """Take the pictures of the dashboard in docs/images: `app_<page>_<light|dark>.png`.
 
     python scripts/make_screenshots.py            the pages that the documentation shows
-    python scripts/make_screenshots.py --all -o /tmp/pages    every page, 1280 and 1920 wide, light and dark, to look at
+    python scripts/make_screenshots.py --all -o FOLDER    every page at three widths, light and dark, to look at
 
-Needs the extra `app`, playwright and Chromium, as tests/test_app_browser.py does.
+Needs the extra `app`, playwright and Chromium, as tests/app/test_app_browser.py does.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("overview", "explore", "timeline", "what-if", "limits", "memory", "fidelity")
+sys.path.insert(0, str(ROOT / "app"))
+
+from gpusim_dashboard.pages import PAGES  # noqa: E402
+
 #: What the documentation shows: page, scheme, height of the window.
-SHOWN = (("overview", "light", 1000), ("timeline", "dark", 1090), ("what-if", "light", 1080))
+SHOWN = (("verdict", "light", 1000), ("timeline", "dark", 1000), ("what-if", "light", 1000))
 TRACE, STREAMS = "googlenet-train-b8", 8
 WIDTH = 1280
+WIDTHS = (390, WIDTH, 1920)
 DONE = "[data-testid=stApp][data-test-script-state=notRunning]"
 HEIGHT = "document.querySelector('[data-testid=stMain]').scrollHeight"
 #: Figures move into place after their script has ended.
@@ -77,12 +81,12 @@ def dashboard() -> Iterator[str]:
             process.wait(30)
 
 
-def shoot(browser: Browser, address: str, page: str, scheme: str, size: tuple[int, int | None], path: Path) -> None:
+def shoot(browser: Browser, address: str, scheme: str, size: tuple[int, int | None], path: Path) -> None:
     """One picture; without a height, of the whole page."""
     width, height = size
     context = browser.new_context(viewport={"width": width, "height": height or 900}, color_scheme=scheme)
     tab = context.new_page()
-    tab.goto(f"{address}/?page={page}&trace={TRACE}&streams={STREAMS}")
+    tab.goto(address)
     tab.wait_for_selector("h1", timeout=120_000)
     tab.wait_for_selector(DONE, timeout=120_000)
     tab.wait_for_timeout(REST_MS)
@@ -113,21 +117,19 @@ def main() -> None:
     """Take them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every page, width and scheme, whole pages")
+    parser.add_argument("--pages", nargs="*", default=list(PAGES), help="with --all, these alone")
+    parser.add_argument("--trace", default=TRACE, help="the step that pages are about")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "images", help="folder of the pictures")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
+    every = [(page, scheme, width, None) for page in options.pages for width in WIDTHS for scheme in ("light", "dark")]
+    shown = [(page, scheme, WIDTH, height) for page, scheme, height in SHOWN]
     with dashboard() as address, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
-        if options.all:
-            for page in PAGES:
-                for width in (1280, 1920):
-                    for scheme in ("light", "dark"):
-                        path = options.output / f"app_{page}_{width}_{scheme}.png"
-                        shoot(browser, address, page, scheme, (width, None), path)
-        else:
-            for page, scheme, height in SHOWN:
-                path = options.output / f"app_{page}_{scheme}.png"
-                shoot(browser, address, page, scheme, (WIDTH, height), path)
+        for page, scheme, width, height in every if options.all else shown:
+            name = f"app_{page}_{width}_{scheme}.png" if options.all else f"app_{page}_{scheme}.png"
+            link = f"{address}/?page={page}&trace={options.trace}&streams={STREAMS}"
+            shoot(browser, link, scheme, (width, height), options.output / name)
         browser.close()
 
 

@@ -1,7 +1,7 @@
 """Fill research/2026-11-23-stream-mode.md with measured and predicted times: python scripts/make_stream_page.py.
 
 Launches into many streams: the stored table in tests/data, and those of `gpusim calibrate --rules` in
-validate/results/rules_*.json. Eager steps: every bundled trace and every one in validate/traces.
+validate/results/rules_*.json. Eager steps: every bundled trace and every one of the recipe `fidelity`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpusim.files import write_bytes
-from gpusim.hardware.model import load_hardware
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.hyper_q import HyperQ, read_hyper_q
+from gpusim.formats.rules import read_rules
+from gpusim.io.files import write_bytes
+from gpusim.io.packed import files_in
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.hyper_q import HyperQ, read_hyper_q
-from gpusim.plan.rules import read_rules
-from gpusim.report.hyper_q import hyper_q_markdown, predict_hyper_q
 from gpusim.search.eager import predict_eager
 from gpusim.trace.store import bundled_traces, read_trace
+from gpusim.validation.hyper_q import hyper_q_markdown, predict_hyper_q
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "research" / "2026-11-23-stream-mode.md"
@@ -80,7 +81,7 @@ def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     page = fill(page, "launches", launches())
     page = fill(page, "bundled", eager(bundled_traces().values()))
-    page = fill(page, "validation", eager(sorted((ROOT / "validate" / "traces").glob("*.json.gz"))))
+    page = fill(page, "validation", eager(files_in(ROOT / "validate" / "traces" / "fidelity", ".json.gz")))
     write_bytes(PAGE, page.encode())
     print(f"wrote {PAGE}")
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import msgspec
 
+from gpusim.formats.pairs import PairCase
+from gpusim.formats.trace import Trace
+from gpusim.gpu.calibrate.pairs import predict
 from gpusim.plan.kernels import kernel_tasks
-from gpusim.plan.pairs import PairCase
-from gpusim.recipes.again import trace_files
-from gpusim.recipes.chosen import hardware_of
-from gpusim.report.fidelity import quantile
-from gpusim.report.pairs import SUFFIX, pair_errors, read_pairs
-from gpusim.runtime.pairs import predict
-from gpusim.trace.schema import Trace
 from gpusim.trace.store import read_trace
+from gpusim.validation.again import trace_files
+from gpusim.validation.chosen import hardware_of
+from gpusim.validation.pair_results import SUFFIX, pair_errors, read_pairs
+from gpusim.validation.statistics import quantile
 
 
 def again(cases: list[PairCase], trace: Trace) -> list[PairCase]:

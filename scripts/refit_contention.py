@@ -15,11 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpusim.hardware.model import load_hardware
+from gpusim.formats.hardware import load_hardware
+from gpusim.gpu.calibrate.contention import Point, by_block, errors, fit, points_of
+from gpusim.io.packed import files_in
 from gpusim.plan.anchor import anchor
-from gpusim.report.replayed import SUFFIX, ReplayedSchedule, read_replayed
-from gpusim.runtime.contention import Point, by_block, errors, fit, points_of
 from gpusim.trace.store import read_trace
+from gpusim.validation.replayed import SUFFIX, ReplayedSchedule, read_replayed
 
 HARDWARE = "h200"
 
@@ -32,7 +33,7 @@ def main(folder: str = "validate/calibration", cross_load: str = "", busy_ns: st
         model = msgspec.structs.replace(model, contention=contention)
     if busy_ns:
         model = msgspec.structs.replace(model, graph=msgspec.structs.replace(model.graph, busy_ns=float(busy_ns)))
-    (file,) = Path(folder).glob(f"*{SUFFIX}")
+    (file,) = files_in(Path(folder), SUFFIX)
     steps: dict[str, list[ReplayedSchedule]] = {}
     for schedule in read_replayed(file):
         steps.setdefault(schedule.trace, []).append(schedule)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpusim.files import write_document
-from gpusim.hardware.model import Uncertainty, read_hardware
-from gpusim.report.results import read_results
+from gpusim.formats.hardware import Uncertainty, read_hardware
+from gpusim.formats.results import read_results
+from gpusim.io.files import write_document
 
 
 def quantile_90(errors: list[float]) -> float:

@@ -1,0 +1,119 @@
+"""Fit `gpusim.plan.estimated_kernels.CONSTANTS` to captured steps: python scripts/fit_estimates.py [TRACE...].
+
+Prints the constants for the module, then the error of each step's sequential time with its network left out of the fit.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.trace import Trace
+from gpusim.plan.estimated_kernels import Constants, Work, estimated_ns, work_of
+from gpusim.trace.store import bundled_traces, read_trace
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDS = 6
+STEPS = 900
+#: Where the search begins, and the least and most of each constant.
+START = (2000.0, 0.7, 1.0, 0.3, 0.5)
+LEAST = (1000.0, 0.01, 0.01, 0.001, 0.0)
+MOST = (50_000.0, 1.2, 3.0, 5.0, 1.0)
+
+Row = tuple[Work, float, Trace]
+Floats = NDArray[np.float64]
+
+
+def rows(traces: Sequence[Trace]) -> dict[str, list[Row]]:
+    """Work, measured time and trace of every op with kernels, by family."""
+    found: dict[str, list[Row]] = defaultdict(list)
+    for trace in traces:
+        for op in trace.ops:
+            measured_ns = float(sum(kernel.dur_ns for kernel in op.kernels))
+            if measured_ns and op.writes:
+                work = work_of(trace, op)
+                found[work.family].append((work, measured_ns, trace))
+    return found
+
+
+def fit(known: Sequence[Row]) -> Constants:
+    """The constants of least error, as a share of each step's time: a random search from one start, seeded."""
+    hardware = load_hardware("h200")
+    step_ns = {trace.name: sum(k.dur_ns for op in trace.ops for k in op.kernels) for _, _, trace in known}
+    works = [work for work, _, _ in known]
+    measured = np.array([ns for _, ns, _ in known])
+    weight = 1.0 / np.array([step_ns[trace.name] for _, _, trace in known], dtype=float)
+    peak = np.array([hardware.rates.of(trace.model.dtype) for _, _, trace in known])
+    moved = np.array([float(work.bytes) for work in works])
+    flops = np.array([work.flops for work in works])
+    waves = np.array([max(1, work.tiles) / hardware.limits.sms for work in works])
+    fill = waves / np.ceil(waves)
+    small = moved < hardware.memory.l2_bytes / 2
+
+    def error(constants: Floats) -> float:
+        fixed, dram, l2, arithmetic, exponent = constants
+        moving = moved / (hardware.memory.dram_bytes_per_ns * np.where(small, l2, dram))
+        computing = flops / (peak * arithmetic * fill**exponent)
+        return float((np.abs(fixed + moving + computing - measured) * weight).sum())
+
+    random = np.random.default_rng(0)
+    best = np.array(START)
+    least = error(best)
+    for step in range(STEPS):
+        width = 0.5 * 0.6 ** (step // 200)
+        tried = np.clip(best * np.exp(random.normal(size=5) * width), LEAST, MOST)
+        if (found := error(tried)) < least:
+            best, least = tried, found
+    return Constants(*(float(f"{value:.3g}") for value in best))
+
+
+def main(paths: Sequence[Path]) -> None:
+    """Fit and print."""
+    hardware = load_hardware("h200")
+    traces = [trace for path in paths if (trace := read_trace(path)).provenance.gpu.name == hardware.gpu]
+    traces = [trace for trace in traces if trace.model.frontend == "aten"]
+    known = rows(traces)
+    for family, some in known.items():
+        print(f'    "{family}": Constants{astuple(fit(some))},')
+    networks = sorted({trace.model.network for trace in traces})
+    fold = {network: place % FOLDS for place, network in enumerate(networks)}
+    predicted: dict[str, float] = defaultdict(float)
+    measured: dict[str, float] = defaultdict(float)
+    factors: dict[str, list[float]] = defaultdict(list)
+    for family, some in known.items():
+        for number in range(FOLDS):
+            left_out = [row for row in some if fold[row[2].model.network] == number]
+            others = [row for row in some if fold[row[2].model.network] != number]
+            if not left_out or not others:
+                continue
+            constants = fit(others)
+            for work, ns, trace in left_out:
+                guess = estimated_ns(work, constants, hardware, trace.model.dtype)
+                predicted[trace.name] += guess
+                measured[trace.name] += ns
+                factors[family].append(math.exp(abs(math.log(guess / ns))))
+    print("\n| family | ops | median factor off | 90 % within |\n|---|--:|--:|--:|")
+    for family, some_factors in sorted(factors.items()):
+        low, high = np.quantile(some_factors, (0.5, 0.9))
+        print(f"| {family} | {len(some_factors)} | {low:.2f} | {high:.2f} |")
+    errors = {name: predicted[name] / measured[name] - 1.0 for name in measured}
+    off = sorted(abs(error) for error in errors.values())
+    print(f"\n{len(off)} steps: median {statistics.median(off):.0%}, 90 % within {np.quantile(off, 0.9):.0%}, ", end="")
+    print(f"largest {off[-1]:.0%}, mean {statistics.mean(errors.values()):+.0%}")
+    for name, error in sorted(errors.items(), key=lambda item: item[1]):
+        print(f"{name}: {error:+.0%}")
+
+
+if __name__ == "__main__":
+    given = [Path(name) for name in sys.argv[1:]]
+    stored = [path for path in (ROOT / "validate" / "traces").rglob("*.json.gz") if ".predicted." not in path.name]
+    main(given or sorted({*bundled_traces().values(), *stored}))
