@@ -16,6 +16,10 @@ from hypothesis import settings
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
 
+# Inductor's kernels for the CPU stand for those of a GPU: without vector instructions they compile faster, and it need
+# not try which of these there are (8 s).
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+
 NO_GPU = "needs a CUDA GPU: "
 
 _UNEXPECTED_SKIPS = pytest.StashKey[list[str]]()

@@ -14,21 +14,32 @@ from typing import Any
 
 import msgspec
 
-from gpusim.plan.measurement import SCHEMA as MEASUREMENT_SCHEMA
-from gpusim.plan.measurement import Measurement, OutputCheck
-from gpusim.plan.partitions import Partition
+from gpusim.formats.measurement import SCHEMA as MEASUREMENT_SCHEMA
+from gpusim.formats.measurement import Measurement, OutputCheck
+from gpusim.formats.results import SCHEMA as RESULTS_SCHEMA
+from gpusim.formats.schedule import Partition
+from gpusim.formats.trace import Counters, Timing, Trace, Variant, VariantSettings
+from gpusim.io.resources import resource_dir
 from gpusim.plan.schedule import Schedule
-from gpusim.report.results import SCHEMA as RESULTS_SCHEMA
-from gpusim.resources import resource_dir
 from gpusim.sweep.grid import build_grid
 from gpusim.sweep.point import compute
 from gpusim.sweep.run import run_sweep
 from gpusim.sweep.spec import Sweep
 from gpusim.sweep.store import Store
-from gpusim.trace.schema import Counters, Timing, Trace, Variant, VariantSettings
 from gpusim.trace.store import load_trace, structure_hash, write_trace
-from tests.helpers import Step, chain_trace, in_place, kernel, make_trace, memset, op, schedule_of, view, wide_trace
-from tests.made_results import case, make_results
+from tests.support.helpers import (
+    Step,
+    chain_trace,
+    in_place,
+    kernel,
+    make_trace,
+    memset,
+    op,
+    schedule_of,
+    view,
+    wide_trace,
+)
+from tests.support.made_results import case, make_results
 
 Document = dict[str, Any]
 

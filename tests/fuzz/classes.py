@@ -53,7 +53,7 @@ def classify(case: Case, answer: Answer) -> tuple[str, str]:
         return MARKUP, answer.stack
     if answer.error:
         return TRACEBACK, answer.stack
-    if answer.code not in (0, 2):
+    if answer.code not in (*case.good_codes, 2):
         return WRONG, f"exit code {answer.code}: {answer.err}"
     if answer.nonsense:
         return WRONG, answer.nonsense
@@ -61,10 +61,10 @@ def classify(case: Case, answer: Answer) -> tuple[str, str]:
         return CONTROL, f"U+{ord(found[0]):04X} in {(answer.out + answer.err)[:500]!r}"
     if answer.markup or _taken_as_markup(answer.out + answer.err):
         return MARKUP, answer.markup or answer.out + answer.err
-    became = "accepted" if answer.code == 0 else "refused"
+    became = "accepted" if answer.code in case.good_codes else "refused"
     if case.expected not in ("", became):
         return WRONG, f"{became}, but is to be {case.expected}: {answer.err}"
-    return (ACCEPTED, "") if answer.code == 0 else _refusal(case, answer.err)
+    return (ACCEPTED, "") if became == "accepted" else _refusal(case, answer.err)
 
 
 def _refusal(case: Case, err: str) -> tuple[str, str]:

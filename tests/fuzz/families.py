@@ -15,7 +15,9 @@ import click
 from tests.fuzz import bases
 from tests.fuzz.cases import Case
 from tests.fuzz.mutate import change, change_bytes, to_json, to_toml
-from tests.fuzz.values import NUMBERS, OPERATORS, TEXTS, Raw, text
+from tests.fuzz.operators import arguments_case, operators_case
+from tests.fuzz.profiles import profiles_case
+from tests.fuzz.values import NUMBERS, TEXTS, Raw, text
 
 #: Share of cases whose file is changed as bytes, and whose values are changed first, too.
 BYTES, BOTH = 0.2, 0.05
@@ -83,29 +85,6 @@ def trace_case(rng: random.Random) -> Case:
     name, data = _named("trace", data, rng)
     argv, outputs = _commands_on_a_trace(name, rng)
     return Case("trace", argv, {name: data}, (name,), outputs, what)
-
-
-def operators_case(rng: random.Random) -> Case:
-    """Names and arguments of a trace's operators; looked up as replay does."""
-    document = bases.fresh(rng.choice(bases.traces()[-2:]))
-    said = []
-    for _ in range(rng.choice((1, 1, 2))):
-        o = rng.choice(document["ops"])
-        if rng.random() < 0.7:
-            namespace, name, overload = (
-                o["target"].split(".", 2) if o["target"].count(".") >= 2 else ("aten", "add", "x")
-            )
-            made = f"{namespace}.{name}.{rng.choice(OPERATORS).rpartition('.')[2]}"
-            o["target"] = rng.choice((rng.choice(OPERATORS), made, made, o["target"] + "." + overload, text(rng)))
-            said.append(f"target {o['target'][:60]!r}")
-        else:
-            said.append(change(o, rng.choice(document["ops"]), rng))
-    command = (
-        ("@operators", "trace.json")
-        if rng.random() < 0.8
-        else ("replay", "--trace", "trace.json", "--policy", "wavefront")
-    )
-    return Case("operators", command, {"trace.json": to_json(document)}, ("trace.json",), (), "; ".join(said))
 
 
 def schedule_case(rng: random.Random) -> Case:
@@ -395,12 +374,14 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
     "store": store_case,
     "options": options_case,
     "operators": operators_case,
+    "arguments": arguments_case,
+    "profiles": profiles_case,
 }
 #: How often each is drawn.
 SHARES: dict[str, int] = {
     "trace": 40, "schedule": 10, "hardware": 12, "measurement": 4, "timeline": 5, "results": 2, "pairs": 1,
     "rules": 1, "replayed": 1,
-    "recipe": 4, "sweep": 5, "store": 5, "options": 8, "operators": 5,
+    "recipe": 4, "sweep": 5, "store": 5, "options": 8, "operators": 5, "arguments": 7, "profiles": 25,
 }  # fmt: skip
 
 

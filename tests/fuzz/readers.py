@@ -11,7 +11,7 @@ from gpusim.errors import GpusimError
 
 
 def _upload(name: str) -> None:
-    from gpusim.trace.store import parse_upload
+    from gpusim.importers.upload import parse_upload
 
     parse_upload(Path(name).read_bytes(), name)
 
@@ -24,26 +24,26 @@ def _measured(name: str, trace: str = "trace.json") -> None:
 
 
 def _results(name: str) -> None:
-    from gpusim.report.results import read_results
-    from gpusim.report.results_table import print_results
+    from gpusim.formats.results import read_results
+    from gpusim.validation.tables import print_results
 
     print_results(read_results(Path(name)))
 
 
 def _pairs(name: str) -> None:
-    from gpusim.report.pairs import pairs_markdown, read_pairs
+    from gpusim.validation.pair_results import pairs_markdown, read_pairs
 
     pairs_markdown(read_pairs(Path(name)), name)
 
 
 def _rules(name: str) -> None:
-    from gpusim.plan.rules import read_rules
+    from gpusim.formats.rules import read_rules
 
     read_rules(Path(name))
 
 
 def _replayed(name: str) -> None:
-    from gpusim.report.replayed import read_replayed
+    from gpusim.validation.replayed import read_replayed
 
     read_replayed(Path(name))
 
@@ -53,8 +53,8 @@ def _operators(name: str) -> None:
     sys.modules.pop("torch", None) if sys.modules.get("torch", ...) is None else None
     import torch
 
-    from gpusim.runtime.allowlist import check_operators
-    from gpusim.runtime.operators import resolve
+    from gpusim.gpu.replay.allowlist import check_operators
+    from gpusim.gpu.replay.operators import resolve
     from gpusim.trace.store import load_trace
 
     step = load_trace(name)
@@ -68,6 +68,25 @@ def _operators(name: str) -> None:
             raise AssertionError(f"$.ops[{index}].target: {op.target!r} is {type(found)}, which is no operator")
 
 
+def _arguments(name: str) -> None:
+    """What replay checks before it needs a GPU: names and arguments of operators, their schemas, sizes of results."""
+    _operators(name)
+    import torch
+
+    from gpusim.gpu.replay.operators import check_schemas, resolve
+    from gpusim.gpu.replay.result_sizes import check_result_sizes
+    from gpusim.gpu.replay.saved import ordered_inputs
+    from gpusim.trace.store import load_trace
+
+    step = load_trace(name)
+    ordered_inputs(step)
+    try:
+        check_schemas(step)
+        check_result_sizes(step, [resolve(op.target) for op in step.ops], torch.device("cuda", 0))
+    except GpusimError as error:
+        raise GpusimError(f"{name}: {error}") from error
+
+
 READERS: dict[str, Callable[..., None]] = {
     "@upload": _upload,
     "@measured": _measured,
@@ -76,6 +95,7 @@ READERS: dict[str, Callable[..., None]] = {
     "@rules": _rules,
     "@replayed": _replayed,
     "@operators": _operators,
+    "@arguments": _arguments,
 }
 
 

@@ -24,13 +24,31 @@ ACTIVE_HTML = ("<img src=x onerror", "</script><script>alert")
 def nonsense(case: Case, folder: Path, code: int, out: str) -> str:
     """What is wrong with a command's answer and files; empty where nothing is."""
     problem = files_problem(case, folder, code)
-    if problem or code != 0:
+    if problem or code not in case.good_codes:
+        return problem
+    if case.argv[0] == "import" and (problem := _trace_problem(folder / case.outputs[0])):
         return problem
     if "--json" in case.argv:
         return _json_problem(out)
     # Names in the files may look like numbers; hence only what stands before a unit.
     found = _NONSENSE.search(out)
     return f"'{found[0]}' in the output" if found and not _in_files(case, found[0]) else ""
+
+
+def _trace_problem(path: Path) -> str:
+    """An imported trace is one that the commands read, and shows as much as its step takes."""
+    from gpusim.errors import TraceError
+    from gpusim.trace.store import read_trace
+
+    try:
+        source = read_trace(path).provenance.imported_from
+    except TraceError as error:
+        return f"the imported trace is not read: {error}"
+    if source is None:
+        return "the imported trace does not say where it comes from"
+    if not source.concurrent_ns <= source.busy_ns <= source.observed_ns:
+        return f"{source.concurrent_ns} ns concurrent, {source.busy_ns} busy, {source.observed_ns} observed"
+    return ""
 
 
 def _in_files(case: Case, text: str) -> bool:
@@ -71,7 +89,7 @@ def files_problem(case: Case, folder: Path, code: int) -> str:
         return f"left over: {hidden}" if hidden else ""
     if left := sorted(there - set(case.outputs)):
         return f"left over: {left}"
-    if code != 0:
+    if code not in case.good_codes:
         return f"refused, but wrote {sorted(there)}" if there else ""
     if missing := sorted(set(case.outputs) - there):
         return f"did not write {missing}"
@@ -136,11 +154,11 @@ def step_problem(case: Case) -> str:
 
     Both engines agree; no schedule beats a bound or its longest kernel; one stream takes the sum of its kernels.
     """
+    from gpusim.bounds.bounds import bounds
     from gpusim.engine.base import engine_by_name
     from gpusim.plan.lower import lower
     from gpusim.plan.schedule import read_schedule
     from gpusim.policies.registry import POLICIES
-    from gpusim.search.bounds import bounds
     from gpusim.step import load
 
     words = list(case.argv)

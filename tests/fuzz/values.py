@@ -34,8 +34,10 @@ TEXTS: tuple[str, ...] = (
     "=cmd|' /C calc'!A0", "+1+1", "@SUM(A1)", "-2+3", "=1+1\",\"x", "a,b;c\"d'e", "$(id)", "`id`", "%s%n", "{0}", "{x}",
     "../../etc/passwd", "/dev/full", "/proc/self/mem", "a/b", "C:\\x", "name.json", "*", "?", "[a-z]", "nul", "NaN",
     "None", "true", "0", "-1", "1e308", "\u0661\u0662", "\uff11", "\u00b2", "\u4e2d\u6587", "\U0001f600", "e\u0301",
-    "\u0130", "A" * 201, "A" * 300, "A" * 5000, "\U0001f600" * 400, "x " * 3000, "[/]" * 300, "\x1b" * 300,
-    "aten.add.Tensor", "__class__", "default", "gpusim-trace/1", "gpusim-trace/2", "float32", "normal", "kernel",
+    "\u0130", "A" * 201, "A" * 300, "A" * 5000, "\U0001f600" * 400, "x " * 3000, "it's so " * 500, "a\"b'c `d` " * 300,
+    "[/]" * 300, "\x1b" * 300, "\x1b[2J " * 200,
+    "aten.add.Tensor", "__class__", "default", "gpusim-trace/1", "gpusim-trace/2", "gpusim-trace/3",
+    "float32", "normal", "kernel",
 )  # fmt: skip
 
 #: Attributes of torch's objects, and other overloads.

@@ -1,0 +1,21 @@
+"""What tests of the dashboard share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.browser import browser, server, tab, tabs
+
+__all__ = ["browser", "main_module", "server", "tab", "tabs"]
+
+MAIN = sys.modules["__main__"]
+
+
+@pytest.fixture(autouse=True)
+def main_module() -> Iterator[None]:
+    """Streamlit runs a page as `__main__`; processes that later tests start must not take that for their own."""
+    yield
+    sys.modules["__main__"] = MAIN

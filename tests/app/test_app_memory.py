@@ -1,0 +1,34 @@
+"""The dashboard's page of memory plans shows what the command prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpusim.units import format_bytes, format_ns
+from tests.support.pages import (  # noqa: F401  (app_on_path and the like act by being there)
+    app_on_path,
+    commanded,
+    errors,
+    metrics,
+    page,
+    widget,
+)
+
+TRAINED = "googlenet-train-b8"
+
+
+def test_page_has_the_fastest_plan_and_the_peak_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    app = page("memory-plans", trace=TRAINED)
+    assert not app.exception
+    printed = commanded(app, capsys)
+    assert metrics(app)["Keeps all"] == format_bytes(printed["peak"]["bytes"])
+    assert metrics(app)["GPU memory"] == format_bytes(printed["capacity_bytes"])
+    assert metrics(app)["Fastest that fits"] == format_ns(printed["best"]["step_ns"])
+    assert metrics(app)["Does it fit?"] == "yes"
+
+
+def test_budget_below_every_plan_is_said_in_the_words_of_the_command() -> None:
+    app = page("memory-plans", trace=TRAINED)
+    widget(app.number_input, "Budget, MiB (0: the GPU's memory)").set_value(100).run()
+    assert not app.exception
+    assert "no plan keeps 100 MiB; the smallest budget that works" in errors(app)[0]

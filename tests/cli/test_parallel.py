@@ -1,0 +1,124 @@
+"""`gpusim parallel` and `gpusim.parallel`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import gpusim
+from gpusim.cli import main
+from gpusim.errors import OptionError, TopologyError, UnknownNameError
+
+Run = Callable[..., tuple[int, str, str]]
+TRACE = "vgg16-infer-b1"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gpusim", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as exited:
+            code = int(exited.code or 0)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_json_has_every_plan_and_every_layer(run: Run) -> None:
+    code, out, _ = run("parallel", "resnet50-train-b8", "--gpus", "4", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert [plan["plan"] for plan in found["plans"]] == ["data", "model", "owt", "layer"]
+    keys = {"plan", "step_ns", "additive_ns", "compute_ns", "transfer_ns", "sync_ns", "bytes"}
+    assert all(keys <= set(plan) for plan in found["plans"])
+    assert all(type(plan[key]) is int for plan in found["plans"] for key in keys - {"plan"})
+    assert (found["trace"], found["gpus"], found["communication"]) == ("resnet50-train-b8", 4, "measured")
+    assert found["search"]["exact"]
+    assert len(found["layers"]) == 73
+    steps = {plan["plan"]: plan["step_ns"] for plan in found["plans"]}
+    assert steps["layer"] == min(steps.values())
+    for plan in found["plans"]:
+        assert plan["additive_ns"] == pytest.approx(plan["compute_ns"] + plan["transfer_ns"] + plan["sync_ns"], abs=3)
+
+
+def test_the_table_names_plan_basis_and_proof(run: Run) -> None:
+    code, out, _ = run("parallel", TRACE, "--gpus", "2")
+    assert code == 0
+    for words in ("on 2 GPUs", "over data parallelism", "measured curves", "(exact)", "The layer-wise plan", "owt"):
+        assert words in out
+
+
+def test_a_written_plan_can_be_compared(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    assert run("parallel", TRACE, "--gpus", "2", "-o", file)[0] == 0
+    found = json.loads(run("parallel", TRACE, "--gpus", "2", "--plan", file, "--json")[1])
+    steps = {plan["plan"]: plan["step_ns"] for plan in found["plans"]}
+    assert steps["mine"] == steps["layer"]
+
+
+def test_equal_questions_have_equal_answers(run: Run) -> None:
+    once, again = (run("parallel", TRACE, "--gpus", "4", "--json")[1] for _ in range(2))
+    assert once == again
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--gpus", "0"), "--gpus 0: a whole number between 1 and 1024"),
+        (("--gpus", "2000"), "--gpus 2000: a whole number between 1 and 1024"),
+        (("--gpus", "32", "--topology", "p100"), "p100: $.nodes: has 4 x 4 = 16 GPUs, and 32 are asked for"),
+        (("--gpus", "2", "--topology", "h2000"), "unknown topology 'h2000'"),
+        (("--gpus", "2", "--topology", "gone.json"), "gone.json"),
+        (("--gpus", "2", "--plan", "gone.json"), "gone.json"),
+        (("--gpus", "2", "--batch-norm", "global"), "unknown batch norm 'global'"),
+        (("--gpus", "2", "--by", "luck"), "unknown objective 'luck'"),
+        (("--gpus", "2", "--memory", "1KiB"), "no plan fits"),
+        (("--gpus", "2", "--memory", "much"), "--memory much: a size such as 8GiB"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run: Run, words: tuple[str, ...], line: str) -> None:
+    code, out, err = run("parallel", TRACE, *words)
+    assert (code, out) == (2, "")
+    assert line in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_topology_without_a_link_is_refused_with_its_file(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "links.json"
+    link = {"bytes_per_ns": 100.0, "latency_ns": 1000.0, "source": "made up"}
+    document = {"schema": "gpusim-topology/1", "name": "links", "hardware": "h200", "nodes": 2, "gpus_per_node": 2}
+    file.write_text(json.dumps({**document, "links": {"node": link}}))
+    assert run("parallel", TRACE, "--gpus", "2", "--topology", file, "--json")[0] == 0
+    code, _, err = run("parallel", TRACE, "--gpus", "4", "--topology", file)
+    assert code == 2
+    assert f"{file}: $.links.network: has no link between nodes" in err
+
+
+def test_python_has_the_same_answer_and_the_same_errors() -> None:
+    step = gpusim.load(TRACE)
+    found = gpusim.parallel(step, gpus=2)
+    assert found.best.step_ns <= found.plan("data").step_ns
+    assert len(repr(found)) < 200
+    assert "<table>" in found._repr_html_()
+    with pytest.raises(OptionError, match=r"gpus=2\.5"):
+        gpusim.parallel(step, gpus=2.5)  # type: ignore[arg-type]
+    with pytest.raises(TopologyError):
+        gpusim.parallel(step, gpus=32, topology="p100")
+    with pytest.raises(UnknownNameError):
+        gpusim.parallel(step, gpus=2, by="luck")
+
+
+def test_figure_has_a_row_for_each_layer(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    assert run("parallel", TRACE, "--gpus", "4", "--html", page)[0] == 0
+    text = page.read_text()
+    assert "Part of each layer on each GPU" in text
+    assert "classifier.0" in text

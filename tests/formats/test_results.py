@@ -1,0 +1,84 @@
+"""The document that a recipe leaves: ratios, names, tables, and files that are broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusim.errors import MeasurementError
+from gpusim.formats.results import read_results, results_name
+from gpusim.validation.tables import case_table, results_markdown, summary_lines
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Any:
+    """Results of two cases without running anything."""
+    path = tmp_path / "r.json"
+    case = {
+        "trace": "a-infer-b1", "network": "a", "mode": "infer", "batch": 1, "dtype": "tf32",
+        "memory_format": "contiguous", "frontend": "aten", "policy": "search", "streams": 4, "predicted_ns": 90,
+        "measured_ns": 100, "interval_ns": [99, 101], "sequential_ns": 150, "sequential_interval_ns": [149, 151],
+        "predicted_sequential_ns": 153, "eager_ns": 400, "outputs_equal": True, "bit_equal": True, "worst_error": 0.0,
+        "sequential_error": 0.0, "fitted": False, "worth_it": True, "bounds_ns": {"area": 50},
+        "predicted_peak_bytes": 1, "measured_peak_bytes": 1, "sequential_peak_bytes": 1, "events": 2,
+        "sm_clock_mhz": 1980, "baselines": {},
+    }  # fmt: skip
+    other = case | {"policy": "wavefront", "predicted_ns": 104, "bit_equal": False, "outputs_equal": False}
+    other |= {"sm_clock_mhz": 1965}
+    document = {
+        "schema": "gpusim-results/1", "recipe": "r", "gpu": "NVIDIA A100 80GB", "date": "2025-03-04", "command": "c",
+        "hardware": "h200", "versions": {"torch": "2"}, "cases": [case, other],
+    }  # fmt: skip
+    path.write_text(json.dumps(document))
+    return read_results(path)
+
+
+def test_ratios_of_a_case(results: Any) -> None:
+    case = results.cases[0]
+    assert (case.speedup, case.predicted_speedup) == (1.5, 1.7)
+    assert (case.error, case.sequential_prediction_error) == pytest.approx((-0.1, 0.02))
+
+
+def test_name_of_a_results_file(results: Any) -> None:
+    assert results_name(results) == "r_a100-80gb_20250304"
+
+
+def test_table_says_when_outputs_differ(results: Any) -> None:
+    rows = case_table(results.cases)[2:]
+    assert [row.rsplit("|", 2)[1].strip() for row in rows] == ["bit-equal", "DIFFERENT"]
+    assert "1965-1980 MHz" in results_markdown(results, "r.json")
+
+
+def test_summary_counts_each_sequential_graph_once(results: Any) -> None:
+    first, second = summary_lines(results.cases)
+    assert first.startswith("- 2 multi-stream schedules on networks that no constant was fitted on: ")
+    assert "prediction error median 7.0%, " in first
+    assert second.startswith("- 1 sequential graph, anchored and so no evidence: measured again within 2.0% ")
+
+
+def test_summary_calls_no_anchored_time_a_prediction(results: Any) -> None:
+    alone = [msgspec.structs.replace(case, streams=1) for case in results.cases]
+    (line,) = summary_lines(alone)
+    assert "prediction" not in line
+    assert "sequential error" not in case_table(alone)[0]
+
+
+def test_summary_has_schedules_of_fitted_networks_apart(results: Any) -> None:
+    one, other = results.cases
+    first, second, _ = summary_lines([one, msgspec.structs.replace(other, fitted=True)])
+    assert first.startswith("- 1 multi-stream schedule on networks that no constant was fitted on: ")
+    assert second.startswith("- 1 multi-stream schedule on fitted networks: ")
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema": "gpusim-results/2"}', '{"schema": "gpusim-results/1"}'])
+def test_broken_results_file_is_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(MeasurementError) as caught:
+        read_results(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,206 @@
+"""`torch.compile(model, backend="gpusim")`: forward and backward as two captured steps, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from gpusim.errors import OptionError
+from gpusim.gpu.optimize import dynamo
+from gpusim.gpu.optimize.choose import Wanted
+from gpusim.gpu.optimize.executors import CpuExecutor
+from gpusim.gpu.optimize.variant import Variant
+from tests.support.optimizing import Net, batches, close, eager_step, net, same_states
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The parts that ran from captured steps, in order."""
+    seen: list[str] = []
+    run = Variant.run
+
+    def counted(self: Variant, tensors: Sequence[torch.Tensor]) -> Any:
+        seen.append(self.captured.options.spec.rpartition(" ")[2])
+        return run(self, tensors)
+
+    monkeypatch.setattr(Variant, "run", counted)
+    return seen
+
+
+def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    return dynamo.compiled(module, inputs, Wanted(3, 0.02, None), CpuExecutor())
+
+
+def twins(dropout: float = 0.3) -> tuple[Net, Any, Net]:
+    model = net(dropout)
+    return model, torch.compile(model, backend=backend), copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD])
+def test_training_is_that_of_eager_from_captured_graphs(
+    make: Callable[..., torch.optim.Optimizer], runs: list[str]
+) -> None:
+    model, fast, other = twins()
+    mine, theirs = (eager_step(m, make(p.parameters(), lr=0.05)) for m, p in ((fast, model), (other, other)))
+    data = batches(6)
+    for number, (x, y) in enumerate(data):
+        if number == 1:
+            runs.clear()  # of trials and checks
+        torch.manual_seed(number)
+        loss = mine(x, y)
+        torch.manual_seed(number)
+        close(loss, theirs(x, y))
+    same_states(model.state_dict(), other.state_dict())
+    assert runs == ["forward", "backward"] * (len(data) - 1)
+
+
+def test_inference_and_what_it_returned_stays(runs: list[str]) -> None:
+    model = net().eval()
+    fast = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        first = fast(batches(2)[0][0])
+        kept = first.clone()
+        runs.clear()
+        for x, _ in batches(3, seed=5):
+            close(fast(x), model(x))
+        assert torch.equal(first, kept)
+    assert runs == ["inference"] * 3
+
+
+def test_two_forwards_before_a_backward(runs: list[str]) -> None:
+    """The second forward must not write over what the first has saved; it runs as it is."""
+    model, fast, other = twins(dropout=0.0)
+    data = batches(4)
+    F.cross_entropy(fast(data[0][0]), data[0][1]).backward()
+    F.cross_entropy(other(data[0][0]), data[0][1]).backward()
+    runs.clear()
+    for each in (fast, other):
+        losses = [F.cross_entropy(each(x), y) for x, y in data[1:3]]
+        for loss in reversed(losses):
+            loss.backward()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        close(one.grad, two.grad)
+    same_states(model.state_dict(), other.state_dict())
+    assert runs == ["forward", "backward"]
+
+
+def test_a_graph_kept_for_a_second_backward() -> None:
+    model, fast, other = twins(dropout=0.0)
+    for x, y in batches(3):
+        for each in (fast, other):
+            loss = F.cross_entropy(each(x), y)
+            loss.backward(retain_graph=True)
+            loss.backward()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        close(one.grad, two.grad)
+
+
+def test_gradients_accumulate_in_memory_of_their_own() -> None:
+    model, fast, other = twins(dropout=0.0)
+    for x, y in batches(5):
+        for each in (fast, other):
+            F.cross_entropy(each(x), y).backward()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        close(one.grad, two.grad)
+
+
+def test_other_shapes_compile_anew() -> None:
+    model = net().eval()
+    fast = torch.compile(model, backend=backend, dynamic=False)
+    with torch.no_grad():
+        for size in (4, 2, 4, 3):
+            x = torch.randn(size, 6)
+            close(fast(x), model(x))
+
+
+def test_symbolic_shapes_run_as_they_are_with_a_warning() -> None:
+    model = net().eval()
+    fast = torch.compile(model, backend=backend, dynamic=True)
+    x = torch.randn(5, 6)
+    with torch.no_grad(), pytest.warns(UserWarning, match="shapes are symbolic"):
+        close(fast(x), model(x))
+
+
+def test_a_graph_break_leaves_two_captured_parts() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net().eval()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(x).relu()
+            torch._dynamo.graph_break()
+            return y.sigmoid() + y.tanh()
+
+    model = Broken()
+    fast = torch.compile(model, backend=backend)
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        for _ in range(3):
+            close(fast(x), model(x))
+
+
+def test_weights_loaded_later_are_used() -> None:
+    model = net().eval()
+    fast = torch.compile(model, backend=backend)
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        close(fast(x), model(x))
+        model.load_state_dict(net(seed=9).state_dict())
+        close(fast(x), model(x))
+        model.head.weight.data = torch.randn_like(model.head.weight)
+        close(fast(x), model(x))
+
+
+def test_without_a_gpu_the_model_runs_with_one_warning() -> None:
+    model = net().eval()
+    fast = torch.compile(model, backend=dynamo.gpusim, options={"streams": 4})
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="sees no GPU"):
+            close(fast(x), model(x))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            close(fast(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"stream": 4}, "stream"),
+        ({"streams": 0}, "streams"),
+        ({"budget_s": -1}, "budget_s"),
+        ({"memory_limit": "x"}, "memory"),
+    ],
+)
+def test_options_that_are_none_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(OptionError, match=named):
+        dynamo.gpusim(torch.fx.symbolic_trace(nn.ReLU()), [], options=options)
+    with pytest.raises(OptionError, match="mode"):
+        dynamo.gpusim(torch.fx.symbolic_trace(nn.ReLU()), [], mode="max-autotune")
+
+
+def test_the_entry_point_names_the_backend() -> None:
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    named = tomllib.loads(text)["project"]["entry-points"]["torch_dynamo_backends"]
+    module, _, function = named["gpusim"].partition(":")
+    assert getattr(import_module(module), function) is dynamo.gpusim

@@ -1,0 +1,161 @@
+"""The optimized step as CUDA graphs: what the other tests of this folder hold on the CPU, on a GPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from gpusim.gpu.optimize import dynamo
+from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.captured import capture_bound
+from gpusim.gpu.optimize.choose import Wanted
+from gpusim.gpu.optimize.on_cuda import CudaExecutor
+from gpusim.gpu.optimize.optimizers import Rates
+from gpusim.gpu.optimize.steps import Given
+from gpusim.gpu.optimize.variant import Variant
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.random_schedules import random_schedule
+from tests.support.networks import Branches, image
+from tests.support.optimizing import Twins, batches, close, eager_step, fast, net, same_states
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+}
+
+
+@pytest.fixture(autouse=True)
+def _always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step this small is not to be left alone for want of gain."""
+    monkeypatch.setattr(CudaExecutor, "time_call_ns", lambda _, call: (call(), 0)[1])
+
+
+def twins(name: str, dropout: float = 0.0) -> Twins:
+    return Twins(OPTIMIZERS[name], dropout, "cuda", executor=CudaExecutor())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_many_steps_are_those_of_eager(name: str) -> None:
+    both = twins(name, dropout=0.3)
+    assert isinstance(both.fast, OptimizedStep)
+    both.train(batches(8, device="cuda"))
+    both.check()
+
+
+def test_checkpoints_rates_and_eager_steps_in_between() -> None:
+    both = twins("adam")
+    data = batches(9, device="cuda")
+    both.train(data[:3])
+    model, optimizer = copy.deepcopy((both.model.state_dict(), both.optimizer.state_dict()))
+    both.train(data[3:5])
+    for each in (both.model, both.other):
+        each.load_state_dict(model)
+    for each in (both.optimizer, both.other_optimizer):
+        each.load_state_dict(copy.deepcopy(optimizer))
+        each.param_groups[0]["lr"] = 0.05
+    both.train(data[5:7])
+    close(eager_step(both.model, both.optimizer)(*data[7]), both.eager(*data[7]))
+    both.train(data[8:])
+    both.check()
+
+
+def test_dropout_differs_and_results_stay_valid() -> None:
+    model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5)).cuda()
+    x = torch.ones(4, 6, device="cuda")
+    step = fast(model, x, executor=CudaExecutor())
+    torch.manual_seed(0)
+    first = step(x)
+    kept = first.clone()
+    second = step(x)
+    assert torch.equal(first, kept)
+    assert not torch.equal(first == 0, second == 0)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        close(model(x), first)
+
+
+def test_gradients_accumulate() -> None:
+    model = net().cuda()
+    other = copy.deepcopy(model)
+
+    def accumulating(each: nn.Module) -> Callable[..., torch.Tensor]:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = F.cross_entropy(each(x), y)
+            loss.backward()
+            return loss.detach()
+
+        return step
+
+    mine, theirs = fast(accumulating(model), batches(1, device="cuda")[0], executor=CudaExecutor()), accumulating(other)
+    for number, (x, y) in enumerate(batches(6, device="cuda")):
+        close(mine(x, y), theirs(x, y))
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            close(one.grad, two.grad)
+        if number == 2:
+            for each in (model, other):
+                each.zero_grad()
+
+
+def test_the_second_start_searches_nothing() -> None:
+    x = batches(1, device="cuda")[0][0]
+    fast(net().cuda().eval(), x, executor=CudaExecutor())
+    assert fast(net().cuda().eval(), x, executor=CudaExecutor()).gain.decided_by == "what was found before"
+
+
+def test_the_backend_trains_as_eager_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    run = Variant.run
+
+    def counted(self: Variant, tensors: Sequence[torch.Tensor]) -> Any:
+        seen.append(self.captured.options.spec.rpartition(" ")[2])
+        return run(self, tensors)
+
+    monkeypatch.setattr(Variant, "run", counted)
+
+    def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return dynamo.compiled(module, inputs, Wanted(3, 0.02, None), CudaExecutor())
+
+    model = net(0.3).cuda()
+    other = copy.deepcopy(model)
+    steps = [
+        eager_step(m, torch.optim.SGD(p.parameters(), lr=0.05))
+        for m, p in ((torch.compile(model, backend=backend), model), (other, other))
+    ]
+    for number, (x, y) in enumerate(batches(5, device="cuda")):
+        if number == 1:
+            seen.clear()
+        losses = []
+        for step in steps:
+            torch.manual_seed(number)
+            losses.append(step(x, y))
+        close(*losses)
+    same_states(model.state_dict(), other.state_dict())
+    assert seen == ["forward", "backward"] * 4
+
+
+def test_random_schedules_in_a_poisoned_arena_compute_the_same() -> None:
+    """Freed bytes become NaN on the stream of their next user, while other streams run on."""
+    executor = CudaExecutor(poison=True)
+    torch.manual_seed(0)
+    model = Branches().cuda().eval()
+    data = [image(8).cuda() for _ in range(3)]
+    given = Given(model, None, None)
+    step = given.step((data[0].clone(),), {}, executor.device)
+    inputs = [tensor for _, tensor in step.named.values()]
+    captured = capture_bound(step, Rates([], executor.device), given.options(step, 0), inputs)
+    trace = executor.measured(captured, 0, False, lambda _: None)
+    graph = OpGraph.build(trace, executor.hardware()[0])
+    for number in range(20):
+        ready = executor.prepare(captured, trace, random_schedule(graph, number, 0))
+        variant = Variant(captured, Rates([], executor.device), ready)
+        with torch.no_grad():
+            for x in data:
+                close(variant.run([x]), model(x))

@@ -1,0 +1,301 @@
+"""What cannot be optimized runs as it is, with one warning of one line, and the user's objects are as before."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+import gpusim
+from gpusim.errors import OptionError
+from gpusim.gpu.optimize import callable as callables
+from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.executors import CpuExecutor
+from tests.support.optimizing import Net, batches, close, eager_step, fast, net, same_states
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+
+def warned(make: Callable[[], Any]) -> tuple[Any, str]:
+    """What a call gives and its one warning."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = make()
+    assert len(caught) == 1, [str(each.message) for each in caught]
+    text = str(caught[0].message)
+    assert "\n" not in text
+    assert text.startswith("gpusim.optimize: ")
+    assert __file__ == caught[0].filename, "the warning names the user's line"
+    return result, text
+
+
+class Reads(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class ShapesFromData(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0].sum()
+
+
+class Counts(Net):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class Replaces(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return super().forward(x - self.mean)
+
+
+class Drifts(Net):
+    """Another factor each time, which no random state of torch's knows of."""
+
+    ticks = itertools.count(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * float(next(self.ticks))
+
+
+class Varies(Net):
+    """Another operator each time."""
+
+    ticks = itertools.count()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y.relu() if next(self.ticks) % 2 else y.sigmoid()
+
+
+class Box:
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+class Boxes(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        return Box(super().forward(x))
+
+
+class Raises(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("this model does not work")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Reads, "reads the elements of a tensor"),
+        (ShapesFromData, "depends on data"),
+        (Counts, "changes the Python attribute 'calls' of Counts"),
+        (Replaces, "replaces the buffer 'mean' of Replaces"),
+        (Drifts, "changes from step to step"),
+        (Varies, "does not do the same each time"),
+        (Boxes, "returns a Box"),
+        (Raises, "this model does not work"),
+    ],
+)
+def test_a_model_that_cannot_be_captured_comes_back_with_one_warning(kind: type[nn.Module], expected: str) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    before = copy.deepcopy(model.state_dict())
+    attributes = {key: value for key, value in vars(model).items() if not key.startswith("_")}
+    random = torch.get_rng_state()
+    found, text = warned(lambda: fast(model, X))
+    assert found is model
+    assert expected in text
+    same_states(model.state_dict(), before)
+    assert {key: value for key, value in vars(model).items() if not key.startswith("_")} == attributes
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_training_step_that_cannot_be_captured_still_trains() -> None:
+    torch.manual_seed(0)
+    model = Counts()
+    other = copy.deepcopy(model)
+    step, text = warned(
+        lambda: fast(model, batches(1)[0], loss=F.cross_entropy, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    )
+    assert "attribute 'calls'" in text
+    theirs = eager_step(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    for x, y in batches(3):
+        close(step(x, y), theirs(x, y))
+    assert model.calls == other.calls == 3
+
+
+def test_an_optimizer_that_cannot_be_captured() -> None:
+    model = net()
+    _, text = warned(
+        lambda: fast(model, batches(1)[0], loss=F.cross_entropy, optimizer=torch.optim.LBFGS(model.parameters()))
+    )
+    assert "LBFGS" in text
+
+
+def test_a_scheduler_inside_the_step_is_named() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    inner = eager_step(model, optimizer)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = inner(x, y)
+        schedule.step()
+        return loss
+
+    found, text = warned(lambda: fast(step, batches(1)[0]))
+    assert found is step
+    assert "changes 'lr' of SGD" in text
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert schedule.last_epoch == 0
+
+
+def test_a_counter_and_a_list_outside_of_the_step_are_put_back() -> None:
+    model = net().eval()
+    losses: list[torch.Tensor] = []
+    calls = 0
+
+    def listing(x: torch.Tensor) -> torch.Tensor:
+        losses.append(model(x).sum())
+        return losses[-1]
+
+    def counting(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return model(x)
+
+    for step, named in ((listing, "losses"), (counting, "calls")):
+        found, text = warned(lambda step=step: fast(step, X))
+        assert found is step
+        assert f"'{named}'" in text
+    assert losses == []
+    assert calls == 0
+
+
+def test_without_a_gpu_the_users_own_comes_back() -> None:
+    model = net()
+    found, text = warned(lambda: gpusim.optimize(model, X))
+    assert found is model
+    assert "sees no GPU" in text
+    step, _ = warned(lambda: gpusim.optimize(model, batches(1)[0], loss=F.cross_entropy))
+    x, y = batches(1)[0]
+    assert step(x, y).dim() == 0
+
+
+class NoMemory(CpuExecutor):
+    """A device whose memory does not hold the step."""
+
+    def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nmore")
+
+
+def test_out_of_memory_leaves_the_model_usable() -> None:
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    found, text = warned(lambda: fast(model, X, executor=NoMemory()))
+    assert found is model
+    assert "out of memory" in text
+    same_states(model.state_dict(), before)
+
+
+def test_other_shapes_are_optimized_and_too_many_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callables, "MOST_VARIANTS", 3)
+    model = net().eval()
+    step = fast(model, X)
+    with torch.no_grad():
+        for size in (4, 2, 3):
+            x = torch.randn(size, 6)
+            close(step(x), model(x))
+        assert len(step._variants) == 3
+        x = torch.randn(7, 6)
+        found, text = warned(lambda: step(x))
+        close(found, model(x))
+        assert "more than 3 shapes" in text
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for size in (8, 7, 2):
+                x = torch.randn(size, 6)
+                close(step(x), model(x))
+    assert len(step._variants) == 3
+
+
+def test_a_shape_that_cannot_be_captured_warns_once_and_runs() -> None:
+    class Odd(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if len(x) == 4 or x.sum() < 1e9 else x
+
+    torch.manual_seed(0)
+    model = Odd().eval()
+    step = fast(model, X)
+    assert isinstance(step, OptimizedStep)
+    x = torch.randn(5, 6)
+    with torch.no_grad():
+        found, _ = warned(lambda: step(x))
+        close(found, model(x))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            close(step(x), model(x))
+
+
+def test_a_wrong_call_fails_as_the_model_does() -> None:
+    model = net().eval()
+    step = fast(model, X)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        step(torch.randn(4, 7))
+
+
+def test_inputs_whose_gradient_is_wanted_run_eagerly() -> None:
+    model = net().eval()
+    step = fast(model, X)
+    x = X.clone().requires_grad_()
+    step(x).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"streams": 0}, "streams"),
+        ({"streams": "many"}, "streams"),
+        ({"budget_s": -1.0}, "budget_s"),
+        ({"budget_s": float("nan")}, "budget_s"),
+        ({"memory_limit": "lots"}, "memory_limit"),
+        ({"memory_limit": 0}, "memory_limit"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(OptionError, match=named):
+        gpusim.optimize(net(), X, **arguments)
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(OptionError, match="step function"):
+        gpusim.optimize(3, X)
+
+
+def test_a_memory_limit_is_kept_or_the_step_runs_as_it_is() -> None:
+    model = net().eval()
+    free = fast(model, X).gain.peak_bytes
+    least = fast(model, X, streams=1).gain.peak_bytes
+    kept = fast(model, X, memory_limit_bytes=least)
+    assert isinstance(kept, OptimizedStep)
+    assert kept.gain.peak_bytes <= least <= free
+    found, text = warned(lambda: fast(model, X, memory_limit_bytes=100))
+    assert found is model
+    assert "memory limit 100 B" in text

@@ -1,0 +1,396 @@
+"""The state of an optimized step lives in the user's tensors: whatever a user does between steps, eager does the same.
+
+On the CPU, in the launch order of the chosen schedule; results lie in fixed memory, as those of a CUDA graph do.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from gpusim.gpu.optimize.callable import OptimizedStep
+from tests.support.optimizing import Net, Twins, batches, close, eager_step, fast, net, same_states
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2),
+    "dampened": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True),
+    "adam-single": lambda p: torch.optim.Adam(p, lr=0.01, foreach=False),
+    "adam-fused": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
+}
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_many_steps_are_those_of_eager(name: str) -> None:
+    twins = Twins(OPTIMIZERS[name], dropout=0.3)
+    assert isinstance(twins.fast, OptimizedStep)
+    twins.train(batches(12))
+    twins.check()
+
+
+def test_optimizing_changes_nothing_of_the_users() -> None:
+    model = net(0.5)
+    optimizer = adam(model.parameters())
+    eager_step(model, optimizer)(*batches(1)[0])
+    before, before_optimizer = repr(model.state_dict()), repr(optimizer.state_dict())
+    objects = [id(t) for state in optimizer.state.values() for t in state.values()]
+    gradients = [p.grad for p in model.parameters()]
+    copies = [g.clone() for g in gradients if g is not None]
+    random = torch.get_rng_state()
+    fast(model, batches(1)[0], loss=F.cross_entropy, optimizer=optimizer)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert repr(model.state_dict()) == before
+    assert repr(optimizer.state_dict()) == before_optimizer
+    assert [id(t) for state in optimizer.state.values() for t in state.values()] == objects
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    assert all(torch.equal(g, c) for g, c in zip(gradients, copies, strict=True) if g is not None)
+    assert not vars(optimizer).get("_need_device_dtype_check_for_fused", False)
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_a_checkpoint_loaded_in_the_middle(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    twins = Twins(make)
+    data = batches(9)
+    twins.train(data[:3])
+    file = io.BytesIO()
+    torch.save((twins.model.state_dict(), twins.optimizer.state_dict()), file)
+    twins.train(data[3:6])
+    file.seek(0)
+    model, optimizer = torch.load(file)
+    twins.model.load_state_dict(model)
+    twins.optimizer.load_state_dict(optimizer)
+    twins.other.load_state_dict(copy.deepcopy(model))
+    twins.other_optimizer.load_state_dict(copy.deepcopy(optimizer))
+    twins.train(data[6:])
+    twins.check()
+
+
+def test_a_checkpoint_goes_on_eagerly_elsewhere() -> None:
+    twins = Twins(adam)
+    data = batches(6)
+    twins.train(data[:3])
+    model = net(seed=5)
+    optimizer = adam(model.parameters())
+    model.load_state_dict(twins.model.state_dict())
+    optimizer.load_state_dict(twins.optimizer.state_dict())
+    step = eager_step(model, optimizer)
+    for x, y in data[3:]:
+        close(step(x, y), twins.eager(x, y))
+    same_states(model.state_dict(), twins.other.state_dict())
+
+
+def test_the_rate_changes_every_step_without_a_new_capture() -> None:
+    twins = Twins(adam)
+    schedules = [
+        torch.optim.lr_scheduler.OneCycleLR(each, max_lr=0.1, total_steps=20, cycle_momentum=False)
+        for each in (twins.optimizer, twins.other_optimizer)
+    ]
+    captured = dict(twins.fast._variants)
+    for x, y in batches(8):
+        twins.train([(x, y)])
+        for schedule in schedules:
+            schedule.step()
+    twins.check()
+    assert twins.fast._variants == captured
+
+
+def test_other_options_of_the_optimizer_are_captured_anew() -> None:
+    twins = Twins(sgd)
+    data = batches(8)
+    twins.train(data[:4])
+    for each in (twins.optimizer, twins.other_optimizer):
+        each.param_groups[0]["weight_decay"] = 0.05
+    twins.train(data[4:])
+    twins.check()
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_eager_steps_between_fast_ones(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    twins = Twins(make)
+    mine = eager_step(twins.model, twins.optimizer)
+    for number, (x, y) in enumerate(batches(9)):
+        step = mine if number % 3 == 2 else twins.fast
+        close(step(x, y), twins.eager(x, y))
+    twins.check()
+
+
+def test_counts_of_adam_are_in_the_hosts_memory_and_right_after_each_step() -> None:
+    model = net()
+    optimizer = adam(model.parameters())
+    step = fast(model, batches(1)[0], loss=F.cross_entropy, optimizer=optimizer)
+    for number, (x, y) in enumerate(batches(5), start=1):
+        step(x, y)
+        assert {state["step"].item() for state in optimizer.state.values()} == {number}
+        assert {state["step"].device.type for state in optimizer.state.values()} == {"cpu"}
+
+
+def test_a_count_set_by_hand_is_used() -> None:
+    twins = Twins(adam)
+    twins.train(batches(3))
+    for optimizer in (twins.optimizer, twins.other_optimizer):
+        for state in optimizer.state.values():
+            state["step"].fill_(100)
+    twins.train(batches(3, seed=4))
+    twins.check()
+
+
+def test_modes_have_a_step_each() -> None:
+    model = net(0.5)
+    x = batches(1)[0][0]
+    model.eval()
+    step = fast(model, x)
+    for mode in (False, True, False):
+        model.train(mode)
+        torch.manual_seed(3)
+        found = step(x)
+        torch.manual_seed(3)
+        with torch.no_grad():
+            close(found, copy.deepcopy(model)(x))
+
+
+def test_dropout_differs_from_step_to_step_and_follows_the_seed() -> None:
+    model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5))
+    x = torch.ones(4, 6)
+    step = fast(model, x)
+    torch.manual_seed(0)
+    first, second = step(x), step(x)
+    assert not torch.equal(first == 0, second == 0)
+    assert 0.3 < (first == 0).float().mean().item() < 0.7
+    torch.manual_seed(0)
+    assert torch.equal(step(x), first)
+
+
+def test_batch_norm_moves_once_a_step() -> None:
+    twins = Twins(sgd)
+    start = int(twins.model.norm.num_batches_tracked)
+    twins.train(batches(4))
+    assert int(twins.model.norm.num_batches_tracked) == start + 4
+    close(twins.model.norm.running_var, twins.other.norm.running_var)
+
+
+def test_what_was_returned_stays_valid() -> None:
+    model = net().eval()
+    x, z = batches(2)[0][0], batches(2)[1][0]
+    step = fast(model, x)
+    first = step(x)
+    kept = first.clone()
+    step(z)
+    assert torch.equal(first, kept)
+    with torch.no_grad():
+        close(first, model(x))
+
+
+def test_several_models_and_steps_of_one_model_are_alive() -> None:
+    one, two = Twins(sgd), Twins(adam)
+    x = batches(1)[0][0]
+    scoring = copy.deepcopy(one.model)
+    one_eval = fast(one.model.eval(), x)
+    one.model.train()
+    for batch in batches(4):
+        one.train([batch])
+        two.train([batch])
+        one.model.eval()
+        scoring.load_state_dict(one.model.state_dict())
+        scoring.eval()
+        with torch.no_grad():
+            close(one_eval(batch[0]), scoring(batch[0]))
+        one.model.train()
+    one.check()
+    two.check()
+
+
+def accumulating(model: nn.Module) -> Callable[..., torch.Tensor]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y) / 2
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_accumulate_over_calls(to_none: bool) -> None:
+    model = net()
+    other = copy.deepcopy(model)
+    optimizers = [sgd(each.parameters()) for each in (model, other)]
+    mine = fast(accumulating(model), batches(1)[0])
+    assert isinstance(mine, OptimizedStep)
+    theirs = accumulating(other)
+    for number, (x, y) in enumerate(batches(8)):
+        close(mine(x, y), theirs(x, y))
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            close(one.grad, two.grad)
+        if number % 2:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=to_none)
+    same_states(model.state_dict(), other.state_dict())
+
+
+def test_gradients_of_ones_own_are_taken_over() -> None:
+    model = net()
+    other = copy.deepcopy(model)
+    mine, theirs = fast(accumulating(model), batches(1)[0]), accumulating(other)
+    for each in (model, other):
+        for parameter in each.parameters():
+            parameter.grad = torch.ones_like(parameter)
+    x, y = batches(1)[0]
+    mine(x, y)
+    theirs(x, y)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        close(one.grad, two.grad)
+
+
+def test_a_loss_without_an_optimizer_leaves_gradients() -> None:
+    model = net()
+    other = copy.deepcopy(model)
+    step = fast(model, batches(1)[0], loss=F.cross_entropy)
+    x, y = batches(2)[1]
+    loss = F.cross_entropy(other(x), y)
+    loss.backward()
+    close(step(x, y), loss)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        close(one.grad, two.grad)
+
+
+def test_a_step_function_with_its_own_loop() -> None:
+    model = net()
+    other = copy.deepcopy(model)
+    optimizers = [adam(each.parameters()) for each in (model, other)]
+    mine = fast(eager_step(model, optimizers[0]), batches(1)[0])
+    assert isinstance(mine, OptimizedStep)
+    theirs = eager_step(other, optimizers[1])
+    for x, y in batches(6):
+        close(mine(x, y), theirs(x, y))
+    same_states(model.state_dict(), other.state_dict())
+
+
+def test_clipping_inside_a_step_function() -> None:
+    model = net()
+    other = copy.deepcopy(model)
+
+    def clipped(each: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(each(x), y)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    mine = fast(clipped(model, sgd(model.parameters())), batches(1)[0])
+    theirs = clipped(other, sgd(other.parameters()))
+    for x, y in batches(5):
+        close(mine(x, y), theirs(x, y))
+    same_states(model.state_dict(), other.state_dict())
+
+
+def test_parameters_moved_elsewhere_are_found() -> None:
+    model = net().eval()
+    x = batches(1)[0][0]
+    step = fast(model, x)
+    model.load_state_dict(net(seed=8).state_dict(), assign=True)
+    with torch.no_grad():
+        close(step(x), model(x))
+    model.head.weight.data = torch.randn_like(model.head.weight)
+    with torch.no_grad():
+        close(step(x), model(x))
+    model.head = nn.Linear(8, 3)
+    with torch.no_grad():
+        close(step(x), model(x))
+
+
+@pytest.mark.parametrize("how", ["load", "data", "in place"])
+def test_weights_changed_in_place_are_used(how: str) -> None:
+    model = net().eval()
+    x = batches(1)[0][0]
+    step = fast(model, x)
+    if how == "load":
+        model.load_state_dict(net(seed=8).state_dict())
+    elif how == "data":
+        model.head.weight.data.mul_(3)
+    else:
+        with torch.no_grad():
+            model.norm.running_var.add_(2)
+    with torch.no_grad():
+        close(step(x), model(x))
+
+
+def test_a_tensor_of_the_functions_closure_is_the_users() -> None:
+    factor = torch.tensor([2.0, 3.0, 4.0])
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return (x * factor).relu() + (x + factor).sigmoid()
+
+    x = torch.randn(4, 3)
+    step = fast(scaled, x)
+    factor.mul_(5)
+    close(step(x), scaled(x))
+
+
+def test_frozen_parameters_stay() -> None:
+    model = net()
+    model.left.requires_grad_(False)
+    before = model.left.weight.clone()
+    step = fast(
+        model, batches(1)[0], loss=F.cross_entropy, optimizer=sgd(p for p in model.parameters() if p.requires_grad)
+    )
+    for x, y in batches(3):
+        step(x, y)
+    assert torch.equal(model.left.weight, before)
+    assert model.left.weight.grad is None
+
+
+class Structured(Net):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> dict[str, Any]:
+        hidden = self.left(x) * scale
+        return {"logits": hidden, "parts": (hidden.relu(), 3), "x": x, "name": "a"}
+
+
+def test_structures_numbers_and_inputs_come_back_as_they_do() -> None:
+    torch.manual_seed(0)
+    model = Structured().eval()
+    x, z = torch.randn(2, 6), torch.randn(2, 6)
+    step = fast(model, x)
+    found = step(z)
+    with torch.no_grad():
+        wanted = model(z)
+    assert found.keys() == wanted.keys()
+    assert found["name"] == "a"
+    assert found["parts"][1] == 3
+    close(found["logits"], wanted["logits"])
+    close(found["x"], z)
+    with torch.no_grad():
+        close(step(z, scale=2.0)["logits"], model(z, scale=2.0)["logits"])
+
+
+def test_versions_of_changed_parameters_move() -> None:
+    model = net()
+    step = fast(model, batches(1)[0], loss=F.cross_entropy, optimizer=sgd(model.parameters()))
+    x, y = batches(1)[0]
+    step(x, y)
+    loss = F.cross_entropy(model(x), y)  # saves weights for backward
+    step(x, y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

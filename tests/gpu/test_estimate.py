@@ -1,0 +1,166 @@
+"""A step that no GPU has run: what is recorded is exact, what is estimated says so, and nothing replays it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import gpusim
+from gpusim.cli import main
+from gpusim.errors import CaptureError, OperatorError
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.trace import Trace
+from gpusim.gpu.capture.capture import CaptureOptions
+from gpusim.gpu.capture.estimate import capture_estimated
+from gpusim.gpu.replay.allowlist import check_operators
+from gpusim.plan.estimated_kernels import CONSTANTS, SHAPES, work_of
+from gpusim.trace.store import load_trace
+
+NETWORKS = Path(__file__).parents[2] / "validate" / "networks"
+
+OWN_MODEL = """
+import torch
+from torch import nn
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, groups=1)
+        self.apart = nn.Conv2d(16, 16, 3, groups=16)
+        self.query = nn.Linear(16, 64)
+        self.last = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.apart(self.first(x).relu()).flatten(2).mT
+        q = self.query(x).view(x.shape[0], -1, 4, 16).transpose(1, 2)
+        mask = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=x.device).tril()
+        attended = nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        return self.last(attended.mean((1, 2)))
+
+
+def make(batch):
+    return Own(), torch.randn(batch, 3, 12, 12)
+
+
+class Looking(Own):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x.flatten(1)
+
+
+def looking(batch):
+    return Looking(), torch.randn(batch, 3, 12, 12)
+"""
+
+
+def estimated(spec: str, mode: str = "train", batch: int = 2) -> Trace:
+    options = CaptureOptions(spec=spec, mode=mode, batch=batch)  # type: ignore[arg-type]
+    return capture_estimated(options, load_hardware("h200"), lambda _: None)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN_MODEL, encoding="utf-8")
+    return path
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line in this process: exit code, output, errors."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gpusim", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as exited:
+            code = int(exited.code or 0)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["transformer_small-infer-b1", "experts_small-infer-b2"])
+def test_ops_and_memory_are_those_of_the_captured_step(name: str) -> None:
+    captured = load_trace(name)
+    file = captured.model.spec.rpartition("/")[2]
+    trace = estimated(f"{NETWORKS / file}", captured.model.mode, captured.model.batch)
+    assert [op.layer for op in trace.ops] == [op.layer for op in captured.ops]
+    assert [storage.bytes for storage in trace.storages] == [storage.bytes for storage in captured.storages]
+    assert gpusim.load(trace).graph.trace.provenance.estimated
+
+
+def test_a_step_of_ones_own_is_explored_without_a_gpu(own: Path, tmp_path: Path, run: Run) -> None:
+    trace = tmp_path / "own.json.gz"
+    code, out, _ = run("capture", f"{own}:make", "--mode=train", "--batch=2", "--estimate", "-o", trace, "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["estimated"] == "tensor sizes and the data sheet of h200"
+    assert document["eager"] is None
+    code, out, err = run("explore", trace, "--streams", "2")
+    assert code == 0
+    assert "no GPU has run this step" in err
+    assert "estimated: capture the step on its GPU" in " ".join(out.split())
+    assert "without a graph" not in out  # nobody timed the host
+    assert run("memory", trace, "--policy", "checkpoint")[0] == 0
+    code, out, _ = run("doctor", trace)
+    assert code == 1
+    assert "estimated" in out
+
+
+def test_attention_is_one_operator_forward_and_one_backward(own: Path) -> None:
+    targets = [op.target for op in estimated(f"{own}:make").ops if "attention" in op.target]
+    assert targets == [
+        "aten._scaled_dot_product_efficient_attention.default",
+        "aten._scaled_dot_product_efficient_attention_backward.default",
+    ]
+
+
+def test_replay_refuses_it(own: Path) -> None:
+    with pytest.raises(OperatorError, match=r"own\.json: is estimated, .* capture the step"):
+        check_operators(estimated(f"{own}:make"), "own.json")
+
+
+def test_a_step_that_looks_at_elements_is_refused_with_its_line(own: Path) -> None:
+    with pytest.raises(CaptureError):
+        estimated(f"{own}:looking", "infer")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--variants", "--estimate"], "an estimate has neither"),
+        (["--frontend", "inductor", "--estimate"], "an estimate has neither"),
+        (["--counters", "--estimate"], "--counters"),
+        (["--hw", "h200"], "--hw h200"),
+        (["--estimate", "--hw", "no_such_gpu"], "no_such_gpu"),
+    ],
+)
+def test_options_that_contradict_it_are_one_line(
+    own: Path, tmp_path: Path, arguments: list[str], problem: str, run: Run
+) -> None:
+    trace = tmp_path / "own.json"
+    code, _, err = run("capture", f"{own}:make", "--mode=infer", "--batch=1", "-o", trace, *arguments)
+    assert code == 2
+    assert problem in err.splitlines()[-1]
+    assert not trace.exists()
+
+
+def test_every_family_has_times_and_a_shape() -> None:
+    assert CONSTANTS.keys() == SHAPES.keys()
+
+
+def test_families_of_a_training_step() -> None:
+    trace = load_trace("googlenet-train-b8")
+    families = {work_of(trace, op).family for op in trace.ops if op.writes}
+    assert {"convolution", "convolution, input gradient", "convolution, weight gradient"} <= families
+    assert {"batch norm", "batch norm, backward", "pooling", "pooling, backward", "lists", "elementwise"} <= families

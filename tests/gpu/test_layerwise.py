@@ -1,0 +1,236 @@
+"""Plans on real ranks: gloo on CPUs, every kind of layer and split, against one device; and a rank that fails.
+
+Each launch starts processes that import torch, so all plans of one number of ranks share one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpusim.errors import GpuError, OptionError
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.topology import default_topology
+from gpusim.gpu.calibrate.collectives import COLLECTIVES, measure_collectives
+from gpusim.gpu.layerwise.launch import launch
+from gpusim.gpu.layerwise.one_device import run_on_one_device
+from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
+from gpusim.gpu.layerwise.pieces import pieces
+from gpusim.gpu.layerwise.rank import Rank, groups_of, make_data, sharing
+from gpusim.gpu.layerwise.transport import Alone
+from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
+from gpusim.layerwise.fixed_plans import data_parallel
+from gpusim.layerwise.layers import BATCH
+from tests.support.layer_networks import ROOT, chain, small_cnn
+
+CPU = torch.device("cpu")
+
+
+def start(gpus: int, *words: str, timeout_s: float = 300) -> str:
+    """Run `tests/support/rank.py` on some ranks."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([before] if before else [])])
+    try:
+        return launch(gpus, "tests.support.rank", words, timeout_s=timeout_s)
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_every_kind_of_layer_and_split_computes_what_one_device_does(gpus: int) -> None:
+    """Loss and gradients in double precision. Each split of each layer occurs in one of the plans at least."""
+    found = json.loads(start(gpus, "check"))
+    assert found["plans"] > 12
+    assert found["splits"] == found["possible_splits"]
+    assert found["unequal"] == []
+    assert found["worst"] < 1e-9
+
+
+def test_local_statistics_are_those_of_each_part_of_the_batch() -> None:
+    """On two ranks as if each had run its samples alone; parts of an image share theirs."""
+    assert json.loads(start(2, "local")) == {"samples": True, "height": True}
+
+
+def test_a_rank_that_fails_ends_all_and_says_which() -> None:
+    begin = time.monotonic()
+    with pytest.raises(GpuError, match=r"rank 1 of 2 failed with exit status 3: it was me"):
+        start(2, "fail")
+    assert time.monotonic() - begin < 100
+    assert ranks_left() == []
+
+
+def test_a_rank_that_is_killed_ends_all() -> None:
+    with pytest.raises(GpuError, match=r"rank 1 of 2 was ended by signal 9 \(SIGKILL\)"):
+        start(2, "die")
+    assert ranks_left() == []
+
+
+def test_ranks_that_never_end_are_ended() -> None:
+    with pytest.raises(GpuError, match=r"ranks 0, 1 of 2 did not end within 2 s"):
+        start(2, "wait", timeout_s=2)
+    assert ranks_left() == []
+
+
+def ranks_left() -> list[str]:
+    """Processes that this process started and that run `tests.support.rank`."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            except OSError:
+                continue
+            if b"tests.support.rank" in words and int(parent) == os.getpid():
+                found.append(folder.name)
+    return found
+
+
+def test_torchrun_runs_a_captured_step(tmp_path: Path) -> None:
+    """Without the environment of torchrun there is one line."""
+    words = [sys.executable, "-m", "gpusim.gpu.layerwise", "vgg16-infer-b1", "--plan", "data"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "gpusim: RANK is not set: start the ranks with torchrun"
+
+
+# --- Without processes ---
+
+
+def test_pieces_of_all_ranks_fit_together() -> None:
+    """What one rank sends another receives, in boxes of the same size."""
+    graph = small_cnn(1).for_gpus(4)
+    random = np.random.default_rng(1)
+    for index, user in enumerate(graph.layers):
+        for number, edge in enumerate(user.inputs):
+            if edge.source == BATCH:
+                continue
+            source = graph.layers[edge.source]
+            for _ in range(4):
+                ours = random.choice(layer_configs(source, 4))  # type: ignore[arg-type]
+                theirs = random.choice([*layer_configs(user, 4), REPLICATED])  # type: ignore[arg-type]
+                ranks = [pieces(source, ours, user, number, theirs, 4, rank) for rank in range(4)]
+                for rank, mine in enumerate(ranks):
+                    for peer, box in mine.sends:
+                        (back,) = [b for p, b in ranks[peer].receives if p == rank]
+                        assert [s.stop - s.start for s in box] == [s.stop - s.start for s in back], (index, rank, peer)
+                assert sum(len(r.sends) for r in ranks) == sum(len(r.receives) for r in ranks)
+
+
+def test_a_halo_is_one_row_of_the_neighbour_and_padding_is_outside() -> None:
+    graph = chain(2).for_gpus(2)
+    found = pieces(graph.layers[0], Config(h=2), graph.layers[1], 0, Config(h=2), 2, 0)
+    assert found.shape == (4, 16, 10, 16), "8 rows, one of the neighbour, one of padding; columns are not split"
+    assert found.padded == (True, False)
+    assert found.receives == ((1, (slice(0, 4), slice(0, 16), slice(9, 10), slice(0, 16))),)
+    assert found.sends == ((1, (slice(0, 4), slice(0, 16), slice(7, 8), slice(0, 16))),)
+    assert found.interior == (slice(0, 4), slice(0, 16), slice(1, 10), slice(0, 16))
+
+
+def test_one_rank_by_itself_computes_its_shares_without_the_others() -> None:
+    """Shapes are those of the plan, and every parameter has a gradient; values are not."""
+    graph = small_cnn(1).for_gpus(4)
+    choice = tuple(max(layer_configs(layer, 4), key=lambda c: (c.parts, c.h)) for layer in graph.layers)
+    for number in range(4):
+        rank = Rank(graph, choice, 4, Alone(number), device=CPU)
+        rank.step(make_data(graph, 0, torch.float32, CPU))
+        for state in rank.states:
+            if state.active and state.output is not None and state.layer.kind != "loss":
+                assert tuple(state.output.shape) == tuple(h - low for low, h in zip(state.low, state.high, strict=True))
+        assert len(rank.gradients()) == len(rank.parameters)
+
+
+def test_one_device_is_torchs_own_network() -> None:
+    """The comparison's other side against modules of torch, built from the same weights."""
+    graph = chain(4)
+    data = make_data(graph, 3, torch.float64, CPU)
+    loss, gradients = run_on_one_device(graph, data, dtype=torch.float64, seed=5, device=CPU)
+    modules: list[torch.nn.Module] = []
+    for index, layer in enumerate(graph.layers):
+        named = parameters_of(layer, torch.Generator().manual_seed(5 * 100_003 + index), torch.float64)
+        for op, weights in zip(layer.ops, named, strict=True):
+            module: torch.nn.Module | None = None
+            if op.kind == "convolution":
+                module = torch.nn.Conv2d(*op.options["channels"], op.options["kernel"], padding=op.options["padding"])
+            elif op.kind == "linear":
+                module = torch.nn.Linear(*op.options["channels"])
+            elif op.kind in ("relu", "pool", "flatten"):
+                module = {"relu": torch.nn.ReLU(), "pool": torch.nn.MaxPool2d(2), "flatten": torch.nn.Flatten()}[
+                    op.kind
+                ]
+            if module is not None:
+                module = module.double()
+                module.load_state_dict(weights)
+                modules.append(module)
+    network = torch.nn.Sequential(*modules)
+    expected = torch.nn.functional.cross_entropy(network(data.inputs), data.targets)
+    expected.backward()
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-12)
+    for ours, theirs in zip(gradients.values(), network.parameters(), strict=True):
+        assert theirs.grad is not None
+        assert torch.allclose(ours, theirs.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_groups_are_those_that_share_weights_or_statistics() -> None:
+    graph = small_cnn(2).for_gpus(4)
+    layer = graph.layers[0]
+    assert sharing(layer, Config(n=2, c=2), 4, "local", 1) == ((1,), (1, 3))
+    assert sharing(layer, Config(n=2, h=2), 4, "local", 2) == ((2, 3), (0, 1, 2, 3))
+    assert sharing(layer, Config(n=2), 4, "local", 3) == ((), ())
+    assert groups_of(graph, data_parallel(graph, 4), 4, "local") == {(0, 1, 2, 3)}
+
+
+def test_a_layer_that_nothing_runs_is_named() -> None:
+    graph = chain(1)
+    layer = graph.layers[0]
+    with pytest.raises(OptionError, match="has no operations to run"):
+        run_layer(
+            type(layer)(name="odd", kind="other", output=(1, 1, 1, 1), inputs=()),
+            [],
+            [],
+            Surroundings((0, 1), (0, 1), 1),
+        )
+
+
+def test_collectives_of_this_machine_become_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two CPUs by gloo: every collective at two sizes, in a topology that can be read again."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    base = default_topology(load_hardware("v100"))
+    found = measure_collectives(2, base, "a test")
+    assert [(curve.collective, curve.gpus, len(curve.points)) for curve in found.curves] == [
+        (name, 2, 2) for name in COLLECTIVES
+    ]
+    assert all(time_ns > 0 for curve in found.curves for _, time_ns in curve.points)
+    assert found.links == base.links
+    with pytest.raises(GpuError, match="has 8 GPUs a node, and 16 are to be measured"):
+        measure_collectives(16, base, "a test")
+
+
+def test_the_script_for_one_gpu_predicts_measures_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    """`--quick` on a CPU: three plans of a small network, each rank's shares by themselves, then as a whole."""
+    words = [sys.executable, str(ROOT / "validate" / "layerwise" / "ranks.py"), "--quick", "-o", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.splitlines()[-1] == "done"
+    (file,) = tmp_path.glob("parallel_*.json")
+    rows = json.loads(file.read_text())["cases"]
+    assert [(row["plan"], row["gpus"], row["communication"]) for row in rows] == [
+        (plan, 2, "predicted") for plan in ("data", "layer", "owt")
+    ]
+    assert all(row["predicted_ns"] > 0 and row["measured_ns"] > 0 for row in rows)
+    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "parallel_work").glob("*gpus-*.json"))
+    subprocess.run(words, capture_output=True, env=environment, check=True)
+    after = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "parallel_work").glob("*gpus-*.json"))
+    assert before == after

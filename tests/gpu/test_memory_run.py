@@ -1,0 +1,60 @@
+"""Memory plans run on the CPU: whatever moves or is computed again, loss, gradients and states stay the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpusim.formats.trace import Trace
+from gpusim.gpu.replay.execute import InitialState, results_of
+from gpusim.gpu.replay.memory_run import HostBuffers, Inline, MemoryRunner, ProgramRunner
+from gpusim.memplan.checks import check_memory_plan, check_program
+from gpusim.memplan.plan import MemoryPlan
+from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.registry import MEMORY_POLICIES
+from gpusim.memplan.program import needed, program_of
+from gpusim.memplan.storages import Storages
+from gpusim.plan.graph import OpGraph
+from tests.support.helpers import make_hardware, with_kernels
+from tests.support.networks import CPU, NETWORKS, OnCpu, on_cpu
+
+every_network = pytest.mark.parametrize("name", NETWORKS)
+every_policy = pytest.mark.parametrize("policy", MEMORY_POLICIES)
+
+
+def setting_of(trace: Trace) -> Setting:
+    return Setting.of(OpGraph.build(with_kernels(trace), make_hardware()))
+
+
+def run(found: OnCpu, plan: MemoryPlan) -> tuple[dict[int, torch.Tensor], MemoryRunner]:
+    """Results of a plan from the recorded initial state, once the checks have passed it."""
+    storages = Storages.of(found.trace)
+    program = program_of(storages, check_memory_plan(storages, plan))
+    check_program(storages, program)
+    runner = MemoryRunner(found.trace, CPU)
+    runner.bind(InitialState.copy_of(found.recorded.initial).tensors)
+    programs = ProgramRunner(runner, HostBuffers(pinned=False), Inline())
+    programs.prepare(program)
+    torch.manual_seed(found.options.seed)
+    programs.run(program, [needed(storages, instruction) for instruction in program])
+    return results_of(found.trace, runner.tensors), runner
+
+
+@every_network
+@every_policy
+def test_every_policy_gives_the_results_of_the_step_that_keeps_all(name: str, policy: str) -> None:
+    found = on_cpu(name, "train")
+    wanted, _ = run(found, MemoryPlan())
+    results, _ = run(found, MEMORY_POLICIES[policy](setting_of(found.trace)))
+    assert wanted.keys() == results.keys()
+    for index, tensor in wanted.items():
+        assert torch.equal(tensor, results[index]), f"tensor {index} ({found.trace.tensors[index].name}) differs"
+
+
+@every_network
+def test_at_the_end_nothing_is_left_but_states_and_results(name: str) -> None:
+    found = on_cpu(name, "train")
+    storages = Storages.of(found.trace)
+    _, runner = run(found, MemoryPlan())
+    left = {found.trace.tensors[i].storage for i, tensor in enumerate(runner.tensors) if tensor is not None}
+    assert left <= storages.initial | storages.results

@@ -1,0 +1,82 @@
+"""Uploads of files of other tools: as `gpusim.load` reads them, in a process of their own, and within limits."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import gpusim
+from gpusim.errors import TraceError
+from gpusim.importers.upload import parse_upload
+from gpusim.io.file_limits import MAX_UPLOAD_BYTES
+from gpusim.trace.store import load_trace, write_trace
+from tests.support.importer_files import SAMPLES, kernel, node, write_execution_trace, write_kineto
+from tests.support.nsys_files import SCHEMAS, write_schema
+
+FOREIGN = [
+    "hta__triton_example__triton_example.json.gz",
+    "tl__traces__inference__vllm_decode_full__graph_execution.json.gz",
+    "nsysai__healthy_1pct.sqlite",
+    "ncu_raw.csv",
+]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_uploaded_file_of_another_tool_is_the_trace_that_load_makes_of_it(name: str) -> None:
+    uploaded = parse_upload((SAMPLES / name).read_bytes(), name)
+    loaded = gpusim.load(SAMPLES / name).trace
+    assert uploaded == loaded
+    assert uploaded.provenance.imported_from is not None
+
+
+@pytest.mark.parametrize(("name", "quality"), [("2026", "event"), ("trimmed", "assumed")])
+def test_upload_says_what_its_dependencies_rest_on(name: str, quality: str, tmp_path: Path) -> None:
+    data = write_schema(tmp_path / "n.sqlite", SCHEMAS[name]).read_bytes()
+    source = parse_upload(data, "n.sqlite").provenance.imported_from
+    assert source is not None
+    assert (source.dependency_quality, source.files) == (quality, ("n.sqlite",))
+
+
+def test_name_of_an_upload_does_not_matter(tmp_path: Path) -> None:
+    path = write_kineto(tmp_path / "k.json", [kernel("a", 10, 10.5), kernel("b", 30, 5)])
+    assert len(parse_upload(gzip.compress(path.read_bytes()), "x").ops) == 2
+
+
+def test_trace_of_gpusim_is_uploaded_as_before(tmp_path: Path) -> None:
+    trace = load_trace("squeezenet1_1-infer-b1")
+    write_trace(trace, tmp_path / "t.json.gz")
+    assert parse_upload((tmp_path / "t.json.gz").read_bytes(), "t.json.gz") == trace
+
+
+def test_upload_that_holds_no_step_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    path = write_execution_trace(tmp_path / "e.json", [node(1, "aten::mm", [0], [1])])
+    with pytest.raises(TraceError, match=r"e.json: is an execution trace of PyTorch.*PROFILE"):
+        parse_upload(path.read_bytes(), "e.json")
+
+
+def test_too_large_and_expanding_uploads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TraceError, match="the limit is 64"):
+        parse_upload(b'{"traceEvents": []}' + bytes(MAX_UPLOAD_BYTES), "k.json")
+    monkeypatch.setattr("gpusim.importers.upload.MAX_UPLOAD_DOCUMENT_BYTES", 2**20)
+    event = json.dumps(kernel("k", 1, 2)).encode() + b","
+    text = b'{"traceEvents": [' + event * (2**21 // len(event))
+    with pytest.raises(TraceError, match="is larger than 1"):
+        parse_upload(gzip.compress(text), "k.json.gz")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("k.json", text)
+    with pytest.raises(TraceError, match="has more than 1"):
+        parse_upload(packed.getvalue(), "k.zip")
+
+
+def test_damaged_database_is_refused_and_one_with_a_log_is_read(tmp_path: Path) -> None:
+    data = bytearray(write_schema(tmp_path / "n.sqlite", SCHEMAS["2024"]).read_bytes())
+    with pytest.raises(TraceError, match=r"damaged SQLite|no kernel"):
+        parse_upload(bytes(data[:4096] + bytes(len(data) - 4096)), "n.sqlite")
+    data[18:20] = b"\2\2"  # write-ahead log
+    assert len(parse_upload(bytes(data), "n.sqlite").ops) == 4

@@ -1,0 +1,65 @@
+"""Memory plans as files: they come back as they were, and one of another trace is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusim.errors import ScheduleError
+from gpusim.memplan.plan import MemoryPlan, Offload, Redo, read_memory_plan, write_memory_plan
+from tests.support.memory_steps import chain_step, op_of, storage_of
+
+
+def a_plan() -> MemoryPlan:
+    trace = chain_step(4)
+    return MemoryPlan(
+        offloads=(Offload(storage_of(trace, "a0"), op_of(trace, "f1"), op_of(trace, "f2"), op_of(trace, "b1")),),
+        redos=(Redo(op_of(trace, "b2"), (op_of(trace, "f1"),), (storage_of(trace, "a1"),)),),
+        held=(storage_of(trace, "a2"),),
+        barriers=(op_of(trace, "f3"),),
+        order=tuple(range(len(trace.ops))),
+    ).made("by hand", "test", 5, 6)
+
+
+def test_plan_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_memory_plan(a_plan(), chain_step(4), path)
+    found = read_memory_plan(path, chain_step(4))
+    assert found == a_plan()
+    assert (found.policy, found.made_by, found.predicted_ns, found.predicted_peak_bytes) == ("by hand", "test", 5, 6)
+
+
+def test_plan_of_another_trace_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_memory_plan(a_plan(), chain_step(4), path)
+    with pytest.raises(ScheduleError, match=r"plan.json: \$.trace_hash: is a memory plan of another trace"):
+        read_memory_plan(path, chain_step(5))
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "problem"),
+    [
+        ({"offloads": [{"storage": 99, "after": "f0", "free": "f1", "back": "b0"}]}, "offloads", "no storage 99, of"),
+        ({"offloads": [{"storage": 1, "after": "f0", "free": "zz", "back": "b0"}]}, "offloads", "no op 'zz'"),
+        ({"redos": [{"before": "b0", "ops": ["nope"], "storages": []}]}, "redos", "no op 'nope'"),
+        ({"redos": [{"before": "b0", "ops": [], "storages": [77]}]}, "redos", "no storage 77"),
+        ({"held": [-1]}, "held", ">= 0"),
+        ({"barriers": ["x"]}, "barriers", "no op 'x'"),
+        ({"order": ["f0", "y"]}, "order", "no op 'y'"),
+        ({"offloads": 3}, "offloads", "array"),
+        ({"unknown": 3}, "", "unknown"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_place(
+    tmp_path: Path, change: dict[str, object], place: str, problem: str
+) -> None:
+    path = tmp_path / "plan.json"
+    write_memory_plan(a_plan(), chain_step(4), path)
+    document = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode({**document, **change}))
+    with pytest.raises(ScheduleError) as caught:
+        read_memory_plan(path, chain_step(4))
+    assert place in str(caught.value)
+    assert problem in str(caught.value)

@@ -1,0 +1,178 @@
+"""README and docs agree with the files they speak of."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpusim.engine.reference import ReferenceEngine
+from gpusim.errors import OutputError
+from gpusim.formats.hardware import load_hardware
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.policies.registry import POLICIES
+from gpusim.report.pages import with_section
+from gpusim.trace.store import bundled_traces, load_trace, read_manifest
+from gpusim.units import format_times_ns
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "research").glob("*.md")),
+]
+COMMANDS = {
+    "main": "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/gpusim explore googlenet-train-b8",
+    "tests": (
+        'python3 -m venv .venv-test && .venv-test/bin/pip install torch==2.13.0 ".[test,sweep]"'
+        " && .venv-test/bin/python -m pytest"
+    ),
+}
+
+SAMPLE = "googlenet-train-b8"
+#: A row of the table that `gpusim explore` prints: policy, streams, predicted time.
+ROW = re.compile(r"^ (\w+) +│ +(\d+) │ +([\d.]+ [mun]?s) │", re.MULTILINE)
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\s]+)`")
+HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+#: A path of this repository; one with a capitalised word, such as hwmodels/NAME.json, stands for any.
+OWN_PATH = re.compile(r"^(?:gpusim|hwmodels|traces|validate|scripts|docs|research|tests|\.ci)/[^A-Z<]*$")
+
+
+def script(name: str) -> ModuleType:
+    """A module of scripts/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def prose(page: Path) -> str:
+    """The page without its code blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    titles = (re.sub(r"[^\w\- ]", "", title.lower()) for title in HEADING.findall(prose(page)))
+    return {title.strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_readme_has_the_commands_that_ci_runs(name: str) -> None:
+    assert f"<!-- command: {name} -->\n```sh\n{COMMANDS[name]}\n```\n" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_readme_shows_the_newest_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("make_readme_table").main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_readme_tells_what_kernels_gain_and_what_streams_gain_apart() -> None:
+    text = (ROOT / "README.md").read_text("utf-8").partition("<!-- results:begin -->")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 12
+    for row in rows:
+        assert not row[4].endswith("(1)"), "a schedule on one stream is not concurrent"
+        eager, graph, schedule = (float(cell.split(" ")[0]) for cell in (row[1], row[2], row[4]))
+        kernels, streams, over_eager = (float(cell.strip("*x")) for cell in row[5:8])
+        assert abs(kernels * streams / (graph / schedule) - 1) < 0.01
+        assert abs(over_eager / (eager / schedule) - 1) < 0.01
+
+
+def test_readme_marks_a_searched_schedule_that_is_a_policys() -> None:
+    text = (ROOT / "README.md").read_text("utf-8").partition("<!-- results:begin -->")[2]
+    (row,) = [line for line in text.splitlines() if line.startswith("| `nasnetalarge-infer-b1`")]
+    assert [cell.strip() for cell in row.split("|")][10] == "critical_path"
+
+
+def test_page_without_markers_is_one_line_with_its_name() -> None:
+    assert with_section("a <b> old <e> c", "p.md", "<b>", "<e>", "new") == "a <b>\nnew\n<e> c"
+    with pytest.raises(OutputError, match=r"p\.md: no section between <b> and <e>"):
+        with_section("a <b> old", "p.md", "<b>", "<e>", "new")
+
+
+def test_table_of_searched_schedules_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("make_results_table").main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_readme_shows_what_explore_prints() -> None:
+    """The rows of the policies; those of the search depend on how far it came in its time."""
+    if SAMPLE not in bundled_traces():
+        return
+    graph = OpGraph.build(load_trace(SAMPLE), load_hardware("h200"))
+    shown = {row[1]: (int(row[2]), row[3]) for row in ROW.finditer((ROOT / "README.md").read_text("utf-8"))}
+    explored = {name: policy for name, policy in POLICIES.items() if not policy.slow}
+    assert set(explored) <= set(shown)
+    found = {}
+    for policy, make in explored.items():
+        schedule = make(graph, shown[policy][0])
+        timeline = ReferenceEngine().run(lower(graph, schedule), graph.hardware, False)
+        found[policy] = timeline.makespan_ns
+    assert {policy: shown[policy][1] for policy in explored} == dict(
+        zip(found, format_times_ns(found.values()), strict=True)
+    )
+
+
+@pytest.mark.parametrize("trace", ["squeezenet1_1-infer-b1", "googlenet-infer-b1"])
+def test_policies_page_shows_what_the_simulator_predicts(trace: str) -> None:
+    """Two of its rows; all take too long."""
+    if trace not in bundled_traces():
+        return
+    table = script("make_policy_table")
+    row = table.predict(trace)
+    lines = (ROOT / "research" / "2026-11-23-policies.md").read_text("utf-8").splitlines()
+    assert table.time_line(row) in lines, "run python scripts/make_policy_table.py"
+    assert table.speedup_line(row) in lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_paths_in_the_text_exist(page: Path) -> None:
+    paths = [path for path in CODE.findall(prose(page)) if OWN_PATH.match(path)]
+    assert [path for path in paths if not any(ROOT.glob(path.rstrip("/")))] == []
+
+
+def test_indexes_list_every_page() -> None:
+    for folder in (ROOT / "docs", ROOT / "docs" / "commands"):
+        index = (folder / "index.md").read_text(encoding="utf-8")
+        assert {page.name for page in folder.glob("*.md")} - {"index.md"} <= set(LINK.findall(index))
+
+
+def test_notebook_lists_every_entry_and_stays_out_of_the_index() -> None:
+    entries = {page.name for page in (ROOT / "research").glob("*.md")} - {"README.md"}
+    assert set(LINK.findall((ROOT / "research" / "README.md").read_text("utf-8"))) - {"../docs/index.md"} == entries
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d-[a-z-]+\.md", entry) for entry in entries)
+    assert "research/" not in (ROOT / "docs" / "index.md").read_text("utf-8")
+
+
+def test_manifest_is_of_these_traces() -> None:
+    manifest = {entry["name"]: entry["sha256"] for entry in read_manifest()}
+    files = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in bundled_traces().items()}
+    assert manifest == files
+
+
+def test_manifest_says_what_the_traces_say() -> None:
+    made = script("make_manifest").manifest(next(iter(bundled_traces().values())).parent) if bundled_traces() else None
+    assert made is None or made["traces"] == read_manifest()

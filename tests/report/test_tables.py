@@ -1,0 +1,128 @@
+"""What `capture` and `replay` print for people: every number of the document is there, and a difference is loud."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from gpusim.cli import cli
+from gpusim.errors import ReplayError
+from gpusim.formats.measurement import SCHEMA, Measurement, OutputCheck, read_measurement
+from gpusim.formats.trace import Timing, Trace
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
+from gpusim.report.tables import captured_document, print_captured, print_measurement
+from gpusim.trace.store import write_trace
+from tests.support.helpers import wide_trace
+
+SAME = OutputCheck(
+    equal=True,
+    bit_equal=True,
+    sequential_repeats=True,
+    worst_error=0.0,
+    sequential_error=0.0,
+    tolerance=1e-3,
+    compared=3,
+)
+APART = msgspec.structs.replace(SAME, equal=False, bit_equal=False, worst_error=0.25)
+
+
+def timing(median_ns: int) -> Timing:
+    return Timing(median_ns=median_ns, lo_ns=median_ns - 1000, hi_ns=median_ns + 1000, rounds=25, slowest_ns=median_ns)
+
+
+def measurement(trace: Trace, schedule: Schedule | None = None, outputs: OutputCheck = SAME) -> Measurement:
+    return Measurement(
+        schema=SCHEMA,
+        trace=trace.name,
+        trace_hash="0",
+        policy=schedule.policy if schedule else "wavefront",
+        streams=4,
+        schedule=timing(500_000),
+        sequential=timing(800_000),
+        predicted_ns=475_000,
+        predicted_sequential_ns=808_000,
+        hardware="h200",
+        outputs=outputs,
+        peak_bytes=3 * 2**20,
+        sequential_peak_bytes=2 * 2**20,
+        events=7,
+        gpu=trace.provenance.gpu,
+        date="2026-01-01",
+        command="gpusim replay",
+    )
+
+
+def test_replay_prints_measured_predicted_error_clocks_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = wide_trace(graph_ns=800_000)
+    print_measurement(measurement(trace), trace)
+    said = capsys.readouterr().out
+    # 800 / 500 = 1.60x; 475 / 500 - 1 = -5.0 %; 808 / 800 - 1 = +1.0 %
+    for part in ("1.60x", "500 us", "499 us", "501 us", "800 us", "-5.0%", "+1.0%", "7 events", "3 MiB", "1980 MHz"):
+        assert part in said
+    assert "equal bit for bit" in said
+
+
+def test_replay_that_differs_says_so_in_capitals(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = wide_trace()
+    print_measurement(measurement(trace, outputs=APART), trace)
+    assert "DIFFERENT" in capsys.readouterr().out
+
+
+def test_capture_prints_its_times_and_what_was_tied_to_ops(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = wide_trace(graph_ns=800_000)
+    print_captured(captured_document(trace, 0.0, 1e-4, "t.json"))
+    said = capsys.readouterr().out
+    for part in (trace.name, "t.json", "800 us", "%", "0.0001"):
+        assert part in said
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Stands in for the GPU's edge: `gpusim.gpu.replay.replay` with the same names, which notes what it was asked."""
+    asked: list[dict[str, Any]] = []
+    edge = ModuleType("gpusim.gpu.replay.replay")
+
+    def replay(graph: OpGraph, schedules: list[Schedule], **options: Any) -> list[Measurement]:
+        asked.append({"schedules": schedules, **options})
+        return [measurement(graph.trace, schedule, asked[0].get("outputs", SAME)) for schedule in schedules]
+
+    def require_equal(found: Measurement) -> None:
+        if not found.outputs.equal:
+            raise ReplayError("outputs differ")
+
+    edge.replay, edge.require_equal = replay, require_equal  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "gpusim.gpu.replay.replay", edge)
+    return asked
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_replay_command_hands_over_the_schedule_and_writes_the_measurement(
+    as_json: bool, replayed: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpusim.gpu.replay.allowlist.allowed_operators", lambda: frozenset({"aten.test.default"}))
+    write_trace(wide_trace(), tmp_path / "t.json")
+    options = [
+        "--trace",
+        str(tmp_path / "t.json"),
+        "--policy",
+        "wavefront",
+        "--streams",
+        "3",
+        "-o",
+        str(tmp_path / "m.json"),
+    ]
+    done = CliRunner().invoke(cli, ["replay", *options, *(["--json"] if as_json else [])], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert [schedule.policy for schedule in replayed[0]["schedules"]] == ["wavefront"]
+    assert read_measurement(tmp_path / "m.json").policy == "wavefront"
+    if as_json:
+        assert msgspec.json.decode(done.stdout)["policy"] == "wavefront"
+    else:
+        assert "1.60x" in done.stdout

@@ -1,0 +1,31 @@
+"""Traces in which every chain of ops that can be run as one is a variant, not measured."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpusim.formats.trace import Trace, Variant
+from gpusim.gpu.replay.fusion import chains_of
+from gpusim.trace.check import check_trace
+from tests.support.helpers import kernel
+
+
+def with_chains(trace: Trace) -> Trace:
+    """The trace with every chain that can be tried as a variant, its other variants left out."""
+    found = chains_of(trace)
+
+    def variants(index: int) -> tuple[Variant, ...]:
+        return tuple(
+            Variant(name=name, settings=chain.settings, kernels=(kernel(1000),), covers=chain.covers)
+            for name, chain in found.get(index, {}).items()
+        )
+
+    ops = tuple(msgspec.structs.replace(op, variants=variants(index)) for index, op in enumerate(trace.ops))
+    made = msgspec.structs.replace(trace, ops=ops)
+    check_trace(made, "chains")
+    return made
+
+
+def chosen_by_name(trace: Trace, name: str) -> list[int]:
+    """For each op the number of its variant of this name, or 0."""
+    return [next((n for n, variant in enumerate(op.variants, 1) if variant.name == name), 0) for op in trace.ops]

@@ -1,0 +1,138 @@
+"""Pages of the dashboard under test: opened at an address, read, and left again."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from gpusim.cli import main
+
+APP = Path(__file__).parents[2] / "app"
+
+
+def _registry() -> Any:
+    """`gpusim_dashboard.pages`, which the dashboard's folder must be on the path for."""
+    spec = importlib.util.spec_from_file_location("dashboard_pages", APP / "gpusim_dashboard" / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+REGISTRY = _registry()
+PAGES = tuple(REGISTRY.PAGES)
+#: Those that are about a step.
+OF_A_STEP = tuple(name for name, entry in REGISTRY.PAGES.items() if entry.controls)
+SMALL = "squeezenet1_1-infer-b1"
+TIMEOUT_S = 120
+
+
+@pytest.fixture(autouse=True)
+def _main_module() -> Iterator[None]:
+    """A page that runs becomes `__main__`; processes that later tests start would look for it there."""
+    main_module = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main_module
+
+
+@pytest.fixture(autouse=True)
+def app_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """`streamlit run` puts the folder of its script there; and what pages keep on disk is not the user's own."""
+    monkeypatch.syspath_prepend(str(APP))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def opened(**link: str) -> AppTest:
+    """A new session at an address."""
+    app = AppTest.from_file(str(APP / "Home.py"), default_timeout=TIMEOUT_S)
+    for key, value in link.items():
+        app.query_params[key] = value
+    return app.run()
+
+
+def page(name: str, **link: str) -> AppTest:
+    return opened(page=name, **{"trace": SMALL, "streams": "3", **link})
+
+
+def address(app: AppTest) -> dict[str, str]:
+    """The query of the page's address; some versions of Streamlit give lists of values."""
+    return {key: value if isinstance(value, str) else value[0] for key, value in app.query_params.items()}
+
+
+def metrics(app: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+def markup(app: AppTest) -> str:
+    """All pieces of HTML of a page but for its style."""
+    return "".join(body for each in app.get("html") if not (body := each.proto.body).startswith("<style"))
+
+
+def plain(text: str) -> str:
+    """HTML as it is read."""
+    return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", text).split()))
+
+
+def answer(app: AppTest) -> str:
+    """The answer to the page's question."""
+    [found] = re.findall(r'<div class="g-answer \w+">(.*?)</div>', markup(app))
+    return plain(found)
+
+
+def kind_of_answer(app: AppTest) -> str:
+    """`yes`, `no` or `trend`."""
+    [found] = re.findall(r'<div class="g-answer (\w+)">', markup(app))
+    kind: str = found
+    return kind
+
+
+def table(app: AppTest, name: str) -> list[dict[str, str]]:
+    """A table by its name: for each row its cells by their heads."""
+    found = re.search(rf'aria-label="{re.escape(html.escape(name))}"><table[^>]*>(.*?)</table>', markup(app))
+    assert found is not None, re.findall(r'aria-label="([^"]*)"', markup(app))
+    heads = [plain(head) for head in re.findall(r'<th scope="col"[^>]*>(.*?)</th>', found[1])]
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", found[1].partition("<tbody>")[2])
+    return [dict(zip(heads, map(plain, re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)), strict=True)) for row in rows]
+
+
+def errors(app: AppTest) -> list[str]:
+    """The page's errors as they are read: without the marks that keep text from becoming Markdown."""
+    return [re.sub(r"\\(.)", r"\1", error.value.replace(":small[]", "")) for error in app.error]
+
+
+def widget(widgets: Any, label: str) -> Any:
+    [found] = [each for each in widgets if each.label == label]
+    return found
+
+
+def commanded(app: AppTest, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What the command that the page names prints, as JSON."""
+    words = shlex.split(app.code[-1].value)
+    for option in ("--html", "-o"):
+        if option in words:
+            place = words.index(option)
+            del words[place : place + 2]
+    with patch.object(sys, "argv", [*words, "--json"]):
+        main()
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def finished(app: AppTest) -> AppTest:
+    job = app.session_state["job"]
+    job.wait(TIMEOUT_S)
+    assert not job.running
+    return app.run()

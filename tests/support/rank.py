@@ -1,0 +1,128 @@
+"""What `tests/gpu/test_layerwise.py` runs on each rank: `python -m tests.support.rank WHAT`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from itertools import cycle
+
+import torch
+import torch.distributed as dist
+
+from gpusim.gpu.layerwise.__main__ import join
+from gpusim.gpu.layerwise.check import compare_plan
+from gpusim.gpu.layerwise.one_device import run_on_one_device
+from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
+from gpusim.gpu.layerwise.transport import Distributed
+from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
+from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
+from gpusim.layerwise.layers import LayerGraph
+from gpusim.layerwise.network_builder import NetworkBuilder
+from tests.support.layer_networks import small_cnn, tables
+
+CPU = torch.device("cpu")
+
+
+def networks(gpus: int) -> list[LayerGraph]:
+    """Convolutions, pools, BatchNorm, a concatenation, a sum; and an encoder with attention and LayerNorm."""
+    encoder = tables().encoder(1, blocks=1, width=16, heads=8, positions=10)
+    return [small_cnn(2).for_gpus(gpus), encoder.for_gpus(gpus)]
+
+
+def plans(graph: LayerGraph, gpus: int) -> list[Choice]:
+    """The fixed plans, and plans that between them have every configuration of every layer."""
+    options = [[*layer_configs(layer, gpus), REPLICATED] for layer in graph.layers]
+    shuffled = random.Random(gpus)
+    for some in options:
+        shuffled.shuffle(some)
+    turns = [cycle(some) for some in options]
+    rounds = max(len(some) for some in options)
+    return [
+        *(plan(graph, gpus) for plan in FIXED_PLANS.values()),
+        *(tuple(next(turn) for turn in turns) for _ in range(rounds)),
+    ]
+
+
+def check() -> dict[str, object]:
+    gpus, unequal, worst, count = dist.get_world_size(), [], 0.0, 0
+    seen: set[tuple[str, str, str]] = set()
+    possible: set[tuple[str, str, str]] = set()
+    for graph in networks(gpus):
+        for number, choice in enumerate(plans(graph, gpus)):
+            found = compare_plan(graph, choice, gpus, device=CPU, seed=number)
+            difference = torch.tensor([max(found.gradient_difference, found.loss_difference)], dtype=torch.float64)
+            dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+            worst, count = max(worst, float(difference)), count + 1
+            if float(difference) > 1e-9:
+                unequal.append([graph.name, number, found.gradient])
+            seen |= {(graph.name, x.name, str(c)) for x, c in zip(graph.layers, choice, strict=True)}
+        possible |= {(graph.name, x.name, str(c)) for x in graph.layers for c in (*layer_configs(x, gpus), REPLICATED)}
+    return {
+        "plans": count,
+        "splits": len(seen),
+        "possible_splits": len(possible),
+        "unequal": unequal,
+        "worst": worst,
+    }
+
+
+def local() -> dict[str, bool]:
+    """One convolution with BatchNorm: by samples as two batches, by height as one."""
+    net = NetworkBuilder("one", 2)
+    at = net.convolution((3, 8, 8), 4, 3, padding=1, norm=True, relu=True)
+    net.loss(net.linear(net.flatten(at), 4))
+    graph = net.graph().for_gpus(2)
+    return {"samples": _as_two_batches(graph, net.graph()), "height": _as_one_batch(graph)}
+
+
+def _run(graph: LayerGraph, choice: Choice, data: Data) -> Rank:
+    transport = Distributed(groups_of(graph, choice, 2, "local"))
+    rank = Rank(graph, choice, 2, transport, device=CPU, dtype=torch.float64, batch_norm="local")
+    rank.step(data)
+    return rank
+
+
+def _as_two_batches(graph: LayerGraph, half: LayerGraph) -> bool:
+    data = make_data(graph, 0, torch.float64, CPU)
+    rank = _run(graph, tuple(Config(n=2) for _ in graph.layers), data)
+    parts = []
+    for first in (0, 2):
+        part = Data(data.inputs[first : first + 2], data.targets[first : first + 2])
+        parts.append(run_on_one_device(half, part, dtype=torch.float64, seed=0, device=CPU)[1])
+    return all(torch.allclose(g, (parts[0][name] + parts[1][name]) / 2) for name, g in rank.gradients().items())
+
+
+def _as_one_batch(graph: LayerGraph) -> bool:
+    data = make_data(graph, 0, torch.float64, CPU)
+    choice = tuple(Config(h=2) if layer.kind == "convolution" else Config(n=2) for layer in graph.layers)
+    rank = _run(graph, choice, data)
+    expected = run_on_one_device(graph, data, dtype=torch.float64, seed=0, device=CPU)[1]
+    return all(torch.allclose(g, expected[name]) for name, g in rank.gradients().items())
+
+
+def main() -> int:
+    what = sys.argv[1]
+    torch.set_num_threads(1)
+    if what == "wait":
+        time.sleep(600)
+    join()
+    if what in ("fail", "die") and dist.get_rank() == 1:
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.stderr.write("it was me\n")
+        return 3
+    if what in ("fail", "die"):
+        dist.barrier()  # waits for the one that is gone
+    found = {"check": check, "local": local}[what]()
+    if dist.get_rank() == 0:
+        sys.stdout.write(json.dumps(found))
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""`gpusim validate RESULTS.json --again`: schedules of a results file predicted by the model of today."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gpusim.cli import cli
+from gpusim.errors import MeasurementError, OptionError, ScheduleError
+from gpusim.formats.results import read_results
+from gpusim.trace.store import bundled_traces
+from gpusim.validation.again import traces_in
+from gpusim.validation.replayed import SUFFIX
+from tests.validation.test_golden import make_golden
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    schedules = make_golden(folder)
+    return schedules.with_name(schedules.name.replace(".schedules.json.gz", ".json"))
+
+
+def test_document_has_each_case_with_both_predictions(results: Path) -> None:
+    ran = CliRunner().invoke(cli, ["validate", str(results), "--again", "--json"], catch_exceptions=False)
+    cases = json.loads(ran.stdout)["cases"]
+    assert len(cases) == len(read_results(results).cases)
+    for case in cases:
+        assert set(case) == {
+            "trace", "network", "mode", "batch", "policy", "streams",
+            "measured_ns", "predicted_ns", "then_ns", "fitted",
+        }  # fmt: skip
+        assert case["predicted_ns"] == case["then_ns"]
+
+
+def test_traces_of_a_given_folder_come_first(results: Path, tmp_path: Path) -> None:
+    """A trace of the same name but another step there is refused; the same step is taken."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    name = read_results(results).cases[0].trace
+    shutil.copy(bundled_traces()[name], folder / f"{name}.json.gz")
+    assert list(traces_in(folder)) == [name]
+    command = ["validate", str(results), "--again", "--traces", str(folder)]
+    assert CliRunner().invoke(cli, command, catch_exceptions=False).exit_code == 0
+    shutil.copy(bundled_traces()["googlenet-infer-b1"], folder / f"{name}.json.gz")
+    with pytest.raises(MeasurementError, match="is another step than that of"):
+        CliRunner().invoke(cli, command, catch_exceptions=False)
+
+
+def test_table_has_a_row_for_each_step(results: Path) -> None:
+    ran = CliRunner().invoke(cli, ["validate", str(results), "--again"], catch_exceptions=False)
+    assert read_results(results).cases[0].trace in ran.output
+
+
+def test_folder_of_traces_must_exist_and_goes_with_again_only(results: Path, tmp_path: Path) -> None:
+    with pytest.raises(MeasurementError, match="no such folder of traces"):
+        traces_in(tmp_path / "none")
+    with pytest.raises(OptionError, match="--traces goes with --again"):
+        CliRunner().invoke(cli, ["validate", str(results), "--traces", str(tmp_path)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"order": [10**6]}, "does not have each of the"),
+        ({"stream_of": [10**9]}, "needs a stream"),
+        ({"variants": [7]}, "needs a stream, and a variant"),
+        ({"order": "reversed"}, "needs the result|comes before|before"),
+        ({"partitions": [{"streams": [0], "sms": 10**6}]}, "SMs"),
+    ],
+)
+def test_schedule_that_is_not_legal_for_its_trace_names_the_file(
+    results: Path, change: dict[str, Any], problem: str
+) -> None:
+    beside = results.with_name(results.stem + SUFFIX)
+    document = json.loads(gzip.decompress(beside.read_bytes()))
+    first = document["schedules"][1]
+    first |= {key: first["order"][::-1] if value == "reversed" else value for key, value in change.items()}
+    beside.write_bytes(gzip.compress(json.dumps(document).encode()))
+    with pytest.raises(ScheduleError, match=problem) as error:
+        CliRunner().invoke(cli, ["validate", str(results), "--again"], catch_exceptions=False)
+    assert beside.name in str(error.value)
+
+
+def test_recipe_of_a_name_that_no_file_can_have_is_none(results: Path) -> None:
+    """The name of the recipe is a text in the results file."""
+    document = json.loads(results.read_text())
+    for name in ("x" * 300, "a\0b", "../../../etc", "/"):
+        results.write_text(json.dumps(document | {"recipe": name}))
+        assert CliRunner().invoke(cli, ["validate", str(results), "--again"], catch_exceptions=False).exit_code == 0

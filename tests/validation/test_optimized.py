@@ -1,0 +1,233 @@
+"""Recipes with baselines: what is measured of a case, how it is timed, and that an interrupted run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import nn
+
+from gpusim.errors import CaptureError, RecipeError, TrustError
+from gpusim.formats.results import Baseline, read_all_results
+from gpusim.formats.trace import Gpu, Timing
+from gpusim.gpu.capture.models import ModelStep, default_loss
+from gpusim.gpu.optimize import measure as measuring
+from gpusim.gpu.optimize import peers
+from gpusim.gpu.optimize.measure import Asked, Measured, optimized, times_in_turns
+from gpusim.gpu.optimize.peers import Contender, deviation, tensors_of, user_step
+from gpusim.validation import optimized as running
+from gpusim.validation.optimized import optimize_cases
+from gpusim.validation.recipe import read_recipe
+from tests.support.optimizing import fast, net
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+name = "two"
+against = ["eager", "torch_compile_own_graph"]
+[[case]]
+spec = "torchvision:googlenet"
+mode = "infer"
+batch = 1
+against = ["torch_compile_max_autotune"]
+[[case]]
+spec = "torchvision:googlenet"
+mode = "train"
+batch = 8
+"""
+
+
+def timing(ns: int) -> Timing:
+    return Timing(median_ns=ns, lo_ns=ns - 1, hi_ns=ns + 1, rounds=3)
+
+
+def measured(gpu: str = "NVIDIA H200") -> Measured:
+    return Measured(
+        gpu=Gpu(name=gpu, driver="1", cuda="13", torch="2", cudnn="9", sm_clock_mhz=1980, mem_clock_mhz=1),
+        optimized=timing(400_000),
+        peers={"eager": timing(4_000_000), "torch_compile_own_graph": timing(500_000)},
+        peer_bytes={"torch_compile_own_graph": 1000},
+        deviations={"optimize": 1e-4, "torch_compile_own_graph": 1e-4},
+        left_out={},
+        optimize_s=20.0,
+        sequential_ns=800_000,
+        predicted_ns=390_000,
+        predicted_sequential_ns=800_000,
+        streams=4,
+        policy="search",
+        kernels_chosen=True,
+        peak_bytes=900,
+        worst_error=0.0,
+    )
+
+
+def recipe_file(tmp_path: Path, text: str = RECIPE) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_rows_are_of_the_optimized_step_with_its_baselines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Asked] = []
+    monkeypatch.setattr(running, "alone", lambda work, each: (asked.append(each), measured())[1])
+    recipe = read_recipe(recipe_file(tmp_path))
+    results = optimize_cases(recipe, recipe.case, tmp_path / "out", "command", lambda _: None)
+    assert [each.peers for each in asked] == [
+        ("eager", "torch_compile_own_graph", "torch_compile_max_autotune"),
+        ("eager", "torch_compile_own_graph"),
+    ]
+    (row, _) = results.cases
+    assert (row.network, row.mode, row.batch, row.policy, row.kernels) == (
+        "googlenet",
+        "infer",
+        1,
+        "optimize",
+        "chosen",
+    )
+    assert (row.measured_ns, row.sequential_ns, row.eager_ns) == (400_000, 800_000, 4_000_000)
+    assert row.baselines == {"eager": 4_000_000, "torch_compile_own_graph": 500_000}
+    (written,) = read_all_results(tmp_path / "out").values()
+    assert written == results
+
+
+def test_an_interrupted_run_goes_on_and_a_failed_case_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = read_recipe(recipe_file(tmp_path))
+    lines: list[str] = []
+
+    def only_inference(work: Any, asked: Asked) -> Measured:
+        if asked.mode == "train":
+            raise CaptureError("it reads a value")
+        return measured()
+
+    monkeypatch.setattr(running, "alone", only_inference)
+    assert len(optimize_cases(recipe, recipe.case, tmp_path / "out", "c", lines.append).cases) == 1
+    assert any("it reads a value" in line for line in lines)
+    monkeypatch.setattr(running, "alone", lambda work, asked: measured() if asked.mode == "train" else 1 / 0)
+    assert len(optimize_cases(recipe, recipe.case, tmp_path / "out", "c", lines.append).cases) == 2
+    assert "measured before: googlenet-infer-b1" in lines
+
+
+def test_rows_of_another_gpu_are_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = read_recipe(recipe_file(tmp_path))
+    monkeypatch.setattr(running, "alone", lambda *_: measured())
+    optimize_cases(recipe, recipe.case[:1], tmp_path / "out", "c", lambda _: None)
+    monkeypatch.setattr(running, "alone", lambda *_: measured("NVIDIA A100"))
+    lines: list[str] = []
+    results = optimize_cases(recipe, recipe.case, tmp_path / "out", "c", lines.append)
+    assert len(results.cases) == 1
+    assert any("give another folder" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "problem"),
+    [
+        (RECIPE.replace('"eager", ', '"caffe", '), "$.against[0]", "caffe"),
+        (RECIPE.replace('against = ["eager", "torch_compile_own_graph"]\n', ""), "$.case[0]", "against"),
+        ('name = "x"\nagainst = ["eager"]\n[[case]]\ntrace = "googlenet-train-b8"\n', "$.case[0]", "give 'spec'"),
+    ],
+)
+def test_a_recipe_that_makes_no_sense_is_refused(tmp_path: Path, text: str, place: str, problem: str) -> None:
+    with pytest.raises(RecipeError, match=problem) as caught:
+        read_recipe(recipe_file(tmp_path, text))
+    assert caught.value.place == place
+
+
+def test_files_of_the_recipe_run_only_where_they_are_trusted(tmp_path: Path) -> None:
+    recipe = read_recipe(ROOT / "validate" / "compile.toml")
+    with pytest.raises(TrustError):
+        optimize_cases(recipe, recipe.case, tmp_path, "c", lambda _: None)
+
+
+def test_the_committed_recipe_has_each_kind_in_two_sizes_and_three_steps_with_more_baselines() -> None:
+    recipe = read_recipe(ROOT / "validate" / "compile.toml")
+    own = [case.spec.rpartition(":")[2] for case in recipe.case if case.spec and ".py:" in case.spec]
+    kinds = {name.rpartition("_")[0] for name in own}
+    assert sorted(own) == sorted(f"{kind}_{size}" for kind in kinds for size in ("small", "large"))
+    assert sum(bool(case.against) for case in recipe.case) == 3
+    assert all(case.mode == "infer" for case in recipe.case if case.against)
+
+
+def model_step(mode: str = "train", dropout: float = 0.0) -> ModelStep:
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    model = net(dropout).train(mode == "train")
+    if mode == "infer":
+        return ModelStep("net", model, (x,), None, None)
+    return ModelStep("net", model, (x,), torch.tensor([0, 1, 2, 3]), default_loss)
+
+
+def test_the_step_of_a_recipe_is_optimized_as_a_user_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "optimize", lambda target, inputs, warn, **options: fast(target, inputs))
+    for mode in ("train", "infer"):
+        step = model_step(mode)
+        asked = Asked("net", mode, 4, "fp32", "contiguous", (), 3, 0.02, 0)  # type: ignore[arg-type]
+        found = optimized(step, step.module, asked)(*tensors_of(step))
+        assert isinstance(found, torch.Tensor)
+
+
+def test_a_step_that_comes_back_as_it_was_is_a_failed_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_it_was(target: Any, inputs: Any, warn: Any, **options: Any) -> Any:
+        warn("it reads a value")
+        return target
+
+    monkeypatch.setattr(measuring, "optimize", as_it_was)
+    step = model_step("infer")
+    with pytest.raises(CaptureError, match="it reads a value"):
+        optimized(step, step.module, Asked("net", "infer", 4, "fp32", "contiguous", (), 3, 0.02, 0))
+
+
+def test_deviation_is_from_the_step_in_fp64_and_leaves_the_models_state() -> None:
+    for mode in ("train", "infer"):
+        step = model_step(mode)
+        initial = {key: value.clone() for key, value in step.module.state_dict().items()}
+        good = Contender(user_step(step, step.module, step.module), step.module)
+        found = deviation(step, good, initial)
+        assert found is not None
+        assert 0 < found < 1e-5
+        bad = replace(good, call=user_step(step, step.module, lambda x, model=step.module: model(x * 1.01)))
+        worse = deviation(step, bad, initial)
+        assert worse is not None
+        assert worse > 1e-3
+        for key, value in step.module.state_dict().items():
+            assert torch.equal(value, initial[key])
+
+
+def test_no_deviation_is_told_where_dropout_makes_every_step_another_one() -> None:
+    step = model_step("train", dropout=0.5)
+    contender = Contender(user_step(step, step.module, step.module), step.module)
+    assert deviation(step, contender, step.module.state_dict()) is None
+
+
+def test_contenders_take_turns_and_times_are_of_one_call() -> None:
+    """A clock that each call moves on by what it takes: 2 ms and 5 ms."""
+    now, log = [0], []
+
+    def taking(name: str, ns: int) -> Any:
+        def call(x: int) -> None:
+            now[0] += ns
+            log.append((name, x))
+
+        return call
+
+    calls = {"short": taking("short", 2_000_000), "long": taking("long", 5_000_000)}
+    found = times_in_turns(calls, [(1,), (2,)], rounds=4, clock=lambda: now[0])
+    assert {name: timing.median_ns for name, timing in found.items()} == {"short": 2_000_000, "long": 5_000_000}
+    names = [name for name, _ in log]
+    assert sum(a != b for a, b in pairwise(names)) >= 4
+    assert {x for _, x in log} == {1, 2}
+
+
+def test_every_baseline_of_recipes_is_made() -> None:
+    assert set(get_args(Baseline)) == set(peers._CALLS)
+
+
+def test_a_users_step_without_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(6, 3)
+    step = ModelStep("own", model, (torch.randn(4, 6),), None, lambda output, target: output.square().mean())
+    before = model.weight.clone()
+    user_step(step, model, model)(*tensors_of(step))
+    assert not torch.equal(before, model.weight)

@@ -1,0 +1,124 @@
+"""The recipe file: its defaults, and what is wrong with it, in one line with file and place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpusim.errors import RecipeError
+from gpusim.validation.recipe import Case, read_recipe
+
+GOOD = """
+name = "small"
+policies = ["wavefront", "search"]
+streams = 4
+budget_s = 0.05
+
+[[case]]
+spec = "m.py:a"
+mode = "infer"
+batch = 1
+
+[[case]]
+spec = "m.py:b"
+mode = "train"
+batch = 8
+dtype = "bf16"
+memory_format = "channels_last"
+fitted = true
+"""
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "r.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
+    recipe = read_recipe(write(tmp_path, GOOD))
+    assert (recipe.name, recipe.policies, recipe.streams, recipe.seed) == ("small", ("wavefront", "search"), 4, 0)
+    first, second = recipe.case
+    assert first == Case(spec="m.py:a", mode="infer", batch=1)
+    assert (first.dtype, first.memory_format, first.frontend, first.fitted) == ("tf32", "contiguous", "aten", False)
+    assert (recipe.counts, recipe.random, recipe.pairs, recipe.recordings) == ((), 0, 0, 7)
+    assert (second.dtype, second.memory_format, second.fitted) == ("bf16", "channels_last", True)
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "validate").glob("*.toml")), ids=lambda p: p.stem)
+def test_bundled_recipes_can_be_read(path: Path) -> None:
+    assert read_recipe(path).case
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"name = ", "is not valid TOML: "),
+        (b'{"name": "x"}', "is not valid TOML: "),
+        (b"name = '\xff'", "is not valid TOML: "),
+        (b"", "$: Object missing required field `name`"),
+        (b'name = "x"', "$: Object missing required field `case`"),
+        (b'name = "x"\ncase = []', "$.case: has no cases"),
+        (GOOD.replace("streams", "stream").encode(), "$: Object contains unknown field `stream`"),
+        (GOOD.replace("batch = 8", "batch = 0").encode(), "$.case[1].batch: Expected `int` >= 1"),
+        (
+            GOOD.replace("batch = 8", "batch = 8\nbacth = 1").encode(),
+            "$.case[1]: Object contains unknown field `bacth`",
+        ),
+        (GOOD.replace('"infer"', '"inference"').encode(), "$.case[0].mode: Invalid enum value 'inference'"),
+        (GOOD.replace("wavefront", "wavefrnt").encode(), "$.policies[0]: unknown policy 'wavefrnt' (there are: "),
+        (f"counts = [2, 129]{GOOD}".encode(), "$.counts[1]: Expected `int` <= 128"),
+        (f"counts = [0]{GOOD}".encode(), "$.counts[0]: Expected `int` >= 1"),
+        (f"random = -1{GOOD}".encode(), "$.random: Expected `int` >= 0"),
+        (f"recordings = 0{GOOD}".encode(), "$.recordings: Expected `int` >= 1"),
+    ],
+)
+def test_broken_recipe_is_one_line_with_file_and_place(text: bytes, complaint: str, tmp_path: Path) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: {complaint}")
+    assert "\n" not in message
+
+
+OF_THE_TRACE = "mode, batch, dtype, memory format and front end are those of the trace; leave them out"
+
+
+@pytest.mark.parametrize(
+    ("case", "complaint"),
+    [
+        ("", "needs either 'spec' (with 'mode' and 'batch') or 'trace'"),
+        ("fitted = true", "needs either 'spec' (with 'mode' and 'batch') or 'trace'"),
+        (
+            'spec = "m.py:a"\nmode = "infer"\nbatch = 1\ntrace = "vgg16-infer-b1"',
+            "needs either 'spec' (with 'mode' and 'batch') or 'trace'",
+        ),
+        ('spec = "m.py:a"\nbatch = 1', "'m.py:a' needs 'mode' and 'batch'"),
+        ('spec = "m.py:a"\nmode = "infer"', "'m.py:a' needs 'mode' and 'batch'"),
+        ('trace = "vgg16-infer-b1"\nmode = "infer"', OF_THE_TRACE),
+        ('trace = "vgg16-infer-b1"\nbatch = 1', OF_THE_TRACE),
+        ('trace = "vgg16-infer-b1"\ndtype = "bf16"', OF_THE_TRACE),
+        (
+            'trace = "vgg16-infer-b2"',
+            "no trace 'vgg16-infer-b2': neither a file nor bundled (there are: decoder_small-infer-b1-bf16, ",
+        ),
+    ],
+)
+def test_case_is_either_a_spec_with_its_mode_and_batch_or_a_trace(case: str, complaint: str, tmp_path: Path) -> None:
+    """The place is that of the case: here the second."""
+    good = '[[case]]\ntrace = "vgg16-infer-b1"\nfitted = true\n'
+    path = write(tmp_path, f'name = "x"\n{good}[[case]]\n{case}')
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: $.case[1]: {complaint}")
+    assert "\n" not in message
+
+
+def test_missing_recipe_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"r\.toml: cannot be read: No such file"):
+        read_recipe(tmp_path / "r.toml")
+    with pytest.raises(RecipeError, match="cannot be read: Is a directory"):
+        read_recipe(tmp_path)

@@ -1,0 +1,214 @@
+"""A recipe in stages: each continues where it stopped, predictions stand before measurements, days are joined."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpusim.errors import CaptureError, RecipeError, ScheduleError
+from gpusim.formats.measurement import Measurement
+from gpusim.formats.results import read_results
+from gpusim.io.files import write_document
+from gpusim.plan.graph import OpGraph
+from gpusim.trace.store import read_trace, write_trace
+from gpusim.validation import stages
+from gpusim.validation.chosen import Chosen, hardware_of
+from gpusim.validation.predictions import predictions_path, read_predictions
+from gpusim.validation.recipe import Case, Recipe
+from gpusim.validation.stages import between_processes, capture_stage, measure_stage, predict_stage, selected
+from gpusim.version import code_version
+from tests.validation.test_recipes import capture
+from tests.validation.test_recipes import replay as replayed
+
+CALLS: list[str] = []
+
+
+def slower_each_time(
+    path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool
+) -> tuple[Chosen, list[Measurement]]:
+    """Measurements as if replayed; a second process takes 10 ns more, and predicts something else."""
+    CALLS.append(path.name)
+    chosen, measured = replayed(path, chosen, recipe, command, trust_code)
+    again = 10 * (CALLS.count(path.name) - 1)
+
+    def later(timing: Any) -> Any:
+        return msgspec.structs.replace(timing, median_ns=timing.median_ns + again)
+
+    return chosen, [
+        msgspec.structs.replace(each, schedule=later(each.schedule), sequential=later(each.sequential), predicted_ns=1)
+        for each in measured
+    ]
+
+
+@pytest.fixture(autouse=True)
+def edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of its own and no GPU."""
+
+    def here(work: Callable[..., Any], *args: object) -> Any:
+        return work(*args)
+
+    CALLS.clear()
+    monkeypatch.setattr(stages, "alone", here)
+    monkeypatch.setattr(stages, "capture_case", captured)
+    monkeypatch.setattr(stages, "replay_chosen", slower_each_time)
+
+
+def captured(case: Case, folder: Path, seed: int, command: str) -> Path:
+    """A trace under the name that a capture gives it."""
+    made = read_trace(capture(case, folder, seed, command))
+    (folder / f"{made.model.network}.json").unlink()
+    path = folder / f"{made.name}.json.gz"
+    write_trace(made, path)
+    return path
+
+
+def recipe(tmp_path: Path, *networks: str, **fields: Any) -> Recipe:
+    cases = tuple(Case(spec=f"m.py:{name}", mode="infer", batch=1) for name in networks)
+    given = {"name": "kinds", "case": cases, "streams": 4, "budget_s": 0.05, "policies": ("wavefront",)}
+    return Recipe(**(given | {"traces": str(tmp_path / "traces"), "processes": 2} | fields))
+
+
+def run(tmp_path: Path, plan: Recipe, *numbers: int) -> Any:
+    cases = selected(plan, numbers)
+    capture_stage(plan, cases, "c", lambda _: None)
+    predict_stage(plan, cases, lambda _: None)
+    return measure_stage(plan, cases, tmp_path / "results", "c", lambda _: None)
+
+
+def test_predictions_stand_before_measurements_and_measuring_makes_no_new_ones(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    results = run(tmp_path, plan)
+    (path,) = (tmp_path / "traces").glob("*.predicted.json.gz")
+    predictions = read_predictions(path, read_trace(tmp_path / "traces" / "a-infer-b1.json.gz"))
+    assert predictions.code == code_version()
+    assert [case.predicted_ns for case in results.cases] == [each.predicted_ns for each in predictions.schedules]
+    assert results.cases[0].commit == predictions.code
+    assert results.cases[0].predicted_interval_ns == predictions.intervals_ns[0]
+
+
+def test_interval_is_what_medians_of_processes_span(tmp_path: Path) -> None:
+    (case,) = run(tmp_path, recipe(tmp_path, "a")).cases
+    assert CALLS == ["a-infer-b1.json.gz"] * 2
+    low, high = case.interval_ns
+    assert high - low == 10
+    assert case.measured_ns == low + 5
+
+
+def test_outputs_that_differ_in_one_process_are_reported_as_different(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
+    predict_stage(plan, plan.case, lambda _: None)
+    trace = read_trace(path)
+    chosen = read_predictions(predictions_path(path), trace).chosen(OpGraph.build(trace, hardware_of(trace)), "p")
+    (good,) = slower_each_time(path, chosen, plan, "c", False)[1]
+    bad = msgspec.structs.replace(good, outputs=msgspec.structs.replace(good.outputs, equal=False))
+    assert not between_processes([good, bad]).outputs.equal
+    assert not between_processes([bad, good]).outputs.equal
+
+
+def test_cases_of_several_runs_join_in_one_file_and_none_is_measured_twice(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a", "b")
+    run(tmp_path, plan, 2)
+    run(tmp_path, plan, 1)
+    results = run(tmp_path, plan)
+    (path,) = (tmp_path / "results").glob("*.json")
+    assert [case.network for case in read_results(path).cases] == ["b", "a"]
+    assert results == read_results(path)
+    assert len(CALLS) == 4
+    assert all(case.date and case.versions["torch"] for case in results.cases)
+
+
+def test_another_gpu_is_refused_after_one_process_and_the_cases_before_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = recipe(tmp_path, "a", "b")
+    run(tmp_path, plan, 1)
+
+    def elsewhere(*arguments: Any) -> tuple[Chosen, list[Measurement]]:
+        chosen, measured = slower_each_time(*arguments)
+        gpu = msgspec.structs.replace(measured[0].gpu, name="Other GPU")
+        return chosen, [msgspec.structs.replace(each, gpu=gpu) for each in measured]
+
+    monkeypatch.setattr(stages, "replay_chosen", elsewhere)
+    with pytest.raises(RecipeError, match=r"kinds: results in '.*' are of .*, this is Other GPU; give another folder"):
+        run(tmp_path, plan, 2)
+    assert CALLS.count("b-infer-b1.json.gz") == 1
+    results = run(tmp_path, plan)
+    assert [case.network for case in results.cases] == ["a"]
+
+
+def test_step_captured_anew_with_other_ops_is_measured_anew(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a", "b")
+    run(tmp_path, plan)
+    path = tmp_path / "traces" / "a-infer-b1.json.gz"
+    trace = read_trace(path)
+    renamed = msgspec.structs.replace(trace.ops[0], name=f"{trace.ops[0].name}_again")
+    write_trace(msgspec.structs.replace(trace, ops=(renamed, *trace.ops[1:])), path)
+    predictions_path(path).unlink()
+    CALLS.clear()
+    results = run(tmp_path, plan)
+    assert CALLS == ["a-infer-b1.json.gz"] * 2
+    assert sorted(case.network for case in results.cases) == ["a", "b"]
+
+
+def test_schedule_that_is_not_legal_is_an_error_of_the_predictions_file(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
+    (target,) = predict_stage(plan, plan.case, lambda _: None)
+    predictions = read_predictions(target, read_trace(path))
+    (schedule,) = predictions.schedules
+    broken = msgspec.structs.replace(schedule, placements=())
+    write_document(target, msgspec.structs.replace(predictions, schedules=(broken,)))
+    with pytest.raises(ScheduleError, match=rf"^{re.escape(str(target))}: \$\.schedules\[0\]: "):
+        measure_stage(plan, plan.case, tmp_path / "results", "c", lambda _: None)
+
+
+def test_predictions_are_never_made_anew_and_hold_for_their_own_capture_only(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
+    (first,) = predict_stage(plan, plan.case, lambda _: None)
+    before = first.read_bytes()
+    predict_stage(plan, plan.case, lambda _: None)
+    assert first.read_bytes() == before
+    trace = read_trace(path)
+    slower = msgspec.structs.replace(trace.ops[0], host_ns=trace.ops[0].host_ns + 1)
+    write_trace(msgspec.structs.replace(trace, ops=(slower, *trace.ops[1:])), path)
+    with pytest.raises(RecipeError, match=r"predicted.json.gz: \$\.trace_sha256: predictions of another capture"):
+        predict_stage(plan, plan.case, lambda _: None)
+
+
+def test_capture_that_fails_leaves_the_others_and_is_tried_again_next_time(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "fails to capture", "b")
+    said: list[str] = []
+    for _ in range(2):
+        paths = capture_stage(plan, plan.case, "c", said.append)
+        assert [path.name for path in paths] == ["b-infer-b1.json.gz"]
+    assert [line for line in said if "failed" in line] == [
+        "failed: m.py:fails to capture: cannot capture m.py:fails to capture"
+    ] * 2
+    with pytest.raises(CaptureError):
+        capture_stage(plan, plan.case[:1], "c", said.append)
+
+
+@pytest.mark.parametrize("number", [0, 3, -1])
+def test_case_that_the_recipe_does_not_have_is_refused(number: int, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=rf"kinds: no case {number}: cases are numbered 1 to 2"):
+        selected(recipe(tmp_path, "a", "b"), (number,))
+
+
+def test_measuring_before_predicting_is_refused(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    with pytest.raises(RecipeError, match="not captured yet"):
+        measure_stage(plan, plan.case, tmp_path / "results", "c", lambda _: None)
+
+
+def test_stages_need_a_folder_of_traces_and_no_trials(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"\$\.traces: stages need a folder"):
+        capture_stage(recipe(tmp_path, "a", traces=None), recipe(tmp_path, "a").case, "c", lambda _: None)
+    with pytest.raises(RecipeError, match=r"\$\.measure: trials choose"):
+        predict_stage(recipe(tmp_path, "a", measure=4), recipe(tmp_path, "a").case, lambda _: None)
