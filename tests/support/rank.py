@@ -13,7 +13,7 @@ from itertools import cycle
 import torch
 import torch.distributed as dist
 
-from gpusim.gpu.layerwise.__main__ import join
+from gpusim.gpu.layerwise.__main__ import join, leave
 from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
@@ -120,9 +120,8 @@ def main() -> int:
     found = {"check": check, "local": local}[what]()
     if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(found))
-    dist.destroy_process_group()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

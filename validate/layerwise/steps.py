@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import load_topology
-from gpusim.gpu.layerwise.__main__ import join
+from gpusim.gpu.layerwise.__main__ import join, leave
 from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
@@ -159,9 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(f"{name} b{batch} {plan}: {times[plan] / 1e3:,.0f} us, {ddp_ns / times[plan]:.2f}x over DDP")
     if dist.get_rank() == 0:
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
-    dist.destroy_process_group()
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main())

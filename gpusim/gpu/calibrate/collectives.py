@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from gpusim.errors import GpuError
 from gpusim.formats.topology import Collective, Curve, Topology
-from gpusim.gpu.layerwise.__main__ import join
+from gpusim.gpu.layerwise.__main__ import join, leave
 from gpusim.gpu.layerwise.launch import launch
 
 COLLECTIVES: Final[tuple[Collective, ...]] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -103,9 +103,8 @@ def main() -> int:
     found = {name: [[size, time_collective(name, size, device)] for size in sizes] for name in COLLECTIVES}
     if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(found))
-    dist.destroy_process_group()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
