@@ -7,7 +7,7 @@ it needs when it is called.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,9 +115,8 @@ def explore_beside(
     seed: int = DEFAULT_SEED,
     policies: Collection[str] | None = None,
     partitions: str = "",
-    give_way: Callable[[], None] = lambda: None,
 ) -> Exploration:
-    """Start an exploration in a thread of its own, which calls `give_way` again and again."""
+    """Start an exploration in a process of its own."""
     from gpusim.search.background import Exploration as Exploration
     from gpusim.search.explore import Row as Row
     from gpusim.search.variants import parse_splits
@@ -131,15 +130,7 @@ def explore_beside(
         seed=seed,
         policies=policies,
         splits=splits,
-        give_way=give_way,
     ).start()
-
-
-def interrupt(thread: int, kind: type[BaseException]) -> None:
-    """Raise `kind` in a thread (its `ident`) at its next line of Python."""
-    from gpusim.search.interrupt import interrupt_thread
-
-    interrupt_thread(thread, kind)
 
 
 def changed(

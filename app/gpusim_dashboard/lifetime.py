@@ -7,6 +7,7 @@ looks which sessions are still connected, and interrupts the others' scripts and
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +17,6 @@ import streamlit as st
 from streamlit.runtime import Runtime
 from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 
-from gpusim import for_pages
-
 if TYPE_CHECKING:
     from gpusim.for_pages import Exploration
 
@@ -25,8 +24,13 @@ if TYPE_CHECKING:
 LOOK_S, GONE_S = 0.25, 0.6
 #: A search that was asked to stop has so long to keep its best schedule.
 PATIENCE_S = 0.5
-#: How long a search waits for pages before each of its steps, and how often it looks whether they are done.
+#: How long work that nobody has asked for waits for pages, and how often it looks whether they are done.
 MOST_WAIT_S, WAIT_S = 1.0, 0.01
+
+
+def interrupt(thread: int, kind: type[BaseException]) -> None:
+    """Raise `kind` in a thread (its `ident`) at its next line of Python; nothing where there is no such thread."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 class Watch:
@@ -38,8 +42,6 @@ class Watch:
         """Thread -> session."""
         self._searches: dict[Exploration, str] = {}
         self._gone_since: dict[str, float] = {}
-        self._rested = threading.local()
-        """Of each search's thread: when it last went on."""
         threading.Thread(target=self._run, name="session lifetime", daemon=True).start()
 
     @contextlib.contextmanager
@@ -59,16 +61,10 @@ class Watch:
                 del self._scripts[thread]
 
     def give_way(self) -> None:
-        """Wait while a page computes, for a while: a search has time, and who looks at a page has not.
-
-        Searches that run at once rest in turns: together they take the time of one.
-        """
-        worked_s = time.monotonic() - getattr(self._rested, "at_s", time.monotonic())
-        time.sleep(min(worked_s * max(0, len(self._searches) - 1), MOST_WAIT_S))
+        """Wait while a page computes, for a while: work that nobody has asked for yet has time."""
         until = time.monotonic() + MOST_WAIT_S
         while self._scripts and time.monotonic() < until:
             time.sleep(WAIT_S)
-        self._rested.at_s = time.monotonic()
 
     def search(self, session: str, job: Exploration) -> None:
         """End a search when its session has ended."""
@@ -95,7 +91,7 @@ class Watch:
         gone = {session: now - since for session, since in self._gone_since.items() if now - since >= GONE_S}
         for thread, session in self._scripts.items():
             if session in gone:
-                for_pages.interrupt(thread, StopException)
+                interrupt(thread, StopException)
         for job, session in self._searches.items():
             if session in gone:
                 job.stop()

@@ -1,7 +1,7 @@
 """Long work takes turns, so that short answers need not wait for it: what a session asks next is seldom long.
 
-As many pages compute for long at once as there are processors; others wait until one of them is done. A search in the
-background waits while pages compute (`lifetime.Watch.give_way`), and so does what nobody has asked for yet.
+As many pages compute for long at once as there are processors; others wait until one of them is done. Work that nobody
+has asked for yet waits while pages compute (`lifetime.Watch.give_way`). A search is a process of its own, behind all.
 """
 
 from __future__ import annotations

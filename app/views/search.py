@@ -97,7 +97,6 @@ if top[1].button("Start", type="primary", disabled=running or bool(wrong), width
         seed=int(seed or 0),
         policies=tuple(chosen),
         partitions=asked if parts else "",
-        give_way=lifetime.watch().give_way,
     )
     lifetime.search(state.job)
     st.rerun()

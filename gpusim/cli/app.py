@@ -60,6 +60,8 @@ def app(port: int, address: str, hosts: tuple[str, ...], headless: bool) -> None
         "server.maxUploadSize": MAX_UPLOAD_BYTES // MIB,
         "server.showEmailPrompt": False,
         "server.fileWatcherType": "none",
+        # Steps are many objects: one full collection takes up to a second, after each rerun, and all sessions wait.
+        "runner.postScriptGC": False,
         "browser.gatherUsageStats": False,
         "client.toolbarMode": "viewer",
         "client.showErrorLinks": False,

@@ -1,25 +1,72 @@
-"""An exploration in a thread of its own: progress and results while it runs, and a way to stop it."""
+"""An exploration in a process of its own: progress and results while it runs, and a way to stop it.
+
+A process, not a thread: Python runs one thread at a time, so a search would hold up whatever else its process does, and
+the system could not put it behind. The process is started, not forked: the server that asks has threads.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+import traceback
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Pipe
+from typing import Final, Literal
 
 from gpusim.defaults import DEFAULT_SEED
-from gpusim.errors import GpusimError
+from gpusim.errors import GpusimError, WorkerError
 from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
 from gpusim.search.budget import SEARCHED
 from gpusim.search.explore import Explored, Row, explore
-from gpusim.search.interrupt import Cancelled, interrupt_thread
+from gpusim.search.interrupt import Cancelled
+
+#: How far the search stands behind other processes (`nice`).
+BEHIND: Final = 10
+
+_PROGRAM: Final = "import sys; sys.path[:] = sys.argv[2:]; from gpusim.search.background import serve; serve()"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The arguments of `explore`."""
+
+    graph: OpGraph
+    streams: int
+    budget_s: float
+    evaluations: int | None
+    seed: int
+    policies: Collection[str] | None
+    splits: Sequence[tuple[Partition, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    what: str
+    share: float
+    best_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Defect:
+    text: str
+
+
+_STOP: Final = "stop"
+_STOPPED: Final = "stopped"
+_Message = Row | _Progress | Explored | GpusimError | _Defect | Literal["stopped"]
 
 
 class Exploration:
     """Runs `explore` with the arguments given; every attribute may be read at any time.
 
     A stop during the search keeps the best found so far, as Ctrl-C does on the command line; before it, there is no
-    result. `give_way` is called again and again, and may wait: what is more urgent then goes first.
+    result.
     """
 
     def __init__(
@@ -32,7 +79,6 @@ class Exploration:
         seed: int = DEFAULT_SEED,
         policies: Collection[str] | None = None,
         splits: Sequence[tuple[Partition, ...]] = (),
-        give_way: Callable[[], None] = lambda: None,
     ) -> None:
         self.what = "starting"
         self.share = 0.0
@@ -44,30 +90,42 @@ class Exploration:
         self.bug: BaseException | None = None
         """Anything else that was raised: shown where the result is asked for."""
         self.started_s = time.monotonic()
-        self._give_way = give_way
-        self._stop = threading.Event()
-        self._interrupted = False
+        self._work = _Work(graph, streams, budget_s, evaluations, seed, policies, tuple(splits))
+        self._stopped = False
+        self._asked = False
+        """Whether the process has its work; a stop that comes before is sent after it."""
+        self._sending = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
         # A daemon: a page that nobody looks at any more must not keep the server from ending.
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(graph, streams, budget_s, evaluations, seed, policies, splits),
-            name=f"explore {graph.trace.name}",
-            daemon=True,
-        )
+        self._thread = threading.Thread(target=self._listen, name=f"explore {graph.trace.name}", daemon=True)
 
     def start(self) -> Exploration:
         """Begin; gives itself."""
+        self._pipe, theirs = Pipe()
+        number = theirs.fileno()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(number), *sys.path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(number,),
+        )
+        theirs.close()  # else the pipe would stay open when the process dies
         self._thread.start()
         return self
 
     def stop(self) -> None:
         """Ask it to end soon."""
-        self._stop.set()
+        with self._sending:
+            self._stopped = True
+            if self._asked:
+                self._send(_STOP)
 
     def interrupt(self) -> None:
-        """End now, wherever it is: for a search whose result nobody waits for. Call again while it runs."""
-        if self._thread.ident is not None:
-            interrupt_thread(self._thread.ident, Cancelled)
+        """End now, wherever it is: for a search whose result nobody waits for."""
+        self._stopped = True
+        if self._process is not None:
+            self._process.kill()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the end."""
@@ -81,51 +139,117 @@ class Exploration:
     @property
     def stopped(self) -> bool:
         """Whether it was asked to end."""
-        return self._stop.is_set()
+        return self._stopped
 
-    def _run(
-        self,
-        graph: OpGraph,
-        streams: int,
-        budget_s: float,
-        evaluations: int | None,
-        seed: int,
-        policies: Collection[str] | None,
-        splits: Sequence[tuple[Partition, ...]],
-    ) -> None:
+    @property
+    def process(self) -> int | None:
+        """The number of the process that searches; None before the start."""
+        return None if self._process is None else self._process.pid
+
+    def _listen(self) -> None:
+        """Take what the process says, until it ends."""
+        assert self._process is not None
         try:
-            self.result = explore(
-                graph,
-                streams=streams,
-                budget_s=budget_s,
-                seed=seed,
-                evaluations=evaluations,
-                policies=policies,
-                splits=splits,
+            with self._sending:
+                self._send(self._work)
+                self._asked = True
+                if self._stopped:
+                    self._send(_STOP)
+            while True:
+                self._take(self._pipe.recv())
+        except (EOFError, OSError):
+            self._pipe.close()
+        except BaseException as bug:  # a thread's own would only reach standard error
+            self.bug = bug
+            self._process.kill()
+        status = self._process.wait()
+        if self._stopped and self.result is None:
+            self.what = _STOPPED
+        elif status and not (self.error or self.bug):
+            ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            self.error = WorkerError(f"the process of the search {ended}")
+
+    def _take(self, message: _Message) -> None:
+        match message:
+            case Row():
+                self.rows = (*self.rows, message)
+            case _Progress():
+                self.what, self.share, self.best_ns = message.what, message.share, message.best_ns
+            case Explored():
+                self.result = replace(message, graph=self._work.graph)
+            case GpusimError():
+                self.error = message
+            case _Defect():
+                self.bug = RuntimeError(f"the search failed in its process:\n{message.text}")
+            case _:
+                self.what = _STOPPED
+
+    def _send(self, message: object) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError:  # it has ended; what it said of that comes from the pipe, or its status says it
+            return
+
+
+class _Search:
+    """The other side: one exploration, which tells what it finds and hears when to stop."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._work: _Work = pipe.recv()
+        self._stop = threading.Event()
+        self._interrupted = False
+        threading.Thread(target=self._listen, name="stop", daemon=True).start()
+
+    def run(self) -> None:
+        work = self._work
+        try:
+            found = explore(
+                work.graph,
+                streams=work.streams,
+                budget_s=work.budget_s,
+                seed=work.seed,
+                evaluations=work.evaluations,
+                policies=work.policies,
+                splits=work.splits,
                 on_row=self._add,
                 report=self._report,
             )
+            self._pipe.send(found)
         except Cancelled:
-            self.what = "stopped"
+            self._pipe.send(_STOPPED)
         except GpusimError as error:
-            self.error = error
-        except BaseException as bug:  # a thread's own would only reach standard error
-            self.bug = bug
+            self._pipe.send(error)
+        except Exception:
+            self._pipe.send(_Defect(traceback.format_exc()))
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._pipe.recv()
+                self._stop.set()
+        except (EOFError, OSError):
+            os._exit(1)  # nobody is left to tell
 
     def _add(self, row: Row) -> None:
-        self.rows = (*self.rows, row)
-        self._give_way()
+        self._pipe.send(row)
         # A searched row comes after the search: what is left is short, and its result is worth having.
         if row.policy not in SEARCHED:
             self._interrupt()
 
     def _report(self, what: str, share: float, best_ns: int) -> None:
-        self.what, self.share, self.best_ns = what, share, best_ns
+        self._pipe.send(_Progress(what, share, best_ns))
         self._interrupt()
-        self._give_way()
 
     def _interrupt(self) -> None:
         """End the search, once: what comes after it is the end, and must not be cut off."""
         if self._stop.is_set() and not self._interrupted:
             self._interrupted = True
             raise Cancelled
+
+
+def serve() -> None:
+    """Run the exploration that the pipe named on the command line asks for."""
+    os.nice(BEHIND)
+    _Search(Connection(int(sys.argv[1]))).run()
+    os._exit(0)  # the thread that listens would take the end of the pipe for a parent that is gone

@@ -1,8 +1,7 @@
-"""Ending a search early: Ctrl-C, a request, or an interrupt from another thread."""
+"""Ending a search early: Ctrl-C, or a request."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import Final
 
 
@@ -12,8 +11,3 @@ class Cancelled(BaseException):  # as `KeyboardInterrupt`, so that no handler of
 
 #: What ends a search early, which then keeps the best found.
 STOPS: Final = (KeyboardInterrupt, Cancelled)
-
-
-def interrupt_thread(thread: int, kind: type[BaseException]) -> None:
-    """Raise `kind` in a thread (its `ident`) at its next line of Python; nothing where there is no such thread."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import threading
+import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import gpusim.search.background
 from gpusim.analysis.critical_path import waits
 from gpusim.analysis.simulation import Simulated
 from gpusim.analysis.simulation import simulate as simulate_schedule
@@ -28,7 +29,7 @@ from gpusim.analysis.whatif import (
 )
 from gpusim.cli import main
 from gpusim.engine.base import engine_by_name
-from gpusim.errors import OptionError, TraceError
+from gpusim.errors import OptionError, TraceError, WorkerError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
 from gpusim.importers.upload import parse_upload
@@ -363,24 +364,22 @@ def test_background_exploration_finds_what_explore_finds() -> None:
     assert job.result.rows == job.rows == explored().rows
 
 
-def test_a_stopped_search_keeps_the_best_found() -> None:
-    searching, go_on = threading.Event(), threading.Event()
-    job = Exploration(build_graph(wide_trace(width=12), make_hardware()), streams=3, budget_s=600.0)
-    report = job._report
-
-    def held(what: str, share: float, best_ns: int) -> None:
-        if what == SEARCH:
-            searching.set()
-            go_on.wait(60)
-        report(what, share, best_ns)
-
-    job._report = held  # type: ignore[method-assign]
+def searching(job: Exploration) -> Exploration:
+    """Start it, and wait until it is past the policies."""
     job.start()
-    assert searching.wait(60)
+    deadline = time.monotonic() + 120
+    while job.what != SEARCH:
+        assert job.running
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return job
+
+
+def test_a_stopped_search_keeps_the_best_found() -> None:
+    job = searching(Exploration(build_graph(wide_trace(width=12), make_hardware()), streams=3, budget_s=600.0))
     job.stop()
-    go_on.set()
     job.wait(60)
-    assert job.bug is None
+    assert (job.error, job.bug) == (None, None)
     assert job.result is not None
     assert job.result.interrupted
     assert any(row.policy == SEARCH for row in job.result.rows)
@@ -395,37 +394,34 @@ def test_stopped_before_the_search_there_is_no_result_and_no_bug() -> None:
 
 
 def test_an_interrupted_exploration_ends_without_a_bug() -> None:
-    """Wherever the thread is: what is raised in it is no user's error and no Ctrl-C."""
-    reached, go_on = threading.Event(), threading.Event()
-    job = Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=600.0)
-
-    def held(what: str, share: float, best_ns: int) -> None:
-        reached.set()
-        while not go_on.wait(0.01):
-            pass
-
-    job._report = held  # type: ignore[method-assign]
-    job.start()
-    assert reached.wait(60)
+    """Its process is gone, wherever it was."""
+    job = searching(Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=600.0))
     job.interrupt()
     job.wait(60)
-    go_on.set()
     assert not job.running
-    assert (job.error, job.bug) == (None, None)
+    assert (job.result, job.error, job.bug) == (None, None, None)
+    assert job.process is not None
+    assert not Path(f"/proc/{job.process}").exists()
 
 
-def test_what_goes_wrong_in_the_background_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_in_the_background_is_kept() -> None:
     job = Exploration(build_graph(wide_trace(), make_hardware()), streams=999, budget_s=60.0).start()
     job.wait(60)
     assert isinstance(job.error, OptionError)
+    job = Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=60.0, seed="x")  # type: ignore[arg-type]
+    job.start().wait(60)
+    assert isinstance(job.bug, RuntimeError)
+    assert "TypeError" in str(job.bug)
 
-    def broken(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError
 
-    monkeypatch.setattr(gpusim.search.background, "explore", broken)
-    job = Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=60.0).start()
+def test_a_search_whose_process_is_killed_says_so() -> None:
+    """By the system where memory ends, for one."""
+    job = searching(Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=600.0))
+    assert job.process is not None
+    os.kill(job.process, signal.SIGKILL)
     job.wait(60)
-    assert isinstance(job.bug, ZeroDivisionError)
+    assert isinstance(job.error, WorkerError)
+    assert str(job.error) == "the process of the search was ended by SIGKILL"
 
 
 def test_only_the_policies_named_run_besides_the_sequential_one() -> None:

@@ -190,13 +190,29 @@ def own_button(tab: Any, name: str) -> Any:
 
 
 def thread_ticks() -> dict[str, int]:
-    """The server's threads, and the CPU time of each so far in ticks of 10 ms."""
+    """The threads of the server and of its searches, and the CPU time of each so far in ticks of 10 ms."""
     found = {}
-    for folder in Path(f"/proc/{server_process[0]}/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            found[folder.name] = int(fields[11]) + int(fields[12])
+    for process in (server_process[0], *children_of(server_process[0])):
+        for folder in Path("/proc").glob(f"{process}/task/*"):
+            with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+                fields = _fields(folder)
+                found[folder.name] = int(fields[11]) + int(fields[12])
     return found
+
+
+def children_of(parent: int) -> list[int]:
+    """The processes that a process has started and that still run."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and int(_fields(folder)[1]) == parent:
+                found.append(int(folder.name))
+    return found
+
+
+def _fields(folder: Path) -> list[str]:
+    """What the system says of a process or a thread after its name: state, parent, and so on."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()
 
 
 def threads_at_work(known: Collection[str]) -> set[str]:
