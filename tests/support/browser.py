@@ -29,6 +29,8 @@ SMALL = "squeezenet1_1-infer-b1"
 START_S, PAGE_MS = 120, 120_000
 #: As Streamlit marks its own page while the script runs and when it is done.
 DONE = "[data-testid=stApp][data-test-script-state=notRunning]"
+#: A page that is done and stays so for this long is complete.
+SETTLED_MS = 100
 #: A thread that computes uses as much in a second, in ticks of 10 ms, on a machine that is busy with other things too.
 WORK_TICKS = 5
 #: What a closed tab leaves behind has ended by then.
@@ -150,6 +152,10 @@ def visit(tab: Any, address: str, **link: str) -> None:
 def settle(tab: Any) -> None:
     """Wait until the page's heading is there and its script has ended."""
     tab.wait_for_selector("h1")
+    # A page is done before its first script, too, and for a moment between one that asks for another and that one.
+    for _ in range(2):
+        tab.wait_for_selector(DONE)
+        tab.wait_for_timeout(SETTLED_MS)
     tab.wait_for_selector(DONE)
     assert tab.locator("[data-testid=stException]").all_inner_texts() == []
 
@@ -176,6 +182,7 @@ def answer(tab: Any) -> str:
 def table(tab: Any, name: str) -> list[list[str]]:
     """Cells of the rows of a table by its name."""
     rows = tab.get_by_role("region", name=name, exact=True).locator("tbody tr")
+    rows.first.wait_for()
     return [[cell.strip() for cell in row.locator("th, td").all_inner_texts()] for row in rows.all()]
 
 
