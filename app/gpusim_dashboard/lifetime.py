@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 LOOK_S, GONE_S = 0.25, 0.6
 #: A search that was asked to stop has so long to keep its best schedule.
 PATIENCE_S = 0.5
-#: How long work that nobody has asked for waits for pages, and how often it looks whether they are done.
-MOST_WAIT_S, WAIT_S = 1.0, 0.01
+#: After so long without a script, work that nobody has asked for may begin.
+QUIET_S = 2.0
 
 
 def interrupt(thread: int, kind: type[BaseException]) -> None:
@@ -40,6 +40,8 @@ class Watch:
         self._changed = threading.Condition()
         self._scripts: dict[int, str] = {}
         """Thread -> session."""
+        self._asked_s = time.monotonic()
+        """When a script last ran."""
         self._searches: dict[Exploration, str] = {}
         self._gone_since: dict[str, float] = {}
         threading.Thread(target=self._run, name="session lifetime", daemon=True).start()
@@ -59,12 +61,12 @@ class Watch:
         finally:
             with self._changed:
                 del self._scripts[thread]
+                self._asked_s = time.monotonic()
 
-    def give_way(self) -> None:
-        """Wait while a page computes, for a while: work that nobody has asked for yet has time."""
-        until = time.monotonic() + MOST_WAIT_S
-        while self._scripts and time.monotonic() < until:
-            time.sleep(WAIT_S)
+    def wait_for_quiet(self) -> None:
+        """Wait until no page has computed anything for a while."""
+        while self._scripts or time.monotonic() < self._asked_s + QUIET_S:
+            time.sleep(QUIET_S / 10)
 
     def search(self, session: str, job: Exploration) -> None:
         """End a search when its session has ended."""

@@ -36,16 +36,18 @@ def first_page() -> None:
 
 
 def other_pages() -> None:
-    """The engine and the figures, which a first page that was on disk did without; then the other samples."""
-    from gpusim_dashboard import lifetime, results, turns
+    """The engine and the figures, which a first page that was on disk did without; then the pages of every sample.
 
-    turns.stand_behind(threading.get_native_id())
+    Each waits until nobody has asked for anything for a while: Python runs one thread at a time.
+    """
+    from gpusim_dashboard import lifetime, results
+
     # A policy's: what is recommended may be of a session, and this thread is in none.
     results.baseline_of(replace(first(), policy=results.STAND_IN))
     importlib.import_module("gpusim.report.figures.timeline")
-    for name in gpusim.list_traces():
-        sample = as_begun(name)
-        with contextlib.suppress(GpusimError):
-            if kept.load(sample, *kept.QUICK) is None:
-                lifetime.watch().give_way()
-                results.quick_of(sample)
+    samples = [as_begun(name) for name in gpusim.list_traces()]
+    for page in (results.quick_of, results.limits_of, results.quick_explained_of):
+        for sample in samples:
+            lifetime.watch().wait_for_quiet()
+            with contextlib.suppress(GpusimError):
+                page(sample)

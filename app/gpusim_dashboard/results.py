@@ -160,6 +160,11 @@ def _explained(
     return for_pages.explained(step_of(_choice), schedule, timeline_of(_choice, schedule, launch))
 
 
+def quick_explained_of(choice: Choice) -> gpusim.Explained:
+    """Why the schedule that the short exploration recommends is not faster."""
+    return explained_of(choice, quick_of(choice).schedule)
+
+
 def concurrency_of(choice: Choice, schedule: gpusim.Schedule) -> for_pages.Concurrency:
     """The modules that a schedule runs side by side."""
     return _concurrency(choice.content, choice.hardware.name, schedule, choice)

@@ -1,7 +1,8 @@
 """Long work takes turns, so that short answers need not wait for it: what a session asks next is seldom long.
 
 As many pages compute for long at once as there are processors; others wait until one of them is done. Work that nobody
-has asked for yet waits while pages compute (`lifetime.Watch.give_way`). A search is a process of its own, behind all.
+has asked for yet waits until nobody asks for anything (`lifetime.Watch.wait_for_quiet`). A search is a process of its
+own.
 """
 
 from __future__ import annotations
@@ -12,9 +13,6 @@ import threading
 from collections.abc import Iterator
 
 import streamlit as st
-
-#: How far a thread of long work stands behind the others (`nice`).
-BEHIND = 10
 
 
 @st.cache_resource(show_spinner=False)
@@ -38,9 +36,3 @@ def work() -> Iterator[None]:
             yield
         finally:
             _within.turn = False
-
-
-def stand_behind(thread: int) -> None:
-    """Let the system run a thread (its native id) behind others, where it knows threads; it stays so."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, thread, BEHIND)
