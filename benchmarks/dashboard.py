@@ -6,10 +6,9 @@ Writes the tables between the marks in research/2026-11-23-dashboard.md, and pri
 missed. All but one is measured in a real browser, which runs on the same machine. Needs the extra `app`, playwright and
 Chromium, as the browser tests do. Takes about five minutes.
 
-*Sessions*, served: until the server has sent the whole page to each of so many sessions that open a link at the same
-moment, over Streamlit's own protocol and without a browser, four of them with a search that runs: the answers of pages
-drawn by users' own machines. *Sessions*, drawn: the same in as many tabs of one browser that shares the processors with
-the server.
+*Sessions*, served: until the server has sent the answer to each of so many sessions that open a link at the same
+moment, over Streamlit's own protocol, while four others search: the wait of users whose own machines draw the pages.
+*Sessions*, drawn: the same in as many tabs of one browser, which shares the processors with the server.
 
 *Verdict*: until the browser shows it, beside a page of Streamlit's own with a title and a box, in turns. Once from the
 start of the server's process, with what the page shows on disk from a start before, and once in a new tab of a server
@@ -21,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import math
 import os
 import platform
 import statistics
@@ -61,6 +61,13 @@ ANSWERED = {
     "limits": ANSWER,
     "what-if": "[aria-label='The step as it is and with the settings below']",
     "timeline": ".js-plotly-plot .barlayer path",
+}
+#: The kind of element that brings the answer of a page, and what is in it.
+SENT = {
+    "verdict": ("html", 'class="g-answer'),
+    "limits": ("html", 'class="g-answer'),
+    "what-if": ("html", "The step as it is and with the settings below"),
+    "timeline": ("plotly_chart", ""),
 }
 #: The targets, in seconds and bytes.
 MOST_OVER_BARE_S, MOST_WHAT_IF_S, MOST_ANSWER_S, MOST_BYTES = 0.8, 0.2, 5.0, 2e9
@@ -181,20 +188,25 @@ def what_if(browser: Browser, address: str) -> list[float]:
     return found
 
 
-async def served_session(address: str, query: str) -> float:
-    """Seconds until the server has sent all of a page to a new session."""
+async def served_session(address: str, page: str, trace: str) -> float:
+    """Seconds until the server has sent the answer of a page to a new session, which waits for the rest, too."""
     begin = time.perf_counter()
     where = f"{address.replace('http', 'ws', 1)}/_stcore/stream"
+    kind, words = SENT[page]
+    took_s = math.nan
     async with websockets.connect(where, max_size=None, subprotocols=["streamlit"], origin=address) as socket:
         question = BackMsg()
-        question.rerun_script.query_string = query.removeprefix("/?")
+        question.rerun_script.query_string = link(page, trace).removeprefix("/?")
         await socket.send(question.SerializeToString())
         while True:
             message = ForwardMsg()
             message.ParseFromString(await socket.recv())
+            element = message.delta.new_element
+            if element.WhichOneof("type") == kind and words in str(element.html.body) and math.isnan(took_s):
+                took_s = time.perf_counter() - begin
             # A page that writes its settings into the address ends early for the run that has them.
             if message.WhichOneof("type") == "script_finished" and message.script_finished == FINISHED:
-                return time.perf_counter() - begin
+                return took_s
 
 
 async def served(address: str, count: int) -> dict[str, list[float]]:
@@ -206,10 +218,8 @@ async def served(address: str, count: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(len(names)):
         going = [names[(turn + number) % len(names)] for number in range(count)]
-        pages = [link(name, steps[number % len(steps)]) for number, name in enumerate(going)]
-        for name, took_s in zip(
-            going, await asyncio.gather(*(served_session(address, page) for page in pages)), strict=True
-        ):
+        asked = [served_session(address, name, steps[number % len(steps)]) for number, name in enumerate(going)]
+        for name, took_s in zip(going, await asyncio.gather(*asked), strict=True):
             seconds[name].append(took_s)
     return seconds
 

@@ -12,7 +12,7 @@ import streamlit as st
 import gpusim
 from gpusim.errors import GpusimError
 from gpusim_dashboard import kept
-from gpusim_dashboard.choice import as_begun, first
+from gpusim_dashboard.choice import Choice, as_begun, first
 
 
 @st.cache_resource(show_spinner=False)
@@ -43,11 +43,29 @@ def other_pages() -> None:
     from gpusim_dashboard import lifetime, results
 
     # A policy's: what is recommended may be of a session, and this thread is in none.
-    results.baseline_of(replace(first(), policy=results.STAND_IN))
-    importlib.import_module("gpusim.report.figures.timeline")
+    one = replace(first(), policy=results.STAND_IN)
+    results.baseline_of(one, results.shown_of(one))
+    for figure in ("timeline", "limits", "breakdown"):
+        importlib.import_module(f"gpusim.report.figures.{figure}")
     samples = [as_begun(name) for name in gpusim.list_traces()]
-    for page in (results.quick_of, results.limits_of, results.quick_explained_of):
+    for page in (results.quick_of, results.limits_of, timeline, what_if):
         for sample in samples:
             lifetime.watch().wait_for_quiet()
             with contextlib.suppress(GpusimError):
                 page(sample)
+
+
+def timeline(sample: Choice) -> None:
+    """Of the schedule that the short exploration recommends."""
+    from gpusim_dashboard import results
+
+    results.explained_of(sample, results.quick_of(sample).schedule)
+
+
+def what_if(sample: Choice) -> None:
+    """The step as it is, here and on other GPUs."""
+    from gpusim_dashboard import results
+
+    shown = results.recommended(results.quick_of(sample))
+    results.baseline_of(sample, shown)
+    results.on_every_gpu(sample, shown)

@@ -108,6 +108,12 @@ class Shown:
         return f"{self.policy}, {counted(self.used, 'stream')}{' (recommended)' if self.recommended else ''}"
 
 
+def recommended(explored: gpusim.Explored) -> Shown:
+    """The schedule that an exploration recommends."""
+    row = explored.best
+    return Shown(row.policy, row.streams, row.schedule, True)
+
+
 def shown_of(choice: Choice) -> Shown:
     """The schedule chosen: a policy's, the best searched one, or the recommended one.
 
@@ -118,8 +124,10 @@ def shown_of(choice: Choice) -> Shown:
             schedule = for_pages.observed_schedule(step_of(choice))
             return Shown(schedule.policy, schedule.stream_count, schedule, False)
         explored = explored_of(choice)
-        row = explored.best if choice.policy == RECOMMENDED else explored.best_of(SEARCH)
-        return Shown(row.policy, row.streams, row.schedule, choice.policy == RECOMMENDED)
+        if choice.policy == RECOMMENDED:
+            return recommended(explored)
+        row = explored.best_of(SEARCH)
+        return Shown(row.policy, row.streams, row.schedule, False)
     schedule = _schedule(choice.content, choice.hardware.name, choice.policy, choice.streams, step_of(choice))
     return Shown(choice.policy, choice.streams, schedule, False)
 
@@ -160,11 +168,6 @@ def _explained(
     return for_pages.explained(step_of(_choice), schedule, timeline_of(_choice, schedule, launch))
 
 
-def quick_explained_of(choice: Choice) -> gpusim.Explained:
-    """Why the schedule that the short exploration recommends is not faster."""
-    return explained_of(choice, quick_of(choice).schedule)
-
-
 def concurrency_of(choice: Choice, schedule: gpusim.Schedule) -> for_pages.Concurrency:
     """The modules that a schedule runs side by side."""
     return _concurrency(choice.content, choice.hardware.name, schedule, choice)
@@ -202,9 +205,8 @@ class Question:
     op_speed: float
 
 
-def baseline_of(choice: Choice) -> gpusim.Simulated:
+def baseline_of(choice: Choice, shown: Shown) -> gpusim.Simulated:
     """What a what-if question is compared with: `gpusim simulate` of the schedule shown."""
-    shown = shown_of(choice)
     key = (choice.content, choice.hardware.name, shown.policy, shown.streams, hash(shown.schedule))
     return _baseline(*key, shown, step_of(choice))
 
@@ -216,9 +218,8 @@ def _baseline(
     return for_pages.changed(_step, _shown.what_if, streams=streams)
 
 
-def answer_of(choice: Choice, question: Question) -> gpusim.Simulated:
+def answer_of(choice: Choice, question: Question, shown: Shown) -> gpusim.Simulated:
     """The changed step of a question."""
-    shown = shown_of(choice)
     # A searched schedule belongs to one step and is no rule that would give another: elsewhere a policy stands in.
     own = not shown.searched or question.trace == choice.name
     what_if = shown.what_if if own else STAND_IN
@@ -240,6 +241,19 @@ def other_step(name: str, gpu: str) -> gpusim.Step:
     from gpusim_dashboard import choice as choosing
 
     return step_of(choosing.chosen(name, gpu, RECOMMENDED, 1))
+
+
+def on_every_gpu(choice: Choice, shown: Shown) -> dict[str, gpusim.Simulated]:
+    """The step as it is on every GPU that there is a model of, by its name."""
+    answers = {}
+    for gpu in gpusim.list_hardware():
+        model = other_step(choice.name, gpu).hardware
+        usual = Question(
+            choice.name, gpu, "graph", min(for_pages.MAX_STREAMS, shown.streams), model.limits.sms, 1.0, 1.0, 1.0,
+            model.stream.queues, None, 1.0,
+        )  # fmt: skip
+        answers[gpu] = answer_of(choice, usual, shown)
+    return answers
 
 
 def sensitivities_of(choice: Choice, question: Question, base: gpusim.Simulated) -> Sensitivities:

@@ -133,9 +133,9 @@ def setting(cells: Iterator[Any], mark: str) -> tuple[Question, int]:
 
 def answers(asked: list[tuple[str, Question, int]]) -> list[gpusim.Simulated]:
     """The baseline and each setting as rows of one table; gives the changed steps."""
-    baseline = results.baseline_of(choice)
+    baseline = results.baseline_of(choice, shown)
     own = choice.trace.model.batch
-    found = [results.answer_of(choice, question) for _, question, _ in asked]
+    found = [results.answer_of(choice, question, shown) for _, question, _ in asked]
     rows = [("as it is", baseline, own), *((name, each, b) for (name, _, b), each in zip(asked, found, strict=True))]
     times = format_times_ns(run.makespan_ns for _, run, _ in rows)
     samples = format_times_ns(run.makespan_ns / batch for _, run, batch in rows)
@@ -194,7 +194,7 @@ def notes(asked: list[tuple[str, Question, int]], found: list[gpusim.Simulated])
 def command(question: Question) -> None:
     """The same on the command line."""
     model = hardware_model(question.gpu)
-    words = ["--policy", results.answer_of(choice, question).policy, "--streams", str(question.streams)]
+    words = ["--policy", results.answer_of(choice, question, shown).policy, "--streams", str(question.streams)]
     words += ["--launch", question.launch, "--hw", question.gpu]
     for option, value, default in (
         ("--sms", question.sms, model.limits.sms),
@@ -248,16 +248,8 @@ def what_if() -> None:
 def other_gpus() -> None:
     """The same step on every GPU that there is a model of: no control needs to be moved for that."""
     st.header("On other GPUs", anchor=False)
-    base = results.baseline_of(choice)
-    found = {}
-    for gpu in gpusim.list_hardware():
-        step = results.other_step(choice.name, gpu)
-        model = step.hardware
-        usual = Question(
-            choice.name, gpu, "graph", min(MAX_STREAMS, shown.streams), model.limits.sms, 1.0, 1.0, 1.0,
-            model.stream.queues, None, 1.0,
-        )  # fmt: skip
-        found[gpu] = results.answer_of(choice, usual)
+    base = results.baseline_of(choice, shown)
+    found = results.on_every_gpu(choice, shown)
     times = format_times_ns([*(run.makespan_ns for run in found.values()), *(r.sequential_ns for r in found.values())])
     unit = times[0].rpartition(" ")[2]
     cells = []

@@ -122,3 +122,12 @@ def test_public_names_exist(name: str) -> None:
     names = getattr(module, "__all__", [])
     assert len(names) == len(set(names))
     assert [public for public in names if not hasattr(module, public)] == []
+
+
+def test_figures_have_pandas_before_they_draw() -> None:
+    """Two sessions of the dashboard drew while pandas was being imported: plotly took the half of it for the whole."""
+    words = (
+        "import sys, gpusim.report.figures; print('plotly' in sys.modules, hasattr(sys.modules['pandas'], 'Series'))"
+    )
+    shown = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["False", "True"]
