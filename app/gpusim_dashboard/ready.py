@@ -68,4 +68,6 @@ def what_if(sample: Choice) -> None:
 
     shown = results.recommended(results.quick_of(sample))
     results.baseline_of(sample, shown)
-    results.on_every_gpu(sample, shown)
+    home = sample.hardware.name
+    as_it_is = results.on_every_gpu(sample, shown)[home]
+    results.sensitivities_of(sample, results.usual_question(sample, home, shown), as_it_is)

@@ -243,17 +243,27 @@ def other_step(name: str, gpu: str) -> gpusim.Step:
     return step_of(choosing.chosen(name, gpu, RECOMMENDED, 1))
 
 
+def usual_question(choice: Choice, gpu: str, shown: Shown) -> Question:
+    """The step as it is, on a GPU: with every control of the what-if page where it begins."""
+    model = other_step(choice.name, gpu).hardware
+    return Question(
+        trace=choice.name,
+        gpu=gpu,
+        launch=DEFAULT_LAUNCH,
+        streams=min(for_pages.MAX_STREAMS, shown.streams),
+        sms=model.limits.sms,
+        bandwidth=1.0,
+        launch_cost=1.0,
+        contention=1.0,
+        queues=model.stream.queues,
+        op=None,
+        op_speed=1.0,
+    )
+
+
 def on_every_gpu(choice: Choice, shown: Shown) -> dict[str, gpusim.Simulated]:
     """The step as it is on every GPU that there is a model of, by its name."""
-    answers = {}
-    for gpu in gpusim.list_hardware():
-        model = other_step(choice.name, gpu).hardware
-        usual = Question(
-            choice.name, gpu, "graph", min(for_pages.MAX_STREAMS, shown.streams), model.limits.sms, 1.0, 1.0, 1.0,
-            model.stream.queues, None, 1.0,
-        )  # fmt: skip
-        answers[gpu] = answer_of(choice, usual, shown)
-    return answers
+    return {gpu: answer_of(choice, usual_question(choice, gpu, shown), shown) for gpu in gpusim.list_hardware()}
 
 
 def sensitivities_of(choice: Choice, question: Question, base: gpusim.Simulated) -> Sensitivities:

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -683,6 +684,24 @@ def test_the_first_verdict_is_computed_before_anybody_asks(simulations: list[str
     app = opened(page="verdict")
     assert not app.exception
     assert address(app)["trace"] == "googlenet-train-b8"
+    assert simulations == []
+
+
+@pytest.mark.parametrize("name", ["limits", "timeline", "what-if"])
+def test_the_pages_of_a_sample_are_computed_before_anybody_asks(name: str, simulations: list[str]) -> None:
+    """By a thread that is in no session."""
+    from gpusim_dashboard import ready, results
+    from gpusim_dashboard.choice import as_begun
+
+    sample = as_begun("squeezenet1_1-infer-b1")
+    prepare = {"limits": results.limits_of, "timeline": ready.timeline, "what-if": ready.what_if}
+    for ahead in (ready.timeline, prepare[name]):
+        thread = threading.Thread(target=ahead, args=(sample,))
+        thread.start()
+        thread.join()
+    simulations.clear()
+    app = opened(page=name, trace=sample.name)
+    assert not app.exception
     assert simulations == []
 
 
