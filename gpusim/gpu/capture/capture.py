@@ -320,17 +320,17 @@ def check_against_calls(
         if options.dtype == "tf32":
             final, _ = _end_of(calls.trace, calls.recorded, graph, options, device)
             exact = with_values(fused, replace(calls.recorded, final=final)).final
-        found, noise = _end_of(trace, fused, graph, options, device, shaken=True)
+        fused_results, noise = _end_of(trace, fused, graph, options, device, shaken=True)
     apart: dict[int, float] = {}
     for limit, outputs in ((CHECK_TOLERANCE[dtype], True), (max(FUSED_TOLERANCE, CHECK_TOLERANCE[dtype]), False)):
-        for index, error in errors(trace, found, exact, noise, limit).items():
+        for index, error in errors(trace, fused_results, exact, noise, limit).items():
             if (index in fused.outputs) == outputs:
                 apart[index] = error
                 _refuse_error(_name(trace, index), error, limit)
     if options.dtype == "tf32":
-        found, _ = _end_of(trace, fused, graph, options, device)
+        fused_results, _ = _end_of(trace, fused, graph, options, device)
         captured = errors_by_role(trace, fused.final, exact)
-        for role, error in errors_by_role(trace, found, exact).items():
+        for role, error in errors_by_role(trace, fused_results, exact).items():
             least = CHECK_TOLERANCE["tf32"] if role == "output" else TOLERANCE["tf32"]
             _refuse_error(f"the results of role '{role}'", error, max(least, TIMES_AS_FAR * captured[role]))
     results = (max((apart[index] for index in indices), default=0.0) for indices in (fused.outputs, fused.gradients))
@@ -356,9 +356,9 @@ def _end_of(
     return _held(runner, begun.final), noise
 
 
-def _refuse_error(what: str, error: float, limit: float) -> None:
+def _refuse_error(result: str, error: float, limit: float) -> None:
     if not error <= limit:
-        problem = f"leave {what} {_in_words(error)} away from the recorded step (limit {limit:.2g})"
+        problem = f"leave {result} {_in_words(error)} away from the recorded step (limit {limit:.2g})"
         raise CaptureError(f"Inductor's kernels {problem}")
 
 
@@ -385,21 +385,21 @@ def _worst(
     trace: Trace,
     indices: Sequence[int],
     wanted: Sequence[torch.Tensor],
-    found: Results,
+    rebuilt: Results,
     noise: Mapping[int, float],
-    what: str,
+    noun: str,
 ) -> float:
     """The largest error of these results. Raises `CaptureError` where it is over the limit, naming the result."""
     if len(indices) != len(wanted):
-        raise CaptureError(f"the rebuilt step has {len(indices)} {what}s, the model's own {len(wanted)}")
+        raise CaptureError(f"the rebuilt step has {len(indices)} {noun}s, the model's own {len(wanted)}")
     if not indices:
         return 0.0
     limit = CHECK_TOLERANCE[trace.model.dtype]
-    apart = errors(trace, found, dict(zip(indices, wanted, strict=True)), noise, limit)
+    apart = errors(trace, rebuilt, dict(zip(indices, wanted, strict=True)), noise, limit)
     worst = max(apart, key=lambda index: apart[index])
     if not apart[worst] <= limit:
         raise CaptureError(
-            f"the rebuilt step's {what}s differ from the model's own by {_in_words(apart[worst])} (limit {limit:g}), "
+            f"the rebuilt step's {noun}s differ from the model's own by {_in_words(apart[worst])} (limit {limit:g}), "
             f"most in {_name(trace, worst)}"
         )
     return apart[worst]
@@ -414,8 +414,8 @@ def _name(trace: Trace, index: int) -> str:
     if trace.tensors[index].name:
         return f"'{trace.tensors[index].name}'"
     makers = [op for op in trace.ops if index in op.outputs]
-    made = f" of op '{makers[0].name}', layer '{makers[0].layer}'" if makers else ""
-    return f"'tensor {index}'{made}"
+    maker = f" of op '{makers[0].name}', layer '{makers[0].layer}'" if makers else ""
+    return f"'tensor {index}'{maker}"
 
 
 def _seed(graph: JointGraph, seed: int) -> None:

@@ -249,11 +249,11 @@ def _named(prefix: str, values: Any, role: Role) -> dict[str, tuple[Role, torch.
 def _check_loss(value: Any, given_loss: bool) -> None:
     if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad:
         return
-    found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    returned = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        found = "a number that no parameter has a part in"
+        returned = "a number that no parameter has a part in"
     whose = "the loss function" if given_loss else "the model, without loss=,"
-    raise CaptureError(f"{whose} returns {found}; one number that can be differentiated is needed")
+    raise CaptureError(f"{whose} returns {returned}; one number that can be differentiated is needed")
 
 
 def _autocast_dtype(autocast: torch.dtype | bool | None) -> torch.dtype | None:

@@ -147,14 +147,14 @@ class _Watched:
     def returned(self, ids: Sequence[int | None]) -> Returned:
         """What the step returns, once its tensors have ids."""
         numbers = iter(ids)
-        found: list[Any] = []
+        leaves: list[Any] = []
         for leaf in self._leaves:
             if not isinstance(leaf, torch.Tensor):
-                found.append(leaf)
+                leaves.append(leaf)
                 continue
             index = next(numbers)
-            found.append(leaf.detach() if index is None else Computed(index))
-        return Returned(self._spec, tuple(found))
+            leaves.append(leaf.detach() if index is None else Computed(index))
+        return Returned(self._spec, tuple(leaves))
 
 
 def gradients_of(captured: Captured, tensors: Sequence[torch.Tensor | None]) -> Gradients:

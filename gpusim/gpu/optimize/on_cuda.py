@@ -76,8 +76,8 @@ class CudaExecutor:
 
     def hardware(self) -> tuple[HardwareModel, bool]:
         """The model of this GPU, or that of another one where this one has none."""
-        found = hardware_for_gpu(torch.cuda.get_device_name(self.device))
-        return (found, found.calibrated) if found is not None else (default_hardware(""), False)
+        model = hardware_for_gpu(torch.cuda.get_device_name(self.device))
+        return (model, model.calibrated) if model is not None else (default_hardware(""), False)
 
     def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Trace:
         """The trace with the kernels of each op, profiled, and the time of the sequential graph."""

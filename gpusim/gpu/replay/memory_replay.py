@@ -87,10 +87,10 @@ class ProgramRecorder:
 def state_on_gpu(trace: Trace, device: torch.device, seed: int) -> tuple[InitialState, int]:
     """The step's initial state, its copy on the host, and the bytes that it has allocated on the GPU."""
     before = torch.cuda.memory_allocated()
-    made = make_initial(trace, device, seed)
-    pristine = {index: tensor.cpu() for index, tensor in made.pristine.items()}
-    state = InitialState(made.tensors, pristine)
-    del made
+    initial = make_initial(trace, device, seed)
+    pristine = {index: tensor.cpu() for index, tensor in initial.pristine.items()}
+    state = InitialState(initial.tensors, pristine)
+    del initial
     gc.collect()
     return state, torch.cuda.memory_allocated() - before
 
