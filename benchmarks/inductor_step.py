@@ -112,8 +112,8 @@ def accuracy(step: ModelStep, graph: Any, trace: Trace, fused: Any, options: Cap
             exact = gradients_of(step, (m := copy.deepcopy(module).double()), m, True)
             runner.drop_temporaries()
         norms = [tensor.norm().item() for tensor in exact]
-        for name, found in steps.items():
-            apart = [(f - e).norm().item() for f, e in zip(found, exact, strict=True)]
+        for name, tensors in steps.items():
+            apart = [(f - e).norm().item() for f, e in zip(tensors, exact, strict=True)]
             each = [a / n for a, n in zip(apart, norms, strict=True) if n > 1e-3 * max(norms)]
             whole = (sum(a * a for a in apart[1:]) / sum(n * n for n in norms[1:])) ** 0.5
             gradients = f"gradients {whole:.2e}, worst {max(each[1:]):.2e}, first {each[1]:.2e}"
