@@ -508,7 +508,7 @@ def on_cpu(name: str, mode: Mode = "train", memory_format: MemoryFormat = "conti
 @functools.cache
 def fused_on_cpu(name: str, mode: Mode = "train") -> OnCpu:
     """The network captured on the CPU with the front end `inductor`. Compiles C++: seconds each."""
-    found = on_cpu(name, mode)
-    options = replace(found.options, frontend="inductor")
-    recorded = inductor_step(found.graph, found.recorded, mode == "train")
-    return OnCpu(options, found.step, found.graph, recorded, bare_trace(options, found.step, recorded))
+    captured = on_cpu(name, mode)
+    options = replace(captured.options, frontend="inductor")
+    recorded = inductor_step(captured.graph, captured.recorded, mode == "train")
+    return OnCpu(options, captured.step, captured.graph, recorded, bare_trace(options, captured.step, recorded))
