@@ -20,7 +20,7 @@ import torch
 
 from gpusim.api import resolve_schedule, simulate
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import CaptureOptions, bare_trace, build_step, program_order_releases
+from gpusim.gpu.capture.capture import CaptureOptions, bare_trace, build_step
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM, joint_graph
 from gpusim.gpu.capture.models import ModelStep
 from gpusim.gpu.capture.record import Recorded, record
@@ -31,6 +31,7 @@ from gpusim.gpu.replay.cudagraph import GraphRecorder
 from gpusim.gpu.replay.execute import InitialState, Runner
 from gpusim.gpu.replay.timing import time_typical
 from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import program_order_releases
 from gpusim.step import load
 from gpusim.trace.dependencies import dependencies
 

@@ -47,7 +47,7 @@ from gpusim.gpu.replay.execute import InitialState, Runner, make_initial, result
 from gpusim.gpu.replay.rounding import rounding_noise
 from gpusim.gpu.replay.timing import time_typical
 from gpusim.plan.schedule import Schedule
-from gpusim.plan.sync import plan_sync
+from gpusim.plan.sync import program_order_releases
 from gpusim.trace.check import check_trace
 from gpusim.trace.dependencies import dependencies
 from gpusim.version import code_version
@@ -256,12 +256,6 @@ def bare_trace(
     if not own:
         check_operators(trace, options.spec)
     return trace
-
-
-def program_order_releases(trace: Trace) -> tuple[tuple[int, ...], ...]:
-    """Storages to let go of before each op when everything runs on one stream."""
-    n = len(trace.ops)
-    return plan_sync(trace, dependencies(trace), range(n), [0] * n).releases
 
 
 def check_against_model(

@@ -12,7 +12,6 @@ import torch
 
 from gpusim.formats.hardware import HardwareModel, default_hardware, hardware_for_gpu
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import program_order_releases
 from gpusim.gpu.capture.variants import with_measured_variants
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.gpu.optimize.captured import Captured
@@ -22,6 +21,7 @@ from gpusim.gpu.profiling import host_times, profile_ops
 from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
 from gpusim.gpu.replay.timing import time_interleaved
 from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import program_order_releases
 from gpusim.trace.dependencies import dependencies
 
 #: Rounds in which schedules are held against each other, and their length in ms.

@@ -12,13 +12,13 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError, ReplayError
 from gpusim.formats.trace import Dtype
-from gpusim.gpu.capture.capture import program_order_releases
 from gpusim.gpu.capture.optimizers import named_states
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.captured import Captured, Computed
 from gpusim.gpu.optimize.executors import UserRunner, state_of
 from gpusim.gpu.replay.compare import NOISE_FACTOR, VARIANT_TOLERANCE
 from gpusim.gpu.replay.rounding import rounding_noise
+from gpusim.plan.sync import program_order_releases
 
 Results = dict[str, torch.Tensor]
 
