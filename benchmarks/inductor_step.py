@@ -20,9 +20,11 @@ import torch
 
 from gpusim.api import resolve_schedule, simulate
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import CaptureOptions, bare_trace, build_step
+from gpusim.gpu.capture.capture import build_step
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM, joint_graph
 from gpusim.gpu.capture.models import ModelStep
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.capture.rebuild import bare_trace
 from gpusim.gpu.capture.record import Recorded, record
 from gpusim.gpu.device import gpu_facts, precision, require_gpu, set_precision
 from gpusim.gpu.inductor.step import inductor_step, with_values

@@ -18,8 +18,8 @@ from torch import nn
 
 from gpusim.errors import CaptureError, OperatorError, TraceError, TrustError, UnknownNameError
 from gpusim.formats.trace import KERNEL, Kernel, Op, Source, Trace
-from gpusim.gpu.capture.capture import Rebuilt, bare_trace, check_against_calls
 from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
+from gpusim.gpu.capture.rebuild import Rebuilt, bare_trace, check_against_calls
 from gpusim.gpu.capture.record import Recorded, record
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
 from gpusim.gpu.inductor import read as read_module

@@ -18,9 +18,11 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.formats.trace import Dtype, MemoryFormat, Mode, Trace
 from gpusim.gpu.capture.calls import JointGraph
-from gpusim.gpu.capture.capture import CaptureOptions, bare_trace, build_step
+from gpusim.gpu.capture.capture import build_step
 from gpusim.gpu.capture.joint_graph import joint_graph
 from gpusim.gpu.capture.models import ModelStep
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.capture.rebuild import bare_trace
 from gpusim.gpu.capture.record import Recorded, record
 from gpusim.gpu.inductor.step import inductor_step
 from gpusim.gpu.replay.execute import InitialState, Runner

@@ -17,7 +17,7 @@ from gpusim.engine.fast import FastEngine
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.trace import Trace
 from gpusim.gpu.calibrate import network as calibration_net
-from gpusim.gpu.capture.capture import CaptureOptions
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.isolate import alone
 from gpusim.plan.anchor import anchor
 from gpusim.plan.graph import OpGraph

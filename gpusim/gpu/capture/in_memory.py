@@ -17,7 +17,8 @@ from gpusim.defaults import DEFAULT_SEED
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Dtype, Frontend, Mode, Role, Trace
 from gpusim.gpu.capture import optimizers as optim
-from gpusim.gpu.capture.capture import CaptureOptions, capture_recorded, check_frontend
+from gpusim.gpu.capture.capture import capture_recorded
+from gpusim.gpu.capture.options import CaptureOptions, check_frontend
 from gpusim.gpu.capture.user_step import Phases, Untouched, UserStep, reachable, record_step
 from gpusim.gpu.device import explain_out_of_memory, precision, require_gpu
 

@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import CaptureOptions, rebuild
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.capture.rebuild import rebuild
 from gpusim.gpu.capture.record import Recorded
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
 from gpusim.gpu.optimize.lists import with_split_lists

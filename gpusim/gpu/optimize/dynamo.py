@@ -17,7 +17,7 @@ import torch
 from gpusim.arguments import memory_bytes, real
 from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
 from gpusim.errors import OptionError
-from gpusim.gpu.capture.capture import CaptureOptions
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.callable import CANNOT
 from gpusim.gpu.optimize.choose import Wanted

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gpusim.errors import CaptureError, GpusimError, ReplayError, StepError
-from gpusim.gpu.capture.capture import CaptureOptions
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
