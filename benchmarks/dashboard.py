@@ -146,10 +146,10 @@ def first_answer(browser: Browser, words: list[str], environment: dict[str, str]
         wait_for(address)
         tab.goto(f"{address}{query}", wait_until="commit")
         tab.locator(answer).first.wait_for()
-        found = time.perf_counter() - begin
+        answer_s = time.perf_counter() - begin
         tab.wait_for_selector(DONE)
         tab.context.close()
-    return found
+    return answer_s
 
 
 def answer_in_new_tab(browser: Browser, address: str, answer: str) -> float:
@@ -158,10 +158,10 @@ def answer_in_new_tab(browser: Browser, address: str, answer: str) -> float:
     begin = time.perf_counter()
     tab.goto(address, wait_until="commit")
     tab.locator(answer).first.wait_for()
-    found = time.perf_counter() - begin
+    answer_s = time.perf_counter() - begin
     tab.wait_for_selector(DONE)
     tab.context.close()
-    return found
+    return answer_s
 
 
 def what_if(browser: Browser, address: str) -> list[float]:
@@ -172,7 +172,7 @@ def what_if(browser: Browser, address: str) -> list[float]:
     tab.wait_for_selector(DONE)
     tab.wait_for_timeout(2_000)
     tab.locator("[data-testid=stSlider]").filter(has_text="SMs").get_by_role("slider").focus()
-    found = []
+    times_s = []
     for _ in range(PRESSES):
         before = tab.evaluate(f"{CELL}.innerText")
         begin = time.perf_counter()
@@ -181,11 +181,11 @@ def what_if(browser: Browser, address: str) -> list[float]:
         with suppress(TimeoutError):
             changed = f"before => {CELL}?.innerText !== before"
             tab.wait_for_function(changed, arg=before, polling=5, timeout=UNCHANGED_MS)
-            found.append(time.perf_counter() - begin)
+            times_s.append(time.perf_counter() - begin)
         tab.wait_for_selector(DONE)
         tab.wait_for_timeout(300)
     tab.context.close()
-    return found
+    return times_s
 
 
 async def served_session(address: str, page: str, trace: str) -> float:
@@ -239,7 +239,7 @@ def sessions(
         tab.get_by_test_id("stMain").get_by_role("button", name="Start", exact=True).click()
         tab.locator("[data-testid=stProgress]").wait_for()
     answers = asyncio.run(served(address, count))
-    found: dict[str, list[float]] = {name: [] for name in ANSWERED}
+    times_s: dict[str, list[float]] = {name: [] for name in ANSWERED}
     names = list(ANSWERED)
     for turn in range(1, len(names) + 1):
         going = [names[(turn + number) % len(names)] for number in range(count)]
@@ -247,13 +247,13 @@ def sessions(
             tab.evaluate(GO, [PAGES[name].label, PAGES[name].question, ANSWERED[name]])
         for tab, name in zip(tabs, going, strict=True):
             tab.wait_for_function("window.took !== undefined")
-            found[name].append(tab.evaluate("window.took"))
+            times_s[name].append(tab.evaluate("window.took"))
         for tab in tabs:
             tab.wait_for_selector(DONE)
     most_bytes = peak_bytes(pid)
     for tab in tabs:
         tab.context.close()
-    return answers, found, most_bytes
+    return answers, times_s, most_bytes
 
 
 def seconds(values: list[float]) -> str:
@@ -261,22 +261,22 @@ def seconds(values: list[float]) -> str:
     return f"{min(values):.2f} | {statistics.median(values):.2f} | {max(values):.2f}"
 
 
-def report(found: dict[str, Any], options: argparse.Namespace, browser: str) -> tuple[str, bool]:
+def report(measured: dict[str, Any], options: argparse.Namespace, browser: str) -> tuple[str, bool]:
     """The part of the page, and whether every target is met."""
-    over = statistics.median(found["verdict"]) - statistics.median(found["bare"])
-    over_tab = statistics.median(found["verdict, new tab"]) - statistics.median(found["bare, new tab"])
-    slowest = max(max(values) for values in found["served"].values())
-    what_if_s = statistics.median(found["what-if"])
+    over = statistics.median(measured["verdict"]) - statistics.median(measured["bare"])
+    over_tab = statistics.median(measured["verdict, new tab"]) - statistics.median(measured["bare, new tab"])
+    slowest = max(max(values) for values in measured["served"].values())
+    what_if_s = statistics.median(measured["what-if"])
     targets = (
         ("verdict over a bare page, from the start (s)", over, MOST_OVER_BARE_S),
         ("verdict over a bare page, new tab (s)", over_tab, MOST_OVER_BARE_S),
         ("what-if, median (s)", what_if_s, MOST_WHAT_IF_S),
         (f"slowest answer of {options.sessions} sessions at once, served (s)", slowest, MOST_ANSWER_S),
-        ("the server's most memory, with four searches (GB)", found["bytes"] / 1e9, MOST_BYTES / 1e9),
+        ("the server's most memory, with four searches (GB)", measured["bytes"] / 1e9, MOST_BYTES / 1e9),
     )
-    rows = [(name, found[name]) for name in ("bare", "verdict", "bare, new tab", "verdict, new tab", "what-if")]
+    rows = [(name, measured[name]) for name in ("bare", "verdict", "bare, new tab", "verdict, new tab", "what-if")]
     for way in ("served", "drawn"):
-        rows += [(f"{options.sessions} sessions, {way}: {name}", values) for name, values in found[way].items()]
+        rows += [(f"{options.sessions} sessions, {way}: {name}", values) for name, values in measured[way].items()]
     software = ", ".join(f"{name} {version(name)}" for name in ("streamlit", "plotly", "numpy", "numba"))
     checked = [
         f"| {name} | {value:.2f} | {most:.1f} | {'yes' if value <= most else 'no'} |" for name, value, most in targets
@@ -306,7 +306,7 @@ def main() -> None:
     options = parser.parse_args()
     options.load = os.getloadavg()[0]
     app = [sys.executable, "-m", "gpusim.cli", "app", "--headless", "--port", "PORT"]
-    found: dict[str, Any] = {name: [] for name in ("bare", "verdict", "bare, new tab", "verdict, new tab")}
+    measured: dict[str, Any] = {name: [] for name in ("bare", "verdict", "bare, new tab", "verdict, new tab")}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         (Path(folder) / "bare.py").write_text(BARE)
         quiet = [
@@ -318,14 +318,14 @@ def main() -> None:
         bare = [sys.executable, "-m", "streamlit", "run", f"{folder}/bare.py", "--server.port=PORT", *quiet]
         browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         kept = {"XDG_CACHE_HOME": f"{folder}/cache"}
-        with started(app, kept) as (address, pid):  # explores the samples, and keeps what it found
+        with started(app, kept) as (address, pid):  # explores the samples, and keeps what it measured
             wait_for(address)
             answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER)
             time.sleep(2 * IDLE_S)
             wait_until_idle(pid)
         for _ in range(options.rounds):
-            found["bare"].append(first_answer(browser, bare, {}, "/", BARE_ANSWER))
-            found["verdict"].append(first_answer(browser, app, kept, link("verdict"), ANSWER))
+            measured["bare"].append(first_answer(browser, bare, {}, "/", BARE_ANSWER))
+            measured["verdict"].append(first_answer(browser, app, kept, link("verdict"), ANSWER))
         with started(bare, {}) as (plain, _), started(app, kept) as (address, pid):
             wait_for(plain)
             wait_for(address)
@@ -333,11 +333,11 @@ def main() -> None:
             time.sleep(4 * IDLE_S)
             wait_until_idle(pid)
             for _ in range(options.rounds):
-                found["bare, new tab"].append(answer_in_new_tab(browser, plain, BARE_ANSWER))
-                found["verdict, new tab"].append(answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER))
-            found["what-if"] = what_if(browser, address)
-            found["served"], found["drawn"], found["bytes"] = sessions(browser, address, options.sessions, pid)
-        text, met = report(found, options, browser.version)
+                measured["bare, new tab"].append(answer_in_new_tab(browser, plain, BARE_ANSWER))
+                measured["verdict, new tab"].append(answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER))
+            measured["what-if"] = what_if(browser, address)
+            measured["served"], measured["drawn"], measured["bytes"] = sessions(browser, address, options.sessions, pid)
+        text, met = report(measured, options, browser.version)
         browser.close()
     fill(PAGE, "measured", text)
     print(text)

@@ -20,9 +20,11 @@ import torch
 
 from gpusim.api import resolve_schedule, simulate
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import CaptureOptions, bare_trace, build_step, program_order_releases
+from gpusim.gpu.capture.capture import build_step
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM, joint_graph
 from gpusim.gpu.capture.models import ModelStep
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.capture.rebuild import bare_trace
 from gpusim.gpu.capture.record import Recorded, record
 from gpusim.gpu.device import gpu_facts, precision, require_gpu, set_precision
 from gpusim.gpu.inductor.step import inductor_step, with_values
@@ -31,6 +33,7 @@ from gpusim.gpu.replay.cudagraph import GraphRecorder
 from gpusim.gpu.replay.execute import InitialState, Runner
 from gpusim.gpu.replay.timing import time_typical
 from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import program_order_releases
 from gpusim.step import load
 from gpusim.trace.dependencies import dependencies
 
@@ -112,8 +115,8 @@ def accuracy(step: ModelStep, graph: Any, trace: Trace, fused: Any, options: Cap
             exact = gradients_of(step, (m := copy.deepcopy(module).double()), m, True)
             runner.drop_temporaries()
         norms = [tensor.norm().item() for tensor in exact]
-        for name, found in steps.items():
-            apart = [(f - e).norm().item() for f, e in zip(found, exact, strict=True)]
+        for name, tensors in steps.items():
+            apart = [(f - e).norm().item() for f, e in zip(tensors, exact, strict=True)]
             each = [a / n for a, n in zip(apart, norms, strict=True) if n > 1e-3 * max(norms)]
             whole = (sum(a * a for a in apart[1:]) / sum(n * n for n in norms[1:])) ** 0.5
             gradients = f"gradients {whole:.2e}, worst {max(each[1:]):.2e}, first {each[1]:.2e}"

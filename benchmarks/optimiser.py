@@ -113,10 +113,10 @@ def solve(graph: OpGraph, seconds: float, hint: Schedule) -> Solved | None:
     for op, start in starts.items():
         priority[op] = -float(solver.value(start))
     lists = FastLists(graph)
-    made = [
+    schedules = [
         lists.schedule(count, priority, share).schedule for count in stream_counts(DEFAULT_STREAMS) for share in SHARES
     ]
-    best = min(made, key=lambda each: makespan_ns(graph, each))
+    best = min(schedules, key=lambda each: makespan_ns(graph, each))
     return Solved(solver.status_name(status), solver.objective_value, best)
 
 
@@ -159,9 +159,9 @@ def makespan_ns(graph: OpGraph, schedule: Schedule) -> int:
 def search(graph: OpGraph, seconds: float, also: list[Schedule]) -> int:
     """The makespan that the plain search finds, from every quick policy and `also`."""
     quick = [policy for policy in POLICIES.values() if not policy.slow]
-    made = [policy(graph, n) for policy in quick for n in policy.stream_counts(stream_counts(DEFAULT_STREAMS))]
+    schedules = [policy(graph, n) for policy in quick for n in policy.stream_counts(stream_counts(DEFAULT_STREAMS))]
     lists = local_search(graph, DEFAULT_STREAMS, budget_s=0.2 * seconds, seed=SEED)
-    seeds = [*made, *also, *(candidate.schedule for candidate in lists.candidates)]
+    seeds = [*schedules, *also, *(candidate.schedule for candidate in lists.candidates)]
     return refine(graph, seeds, DEFAULT_STREAMS, budget_s=0.8 * seconds, seed=SEED).makespans_ns[0]
 
 
@@ -169,10 +169,10 @@ def line(name: str, seconds: float) -> str:
     """One row of the table."""
     graph = OpGraph.build(load_trace(name), one_pool(load_hardware(HARDWARE)))
     quick = [policy for policy in POLICIES.values() if not policy.slow]
-    made = [policy(graph, n) for policy in quick for n in policy.stream_counts(stream_counts(DEFAULT_STREAMS))]
-    hint = min(made, key=lambda each: makespan_ns(graph, each))
+    schedules = [policy(graph, n) for policy in quick for n in policy.stream_counts(stream_counts(DEFAULT_STREAMS))]
+    hint = min(schedules, key=lambda each: makespan_ns(graph, each))
     search(graph, 0.1, [])  # so that compiling does not count
-    found, half = solve(graph, seconds, hint), solve(graph, seconds / 2, hint)
+    solution, half = solve(graph, seconds, hint), solve(graph, seconds / 2, hint)
     plain_ns = search(graph, seconds, [])
     both_ns = search(graph, seconds / 2, [half.schedule] if half else [])
     begin = time.perf_counter()
@@ -180,7 +180,9 @@ def line(name: str, seconds: float) -> str:
     linear_s = time.perf_counter() - begin
     bound_ns, bound = bounds(graph).largest
     solved = (
-        "none found" if found is None else f"{makespan_ns(graph, found.schedule) / 1e3:,.0f} ({found.status.lower()})"
+        "none found"
+        if solution is None
+        else f"{makespan_ns(graph, solution.schedule) / 1e3:,.0f} ({solution.status.lower()})"
     )
     cells = [
         f"`{name}`",

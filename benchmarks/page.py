@@ -8,8 +8,8 @@ from pathlib import Path
 def fill(page: Path, part: str, text: str) -> None:
     """Put `text` between the marks of a part, `<!-- part:begin -->` and `<!-- part:end -->`. Exits where they lack."""
     begin, end = f"<!-- {part}:begin -->", f"<!-- {part}:end -->"
-    before, found, rest = page.read_text("utf-8").partition(begin)
-    _, also_found, after = rest.partition(end)
-    if not (found and also_found):
+    before, opened, rest = page.read_text("utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (opened and closed):
         raise SystemExit(f"{page}: no part between {begin} and {end}")
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}", "utf-8")

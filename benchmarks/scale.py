@@ -50,7 +50,7 @@ COMMANDS = {
 def made_trace(kernels: int) -> Trace:
     """A step of so many ops of one kernel each."""
     base, draw = load_trace(BASE), random.Random(1)
-    found = [kernel for op in base.ops for kernel in op.kernels]
+    base_kernels = [kernel for op in base.ops for kernel in op.kernels]
     first = msgspec.convert(
         {
             "shape": [1024],
@@ -77,7 +77,7 @@ def made_trace(kernels: int) -> Trace:
             "reads": sources,
             "writes": [index + 1],
             "host_ns": 5000,
-            "kernels": [msgspec.to_builtins(found[index % len(found)])],
+            "kernels": [msgspec.to_builtins(base_kernels[index % len(base_kernels)])],
         }
         ops.append(msgspec.convert(op, Op))
     storages = (msgspec.convert({"bytes": 4096}, Storage),) * (kernels + 1)
@@ -189,9 +189,9 @@ def main() -> None:
                 if row is None:
                     if not file.exists():
                         write_document(file, made_trace(kernels))
-                    found = None if command in late else measure(command, file, options.limit)
+                    measured = None if command in late else measure(command, file, options.limit)
                     row = {"kernels": kernels, "command": command}
-                    row |= {"problem": f"more than {options.limit:.0f} s"} if found is None else found
+                    row |= {"problem": f"more than {options.limit:.0f} s"} if measured is None else measured
                     keep_row(options.rows, row)
                 if "problem" in row:
                     late.add(command)

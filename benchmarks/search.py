@@ -61,43 +61,45 @@ def run(name: str, seed: int, evaluations: int) -> Progress:
     points: list[tuple[float, float, int]] = []
     begin = [0.0]
 
-    def report(what: str, share: float, best_ns: int) -> None:
-        if what == "search":
+    def report(stage: str, share: float, best_ns: int) -> None:
+        if stage == "search":
             begin[0] = begin[0] or time.perf_counter()
             if share >= LISTS_SHARE:  # before, it is what the list scheduler sees, which is not quite the engine's
                 points.append((share * evaluations, time.perf_counter() - begin[0], best_ns))
 
-    found = explore(
+    explored = explore(
         OpGraph.build(load_trace(name), load_hardware(HARDWARE)),
         budget_s=3600.0,
         seed=seed,
         evaluations=evaluations,
         report=report,
     )
-    policy_ns = min(row.makespan_ns for row in found.rows if row.policy != "search")
-    searched_ns = min(row.makespan_ns for row in found.rows)
-    last = (float(found.evaluations), time.perf_counter() - begin[0], searched_ns)
+    policy_ns = min(row.makespan_ns for row in explored.rows if row.policy != "search")
+    searched_ns = min(row.makespan_ns for row in explored.rows)
+    last = (float(explored.evaluations), time.perf_counter() - begin[0], searched_ns)
     best, kept = policy_ns, []
     for spent, seconds, best_ns in [*points, last]:
         best = min(best, best_ns or best)
         kept.append((spent, seconds, best))
-    return Progress(policy_ns, found.sequential_ns, found.bounds.largest[0], tuple(kept), found.evaluations, last[1])
+    return Progress(
+        policy_ns, explored.sequential_ns, explored.bounds.largest[0], tuple(kept), explored.evaluations, last[1]
+    )
 
 
-def line(name: str, found: list[Progress], marks: list[int]) -> str:
+def line(name: str, runs: list[Progress], marks: list[int]) -> str:
     """A row of the table: makespans over the best policy's, medians over seeds."""
-    first = found[0]
+    first = runs[0]
     cells = [f"`{name}`", f"{first.policy_ns / 1e3:,.0f}"]
     for mark in marks:
-        cells.append(f"{1 - statistics.median(each.at(mark) for each in found) / first.policy_ns:.1%}")
-    last = [each.at(each.evaluations) for each in found]
+        cells.append(f"{1 - statistics.median(each.at(mark) for each in runs) / first.policy_ns:.1%}")
+    last = [each.at(each.evaluations) for each in runs]
     cells.append(f"{(max(last) - min(last)) / first.policy_ns:.1%}")
     cells.append(f"{statistics.median(last) / first.bound_ns:.2f}")
-    cells.append(f"{statistics.median(each.seconds for each in found):.0f} s")
+    cells.append(f"{statistics.median(each.seconds for each in runs):.0f} s")
     return f"| {' | '.join(cells)} |"
 
 
-def draw(found: dict[str, list[Progress]], target: Path) -> None:
+def draw(runs_of: dict[str, list[Progress]], target: Path) -> None:
     """Time over the bound against evaluations, one line for each step."""
     import matplotlib
 
@@ -105,7 +107,7 @@ def draw(found: dict[str, list[Progress]], target: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4), constrained_layout=True)
-    for name, (first, *_) in found.items():
+    for name, (first, *_) in runs_of.items():
         spent = [0.0, *(evaluations for evaluations, _, _ in first.points)]
         best = [first.policy_ns, *(best for _, _, best in first.points)]
         axes.step(spent, [makespan / first.bound_ns for makespan in best], where="post", label=name)
@@ -126,11 +128,11 @@ def main() -> None:
     options = parser.parse_args()
     load = os.getloadavg()[0]
     marks = [mark for mark in MARKS if mark <= options.evaluations]
-    found: dict[str, list[Progress]] = {}
+    runs_of: dict[str, list[Progress]] = {}
     rows = []
     for name in options.trace or TRACES:
-        found[name] = [run(name, seed, options.evaluations) for seed in SEEDS]
-        rows.append(line(name, found[name], marks))
+        runs_of[name] = [run(name, seed, options.evaluations) for seed in SEEDS]
+        rows.append(line(name, runs_of[name], marks))
         print(rows[-1], flush=True)
     heads = " | ".join(f"{mark:,}" for mark in marks)
     lines = [
@@ -143,7 +145,7 @@ def main() -> None:
         *rows,
     ]
     if options.figure is not None:
-        draw(found, options.figure)
+        draw(runs_of, options.figure)
     text = "\n".join(lines)
     if options.output is None:
         print(text)

@@ -114,8 +114,8 @@ def table(times: dict[str, list[tuple[float, float]]], points: int) -> list[str]
     """Markdown rows: the fastest round of each, its ratio to this process, and the least CPU time of any round."""
     alone = min(wall for wall, _ in times[THIS_PROCESS])
     lines = [f"| workers | seconds for {points} points | points/s | ratio | CPU seconds |", "|---|--:|--:|--:|--:|"]
-    for name, found in times.items():
-        best, cpu = min(wall for wall, _ in found), min(cpu for _, cpu in found)
+    for name, rounds in times.items():
+        best, cpu = min(wall for wall, _ in rounds), min(cpu for _, cpu in rounds)
         lines.append(f"| {name} | {best:.2f} | {points / best:.1f} | {alone / best:.2f} | {cpu:.1f} |")
     return lines
 

@@ -26,12 +26,12 @@ class Towers(nn.Module):
 @torch.no_grad()
 def answer(request: torch.Tensor) -> torch.Tensor:
     """Scores of a request's rows, in parts of at most the largest size."""
-    found = []
+    scores = []
     for part in request.split(SIZES[-1]):
         size = next(size for size in SIZES if size >= len(part))
         padded = nn.functional.pad(part.to(device), (0, 0, 0, size - len(part)))
-        found.append(fast(padded)[: len(part)])
-    return torch.cat(found).cpu()
+        scores.append(fast(padded)[: len(part)])
+    return torch.cat(scores).cpu()
 
 
 warnings.simplefilter("ignore")  # without a GPU gpusim warns, and the model runs as it is

@@ -391,15 +391,15 @@ def parallel(
             objective="additive" if by == "additive" else "simulated",
             memory_limit_bytes=memory_bytes(memory_limit),
             given=given,
-            report=lambda what, share: (progress or ignore)(what, share, 0),
+            report=lambda stage, share: (progress or ignore)(stage, share, 0),
         )
 
 
-def write_parallel_plan(found: Parallel, path: str | Path, name: str = "layer") -> None:
+def write_parallel_plan(plans: Parallel, path: str | Path, name: str = "layer") -> None:
     """Write one of the plans of `parallel` as a file (`.json`, `.json.gz`). Raises `OutputError`."""
     from gpusim.formats.parallel_plan import write_plan
 
-    write_plan(file_path("path", path), found.document(name))
+    write_plan(file_path("path", path), plans.document(name))
 
 
 def write_perfetto(simulated: Simulated, path: str | Path) -> None:

@@ -120,11 +120,11 @@ class OutputError(FileError):
 class UnknownNameError(GpusimError):
     """A name that is not in a registry; the message suggests the nearest and lists all there are, or a few."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         choices = sorted(known)
         near = _nearest(name, choices)
         hint = f"; did you mean '{short_value(near[0])}'?" if near else ""
-        super().__init__(f"unknown {what} '{short_value(name)}'{hint} (there are: {_some(choices, near) or 'none'})")
+        super().__init__(f"unknown {kind} '{short_value(name)}'{hint} (there are: {_some(choices, near) or 'none'})")
 
 
 def _nearest(name: str, choices: list[str]) -> list[str]:
@@ -134,8 +134,8 @@ def _nearest(name: str, choices: list[str]) -> list[str]:
         alike = [choice for choice in choices if choice[:2].lower() == wanted[:2]]
         choices = (alike or choices)[:COMPARED_NAMES]
     of_start = {choice[:VALUE_CHARACTERS]: choice for choice in reversed(choices)}
-    found = difflib.get_close_matches(wanted, list(of_start), n=NEAREST_NAMES, cutoff=0.4)
-    return [of_start[start] for start in found]
+    starts = difflib.get_close_matches(wanted, list(of_start), n=NEAREST_NAMES, cutoff=0.4)
+    return [of_start[start] for start in starts]
 
 
 def _some(choices: list[str], near: list[str]) -> str:

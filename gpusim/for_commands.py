@@ -108,8 +108,9 @@ def capture_spec(
     and `GpuError` without a GPU.
     """
     with needs_torch():
-        from gpusim.gpu.capture.capture import CaptureOptions, capture
+        from gpusim.gpu.capture.capture import capture
         from gpusim.gpu.capture.counters import find_ncu, with_counters
+        from gpusim.gpu.capture.options import CaptureOptions
     options = CaptureOptions(
         spec=spec,
         mode=mode,

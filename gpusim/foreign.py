@@ -98,8 +98,8 @@ def export(simulated: Simulated, outputs: Mapping[str, Path]) -> None:
         ends = _ENDS.get(kind, ())
         if ends and path.suffix not in ends:
             raise OptionError(f"{path}: the name ends in {' or '.join(ends)}", argument=kind, value=str(path))
-    made = {path: makers[kind](simulated, path) for kind, path in outputs.items()}
-    for path, data in made.items():
+    contents = {path: makers[kind](simulated, path) for kind, path in outputs.items()}
+    for path, data in contents.items():
         write_bytes(path, compress(data) if path.name.endswith(".gz") else data)
 
 
@@ -108,21 +108,23 @@ _ENDS: Final = {"table": (".csv", ".md"), "python": (".py",)}
 
 def _makers() -> dict[str, Callable[[Simulated, Path], bytes]]:
     """For each kind of file what makes its content."""
-    from gpusim.report import export as made
+    from gpusim.report import export as exported
     from gpusim.report.schedule_python import schedule_python
     from gpusim.report.schedule_table import schedule_csv, schedule_markdown
 
     def kineto(simulated: Simulated, _: Path) -> bytes:
         title, anew = f"simulated: {simulated.policy}", any(simulated.schedule.variants)
         hardware = simulated.graph.hardware
-        return made.kineto_text(
-            made.kineto_document(simulated.recorded, simulated.ran.trace, title, hardware, anew=anew)
+        return exported.kineto_text(
+            exported.kineto_document(simulated.recorded, simulated.ran.trace, title, hardware, anew=anew)
         )
 
     return {
         "kineto": kineto,
-        "execution_trace": lambda simulated, _: msgspec.json.encode(made.execution_trace_document(simulated.ran.trace)),
-        "chakra": lambda simulated, _: made.chakra_bytes(simulated.recorded, simulated.ran.trace),
+        "execution_trace": lambda simulated, _: msgspec.json.encode(
+            exported.execution_trace_document(simulated.ran.trace)
+        ),
+        "chakra": lambda simulated, _: exported.chakra_bytes(simulated.recorded, simulated.ran.trace),
         "table": lambda simulated, path: (
             schedule_csv(simulated) if path.suffix == ".csv" else schedule_markdown(simulated)
         ).encode(),

@@ -30,11 +30,11 @@ def short_repr(kind: str, text: str) -> str:
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table as HTML, all of its text escaped; rows after the first `MOST_ROWS` are counted, not shown."""
-    found = list(rows)
+    listed = list(rows)
     head = "".join(f"<th>{_cell(name)}</th>" for name in header)
-    body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in found[:MOST_ROWS])
-    if len(found) > MOST_ROWS:
-        body += f'<tr><td colspan="{max(1, len(header))}">{len(found) - MOST_ROWS:,} more</td></tr>'
+    body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in listed[:MOST_ROWS])
+    if len(listed) > MOST_ROWS:
+        body += f'<tr><td colspan="{max(1, len(header))}">{len(listed) - MOST_ROWS:,} more</td></tr>'
     return f"<p><strong>{_cell(title)}</strong></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

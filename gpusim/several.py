@@ -41,16 +41,16 @@ def transfer(
     given = [as_step(steps)] if isinstance(steps, str | Path) or not isinstance(steps, Iterable) else list(steps)
     if not given:
         raise OptionError("no step to tune for", argument="steps", value=given)
-    found = [as_step(step) for step in given]
+    loaded = [as_step(step) for step in given]
     count = check_streams(streams)
     seed = check_seed(seed)
     evaluations = whole("evaluations", evaluations, 1, MAX_EVALUATIONS, f"a whole number from 1 to {MAX_EVALUATIONS:,}")
     if batch is not None:
-        found = at_batches(found, [batch] if isinstance(batch, int) else list(batch))
+        loaded = at_batches(loaded, [batch] if isinstance(batch, int) else list(batch))
     models = [None] if hw is None else [hw] if isinstance(hw, str | Path | HardwareModel) else list(hw)
     if not models:
         raise OptionError("no hardware model", argument="hw", value=hw)
-    placed = [step if model is None else step.on(model) for step in found for model in models]
+    placed = [step if model is None else step.on(model) for step in loaded for model in models]
     names = [f"{step.name} on {step.hardware.name}" for step in placed]
     for name in names:
         if names.count(name) > 1:
@@ -78,7 +78,7 @@ def at_batches(steps: list[Step], batches: list[int]) -> list[Step]:
     first = steps[0]
     known = {step.trace.model.batch: step for step in reversed(steps)}
     names = _bundled_batches(first)
-    found = []
+    chosen = []
     for batch in batches:
         batch = whole("batch", batch, 1, None, "a whole number of at least 1")
         if batch not in known and batch not in names:
@@ -90,8 +90,8 @@ def at_batches(steps: list[Step], batches: list[int]) -> list[Step]:
                 argument="batch",
                 value=batch,
             )
-        found.append(known[batch] if batch in known else load(names[batch], first.hardware))
-    return found
+        chosen.append(known[batch] if batch in known else load(names[batch], first.hardware))
+    return chosen
 
 
 def _bundled_batches(step: Step) -> dict[int, str]:

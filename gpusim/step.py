@@ -115,21 +115,21 @@ def load(trace: str | Path | Trace | Files, hw: str | Path | HardwareModel | Non
     Raises `TraceError` and `HardwareError` for a bad file, `UnknownNameError` for an unknown name.
     """
     if isinstance(trace, Trace):
-        found, source = trace, ""
+        loaded, source = trace, ""
     elif isinstance(trace, str | Path):
-        found, source = _load(str(trace)), str(trace)
+        loaded, source = _load(str(trace)), str(trace)
     elif isinstance(trace, list | tuple) and trace and all(isinstance(file, str | Path) for file in trace):
         files = [str(file) for file in trace]
-        found, source = _load(files[0]) if len(files) == 1 else _joined(files), ", ".join(files)
+        loaded, source = _load(files[0]) if len(files) == 1 else _joined(files), ", ".join(files)
     else:
         raise OptionError(
             f"load: {type(trace).__name__} is no trace; give a bundled name, a file, the files of one run or a Trace "
             "(gpusim.capture takes models)"
         )
     if hw is None:
-        return Step(found, default_hardware(found.provenance.gpu.name), source)
+        return Step(loaded, default_hardware(loaded.provenance.gpu.name), source)
     model, file = _hardware(hw)
-    return Step(found, model, source, file)
+    return Step(loaded, model, source, file)
 
 
 def _load(file: str) -> Trace:

@@ -57,18 +57,18 @@ def sentences(text: str) -> list[str]:
 
 def problems(text: str, place: str) -> list[str]:
     """What is wrong with one text, a line each."""
-    found, code = [], False
+    lines, code = [], False
     for number, line in enumerate(text.splitlines(), 1):
         code ^= line.startswith("```")
         if len(line) > MAX_LINE and not code and not line.startswith("|"):
-            found.append(f"{place}:{number}: line of {len(line)} characters")
+            lines.append(f"{place}:{number}: line of {len(line)} characters")
     for item, block in blocks(text):
         for sentence in sentences(block):
             if len(sentence.split()) > MAX_WORDS:
-                found.append(f"{place}: sentence of {len(sentence.split())} words: {sentence.strip()[:70]} ...")
+                lines.append(f"{place}: sentence of {len(sentence.split())} words: {sentence.strip()[:70]} ...")
         if item and not CLOSED.search(block):
-            found.append(f"{place}: list item without a full stop: {block[-60:]}")
-    return found
+            lines.append(f"{place}: list item without a full stop: {block[-60:]}")
+    return lines
 
 
 def public_docstrings() -> Iterator[tuple[str, str]]:
@@ -88,15 +88,15 @@ def public_docstrings() -> Iterator[tuple[str, str]]:
 
 def all_problems() -> list[str]:
     """Everything that is wrong, a line each."""
-    found = []
+    lines = []
     for page in pages():
-        found += problems(page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix())
+        lines += problems(page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix())
     for name, text in public_docstrings():
-        found += problems(text, name)
+        lines += problems(text, name)
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages() if page.name != "README.md")
     if words > MAX_DOCS_WORDS:
-        found.append(f"docs: {words} words; at most {MAX_DOCS_WORDS}")
-    return found
+        lines.append(f"docs: {words} words; at most {MAX_DOCS_WORDS}")
+    return lines
 
 
 def wrapped(text: str) -> str:
@@ -143,9 +143,9 @@ def main() -> int:
     options = parser.parse_args()
     for page in options.wrap or ():
         page.write_text(wrapped(page.read_text(encoding="utf-8")), encoding="utf-8")
-    found = all_problems()
-    print("\n".join(found))
-    return int(bool(found))
+    lines = all_problems()
+    print("\n".join(lines))
+    return int(bool(lines))
 
 
 if __name__ == "__main__":

@@ -138,10 +138,10 @@ def page(rows: Sequence[Compared]) -> str:
         "|---|---|--:|--:|--:|---|---|",
     ]
     for row in rows:
-        found = row.published
+        published = row.published
         lines.append(
-            f"| {found.hardware} | {row.trace} | {row.per_s:.0f} | {found.per_s:.0f} | {row.ratio:.2f} | {found.how} | "
-            f"{found.source} |"
+            f"| {published.hardware} | {row.trace} | {row.per_s:.0f} | {published.per_s:.0f} | {row.ratio:.2f} "
+            f"| {published.how} | {published.source} |"
         )
     lines += ["", "| GPU | networks | rows | median factor | largest |", "|---|--:|--:|--:|--:|"]
     for hardware in dict.fromkeys(row.published.hardware for row in rows):

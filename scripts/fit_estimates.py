@@ -35,14 +35,14 @@ Floats = NDArray[np.float64]
 
 def rows(traces: Sequence[Trace]) -> dict[str, list[Row]]:
     """Work, measured time and trace of every op with kernels, by family."""
-    found: dict[str, list[Row]] = defaultdict(list)
+    rows_of: dict[str, list[Row]] = defaultdict(list)
     for trace in traces:
         for op in trace.ops:
             measured_ns = float(sum(kernel.dur_ns for kernel in op.kernels))
             if measured_ns and op.writes:
                 work = work_of(trace, op)
-                found[work.family].append((work, measured_ns, trace))
-    return found
+                rows_of[work.family].append((work, measured_ns, trace))
+    return rows_of
 
 
 def fit(known: Sequence[Row]) -> Constants:
@@ -71,8 +71,8 @@ def fit(known: Sequence[Row]) -> Constants:
     for step in range(STEPS):
         width = 0.5 * 0.6 ** (step // 200)
         tried = np.clip(best * np.exp(random.normal(size=5) * width), LEAST, MOST)
-        if (found := error(tried)) < least:
-            best, least = tried, found
+        if (loss := error(tried)) < least:
+            best, least = tried, loss
     return Constants(*(float(f"{value:.3g}") for value in best))
 
 

@@ -33,12 +33,12 @@ Rows = dict[str, list[tuple[Counters, Features]]]
 def rows(path: Path) -> Rows:
     """Counters and features of every counted kernel of a trace, by family."""
     trace = read_trace(path)
-    found: Rows = defaultdict(list)
+    rows_of: Rows = defaultdict(list)
     for op in trace.ops:
         for kernel, known in zip(op.kernels, features(trace, op, op.kernels), strict=True):
             if kernel.counters is not None:
-                found[known.family].append((kernel.counters, known))
-    return found
+                rows_of[known.family].append((kernel.counters, known))
+    return rows_of
 
 
 def fit(counted: Sequence[tuple[Counters, Features]]) -> Rates:
@@ -63,21 +63,21 @@ def off(counted: Sequence[tuple[Counters, Features]], field: Callable[[Counters]
 
 def table(path: Path, families: dict[str, Rows]) -> list[str]:
     """Residuals of one trace; `families` are those of the traces that were fitted to."""
-    trace, found = read_trace(path), rows(path)
-    total = sum(map(len, found.values()))
+    trace, rows_of = read_trace(path), rows(path)
+    total = sum(map(len, rows_of.values()))
     lines = [
         f"`validate/counters/{path.name}` ({total} kernels, {trace.provenance.counters}, {trace.provenance.date}):",
         "",
         "| family | kernels | constants from here | L2 bytes, median / p90 | instructions | tensor instructions |",
         "|---|--:|---|--:|--:|--:|",
     ]
-    for name, counted in sorted(found.items(), key=lambda item: -len(item[1])):
+    for name, counted in sorted(rows_of.items(), key=lambda item: -len(item[1])):
         tensor = off(counted, lambda c: c.tensor_instructions) if name == TENSOR else ""
         l2, instructions = off(counted, lambda c: c.l2_bytes), off(counted, lambda c: c.instructions)
         first = next((f for f in FITTED if name in families[f]), "")
         mine = "yes" if path.name.startswith(first) and name != OTHER else "no"
         lines.append(f"| {name} | {len(counted)} | {mine} | {l2} | {instructions} | {tensor} |")
-    everything = [row for counted in found.values() for row in counted]
+    everything = [row for counted in rows_of.values() for row in counted]
     l2, instructions = off(everything, lambda c: c.l2_bytes), off(everything, lambda c: c.instructions)
     return [*lines, f"| all | {total} | | {l2} | {instructions} | |", ""]
 

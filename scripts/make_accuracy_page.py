@@ -39,10 +39,10 @@ HEAD = [
 
 def newest(recipe: str) -> Path:
     """The newest results file of a recipe. Exits where there is none."""
-    found = sorted(RESULTS.glob(f"{recipe}_h200_[0-9]*[0-9].json"))
-    if not found:
+    paths = sorted(RESULTS.glob(f"{recipe}_h200_[0-9]*[0-9].json"))
+    if not paths:
         raise SystemExit(f"{RESULTS}: no results of the recipe '{recipe}'")
-    return found[-1]
+    return paths[-1]
 
 
 def left_out(*recipes: str) -> list[ResultCase]:
@@ -68,23 +68,26 @@ def peers() -> list[str]:
         measured = {case.policy: case.measured_ns for case in cases}
         if any(case.policy == SEARCH and case.streams > 1 for case in cases):
             best = min(measured[policy] for policy in PEERS if policy in measured)
-            for policy, found in ratios.items():
-                found.append(best / measured.get(policy, measured[SEARCH]))
+            for policy, of_policy in ratios.items():
+                of_policy.append(best / measured.get(policy, measured[SEARCH]))
     names = {SEARCH: "chosen kernels, against captured kernels", WITHOUT_VARIANTS: "captured kernels on both sides"}
     lines = ["| searched schedule | steps | geometric mean | steps with 1.05 or more |", "|---|--:|--:|--:|"]
-    for policy, found in ratios.items():
-        mean = statistics.geometric_mean(found)
-        lines.append(f"| {names[policy]} | {len(found)} | {mean:.3f} | {sum(ratio >= 1.05 for ratio in found)} |")
+    for policy, of_policy in ratios.items():
+        mean = statistics.geometric_mean(of_policy)
+        lines.append(
+            f"| {names[policy]} | {len(of_policy)} | {mean:.3f} | {sum(ratio >= 1.05 for ratio in of_policy)} |"
+        )
     return lines
 
 
 def row(name: str, cases: Sequence[ResultCase]) -> str:
     """One row of statistics, without spaces at its bars, so that bars do not count as words."""
-    found = fidelity(cases)
-    assert found is not None, name
-    covered = "" if found.covered is None else f"{found.covered:.0%}"
+    accuracy = fidelity(cases)
+    assert accuracy is not None, name
+    covered = "" if accuracy.covered is None else f"{accuracy.covered:.0%}"
     return (
-        f"|{name}|{found.schedules}|{found.median:.1%}|{found.p95:.1%}|{found.largest:.1%}|{found.bias:+.1%}|{covered}|"
+        f"|{name}|{accuracy.schedules}|{accuracy.median:.1%}|{accuracy.p95:.1%}|{accuracy.largest:.1%}"
+        f"|{accuracy.bias:+.1%}|{covered}|"
     )
 
 
@@ -103,11 +106,11 @@ def readme() -> str:
     }
     lines = []
     for name, cases in of_name.items():
-        found = fidelity(cases)
-        assert found is not None, name
+        accuracy = fidelity(cases)
+        assert accuracy is not None, name
         lines.append(
-            f"- {name[0].upper()}{name[1:]}: median error {100 * found.median:.1f} %, "
-            f"95 % of {found.schedules} schedules within {100 * found.p95:.1f} %."
+            f"- {name[0].upper()}{name[1:]}: median error {100 * accuracy.median:.1f} %, "
+            f"95 % of {accuracy.schedules} schedules within {100 * accuracy.p95:.1f} %."
         )
     return "\n".join([*lines, "", progress()])
 
@@ -129,11 +132,11 @@ def order() -> list[str]:
         "|---|--:|--:|--:|",
     ]
     for name, recipe in (("mostly convolutional networks, blind", "blind_again"), (KINDS, "kinds")):
-        found = fidelity(left_out(recipe))
-        assert found is not None
+        accuracy = fidelity(left_out(recipe))
+        assert accuracy is not None
         lines.append(
-            f"| {name} | {len(found.tau)} | {statistics.fmean(found.tau):.2f} ({min(found.tau):.2f}) "
-            f"| {statistics.fmean(found.regret):.1%} ({max(found.regret):.1%}) |"
+            f"| {name} | {len(accuracy.tau)} | {statistics.fmean(accuracy.tau):.2f} ({min(accuracy.tau):.2f}) "
+            f"| {statistics.fmean(accuracy.regret):.1%} ({max(accuracy.regret):.1%}) |"
         )
     return lines
 

@@ -46,8 +46,8 @@ def options(name: str, command: click.Command) -> str:
 def commands() -> dict[str, click.Command]:
     """Every command by name."""
     context = group_context()
-    found = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
-    return {name: command for name, command in found.items() if command is not None}
+    by_name = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    return {name: command for name, command in by_name.items() if command is not None}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -207,8 +207,8 @@ def draw_errors(axes: Axes, cases: Sequence[ResultCase]) -> None:
     cases = [case for case in cases if case.streams > 1]
     axes.axhspan(-5, 5, color="#EBEBEB", linewidth=0)
     axes.axhline(0, color=PALE, linewidth=1)
-    for what, (mark, colour) in MARKS.items():
-        mine = [case for case in cases if (case.policy if case.policy in MARKS else "policies") == what]
+    for label, (mark, colour) in MARKS.items():
+        mine = [case for case in cases if (case.policy if case.policy in MARKS else "policies") == label]
         axes.plot(
             [case.measured_ns / 1e6 for case in mine],
             [100 * case.error for case in mine],
@@ -217,7 +217,7 @@ def draw_errors(axes: Axes, cases: Sequence[ResultCase]) -> None:
             markersize=5.5,
             markeredgecolor="white",
             markeredgewidth=0.6,
-            label=what,
+            label=label,
         )
     times = [case.measured_ns / 1e6 for case in cases]
     limits = min(times) / 1.3, max(times) * 1.3
@@ -261,7 +261,7 @@ def measured_case(files: Sequence[Results], explored: Explored) -> ResultCase | 
 def newest_results(folder: Path) -> list[Path]:
     """The newest results file of each recipe that compares the searched schedule with all policies."""
     recipes = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
-    return [max(found) for recipe in recipes if (found := sorted(folder.glob(f"{recipe}_h200_*[0-9].json")))]
+    return [max(paths) for recipe in recipes if (paths := sorted(folder.glob(f"{recipe}_h200_*[0-9].json")))]
 
 
 def save(path: Path, draw: Callable[[], plt.Figure]) -> None:

@@ -37,11 +37,11 @@ def with_part(page: str, name: str, lines: str) -> str:
 
 def gaps(results: dict[Path, list[ReplayedSchedule]]) -> str:
     """The tables of measured gaps. A file's traces, with the variants that were measured for it, lie in its folder."""
-    found = []
+    measured = []
     for path, schedules in results.items():
         traces = trace_files(path.with_name(path.name.removesuffix(SUFFIX) + ".json"))
-        found += measured_gaps(schedules, traces)
-    return "\n".join(gaps_markdown(found))
+        measured += measured_gaps(schedules, traces)
+    return "\n".join(gaps_markdown(measured))
 
 
 def main() -> None:

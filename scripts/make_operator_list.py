@@ -157,7 +157,7 @@ def names_of(text: str) -> Iterator[str]:
 
 def overloads(name: str) -> list[str]:
     """The overloads of an operator that replay may call: `aten.add.Tensor`, `aten.add.Scalar`."""
-    found = []
+    names = []
     for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}"):
         types = [str(argument.type) for argument in schema.arguments]
         fits = all(ARGUMENT.match(kind) for kind in types) and all(RESULT.match(str(r.type)) for r in schema.returns)
@@ -172,8 +172,8 @@ def overloads(name: str) -> list[str]:
         )
         named = any("Dimname" in str(argument) for argument in schema.arguments) or "names" in schema.overload_name
         if fits and registered and not (out or apart or named):
-            found.append(f"aten.{name}.{schema.overload_name or 'default'}")
-    return sorted(set(found) - HOST_OVERLOADS)
+            names.append(f"aten.{name}.{schema.overload_name or 'default'}")
+    return sorted(set(names) - HOST_OVERLOADS)
 
 
 def text_of_list() -> str:

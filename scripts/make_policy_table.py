@@ -61,9 +61,9 @@ def predict(trace: str) -> Row:
         times, seconds = [], []
         for count in policy.stream_counts(stream_counts(DEFAULT_STREAMS)):
             begin = time.process_time()
-            made = policy(graph, count)
+            schedule = policy(graph, count)
             seconds.append(time.process_time() - begin)
-            plan = lower(graph, made)
+            plan = lower(graph, schedule)
             times.append((engine.run(plan, graph.hardware).makespan_ns, count))
         best[policy.name] = min(times)
         if policy.slow:

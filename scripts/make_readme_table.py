@@ -30,8 +30,8 @@ SHOWN = ("search_again", "search_inference", "search_training", "search_training
 
 def newest(folder: Path, recipe: str) -> Path:
     """The newest results file of a recipe. Exits where there is none."""
-    found = [(match["date"], path) for path in folder.glob("*.json") if (match := RESULTS_NAME.match(path.name))]
-    mine = [(date, path) for date, path in found if path.name.startswith(f"{recipe}_{GPU}_")]
+    dated = [(match["date"], path) for path in folder.glob("*.json") if (match := RESULTS_NAME.match(path.name))]
+    mine = [(date, path) for date, path in dated if path.name.startswith(f"{recipe}_{GPU}_")]
     if not mine:
         raise SystemExit(f"{folder}: no results of the recipe '{recipe}' ({recipe}_<gpu>_<yyyymmdd>.json)")
     return max(mine)[1]
@@ -53,10 +53,10 @@ def section(runs: Sequence[tuple[str, Results]], origins: Mapping[str, str]) -> 
 
     `runs` are results with their files' names; `origins` has the policy whose schedule the searched one of a trace is.
     """
-    found = [
+    pairs = [
         (case, _fastest_kernels(results.cases, case)) for _, results in runs for case in recommended(results.cases)
     ]
-    alone = [f"`{case.trace}`" for case, _ in found if case.streams == 1]
+    alone = [f"`{case.trace}`" for case, _ in pairs if case.streams == 1]
     lines = [
         "Times in us, all measured on an NVIDIA H200. *Kernels* is the gain of the fastest kernels on one stream over",
         "the captured kernels. *Streams* is the further gain of the schedule. *From* says whether the schedule came",
@@ -66,7 +66,7 @@ def section(runs: Sequence[tuple[str, Results]], origins: Mapping[str, str]) -> 
         "| step | eager | one CUDA graph | fastest kernels, one stream | streams in the graph (number) | kernels "
         "| streams | over eager | error | from | outputs |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
-        *(_row(case, kernels, origins.get(case.trace, SEARCH)) for case, kernels in found if case.streams > 1),
+        *(_row(case, kernels, origins.get(case.trace, SEARCH)) for case, kernels in pairs if case.streams > 1),
         "",
         f"No schedule on several streams was faster for {' and '.join(alone)}: these steps are chains.",
         "",
@@ -80,13 +80,13 @@ def section(runs: Sequence[tuple[str, Results]], origins: Mapping[str, str]) -> 
 def policy_schedules(path: Path) -> dict[str, str]:
     """Trace -> policy, where the searched schedule of a results file is op for op that of a policy."""
     schedules = read_replayed(path.with_name(path.stem + SUFFIX))
-    found = {}
+    policy_of = {}
     for mine in schedules:
         for other in schedules:
             same = (other.trace, other.order, other.stream_of) == (mine.trace, mine.order, mine.stream_of)
             if mine.policy == SEARCH and other.policy in POLICIES and same and _kernels(mine) == _kernels(other):
-                found.setdefault(mine.trace, other.policy)
-    return found
+                policy_of.setdefault(mine.trace, other.policy)
+    return policy_of
 
 
 def _kernels(schedule: ReplayedSchedule) -> list[tuple[int, int]]:
@@ -94,9 +94,9 @@ def _kernels(schedule: ReplayedSchedule) -> list[tuple[int, int]]:
     return [(op, variant) for op, variant in enumerate(schedule.variants) if variant]
 
 
-def _fastest_kernels(cases: Iterable[ResultCase], found: ResultCase) -> ResultCase | None:
+def _fastest_kernels(cases: Iterable[ResultCase], searched: ResultCase) -> ResultCase | None:
     """The schedule of a step that has the fastest kernels in recorded order on one stream, where it was replayed."""
-    return next((case for case in cases if case.trace == found.trace and case.policy == FASTEST_KERNELS), None)
+    return next((case for case in cases if case.trace == searched.trace and case.policy == FASTEST_KERNELS), None)
 
 
 def _row(case: ResultCase, kernels: ResultCase | None, origin: str) -> str:

@@ -85,16 +85,17 @@ def searched(runs: Sequence[Run]) -> str:
 
 def _searched_row(run: Run, trace: str, numbers: dict[str, int]) -> str:
     cases = {policy: run.results.cases[number] for policy, number in numbers.items()}
-    found = cases[SEARCH]
+    searched_case = cases[SEARCH]
     others = run.other_kernels(numbers[SEARCH]) or 0
     kernels = f" ({others} others)" if others else ""
     policies = [case for policy, case in cases.items() if policy not in SEARCHES]
     return (
-        f"| `{trace}` | {found.sequential_ns / 1e3:,.0f} | {_time(cases.get(FASTEST_KERNELS))} "
-        f"| {_time(cases.get(WITHOUT_VARIANTS))} | {found.measured_ns / 1e3:,.0f}{kernels} "
-        f"| {found.speedup:.2f}x | {found.error:+.1%} | {_over(found, policies)} "
-        f"| {_over(found, [case for case in policies if case.policy in PUBLISHED])} "
-        f"| {found.eager_ns / found.measured_ns:.1f}x | {found.measured_ns / _bound_ns(run, numbers[SEARCH]):.2f} |"
+        f"| `{trace}` | {searched_case.sequential_ns / 1e3:,.0f} | {_time(cases.get(FASTEST_KERNELS))} "
+        f"| {_time(cases.get(WITHOUT_VARIANTS))} | {searched_case.measured_ns / 1e3:,.0f}{kernels} "
+        f"| {searched_case.speedup:.2f}x | {searched_case.error:+.1%} | {_over(searched_case, policies)} "
+        f"| {_over(searched_case, [case for case in policies if case.policy in PUBLISHED])} "
+        f"| {searched_case.eager_ns / searched_case.measured_ns:.1f}x "
+        f"| {searched_case.measured_ns / _bound_ns(run, numbers[SEARCH]):.2f} |"
     )
 
 
@@ -102,9 +103,9 @@ def _time(case: ResultCase | None) -> str:
     return "" if case is None else f"{case.measured_ns / 1e3:,.0f}"
 
 
-def _over(found: ResultCase, policies: Sequence[ResultCase]) -> str:
+def _over(searched_case: ResultCase, policies: Sequence[ResultCase]) -> str:
     best = min(policies, key=lambda case: case.measured_ns)
-    return f"{best.measured_ns / found.measured_ns:.3f} ({best.policy})"
+    return f"{best.measured_ns / searched_case.measured_ns:.3f} ({best.policy})"
 
 
 def _bound_ns(run: Run, number: int) -> float:

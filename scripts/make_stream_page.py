@@ -28,12 +28,12 @@ HARDWARE = "h200"
 
 def tables() -> list[tuple[str, HyperQ]]:
     """Every measured table with the file it is from."""
-    found = [(STORED.relative_to(ROOT).as_posix(), read_hyper_q(STORED))]
+    measured = [(STORED.relative_to(ROOT).as_posix(), read_hyper_q(STORED))]
     for path in sorted((ROOT / "validate" / "results").glob("rules_*.json")):
         report = read_rules(path)
         if report.hyper_q is not None:
-            found.append((path.relative_to(ROOT).as_posix(), report.hyper_q))
-    return found
+            measured.append((path.relative_to(ROOT).as_posix(), report.hyper_q))
+    return measured
 
 
 def launches() -> str:

@@ -43,12 +43,12 @@ def again(cases: list[PairCase], trace: Trace) -> list[PairCase]:
 def unlike(cases: list[PairCase], trace: Trace) -> list[float]:
     """For each op once, its time alone over that in the step; ascending."""
     took_ns = {op.name: op.kernels[0].dur_ns for op in trace.ops if op.kernels}
-    found = {
+    ratios = {
         op: (alone_ns - case.empty_ns) / took_ns[op]
         for case in cases
         for op, alone_ns in zip(case.ops, case.alone_ns, strict=True)
     }
-    return sorted(found.values())
+    return sorted(ratios.values())
 
 
 def main(*files: str) -> None:

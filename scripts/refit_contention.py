@@ -46,14 +46,14 @@ def main(folder: str = "validate/calibration", cross_load: str = "", busy_ns: st
         points[step] = points_of(
             trace, model, schedules[0].sequential_ns, [each.schedule for each in schedules], took_ns
         )
-    found = fit([point for of_step in points.values() for point in of_step], gaps)
+    best_fit = fit([point for of_step in points.values() for point in of_step], gaps)
     print(
-        f"sharing exponent {found.sharing_exponent:g}, of matrix kernels {found.matrix_exponent:g}, "
-        f"one pool {found.younger_slowdown:g}"
+        f"sharing exponent {best_fit.sharing_exponent:g}, of matrix kernels {best_fit.matrix_exponent:g}, "
+        f"one pool {best_fit.younger_slowdown:g}"
     )
-    print(f"residual: median {found.median:.1%}, 90 % within {found.p90:.1%}")
+    print(f"residual: median {best_fit.median:.1%}, 90 % within {best_fit.p90:.1%}")
     for step, of_step in points.items():
-        left = errors(of_step, by_block, (found.sharing_exponent, found.matrix_exponent))
+        left = errors(of_step, by_block, (best_fit.sharing_exponent, best_fit.matrix_exponent))
         rms = math.sqrt(sum(error**2 for error in left) / len(left))
         print(f"{step}: root mean square {rms:.1%}, mean {sum(left) / len(left):+.1%}")
 

@@ -32,7 +32,7 @@ def main(model_file: str, *results_files: str) -> None:
     concurrent = [abs(case.error) for case in cases if case.streams > 1]
     sequential = {case.trace: abs(case.sequential_prediction_error) for case in cases}
     model = read_hardware(Path(model_file))
-    found = Uncertainty(
+    uncertainty = Uncertainty(
         sequential_frac=quantile_90(list(sequential.values())),
         schedule_frac=quantile_90(concurrent),
         cache_frac=model.uncertainty.cache_frac,
@@ -49,9 +49,9 @@ def main(model_file: str, *results_files: str) -> None:
         for key, value in model.sources.items()
         if key not in ("uncertainty", "uncertainty.schedule_frac", "uncertainty.sequential_frac")
     }
-    model = msgspec.structs.replace(model, uncertainty=found, sources={**sources, "uncertainty": source})
+    model = msgspec.structs.replace(model, uncertainty=uncertainty, sources={**sources, "uncertainty": source})
     write_document(Path(model_file), model, indent=1)
-    print(f"{model_file}: sequential {found.sequential_frac:.1%}, schedules {found.schedule_frac:.1%}")
+    print(f"{model_file}: sequential {uncertainty.sequential_frac:.1%}, schedules {uncertainty.schedule_frac:.1%}")
 
 
 if __name__ == "__main__":

@@ -184,11 +184,11 @@ class Settings:
         return key
 
 
-def one_of(text: str, what: str, known: Iterable[Value]) -> Value:
+def one_of(text: str, kind: str, known: Iterable[Value]) -> Value:
     """The one of the values that a text stands for. Raises `UnknownNameError`."""
     texts = {_text(value): value for value in known}
     if text not in texts:
-        raise UnknownNameError(what, text, texts)
+        raise UnknownNameError(kind, text, texts)
     return texts[text]
 
 

@@ -21,22 +21,22 @@ def numbers_of(times: Sequence[str]) -> tuple[list[str], str]:
     return [time.rpartition(" ")[0] for time in times], times[0].rpartition(" ")[2] if times else "ms"
 
 
-def schedules(found: Summary) -> None:
+def schedules(summary: Summary) -> None:
     """The best schedule of each policy, and the lower bounds, on one scale."""
-    best = [found.best_of(policy) for policy in dict.fromkeys(row.policy for row in found.rows)]
+    best = [summary.best_of(policy) for policy in dict.fromkeys(row.policy for row in summary.rows)]
     best.sort(key=lambda row: row.makespan_ns)
-    bounds = sorted(found.bounds, reverse=True)
+    bounds = sorted(summary.bounds, reverse=True)
     times = [*(row.makespan_ns for row in best), *(time_ns for time_ns, _ in bounds)]
     numbers, unit = numbers_of(format_times_ns(times))
     longest = max(times)
     rows = []
     for row, number in zip(best, numbers, strict=False):
         name = html.text(f"{row.policy}, {counted(row.streams, 'stream')}")
-        tag = html.tag("recommended") if row is found.best else ""
+        tag = html.tag("recommended") if row is summary.best else ""
         rows.append(((f"{name}{tag}{html.bar(row.makespan_ns / longest)}", number, f"{row.speedup:.2f}x"), bool(tag)))
     for (time_ns, bound), number in zip(bounds, numbers[len(best) :], strict=True):
         name = f"{html.text(f'bound: {bound}')}{html.bar(time_ns / longest, kind='bound')}"
-        rows.append(((name, number, f"{found.sequential_ns / time_ns:.2f}x" if time_ns else ""), False))
+        rows.append(((name, number, f"{summary.sequential_ns / time_ns:.2f}x" if time_ns else ""), False))
     heads = (Head("schedule"), Head(f"time, {unit}", True), Head("over one CUDA graph", True))
     html.table("The best schedule of each policy, and the bounds", heads, rows)
 
@@ -55,9 +55,9 @@ def waterfall(rows: Sequence[WaterfallRow], caption: str, share_of: str) -> None
     html.table(caption, (Head("part"), Head(f"time, {unit}", True), Head(share_of, True)), cells)
 
 
-def parts(found: Sequence[tuple[str, tuple[Part, ...]]], total_ns: int) -> None:
+def parts(groups: Sequence[tuple[str, tuple[Part, ...]]], total_ns: int) -> None:
     """Kernel time taken apart in several ways, each a table of its own."""
-    for name, each in found:
+    for name, each in groups:
         shown = largest(each, MOST_PARTS)
         numbers, unit = numbers_of(format_times_ns(part.time_ns for part in shown))
         most = max((part.time_ns for part in shown), default=0) or 1

@@ -62,8 +62,8 @@ def exploration_key(choice: Choice) -> tuple[str, str, int]:
 
 def own(choice: Choice) -> gpusim.Explored | None:
     """The newest exploration of this session for this trace, hardware and streams."""
-    found: gpusim.Explored | None = st.session_state.explorations.get(exploration_key(choice))
-    return found
+    explored: gpusim.Explored | None = st.session_state.explorations.get(exploration_key(choice))
+    return explored
 
 
 def search_words(choice: Choice) -> list[str]:
@@ -125,14 +125,14 @@ def restore(kept: Kept, step: gpusim.Step) -> gpusim.Explored | None:
     types = {name: hints[name] for name in explored.__dataclass_fields__ if name not in (*ASKED, "best")}
     kind = msgspec.defstruct("KeptExplored", [*types.items(), ("best_row", int)], forbid_unknown_fields=True)
     try:
-        found: Any = msgspec.json.decode(kept.explored, type=kind)
+        decoded: Any = msgspec.json.decode(kept.explored, type=kind)
         ops = set(range(len(graph)))
-        if any(set(row.schedule.order) != ops or len(row.schedule.streams) != len(ops) for row in found.rows):
+        if any(set(row.schedule.order) != ops or len(row.schedule.streams) != len(ops) for row in decoded.rows):
             return None
-        best = found.rows[found.best_row]
+        best = decoded.rows[decoded.best_row]
     except (msgspec.MsgspecError, IndexError):
         return None
-    fields = {name: getattr(found, name) for name in types}
+    fields = {name: getattr(decoded, name) for name in types}
     return explored(graph=graph, best=best, **fields)
 
 
@@ -140,10 +140,10 @@ def restore(kept: Kept, step: gpusim.Step) -> gpusim.Explored | None:
 def _read(key: str) -> Kept:
     """Raises `TraceError` or `OSError` where there is none; neither is remembered."""
     path = _folder() / f"{key}.json"
-    found = decode_document(path.read_bytes(), Kept, SCHEMA, str(path), TraceError)
-    if found.key != key:
+    entry = decode_document(path.read_bytes(), Kept, SCHEMA, str(path), TraceError)
+    if entry.key != key:
         raise TraceError(str(path), "was kept for something else")
-    return found
+    return entry
 
 
 def _key(choice: Choice, question: tuple[object, ...]) -> str:

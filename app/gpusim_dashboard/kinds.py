@@ -71,10 +71,10 @@ OTHER: Final = Kind("Other steps", "Captured on a GPU and bundled.", (1, 2, 1, 2
 
 def samples() -> dict[str, list[dict[str, Any]]]:
     """The bundled steps by kind, in the order of `KINDS`; of a kind first training, the usual dtype, small ones."""
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    entries_of: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for entry in for_pages.manifest():
-        found.setdefault(entry["kind"], []).append(entry)
-    return {kind: sorted(entries, key=_order) for kind, entries in found.items() if entries}
+        entries_of.setdefault(entry["kind"], []).append(entry)
+    return {kind: sorted(entries, key=_order) for kind, entries in entries_of.items() if entries}
 
 
 def _order(entry: dict[str, Any]) -> tuple[Any, ...]:

@@ -32,9 +32,9 @@ def load(cell: Any, choice: Choice, settings: Settings) -> None:
     mine: dict[str, tuple[str, Measured]] = st.session_state.measured.setdefault(choice.content, {})
 
     def read(data: bytes, file: str) -> None:
-        found = parse_measured_upload(data, file, choice.trace)
+        measured = parse_measured_upload(data, file, choice.trace)
         name = f"{UPLOAD}{shelf.shelf().put(file, data)[:NAME_DIGITS]}"
-        mine[name] = (file, found)
+        mine[name] = (file, measured)
         settings.keep("measured", name, "")
 
     with cell.popover("Load a replay", icon=":material/upload:", width="stretch"):
@@ -83,15 +83,15 @@ def _reopen(name: str, choice: Choice, mine: dict[str, tuple[str, Measured]]) ->
         uploads.say(UPLOADER, str(error))
 
 
-def summary(found: Measured, simulated_ns: int, why_not: str) -> None:
+def summary(measured: Measured, simulated_ns: int, why_not: str) -> None:
     """Measured beside simulated, as numbers; with an error where nothing says `why_not` to compare them."""
-    measurement = found.measurement
+    measurement = measured.measurement
     compared = "another run than the measured one"
-    if not why_not and found.makespan_ns:
-        compared = f"{simulated_ns / found.makespan_ns - 1:+.1%} against measured"
+    if not why_not and measured.makespan_ns:
+        compared = f"{simulated_ns / measured.makespan_ns - 1:+.1%} against measured"
     numbers = [("Simulated", format_ns(simulated_ns), compared)]
     if measurement is not None:
-        profiled = f"profiled: {format_ns(found.profiled_ns)}" if found.profiled_ns else "not profiled"
+        profiled = f"profiled: {format_ns(measured.profiled_ns)}" if measured.profiled_ns else "not profiled"
         about = view.plain(shortened(f"{measurement.gpu.name}, {measurement.date}"))
         numbers += [
             ("Measured", format_ns(measurement.schedule.median_ns), profiled),
@@ -103,7 +103,7 @@ def summary(found: Measured, simulated_ns: int, why_not: str) -> None:
             ("Outputs", measurement.outputs_text, about),
         ]
     else:
-        numbers.append(("Measured, profiled", format_ns(found.makespan_ns), view.plain(shortened(found.title))))
+        numbers.append(("Measured, profiled", format_ns(measured.makespan_ns), view.plain(shortened(measured.title))))
     view.metrics(*numbers)
     if why_not:
         st.caption(f"No error is given: {view.plain(why_not)}.")

@@ -59,14 +59,14 @@ def quick_of(choice: Choice) -> gpusim.Explored:
 @cached
 def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> gpusim.Explored:
     before = kept.load(_choice, *kept.QUICK)
-    found = kept.restore(before, step_of(_choice)) if before is not None else None
-    if found is None:
+    explored = kept.restore(before, step_of(_choice)) if before is not None else None
+    if explored is None:
         with turns.work():
-            found = gpusim.explore(
+            explored = gpusim.explore(
                 step_of(_choice), streams=streams, budget_s=QUICK_BUDGET_S, evaluations=QUICK_EVALUATIONS
             )
-            kept.save(_choice, found, breakdown_of(_choice), concurrency_of(_choice, found.schedule), *kept.QUICK)
-    return found
+            kept.save(_choice, explored, breakdown_of(_choice), concurrency_of(_choice, explored.schedule), *kept.QUICK)
+    return explored
 
 
 @dataclass(frozen=True)

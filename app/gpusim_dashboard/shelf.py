@@ -72,5 +72,5 @@ def _shelf() -> Shelf:
 
 def shelf() -> Shelf:
     """The server's."""
-    found: Shelf = _shelf()
-    return found
+    shared: Shelf = _shelf()
+    return shared

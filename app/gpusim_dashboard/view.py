@@ -48,9 +48,9 @@ RIGHT = 60
 def plain(text: str) -> str:
     """Text that may come from a file, as it is: no part of it becomes Markdown, a link, an icon or a formula."""
     shown, place, parts = visible(text), 0, []
-    for found in UNESCAPED.finditer(shown):
-        parts += [_escaped(shown[place : found.end()]), APART]
-        place = found.end()
+    for match in UNESCAPED.finditer(shown):
+        parts += [_escaped(shown[place : match.end()]), APART]
+        place = match.end()
     return "".join([*parts, _escaped(shown[place:])])
 
 
@@ -161,13 +161,13 @@ def legend_of(figure: Any) -> list[tuple[str, str]]:
     """The entries of a figure's legend where it has several: name and colour."""
     if figure.layout.showlegend is False:
         return []
-    found: dict[str, str] = {}
+    colours: dict[str, str] = {}
     for trace in figure.data:
         marker, line = getattr(trace, "marker", None), getattr(trace, "line", None)
         colour = getattr(marker, "color", None) or getattr(line, "color", None)
         if trace.name and trace.showlegend is not False and isinstance(colour, str):
-            found.setdefault(unescape(trace.name), colour)
-    return list(found.items()) if len(found) > 1 else []
+            colours.setdefault(unescape(trace.name), colour)
+    return list(colours.items()) if len(colours) > 1 else []
 
 
 def heading(choice: Choice, warn: bool = True) -> None:

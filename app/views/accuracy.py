@@ -40,14 +40,14 @@ if not everything:
     )
 else:
     name, cases = groups[0]
-    found = for_pages.fidelity(cases)
-    assert found is not None
+    accuracy = for_pages.fidelity(cases)
+    assert accuracy is not None
     html.answer(
         "yes",
-        f"Of {found.schedules} replayed schedules of steps like this one ({name}), half were predicted within "
-        f"{found.median:.1%} and nine of ten within {found.p90:.1%}.",
-        f"The worst was {found.largest:.1%} off; on average predictions are {abs(found.bias):.1%} too "
-        f"{'long' if found.bias > 0 else 'short'}.",
+        f"Of {accuracy.schedules} replayed schedules of steps like this one ({name}), half were predicted within "
+        f"{accuracy.median:.1%} and nine of ten within {accuracy.p90:.1%}.",
+        f"The worst was {accuracy.largest:.1%} off; on average predictions are {abs(accuracy.bias):.1%} too "
+        f"{'long' if accuracy.bias > 0 else 'short'}.",
     )
     view.show(accuracy_figure(groups, view.theme()), "accuracy")
 
@@ -81,16 +81,16 @@ for gpu in sorted({each.gpu for each in shown}):
     other = for_pages.gpu_model(gpu)
     if other is not None and other.name != choice.hardware.name:
         view.uncalibrated(other)
-found = for_pages.fidelity(cases)
-if found is None:
+accuracy = for_pages.fidelity(cases)
+if accuracy is None:
     st.caption("Sequential graphs only: no errors of concurrent schedules to sum up.")
 else:
     view.metrics(
-        ("Concurrent schedules", f"{found.schedules}", ""),
-        ("Median error", f"{found.median:.1%}", ""),
-        ("90 % within", f"{found.p90:.1%}", ""),
-        ("Largest", f"{found.largest:.1%}", ""),
-        ("Bias", f"{found.bias:+.1%}", ""),
+        ("Concurrent schedules", f"{accuracy.schedules}", ""),
+        ("Median error", f"{accuracy.median:.1%}", ""),
+        ("90 % within", f"{accuracy.p90:.1%}", ""),
+        ("Largest", f"{accuracy.largest:.1%}", ""),
+        ("Bias", f"{accuracy.bias:+.1%}", ""),
     )
 view.table(
     [

@@ -14,8 +14,8 @@ from gpusim.units import NS_PER_MS, counted, format_ns
 choice = current()
 view.heading(choice)
 with st.spinner("Switching limits on, one after the other ..."):
-    found = results.limits_of(choice)
-step = found.scopes[-1]
+    analysed = results.limits_of(choice)
+step = analysed.scopes[-1]
 parallelism = step.parallelism
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
@@ -42,13 +42,13 @@ view.metrics(
 st.header("Where the potential goes", anchor=False)
 st.caption(
     f"From the longest op to the sequential graph: what each limit costs when switched on after those above, on at "
-    f"most {counted(found.streams, 'stream')}."
+    f"most {counted(analysed.streams, 'stream')}."
 )
 charts.waterfall(limit_rows(step), "Where the potential goes", "of what there is to win")
-view.show(parallelism_figure(found, view.theme()), "parallelism")
-if len(found.scopes) > 1:
+view.show(parallelism_figure(analysed, view.theme()), "parallelism")
+if len(analysed.scopes) > 1:
     with st.expander("By phase"):
-        for scope in found.scopes[:-1]:
+        for scope in analysed.scopes[:-1]:
             st.subheader(f"{scope.name}: {scope.speedup:.2f}x", anchor=False)
             charts.waterfall(limit_rows(scope), f"Where the potential of {scope.name} goes", "of what there is to win")
 view.table(
@@ -66,10 +66,12 @@ view.table(
             "streams": scope.streams,
             "speed-up, x": scope.speedup,
         }
-        for scope in found.scopes
+        for scope in analysed.scopes
     ],
     "Parallelism and best schedules of each phase",
 )
-view.download(st, "Losses (CSV)", lambda: limits_csv(found), view.file_name(found.trace, "limits.csv"), "text/csv")
+view.download(
+    st, "Losses (CSV)", lambda: limits_csv(analysed), view.file_name(analysed.trace, "limits.csv"), "text/csv"
+)
 words = ["--streams", str(choice.streams), "--html", "limits.html"]
 view.command("limits", choice.words, *view.hardware_words(choice), *words)

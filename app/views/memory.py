@@ -41,9 +41,11 @@ label = shown.label
 runs = [(label, timeline)] if shown.policy == "sequential" else [("sequential", alone), (label, timeline)]
 view.show(memory_figure(runs, view.theme(), title), "memory")
 
-found = peak(timeline, results.step_of(choice).graph.choosing(shown.schedule.variants).trace)
-st.header(f"In memory at the peak of {label}: {format_bytes(found.bytes)} at {format_ns(found.time_ns)}", anchor=False)
-roles = by_role(found.live)
+at_peak = peak(timeline, results.step_of(choice).graph.choosing(shown.schedule.variants).trace)
+st.header(
+    f"In memory at the peak of {label}: {format_bytes(at_peak.bytes)} at {format_ns(at_peak.time_ns)}", anchor=False
+)
+roles = by_role(at_peak.live)
 sizes = [f"{role.replace('_', ' ')} **{format_bytes(size)}**" for role, size in roles.items()]
 # A number and its unit stay on one line.
 st.markdown(", ".join(size.replace(" ", "\N{NO-BREAK SPACE}") for size in sizes))
@@ -58,13 +60,13 @@ view.table(
             "from, us": live.from_ns / NS_PER_US,
             "until, us": live.until_ns / NS_PER_US,
         }
-        for live in found.live[:SHOWN]
+        for live in at_peak.live[:SHOWN]
     ],
     "Tensors in memory at the peak",
     height=320,
 )
-if len(found.live) > SHOWN:
-    rest = found.live[SHOWN:]
+if len(at_peak.live) > SHOWN:
+    rest = at_peak.live[SHOWN:]
     st.caption(f"The {SHOWN} largest; {len(rest)} more hold {format_bytes(sum(live.bytes for live in rest))}.")
 with st.spinner(view.EXPLORING):
     explored = results.explored_of(choice)

@@ -35,21 +35,23 @@ topology = settings.select(
 settings.finish()
 try:
     with st.spinner("Searching plans and simulating them ..."):
-        found = _plans(choice.content, choice.hardware.name, gpus, topology, choice)
+        explored = _plans(choice.content, choice.hardware.name, gpus, topology, choice)
 except GpusimError as error:
     st.error(view.plain(str(error)))
     st.stop()
-best, data = found.best, found.plan("data")
+best, data = explored.best, explored.plan("data")
 gain = data.step_ns / best.step_ns
 words = "the same as data parallelism" if gain < 1.005 else f"{gain:.2f}x over data parallelism"
-st.markdown(f"**{format_ns(best.step_ns)} a step on {counted(found.gpus, 'GPU')}: {words}.** {search_line(found)}")
-st.caption(
-    f"Computation: {found.problem.times.basis}. Communication ({view.plain(found.problem.topology.name)}): "
-    f"{COMMUNICATION[found.communication]}."
+st.markdown(
+    f"**{format_ns(best.step_ns)} a step on {counted(explored.gpus, 'GPU')}: {words}.** {search_line(explored)}"
 )
-for note in found.notes:
+st.caption(
+    f"Computation: {explored.problem.times.basis}. Communication ({view.plain(explored.problem.topology.name)}): "
+    f"{COMMUNICATION[explored.communication]}."
+)
+for note in explored.notes:
     st.caption(view.plain(note))
-view.show(parallel_figure(found, view.theme()), "parallel")
+view.show(parallel_figure(explored, view.theme()), "parallel")
 view.table(
     [
         {
@@ -63,7 +65,7 @@ view.table(
             "moved": format_bytes(plan.bytes),
             "memory of a GPU": format_bytes(plan.memory_bytes),
         }
-        for plan in found.plans
+        for plan in explored.plans
     ],
     "Plans",
 )
@@ -76,17 +78,17 @@ with st.expander("Layer by layer"):
                 "layer": row.name,
                 "kind": row.kind,
                 "split": str(row.config),
-                "GPUs": found.gpus if row.config.replicated else row.config.parts,
+                "GPUs": explored.gpus if row.config.replicated else row.config.parts,
                 "computation, ms": row.cost.compute_ns / NS_PER_MS,
                 "transfers, ms": row.transfer_ns / NS_PER_MS,
                 "sums, ms": (row.cost.sync_ns + row.cost.statistics_ns) / NS_PER_MS,
                 "may be off by": f"{row.cost.error:.0%}",
             }
-            for row in found.rows()
+            for row in explored.rows()
         ],
         "Layers of the best plan",
     )
-name = view.file_name(found.name, f"{found.gpus}gpus.plan.json")
-view.download(st, "Plan (JSON)", lambda: encode_json(found.document()), name, "application/json")
+name = view.file_name(explored.name, f"{explored.gpus}gpus.plan.json")
+view.download(st, "Plan (JSON)", lambda: encode_json(explored.document()), name, "application/json")
 links = [] if topology == OWN else ["--topology", topology]
 view.command("parallel", choice.words, *view.hardware_words(choice), "--gpus", str(gpus), *links, "--html", "plan.html")

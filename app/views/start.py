@@ -74,13 +74,13 @@ def open_button(entry: dict[str, object]) -> None:
         st.switch_page(pages["verdict"])
 
 
-found = list(kinds.samples().items())
-for begin in range(0, len(found), ACROSS):
-    for cell, (kind, entries) in zip(st.columns(ACROSS), found[begin : begin + ACROSS], strict=False):
+by_kind = list(kinds.samples().items())
+for begin in range(0, len(by_kind), ACROSS):
+    for cell, (kind, entries) in zip(st.columns(ACROSS), by_kind[begin : begin + ACROSS], strict=False):
         card(cell, kind, entries)
 
 with st.expander("All bundled steps"):
-    entries = [entry for _, group in found for entry in group]
+    entries = [entry for _, group in by_kind for entry in group]
     numbers, unit = numbers_of(format_times_ns(e[name] for e in entries for name in ("eager_ns", "graph_ns")))
     heads = (
         Head("step"),

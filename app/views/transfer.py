@@ -67,19 +67,19 @@ def transferred(contents: tuple[str, ...], gpus: tuple[str, ...], _names: tuple[
 names = tuple(batches[int(batch)] for batch in wanted)
 contents = tuple(choosing.trace_of(name)[0] for name in names)
 with st.spinner(f"Tuning {len(gpus) * len(wanted)} schedules, and using each of them everywhere ..."):
-    found = transferred(contents, tuple(gpus), names)
-html.answer("no", found.sentence)
-short = {setting.name: f"b{setting.batch}, {setting.hardware}" for setting in found.settings}
-lost = {(row.tuned_for, row.used_on): row.lost_frac for row in found.rows}
+    transfer = transferred(contents, tuple(gpus), names)
+html.answer("no", transfer.sentence)
+short = {setting.name: f"b{setting.batch}, {setting.hardware}" for setting in transfer.settings}
+lost = {(row.tuned_for, row.used_on): row.lost_frac for row in transfer.rows}
 html.heat(
     "Time lost with a schedule tuned for something else",
     "tuned for (down), used on (across)",
     list(short.values()),
     [[lost[tuned, used] for used in short] for tuned in short],
-    max(LEAST_TOP, found.worst.lost_frac),
+    max(LEAST_TOP, transfer.worst.lost_frac),
 )
 st.caption("Time over the fastest of these schedules, less 1. On the diagonal a schedule is at home.")
-times = format_times_ns(time_ns for row in found.rows for time_ns in (row.time_ns, row.best_ns))
+times = format_times_ns(time_ns for row in transfer.rows for time_ns in (row.time_ns, row.best_ns))
 numbers, unit = numbers_of(times)
 table = [
     (
@@ -92,7 +92,7 @@ table = [
         ),
         row.tuned_for == row.used_on,
     )
-    for number, row in enumerate(found.rows)
+    for number, row in enumerate(transfer.rows)
 ]
 heads = (
     Head("tuned for"),

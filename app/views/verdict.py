@@ -31,9 +31,9 @@ pages = st.session_state.pages
 view.heading(choice, warn=False)  # the verdict does
 
 
-def answer(found: Summary) -> None:
+def answer(summary: Summary) -> None:
     """Yes, no, or a trend; and why it is no more."""
-    said = headline(found, choice.hardware.calibrated)
+    said = headline(summary, choice.hardware.calibrated)
     if not choice.hardware.calibrated:
         name = choice.hardware.name
         html.answer(
@@ -42,16 +42,16 @@ def answer(found: Summary) -> None:
             f"No verdict: the model of {name} is uncalibrated. It comes from data sheets, not from measurements on "
             "that GPU.",
         )
-    elif found.verdict.worth_it:
+    elif summary.verdict.worth_it:
         html.answer("yes", said)
     else:
-        html.answer("no", said, reason(found))
+        html.answer("no", said, reason(summary))
 
 
-def ladder(found: Summary) -> None:
+def ladder(summary: Summary) -> None:
     """The ways to run the step, and what no schedule can pass."""
-    rows = ways(found, results.fused_ways_of(choice))
-    bound_ns, bound = found.largest_bound
+    rows = ways(summary, results.fused_ways_of(choice))
+    bound_ns, bound = summary.largest_bound
     numbers = format_times_ns([*(way.time_ns for way in rows), bound_ns])
     unit = numbers[0].rpartition(" ")[2]
     longest = max(way.time_ns for way in rows)
@@ -75,13 +75,13 @@ def ladder(found: Summary) -> None:
         (Head("way to run the step"), Head(f"time, {unit}", True), Head("over eager", True)),
         cells,
     )
-    if note := note_without_graph(found):
+    if note := note_without_graph(summary):
         st.caption(view.plain(note))
 
 
-def facts(found: Summary) -> None:
+def facts(summary: Summary) -> None:
     """How sure, how much over one CUDA graph, and how much memory."""
-    verdict, best = found.verdict, found.best
+    verdict, best = summary.verdict, summary.best
     low_ns, high_ns = choice.hardware.interval_ns(
         best.makespan_ns, best.streams, verdict.may_lose_cache, verdict.other_kernels
     )
@@ -94,11 +94,11 @@ def facts(found: Summary) -> None:
     )
 
 
-def what_to_change(found: Summary, concurrency: Concurrency) -> None:
+def what_to_change(summary: Summary, concurrency: Concurrency) -> None:
     """Which modules run side by side, and the code."""
     st.header("What to change", anchor=False)
-    mode, streams = choice.trace.model.mode, found.best.streams
-    if found.best.streams == 1:
+    mode, streams = choice.trace.model.mode, summary.best.streams
+    if summary.best.streams == 1:
         st.markdown("Put the step into one CUDA graph; nothing in it needs another order or a second stream.")
         st.code(graph_lines(mode), language="python", wrap_lines=True)
         return
@@ -133,31 +133,31 @@ def whole_schedule() -> str:
     return schedule_python(gpusim.simulate(results.step_of(choice), results.explored_of(choice).schedule))
 
 
-def side_by_side(found: Concurrency) -> None:
+def side_by_side(concurrency: Concurrency) -> None:
     """The modules that overlap, the longest first."""
-    if not found.rows:
+    if not concurrency.rows:
         st.markdown("No two kernels of this schedule run at the same time: what is gained is gaps between kernels.")
         return
-    share = found.together_ns / found.makespan_ns if found.makespan_ns else 0.0
-    if not found.named:
+    share = concurrency.together_ns / concurrency.makespan_ns if concurrency.makespan_ns else 0.0
+    if not concurrency.named:
         st.markdown("This trace does not say which module an operation belongs to: its timeline shows what overlaps.")
         return
     st.markdown(
-        f"Run these side by side, on {counted(found.streams, 'stream')} in one CUDA graph. During {share:.0%} of the "
-        "step at least two kernels then run at once."
+        f"Run these side by side, on {counted(concurrency.streams, 'stream')} in one CUDA graph. During {share:.0%} of "
+        "the step at least two kernels then run at once."
     )
-    numbers = format_times_ns(row.together_ns for row in found.rows)
+    numbers = format_times_ns(row.together_ns for row in concurrency.rows)
     unit = numbers[0].rpartition(" ")[2]
     cells = []
-    for row, time in zip(found.rows, numbers, strict=True):
+    for row, time in zip(concurrency.rows, numbers, strict=True):
         if row.kind == "modules":
             where = html.text(parents_in_words(row))
             sides = "".join(f"<span class='g-side'>{html.text(side)}</span>" for side in sides_in_words(row))
-            what = f"<div>{sides}</div>"
+            cell = f"<div>{sides}</div>"
         else:
-            where, what = "all modules", f"<div>{html.text(kind_in_words(row))}</div>"
+            where, cell = "all modules", f"<div>{html.text(kind_in_words(row))}</div>"
         phases = html.text(" and ".join(row.phases) or "optimizer") if row.kind != "buffers" else ""
-        cells.append(((where, what, phases, time.rpartition(" ")[0]), False))
+        cells.append(((where, cell, phases, time.rpartition(" ")[0]), False))
     heads = (Head("in"), Head("side by side"), Head("phase"), Head(f"together, {unit}", True))
     html.table("Modules that run side by side", heads, cells[:MOST_ROWS])
     if cells[MOST_ROWS:]:
@@ -165,12 +165,12 @@ def side_by_side(found: Concurrency) -> None:
             html.table("More modules that run side by side", heads, cells[MOST_ROWS:])
 
 
-def details(found: Summary, parts: Breakdown) -> None:
+def details(summary: Summary, parts: Breakdown) -> None:
     """The research behind it, folded."""
     with st.expander("All schedules tried, and the bounds"):
-        charts.schedules(found)
+        charts.schedules(summary)
     with st.expander("Where the gain comes from"):
-        charts.waterfall(gain_rows(found), "Where the gain comes from", "of the time before")
+        charts.waterfall(gain_rows(summary), "Where the gain comes from", "of the time before")
     with st.expander("Where the time goes"):
         st.caption("Each kernel alone on the GPU, without gaps between them.")
         charts.parts(
@@ -210,16 +210,16 @@ def provenance(kernels: int) -> None:
     )
 
 
-def show(found: Summary, parts: Breakdown, concurrency: Concurrency) -> None:
+def show(summary: Summary, parts: Breakdown, concurrency: Concurrency) -> None:
     """The page of a step whose schedules can be searched."""
-    answer(found)
-    ladder(found)
-    view.passed_over(found.passed_over)
+    answer(summary)
+    ladder(summary)
+    view.passed_over(summary.passed_over)
     next_questions()
-    if found.verdict.worth_it or not choice.hardware.calibrated:
-        facts(found)
-    what_to_change(found, concurrency)
-    details(found, parts)
+    if summary.verdict.worth_it or not choice.hardware.calibrated:
+        facts(summary)
+    what_to_change(summary, concurrency)
+    details(summary, parts)
     provenance(parts.kernels)
     words = ["--streams", str(choice.streams), *kept.search_words(choice)]
     view.command("explore", choice.words, *view.hardware_words(choice), *words)
@@ -228,18 +228,18 @@ def show(found: Summary, parts: Breakdown, concurrency: Concurrency) -> None:
 def show_profile() -> None:
     """The page of a profile without data dependencies: what keeping its order can say."""
     with st.spinner(view.SIMULATING):
-        found = results.as_imported_of(choice)
-    rows = [("one CUDA graph, same streams", found.graph_ns, "torch.cuda.graph around the step")]
-    if found.observed_ns is not None:
-        rows.insert(0, ("as observed", found.observed_ns, "what ran when the profile was taken"))
-    if found.streams > 1:
-        rows.append(("one CUDA graph, one stream", found.chain_ns, "without the overlap that is there"))
-    rows.append(("no schedule with these edges is faster", found.bound_ns, "bound"))
-    if found.observed_ns is None:
-        said = f"In one CUDA graph the step is predicted at {format_ns(found.graph_ns)}."
-    elif found.graph_ns < found.observed_ns:
-        gain = found.observed_ns / found.graph_ns
-        before, after = format_times_ns((found.observed_ns, found.graph_ns))
+        imported = results.as_imported_of(choice)
+    rows = [("one CUDA graph, same streams", imported.graph_ns, "torch.cuda.graph around the step")]
+    if imported.observed_ns is not None:
+        rows.insert(0, ("as observed", imported.observed_ns, "what ran when the profile was taken"))
+    if imported.streams > 1:
+        rows.append(("one CUDA graph, one stream", imported.chain_ns, "without the overlap that is there"))
+    rows.append(("no schedule with these edges is faster", imported.bound_ns, "bound"))
+    if imported.observed_ns is None:
+        said = f"In one CUDA graph the step is predicted at {format_ns(imported.graph_ns)}."
+    elif imported.graph_ns < imported.observed_ns:
+        gain = imported.observed_ns / imported.graph_ns
+        before, after = format_times_ns((imported.observed_ns, imported.graph_ns))
         said = f"One CUDA graph first: {after} instead of {before}, {gain:.1f}x, with the streams that it has."
     else:
         said = "One CUDA graph gains nothing here: the GPU does not wait for launches."
@@ -247,7 +247,7 @@ def show_profile() -> None:
         "trend",
         said,
         "Whether more streams would help, this profile cannot say: its dependencies are of quality "
-        f"'{found.dependency_quality}'. {found.more[0].upper()}{found.more[1:]}.",
+        f"'{imported.dependency_quality}'. {imported.more[0].upper()}{imported.more[1:]}.",
     )
     numbers = format_times_ns(time_ns for _, time_ns, _ in rows)
     unit = numbers[0].rpartition(" ")[2]
@@ -258,21 +258,21 @@ def show_profile() -> None:
     ]
     html.table("Ways to run the step", (Head("way to run the step"), Head(f"time, {unit}", True)), cells)
     next_questions()
-    if found.busy_ns is not None and found.observed_ns and found.idle_ns is not None:
-        share = found.idle_ns / found.observed_ns
+    if imported.busy_ns is not None and imported.observed_ns and imported.idle_ns is not None:
+        share = imported.idle_ns / imported.observed_ns
         view.metrics(
-            ("GPU idle", f"{share:.0%}", f"{format_ns(found.idle_ns)} of {format_ns(found.observed_ns)}"),
-            ("Two or more at once", format_ns(found.concurrent_ns or 0), counted(found.streams, "stream")),
-            ("Without any edge", format_ns(found.no_edges_bound_ns), "no schedule is faster"),
+            ("GPU idle", f"{share:.0%}", f"{format_ns(imported.idle_ns)} of {format_ns(imported.observed_ns)}"),
+            ("Two or more at once", format_ns(imported.concurrent_ns or 0), counted(imported.streams, "stream")),
+            ("Without any edge", format_ns(imported.no_edges_bound_ns), "no schedule is faster"),
         )
     st.header("What to change", anchor=False)
-    if found.observed_ns is None or found.graph_ns < found.observed_ns:
+    if imported.observed_ns is None or imported.graph_ns < imported.observed_ns:
         st.markdown("Put the step into one CUDA graph, and capture it to see what streams would gain:")
         st.code(graph_lines(choice.trace.model.mode), language="python", wrap_lines=True)
     else:
         st.markdown("Nothing in how it is launched. Capture the step to see what streams would gain:")
     st.code(CAPTURE, language="python", wrap_lines=True)
-    provenance(found.kernels)
+    provenance(imported.kernels)
     view.command("explore", choice.words, *view.hardware_words(choice))
 
 

@@ -135,8 +135,8 @@ def answers(asked: list[tuple[str, Question, int]]) -> list[gpusim.Simulated]:
     """The baseline and each setting as rows of one table; gives the changed steps."""
     baseline = results.baseline_of(choice, shown)
     own = choice.trace.model.batch
-    found = [results.answer_of(choice, question, shown) for _, question, _ in asked]
-    rows = [("as it is", baseline, own), *((name, each, b) for (name, _, b), each in zip(asked, found, strict=True))]
+    runs = [results.answer_of(choice, question, shown) for _, question, _ in asked]
+    rows = [("as it is", baseline, own), *((name, each, b) for (name, _, b), each in zip(asked, runs, strict=True))]
     times = format_times_ns(run.makespan_ns for _, run, _ in rows)
     samples = format_times_ns(run.makespan_ns / batch for _, run, batch in rows)
     before = baseline.makespan_ns / own
@@ -173,12 +173,12 @@ def answers(asked: list[tuple[str, Question, int]]) -> list[gpusim.Simulated]:
         Head("peak memory", True),
     )
     html.table("The step as it is and with the settings below", heads, cells)
-    return found
+    return runs
 
 
-def notes(asked: list[tuple[str, Question, int]], found: list[gpusim.Simulated]) -> None:
+def notes(asked: list[tuple[str, Question, int]], runs: list[gpusim.Simulated]) -> None:
     """How sure the answers are."""
-    for (name, question, _), run in zip(asked, found, strict=True):
+    for (name, question, _), run in zip(asked, runs, strict=True):
         calibrated = run.graph.hardware.calibrated and question.op_speed == 1.0
         who = "" if len(asked) == 1 else f"{name}: "
         if calibrated:
@@ -229,11 +229,11 @@ def what_if() -> None:
     settings.finish()
     reset.button("Reset", icon=":material/undo:", on_click=settings.reset, disabled=not settings, width="stretch")
     with place:
-        found = answers(asked)
-        notes(asked, found)
+        runs = answers(asked)
+        notes(asked, runs)
     # After the answer, and once it is on its way: they take longer than it.
     time.sleep(SENDING_S)
-    for (name, question, _), run in zip(asked, found, strict=True):
+    for (name, question, _), run in zip(asked, runs, strict=True):
         rows = results.sensitivities_of(choice, question, run)
         name = f" of {name}" if both else ""
         st.header(f"What the time{name} is sensitive to", anchor=False)
@@ -249,11 +249,13 @@ def other_gpus() -> None:
     """The same step on every GPU that there is a model of: no control needs to be moved for that."""
     st.header("On other GPUs", anchor=False)
     base = results.baseline_of(choice, shown)
-    found = results.on_every_gpu(choice, shown)
-    times = format_times_ns([*(run.makespan_ns for run in found.values()), *(r.sequential_ns for r in found.values())])
+    run_on = results.on_every_gpu(choice, shown)
+    times = format_times_ns(
+        [*(run.makespan_ns for run in run_on.values()), *(r.sequential_ns for r in run_on.values())]
+    )
     unit = times[0].rpartition(" ")[2]
     cells = []
-    for number, (gpu, run) in enumerate(found.items()):
+    for number, (gpu, run) in enumerate(run_on.items()):
         sure = "calibrated" if run.graph.hardware.calibrated else "uncalibrated: a trend"
         here = gpu == choice.hardware.name
         cells.append(
@@ -261,7 +263,7 @@ def other_gpus() -> None:
                 (
                     f"{html.text(gpu)} <span class='g-takes'>({sure})</span>",
                     times[number].rpartition(" ")[0],
-                    times[len(found) + number].rpartition(" ")[0],
+                    times[len(run_on) + number].rpartition(" ")[0],
                     f"{run.speedup:.2f}x",
                     "this one" if here else f"{run.makespan_ns / base.makespan_ns - 1:+.0%}",
                 ),

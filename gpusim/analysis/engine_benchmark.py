@@ -69,7 +69,7 @@ class Bench:
 
 
 def bench(
-    trace: Trace, hardware: HardwareModel, *, round_s: float = 0.2, report: Callable[[str], None] = lambda what: None
+    trace: Trace, hardware: HardwareModel, *, round_s: float = 0.2, report: Callable[[str], None] = lambda stage: None
 ) -> Bench:
     """Measure each engine for `round_s` seconds in each of `ROUNDS` rounds."""
     graph = OpGraph.build(trace, hardware)

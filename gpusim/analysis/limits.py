@@ -153,7 +153,7 @@ def limits(
     *,
     streams: int = DEFAULT_STREAMS,
     engine: Engine | None = None,
-    report: Report = lambda what, share, best_ns: None,
+    report: Report = lambda stage, share, best_ns: None,
 ) -> Limits:
     """Inter-op parallelism of a step and what is lost of it, for each phase and for the whole step.
 

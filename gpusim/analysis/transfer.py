@@ -108,7 +108,7 @@ def transfer(
     budget_s: float,
     evaluations: int | None,
     seed: int,
-    report: Report = lambda what, share, best_ns: None,
+    report: Report = lambda stage, share, best_ns: None,
 ) -> Transfer:
     """Tune a schedule for each op graph, and simulate each schedule on all of them.
 

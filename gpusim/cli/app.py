@@ -87,7 +87,7 @@ def allowed_hosts(address: str, more: Iterable[str] = ()) -> tuple[str, ...]:
         own = socket.gethostname()
         names += [own, socket.getfqdn()]
         with suppress(OSError):
-            names += [str(found[4][0]) for found in socket.getaddrinfo(own, None)]
+            names += [str(info[4][0]) for info in socket.getaddrinfo(own, None)]
     for name in more:
         if len(name) > HOST_CHARACTERS or not HOST_NAME.fullmatch(name):
             raise OptionError(

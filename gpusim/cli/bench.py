@@ -28,8 +28,8 @@ def bench(trace_argument: str | None, trace: str | None, hardware: str | None, s
     from gpusim import for_commands
     from gpusim.report.bench_table import bench_document, print_bench
 
-    found = for_commands.bench(load_step(trace, hardware), seconds, say)
+    measured = for_commands.bench(load_step(trace, hardware), seconds, say)
     if as_json:
-        print_json(bench_document(found))
+        print_json(bench_document(measured))
     else:
-        print_bench(found)
+        print_bench(measured)

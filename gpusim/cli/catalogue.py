@@ -32,8 +32,8 @@ def policies(as_json: bool) -> None:
     known = for_commands.registered_policies()
     if as_json:
         fields = ("name", "summary", "source", "max_streams", "slow")
-        found = [{field: getattr(policy, field) for field in fields} for policy in known]
-        print_json({"policies": found, "default": DEFAULT_POLICY, "recommended": RECOMMENDED})
+        rows = [{field: getattr(policy, field) for field in fields} for policy in known]
+        print_json({"policies": rows, "default": DEFAULT_POLICY, "recommended": RECOMMENDED})
     else:
         print_policies(tuple(known))
 

@@ -115,9 +115,9 @@ def one_trace(argument: str | None, option: str | None, default: str | None = No
     return trace
 
 
-def policy_option(what: str) -> Callable[[Function], Function]:
+def policy_option(verb: str) -> Callable[[Function], Function]:
     """`--policy P`, whose schedule a command simulates, explains or replays."""
-    text = f"{what} this policy's schedule; `{RECOMMENDED}`: the one that explore recommends (gpusim policies)"
+    text = f"{verb} this policy's schedule; `{RECOMMENDED}`: the one that explore recommends (gpusim policies)"
     return click.option("--policy", default=None, metavar="P", help=f"{text}.")
 
 
@@ -174,12 +174,12 @@ def check_output_folder(path: str) -> Path:
     return folder
 
 
-def one_of(what: str, known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+def one_of(kind: str, known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
     """A callback that holds an option to a few words and suggests the nearest; None where it is not given."""
 
     def check(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and value not in known:
-            raise UnknownNameError(what, value, known)
+            raise UnknownNameError(kind, value, known)
         return value
 
     return check
@@ -189,7 +189,7 @@ def one_of(what: str, known: tuple[str, ...]) -> Callable[[click.Context, click.
 def progress_bar(enabled: bool) -> Iterator[Callable[[str, float, int], None]]:
     """A progress bar on standard error, where that is a terminal; called with what, share done and best time so far."""
     if not enabled or not sys.stderr.isatty():
-        yield lambda what, share, best_ns: None
+        yield lambda stage, share, best_ns: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -201,9 +201,9 @@ def progress_bar(enabled: bool) -> Iterator[Callable[[str, float, int], None]]:
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("explore", total=1.0, best="")
 
-        def report(what: str, share: float, best_ns: int) -> None:
+        def report(stage: str, share: float, best_ns: int) -> None:
             best = f"best {format_ns(best_ns)}" if best_ns else ""
-            bar.update(task, description=visible(what), completed=share, best=best)
+            bar.update(task, description=visible(stage), completed=share, best=best)
 
         yield report
 

@@ -59,16 +59,16 @@ def explain(
     names = None if ops is None else _two(ops)
     step = load_step(trace, hardware)
     with progress_bar(not as_json) as report:
-        found = gpusim.explain(step, schedule, streams=most_streams, launch=launch, progress=report)
-    if between is not None and between[0] >= found.timeline.makespan_ns:
-        raise OptionError(f"--window {short_value(window)}: the schedule ends at {found.timeline.makespan_ns} ns")
-    pair = None if names is None else found.between(*names)
+        explained = gpusim.explain(step, schedule, streams=most_streams, launch=launch, progress=report)
+    if between is not None and between[0] >= explained.timeline.makespan_ns:
+        raise OptionError(f"--window {short_value(window)}: the schedule ends at {explained.timeline.makespan_ns} ns")
+    pair = None if names is None else explained.between(*names)
     if pair is not None:
-        document = table.pair_document(found, pair)
+        document = table.pair_document(explained, pair)
     elif between is not None:
-        document = table.window_document(found, *between)
+        document = table.window_document(explained, *between)
     else:
-        document = table.step_document(found)
+        document = table.step_document(explained)
     if as_json:
         print_json(document)
     elif pair is not None:

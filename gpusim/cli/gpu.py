@@ -241,12 +241,12 @@ def _calibrate_links(gpus: int, base: str, target: Path | None, rules: bool, as_
     import gpusim
     from gpusim.io.files import write_document
 
-    found = gpusim.calibrate_links(gpus, base, command=command_line())
-    write_document(target, found, indent=1)
+    topology = gpusim.calibrate_links(gpus, base, command=command_line())
+    write_document(target, topology, indent=1)
     if as_json:
-        print_json(found)
+        print_json(topology)
         return
-    for curve in found.curves:
+    for curve in topology.curves:
         tell(f"{curve.collective} of {curve.gpus} GPUs: {len(curve.points)} sizes")
     tell(f"topology written to {target}")
 
@@ -316,14 +316,14 @@ def validate(
         chosen = selected(plan, cases)
         if stage != "predict":
             require_gpu_alone()
-        made: list[Path] = []
+        paths: list[Path] = []
         if stage in (None, "capture"):
-            made = capture_stage(plan, chosen, command_line(), say)
+            paths = capture_stage(plan, chosen, command_line(), say)
         if stage in (None, "predict"):
-            made = predict_stage(plan, chosen, say)
+            paths = predict_stage(plan, chosen, say)
         if stage in ("capture", "predict"):
             if as_json:
-                print_json([str(path) for path in made])
+                print_json([str(path) for path in paths])
             return
         results = measure_stage(plan, chosen, folder, command_line(), say, trust_code=trust_code)
     else:

@@ -79,13 +79,13 @@ def doctor(files: tuple[str, ...], as_json: bool) -> None:
     from gpusim.report.doctor_text import doctor_lines
 
     with progress_bar(not as_json) as report:
-        found = examine(files, report)
+        examined = examine(files, report)
     if as_json:
-        print_json(found.document())
+        print_json(examined.document())
     else:
-        for line in doctor_lines(found, ", ".join(files)):
+        for line in doctor_lines(examined, ", ".join(files)):
             tell(line)
-    if found.findings:
+    if examined.findings:
         sys.exit(EXIT_FINDINGS)
 
 

@@ -39,17 +39,17 @@ def limits(
     table = check_output(csv_file)
     step = load_step(trace, hardware)
     with progress_bar(not as_json) as report:
-        found = gpusim.limits(step, streams=streams, progress=report)
+        analysed = gpusim.limits(step, streams=streams, progress=report)
     if table is not None:
-        write_bytes(table, limits_csv(found).encode())
+        write_bytes(table, limits_csv(analysed).encode())
     if figures:
         from gpusim.report.figures.limits import limits_figure
 
-        figures.write(limits_figure(found), f"limits of {found.trace}")
+        figures.write(limits_figure(analysed), f"limits of {analysed.trace}")
     if as_json:
-        print_json(limits_document(found))
+        print_json(limits_document(analysed))
         return
-    print_limits(found)
+    print_limits(analysed)
     if table is not None:
         tell(f"losses written to {table}")
     figures.announce()

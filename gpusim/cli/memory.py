@@ -84,7 +84,7 @@ def memory(
         print_json(memory_document(comparison))
         return
     print_memory(comparison)
-    for what, path in (("plan", target), ("memory over time", viewer)):
+    for content, path in (("plan", target), ("memory over time", viewer)):
         if path is not None:
-            tell(f"{what} written to {path}")
+            tell(f"{content} written to {path}")
     figures.announce()

@@ -70,7 +70,7 @@ def parallel(
     figures, file = check_figures(html_file, png_file), check_output(output)
     step = load_step(trace, hardware)
     with progress_bar(not as_json) as report:
-        found = gpusim.parallel(
+        explored = gpusim.parallel(
             step,
             gpus=gpus,
             topology=topology,
@@ -81,15 +81,15 @@ def parallel(
             progress=report,
         )
     if file is not None:
-        gpusim.write_parallel_plan(found, file)
+        gpusim.write_parallel_plan(explored, file)
     if figures:
         from gpusim.report.figures.parallel import parallel_figure
 
-        figures.write(parallel_figure(found), f"{found.name} on {found.gpus} GPUs")
+        figures.write(parallel_figure(explored), f"{explored.name} on {explored.gpus} GPUs")
     if as_json:
-        print_json(parallel_document(found))
+        print_json(parallel_document(explored))
         return
-    print_parallel(found)
+    print_parallel(explored)
     if file is not None:
         tell(f"plan written to {file}")
     figures.announce()

@@ -129,13 +129,15 @@ def _explore_imported(step: Step, output: str | None, as_json: bool) -> None:
     from gpusim.foreign import as_imported
     from gpusim.report.as_imported_text import as_imported_lines
 
-    found = as_imported(step)
+    imported = as_imported(step)
     if output is not None:
-        raise OptionError(f"-o {short_value(output)}: no schedule is searched without data dependencies; {found.more}")
+        raise OptionError(
+            f"-o {short_value(output)}: no schedule is searched without data dependencies; {imported.more}"
+        )
     if as_json:
-        print_json(found.document())
+        print_json(imported.document())
         return
-    for line in as_imported_lines(found):
+    for line in as_imported_lines(imported):
         tell(line)
 
 

@@ -78,7 +78,7 @@ def transfer(
     figures = check_figures(html_file, png_file)
     steps = [load_step(trace, None) for trace in traces]
     with progress_bar(not as_json) as report:
-        found = gpusim.transfer(
+        transferred = gpusim.transfer(
             steps,
             hw=hardware,
             batch=batches,
@@ -90,9 +90,9 @@ def transfer(
     if figures:
         from gpusim.report.figures.transfer import transfer_figure
 
-        figures.write(transfer_figure(found), "a schedule tuned here, used there")
+        figures.write(transfer_figure(transferred), "a schedule tuned here, used there")
     if as_json:
-        print_json(transfer_document(found))
+        print_json(transfer_document(transferred))
         return
-    print_transfer(found)
+    print_transfer(transferred)
     figures.announce()

@@ -158,10 +158,10 @@ def _draw(kind: str, step: Step, policy: str, streams: int) -> Any:
 
     title = f"{step.name} on {step.hardware.label}"
     if kind in EXPLORED:
-        found = gpusim.explore(step, streams=streams, budget_s=QUICK_BUDGET_S, evaluations=QUICK_EVALUATIONS)
+        explored = gpusim.explore(step, streams=streams, budget_s=QUICK_BUDGET_S, evaluations=QUICK_EVALUATIONS)
         if kind == "front":
-            return front_figure(found.rows, title)
-        return bounds_figure(found) if kind == "bounds" else gain_figure(found)
+            return front_figure(explored.rows, title)
+        return bounds_figure(explored) if kind == "bounds" else gain_figure(explored)
     if kind == "breakdown":
         return breakdown_figure(breakdown(step.graph), title)
     alone, run = gpusim.simulate(step, "sequential", streams=1), gpusim.simulate(step, policy, streams=streams)
@@ -169,14 +169,14 @@ def _draw(kind: str, step: Step, policy: str, streams: int) -> Any:
     return memory_figure(named if policy != "sequential" else named[:1], title=f"Memory over time: {title}")
 
 
-def _document(found: Simulated) -> dict[str, Any]:
+def _document(simulated: Simulated) -> dict[str, Any]:
     return {
-        "hardware": found.graph.hardware.label,
-        "calibrated": found.graph.hardware.calibrated,
-        "streams": found.streams,
-        "launch": found.mode,
-        "makespan_ns": found.makespan_ns,
-        "sequential_ns": found.sequential_ns,
-        "speedup": found.speedup,
-        "peak_bytes": found.peak_bytes,
+        "hardware": simulated.graph.hardware.label,
+        "calibrated": simulated.graph.hardware.calibrated,
+        "streams": simulated.streams,
+        "launch": simulated.mode,
+        "makespan_ns": simulated.makespan_ns,
+        "sequential_ns": simulated.sequential_ns,
+        "speedup": simulated.speedup,
+        "peak_bytes": simulated.peak_bytes,
     }

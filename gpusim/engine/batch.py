@@ -176,6 +176,6 @@ class EncodedPlans:
 
     def peaks(self) -> npt.NDArray[np.int64]:
         """The most memory of each plan, which has been simulated, in bytes."""
-        found = np.zeros(self.count, np.int64)
-        find_peaks(self.engine.arrays, self.plans, self._buffers, found)
-        return found
+        peak_bytes = np.zeros(self.count, np.int64)
+        find_peaks(self.engine.arrays, self.plans, self._buffers, peak_bytes)
+        return peak_bytes

@@ -27,7 +27,7 @@ EVENTS: Final = 16
 def _costs() -> dict[str, tuple[str, ...]]:
     """The times of each section of the hardware model that delay something."""
     sections = {"graph": measure_of(GraphCosts), "stream": measure_of(StreamCosts)}
-    times = {section: tuple(name for name in found if found[name] == "time") for section, found in sections.items()}
+    times = {section: tuple(name for name in units if units[name] == "time") for section, units in sections.items()}
     return {**times, "copies": ("latency_ns", "switch_ns")}
 
 

@@ -159,11 +159,11 @@ class SmPool:
                 break
             if other.partition == kernel.partition:
                 left = [room - other.share * need for room, need in zip(left, other.demand, strict=True)]
-        found, least = lost_time.BLOCKS, 1.0
+        scarcest, least = lost_time.BLOCKS, 1.0
         for resource, (room, need) in enumerate(zip(left, kernel.demand, strict=True)):
             if kernel.share > 0.0 and need > room and room / need < least:
-                found, least = resource, room / need
-        return found
+                scarcest, least = resource, room / need
+        return scarcest
 
     @property
     def occupied(self) -> float:

@@ -165,11 +165,11 @@ def _queue_predecessors(plan: Plan) -> list[int | None]:
 
 def _successors(plan: Plan, before: list[int | None]) -> list[list[int]]:
     """For each task, those that wait for it, in launch order."""
-    found: list[list[int]] = [[] for _ in range(len(plan))]
+    successors: list[list[int]] = [[] for _ in range(len(plan))]
     for index, (task, previous) in enumerate(zip(plan.tasks, before, strict=True)):
         for p in {*task.deps, *([] if previous is None else [previous])}:
-            found[p].append(index)
-    return found
+            successors[p].append(index)
+    return successors
 
 
 @dataclass

@@ -63,7 +63,7 @@ def problem_with(value: Any, depth: int = MAX_DEPTH) -> str | None:
     if isinstance(value, list | tuple):
         if not depth:
             return f"lists are nested more than {MAX_DEPTH} deep"
-        return next((found for part in value if (found := problem_with(part, depth - 1))), None)
+        return next((problem for part in value if (problem := problem_with(part, depth - 1))), None)
     return None
 
 

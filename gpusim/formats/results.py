@@ -145,20 +145,20 @@ def read_all_results(folder: Path, pattern: str = "*.json") -> dict[str, Results
 
     Raises `MeasurementError` for a broken file.
     """
-    found = {}
+    results = {}
     for path in sorted(folder.glob(pattern)):
         if document_schema(path, MeasurementError) == SCHEMA:
-            found[path.stem] = read_results(path)
-    return found
+            results[path.stem] = read_results(path)
+    return results
 
 
 def first_of_each_step(runs: Sequence[Results]) -> list[Results]:
     """The runs without the cases of steps that an earlier one of them has."""
-    found, seen = [], set[str]()
+    firsts, seen = [], set[str]()
     for run in runs:
-        found.append(msgspec.structs.replace(run, cases=tuple(case for case in run.cases if case.trace not in seen)))
+        firsts.append(msgspec.structs.replace(run, cases=tuple(case for case in run.cases if case.trace not in seen)))
         seen |= {case.trace for case in run.cases}
-    return found
+    return firsts
 
 
 def results_name(results: Results) -> str:

@@ -177,14 +177,14 @@ class _Ranges:
     """The annotated ranges, found by thread and time."""
 
     def __init__(self, events: list[dict[str, Any]]) -> None:
-        found: dict[Any, list[tuple[float, float, tuple[int, int]]]] = {}
+        ranges_of: dict[Any, list[tuple[float, float, tuple[int, int]]]] = {}
         for event in events:
             name = event.get("name", "")
             if event.get("cat") == "user_annotation" and name.startswith(RANGE):
                 iteration, _, op = name[len(RANGE) :].partition(":")
                 key = (int(iteration), int(op))
-                found.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"], key))
-        self._by_thread = {thread: sorted(ranges) for thread, ranges in found.items()}
+                ranges_of.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"], key))
+        self._by_thread = {thread: sorted(ranges) for thread, ranges in ranges_of.items()}
         self._starts = {thread: [r[0] for r in ranges] for thread, ranges in self._by_thread.items()}
 
     def find(self, launch: dict[str, Any]) -> tuple[int, int] | None:

@@ -55,7 +55,7 @@ def mark_offloads(nodes: Iterable[Any], trace: Trace, plan: MemoryPlan) -> int:
         if op.phase == "forward":
             marks[op.target].append(bool(moved & storages.writes[index]))
     seen: Counter[str] = Counter()
-    found = 0
+    marked = 0
     for node in nodes:
         if node.op != "call_function":
             continue
@@ -64,5 +64,5 @@ def mark_offloads(nodes: Iterable[Any], trace: Trace, plan: MemoryPlan) -> int:
         seen[name] += 1
         if number < len(marks[name]) and marks[name][number]:
             node.meta["should_offload"] = True
-            found += 1
-    return found
+            marked += 1
+    return marked

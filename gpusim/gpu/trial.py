@@ -45,14 +45,14 @@ def try_best(
     from gpusim.gpu.replay.replay import replay, require_equal
 
     rows = contenders(explored, count)
-    made = [row.schedule for row in rows]
+    schedules = [row.schedule for row in rows]
     say(f"trying {len(rows)} schedules")
-    times_ns, number = fastest(explored.graph, made, explored.seed, trust_code=trust_code)
+    times_ns, number = fastest(explored.graph, schedules, explored.seed, trust_code=trust_code)
     best, measurement = rows[number], None
     if best.policy != SEQUENTIAL:
         (measurement,) = replay(
             explored.graph,
-            [made[number]],
+            [schedules[number]],
             command=command,
             seed=explored.seed,
             say=say,

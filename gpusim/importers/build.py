@@ -42,9 +42,9 @@ class Imported:
     @property
     def source(self) -> ImportedFrom:
         """What the trace says of its origin."""
-        found = self.trace.provenance.imported_from
-        assert found is not None
-        return found
+        origin = self.trace.provenance.imported_from
+        assert origin is not None
+        return origin
 
     @property
     def error(self) -> float | None:
@@ -90,7 +90,7 @@ def import_contents(
     findings = [*profile.findings, *notes]
     lane, note = _device(profile, device)
     findings += note
-    mine = [index for index, found in enumerate(profile.activities) if (found.process, found.device) == lane]
+    mine = [index for index, record in enumerate(profile.activities) if (record.process, record.device) == lane]
     chosen, steps = choose_step(profile, mine, step)
     activities = [profile.activities[index] for index in chosen.indices]
     if not any(activity.kind == "kernel" and activity.dur_ns for activity in activities):
@@ -123,15 +123,18 @@ def _profile(contents: Contents, rank: int | None) -> tuple[Profile, list[Findin
         return contents.tables[0], []
     if not with_kernels:
         first = contents.all()[0]
-        what = FORMAT_NAMES[first.format]
+        format_name = FORMAT_NAMES[first.format]
         for finding in first.findings:
             if finding.code in WITHOUT_KERNELS:
-                raise ImportFileError(first.file, f"is {what}: {finding.text}; {finding.action}")
+                raise ImportFileError(first.file, f"is {format_name}: {finding.text}; {finding.action}")
         operators = f" ({first.nodes} operators ran on the CPU)" if first.nodes else ""
         fix = "profile with activities=[CPU, CUDA] on a machine with a GPU"
-        raise ImportFileError(first.file, f"is {what} without a GPU kernel{operators}; {fix}")
+        raise ImportFileError(first.file, f"is {format_name} without a GPU kernel{operators}; {fix}")
     if rank is not None:
-        ranked = {found.rank if found.rank is not None else place: found for place, found in enumerate(with_kernels)}
+        ranked = {
+            candidate.rank if candidate.rank is not None else place: candidate
+            for place, candidate in enumerate(with_kernels)
+        }
         if rank not in ranked:
             known = ", ".join(map(str, sorted(ranked)))
             raise OptionError(f"{with_kernels[0].file}: the ranks are {known}", argument="rank", value=rank)
@@ -169,7 +172,7 @@ def _join_operators(activities: Sequence[Activity], profile: Profile, contents: 
     """The join with the execution trace of the profile's rank. Of several, first that with the rank in its name, then
     that at the same place among the files, then the others.
     """
-    place = next(number for number, found in enumerate(contents.profiles) if found is profile)
+    place = next(number for number, other in enumerate(contents.profiles) if other is profile)
     order = sorted(
         enumerate(contents.operators),
         key=lambda item: (_last_number(item[1].file) != profile.rank, item[0] != place),
@@ -190,8 +193,8 @@ def _join_operators(activities: Sequence[Activity], profile: Profile, contents: 
 
 def _last_number(file: str) -> int | None:
     """The last number in a file's name, by which ranks are told apart."""
-    found = _NUMBERS.findall(file.rpartition("/")[2])
-    return int(found[-1]) if found else None
+    numbers = _NUMBERS.findall(file.rpartition("/")[2])
+    return int(numbers[-1]) if numbers else None
 
 
 def _edges(contents: Contents, profile: Profile, activities: Sequence[Activity], chosen: Step) -> Joined:

@@ -182,7 +182,7 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
 
 def _gpu_before(node: _Node, by_number: dict[int, _Node], places: dict[int, int], limit: Work) -> set[int]:
     """GPU nodes that a node waits for, directly or through operators on the CPU."""
-    found: set[int] = set()
+    gpu_nodes: set[int] = set()
     seen: set[int] = set()
     todo = list(node.before)
     while todo:
@@ -192,10 +192,10 @@ def _gpu_before(node: _Node, by_number: dict[int, _Node], places: dict[int, int]
             continue
         seen.add(number)
         if number in places:
-            found.add(number)
+            gpu_nodes.add(number)
         else:
             todo += by_number[number].before
-    return found
+    return gpu_nodes
 
 
 # --- Protocol buffers ---
@@ -259,8 +259,8 @@ def _node(data: bytes, name: str) -> _Node:
         elif number == 7 and wire == 0:
             node.dur_us = value
         elif number == 10 and wire == 2:
-            key, found = _attribute(value, name)
-            node.attributes[key] = found
+            key, attribute = _attribute(value, name)
+            node.attributes[key] = attribute
     return node
 
 
@@ -269,26 +269,26 @@ def _numbers(value: Any, wire: int, name: str) -> list[int]:
         return [value]
     if wire != 2:
         return []
-    found, place = [], 0
+    numbers, place = [], 0
     while place < len(value):
         number, place = _varint(value, place, name)
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def _attributes(data: bytes, number: int, name: str) -> dict[str, Any]:
-    return dict(_attribute(value, name) for found, wire, value in _fields(data, name) if found == number and wire == 2)
+    return dict(_attribute(value, name) for tag, wire, value in _fields(data, name) if tag == number and wire == 2)
 
 
 def _attribute(data: bytes, name: str) -> tuple[str, Any]:
-    key, found = "", None
+    key, content = "", None
     for number, wire, value in _fields(data, name):
         if number == 1 and wire == 2:
             key = value.decode("utf-8", "replace")
         elif wire == 0:
-            found = bool(value) if number == 27 else value
+            content = bool(value) if number == 27 else value
         elif number == 3 and wire == 1:
-            found = struct.unpack("<d", value)[0]
+            content = struct.unpack("<d", value)[0]
         elif number == 29 and wire == 2:
-            found = value.decode("utf-8", "replace")
-    return key, found
+            content = value.decode("utf-8", "replace")
+    return key, content

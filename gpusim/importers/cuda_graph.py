@@ -70,10 +70,10 @@ def read_cuda_graph(pieces: Iterator[bytes], name: str) -> GraphDump:
         if isinstance(edge, dict):
             before.setdefault(whole(edge.get("to")), set()).add(whole(edge.get("from")))
     for node in nodes:
-        found = before[node.index]
-        if any(number not in by_index for number in found):
+        predecessors = before[node.index]
+        if any(number not in by_index for number in predecessors):
             raise ImportFileError(name, f"node {node.index} depends on a node that does not exist")
-        node.before = tuple(sorted(found))
+        node.before = tuple(sorted(predecessors))
     work = sum(node.kind == "kernel" for node in nodes)
     profile = Profile(file=name, format="cuda-graph", writer="a dump of a CUDA graph", has_times=False, nodes=work)
     profile.quality = "graph"

@@ -146,12 +146,12 @@ def _beside(imported: Imported) -> Finding:
 
 
 def _no_data(quality: Quality) -> Finding:
-    what = {
+    known = {
         "event": "it has streams and recorded waits",
         "stream": "it has one stream and its order",
         "assumed": "it has streams, and what they wait for is assumed from the times",
     }.get(quality, "it has kernels and no order")
-    text = f"no data dependencies: {what}, so other orders and more streams cannot be judged"
+    text = f"no data dependencies: {known}, so other orders and more streams cannot be judged"
     return Finding(
         "no-data-edges", text, "add the run's execution trace (ExecutionTraceObserver) or a dump of its CUDA graph"
     )
@@ -181,11 +181,11 @@ def _clock_findings(profile: Profile) -> list[Finding]:
 
 def _overlaps(profile: Profile) -> int:
     ends: dict[tuple[int, int, int], int] = {}
-    found = 0
+    overlaps = 0
     for activity in profile.activities:
-        found += activity.start_ns + profile.resolution_ns < ends.get(activity.lane, 0)
+        overlaps += activity.start_ns + profile.resolution_ns < ends.get(activity.lane, 0)
         ends[activity.lane] = max(activity.end_ns, ends.get(activity.lane, 0))
-    return found
+    return overlaps
 
 
 def _gpu_names(profiles: Sequence[Profile]) -> list[str]:

@@ -36,8 +36,8 @@ def observed_edges(
     quality: Quality = "event"
     from_graphs = any(activity.shared_launch for activity in activities)
     if has_waits:
-        found, contradicted = _event_edges(activities, waits, OVERLAP_NS + resolution_ns, work)
-        edges += found
+        event_edges, contradicted = _event_edges(activities, waits, OVERLAP_NS + resolution_ns, work)
+        edges += event_edges
     if not has_waits or from_graphs:
         edges += _assumed_edges(activities, only_graphs=has_waits, work=work)
         quality = "assumed"
@@ -63,8 +63,8 @@ def _event_edges(
     for index, activity in enumerate(activities):
         if activity.correlation >= 0:
             lanes.setdefault(activity.lane, []).append((activity.correlation, index))
-    for found in lanes.values():
-        found.sort()
+    for launches in lanes.values():
+        launches.sort()
     edges: list[Edge] = []
     contradicted = 0
     for wait in waits:

@@ -82,9 +82,7 @@ def read_execution_trace(pieces: Iterator[bytes], name: str) -> OperatorTrace:
         raise ImportFileError(name, "is no execution trace of PyTorch: 'schema' is no version")
     if not operators:
         raise ImportFileError(name, "has no nodes")
-    operators.sort(
-        key=lambda found: (found.record_function if found.record_function >= 0 else found.number, found.number)
-    )
+    operators.sort(key=lambda op: (op.record_function if op.record_function >= 0 else op.number, op.number))
     numbers = {operator.number: operator for operator in operators}
     for operator in operators:
         parent = numbers.get(operator.parent)
@@ -157,16 +155,16 @@ def _tensors(values: list[Any], depth: int = 0) -> dict[tuple[int, int], int]:
 
     A tensor that occurs twice counts once.
     """
-    found: dict[tuple[int, int], int] = {}
+    sizes_bytes: dict[tuple[int, int], int] = {}
     for value in values:
         if not isinstance(value, list):
             continue
         if len(value) == 6 and isinstance(value[5], str) and all(isinstance(part, int) for part in value[:5]):
             size = value[3] * value[4]
-            found[value[0], value[1]] = size if 0 <= size <= MAX_STORAGE_BYTES else 0
+            sizes_bytes[value[0], value[1]] = size if 0 <= size <= MAX_STORAGE_BYTES else 0
         elif depth < MAX_TENSOR_DEPTH:
-            found |= _tensors(value, depth + 1)
-    return found
+            sizes_bytes |= _tensors(value, depth + 1)
+    return sizes_bytes
 
 
 def _written_places(schema: str) -> list[int]:

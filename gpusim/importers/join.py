@@ -70,7 +70,7 @@ def join_operators(activities: Sequence[Activity], profile: Profile, trace: Oper
 def _by_record_function(activities: Sequence[Activity], trace: OperatorTrace) -> dict[int, Operator] | None:
     """The operator of each record by its id, or None where fewer than `MIN_MATCHED` have one of the same name."""
     by_id = {operator.record_function: operator for operator in trace.operators if operator.record_function >= 0}
-    found: dict[int, Operator] = {}
+    operator_of: dict[int, Operator] = {}
     with_op = 0
     for index, activity in enumerate(activities):
         if activity.op_call < 0:
@@ -78,8 +78,8 @@ def _by_record_function(activities: Sequence[Activity], trace: OperatorTrace) ->
         with_op += 1
         operator = by_id.get(activity.record_function)
         if operator is not None and operator.name == activity.op:
-            found[index] = operator
-    return found if found and len(found) >= MIN_MATCHED * with_op else None
+            operator_of[index] = operator
+    return operator_of if operator_of and len(operator_of) >= MIN_MATCHED * with_op else None
 
 
 def _by_names(activities: Sequence[Activity], profile: Profile, trace: OperatorTrace) -> dict[int, Operator] | None:
@@ -106,13 +106,13 @@ def _by_names(activities: Sequence[Activity], profile: Profile, trace: OperatorT
                 break
             pairs = _aligned(wanted, names, offset, place, work)
             work.spend(len(activities) + len(pairs))
-            found = {
+            operator_of = {
                 index: operators[pairs[activity.op_call - first]]
                 for index, activity in enumerate(activities)
                 if activity.op_call - first in pairs and activity.op_call >= 0
             }
-            if len(found) >= MIN_MATCHED * len(numbers):
-                return found
+            if len(operator_of) >= MIN_MATCHED * len(numbers):
+                return operator_of
     return None
 
 
@@ -180,7 +180,7 @@ def _data_edges(activities: Sequence[Activity], matched: dict[int, Operator], me
     given a storage which was allocated since.
     """
     operators = memory.operators
-    found: dict[tuple[int, int], EdgeKind] = {}
+    edge_kinds: dict[tuple[int, int], EdgeKind] = {}
     writer: dict[int, int] = {}
     """Last record that wrote each storage."""
     readers: dict[int, list[int]] = {}
@@ -192,7 +192,7 @@ def _data_edges(activities: Sequence[Activity], matched: dict[int, Operator], me
 
         def edge(before: int, kind: EdgeKind, after: int = index) -> None:
             if 0 <= before < after:
-                found.setdefault((before, after), kind)
+                edge_kinds.setdefault((before, after), kind)
 
         edge(host_read, "event")
         operator = matched.get(index)
@@ -236,7 +236,8 @@ def _data_edges(activities: Sequence[Activity], matched: dict[int, Operator], me
         if activity.op in HOST_READS:
             host_read = index
     return [
-        Edge(before, after, kind) for (before, after), kind in sorted(found.items(), key=lambda item: item[0][::-1])
+        Edge(before, after, kind)
+        for (before, after), kind in sorted(edge_kinds.items(), key=lambda item: item[0][::-1])
     ]
 
 
@@ -271,9 +272,9 @@ def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump
             left.setdefault((_base(node.name), node.grid), deque()).append(node.index)
         for index in from_graph:
             activity = activities[index]
-            found = left.get((_base(activity.name), activity.grid)) or left.get((_base(activity.name), None))
-            if found:
-                place[found.popleft()] = index
+            nodes_left = left.get((_base(activity.name), activity.grid)) or left.get((_base(activity.name), None))
+            if nodes_left:
+                place[nodes_left.popleft()] = index
     kernels = sum(node.kind == "kernel" for node in nodes_of_work)
     if not place or sum(activities[index].kind == "kernel" for index in place.values()) < MIN_MATCHED * kernels:
         raise ImportFileError(dump.file, f"its {kernels} kernels are not those that {profile.file} shows in one replay")
@@ -324,7 +325,7 @@ def join_counters(activities: Sequence[Activity], table: Profile) -> list[Findin
         left.setdefault((_base(kernel.name), kernel.grid, kernel.block), deque()).append(kernel)
     used: set[int] = set()
     kernels = [activity for activity in activities if activity.kind == "kernel"]
-    found = 0
+    with_counters = 0
     for activity in kernels:
         for key in (_name(activity.name), _base(activity.name)):
             rows = left.get((key, activity.grid, activity.block), deque())
@@ -341,13 +342,13 @@ def join_counters(activities: Sequence[Activity], table: Profile) -> list[Findin
                         row.smem_static_bytes,
                         row.smem_dynamic_bytes,
                     )
-                found += 1
+                with_counters += 1
                 break
-    if not found:
+    if not with_counters:
         raise ImportFileError(table.file, "none of its kernels, by name, grid and block, is in the step of the profile")
-    if found == len(kernels):
+    if with_counters == len(kernels):
         return []
-    text = f"{found} of {len(kernels)} kernels have a row in {table.file}; the others have no counters"
+    text = f"{with_counters} of {len(kernels)} kernels have a row in {table.file}; the others have no counters"
     return [Finding("joined-counters", text, "profile the same step with ncu, without skipping kernels")]
 
 

@@ -185,7 +185,7 @@ def read_kineto(pieces: Iterator[bytes], name: str) -> Profile:
     profile.resolution_ns = 1 if fraction or not profile.activities else NS_PER_US
     profile.nodes = len(operators.start)
     _facts(profile, source.rest)
-    profile.activities.sort(key=lambda found: (found.start_ns, found.lane))
+    profile.activities.sort(key=lambda activity: (activity.start_ns, activity.lane))
     link(profile, host)
     find(profile, Counts(host.launches, out_of_range, negative, tuple(sorted(others)), source.mended))
     if not seen_events and "deviceProperties" not in source.rest and "schemaVersion" not in source.rest:
@@ -252,13 +252,13 @@ def time_ns(time_us: object) -> int | None:
 
 def _number_in(value: object) -> int:
     """The number of a process or thread, `stream 7` too; 0 without one."""
-    found = _DIGITS.search(value) if isinstance(value, str) else None
-    return lane_number(found[0] if found else value)
+    digits = _DIGITS.search(value) if isinstance(value, str) else None
+    return lane_number(digits[0] if digits else value)
 
 
 def _alone_ns(value: object) -> int | None:
-    found = time_ns(value)
-    return found if found is not None and 0 <= found <= MAX_STEP_NS else None
+    alone_ns = time_ns(value)
+    return alone_ns if alone_ns is not None and 0 <= alone_ns <= MAX_STEP_NS else None
 
 
 def _wait(args: _Args) -> Wait | None:
@@ -299,15 +299,15 @@ def _facts(profile: Profile, rest: dict[str, Any]) -> None:
         for activity in profile.activities:
             activity.alone_ns = None
     versions = []
-    for key, what in (("cuda_runtime_version", "CUDA"), ("hip_runtime_version", "HIP")):
+    for key, runtime in (("cuda_runtime_version", "CUDA"), ("hip_runtime_version", "HIP")):
         number = whole(rest.get(key), 0)
         if number > 0:
             text = (
                 f"{number // 1000}.{number % 1000 // 10}"
-                if what == "CUDA"
+                if runtime == "CUDA"
                 else f"{number // 10_000_000}.{number // 100_000 % 100}"
             )
-            versions.append(f"{what} {text}")
+            versions.append(f"{runtime} {text}")
             profile.cuda = profile.cuda or text
     if versions and profile.writer != "gpusim":
         profile.writer += f", {', '.join(versions)}"

@@ -59,8 +59,8 @@ def _about_gpus(profile: Profile) -> None:
         profile.note("no-registers", f"{who}: how many blocks fit an SM is not known", action)
     missing = [device for device in profile.devices() if not profile.gpus.get(device, GpuFacts()).name]
     if missing:
-        what = shortened(", ".join(map(str, missing)))
-        profile.note("no-gpu-properties", f"the file does not name the GPU (device {what})", "name it with --gpu")
+        devices = shortened(", ".join(map(str, missing)))
+        profile.note("no-gpu-properties", f"the file does not name the GPU (device {devices})", "name it with --gpu")
 
 
 def _about_launches(profile: Profile, launches: int) -> None:

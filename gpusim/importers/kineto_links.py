@@ -43,25 +43,25 @@ class Names:
         self._phases: dict[int, Phase] = {}
 
     def number(self, text: object) -> int:
-        found = self._numbers.get(text)
-        if found is None:
-            found = self._numbers[text] = len(self.texts)
+        number = self._numbers.get(text)
+        if number is None:
+            number = self._numbers[text] = len(self.texts)
             self.texts.append(text if isinstance(text, str) else repr(text))
-        return found
+        return number
 
     def phase(self, number: int) -> Phase:
         """Of what runs inside an operator of this name."""
-        found = self._phases.get(number)
-        if found is None:
+        phase = self._phases.get(number)
+        if phase is None:
             text = self.texts[number]
             if text.startswith("Optimizer.step"):
-                found = "optimizer"
+                phase = "optimizer"
             elif text.startswith("autograd::engine::evaluate_function") or "Backward" in text:
-                found = "backward"
+                phase = "backward"
             else:
-                found = "forward"
-            self._phases[number] = found
-        return found
+                phase = "forward"
+            self._phases[number] = phase
+        return phase
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ def _enclosing(spans: Columns, times: dict[int, list[tuple[int, int]]]) -> dict[
     for index, thread in enumerate(spans.thread):
         if thread in times:
             by_thread.setdefault(thread, []).append(index)
-    found: dict[int, tuple[int, ...]] = {}
+    enclosing: dict[int, tuple[int, ...]] = {}
     for thread, indices in by_thread.items():
         indices.sort(key=lambda i: (spans.start[i], -spans.end[i]))
         stack: list[int] = []
@@ -168,5 +168,5 @@ def _enclosing(spans: Columns, times: dict[int, list[tuple[int, int]]]) -> dict[
             while stack and spans.end[stack[-1]] < time_ns:
                 stack.pop()
             if stack:
-                found[correlation] = tuple(stack[-64:])
-    return found
+                enclosing[correlation] = tuple(stack[-64:])
+    return enclosing

@@ -209,14 +209,14 @@ def busy(activities: Iterable[Activity]) -> tuple[int, int]:
     """Time in which at least one of the activities runs, and at least two, in ns; each device by itself."""
     marks: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for activity in activities:
-        found = marks.setdefault((activity.process if activity.device < 0 else 0, activity.device), [])
-        found.append((activity.start_ns, 1))
-        found.append((activity.end_ns, -1))
+        device_marks = marks.setdefault((activity.process if activity.device < 0 else 0, activity.device), [])
+        device_marks.append((activity.start_ns, 1))
+        device_marks.append((activity.end_ns, -1))
     any_ns = two_ns = 0
-    for found in marks.values():
-        found.sort()
+    for device_marks in marks.values():
+        device_marks.sort()
         running, last_ns = 0, 0
-        for time_ns, change in found:
+        for time_ns, change in device_marks:
             if running >= 1:
                 any_ns += time_ns - last_ns
             if running >= 2:

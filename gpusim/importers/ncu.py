@@ -91,7 +91,7 @@ def read_ncu(pieces: Iterator[bytes], name: str) -> Profile:
             else 0
         )
         static, dynamic = (
-            next((found for text in some if (found := _bytes(metrics, text, comma)) is not None), None)
+            next((size_bytes for text in some if (size_bytes := _bytes(metrics, text, comma)) is not None), None)
             for some in (_STATIC, _DYNAMIC)
         )
         registers = next((held for text in _REGISTERS if (held := _metric(metrics, text, comma)) is not None), None)
@@ -194,8 +194,8 @@ def _number(text: str, comma: bool) -> float | None:
 
 
 def _metric(metrics: dict[str, tuple[str, str]], name: str, comma: bool) -> float | None:
-    found = metrics.get(name)
-    number = None if found is None else _number(found[0], comma)
+    cell = metrics.get(name)
+    number = None if cell is None else _number(cell[0], comma)
     return number if number is None or number >= 0 else None
 
 
@@ -223,9 +223,9 @@ def _counters(metrics: dict[str, tuple[str, str]], comma: bool) -> Counters | No
         return None
     tensor = next(
         (
-            found
+            value
             for text in metrics
-            if text.startswith("sm__inst_executed_pipe_tensor") and (found := _metric(metrics, text, comma)) is not None
+            if text.startswith("sm__inst_executed_pipe_tensor") and (value := _metric(metrics, text, comma)) is not None
         ),
         0,
     )

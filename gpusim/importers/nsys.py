@@ -81,7 +81,7 @@ def _profile(base: Tables, report: Progress) -> Profile:
         report(_RECORDS + (1 - _RECORDS) * number / len(steps))
         read(base, profile)
     _find(base, profile, odd)
-    profile.activities.sort(key=lambda found: (found.start_ns, found.lane))
+    profile.activities.sort(key=lambda activity: (activity.start_ns, activity.lane))
     return profile
 
 
@@ -169,8 +169,8 @@ def _first_text(some: Iterable[Any], texts: dict[Any, str]) -> str:
     for value in some:
         if isinstance(value, str) and value:
             return shortened(value, MAX_NAME)
-        if found := texts.get(value):
-            return found
+        if text := texts.get(value):
+            return text
     return ""
 
 
@@ -226,22 +226,22 @@ def _launches(base: Tables, profile: Profile) -> None:
             if (process, number) in shared:
                 begun.setdefault((process, number), (start, end if isinstance(end, int) else start))
     for activity in profile.activities:
-        found = begun.get((activity.process, activity.correlation))
-        if found is not None:
-            activity.launch_ns, activity.launch_end_ns = found
+        call = begun.get((activity.process, activity.correlation))
+        if call is not None:
+            activity.launch_ns, activity.launch_end_ns = call
             activity.shared_launch = shared[activity.process, activity.correlation] > 1
 
 
 def _ranges(base: Tables, profile: Profile) -> None:
     """Ranges of NVTX; in files without types of events, each that has an end."""
     wanted = ("start", "end", "eventType", "text", "textId", "globalTid")
-    found: list[tuple[Any, ...]] = []
+    ranges: list[tuple[Any, ...]] = []
     for row in base.rows("NVTX_EVENTS", wanted, MAX_RANGES):
         start, end, kind = row[:3]
         if kind in (_PUSH_POP, _START_END, None) and isinstance(start, int) and isinstance(end, int) and start <= end:
-            found.append((start, end, *row[3:]))
-    texts = _texts(base, {row[3] for row in found if isinstance(row[3], int)})
-    for start, end, text, text_id, thread in found:
+            ranges.append((start, end, *row[3:]))
+    texts = _texts(base, {row[3] for row in ranges if isinstance(row[3], int)})
+    for start, end, text, text_id, thread in ranges:
         label = _first_text((text, text_id), texts)
         if label:
             profile.ranges.append(Range(label, start, end, whole(thread, 0)))
@@ -269,10 +269,10 @@ def _waits(base: Tables, profile: Profile) -> None:
         number, owner = whole(row[4]), _process(row[5])
         kind = kinds.get(row[0], kinds.get(row[6], ""))
         if kind in (_EVENT, _STREAM_WAIT):
-            found = exact.get((owner, whole(row[2]))) or _last_before(records.get((owner, whole(row[1])), []), number)
-            if found is not None:
+            awaited = exact.get((owner, whole(row[2]))) or _last_before(records.get((owner, whole(row[1])), []), number)
+            if awaited is not None:
                 waiting = whole(row[3]) if kind == _STREAM_WAIT else None
-                profile.waits.append(Wait(number, found[0], found[1], waiting, owner))
+                profile.waits.append(Wait(number, awaited[0], awaited[1], waiting, owner))
         elif kind == _STREAM and whole(row[3]) not in _NONE:
             profile.waits.append(Wait(number, number, whole(row[3]), None, owner))
         elif kind in (_STREAM, _CONTEXT):
@@ -300,27 +300,27 @@ def _sync_kinds(base: Tables) -> dict[Any, str]:
 def _graph_ranges(base: Tables, profile: Profile) -> None:
     """Give kernels of a CUDA graph the innermost NVTX range that was open when their node was captured."""
     wanted = ("graphNodeId", "originalGraphNodeId", "start", "globalTid")
-    made: dict[int, tuple[int, int, int]] = {}
+    captured: dict[int, tuple[int, int, int]] = {}
     for table in ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"):
         for node, original, start, thread in base.rows(table, wanted):
             if whole(node, 0) > 0:
-                made.setdefault(whole(node), (whole(original, 0), whole(start), whole(thread, 0)))
+                captured.setdefault(whole(node), (whole(original, 0), whole(start), whole(thread, 0)))
     spans: dict[int, list[Range]] = {}
     for span in profile.ranges:
         spans.setdefault(span.thread, []).append(span)
     wanted_at: dict[int, list[tuple[int, int]]] = {}
     """By thread: when a node was captured, and which."""
-    for node in {activity.graph_node for activity in profile.activities} & made.keys():
+    for node in {activity.graph_node for activity in profile.activities} & captured.keys():
         at, steps = node, 0
-        while made[at][0] in made and steps < MAX_CLONES:
-            at, steps = made[at][0], steps + 1
-        _, time_ns, thread = made[at]
+        while captured[at][0] in captured and steps < MAX_CLONES:
+            at, steps = captured[at][0], steps + 1
+        _, time_ns, thread = captured[at]
         wanted_at.setdefault(thread, []).append((time_ns, node))
-    found: dict[int, str] = {}
+    module_of: dict[int, str] = {}
     for thread, times in wanted_at.items():
-        found.update(_innermost(spans.get(thread, []), times))
+        module_of.update(_innermost(spans.get(thread, []), times))
     for activity in profile.activities:
-        activity.module = found.get(activity.graph_node, activity.module)
+        activity.module = module_of.get(activity.graph_node, activity.module)
 
 
 def _innermost(spans: Iterable[Range], times: list[tuple[int, int]]) -> dict[int, str]:
@@ -361,8 +361,8 @@ def _find(base: Tables, profile: Profile, odd: int) -> None:
         profile.note("no-names", text, "export the .nsys-rep again with `nsys export --type sqlite`")
     missing = [device for device in profile.devices() if not profile.gpus.get(device, GpuFacts()).name]
     if missing:
-        what = shortened(", ".join(map(str, missing)))
-        text = f"the file does not name the GPU (device {what}): TARGET_INFO_GPU is missing or short"
+        devices = shortened(", ".join(map(str, missing)))
+        text = f"the file does not name the GPU (device {devices}): TARGET_INFO_GPU is missing or short"
         profile.note("no-gpu-properties", text, "export the .nsys-rep again, or name the GPU with --gpu")
     graph = [activity for activity in kernels if activity.shared_launch or activity.graph_node]
     if graph:

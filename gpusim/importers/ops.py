@@ -26,7 +26,7 @@ def grouped(
     for index, activity in enumerate(activities):
         call = calls.get(index)
         members.setdefault((call, activity.lane) if call is not None else index, []).append(index)
-    groups: Groups = [tuple(found) for found in members.values()]
+    groups: Groups = [tuple(indices) for indices in members.values()]
     order = _ordered(groups, activities, edges, calls)
     while len(order) < len(groups):  # calls wait for each other's records; single records have a legal order
         stuck = set(range(len(groups))) - set(order)

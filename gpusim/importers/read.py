@@ -86,8 +86,8 @@ def _is_foreign(opened: IO[bytes], size_bytes: int, name: str) -> bool:
     try:
         if start.startswith(ZIP_START):
             with naming_damage(name):
-                found = members(opened, size_bytes, name, MAX_DOCUMENT_BYTES)
-                return any(_known_name(member) for member, _, _ in found)
+                entries = members(opened, size_bytes, name, MAX_DOCUMENT_BYTES)
+                return any(_known_name(member) for member, _, _ in entries)
         if start.startswith(GZIP_START):
             start = zlib.decompressobj(wbits=31).decompress(start, LOOKED_AT_BYTES)
     except (zlib.error, ImportFileError):

@@ -71,11 +71,11 @@ def choose_step(profile: Profile, indices: Sequence[int], wanted: str | None) ->
             problem = f"{profile.file} has {counted(len(steps), 'step')}, numbered from 0"
             raise OptionError(problem, argument="step", value=wanted[:20])
         ranges = [span for span in profile.ranges if span.name == wanted]
-        found = _by_ranges(profile.activities, indices, ranges[:1])
-        if not found:
+        chosen = _by_ranges(profile.activities, indices, ranges[:1])
+        if not chosen:
             names = {step.name for step in steps} | {span.name for span in profile.ranges}
             raise UnknownNameError("step", wanted, [*sorted(names)[:2000], "all"])
-        return found[0], steps
+        return chosen[0], steps
     if not steps:
         return whole_file, steps
     counts = Counter(_kernels(profile.activities, step) for step in steps)
@@ -99,14 +99,14 @@ def _repeated_ranges(profile: Profile) -> list[list[Range]]:
     groups: dict[tuple[int, str], list[Range]] = {}
     for span in profile.ranges:
         groups.setdefault((span.thread, _DIGITS.sub("#", span.name)), []).append(span)
-    found = []
+    repeated = []
     for (_, label), spans in groups.items():
         spans.sort(key=lambda span: span.start_ns)
         apart = all(a.end_ns <= b.start_ns for a, b in pairwise(spans))
         if len(spans) >= MIN_REPEATS and apart and _STEP_WORDS.search(label):
-            found.append(spans)
-    found.sort(key=lambda spans: -sum(span.end_ns - span.start_ns for span in spans))
-    return found[:16]
+            repeated.append(spans)
+    repeated.sort(key=lambda spans: -sum(span.end_ns - span.start_ns for span in spans))
+    return repeated[:16]
 
 
 def _by_ranges(activities: Sequence[Activity], indices: Sequence[int], ranges: Sequence[Range]) -> list[Step]:
@@ -124,11 +124,11 @@ def _by_ranges(activities: Sequence[Activity], indices: Sequence[int], ranges: S
             inside.setdefault(place, []).append(index)
     names = Counter(name for _, _, name in spans)
     steps: list[Step] = []
-    for place, found in sorted(inside.items()):
+    for place, records in sorted(inside.items()):
         name = spans[place][2]
-        if any(activities[index].kind == "kernel" for index in found):
+        if any(activities[index].kind == "kernel" for index in records):
             number = len(steps)
-            steps.append(Step(name if names[name] == 1 else f"{name} [{number}]", tuple(found)))
+            steps.append(Step(name if names[name] == 1 else f"{name} [{number}]", tuple(records)))
     return steps
 
 
@@ -142,7 +142,7 @@ def _by_period(activities: Sequence[Activity], indices: Sequence[int]) -> list[S
     counts = Counter(sequence)
     rare = sorted((count, number) for number, count in counts.items() if count >= MIN_REPEATS)[:8]
     for _, number in rare:
-        places = [place for place, found in enumerate(sequence) if found == number]
+        places = [place for place, element in enumerate(sequence) if element == number]
         gaps = {b - a for a, b in pairwise(places)}
         if len(gaps) != 1 or (period := gaps.pop()) < MIN_PERIOD:
             continue

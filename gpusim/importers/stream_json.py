@@ -144,9 +144,9 @@ class EventFile:
         for piece in chain(self.pieces, (b"",)):
             data = kept + piece
             if in_events and guesses and (cut := _border(data, scanned)) > 0:
-                found = self._guessed(data[:cut])
-                if found is not None:
-                    yield found
+                events = self._guessed(data[:cut])
+                if events is not None:
+                    yield events
                     kept, scanned = data[cut + 1 :], 0
                     depth, inside = 2 if top == b"{" else 1, 0
                     continue
@@ -231,9 +231,9 @@ class EventFile:
             except msgspec.ValidationError:
                 raise
             except (msgspec.DecodeError, UnicodeDecodeError):
-                found = self._decoder.decode(_mended(text))
+                events = self._decoder.decode(_mended(text))
                 self.mended = True
-                yield found
+                yield events
         except msgspec.ValidationError as cause:
             problem, _, place = str(cause).partition(" - at ")
             raise ImportFileError(self.name, f"an event of '{self.key}' is malformed: {problem} {place}") from cause
@@ -284,7 +284,7 @@ def _mended(text: bytes) -> bytes:
     """Text as Python's and JavaScript's lenient readers take it: what is no JSON is null, a space or `\ufffd`."""
     text = text.decode("utf-8", "replace").encode().translate(_NO_CONTROLS)
     text = _NO_NUMBER.sub(rb"\1null", text)
-    return _ESCAPE.sub(lambda found: found[0] if found[1] else b"\\\\", text)
+    return _ESCAPE.sub(lambda match: match[0] if match[1] else b"\\\\", text)
 
 
 def _marks(text: bytes, inside: int) -> tuple[tuple[Any, Any], int]:
@@ -293,8 +293,8 @@ def _marks(text: bytes, inside: int) -> tuple[tuple[Any, Any], int]:
         text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     values = np.frombuffer(text, np.uint8)
     places = np.flatnonzero(_KEPT[values])
-    found = values[places]
-    quotes = found == ord('"')
+    marks = values[places]
+    quotes = marks == ord('"')
     within = (np.cumsum(quotes, dtype=np.uint32) + inside) & 1
     outside = (within == 0) & ~quotes
-    return (places[outside], found[outside]), int(within[-1]) if len(within) else inside
+    return (places[outside], marks[outside]), int(within[-1]) if len(within) else inside

@@ -95,7 +95,7 @@ def make_trace(
             date="",
             command=origin.command,
             gpusim=code_version(),
-            counters="Nsight Compute" if any(found.counters is not None for found in activities) else "",
+            counters="Nsight Compute" if any(record.counters is not None for record in activities) else "",
             imported_from=source,
         ),
         model=Model(

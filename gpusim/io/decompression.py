@@ -77,8 +77,8 @@ def values_bytes(text: bytes, enough: int) -> int:
     import numpy as np  # small documents do without
 
     start = inside = quotes_in_all = keys = values = 0
-    found = 0
-    while start < len(text) and found <= enough:
+    size_bytes = 0
+    while start < len(text) and size_bytes <= enough:
         end = start + _PIECE_BYTES
         piece = text[start:end]
         while piece.endswith(b"\\") and end < len(text):  # never cut an escaped quote in two
@@ -100,5 +100,5 @@ def values_bytes(text: bytes, enough: int) -> int:
         quotes_in_all += int(np.count_nonzero(quotes))
         keys += outside.count(b":")
         # A key of an object is no value: it is one text for all objects that have it.
-        found = values + file_limits.TEXT_BYTES * max(0, quotes_in_all // 2 - keys)
-    return found
+        size_bytes = values + file_limits.TEXT_BYTES * max(0, quotes_in_all // 2 - keys)
+    return size_bytes

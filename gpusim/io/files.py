@@ -145,18 +145,18 @@ def decode_document(
 def _check_schema(data: bytes, schema: str, name: str, error: type[FileError], older: Collection[str]) -> None:
     """Raise `error` where a JSON text is no document of this schema, and say what it is instead."""
     try:
-        found = msgspec.json.decode(data, type=_SchemaOnly).schema
+        actual = msgspec.json.decode(data, type=_SchemaOnly).schema
     except msgspec.ValidationError as cause:
         other = known_format(data, name, schema)
         raise error(name, other or f"is not a {schema} document: no text field 'schema' at its top level") from cause
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         raise error(name, known_format(data, name, schema) or f"is not valid JSON: {cause}") from cause
-    if found == schema or found in older:
+    if actual == schema or actual in older:
         return
     if other := known_format(data, name, schema):
         raise error(name, other, place="$.schema")
     read = " and ".join(f"'{version}'" for version in (*older, schema))
-    problem = f"unknown schema version '{short_value(found)}' (this gpusim reads {read})"
+    problem = f"unknown schema version '{short_value(actual)}' (this gpusim reads {read})"
     raise error(name, problem, place="$.schema")
 
 
@@ -207,12 +207,12 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise OutputError(str(path), f"cannot be written: {cause.strerror or cause}") from cause
 
 
-def make_folder(folder: Path, what: str) -> None:
-    """Make a folder for `what` and those above it. Raises `OutputError`."""
+def make_folder(folder: Path, content: str) -> None:
+    """Make a folder for `content` and those above it. Raises `OutputError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        raise OutputError(str(folder), f"no folder for the {what}: {cause.strerror or cause}") from cause
+        raise OutputError(str(folder), f"no folder for the {content}: {cause.strerror or cause}") from cause
 
 
 def check_writable(path: Path) -> None:
@@ -326,7 +326,7 @@ def _nul_place(value: Any, place: str = "$") -> str | None:
         parts = [(f"{place}[{index}]", part) for index, part in enumerate(value)]
     else:
         return None
-    return next((found for where, part in parts if (found := _nul_place(part, where)) is not None), None)
+    return next((nul_at for where, part in parts if (nul_at := _nul_place(part, where)) is not None), None)
 
 
 Progress = Callable[[float, str], None]

@@ -57,12 +57,12 @@ def known_format(data: bytes, name: str, wanted: str) -> str:
 
     `data` is the file's content, or its beginning; `wanted` the schema that the reader reads (`gpusim-trace/2`).
     """
-    found = _format(data[:LOOKED_AT_BYTES], name.lower(), wanted.partition("/")[0])
-    if found is None:
+    recognised = _format(data[:LOOKED_AT_BYTES], name.lower(), wanted.partition("/")[0])
+    if recognised is None:
         return ""
-    what, advice = found
+    description, advice = recognised
     reads = _OWN.get(wanted.partition("/")[0], ("",))[0]
-    return f"is {what}, and {reads or wanted} ({wanted}) is read here: {advice}"
+    return f"is {description}, and {reads or wanted} ({wanted}) is read here: {advice}"
 
 
 def profile_format(data: bytes, name: str) -> str:
@@ -118,7 +118,7 @@ def _format(data: bytes, name: str, wanted: str) -> tuple[str, str] | None:
         return _ENDS[".et"]
     if data[:1].isspace() or data[:1] in (b"{", b"["):
         return _json_format(data.lstrip(), wanted)
-    return next((found for end, found in _ENDS.items() if name.endswith(end)), None)
+    return next((known for end, known in _ENDS.items() if name.endswith(end)), None)
 
 
 def _json_format(data: bytes, wanted: str) -> tuple[str, str] | None:
@@ -148,7 +148,7 @@ def _json_format(data: bytes, wanted: str) -> tuple[str, str] | None:
 
 def _top_level(data: bytes) -> dict[str, str]:
     """The names at the top level of the JSON object that begins here, with their values where those are texts."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     depth, name, last, after_colon = 0, "", "", False
     for token in _TOKEN.finditer(data):
         mark = token[0]
@@ -160,11 +160,11 @@ def _top_level(data: bytes) -> dict[str, str]:
             continue
         elif mark == b":":
             name, after_colon = last, True
-            found[name] = ""
+            values[name] = ""
         elif mark == b",":
             after_colon = False
         elif after_colon:
-            found[name] = token[1].decode("utf-8", "replace")
+            values[name] = token[1].decode("utf-8", "replace")
         else:
             last = token[1].decode("utf-8", "replace")
-    return found
+    return values

@@ -62,8 +62,8 @@ def set_of(folder: Path) -> Path | None:
     """The set of a folder; None where it has none."""
     if not folder.name:
         return None
-    found = folder.with_name(folder.name + SUFFIX)
-    return found if os.path.isfile(found) else None
+    file = folder.with_name(folder.name + SUFFIX)
+    return file if os.path.isfile(file) else None
 
 
 def is_file(path: Path) -> bool:
@@ -84,10 +84,10 @@ def is_folder(path: Path) -> bool:
 
 def files_in(folder: Path, suffix: str) -> list[Path]:
     """The files of a folder whose names end so, its own and those of its set, by name. Raises `FileError`."""
-    found = {path.name: path for path in folder.glob(f"*{suffix}")}
+    own = {path.name: path for path in folder.glob(f"*{suffix}")}
     packed = set_of(folder)
     names = () if packed is None else _names(packed)
-    return [folder / name for name in sorted({*found, *(name for name in names if name.endswith(suffix))})]
+    return [folder / name for name in sorted({*own, *(name for name in names if name.endswith(suffix))})]
 
 
 def read_packed(path: Path, max_bytes: int, error: type[FileError]) -> bytes | None:

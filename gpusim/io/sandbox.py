@@ -83,8 +83,8 @@ def read_apart(
             if kind == _END:
                 return
             if kind == _ERROR:
-                found = msgspec.json.decode(piece, type=_Problem)
-                raise error(name, found.problem, place=found.place)
+                refusal = msgspec.json.decode(piece, type=_Problem)
+                raise error(name, refusal.problem, place=refusal.place)
             if kind == _MEMORY:
                 raise error(name, _OVER_MEMORY)
             if kind == _DEFECT:

@@ -178,9 +178,9 @@ def _config(path: Path, layer: Layer, node: _Node, mesh: tuple[int, ...], gpus: 
     degrees = {"n": 1, "c": 1, "h": 1, "w": 1}
     notes = []
     for part, size in zip(parts, mesh, strict=False):
-        found = _PART.match(part)
-        if found and found[1] is not None and int(found[1]) < len(letters):
-            degrees[letters[int(found[1])]] *= size
+        matched = _PART.match(part)
+        if matched and matched[1] is not None and int(matched[1]) < len(letters):
+            degrees[letters[int(matched[1])]] *= size
         elif part.startswith("P"):
             notes.append("partial sums, which this plan has no word for, are taken as split by samples")
             degrees["n"] *= size

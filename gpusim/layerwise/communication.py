@@ -79,8 +79,8 @@ def all_to_all_ns(topology: Topology, sizes_bytes: Floats, gpus: int) -> Floats:
     link, curve = topology.links.node, _nearest(topology, "all_to_all", gpus)
     assert link is not None  # `check_gpus`
     if curve is None:
-        found: Floats = link.latency_ns + wire_share("all_to_all", gpus) * sizes_bytes / link.bytes_per_ns
-        return found
+        by_links: Floats = link.latency_ns + wire_share("all_to_all", gpus) * sizes_bytes / link.bytes_per_ns
+        return by_links
     points = regular(curve.points)
     sizes = np.log([size for size, _ in points])
     wanted = np.log(sizes_bytes * wire_share("all_to_all", gpus) / wire_share("all_to_all", curve.gpus))
@@ -172,11 +172,11 @@ def regular(points: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...
 
     Source of the rule: Alpa's tables of collectives (Zheng et al., OSDI 2022) are made monotone in bandwidth likewise.
     """
-    found: list[tuple[int, float]] = []
+    regular_points: list[tuple[int, float]] = []
     for size, time in points:
-        if not found:
-            found.append((size, float(time)))
+        if not regular_points:
+            regular_points.append((size, float(time)))
             continue
-        before, before_ns = found[-1]
-        found.append((size, min(max(float(time), before_ns), before_ns * size / before)))
-    return tuple(found)
+        before, before_ns = regular_points[-1]
+        regular_points.append((size, min(max(float(time), before_ns), before_ns * size / before)))
+    return tuple(regular_points)

@@ -109,7 +109,7 @@ class TraceTimes:
         if before == after and elements == 1.0:
             return list(tasks)
         hardware = self.graph.hardware
-        found = []
+        scaled_tasks = []
         for task in tasks:
             if task.matrix:
                 ratio, by_memory = _roof_ratio(before, after, hardware, self.graph.trace.model.dtype)
@@ -121,10 +121,10 @@ class TraceTimes:
                 factor = ratio
             fixed = min(LATENCY_NS, task.dur_ns)
             dur_ns = fixed + (task.dur_ns - fixed) * factor
-            found.append(
+            scaled_tasks.append(
                 msgspec.structs.replace(task, dur_ns=dur_ns, blocks=blocks, dram_bytes=task.dram_bytes * ratio)
             )
-        return found
+        return scaled_tasks
 
     def optimizer_ns(self, weights: float) -> float:
         """See `Times`: the optimizer's kernels stream through weights, so a share of the weights takes that share."""

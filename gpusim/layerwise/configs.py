@@ -114,8 +114,8 @@ def check_config(layer: Layer, config: Config, gpus: int) -> Config:
         if dim == "n" and extent % degree:
             raise OptionError(f"{where}: n={degree} does not divide its {extent} samples")
         if dim == "c" and (extent // layer.channel_unit) % degree:
-            what = "channels" if layer.channel_unit == 1 else f"groups of {layer.channel_unit} channels"
-            raise OptionError(f"{where}: c={degree} does not divide its {extent // layer.channel_unit} {what}")
+            unit = "channels" if layer.channel_unit == 1 else f"groups of {layer.channel_unit} channels"
+            raise OptionError(f"{where}: c={degree} does not divide its {extent // layer.channel_unit} {unit}")
         if degree > extent:
             raise OptionError(f"{where}: {dim}={degree}, of {extent} rows")
     if gpus % config.parts:
@@ -132,17 +132,17 @@ def interval(extent: int, degree: int | Ints, part: Ints) -> tuple[Ints, Ints]:
 
 def coordinates(config: Config, devices: Ints) -> Ints:
     """The part of each device in each dimension of `DIMS`, one row a device; -1 where it has none."""
-    found = np.full((len(devices), 4), -1, np.int64)
+    parts = np.full((len(devices), 4), -1, np.int64)
     if config.replicated:
-        found[:] = 0
-        return found
+        parts[:] = 0
+        return parts
     rest = devices.copy()
     for place in reversed(RUNNING):
         degree = config.degrees[place]
-        found[:, place] = rest % degree
+        parts[:, place] = rest % degree
         rest //= degree
-    found[devices >= config.parts] = -1
-    return found
+    parts[devices >= config.parts] = -1
+    return parts
 
 
 def boxes(output: Extents, config: Config, devices: Ints) -> tuple[Ints, Ints]:

@@ -101,10 +101,10 @@ def _cannot(layer: Layer, config: Config, gpus: int) -> str:
 
 def _primes(number: int) -> list[int]:
     """Prime factors, the smallest first."""
-    found, factor = [], 2
+    factors, factor = [], 2
     while number > 1:
         while number % factor == 0:
-            found.append(factor)
+            factors.append(factor)
             number //= factor
         factor += 1
-    return found
+    return factors

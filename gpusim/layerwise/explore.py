@@ -148,7 +148,7 @@ def explore_plans(
     objective: Objective = "simulated",
     memory_limit_bytes: int | None = None,
     given: Mapping[str, Callable[[LayerGraph], Choice]] | None = None,
-    report: Callable[[str, float], None] = lambda what, share: None,
+    report: Callable[[str, float], None] = lambda stage, share: None,
 ) -> Parallel:
     """The plans of a captured step; its batch is that of one GPU.
 
@@ -171,7 +171,7 @@ def explore_problem(
     objective: Objective = "simulated",
     memory_limit_bytes: int | None = None,
     given: Mapping[str, Callable[[LayerGraph], Choice]] | None = None,
-    report: Callable[[str, float], None] = lambda what, share: None,
+    report: Callable[[str, float], None] = lambda stage, share: None,
 ) -> Parallel:
     """The same for layers that are known already."""
     fixed = {name: plan(problem.graph, problem.gpus) for name, plan in FIXED_PLANS.items()}
@@ -228,15 +228,15 @@ def _mixed(
 
 def _stretches(one: Choice, other: Choice) -> list[tuple[int, int]]:
     """Where two plans differ, as [first, last)."""
-    found: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
     for index, (a, b) in enumerate(zip(one, other, strict=True)):
         if a == b:
             continue
-        if found and found[-1][1] == index:
-            found[-1] = (found[-1][0], index + 1)
+        if stretches and stretches[-1][1] == index:
+            stretches[-1] = (stretches[-1][0], index + 1)
         else:
-            found.append((index, index + 1))
-    return found
+            stretches.append((index, index + 1))
+    return stretches
 
 
 def _memory(problem: Problem, choice: Choice) -> int:
@@ -283,10 +283,10 @@ def _weakest(problem: Problem, choice: Choice) -> Basis:
     """What the collectives of a plan rest on."""
     order: tuple[Basis, ...] = ("measured", "scaled", "links")
     groups = {config.parts for config in choice if config.parts > 1} | {problem.gpus}
-    found = [
+    bases = [
         basis(problem.topology, collective, members(range(count), problem.topology.gpus_per_node))
         for count in groups
         if count > 1
         for collective in ("all_reduce", "all_to_all")
     ]
-    return max(found, key=order.index, default="measured")
+    return max(bases, key=order.index, default="measured")

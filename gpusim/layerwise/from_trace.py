@@ -106,18 +106,18 @@ class _Reader:
     def _read(self, index: int, op: Op) -> None:
         name = rules.base_name(op)
         sources = [(t, self.values[t]) for t in tensors_in(op.args) + tensors_in(op.kwargs) if t in self.values]
-        made = [(t, value) for t, value in sources if value.layer is not None]
+        from_layers = [(t, value) for t, value in sources if value.layer is not None]
         if name in rules.VIEWS and not op.kernels:
             self._view(op, name, sources)
-        elif not made:
+        elif not from_layers:
             self.pending.append(index)  # constants, and counters of BatchNorm: with the layer that follows
             for output in op.outputs:
                 if output is not None:
                     self.values[output] = _Value(None, None)
-        elif (producer := self._follows(op, name, made)) is not None:
-            self._join(index, op, name, producer, made[0][1].frame)
+        elif (producer := self._follows(op, name, from_layers)) is not None:
+            self._join(index, op, name, producer, from_layers[0][1].frame)
         else:
-            self._add(index, op, name, made)
+            self._add(index, op, name, from_layers)
 
     def _view(self, op: Op, name: str, sources: list[tuple[int, _Value]]) -> None:
         for output in op.outputs:
@@ -130,19 +130,19 @@ class _Reader:
             frame = rules.view_frame(self.trace, op, name, value.frame, output)
             self.values[output] = _Value(value.layer, frame)
 
-    def _follows(self, op: Op, name: str, made: list[tuple[int, _Value]]) -> int | None:
+    def _follows(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> int | None:
         """The layer that the op is part of, or None."""
-        owners = [value.layer for _, value in made]
+        owners = [value.layer for _, value in from_layers]
         if self._is_loss(max(layer for layer in owners if layer is not None)):
             scalar = all(not self.trace.tensors[t].shape for t in op.outputs if t is not None)
             if scalar or name in rules.LOSSES:
                 return max(layer for layer in owners if layer is not None)
         if name not in rules.POINTWISE and name not in rules.BATCH_NORMS:
             return None
-        first, value = made[0]
+        first, value = from_layers[0]
         if value.layer is None or value.layer == BATCH or value.frame is None:
             return None
-        if any(other.layer != value.layer for _, other in made):
+        if any(other.layer != value.layer for _, other in from_layers):
             return None
         output = next((t for t in op.outputs if t is not None), None)
         if output is None or self.trace.tensors[output].shape != self.trace.tensors[first].shape:
@@ -175,8 +175,8 @@ class _Reader:
         draft.layer = layer
         self._give(op, producer, frame)
 
-    def _add(self, index: int, op: Op, name: str, made: list[tuple[int, _Value]]) -> None:
-        frame, layer = self._layer(op, name, made)
+    def _add(self, index: int, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> None:
+        frame, layer = self._layer(op, name, from_layers)
         number = len(self.drafts)
         path = op.layer or name
         self._names[path] += 1
@@ -209,47 +209,47 @@ class _Reader:
             if self.trace.tensors[tensor].storage in changed and value.layer not in (None, BATCH):
                 self.values[tensor] = _Value(layer, value.frame)
 
-    def _layer(self, op: Op, name: str, made: list[tuple[int, _Value]]) -> tuple[Frame | None, Layer]:
+    def _layer(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> tuple[Frame | None, Layer]:
         """The layer that an operator begins, and the frame of its result."""
         trace = self.trace
         output = next((t for t in op.outputs if t is not None), op.writes[0] if op.writes else None)
         shape = trace.tensors[output].shape if output is not None else ()
-        inputs = [(tensor, value.frame) for tensor, value in made]
-        found = rule_of(trace, op, name, inputs, shape, self.batch)
-        samples = self.batch if found.splits == "n" else 1
-        extents = found.frame.extents if found.frame is not None else (samples, max(1, prod(shape)), 1, 1)
-        if found.kind == "loss" and found.frame is None:
+        inputs = [(tensor, value.frame) for tensor, value in from_layers]
+        rule = rule_of(trace, op, name, inputs, shape, self.batch)
+        samples = self.batch if rule.splits == "n" else 1
+        extents = rule.frame.extents if rule.frame is not None else (samples, max(1, prod(shape)), 1, 1)
+        if rule.kind == "loss" and rule.frame is None:
             extents = (self.batch, 1, 1, 1)
-        return found.frame, Layer(
+        return rule.frame, Layer(
             name=name,
-            kind=found.kind,
+            kind=rule.kind,
             output=extents,
-            inputs=self._edges(made, found),
-            splits="".join(x for x in found.splits if x == "n" or extents["nchw".index(x)] > 1),
-            channel_unit=found.channel_unit,
+            inputs=self._edges(from_layers, rule),
+            splits="".join(x for x in rule.splits if x == "n" or extents["nchw".index(x)] > 1),
+            channel_unit=rule.channel_unit,
             statistics=2 * extents[1] if name in rules.BATCH_NORMS else 0,
-            flops=found.flops,
+            flops=rule.flops,
             kept_elements=prod(extents),
             element_bytes=DTYPE_BYTES[trace.tensors[output].dtype] if output is not None else 4,
-            input_gradient=any(value.layer != BATCH for _, value in made),
+            input_gradient=any(value.layer != BATCH for _, value in from_layers),
         )
 
-    def _edges(self, made: list[tuple[int, _Value]], found: Rule) -> tuple[Edge, ...]:
+    def _edges(self, from_layers: list[tuple[int, _Value]], rule: Rule) -> tuple[Edge, ...]:
         """Edges to the layers of the inputs; where no rule says otherwise, a sample needs all of its sample."""
         edges = []
-        for number, (_, value) in enumerate(made):
+        for number, (_, value) in enumerate(from_layers):
             assert value.layer is not None
             if value.layer == BATCH:
                 extents = value.frame.extents if value.frame is not None else (self.batch, 1, 1, 1)
             else:
                 extents = self.drafts[value.layer].layer.output
-            need = found.needs[number] if number < len(found.needs) else None
+            need = rule.needs[number] if number < len(rule.needs) else None
             if need is None or value.frame is None or value.frame.extents != extents:
-                alike = value.frame is not None and found.frame is not None and found.splits == "nchw"
-                need = broadcast(extents, found.frame.extents) if alike and found.frame is not None else None
+                alike = value.frame is not None and rule.frame is not None and rule.splits == "nchw"
+                need = broadcast(extents, rule.frame.extents) if alike and rule.frame is not None else None
                 if need is None:
-                    scaled = found.splits and value.frame is not None
-                    need = (SCALE if scaled else SAME if found.splits else ALL, ALL, ALL, ALL)
+                    scaled = rule.splits and value.frame is not None
+                    need = (SCALE if scaled else SAME if rule.splits else ALL, ALL, ALL, ALL)
             edges.append(Edge(value.layer, extents, need))
         return tuple(edges)
 
@@ -282,12 +282,12 @@ def _readers(trace: Trace) -> dict[int, int]:
 def _weight_elements(trace: Trace, drafts: Sequence[_Draft]) -> list[int]:
     """Elements of each layer's parameters; one that several layers use counts with the first."""
     seen: set[int] = set()
-    found = []
+    elements = []
     for draft in drafts:
         new = {trace.tensors[t].storage: t for t in draft.weights if trace.tensors[t].storage not in seen}
         seen |= set(new)
-        found.append(sum(prod(trace.tensors[t].shape) for t in new.values()))
-    return found
+        elements.append(sum(prod(trace.tensors[t].shape) for t in new.values()))
+    return elements
 
 
 def _assign_backward(trace: Trace, drafts: Sequence[_Draft]) -> None:

@@ -49,8 +49,8 @@ def k_best(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], count: int) ->
     if first.kernel > 2 or count < 2:
         return [best]
     spaces = [_space(tuple(np.array(costs, np.float64) for costs in nodes), edges, best)]
-    found = [best]
-    while len(found) < count:
+    ranked = [best]
+    while len(ranked) < count:
         number = min(range(len(spaces)), key=lambda each: spaces[each].next_ns)
         space = spaces[number]
         if space.next_ns >= FORBIDDEN / 2:
@@ -62,10 +62,10 @@ def k_best(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], count: int) ->
         without[space.layer][space.config] = FORBIDDEN
         choice = solve(with_it, edges).choice
         following = Ranked(choice, cost_of(nodes, edges, choice))
-        found.append(following)
+        ranked.append(following)
         spaces[number] = _space(tuple(without), edges, space.best)
         spaces.append(_space(tuple(with_it), edges, following))
-    return found
+    return ranked
 
 
 def _space(nodes: tuple[Floats, ...], edges: Mapping[Pair, Floats], best: Ranked) -> _Space:

@@ -41,27 +41,27 @@ def rule_of(trace: Trace, op: Op, name: str, inputs: Inputs, shape: Sequence[int
     """The rule of an operator with a result of this shape."""
     frames = [frame for _, frame in inputs]
     first = frames[0]
-    found: Rule | None = None
+    rule: Rule | None = None
     if first is not None:
         if first.is_rows_of(*_IMAGE):
-            found = _of_image(trace, op, name, first, shape)
-        if found is None and name in rules.LINEAR:
-            found = _linear(trace, op, first, shape)
-        if found is None and name in rules.ATTENTION:
-            found = _attention(frames)
-        if found is None and name == "native_layer_norm" and first.rows:
-            found = _layer_norm(op, first)
-    if found is None and name == "cat":
-        found = _concat(op, frames, shape)
-    if found is None and name in (*rules.POINTWISE, *rules.BATCH_NORMS):
-        found = _pointwise(trace, name, inputs, shape)
-    if found is None and name == "embedding":
-        found = _embedding(frames, shape)
-    if found is None and name in rules.LOSSES:
-        found = Rule("loss", "n", by_rank(shape, batch) if shape else None, prod(shape))
-    if found is None:
-        found = _by_sample(trace, op, name, inputs, batch)
-    return found or Rule("other", "", None, prod(shape))
+            rule = _of_image(trace, op, name, first, shape)
+        if rule is None and name in rules.LINEAR:
+            rule = _linear(trace, op, first, shape)
+        if rule is None and name in rules.ATTENTION:
+            rule = _attention(frames)
+        if rule is None and name == "native_layer_norm" and first.rows:
+            rule = _layer_norm(op, first)
+    if rule is None and name == "cat":
+        rule = _concat(op, frames, shape)
+    if rule is None and name in (*rules.POINTWISE, *rules.BATCH_NORMS):
+        rule = _pointwise(trace, name, inputs, shape)
+    if rule is None and name == "embedding":
+        rule = _embedding(frames, shape)
+    if rule is None and name in rules.LOSSES:
+        rule = Rule("loss", "n", by_rank(shape, batch) if shape else None, prod(shape))
+    if rule is None:
+        rule = _by_sample(trace, op, name, inputs, batch)
+    return rule or Rule("other", "", None, prod(shape))
 
 
 def _image(shape: Sequence[int]) -> Frame:

@@ -226,7 +226,7 @@ class Lowering:
         who = weight_members(self.problem, bucket.config)
         dur_ns = sync_ns(self.topology, bucket.bytes, who)
         wire = bucket.bytes * wire_share("all_reduce", who.gpus)
-        made = self.collective(
+        tasks_of = self.collective(
             sorted(bucket.waits),
             dur_ns,
             wire,
@@ -234,7 +234,7 @@ class Lowering:
             bucket.layer,
             {n: [w[-1]] for n, w in bucket.waits.items()},
         )
-        for number, tasks in made.items():
+        for number, tasks in tasks_of.items():
             syncs[number] += tasks
 
     def collective(
@@ -255,7 +255,7 @@ class Lowering:
             if task >= 0
         ]
         deps = tuple(dict.fromkeys(ready))
-        made: dict[int, list[int]] = {}
+        tasks_of: dict[int, list[int]] = {}
         for number in takes_part:
             tasks = []
             if self.topology.collective_sms:
@@ -271,11 +271,11 @@ class Lowering:
                 self.tasks.append(msgspec.structs.replace(task, deps=deps))
                 self.purposes.append(purpose)
                 self.layer_of.append(layer)
-                made.setdefault(number, []).append(len(self.tasks) - 1)
+                tasks_of.setdefault(number, []).append(len(self.tasks) - 1)
         if waits is None:
-            for number, indices in made.items():
+            for number, indices in tasks_of.items():
                 self.waiting[number] += indices
-        return made
+        return tasks_of
 
     def _optimizer(self, number: int, role: Role) -> None:
         """The optimizer's kernels on the weights of one role."""

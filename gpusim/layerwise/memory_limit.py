@@ -32,7 +32,7 @@ def solve_within(
     if least > limit_bytes:
         problem = f"no plan fits: each needs {format_bytes(least)} on one GPU at least"
         raise OptionError(problem, argument="memory_limit", value=limit_bytes)
-    found, bound = None, best.bound_ns
+    cheapest, bound = None, best.bound_ns
     low, high = 0.0, best.cost_ns / max(1.0, float(limit_bytes)) + 1e-9
     for _ in range(_PRICES):
         solution = _priced(nodes, edges, memory, high)
@@ -47,14 +47,14 @@ def solve_within(
         if used <= limit_bytes:
             high = price
             cost = cost_of(nodes, edges, solution.choice)
-            if found is None or cost < found[0]:
-                found = cost, solution.choice
+            if cheapest is None or cost < cheapest[0]:
+                cheapest = cost, solution.choice
         else:
             low = price
-    if found is None:  # every price tried bought too much: the smallest plan of all fits
+    if cheapest is None:  # every price tried bought too much: the smallest plan of all fits
         choice = tuple(int(each.argmin()) for each in memory)
-        found = cost_of(nodes, edges, choice), choice
-    return Solution(found[1], found[0], min(bound, found[0]), best.kernel)
+        cheapest = cost_of(nodes, edges, choice), choice
+    return Solution(cheapest[1], cheapest[0], min(bound, cheapest[0]), best.kernel)
 
 
 def _priced(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], memory: Sequence[Floats], price: float) -> Solution:

@@ -143,16 +143,16 @@ class _Pairs:
 @lru_cache(maxsize=256)
 def _pairs_of_axes(configs: tuple[Config, ...]) -> tuple[_Pairs, _Pairs]:
     """The pairs of both halves."""
-    found: list[list[tuple[Axis, Axis]]] = [[], []]
+    by_half: list[list[tuple[Axis, Axis]]] = [[], []]
     for config in configs:
         stride, axes = 1, {}
         for place in reversed(RUNNING):
             axes[place] = (config.degrees[place], stride)
             stride *= config.degrees[place]
         for half, (first, second) in enumerate(_HALVES):
-            found[half].append((axes[first], axes[second]))
+            by_half[half].append((axes[first], axes[second]))
     pairs = []
-    for some in found:
+    for some in by_half:
         distinct = tuple(dict.fromkeys(some))
         pairs.append(_Pairs(distinct, np.array([distinct.index(pair) for pair in some])))
     return pairs[0], pairs[1]
@@ -205,8 +205,8 @@ def _intervals(extent: int, axes: list[Axis], devices: Ints) -> tuple[Ints, Ints
 
 
 def _overlap(low: Ints, high: Ints, other_low: Ints, other_high: Ints) -> Ints:
-    found: Ints = np.maximum(np.minimum(high, other_high) - np.maximum(low, other_low), 0)
-    return found
+    overlap: Ints = np.maximum(np.minimum(high, other_high) - np.maximum(low, other_low), 0)
+    return overlap
 
 
 def _active(configs: tuple[Config, ...], devices: Ints) -> Ints:

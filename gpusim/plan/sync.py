@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpusim.formats.trace import Op, Trace
-from gpusim.trace.dependencies import handles, reads_writes_storages
+from gpusim.trace.dependencies import dependencies, handles, reads_writes_storages
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,12 @@ def plan_sync(
             records.add(op)
             clocks.learn(0, clocks.at_end[op])
     return SyncPlan(tuple(waits), tuple(releases), frozenset(records), tuple(ends), frozenset(roots), early)
+
+
+def program_order_releases(trace: Trace) -> tuple[tuple[int, ...], ...]:
+    """Storages to let go of before each op when everything runs on one stream."""
+    n = len(trace.ops)
+    return plan_sync(trace, dependencies(trace), range(n), [0] * n).releases
 
 
 def through_views(trace: Trace, preds: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

@@ -176,10 +176,10 @@ class _Block:
             size *= 4
         if left == TOO_MUCH:
             return None
-        count = int(states.found[0])
+        count = int(states.used[0])
         least_ns, last = np.zeros(count), np.zeros(count, np.int64)
         ascending = np.argsort(states.values[:count])
-        cost_ns = self._times_ns(stages.values[: int(stages.found[0])])
+        cost_ns = self._times_ns(stages.values[: int(stages.used[0])])
         choose_stages(*limits, states, ascending, stages, cost_ns, least_ns, last, self.walk)
         ends = dict(zip(states.values[:count].tolist(), last.tolist(), strict=True))
         backwards: list[Stage] = []

@@ -69,14 +69,14 @@ class Way:
     recommended: bool = False
 
 
-def ways(found: Summary, fused: Sequence[Way] = ()) -> list[Way]:
+def ways(summary: Summary, fused: Sequence[Way] = ()) -> list[Way]:
     """Eager, one CUDA graph, streams in the graph, fused kernels where they are known: the ways worth a row."""
     rows = [
         Way(row.label, row.time_ns, row.measured, row.speedup_over_eager, _TAKES[row.what], row.best)
-        for row in found.verdict.rows
+        for row in summary.verdict.rows
         if row.what in _TAKES
     ]
-    eager_ns = next((row.time_ns for row in found.verdict.rows if row.what == "eager"), None)
+    eager_ns = next((row.time_ns for row in summary.verdict.rows if row.what == "eager"), None)
     return rows + [
         Way(way.name, way.time_ns, way.measured, eager_ns / way.time_ns if eager_ns else None, way.takes)
         for way in fused
@@ -114,9 +114,9 @@ def _keep_fastest(best: dict[str, Way], key: str, way: Way) -> None:
         best[key] = way
 
 
-def headline(found: Summary, calibrated: bool) -> str:
+def headline(summary: Summary, calibrated: bool) -> str:
     """The answer to "should I use streams", in one sentence."""
-    verdict = found.verdict
+    verdict = summary.verdict
     eager = next((row for row in verdict.rows if row.what == "eager"), None)
     graph = next(row for row in verdict.rows if row.what == "graph")
     best = next((row for row in verdict.rows if row.best), graph)
@@ -140,28 +140,28 @@ def headline(found: Summary, calibrated: bool) -> str:
     )
 
 
-def reason(found: Summary) -> str:
+def reason(summary: Summary) -> str:
     """Why there is not more to win, or nothing at all; a sentence or two."""
-    bound_ns, name = found.largest_bound
-    ceiling = found.sequential_ns / bound_ns if bound_ns else 1.0
-    chain_ns = next((time_ns for time_ns, other in found.bounds if other == CRITICAL_PATH), 0)
-    width = found.sequential_ns / chain_ns if chain_ns else 1.0
+    bound_ns, name = summary.largest_bound
+    ceiling = summary.sequential_ns / bound_ns if bound_ns else 1.0
+    chain_ns = next((time_ns for time_ns, other in summary.bounds if other == CRITICAL_PATH), 0)
+    width = summary.sequential_ns / chain_ns if chain_ns else 1.0
     said = _BOUND[name].format(width=width)
     if name == CRITICAL_PATH and width < CHAIN_WIDTH:
         said = f"It is a chain. {said}"
     if ceiling < NOTHING_LEFT:
         return f"{said} No schedule can win anything."
-    if found.verdict.worth_it:
+    if summary.verdict.worth_it:
         return said
     return (
         f"{said} No schedule can pass {ceiling:.2f}x, and the best one found is predicted at "
-        f"{found.verdict.speedup:.2f}x: within what predictions are wrong by."
+        f"{summary.verdict.speedup:.2f}x: within what predictions are wrong by."
     )
 
 
-def note_without_graph(found: Summary) -> str:
+def note_without_graph(summary: Summary) -> str:
     """A warning where streams without a CUDA graph are slower than something simpler; else empty."""
-    row = next((row for row in found.verdict.rows if row.what == "streams_without_graph"), None)
+    row = next((row for row in summary.verdict.rows if row.what == "streams_without_graph"), None)
     if row is None or not row.advice:
         return ""
     [time] = format_times_ns((row.time_ns,))

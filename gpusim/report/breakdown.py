@@ -68,14 +68,18 @@ def largest(parts: tuple[Part, ...], count: int) -> tuple[Part, ...]:
     return (*parts[: count - 1], others)
 
 
-def breakdown_document(found: Breakdown) -> dict[str, Any]:
+def breakdown_document(times: Breakdown) -> dict[str, Any]:
     """As JSON, times in ns."""
     return {
-        "kernel_ns": found.total_ns,
-        "kernels": found.kernels,
+        "kernel_ns": times.total_ns,
+        "kernels": times.kernels,
         **{
             name: [{"name": part.name, "time_ns": part.time_ns, "kernels": part.kernels} for part in parts]
-            for name, parts in (("phases", found.phases), ("layers", found.layers), ("families", found.families))
+            for name, parts in (
+                ("phases", times.phases),
+                ("layers", times.layers),
+                ("families", times.families),
+            )
         },
     }
 

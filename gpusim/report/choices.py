@@ -44,10 +44,10 @@ def _partitions_line(tried: tuple[PartitionsTried, ...]) -> str:
 
 def choices_document(explored: Explored) -> dict[str, Any]:
     """The same for `--json`; nothing where nothing was searched."""
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     tried = explored.variants
     if tried is not None:
-        found["variants"] = {
+        document["variants"] = {
             "ops": tried.ops,
             "used": tried.used,
             "slower": tried.slower,
@@ -57,7 +57,7 @@ def choices_document(explored: Explored) -> dict[str, Any]:
             "gain": tried.gain,
         }
     if explored.partitions:
-        found["partitions"] = [
+        document["partitions"] = [
             {
                 "sms": [partition.sms for partition in each.partitions],
                 "streams": [list(partition.streams) for partition in each.partitions],
@@ -67,4 +67,4 @@ def choices_document(explored: Explored) -> dict[str, Any]:
             }
             for each in explored.partitions
         ]
-    return found
+    return document

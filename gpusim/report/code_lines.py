@@ -108,9 +108,9 @@ def backend_lines(streams: int) -> str:
     return textwrap.dedent(_BACKEND).strip().format(streams=streams)
 
 
-def by_hand_lines(found: Concurrency) -> str:
+def by_hand_lines(concurrency: Concurrency) -> str:
     """Streams in the `forward` of the modules that run side by side most; empty where no module does."""
-    row = next((row for row in found.rows if row.kind == "modules" and "forward" in row.phases), None)
+    row = next((row for row in concurrency.rows if row.kind == "modules" and "forward" in row.phases), None)
     if row is None:
         return ""
     sides = row.sides[:MOST_SIDES]

@@ -62,27 +62,27 @@ class WorstDelay:
     """What lost how much to what, and what would help; plain text."""
 
 
-def worst_delay(found: Explained) -> WorstDelay | None:
+def worst_delay(explained: Explained) -> WorstDelay | None:
     """None where nothing lies between the schedule and its critical path."""
-    gap = found.step()
+    gap = explained.step()
     rows = merged(gap.delays)
     if not rows:
         return None
     worst = rows[0]
     cause = CAUSES[worst.cause]
-    by = "" if worst.by is None else f", most of all {task_label(found, worst.by)}"
+    by = "" if worst.by is None else f", most of all {task_label(explained, worst.by)}"
     share = f", {worst.lost_ns / gap.makespan_ns:.1%} of the step" if gap.makespan_ns else ""
     return WorstDelay(
         worst,
-        f"{task_label(found, worst.task)} lost {format_ns(worst.lost_ns)}{share}, because {cause.why}{by}. "
+        f"{task_label(explained, worst.task)} lost {format_ns(worst.lost_ns)}{share}, because {cause.why}{by}. "
         f"{cause.helps}",
     )
 
 
-def causes_sentence(found: Explained, named: int = 2) -> str:
+def causes_sentence(explained: Explained, named: int = 2) -> str:
     """What lies between a schedule and its critical path, with the largest causes; empty where nothing does."""
-    gap = found.step()
-    causes = list(found.causes_ns().items())[:named]
+    gap = explained.step()
+    causes = list(explained.causes_ns().items())[:named]
     if gap.gap_ns <= 0.0 or not causes:
         return ""
     parts = [
@@ -96,8 +96,8 @@ def causes_sentence(found: Explained, named: int = 2) -> str:
     )
 
 
-def task_label(found: Explained, task: int) -> str:
+def task_label(explained: Explained, task: int) -> str:
     """Layer and operator of a task, as text that moves nothing."""
-    op = found.timeline.plan.tasks[task].op
-    name = op_label(found.graph.trace.ops[op]) if op >= 0 else found.timeline.plan.tasks[task].name
+    op = explained.timeline.plan.tasks[task].op
+    name = op_label(explained.graph.trace.ops[op]) if op >= 0 else explained.timeline.plan.tasks[task].name
     return shortened(visible(name), 80)

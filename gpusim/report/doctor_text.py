@@ -80,5 +80,5 @@ def finding_lines(findings: tuple[Finding, ...] | list[Finding]) -> Iterator[str
             yield f"   -> {finding.action}"
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -17,23 +17,23 @@ ROWS = 12
 ESTIMATED = "estimated from tensor sizes and kernel family"
 
 
-def step_document(found: Explained) -> dict[str, Any]:
+def step_document(explained: Explained) -> dict[str, Any]:
     """The whole step: totals by cause, which add up to the gap, and the longest single delays on the path."""
-    gap = found.step()
+    gap = explained.step()
     return {
         "makespan_ns": gap.makespan_ns,
         "critical_path_ns": gap.makespan_ns - round(gap.gap_ns),
         "gap_ns": round(gap.gap_ns),
         "causes": _whole_ns(totals_ns(gap.delays), round(gap.gap_ns)),
-        "delays": [_row(found, delay) for delay in merged(gap.delays)],
+        "delays": [_row(explained, delay) for delay in merged(gap.delays)],
     }
 
 
-def window_document(found: Explained, begin_ns: int, end_ns: int) -> dict[str, Any]:
+def window_document(explained: Explained, begin_ns: int, end_ns: int) -> dict[str, Any]:
     """All delays in a window, summed over the ops that had them, and those of the path among them."""
-    inside = found.window(begin_ns, end_ns)
-    path = [part for delay in found.step().delays if (part := delay.within(begin_ns, end_ns)) is not None]
-    timeline = found.timeline
+    inside = explained.window(begin_ns, end_ns)
+    path = [part for delay in explained.step().delays if (part := delay.within(begin_ns, end_ns)) is not None]
+    timeline = explained.timeline
     busy = sum(
         max(0, min(end, end_ns) - max(start, begin_ns))
         for start, end in zip(timeline.start_ns, timeline.end_ns, strict=True)
@@ -44,13 +44,13 @@ def window_document(found: Explained, begin_ns: int, end_ns: int) -> dict[str, A
         "running": busy / (end_ns - begin_ns),
         "causes": {cause: round(lost) for cause, lost in totals_ns(inside).items()},
         "path_causes": {cause: round(lost) for cause, lost in totals_ns(path).items()},
-        "delays": [_row(found, delay) for delay in merged(inside)],
+        "delays": [_row(explained, delay) for delay in merged(inside)],
     }
 
 
-def pair_document(found: Explained, pair: Pair) -> dict[str, Any]:
+def pair_document(explained: Explained, pair: Pair) -> dict[str, Any]:
     """Two ops: when they ran, what they cost each other, what kept them apart."""
-    ops = found.graph.trace.ops
+    ops = explained.graph.trace.ops
     return {
         "first": ops[pair.first].name,
         "second": ops[pair.second].name,
@@ -59,11 +59,11 @@ def pair_document(found: Explained, pair: Pair) -> dict[str, Any]:
         "first_ns": pair.first_ns,
         "second_ns": pair.second_ns,
         "together_ns": pair.together_ns,
-        "slowed": [_row(found, delay) for delay in merged(pair.slowed)],
-        "apart": [_row(found, delay) for delay in pair.apart],
+        "slowed": [_row(explained, delay) for delay in merged(pair.slowed)],
+        "apart": [_row(explained, delay) for delay in pair.apart],
         "chain": [ops[op].name for op in pair.chain],
         "needs": {name: {"first": first, "second": second} for name, first, second in pair.needs},
-        "traffic": found.graph.trace.provenance.counters or ESTIMATED,
+        "traffic": explained.graph.trace.provenance.counters or ESTIMATED,
     }
 
 
@@ -146,33 +146,33 @@ def _delays(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _row(found: Explained, delay: Delay) -> dict[str, Any]:
+def _row(explained: Explained, delay: Delay) -> dict[str, Any]:
     return {
-        "op": _name(found, delay.task),
-        "layer": _layer(found, delay.task),
+        "op": _name(explained, delay.task),
+        "layer": _layer(explained, delay.task),
         "cause": delay.cause,
-        "by": None if delay.by is None else _name(found, delay.by),
-        "by_layer": None if delay.by is None else _layer(found, delay.by),
+        "by": None if delay.by is None else _name(explained, delay.by),
+        "by_layer": None if delay.by is None else _layer(explained, delay.by),
         "lost_ns": round(delay.lost_ns),
         "from_ns": round(delay.from_ns),
         "until_ns": round(delay.until_ns),
     }
 
 
-def _name(found: Explained, task: int) -> str:
-    op = found.timeline.plan.tasks[task].op
-    return found.graph.trace.ops[op].name if op >= 0 else found.timeline.plan.tasks[task].name
+def _name(explained: Explained, task: int) -> str:
+    op = explained.timeline.plan.tasks[task].op
+    return explained.graph.trace.ops[op].name if op >= 0 else explained.timeline.plan.tasks[task].name
 
 
-def _layer(found: Explained, task: int) -> str:
-    op = found.timeline.plan.tasks[task].op
-    return found.graph.trace.ops[op].layer if op >= 0 else ""
+def _layer(explained: Explained, task: int) -> str:
+    op = explained.timeline.plan.tasks[task].op
+    return explained.graph.trace.ops[op].layer if op >= 0 else ""
 
 
 def _whole_ns(causes: Mapping[str, float], total_ns: int) -> dict[str, int]:
     """The same times in whole ns, which still add up to `total_ns`: the largest remainders are rounded up."""
-    found = {cause: int(lost_ns) for cause, lost_ns in causes.items()}
-    short = total_ns - sum(found.values())
-    for cause in sorted(causes, key=lambda name: found[name] - causes[name])[: max(0, short)]:
-        found[cause] += 1
-    return found
+    whole_ns = {cause: int(lost_ns) for cause, lost_ns in causes.items()}
+    short = total_ns - sum(whole_ns.values())
+    for cause in sorted(causes, key=lambda name: whole_ns[name] - causes[name])[: max(0, short)]:
+        whole_ns[cause] += 1
+    return whole_ns

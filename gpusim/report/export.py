@@ -195,22 +195,22 @@ def chakra_bytes(timeline: Timeline, trace: Trace) -> bytes:
 def _work_preds(trace: Trace, with_work: Iterable[int]) -> list[set[int]]:
     """For each op the ops with GPU work that it waits for, directly or through ops without any."""
     work = set(with_work)
-    found: list[set[int]] = []
+    work_preds: list[set[int]] = []
     for preds in dependencies(trace):
         mine: set[int] = set()
         for pred in preds:
-            mine |= {pred} if pred in work else found[pred]
-        found.append(mine)
-    return found
+            mine |= {pred} if pred in work else work_preds[pred]
+        work_preds.append(mine)
+    return work_preds
 
 
 def _varint(value: int) -> bytes:
-    made = bytearray()
+    encoded = bytearray()
     while value > 127:
-        made.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    made.append(value)
-    return bytes(made)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _field(number: int, wire: int, value: int | bytes) -> bytes:
@@ -219,12 +219,12 @@ def _field(number: int, wire: int, value: int | bytes) -> bytes:
 
 
 def _attribute(name: str, number: int, value: bool | int | float | str) -> bytes:
-    made = _field(1, 2, name.encode())
+    encoded = _field(1, 2, name.encode())
     if isinstance(value, str):
-        return made + _field(number, 2, value.encode())
+        return encoded + _field(number, 2, value.encode())
     if isinstance(value, float):
-        return made + _varint(number << 3 | 1) + struct.pack("<d", value)
-    return made + _field(number, 0, int(value))
+        return encoded + _varint(number << 3 | 1) + struct.pack("<d", value)
+    return encoded + _field(number, 0, int(value))
 
 
 def _message(data: bytes) -> bytes:

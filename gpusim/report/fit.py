@@ -76,24 +76,24 @@ def _widths(column: Column, first: bool, fold: Sequence[str]) -> _Widths:
 
 def _shared_out(widths: Sequence[_Widths], room: int) -> list[int]:
     """Widths that fit `room` where the least ones do: the column with most to give gives first."""
-    found = [width.natural for width in widths]
-    while sum(found) > room:
-        spare = [width - each.least for width, each in zip(found, widths, strict=True)]
+    shares = [width.natural for width in widths]
+    while sum(shares) > room:
+        spare = [width - each.least for width, each in zip(shares, widths, strict=True)]
         if max(spare) <= 0:
             break
-        found[spare.index(max(spare))] -= 1
-    return found
+        shares[spare.index(max(spare))] -= 1
+    return shares
 
 
 def _rebuilt(table: Table, kept: Sequence[Column]) -> Table:
     """The same table with these of its columns."""
-    found = Table(box=table.box, show_edge=table.show_edge, pad_edge=table.pad_edge, header_style=table.header_style)
+    rebuilt = Table(box=table.box, show_edge=table.show_edge, pad_edge=table.pad_edge, header_style=table.header_style)
     for column in kept:
-        found.add_column(column.header, justify=column.justify, style=column.style, overflow="fold")
+        rebuilt.add_column(column.header, justify=column.justify, style=column.style, overflow="fold")
     cells = [list(column.cells) for column in kept]
     for number, row in enumerate(table.rows):
-        found.add_row(*(column[number] for column in cells), style=row.style, end_section=row.end_section)
-    return found
+        rebuilt.add_row(*(column[number] for column in cells), style=row.style, end_section=row.end_section)
+    return rebuilt
 
 
 def _overhead(out: Console, table: Table) -> int:

@@ -21,17 +21,17 @@ def compared_document(first: str, second: str, differences: Sequence[Difference]
         "second": second,
         "tolerance": TOLERANCE,
         "judged_by": list(JUDGED_BY),
-        "agree": sum(found.agrees() for found in differences),
+        "agree": sum(difference.agrees() for difference in differences),
         "parameters": [
             {
-                "parameter": found.parameter,
-                "first": found.first,
-                "second": found.second,
-                "relative": found.relative if math.isfinite(found.relative) else None,
-                "agrees": found.agrees(),
-                "effect": found.effect,
+                "parameter": difference.parameter,
+                "first": difference.first,
+                "second": difference.second,
+                "relative": difference.relative if math.isfinite(difference.relative) else None,
+                "agrees": difference.agrees(),
+                "effect": difference.effect,
             }
-            for found in differences
+            for difference in differences
         ],
     }
 

@@ -73,14 +73,14 @@ def lanes(run: Run) -> tuple[Lane, ...]:
     for index, piece in enumerate(run.slices):
         tracks.setdefault((piece.device, piece.stream), []).append(index)
     several_devices = len({device for device, _ in tracks}) > 1
-    found = []
+    titled = []
     for (device, stream), members in sorted(tracks.items()):
         name = f"GPU {device} stream {stream}" if several_devices else f"stream {stream}"
         packed = pack_lanes([(run.slices[index].start_ns, run.slices[index].end_ns) for index in members])
         for number, lane in enumerate(packed, 1):
             title = name if number == 1 else f"{name} ({number})"
-            found.append(Lane(title, tuple(members[place] for place in lane)))
-    return tuple(found)
+            titled.append(Lane(title, tuple(members[place] for place in lane)))
+    return tuple(titled)
 
 
 def folded(run: Run) -> tuple[Lane, ...]:
@@ -97,11 +97,11 @@ def with_phases(measured: Run, simulated: Run) -> Run:
     places: dict[str, list[int]] = defaultdict(list)
     for index in sorted(range(len(simulated.slices)), key=lambda place: simulated.slices[place].start_ns):
         places[simulated.slices[index].name].append(index)
-    found: dict[str, list[int]] = defaultdict(list)
+    indices_of: dict[str, list[int]] = defaultdict(list)
     for index in sorted(range(len(measured.slices)), key=lambda place: measured.slices[place].start_ns):
-        found[measured.slices[index].name].append(index)
+        indices_of[measured.slices[index].name].append(index)
     slices = list(measured.slices)
-    for name, indices in found.items():
+    for name, indices in indices_of.items():
         if len(indices) != len(places[name]):
             continue
         for index, other in zip(indices, places[name], strict=True):
@@ -137,10 +137,10 @@ def _binned(run: Run, rows: Sequence[Lane], inside: list[tuple[int, int]], windo
     """As many bins as give at most `limit` bars."""
     count = max(1, limit // len(rows))
     while True:
-        found = _bins(run, inside, window, count)
-        if len(found) <= limit or count == 1:
-            return Bars(tuple(found), len(inside), (window[1] - window[0]) / count)
-        count = max(1, count * limit // len(found))
+        binned = _bins(run, inside, window, count)
+        if len(binned) <= limit or count == 1:
+            return Bars(tuple(binned), len(inside), (window[1] - window[0]) / count)
+        count = max(1, count * limit // len(binned))
 
 
 def _bins(run: Run, inside: list[tuple[int, int]], window: Window, count: int) -> list[Bar]:
@@ -159,15 +159,15 @@ def _bins(run: Run, inside: list[tuple[int, int]], window: Window, count: int) -
             if overlap > 0:
                 busy[key] = busy.get(key, 0.0) + overlap
                 members.setdefault(key, []).append(index)
-    found: list[Bar] = []
+    drawn: list[Bar] = []
     filled: dict[tuple[int, int], float] = {}
     for key in sorted(busy):
         lane, place, phase = key
         edge, offset = begin + place * bin_ns, filled.get((lane, place), 0.0)
         filled[lane, place] = offset + busy[key]
         limits = (edge, edge + bin_ns)
-        found.append(Bar(lane, edge + offset, busy[key], phases[phase], tuple(members[key]), limits))
-    return found
+        drawn.append(Bar(lane, edge + offset, busy[key], phases[phase], tuple(members[key]), limits))
+    return drawn
 
 
 def phase_of(run: Run, index: int) -> str:

@@ -48,20 +48,20 @@ def limits_document(limits: Limits) -> dict[str, Any]:
 
 
 def _scope_document(scope: Scope) -> dict[str, Any]:
-    found = scope.parallelism
+    parallelism = scope.parallelism
     return {
         "scope": scope.name,
         "ops": scope.ops,
         "kernels": scope.kernels,
-        "work_ns": found.work_ns,
-        "span_ns": found.span_ns,
+        "work_ns": parallelism.work_ns,
+        "span_ns": parallelism.span_ns,
         "parallelism": {
-            "mean": found.mean,
-            "max": found.maximum,
-            "width": found.width,
-            "width_exact": found.width_exact,
-            "running": found.running,
-            "by_phase": dict(found.by_phase),
+            "mean": parallelism.mean,
+            "max": parallelism.maximum,
+            "width": parallelism.width,
+            "width_exact": parallelism.width_exact,
+            "running": parallelism.running,
+            "by_phase": dict(parallelism.by_phase),
         },
         "sequential_ns": scope.sequential_ns,
         "unlimited_ns": scope.unlimited_ns,
@@ -99,9 +99,23 @@ def limits_csv(limits: Limits) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_FIELDS)
     for scope in limits.scopes:
-        found = scope.parallelism
-        head = [limits.trace, limits.hardware, scope.name, scope.ops, scope.kernels, found.work_ns, found.span_ns]
-        head += [found.mean, found.maximum, found.width, str(found.width_exact).lower(), scope.sequential_ns]
+        parallelism = scope.parallelism
+        head = [
+            limits.trace,
+            limits.hardware,
+            scope.name,
+            scope.ops,
+            scope.kernels,
+            parallelism.work_ns,
+            parallelism.span_ns,
+        ]
+        head += [
+            parallelism.mean,
+            parallelism.maximum,
+            parallelism.width,
+            str(parallelism.width_exact).lower(),
+            scope.sequential_ns,
+        ]
         head += [scope.unlimited_ns, scope.best_ns, scope.streams]
         for loss in scope.losses:
             row = [*head, loss.limit, loss.makespan_ns, loss.loss_ns, scope.share(loss.loss_ns)]
@@ -144,19 +158,19 @@ def print_limits(limits: Limits) -> None:
 def _parallelism_table(limits: Limits) -> Table:
     table = _table_of_scopes(limits)
     scopes = limits.scopes
-    found = [scope.parallelism for scope in scopes]
+    parallelisms = [scope.parallelism for scope in scopes]
     work, span, alone, best = _in_one_unit(
-        [each.work_ns for each in found],
-        [each.span_ns for each in found],
+        [each.work_ns for each in parallelisms],
+        [each.span_ns for each in parallelisms],
         [scope.sequential_ns for scope in scopes],
         [scope.best_ns for scope in scopes],
     )
     table.add_row("ops", *(str(scope.ops) for scope in scopes))
     table.add_row("T1", *work)
     table.add_row("T-inf", *span)
-    table.add_row("mean", *(f"{each.mean:.2f}" for each in found))
-    table.add_row("max", *(str(each.maximum) for each in found))
-    table.add_row("width", *(f"{'' if each.width_exact else '>= '}{each.width}" for each in found))
+    table.add_row("mean", *(f"{each.mean:.2f}" for each in parallelisms))
+    table.add_row("max", *(str(each.maximum) for each in parallelisms))
+    table.add_row("width", *(f"{'' if each.width_exact else '>= '}{each.width}" for each in parallelisms))
     table.add_row("sequential", *alone)
     table.add_row("best", *best)
     table.add_row("streams", *(str(scope.streams) for scope in scopes))

@@ -25,9 +25,9 @@ def limits_sentences(scope: Scope) -> list[str]:
     """How much of the potential the best schedule wins, and what the largest losses mean; each a sentence."""
     if scope.potential_ns <= 0:
         return ["There is nothing to win: the step is one operation long."]
-    found = [f"The best list schedule wins {scope.share(scope.won_ns):.0%} of what there is to win."]
+    sentences = [f"The best list schedule wins {scope.share(scope.won_ns):.0%} of what there is to win."]
     losses = sorted(scope.losses, key=lambda loss: -loss.loss_ns)[:_NAMED]
-    return found + [
+    return sentences + [
         f"{scope.share(loss.loss_ns):.0%} is lost to {loss.limit}: {MEANING[loss.limit]}."
         for loss in losses
         if scope.share(loss.loss_ns) >= _LEAST_SHARE

@@ -59,13 +59,13 @@ def live_at(timeline: Timeline, trace: Trace, time_ns: int) -> tuple[Live, ...]:
     for number, op in enumerate(trace.ops):
         for t in (*op.writes, *op.reads):
             owner.setdefault(trace.tensors[t].storage, number)
-    found = []
+    alive = []
     for storage, (begin, end) in spans.items():
         if not (storage in kept or begin <= time_ns < end) or not trace.storages[storage].bytes:
             continue
         tensor = trace.tensors[tensor_of[storage]]
         op_of = trace.ops[owner[storage]] if storage in owner else None
-        found.append(
+        alive.append(
             Live(
                 bytes=trace.storages[storage].bytes,
                 role=tensor.role,
@@ -76,12 +76,12 @@ def live_at(timeline: Timeline, trace: Trace, time_ns: int) -> tuple[Live, ...]:
                 until_ns=end,
             )
         )
-    return tuple(sorted(found, key=lambda live: (-live.bytes, live.from_ns, live.name)))
+    return tuple(sorted(alive, key=lambda live: (-live.bytes, live.from_ns, live.name)))
 
 
 def by_role(live: tuple[Live, ...]) -> dict[str, int]:
     """Bytes by role, the largest first."""
-    found: dict[str, int] = {}
+    bytes_of: dict[str, int] = {}
     for each in live:
-        found[each.role] = found.get(each.role, 0) + each.bytes
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        bytes_of[each.role] = bytes_of.get(each.role, 0) + each.bytes
+    return dict(sorted(bytes_of.items(), key=lambda item: -item[1]))

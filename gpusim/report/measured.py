@@ -193,8 +193,8 @@ def bundled_measured(trace: Trace) -> dict[str, Path]:
         return {}
     # No glob with the name in it: that is anybody's text.
     begin = f"{trace.name}."
-    found = sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name.startswith(begin))
-    return {path.name.removesuffix(SUFFIX).removeprefix(begin): path for path in found}
+    paths = sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name.startswith(begin))
+    return {path.name.removesuffix(SUFFIX).removeprefix(begin): path for path in paths}
 
 
 def _from_events(file: _File, name: str, trace: Trace) -> Measured:
@@ -260,17 +260,17 @@ def not_comparable(measured: Measured, hardware: HardwareModel, mode: str, polic
     Both must be of one GPU, one way to launch and one schedule. A replay runs in a CUDA graph (mode "graph").
     `policy` and `streams` are those of the predicted schedule, `streams` counted as used.
     """
-    found = measured.measurement
-    if found is None:
+    replayed = measured.measurement
+    if replayed is None:
         return "a profile does not say which schedule ran, and a profiler slows a step"
-    if found.gpu.name != hardware.gpu:
-        return f"measured on {found.gpu.name}, predicted for {hardware.gpu}"
+    if replayed.gpu.name != hardware.gpu:
+        return f"measured on {replayed.gpu.name}, predicted for {hardware.gpu}"
     if mode != "graph":
         return "measured in one CUDA graph, predicted as launched from the host"
-    if (found.policy, found.streams) != (policy, streams):
+    if (replayed.policy, replayed.streams) != (policy, streams):
         ran, asked = (
             f"{name} on {counted(count, 'stream')}"
-            for name, count in ((found.policy, found.streams), (policy, streams))
+            for name, count in ((replayed.policy, replayed.streams), (policy, streams))
         )
         return f"measured {ran}, predicted {asked}"
     return ""

@@ -89,8 +89,8 @@ def _peak_document(comparison: MemoryComparison, outcome: Outcome) -> dict[str, 
 def _maker(comparison: MemoryComparison, storage: int) -> str:
     """The op that makes a storage, or the name of the tensor that was there before the step."""
     trace = comparison.graph.trace
-    for op, made in zip(trace.ops, comparison.storages.makes, strict=True):
-        if storage in made:
+    for op, storages in zip(trace.ops, comparison.storages.makes, strict=True):
+        if storage in storages:
             return op.name
     return next((tensor.name for tensor in trace.tensors if tensor.storage == storage and tensor.name), "")
 

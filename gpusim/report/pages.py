@@ -7,8 +7,8 @@ from gpusim.errors import OutputError
 
 def with_section(page: str, name: str, begin: str, end: str, text: str) -> str:
     """The page with `text` between the markers. Raises `OutputError`, naming the page, where they are missing."""
-    before, found, rest = page.partition(begin)
+    before, opened, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise OutputError(name, f"no section between {begin} and {end}")
     return f"{before}{begin}\n{text}\n{end}{after}"

@@ -20,20 +20,20 @@ COMMUNICATION: Final = {
 _MOST_GROUPS: Final = 40
 
 
-def parallel_document(found: Parallel) -> dict[str, Any]:
+def parallel_document(parallel: Parallel) -> dict[str, Any]:
     """`parallel --json`: times in ns, as integers."""
-    problem, searched = found.problem, found.searched
-    rows = {plan.name: found.rows(plan.name) for plan in found.plans}
+    problem, searched = parallel.problem, parallel.searched
+    rows = {plan.name: parallel.rows(plan.name) for plan in parallel.plans}
     return {
-        "trace": found.name,
+        "trace": parallel.name,
         "hardware": problem.hardware.label,
         "calibrated": problem.hardware.calibrated,
-        "gpus": found.gpus,
+        "gpus": parallel.gpus,
         "topology": problem.topology.name,
         "batch_norm": problem.batch_norm,
         "computation": problem.times.basis,
-        "communication": found.communication,
-        "plans": [_plan_document(plan) for plan in found.plans],
+        "communication": parallel.communication,
+        "plans": [_plan_document(plan) for plan in parallel.plans],
         "search": {
             "cost_ns": round(searched.cost_ns),
             "bound_ns": round(searched.bound_ns),
@@ -43,8 +43,8 @@ def parallel_document(found: Parallel) -> dict[str, Any]:
             "next_best_ns": [round(cost) for cost, _ in searched.ranked[1:]],
         },
         "layers": [_layer_document(row, number, rows) for number, row in enumerate(rows["layer"])],
-        "dtensor": _dtensor_document(found),
-        "notes": list(found.notes),
+        "dtensor": _dtensor_document(parallel),
+        "notes": list(parallel.notes),
     }
 
 
@@ -98,8 +98,8 @@ def _layer_document(row: LayerRow, number: int, rows: dict[str, tuple[LayerRow, 
     }
 
 
-def _dtensor_document(found: Parallel) -> dict[str, Any]:
-    exported = export_dtensor(found.problem.graph, found.best.choice, found.gpus)
+def _dtensor_document(parallel: Parallel) -> dict[str, Any]:
+    exported = export_dtensor(parallel.problem.graph, parallel.best.choice, parallel.gpus)
     return {
         "mesh": list(exported.mesh),
         "placements": {
@@ -112,38 +112,38 @@ def _dtensor_document(found: Parallel) -> dict[str, Any]:
     }
 
 
-def print_parallel(found: Parallel) -> None:
+def print_parallel(parallel: Parallel) -> None:
     """The plan layer by layer, the plans beside each other, and what explains the simulated time."""
     out = console()
-    best, data = found.best, found.plan("data")
-    gpus = counted(found.gpus, "GPU")
+    best, data = parallel.best, parallel.plan("data")
+    gpus = counted(parallel.gpus, "GPU")
     out.print(
         styled(
-            (f"{found.name} on {gpus}: ", "bold"),
+            (f"{parallel.name} on {gpus}: ", "bold"),
             f"{format_ns(best.step_ns)} a step, {data.step_ns / best.step_ns:.2f}x over data parallelism",
         )
     )
-    out.print(_basis(found))
+    out.print(_basis(parallel))
     out.print("The layer-wise plan:")
-    print_table(out, _layers_table(found), drop=("kinds", "GPUs"), fold=("layers",))
+    print_table(out, _layers_table(parallel), drop=("kinds", "GPUs"), fold=("layers",))
     out.print("All plans:")
-    print_table(out, _plans_table(found), drop=("memory", "sums", "transfers", "computation"))
+    print_table(out, _plans_table(parallel), drop=("memory", "sums", "transfers", "computation"))
     for line in explanation(best):
         out.print(line)
-    out.print(search_line(found))
-    for note in found.notes:
+    out.print(search_line(parallel))
+    for note in parallel.notes:
         out.print(f"note: {note}")
 
 
-def _basis(found: Parallel) -> str:
-    problem = found.problem
+def _basis(parallel: Parallel) -> str:
+    problem = parallel.problem
     text = f"Computation: {problem.times.basis}. Communication ({problem.topology.name}): "
-    return f"{text}{COMMUNICATION[found.communication]}."
+    return f"{text}{COMMUNICATION[parallel.communication]}."
 
 
-def search_line(found: Parallel) -> str:
+def search_line(parallel: Parallel) -> str:
     """What the search proved."""
-    searched = found.searched
+    searched = parallel.searched
     if searched.exact:
         return f"By the sum of costs, no plan is faster than {format_ns(searched.cost_ns)} (exact)."
     gap = 1 - searched.bound_ns / searched.cost_ns if searched.cost_ns else 0.0
@@ -166,11 +166,11 @@ def explanation(plan: PlanResult) -> list[str]:
     return lines
 
 
-def _plans_table(found: Parallel) -> Table:
+def _plans_table(parallel: Parallel) -> Table:
     table = Table()
     for name in ("plan", "step", "over data", "sum of costs", "computation", "transfers", "sums", "moved", "memory"):
         table.add_column(name, justify="left" if name == "plan" else "right")
-    plans, data = found.plans, found.plan("data")
+    plans, data = parallel.plans, parallel.plan("data")
     steps = format_times_ns([plan.step_ns for plan in plans])
     columns = [
         format_times_ns([getattr(plan, name) for plan in plans])
@@ -189,13 +189,13 @@ def _plans_table(found: Parallel) -> Table:
     return table
 
 
-def _layers_table(found: Parallel) -> Table:
+def _layers_table(parallel: Parallel) -> Table:
     """Layers in a row that are split alike are one line."""
     table = Table()
     for name in ("layers", "kinds", "split", "GPUs", "computation", "transfers", "sums"):
         table.add_column(name, justify="right" if name in ("GPUs", "computation", "transfers", "sums") else "left")
     groups: list[list[LayerRow]] = []
-    for row in found.rows():
+    for row in parallel.rows():
         if groups and groups[-1][-1].config == row.config:
             groups[-1].append(row)
         else:
@@ -209,7 +209,7 @@ def _layers_table(found: Parallel) -> Table:
         name = first if len(group) == 1 else f"{first} ... {last} ({len(group)})"
         kinds = ", ".join(dict.fromkeys(row.kind for row in group))
         config = group[0].config
-        gpus = found.gpus if config.replicated else config.parts
+        gpus = parallel.gpus if config.replicated else config.parts
         table.add_row(name, kinds, str(config), str(gpus), computed[number], moved[number], summed[number])
     if len(groups) > len(shown):
         table.add_row(f"{len(groups) - len(shown)} more groups: --json", "", "", "", "", "", "")

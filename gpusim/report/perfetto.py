@@ -280,10 +280,10 @@ def _run_events(run: Run, pid: int, tids: Iterator[int], flows: Iterator[int]) -
 
 def _tracks(slices: Sequence[Slice]) -> list[tuple[tuple[int, int], list[int]]]:
     """Indices of the slices of each (device, stream), sorted."""
-    found: dict[tuple[int, int], list[int]] = {}
+    tracks: dict[tuple[int, int], list[int]] = {}
     for index, piece in enumerate(slices):
-        found.setdefault((piece.device, piece.stream), []).append(index)
-    return sorted(found.items())
+        tracks.setdefault((piece.device, piece.stream), []).append(index)
+    return sorted(tracks.items())
 
 
 def _slice_event(piece: Slice, pid: int, tid: int, free_us: float) -> Event:

@@ -83,16 +83,16 @@ class _Code(ABC):
 
     def name(self, key: object, text: str) -> str:
         """The identifier of something: its text, or as much of that as can be, and unlike all others."""
-        found = self._names.get(key)
-        if found is None:
+        identifier = self._names.get(key)
+        if identifier is None:
             base = re.sub(r"[^A-Za-z0-9_]+", "_", text)[:60].strip("_") or "t"
             base = f"t_{base}" if base[0].isdigit() or keyword.iskeyword(base) or keyword.issoftkeyword(base) else base
-            found, number = base, 2
-            while found in self._used:
-                found, number = f"{base}_{number}", number + 1
-            self._names[key] = found
-            self._used.add(found)
-        return found
+            identifier, number = base, 2
+            while identifier in self._used:
+                identifier, number = f"{base}_{number}", number + 1
+            self._names[key] = identifier
+            self._used.add(identifier)
+        return identifier
 
     def done(self, op: int) -> str:
         """The event after an op."""
@@ -108,14 +108,14 @@ class _Code(ABC):
         current = -1
         layer = ""
         for op, waits in zip(self.schedule.order, self.sync.waits, strict=True):
-            found = self.trace.ops[op]
-            stream = self.schedule.streams[op] if works(found) or current < 0 else current
+            recorded = self.trace.ops[op]
+            stream = self.schedule.streams[op] if works(recorded) or current < 0 else current
             if stream != current:
                 yield f"with torch.cuda.stream(s[{stream}]):"
                 current = stream
-            if found.layer != layer and found.layer:
-                yield f"{_INDENT}# {_comment(found.layer)}"
-            layer = found.layer
+            if recorded.layer != layer and recorded.layer:
+                yield f"{_INDENT}# {_comment(recorded.layer)}"
+            layer = recorded.layer
             for before in waits:
                 yield f"{_INDENT}s[{stream}].wait_event({self.done(before)})"
             yield _INDENT + self.call(op)
@@ -140,8 +140,8 @@ class _Named(_Code):
             yield _INDENT + line
 
     def call(self, op: int) -> str:
-        found = self.trace.ops[op]
-        return f"run({found.name!a})  # {_comment(found.target)}"
+        recorded = self.trace.ops[op]
+        return f"run({recorded.name!a})  # {_comment(recorded.target)}"
 
 
 def given_names(trace: Trace) -> dict[int, str]:
@@ -180,15 +180,15 @@ class _Captured(_Code):
         yield f"{_INDENT}return {{{', '.join(f'{name!a}: {name}' for name in results)}}}"
 
     def call(self, op: int) -> str:
-        found = self.trace.ops[op]
-        words = [self.value(value) for value in found.args]
-        if found.target.split(".")[1] in VIEWS_IN_PLACE and words:
+        recorded = self.trace.ops[op]
+        words = [self.value(value) for value in recorded.args]
+        if recorded.target.split(".")[1] in VIEWS_IN_PLACE and words:
             words[0] = f"{words[0]}.detach()"
-        words += [f"{_identifier(name)}={self.value(value)}" for name, value in found.kwargs.items()]
-        operator = found.target if found.target.startswith("aten.") else f"torch.ops.{found.target}"
+        words += [f"{_identifier(name)}={self.value(value)}" for name, value in recorded.kwargs.items()]
+        operator = recorded.target if recorded.target.startswith("aten.") else f"torch.ops.{recorded.target}"
         called = f"{operator}({', '.join(words)})"
-        results = self.results(found)
-        if results and leaves_out(found):
+        results = self.results(recorded)
+        if results and leaves_out(recorded):
             return f"[{results}] = some({called})"
         return f"{results} = {called}" if results else called
 

@@ -58,8 +58,8 @@ def schedule_rows(simulated: Simulated) -> list[Row]:
     sync = sync_of(simulated)
     rows: list[Row] = []
     for op, waits in zip(schedule.order, sync.waits, strict=True):
-        found = trace.ops[op]
-        if not works(found):
+        recorded = trace.ops[op]
+        if not works(recorded):
             continue
         number = schedule.variants[op] if schedule.variants else 0
         span = spans.get(op)
@@ -67,13 +67,13 @@ def schedule_rows(simulated: Simulated) -> list[Row]:
             Row(
                 place=len(rows) + 1,
                 stream=schedule.streams[op],
-                op=found.name,
-                operator=found.target,
-                layer=found.layer,
-                phase=found.phase,
+                op=recorded.name,
+                operator=recorded.target,
+                layer=recorded.layer,
+                phase=recorded.phase,
                 waits_for=tuple(trace.ops[before].name for before in waits),
                 kernels=kernels.get(op, 0),
-                variant=found.variants[number - 1].name if number else "",
+                variant=recorded.variants[number - 1].name if number else "",
                 start_ns=span[0] if span else None,
                 end_ns=span[1] if span else None,
             )
@@ -108,9 +108,9 @@ def schedule_markdown(simulated: Simulated) -> str:
 def summary(simulated: Simulated) -> str:
     """What the schedule is and takes, in one visible line."""
     hardware = simulated.graph.hardware
-    what = f"{simulated.graph.trace.name} on {hardware.label}: schedule '{simulated.policy}'"
+    subject = f"{simulated.graph.trace.name} on {hardware.label}: schedule '{simulated.policy}'"
     takes = f"{format_ns(simulated.makespan_ns)} predicted, {simulated.speedup:.2f}x over one stream"
-    return visible(f"{what}, {counted(simulated.streams, 'stream')}, {takes}")
+    return visible(f"{subject}, {counted(simulated.streams, 'stream')}, {takes}")
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -101,19 +101,19 @@ def summarize(explored: Explored) -> Summary:
     )
 
 
-def summarize_verdict(found: Verdict) -> SummaryVerdict:
+def summarize_verdict(verdict: Verdict) -> SummaryVerdict:
     """The summary of a verdict."""
     from gpusim.search.verdict import best_way  # here: it brings the engine with it
 
-    best = best_way(found.rows)
+    best = best_way(verdict.rows)
     return SummaryVerdict(
-        worth_it=found.worth_it,
-        speedup=found.speedup,
-        low=found.low,
-        high=found.high,
-        text=found.sentence,
-        may_lose_cache=found.may_lose_cache,
-        other_kernels=found.other_kernels,
+        worth_it=verdict.worth_it,
+        speedup=verdict.speedup,
+        low=verdict.low,
+        high=verdict.high,
+        text=verdict.sentence,
+        may_lose_cache=verdict.may_lose_cache,
+        other_kernels=verdict.other_kernels,
         rows=tuple(
             SummaryWay(
                 what=row.what,
@@ -124,7 +124,7 @@ def summarize_verdict(found: Verdict) -> SummaryVerdict:
                 advice=row.advice,
                 best=row is best,
             )
-            for row in found.rows
+            for row in verdict.rows
         ),
     )
 

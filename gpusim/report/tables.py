@@ -197,13 +197,13 @@ def print_simulated(document: Mapping[str, Any]) -> None:
     )
 
 
-def _measured(found: Mapping[str, Any] | None) -> str:
+def _measured(measured: Mapping[str, Any] | None) -> str:
     """The measured run beside the prediction, as a line: by how much they differ, or why that says nothing."""
-    if found is None:
+    if measured is None:
         return ""
-    error = found["error"]
-    words = f"not compared: {found['not_compared']}" if error is None else f"{error:+.1%} against measured"
-    return f"  measured    {format_ns(found['time_ns'])}  ({words})\n"
+    error = measured["error"]
+    words = f"not compared: {measured['not_compared']}" if error is None else f"{error:+.1%} against measured"
+    return f"  measured    {format_ns(measured['time_ns'])}  ({words})\n"
 
 
 def _eager(times: Mapping[str, int], gpu: str) -> str:

@@ -41,9 +41,9 @@ class Table(RichTable):
 
 def console(*, stderr: bool = False) -> Console:
     """Standard output or error: as wide as the terminal, else as `COLUMNS` says, else `WIDTH`."""
-    found = PlainConsole(stderr=stderr)
-    if found.is_terminal:
-        return found
+    plain = PlainConsole(stderr=stderr)
+    if plain.is_terminal:
+        return plain
     columns = os.environ.get("COLUMNS", "")
     wide = columns.isascii() and columns.isdigit() and 0 < int(columns) < MAX_WIDTH
     return PlainConsole(stderr=stderr, width=int(columns) if wide else WIDTH)

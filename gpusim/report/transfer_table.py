@@ -11,7 +11,7 @@ from gpusim.text import visible
 from gpusim.units import format_times_ns
 
 
-def transfer_document(found: Transfer) -> dict[str, Any]:
+def transfer_document(transfer: Transfer) -> dict[str, Any]:
     """Settings and rows; times in ns."""
     return {
         "settings": [
@@ -26,7 +26,7 @@ def transfer_document(found: Transfer) -> dict[str, Any]:
                 "tuned_ns": setting.tuned_ns,
                 "sequential_ns": setting.sequential_ns,
             }
-            for setting in found.settings
+            for setting in transfer.settings
         ],
         "rows": [
             {
@@ -36,21 +36,21 @@ def transfer_document(found: Transfer) -> dict[str, Any]:
                 "best_ns": row.best_ns,
                 "lost_frac": row.lost_frac,
             }
-            for row in found.rows
+            for row in transfer.rows
         ],
-        "text": found.sentence,
+        "text": transfer.sentence,
     }
 
 
-def print_transfer(found: Transfer) -> None:
+def print_transfer(transfer: Transfer) -> None:
     """One line for each schedule and setting, then the sentence."""
     out = console()
     table = Table(show_edge=False, header_style="bold")
     for column in ("tuned for", "used on", "time", "best", "lost"):
         table.add_column(column, justify="left" if column in ("tuned for", "used on") else "right")
-    times = format_times_ns(time for row in found.rows for time in (row.time_ns, row.best_ns))
-    names = [setting.name for setting in found.settings]
-    for number, row in enumerate(found.rows):
+    times = format_times_ns(time for row in transfer.rows for time in (row.time_ns, row.best_ns))
+    names = [setting.name for setting in transfer.settings]
+    for number, row in enumerate(transfer.rows):
         table.add_row(
             row.tuned_for,
             row.used_on,
@@ -61,7 +61,7 @@ def print_transfer(found: Transfer) -> None:
             end_section=(number + 1) % len(names) == 0,
         )
     print_table(out, table, fold=("used on",))
-    out.print(f"\n{visible(found.sentence)}")
-    guessed = sorted({setting.hardware for setting in found.settings if not setting.calibrated})
+    out.print(f"\n{visible(transfer.sentence)}")
+    guessed = sorted({setting.hardware for setting in transfer.settings if not setting.calibrated})
     if guessed:
         out.print(f"Uncalibrated: {', '.join(map(visible, guessed))}. Treat those rows as a trend.", style="yellow")

@@ -34,17 +34,17 @@ def print_trial(trial: Trial) -> None:
         table.add_row(row.policy, str(row.streams), format_ns(row.makespan_ns), format_ns(time_ns), style=style)
     out.print()
     print_table(out, table)
-    found = trial.measurement
-    if found is None:
+    measurement = trial.measurement
+    if measurement is None:
         out.print(styled(("\nMeasured.", "bold"), " Nothing tried was faster than the sequential graph."))
         return
-    speedup = found.sequential.median_ns / found.schedule.median_ns
-    text = f"{speedup:.2f}x over the sequential graph ({format_ns(found.sequential.median_ns)})"
+    speedup = measurement.sequential.median_ns / measurement.schedule.median_ns
+    text = f"{speedup:.2f}x over the sequential graph ({format_ns(measurement.sequential.median_ns)})"
     kept = "" if trial.best is trial.fastest else "; the sequential graph stays"
     out.print(
         styled(
             ("\nMeasured.", "bold"),
-            f" {visible(found.policy)}, {found.streams} streams: {format_ns(found.schedule.median_ns)}, {text}, "
-            f"outputs equal{kept}",
+            f" {visible(measurement.policy)}, {measurement.streams} streams: "
+            f"{format_ns(measurement.schedule.median_ns)}, {text}, outputs equal{kept}",
         )
     )

@@ -26,15 +26,15 @@ _REASONS: dict[Cause, str] = {
 def waiting_chain(timeline: Timeline, hardware: HardwareModel, task: int, length: int = CHAIN) -> tuple[Wait, ...]:
     """What decided the start of a task, then what decided that of its blocker, and so on back."""
     every = waits(timeline, hardware)
-    found = [every[task]]
+    chain = [every[task]]
     seen = {task}
-    while len(found) < length:
-        blocker = found[-1].blocker
+    while len(chain) < length:
+        blocker = chain[-1].blocker
         if blocker is None or blocker in seen:
             break
         seen.add(blocker)
-        found.append(every[blocker])
-    return tuple(found)
+        chain.append(every[blocker])
+    return tuple(chain)
 
 
 def waiting_text(timeline: Timeline, trace: Trace, hardware: HardwareModel, run: Run, task: int) -> str:

@@ -37,22 +37,22 @@ def longest_ns(rows: Sequence[WaterfallRow]) -> int:
     return max((max(row.base_ns, row.base_ns + row.length_ns) for row in rows), default=0)
 
 
-def gain_rows(found: Summary) -> list[WaterfallRow]:
+def gain_rows(summary: Summary) -> list[WaterfallRow]:
     """From the eager step, where it was measured, to the recommended schedule: what each step saves.
 
     A share is of the time before it.
     """
     rows: list[WaterfallRow] = []
-    if found.eager_ns is not None:
-        rows.append(WaterfallRow(EAGER, found.eager_ns))
-        rows.append(_saved("launches from a CUDA graph", found.eager_ns, found.sequential_ns))
-    rows.append(WaterfallRow(f"= {SEQUENTIAL}", found.sequential_ns))
-    program_ns = found.sequential_ns - found.concurrency_ns
-    rows.append(_saved("streams, ops in recorded order", found.sequential_ns, program_ns))
-    if found.kernels_ns:
-        rows.append(_saved("other kernels", program_ns, program_ns - found.kernels_ns))
-    rows.append(_saved("better order and placement", program_ns - found.kernels_ns, found.best.makespan_ns))
-    rows.append(WaterfallRow("= recommended schedule", found.best.makespan_ns))
+    if summary.eager_ns is not None:
+        rows.append(WaterfallRow(EAGER, summary.eager_ns))
+        rows.append(_saved("launches from a CUDA graph", summary.eager_ns, summary.sequential_ns))
+    rows.append(WaterfallRow(f"= {SEQUENTIAL}", summary.sequential_ns))
+    program_ns = summary.sequential_ns - summary.concurrency_ns
+    rows.append(_saved("streams, ops in recorded order", summary.sequential_ns, program_ns))
+    if summary.kernels_ns:
+        rows.append(_saved("other kernels", program_ns, program_ns - summary.kernels_ns))
+    rows.append(_saved("better order and placement", program_ns - summary.kernels_ns, summary.best.makespan_ns))
+    rows.append(WaterfallRow("= recommended schedule", summary.best.makespan_ns))
     return rows
 
 

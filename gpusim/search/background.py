@@ -204,7 +204,7 @@ class _Search:
     def run(self) -> None:
         work = self._work
         try:
-            found = explore(
+            explored = explore(
                 work.graph,
                 streams=work.streams,
                 budget_s=work.budget_s,
@@ -215,7 +215,7 @@ class _Search:
                 on_row=self._add,
                 report=self._report,
             )
-            self._pipe.send(found)
+            self._pipe.send(explored)
         except Cancelled:
             self._pipe.send(_STOPPED)
         except GpusimError as error:
@@ -237,8 +237,8 @@ class _Search:
         if row.policy not in SEARCHED:
             self._interrupt()
 
-    def _report(self, what: str, share: float, best_ns: int) -> None:
-        self._pipe.send(_Progress(what, share, best_ns))
+    def _report(self, stage: str, share: float, best_ns: int) -> None:
+        self._pipe.send(_Progress(stage, share, best_ns))
         self._interrupt()
 
     def _interrupt(self) -> None:

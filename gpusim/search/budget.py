@@ -71,7 +71,7 @@ class _Part:
 
 def search_all(
     graph: OpGraph,
-    made: list[Schedule],
+    policy_schedules: list[Schedule],
     streams: int,
     budget_s: float,
     seed: int,
@@ -81,7 +81,7 @@ def search_all(
     memory_limit_bytes: int | None,
     report: Report,
 ) -> Found:
-    """Search over list schedules first, then over changes of the best of them and of what the policies `made`."""
+    """Search over list schedules first, then over changes of the best of them and of `policy_schedules`."""
     best_so_far_ns = math.inf
 
     def tell(share: float, best_ns: float) -> None:
@@ -129,7 +129,7 @@ def search_all(
         lower_bound_ns=lower_ns,
         progress=whole.progress,
     )
-    seeds = [*made, *(candidate.schedule for candidate in lists.candidates)]
+    seeds = [*policy_schedules, *(candidate.schedule for candidate in lists.candidates)]
     half = streams // 2 if streams >= LEAST_HALVED else 0
     few = [each for each in seeds if max(each.streams, default=0) < half]
     wide = 1.0 - NARROW_SHARE if half else 1.0

@@ -174,7 +174,7 @@ def explore(
     splits: Sequence[tuple[Partition, ...]] = (),
     memory_limit_bytes: int | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
-    report: Report = lambda what, share, best_ns: None,
+    report: Report = lambda stage, share, best_ns: None,
 ) -> Explored:
     """Look for the fastest schedule on up to `streams` streams within about `budget_s` seconds of search.
 
@@ -201,9 +201,9 @@ def explore(
 
     def add(policy: str, used: int, schedule: Schedule) -> None:
         evaluated = evaluator.evaluate(schedule)
-        made = schedule.made(policy, made_by, evaluated.makespan_ns)
+        stamped = schedule.made(policy, made_by, evaluated.makespan_ns)
         speedup = sequential_ns / evaluated.makespan_ns
-        rows.append(Row(policy, used, evaluated.makespan_ns, speedup, evaluated.peak_bytes, made))
+        rows.append(Row(policy, used, evaluated.makespan_ns, speedup, evaluated.peak_bytes, stamped))
         on_row(rows[-1])
 
     bound = bounds(graph)
@@ -224,12 +224,12 @@ def explore(
             add(policy, count, make(graph, count))
     if large:
         left_out.append(SEARCH)
-        found = NOTHING_FOUND
+        searched = NOTHING_FOUND
     else:
-        made = [row.schedule for row in rows]
+        schedules = [row.schedule for row in rows]
         limits = (splits, memory_limit_bytes)
-        found = search_all(graph, made, streams, budget_s, seed, evaluations, bound, *limits, report)
-    for name, refined in found.rows:
+        searched = search_all(graph, schedules, streams, budget_s, seed, evaluations, bound, *limits, report)
+    for name, refined in searched.rows:
         for schedule in refined.schedules:
             if name == SEARCH or schedule.variants or schedule.partitions:
                 add(name, schedule.stream_count, schedule)
@@ -243,13 +243,13 @@ def explore(
         bounds=concluded.bounds,
         attribution=concluded.attribution,
         verdict=concluded.verdict,
-        evaluations=found.evaluations,
-        interrupted=found.interrupted,
+        evaluations=searched.evaluations,
+        interrupted=searched.interrupted,
         seed=seed,
-        variants=None if found.variants is None else tried_variants(graph, found.plain, found.variants),
+        variants=None if searched.variants is None else tried_variants(graph, searched.plain, searched.variants),
         partitions=tuple(
-            PartitionsTried(each.schedules[0].partitions, each.makespans_ns[0], found.plain.makespans_ns[0])
-            for each in found.partitions
+            PartitionsTried(each.schedules[0].partitions, each.makespans_ns[0], searched.plain.makespans_ns[0])
+            for each in searched.partitions
             if each.schedules
         ),
         memory_limit_bytes=memory_limit_bytes,
@@ -267,7 +267,7 @@ def schedule_of(
     graph: OpGraph,
     policy: str,
     streams: int = DEFAULT_STREAMS,
-    report: Report = lambda what, share, best_ns: None,
+    report: Report = lambda stage, share, best_ns: None,
 ) -> Schedule:
     """The schedule of a policy on up to `streams` streams.
 

@@ -98,7 +98,7 @@ class Moves:
 
     def draw(self, current: Current, count: int) -> Candidates:
         """So many changed copies."""
-        made = Candidates.copies(current, count)
+        candidates = Candidates.copies(current, count)
         by_key = self.work[np.argsort(current.keys[self.work], kind="stable")]
         limit = self.max_streams
         kinds = np.searchsorted(np.cumsum(self.shares[:-1]), self.random.random(count), side="right").tolist()
@@ -107,31 +107,31 @@ class Moves:
             op, own = by_key[place], current.streams[by_key[place]]
             other = (own + 1 + int(draws[1] * (limit - 1))) % limit
             if kind == RESTREAM:
-                made.streams[row, op] = other
+                candidates.streams[row, op] = other
             elif kind == RESTREAM_STRETCH:
                 ahead = by_key[place:]
                 stretch = ahead[current.streams[ahead] == own]
-                made.streams[row, stretch[: STRETCHES[int(draws[2] * len(STRETCHES))]]] = other
+                candidates.streams[row, stretch[: STRETCHES[int(draws[2] * len(STRETCHES))]]] = other
             elif kind == REORDER:
                 later = draws[1] < 0.5
                 ahead = by_key[place:] if later else by_key[place::-1]
                 passed = ahead[current.streams[ahead] == own][: 1 + HOPS[int(draws[2] * len(HOPS))]]
-                made.keys[row, op] = current.keys[passed[-1]] + (draws[3] if later else -draws[3])
+                candidates.keys[row, op] = current.keys[passed[-1]] + (draws[3] if later else -draws[3])
             elif kind == EXCHANGE:
                 ahead = by_key[place:]
-                made.streams[row, ahead[current.streams[ahead] == own]] = other
-                made.streams[row, ahead[current.streams[ahead] == other]] = own
+                candidates.streams[row, ahead[current.streams[ahead] == own]] = other
+                candidates.streams[row, ahead[current.streams[ahead] == other]] = own
             else:
-                self._vary(made, row, VARIED[int(draws[2] * len(VARIED))])
-        return made
+                self._vary(candidates, row, VARIED[int(draws[2] * len(VARIED))])
+        return candidates
 
-    def _vary(self, made: Candidates, row: int, count: int) -> None:
+    def _vary(self, candidates: Candidates, row: int, count: int) -> None:
         """Give some ops other kernels."""
         for draws in self.random.random((count, 4)).tolist():
             op = self.variable[int(draws[0] * len(self.variable))]
-            made.variants[row, op] = int(draws[1] * (1 + len(self.graph.variants[op])))
+            candidates.variants[row, op] = int(draws[1] * (1 + len(self.graph.variants[op])))
             if draws[2] < 0.5:  # a smaller kernel pays only beside another
-                made.streams[row, op] = int(draws[3] * self.max_streams)
+                candidates.streams[row, op] = int(draws[3] * self.max_streams)
 
 
 def joined(current: Current, near: Candidates, better: Iterable[int], most: int) -> Candidates:
@@ -140,18 +140,18 @@ def joined(current: Current, near: Candidates, better: Iterable[int], most: int)
     `better` numbers them, best first; what changes an op that one before it changed is left out. `most` at most.
     """
     changed = (near.keys != current.keys) | (near.streams != current.streams) | (near.variants != current.variants)
-    made = Candidates.copies(current, most + 1)
+    candidates = Candidates.copies(current, most + 1)
     so_far = np.zeros(len(current.keys), bool)
     count = 0
     for number in better:
         change = changed[number]
         if count <= most and not (so_far & change).any():
             so_far |= change
-            made.keys[count:, change] = near.keys[number, change]
-            made.streams[count:, change] = near.streams[number, change]
-            made.variants[count:, change] = near.variants[number, change]
+            candidates.keys[count:, change] = near.keys[number, change]
+            candidates.streams[count:, change] = near.streams[number, change]
+            candidates.variants[count:, change] = near.variants[number, change]
             count += 1
-    return made.rows(range(1, count))
+    return candidates.rows(range(1, count))
 
 
 class Fingerprints:
@@ -170,11 +170,11 @@ class Fingerprints:
         weights = (random.random((4, len(graph))) * 2.0**53).astype(np.uint64)
         self.before, self.behind, self.kernels, self.places = weights
 
-    def of(self, orders: npt.NDArray[np.int32], made: Candidates) -> list[int]:
+    def of(self, orders: npt.NDArray[np.int32], candidates: Candidates) -> list[int]:
         """One for each schedule; `orders` are their launch orders, with the views last."""
         orders = orders[:, : self.work]
         rows = np.arange(len(orders))[:, None]
-        streams = made.streams[rows, orders]
+        streams = candidates.streams[rows, orders]
         by_stream = np.argsort(streams, axis=1, kind="stable")
         ops, streams = orders[rows, by_stream], streams[rows, by_stream]
         before, behind = ops[:, :-1], ops[:, 1:]
@@ -182,8 +182,8 @@ class Fingerprints:
         if self.ancestors is not None:
             waits &= self.ancestors[behind, before >> 3] & (1 << (before & 7)) == 0
         hashes = (self.before[before] * self.behind[behind] * waits).sum(axis=1, dtype=np.uint64)
-        if made.variants.any():
-            hashes += (made.variants.astype(np.uint64) * self.kernels).sum(axis=1, dtype=np.uint64)
+        if candidates.variants.any():
+            hashes += (candidates.variants.astype(np.uint64) * self.kernels).sum(axis=1, dtype=np.uint64)
         if self.of_stream is not None:
             hashes += (self.of_stream[streams] * self.places[ops]).sum(axis=1, dtype=np.uint64)
         return [int(each) for each in hashes]

@@ -154,18 +154,18 @@ class _Search:
     def start(self, seeds: Sequence[Schedule], lower_bound_ns: float = 0.0) -> None:
         """Evaluate the seeds and go on with the best of those that differ; where one meets the bound, that is all."""
         shape = (len(seeds), len(self.graph))
-        made = Candidates(np.zeros(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
+        candidates = Candidates(np.zeros(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
         for number, schedule in enumerate(seeds):
-            made.keys[number, list(schedule.order)] = np.arange(len(self.graph))
-            made.streams[number] = schedule.streams
+            candidates.keys[number, list(schedule.order)] = np.arange(len(self.graph))
+            candidates.streams[number] = schedule.streams
             if self.partitions:
-                made.streams[number] %= self.max_streams
-            made.variants[number] = schedule.variants or 0
-        makespans = self._evaluate(made, self._orders(made.keys), JUDGED_SEEDS, lower_bound_ns)
+                candidates.streams[number] %= self.max_streams
+            candidates.variants[number] = schedule.variants or 0
+        makespans = self._evaluate(candidates, self._orders(candidates.keys), JUDGED_SEEDS, lower_bound_ns)
         order = np.argsort(makespans, kind="stable")
         for number in order:
             if len(self.current) < KEPT and all(abs(makespans[number] - c.makespan_ns) > 1 for c in self.current):
-                self.current.append(made.row(number, int(makespans[number])))
+                self.current.append(candidates.row(number, int(makespans[number])))
         for current in self.current:
             self._note(current)
 
@@ -232,7 +232,7 @@ class _Search:
 
     def _evaluate(
         self,
-        made: Candidates,
+        candidates: Candidates,
         orders: npt.NDArray[np.int32],
         judged: int = JUDGED,
         lower_bound_ns: float = 0.0,
@@ -242,9 +242,9 @@ class _Search:
         Where one meets the bound, makespans are as predicted: there is nothing to choose between.
         """
         limited = self.memory_limit_bytes is not None
-        variants = made.variants if made.variants.any() else None
-        results = self.engine.evaluate(orders, made.streams, variants, peak=limited, threads=self.threads)
-        self.evaluations += len(made.keys)
+        variants = candidates.variants if candidates.variants.any() else None
+        results = self.engine.evaluate(orders, candidates.streams, variants, peak=limited, threads=self.threads)
+        self.evaluations += len(candidates.keys)
         makespans = results.makespan_ns.copy()
         if results.peak_bytes is not None and self.memory_limit_bytes is not None:
             makespans[results.peak_bytes > self.memory_limit_bytes] = REFUSED_NS
@@ -255,7 +255,7 @@ class _Search:
         chosen = None if variants is None else variants[fastest]
         means = np.full(len(makespans), REFUSED_NS, np.int64)
         if fastest:
-            means[fastest] = self.robust.mean_ns(orders[fastest], made.streams[fastest], chosen, self.threads)
+            means[fastest] = self.robust.mean_ns(orders[fastest], candidates.streams[fastest], chosen, self.threads)
             self.evaluations += len(fastest) * len(self.robust.engines)
         return means
 
@@ -283,8 +283,8 @@ class _Search:
             numbers = {stream: number for number, stream in enumerate(dict.fromkeys(placed.values()))}
             if self.partitions:
                 numbers = {stream: stream for stream in numbers}
-            made = spread_views(self.graph, ops, {op: numbers[stream] for op, stream in placed.items()})
-            schedules.append(replace(made, variants=variants, partitions=self.partitions))
+            schedule = spread_views(self.graph, ops, {op: numbers[stream] for op, stream in placed.items()})
+            schedules.append(replace(schedule, variants=variants, partitions=self.partitions))
         makespans: list[int] = []
         if schedules:
             streams, chosen = (np.array([getattr(c, name) for c in self.found]) for name in ("streams", "variants"))

@@ -158,8 +158,8 @@ class _Search:
         best = []
         for each in self.best:
             settings = each.settings
-            made = self.lists.schedule(settings.streams, settings.priority, settings.share)
-            best.append(Candidate(made.schedule, settings.streams, made.makespan_ns))
+            evaluated = self.lists.schedule(settings.streams, settings.priority, settings.share)
+            best.append(Candidate(evaluated.schedule, settings.streams, evaluated.makespan_ns))
         return tuple(best)
 
 

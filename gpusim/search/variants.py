@@ -195,12 +195,12 @@ def parse_splits(text: str, streams: int, gpu_sms: int) -> list[tuple[Partition,
         sms = [int(size) for size in sizes]
         if len(sms) > streams:
             raise OptionError(f"{said}: '{short_value(part)}' has {len(sms)} partitions for {streams} streams")
-        made = split(sms, _dealt(streams, sms))
+        partitions = split(sms, _dealt(streams, sms))
         try:
-            lay_out(made, streams, gpu_sms)
+            lay_out(partitions, streams, gpu_sms)
         except PlanError as cause:
             raise OptionError(f"{said}: '{short_value(part)}': {cause}") from cause
-        splits.append(made)
+        splits.append(partitions)
     return splits
 
 

@@ -173,8 +173,8 @@ class ClusterWorkers:
             return f"gpusim {code_version()}"
 
         wanted = f"gpusim {code_version()}"
-        found: dict[str, str] = self.client.run(ask)
-        for worker, version in found.items():
+        versions: dict[str, str] = self.client.run(ask)
+        for worker, version in versions.items():
             if version != wanted:
                 raise WorkerError(f"worker {worker} has {version}, this process {wanted}: install the same on both")
 

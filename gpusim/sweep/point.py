@@ -93,8 +93,8 @@ def _simulate(point: Point, trace: bytes, hardware: bytes) -> Outcome:
     prepared = _prepare(trace, hardware, point.engine)
     if isinstance(prepared, GpusimError):
         raise prepared
-    found = prepared.evaluator.evaluate(policy_by_name(point.policy)(prepared.graph, point.streams))
-    return Outcome(found.makespan_ns, prepared.sequential_ns, prepared.bounds, found.peak_bytes)
+    evaluation = prepared.evaluator.evaluate(policy_by_name(point.policy)(prepared.graph, point.streams))
+    return Outcome(evaluation.makespan_ns, prepared.sequential_ns, prepared.bounds, evaluation.peak_bytes)
 
 
 @functools.lru_cache(maxsize=KEPT_GRAPHS)

@@ -67,28 +67,28 @@ def read_sweep(path: Path) -> Sweep:
 def trace_files(names: Sequence[str]) -> list[Path]:
     """The files that names, globs and paths stand for, each once. Raises `UnknownNameError`, `TraceError`."""
     bundled = bundled_traces()
-    found: list[Path] = []
+    files: list[Path] = []
     for name in names:
         if name.endswith(TRACE_SUFFIXES):
-            found += _matching_files(name)
+            files += _matching_files(name)
         elif os.path.isfile(name):
-            found.append(Path(name))
+            files.append(Path(name))
         else:
-            found += [bundled[known] for known in _matching_names("trace", name, bundled)]
-    return list(dict.fromkeys(found))
+            files += [bundled[known] for known in _matching_names("trace", name, bundled)]
+    return list(dict.fromkeys(files))
 
 
 def hardware_files(names: Sequence[str]) -> list[Path]:
     """The hardware models that names and paths stand for, each once. Raises `UnknownNameError`, `HardwareError`."""
     bundled = bundled_hardware()
-    found: list[Path] = []
+    files: list[Path] = []
     for name in names:
         if name.endswith(HARDWARE_SUFFIX):
             _check_there(name, HardwareError)
-            found.append(Path(name))
+            files.append(Path(name))
         else:
-            found += [bundled[known] for known in _matching_names("hardware", name, bundled)]
-    return list(dict.fromkeys(found))
+            files += [bundled[known] for known in _matching_names("hardware", name, bundled)]
+    return list(dict.fromkeys(files))
 
 
 def policy_names(names: Sequence[str]) -> list[str]:
@@ -97,25 +97,25 @@ def policy_names(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(known for name in names for known in _matching_names("policy", name, POLICIES, quick)))
 
 
-def _matching_names(what: str, name: str, known: Collection[str], by_glob: Collection[str] | None = None) -> list[str]:
+def _matching_names(kind: str, name: str, known: Collection[str], by_glob: Collection[str] | None = None) -> list[str]:
     """The names that `name` stands for; a glob finds only those in `by_glob`, where that is given."""
     if name in known:
         return [name]
     choices = known if by_glob is None else by_glob
-    found = [choice for choice in choices if name == ALL or fnmatch.fnmatchcase(choice, name)]
-    if not found:
-        raise UnknownNameError(what, name, known)
-    return found
+    matching = [choice for choice in choices if name == ALL or fnmatch.fnmatchcase(choice, name)]
+    if not matching:
+        raise UnknownNameError(kind, name, known)
+    return matching
 
 
 def _matching_files(pattern: str) -> list[Path]:
     if glob.escape(pattern) == pattern or os.path.exists(pattern):
         _check_there(pattern, TraceError)
         return [Path(pattern)]
-    found = sorted(glob.glob(pattern))
-    if not found:
+    files = sorted(glob.glob(pattern))
+    if not files:
         raise TraceError(pattern, "no file matches")
-    return [Path(file) for file in found]
+    return [Path(file) for file in files]
 
 
 def _check_there(name: str, error: type[FileError]) -> None:

@@ -91,7 +91,7 @@ def column_types() -> dict[str, tuple[str, bool]]:
 
 def make_row(grid: Grid, point: Point, result: Result) -> Row:
     """The row of a finished point."""
-    trace, hardware, found = grid.traces[point.trace_hash], grid.hardware[point.hardware_hash], result.outcome
+    trace, hardware, outcome = grid.traces[point.trace_hash], grid.hardware[point.hardware_hash], result.outcome
     return Row(
         key=point.key,
         trace=trace.name,
@@ -107,15 +107,15 @@ def make_row(grid: Grid, point: Point, result: Result) -> Row:
         streams=point.streams,
         engine=point.engine,
         seed=point.seed,
-        makespan_ns=found.makespan_ns if found else None,
-        sequential_ns=found.sequential_ns if found else None,
-        speedup=_speedup(found) if found else None,
-        critical_path_ns=found.bounds.critical_path_ns if found else None,
-        area_ns=found.bounds.area_ns if found else None,
-        bandwidth_ns=found.bounds.bandwidth_ns if found else None,
-        front_end_ns=found.bounds.front_end_ns if found else None,
-        contention_ns=found.bounds.contention_ns if found else None,
-        peak_bytes=found.peak_bytes if found else None,
+        makespan_ns=outcome.makespan_ns if outcome else None,
+        sequential_ns=outcome.sequential_ns if outcome else None,
+        speedup=_speedup(outcome) if outcome else None,
+        critical_path_ns=outcome.bounds.critical_path_ns if outcome else None,
+        area_ns=outcome.bounds.area_ns if outcome else None,
+        bandwidth_ns=outcome.bounds.bandwidth_ns if outcome else None,
+        front_end_ns=outcome.bounds.front_end_ns if outcome else None,
+        contention_ns=outcome.bounds.contention_ns if outcome else None,
+        peak_bytes=outcome.peak_bytes if outcome else None,
         error=result.error,
         seconds=result.seconds,
         worker=result.worker,
@@ -125,9 +125,9 @@ def make_row(grid: Grid, point: Point, result: Result) -> Row:
     )
 
 
-def _speedup(found: Outcome) -> float:
+def _speedup(outcome: Outcome) -> float:
     """Sequential over makespan; 1 for a step without kernels, where both are 0."""
-    return found.sequential_ns / found.makespan_ns if found.makespan_ns else 1.0
+    return outcome.sequential_ns / outcome.makespan_ns if outcome.makespan_ns else 1.0
 
 
 class Store:
@@ -180,8 +180,8 @@ class Store:
     def finished(self) -> dict[str, bool]:
         """Key of every point in the store, and whether it has numbers (else an error)."""
         with self._explaining():
-            found = self.connection.execute("SELECT key, error IS NULL FROM points")
-            return {str(key): bool(good) for key, good in found}
+            rows = self.connection.execute("SELECT key, error IS NULL FROM points")
+            return {str(key): bool(good) for key, good in rows}
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows, on the disk when this returns; a row of the same key is replaced."""
@@ -196,8 +196,8 @@ class Store:
         order = "trace, hardware, policy, streams, engine, seed, version, key"
         wanted = None if keys is None else set(keys)
         with self._explaining():
-            found = self.connection.execute(f"SELECT {', '.join(COLUMNS)} FROM points ORDER BY {order}")
-            return [self._row(values) for values in found if wanted is None or values[0] in wanted]
+            records = self.connection.execute(f"SELECT {', '.join(COLUMNS)} FROM points ORDER BY {order}")
+            return [self._row(values) for values in records if wanted is None or values[0] in wanted]
 
     def _check_journal(self) -> None:
         """Refuse a journal that names another file, of several databases: SQLite would delete that file.
@@ -293,8 +293,8 @@ class Store:
                 sqlite3.SQLITE_CANTOPEN,
                 sqlite3.SQLITE_PERM,
             ):
-                what = "written" if self.write else "read"
-                raise OutputError(str(self.path), f"cannot be {what}: {cause}") from cause
+                verb = "written" if self.write else "read"
+                raise OutputError(str(self.path), f"cannot be {verb}: {cause}") from cause
             raise
 
 

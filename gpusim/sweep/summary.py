@@ -97,9 +97,9 @@ def print_summary(rows: Sequence[Row]) -> None:
     left = ("trace", "hardware", "best policy")
     for column in ("trace", "hardware", "best policy", "streams", "predicted", "speed-up", "at most", "points"):
         table.add_column(column, justify="left" if column in left else "right")
-    found = best_points(rows)
-    times = format_times_ns(best.row.makespan_ns or 0 for best in found)
-    for best, time in zip(found, times, strict=True):
+    best_rows = best_points(rows)
+    times = format_times_ns(best.row.makespan_ns or 0 for best in best_rows)
+    for best, time in zip(best_rows, times, strict=True):
         row = best.row
         table.add_row(
             row.trace,

@@ -38,12 +38,12 @@ class Todo:
     def take_more(self, first: Point, count: int) -> list[Point]:
         """Up to `count` points that come right after `first`, of its group and policy."""
         queue = self.groups.get(first.group, deque())
-        found: list[Point] = []
-        while queue and len(found) < count and queue[0].policy == first.policy:
-            found.append(queue.popleft())
+        taken: list[Point] = []
+        while queue and len(taken) < count and queue[0].policy == first.policy:
+            taken.append(queue.popleft())
         if not queue:
             self.groups.pop(first.group, None)
-        return found
+        return taken
 
     def put_back(self, points: Iterable[Point]) -> None:
         """Hand out these again, before the others of their group."""

@@ -31,10 +31,10 @@ class CoverRules:
         self.before: list[int] = []
         """For each op, a bit for each op that it depends on, directly or not."""
         for op_preds in preds:
-            found = 0
+            ancestors = 0
             for pred in op_preds:
-                found |= self.before[pred] | 1 << pred
-            self.before.append(found)
+                ancestors |= self.before[pred] | 1 << pred
+            self.before.append(ancestors)
         self.succs: list[list[int]] = [[] for _ in preds]
         for index, op_preds in enumerate(preds):
             for pred in op_preds:

@@ -31,13 +31,13 @@ def trace_files(results: Path) -> dict[str, Path]:
     place = results.parent.parent
     name = read_results(results).recipe
     folders = (place / "traces", place / "traces" / name)
-    found = {file.name.removesuffix(".json.gz"): file for folder in folders for file in files_in(folder, ".json.gz")}
+    beside = {file.name.removesuffix(".json.gz"): file for folder in folders for file in files_in(folder, ".json.gz")}
     # Not `read_recipe`, which looks for the traces: paths in a recipe are those of where it was run.
     recipe = place / f"{name}.toml"
     named = read_toml(recipe, Recipe, RecipeError).case if os.path.isfile(recipe) else ()
     files = [place.parent / case.trace for case in named if case.trace is not None and case.trace.endswith(".json.gz")]
     given = {file.name.removesuffix(".json.gz"): file for file in files if is_file(file)}
-    return {**bundled_traces(), **found, **given}
+    return {**bundled_traces(), **beside, **given}
 
 
 def traces_in(folder: Path) -> dict[str, Path]:

@@ -17,7 +17,8 @@ from gpusim.validation.recipe import Case, Recipe
 
 def capture_case(case: Case, folder: Path, seed: int, command: str) -> Path:
     """Capture a case of a recipe into `folder`. Raises `CaptureError` and what `capture` raises."""
-    from gpusim.gpu.capture.capture import CaptureOptions, capture
+    from gpusim.gpu.capture.capture import capture
+    from gpusim.gpu.capture.options import CaptureOptions
 
     assert case.spec is not None
     assert case.mode is not None

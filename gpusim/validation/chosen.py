@@ -50,11 +50,11 @@ class Chosen:
         """
         numbers = range(len(times_ns))
         captured = [number for number in numbers if not self.contenders[number].has_variants]
-        found = dict(zip((SEARCH, WITHOUT_VARIANTS), (numbers, captured), strict=True))
+        numbers_of = dict(zip((SEARCH, WITHOUT_VARIANTS), (numbers, captured), strict=True))
         schedules, peaks = list(self.schedules), list(self.peaks)
         for place, schedule in enumerate(self.schedules):
-            if found.get(schedule.policy):
-                number = min(found[schedule.policy], key=lambda each: times_ns[each])
+            if numbers_of.get(schedule.policy):
+                number = min(numbers_of[schedule.policy], key=lambda each: times_ns[each])
                 schedules[place] = dataclasses.replace(self.contenders[number], policy=schedule.policy)
                 peaks[place] = self.contender_peaks[number]
         return dataclasses.replace(self, schedules=tuple(schedules), peaks=tuple(peaks))
@@ -72,14 +72,14 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     graph = OpGraph.build(trace, hardware)
     searches = not recipe.counts or any(policy in SEARCHES for policy in recipe.policies)
     explored = _explore(graph, recipe) if searches else None
-    found = [*_asked_for(graph, explored, recipe), *_by_lot(graph, recipe)]
+    asked_for = [*_asked_for(graph, explored, recipe), *_by_lot(graph, recipe)]
     evaluator = Evaluator(graph)
     sequential_ns = evaluator.evaluate(POLICIES["sequential"](graph, 1)).makespan_ns
-    evaluations = [evaluator.evaluate(schedule) for _, schedule in found]
+    evaluations = [evaluator.evaluate(schedule) for _, schedule in asked_for]
     made_by = f"gpusim validate, {hardware.label}, seed {recipe.seed}"
     schedules = tuple(
         schedule.made(policy, made_by, evaluation.makespan_ns)
-        for (policy, schedule), evaluation in zip(found, evaluations, strict=True)
+        for (policy, schedule), evaluation in zip(asked_for, evaluations, strict=True)
     )
     tried = [] if explored is None else contenders(explored, recipe.measure)
     spread = 1 + hardware.uncertainty.schedule_frac
@@ -133,18 +133,18 @@ def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Ite
                 yield policy, POLICIES[policy](graph, count)
 
 
-def _searched(explored: Explored, what: str) -> Iterator[tuple[str, Schedule]]:
+def _searched(explored: Explored, kind: str) -> Iterator[tuple[str, Schedule]]:
     """One of `SEARCHES`: what is recommended, or the best of one kind; of partitions, the best on each split."""
-    if what == RECOMMENDED:
+    if kind == RECOMMENDED:
         yield RECOMMENDED, explored.best.schedule
-    elif what == SEARCH:
+    elif kind == SEARCH:
         searched = (row for row in explored.rows if row.policy in SEARCHED)
         yield SEARCH, min(searched, key=lambda row: row.makespan_ns, default=explored.best).schedule
-    elif what == WITHOUT_VARIANTS:
+    elif kind == WITHOUT_VARIANTS:
         yield WITHOUT_VARIANTS, explored.best_of(SEARCH).schedule
-    elif what == VARIANTS and explored.variants is not None:
+    elif kind == VARIANTS and explored.variants is not None:
         yield VARIANTS, explored.best_of(VARIANTS).schedule
-    elif what == PARTITIONS:
+    elif kind == PARTITIONS:
         for tried in explored.partitions:
             on_split = [row for row in explored.rows if row.schedule.partitions == tried.partitions]
             sms = "+".join(str(partition.sms) for partition in tried.partitions)

@@ -64,7 +64,7 @@ def measured_gaps(schedules: Sequence[ReplayedSchedule], traces: Mapping[str, Pa
 
     Raises `MeasurementError` where a step has no trace, or another one than was replayed.
     """
-    found = []
+    gaps = []
     for name in dict.fromkeys(schedule.trace for schedule in schedules):
         # Bounds are for the whole GPU: a partition has an oldest kernel of its own.
         whole = [each for each in schedules if each.trace == name and not each.partitions]
@@ -81,24 +81,24 @@ def measured_gaps(schedules: Sequence[ReplayedSchedule], traces: Mapping[str, Pa
         # The graph runs the chosen kernels as if they had been captured.
         schedule = replace(best.schedule, variants=())
         gap = gap_to_bound(graph, schedule, bounds(graph), FastEngine(), best.measured_ns)
-        found.append(MeasuredGap(name, best.policy, gap))
-    return found
+        gaps.append(MeasuredGap(name, best.policy, gap))
+    return gaps
 
 
-def gaps_markdown(found: Sequence[MeasuredGap]) -> list[str]:
+def gaps_markdown(gaps: Sequence[MeasuredGap]) -> list[str]:
     """Two tables: every step against its largest bound, and the parts where a gap is large."""
     lines = [
         "| step | fastest | measured | largest bound | | measured / bound | most of the gap |",
         "|---|---|--:|--:|---|--:|---|",
     ]
-    for each in found:
+    for each in gaps:
         gap = each.gap
         ratio = f"**{gap.ratio:.2f}**" if gap.ratio > NAMED_ABOVE else f"{gap.ratio:.2f}"
         lines.append(
             f"| {each.trace} | {each.policy} | {gap.time_ns / 1e3:,.0f} | {gap.bound_ns / 1e3:,.0f} | {gap.bound} | "
             f"{ratio} | {_most_of(gap)} |"
         )
-    large = [each for each in found if each.gap.ratio > NAMED_ABOVE]
+    large = [each for each in gaps if each.gap.ratio > NAMED_ABOVE]
     if not large:
         return [*lines, "", f"No step is above {NAMED_ABOVE}."]
     lines += ["", "| us | " + " | ".join(each.trace for each in large) + " |", "|---" + "|--:" * len(large) + "|"]

@@ -42,7 +42,7 @@ def predict_hyper_q(measured: HyperQ, hardware: HardwareModel, engine: Engine | 
         plan = spin_plan(streams, depth, depth_first, measured.spin_ns, model, launch_ns, first_ns)
         return engine.run(plan, model).makespan_ns
 
-    found = []
+    predicted = []
     for cell in measured.cells:
         stream = msgspec.structs.replace(
             hardware.stream,
@@ -52,8 +52,8 @@ def predict_hyper_q(measured: HyperQ, hardware: HardwareModel, engine: Engine | 
         model = msgspec.structs.replace(hardware, stream=stream)
         alone_ns = makespan_ns(1, 1, False, model, measured.launch_ns)
         all_ns = makespan_ns(cell.streams, cell.depth, cell.depth_first, model, cell.launch_ns or measured.launch_ns)
-        found.append(PredictedCell(cell, all_ns / alone_ns))
-    return found
+        predicted.append(PredictedCell(cell, all_ns / alone_ns))
+    return predicted
 
 
 def hyper_q_markdown(measured: HyperQ, cells: Sequence[PredictedCell]) -> str:
@@ -68,14 +68,14 @@ def hyper_q_markdown(measured: HyperQ, cells: Sequence[PredictedCell]) -> str:
         "| queues | streams | kernels in each | launched | measured | predicted | error |",
         "|--:|--:|--:|---|--:|--:|--:|",
     ]
-    for _, group in groupby(cells, key=lambda found: found.cell.connections):
-        for found in group:
-            cell = found.cell
+    for _, group in groupby(cells, key=lambda row: row.cell.connections):
+        for row in group:
+            cell = row.cell
             order = "depth first" if cell.depth_first else "breadth first"
-            error = f"**{found.error:+.1%}**" if abs(found.error) > 0.05 else f"{found.error:+.1%}"
+            error = f"**{row.error:+.1%}**" if abs(row.error) > 0.05 else f"{row.error:+.1%}"
             lines.append(
                 f"| {cell.connections} | {cell.streams} | {cell.depth} | {order} | {cell.units:.2f} | "
-                f"{found.predicted:.2f} | {error} |"
+                f"{row.predicted:.2f} | {error} |"
             )
     return "\n".join(lines) + "\n"
 

@@ -27,23 +27,23 @@ def memory_lines(cases: Sequence[ResultCase]) -> list[str]:
     Errors are of networks that no constant was fitted on. The step that keeps all is anchored to its own time, and
     plans without copies or recomputation with it: only the others say something of predicted times.
     """
-    found = memory_cases(cases)
-    if not found:
+    planned = memory_cases(cases)
+    if not planned:
         return []
-    apart = [case for case in found if not case.fitted]
+    apart = [case for case in planned if not case.fitted]
     lines: list[str] = []
     peaks = sorted(abs(peak_error(case)) for case in apart)
     times = sorted(abs(case.error) for case in apart if case.predicted_ns != case.predicted_sequential_ns)
-    for what, errors in (("peaks", peaks), ("step times that differ from the step that keeps all", times)):
+    for quantity, errors in (("peaks", peaks), ("step times that differ from the step that keeps all", times)):
         if errors:
             lines.append(
-                f"- {counted(len(errors), 'memory plan')}, {what}: error median {statistics.median(errors):.2%}, 90 % "
-                f"within {quantile(errors, 0.9):.2%}, largest {errors[-1]:.2%}"
+                f"- {counted(len(errors), 'memory plan')}, {quantity}: error median {statistics.median(errors):.2%}, "
+                f"90 % within {quantile(errors, 0.9):.2%}, largest {errors[-1]:.2%}"
             )
     right, pairs = order_right(apart)
     if pairs:
         lines.append(f"- {right} of {pairs} pairs of plans of one step that differ by more than 2 % in the right order")
-    return [*lines, "", *memory_table(found)]
+    return [*lines, "", *memory_table(planned)]
 
 
 def order_right(cases: Sequence[ResultCase], margin: float = 0.02) -> tuple[int, int]:

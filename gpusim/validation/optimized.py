@@ -50,17 +50,17 @@ def optimize_cases(
             continue
         say(f"optimizing {case.trace_name}")
         try:
-            found: Measured = alone(measure, asked_of(case, recipe))
-            if results is not None and results.gpu != found.gpu.name:
+            measured: Measured = alone(measure, asked_of(case, recipe))
+            if results is not None and results.gpu != measured.gpu.name:
                 raise RecipeError(recipe.name, f"results in '{folder}' are of {results.gpu}; give another folder")
         except GpusimError as cause:
             errors.append(cause)
             say(f"failed: {case.trace_name}: {cause}")
             continue
-        row = row_of(case, found)
-        results = _with(results, row, recipe, found, command)
+        row = row_of(case, measured)
+        results = _with(results, row, recipe, measured, command)
         write_results(results, folder)
-        for name, problem in found.left_out.items():
+        for name, problem in measured.left_out.items():
             say(f"left out: {name} of {case.trace_name}: {problem}")
         say(f"{row.trace}: {in_words(row)}")
     if results is None:
@@ -88,20 +88,20 @@ def asked_of(case: Case, recipe: Recipe) -> Asked:
     )
 
 
-def row_of(case: Case, found: Measured) -> ResultCase:
+def row_of(case: Case, measured: Measured) -> ResultCase:
     """One row of a results file."""
-    time = found.optimized
-    hardware = default_hardware(found.gpu.name)
+    time = measured.optimized
+    hardware = default_hardware(measured.gpu.name)
     checked = OutputCheck(
         equal=True,
-        bit_equal=found.worst_error == 0.0,
+        bit_equal=measured.worst_error == 0.0,
         sequential_repeats=True,
-        worst_error=found.worst_error,
+        worst_error=measured.worst_error,
         sequential_error=0.0,
         tolerance=0.0,
         compared=1,
     )
-    gpu = found.gpu
+    gpu = measured.gpu
     return ResultCase(
         trace=case.trace_name,
         network=case.trace_name.split(f"-{case.mode}-b")[0],
@@ -111,37 +111,37 @@ def row_of(case: Case, found: Measured) -> ResultCase:
         memory_format=case.memory_format,
         frontend=case.frontend,
         policy=OPTIMIZE,
-        streams=found.streams,
-        predicted_ns=max(1, found.predicted_ns),
+        streams=measured.streams,
+        predicted_ns=max(1, measured.predicted_ns),
         predicted_interval_ns=hardware.interval_ns(
-            max(1, found.predicted_ns), found.streams, False, found.kernels_chosen
+            max(1, measured.predicted_ns), measured.streams, False, measured.kernels_chosen
         ),
         measured_ns=time.median_ns,
         interval_ns=(time.lo_ns, time.hi_ns),
-        sequential_ns=found.sequential_ns,
-        sequential_interval_ns=(found.sequential_ns, found.sequential_ns),
-        predicted_sequential_ns=found.predicted_sequential_ns,
-        eager_ns=found.peers["eager"].median_ns if "eager" in found.peers else 0,
+        sequential_ns=measured.sequential_ns,
+        sequential_interval_ns=(measured.sequential_ns, measured.sequential_ns),
+        predicted_sequential_ns=measured.predicted_sequential_ns,
+        eager_ns=measured.peers["eager"].median_ns if "eager" in measured.peers else 0,
         outputs_equal=checked.equal,
         bit_equal=checked.bit_equal,
         worst_error=checked.worst_error,
         sequential_error=checked.sequential_error,
         fitted=case.fitted,
-        worth_it=found.streams > 1,
+        worth_it=measured.streams > 1,
         bounds_ns={},
         predicted_peak_bytes=0,
-        measured_peak_bytes=found.peak_bytes,
+        measured_peak_bytes=measured.peak_bytes,
         sequential_peak_bytes=0,
         events=0,
         sm_clock_mhz=gpu.sm_clock_mhz,
-        baselines={name: timing.median_ns for name, timing in found.peers.items()},
+        baselines={name: timing.median_ns for name, timing in measured.peers.items()},
         commit=code_version(),
         date=datetime.date.today().isoformat(),
         versions={"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn},
-        kernels="chosen" if found.kernels_chosen else "captured",
-        baseline_peak_bytes=found.peer_bytes,
-        deviations=found.deviations,
-        optimize_s=found.optimize_s,
+        kernels="chosen" if measured.kernels_chosen else "captured",
+        baseline_peak_bytes=measured.peer_bytes,
+        deviations=measured.deviations,
+        optimize_s=measured.optimize_s,
     )
 
 
@@ -154,23 +154,23 @@ def in_words(row: ResultCase) -> str:
 
 
 def _newest(recipe: Recipe, folder: Path) -> Results | None:
-    found = [each for each in read_all_results(folder).values() if each.recipe == recipe.name]
-    return max(found, key=lambda each: each.date, default=None)
+    runs = [each for each in read_all_results(folder).values() if each.recipe == recipe.name]
+    return max(runs, key=lambda each: each.date, default=None)
 
 
 def _is_done(row: ResultCase, case: Case) -> bool:
     return (row.trace, row.memory_format, row.commit) == (case.trace_name, case.memory_format, code_version())
 
 
-def _with(results: Results | None, row: ResultCase, recipe: Recipe, found: Measured, command: str) -> Results:
+def _with(results: Results | None, row: ResultCase, recipe: Recipe, measured: Measured, command: str) -> Results:
     if results is None:
         return Results(
             schema=SCHEMA,
             recipe=recipe.name,
-            gpu=found.gpu.name,
+            gpu=measured.gpu.name,
             date=row.date,
             command=command,
-            hardware=default_hardware(found.gpu.name).label,
+            hardware=default_hardware(measured.gpu.name).label,
             versions=row.versions,
             gpusim=code_version(),
             cases=(row,),

@@ -108,8 +108,8 @@ class _Run:
                 if measured is not None:
                     self._add(case, read_trace(path), chosen, measured)
                 if measured is not None and self.recipe.pairs:
-                    found = self._step(alone, measure_pairs_of, path, self.recipe)
-                    self._add_pairs(found or [], case)
+                    pairs = self._step(alone, measure_pairs_of, path, self.recipe)
+                    self._add_pairs(pairs or [], case)
         if self.results is None:
             raise self.errors[0]
         return self.results
@@ -164,9 +164,9 @@ class _Run:
         path = write_results(self.results, self.folder)
         write_replayed(self.replayed, path)
 
-    def _add_pairs(self, found: list[PairCase], case: Case) -> None:
+    def _add_pairs(self, pairs: list[PairCase], case: Case) -> None:
         assert self.results is not None
-        self.pairs += [msgspec.structs.replace(pair, fitted=case.fitted) for pair in found]
-        if found:
+        self.pairs += [msgspec.structs.replace(pair, fitted=case.fitted) for pair in pairs]
+        if pairs:
             write_pairs(self.results, self.pairs, self.folder)
-            self.say(f"{found[0].trace}: {len(found)} pairs and triples of kernels")
+            self.say(f"{pairs[0].trace}: {len(pairs)} pairs and triples of kernels")

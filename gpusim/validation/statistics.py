@@ -55,10 +55,10 @@ def fidelity(cases: Iterable[ResultCase]) -> Fidelity | None:
 
 def by_step(cases: Iterable[ResultCase]) -> dict[str, list[ResultCase]]:
     """The cases of each trace, in order."""
-    found: dict[str, list[ResultCase]] = {}
+    cases_of: dict[str, list[ResultCase]] = {}
     for case in cases:
-        found.setdefault(case.trace, []).append(case)
-    return found
+        cases_of.setdefault(case.trace, []).append(case)
+    return cases_of
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -110,14 +110,14 @@ def fidelity_table(cases: Sequence[ResultCase]) -> list[str]:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, group in {**groups, **steps}.items():
-        found = fidelity(group)
-        if found is None:
+        accuracy = fidelity(group)
+        if accuracy is None:
             continue
-        tau = f"{statistics.fmean(found.tau):.2f} ({min(found.tau):.2f})" if found.tau else ""
-        loss = f"{statistics.fmean(found.regret):.1%} ({max(found.regret):.1%})" if found.regret else ""
-        covered = "" if found.covered is None else f"{found.covered:.0%}"
+        tau = f"{statistics.fmean(accuracy.tau):.2f} ({min(accuracy.tau):.2f})" if accuracy.tau else ""
+        loss = f"{statistics.fmean(accuracy.regret):.1%} ({max(accuracy.regret):.1%})" if accuracy.regret else ""
+        covered = "" if accuracy.covered is None else f"{accuracy.covered:.0%}"
         lines.append(
-            f"| {name} | {found.schedules} | {found.median:.1%} | {found.p90:.1%} | {found.p95:.1%} | "
-            f"{found.largest:.1%} | {found.bias:+.1%} | {covered} | {tau} | {loss} |"
+            f"| {name} | {accuracy.schedules} | {accuracy.median:.1%} | {accuracy.p90:.1%} | {accuracy.p95:.1%} | "
+            f"{accuracy.largest:.1%} | {accuracy.bias:+.1%} | {covered} | {tau} | {loss} |"
         )
     return lines

@@ -19,16 +19,13 @@ from hypothesis import strategies as st
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import MemoryFormat, Mode, TensorInit, Trace
 from gpusim.gpu.capture.calls import split_convolution_backward
-from gpusim.gpu.capture.capture import (
-    check_against_model,
-    program_order_releases,
-)
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM, OPTIMIZER_BUCKET, joint_graph
 from gpusim.gpu.capture.models import AUXILIARY_WEIGHT, default_loss, load_step
+from gpusim.gpu.capture.rebuild import check_against_model
 from gpusim.gpu.capture.record import initial_values, live_calls, record
 from gpusim.gpu.replay import operators
 from gpusim.gpu.replay.execute import Runner, make_initial
-from gpusim.plan.sync import kept_storages, plan_sync
+from gpusim.plan.sync import kept_storages, plan_sync, program_order_releases
 from gpusim.trace.check import check_trace
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.store import read_trace, write_trace

@@ -16,14 +16,11 @@ import torch
 from gpusim.errors import CaptureError, GpuError, ReplayError, UnknownNameError
 from gpusim.formats.trace import Mode, Op, TensorInit, Trace
 from gpusim.gpu.capture import capture as capture_module
-from gpusim.gpu.capture.capture import (
-    CaptureOptions,
-    build_step,
-    capture,
-    check_against_model,
-)
+from gpusim.gpu.capture.capture import build_step, capture
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, joint_graph
 from gpusim.gpu.capture.models import AUXILIARY_WEIGHT, ModelStep, load_step
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.capture.rebuild import check_against_model
 from gpusim.gpu.capture.record import record
 from gpusim.gpu.replay.execute import make_initial
 from gpusim.trace.check import check_trace

@@ -27,8 +27,8 @@ from gpusim.gpu.capture import capture as capture_module
 from gpusim.gpu.capture import eager
 from gpusim.gpu.capture import in_memory as front
 from gpusim.gpu.capture.calls import JointGraph
-from gpusim.gpu.capture.capture import Rebuilt, rebuild
 from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
+from gpusim.gpu.capture.rebuild import Rebuilt, rebuild
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
 from gpusim.gpu.profiling import Profile
 from gpusim.gpu.replay.execute import InitialState, Runner

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from gpusim.formats.trace import Phase, Timing, Trace
 from gpusim.gpu.capture import capture as capture_module
 from gpusim.gpu.capture import eager
-from gpusim.gpu.capture.capture import CaptureOptions, capture
+from gpusim.gpu.capture.capture import capture
 from gpusim.gpu.capture.eager import EAGER_ROUNDS, WARMUP_STEPS, EagerTimes, paced, time_eager
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.profiling import Profile
 from gpusim.plan.eager import STEPS_IN_A_ROW
 from tests.support.helpers import kernel, make_trace, op

@@ -14,8 +14,8 @@ from gpusim.cli import main
 from gpusim.errors import CaptureError, OperatorError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import CaptureOptions
 from gpusim.gpu.capture.estimate import capture_estimated
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.plan.estimated_kernels import CONSTANTS, SHAPES, work_of
 from gpusim.trace.store import load_trace

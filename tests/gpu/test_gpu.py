@@ -21,7 +21,9 @@ import torch
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.measurement import read_measurement
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import CHECK_TOLERANCE, Captured, CaptureOptions, capture
+from gpusim.gpu.capture.capture import Captured, capture
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.capture.rebuild import CHECK_TOLERANCE
 from gpusim.gpu.isolate import alone
 from gpusim.gpu.profiling import MIN_ATTRIBUTED_FRAC
 from gpusim.gpu.replay.replay import replay

@@ -13,7 +13,8 @@ import torch
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Composition, Trace
-from gpusim.gpu.capture.capture import CaptureOptions, capture
+from gpusim.gpu.capture.capture import capture
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.isolate import alone
 from gpusim.gpu.replay.decompositions import composed
 from gpusim.gpu.replay.green_contexts import Partitions, sm_groups

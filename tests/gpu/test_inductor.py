@@ -18,8 +18,8 @@ from torch import nn
 
 from gpusim.errors import CaptureError, OperatorError, TraceError, TrustError, UnknownNameError
 from gpusim.formats.trace import KERNEL, Kernel, Op, Source, Trace
-from gpusim.gpu.capture.capture import Rebuilt, bare_trace, check_against_calls, program_order_releases
 from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
+from gpusim.gpu.capture.rebuild import Rebuilt, bare_trace, check_against_calls
 from gpusim.gpu.capture.record import Recorded, record
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
 from gpusim.gpu.inductor import read as read_module
@@ -29,6 +29,7 @@ from gpusim.gpu.inductor.step import inductor_step
 from gpusim.gpu.replay.compare import errors
 from gpusim.gpu.replay.execute import InitialState, Runner
 from gpusim.gpu.replay.rounding import rounding_noise
+from gpusim.plan.sync import program_order_releases
 from gpusim.trace.check import check_trace
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.store import read_trace, structure_hash, write_trace

@@ -14,10 +14,11 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import CHECK_TOLERANCE, check_against_model, program_order_releases
+from gpusim.gpu.capture.rebuild import CHECK_TOLERANCE, check_against_model
 from gpusim.gpu.replay.compare import NOISE_FACTOR, TOLERANCE, Comparison, check_same_kernels, compare, errors, scales
 from gpusim.gpu.replay.execute import InitialState, Runner, results_of
 from gpusim.gpu.replay.rounding import rounding_noise
+from gpusim.plan.sync import program_order_releases
 from tests.support.helpers import chain_trace
 from tests.support.networks import CPU, OnCpu, on_cpu
 
@@ -58,7 +59,7 @@ def replace_functions(
                 for number, (op, function) in enumerate(zip(trace.ops, self.functions, strict=True))
             ]
 
-    monkeypatch.setattr("gpusim.gpu.capture.capture.Runner", Changed)
+    monkeypatch.setattr("gpusim.gpu.capture.rebuild.Runner", Changed)
 
 
 def sum_otherwise(number: int, target: str, function: Callable[..., Any]) -> Callable[..., Any]:

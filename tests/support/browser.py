@@ -41,10 +41,10 @@ server_process: list[int] = []
 
 def browser_path() -> str:
     """The system's Chromium."""
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
         pytest.fail(f"no browser: {NEEDS}")
-    return found
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -198,23 +198,23 @@ def own_button(tab: Any, name: str) -> Any:
 
 def thread_ticks() -> dict[str, int]:
     """The threads of the server and of its searches, and the CPU time of each so far in ticks of 10 ms."""
-    found = {}
+    ticks = {}
     for process in (server_process[0], *children_of(server_process[0])):
         for folder in Path("/proc").glob(f"{process}/task/*"):
             with contextlib.suppress(OSError):  # a thread that has ended meanwhile
                 fields = _fields(folder)
-                found[folder.name] = int(fields[11]) + int(fields[12])
-    return found
+                ticks[folder.name] = int(fields[11]) + int(fields[12])
+    return ticks
 
 
 def children_of(parent: int) -> list[int]:
     """The processes that a process has started and that still run."""
-    found = []
+    children = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if folder.name.isdigit() and int(_fields(folder)[1]) == parent:
-                found.append(int(folder.name))
-    return found
+                children.append(int(folder.name))
+    return children
 
 
 def _fields(folder: Path) -> list[str]:
@@ -232,9 +232,9 @@ def threads_at_work(known: Collection[str]) -> set[str]:
         before = thread_ticks()
         time.sleep(1.0)
         now = thread_ticks()
-        found = {each for each in before.keys() & now.keys() - set(known) if now[each] >= before[each] + WORK_TICKS}
-        if found:
-            return found
+        at_work = {each for each in before.keys() & now.keys() - set(known) if now[each] >= before[each] + WORK_TICKS}
+        if at_work:
+            return at_work
     pytest.fail("nothing computes")
 
 

@@ -12,18 +12,18 @@ from tests.support.helpers import kernel
 
 def with_chains(trace: Trace) -> Trace:
     """The trace with every chain that can be tried as a variant, its other variants left out."""
-    found = chains_of(trace)
+    chains = chains_of(trace)
 
     def variants(index: int) -> tuple[Variant, ...]:
         return tuple(
             Variant(name=name, settings=chain.settings, kernels=(kernel(1000),), covers=chain.covers)
-            for name, chain in found.get(index, {}).items()
+            for name, chain in chains.get(index, {}).items()
         )
 
     ops = tuple(msgspec.structs.replace(op, variants=variants(index)) for index, op in enumerate(trace.ops))
-    made = msgspec.structs.replace(trace, ops=ops)
-    check_trace(made, "chains")
-    return made
+    trace_with_chains = msgspec.structs.replace(trace, ops=ops)
+    check_trace(trace_with_chains, "chains")
+    return trace_with_chains
 
 
 def chosen_by_name(trace: Trace, name: str) -> list[int]:

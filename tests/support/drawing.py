@@ -38,8 +38,8 @@ ROOT = Path(__file__).parents[2]
 
 def simulated(trace: Trace, streams: int = 3, hardware: HardwareModel | None = None) -> tuple[Timeline, HardwareModel]:
     graph = build_graph(trace, hardware)
-    made = POLICIES["wavefront"](graph, streams)
-    plan = lower(graph, made)
+    schedule = POLICIES["wavefront"](graph, streams)
+    plan = lower(graph, schedule)
     return engine_by_name("reference").run(plan, graph.hardware), graph.hardware
 
 
@@ -101,7 +101,7 @@ def loop_results() -> Results:
     return read_results(max((ROOT / "validate" / "results").glob("loop_*.json")))
 
 
-def all_figures(found: Explored, limited: Limits, results: Results, theme: Theme) -> dict[str, go.Figure]:
+def all_figures(explored: Explored, limited: Limits, results: Results, theme: Theme) -> dict[str, go.Figure]:
     timeline, hardware = simulated(wide_trace())
     return {
         "limits": limits_figure(limited, theme),
@@ -111,12 +111,12 @@ def all_figures(found: Explored, limited: Limits, results: Results, theme: Theme
             [Compared(name, timeline, wide_trace(), hardware) for name in ("one", "other")], Look(theme)
         ),
         "transfer": transfer_figure(transferred(), theme),
-        "bounds": bounds_figure(found, theme),
-        "gain": gain_figure(found, theme),
+        "bounds": bounds_figure(explored, theme),
+        "gain": gain_figure(explored, theme),
         "breakdown": breakdown_figure(breakdown(build_graph(wide_trace())), "wide", theme),
-        "front": front_figure(found.rows, "wide", theme),
+        "front": front_figure(explored.rows, "wide", theme),
         "measured": measured_figure([results], theme),
-        "memory": memory_figure([("one", timeline), ("two", found.timeline)], theme),
+        "memory": memory_figure([("one", timeline), ("two", explored.timeline)], theme),
         "tornado": tornado_figure([("gap", 900.0, 1200.0, 1000.0), ("a", 500.0, 1300.0, 1000.0)], theme),
     }
 

@@ -112,10 +112,10 @@ class Races(TorchDispatchMode):
                 if isinstance(part, torch.Tensor):
                     (writes if written else reads).add(self._key(part))
         result = func(*args, **(kwargs or {}))
-        made = {self._key(part) for part in self._flat(result)}
-        if made <= reads and not writes and made:  # a view does nothing on the GPU
+        results = {self._key(part) for part in self._flat(result)}
+        if results <= reads and not writes and results:  # a view does nothing on the GPU
             return result
-        writes |= made - reads
+        writes |= results - reads
         for key in reads | writes:
             self._check(func, key, self._writer.get(key))
         for key in writes:

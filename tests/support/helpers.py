@@ -131,7 +131,7 @@ def make_trace(
         reads = [get(name) for name in step.reads.split()]
         changes = [get(name) for name in step.changes.split()]
         looks_at = [get(name) for name in step.looks_at.split()]
-        made = [add(name) for name in step.makes.split()]
+        new = [add(name) for name in step.makes.split()]
         views = [add(name, storage=tensors[looks_at[0]].storage) for name in step.views.split()]
         mentioned = dict.fromkeys([*reads, *changes, *looks_at])
         ops.append(
@@ -139,9 +139,9 @@ def make_trace(
                 name=step.name,
                 target=step.target,
                 args=(*({"tensor": tensor} for tensor in mentioned), *step.args),
-                outputs=(*made, *views, *changes),
+                outputs=(*new, *views, *changes),
                 reads=tuple(dict.fromkeys(reads)),
-                writes=(*changes, *made),
+                writes=(*changes, *new),
                 random=step.random,
                 phase=step.phase,
                 host_ns=step.host_ns,
@@ -311,10 +311,10 @@ def ancestors(preds: Sequence[Iterable[int]]) -> list[set[int]]:
     """For each node all that come before it, directly or not; every predecessor has a smaller index."""
     result: list[set[int]] = []
     for before in preds:
-        found: set[int] = set()
+        before_node: set[int] = set()
         for node in before:
-            found |= {node} | result[node]
-        result.append(found)
+            before_node |= {node} | result[node]
+        result.append(before_node)
     return result
 
 

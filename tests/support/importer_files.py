@@ -15,9 +15,9 @@ SAMPLES = Path(__file__).parents[1] / "data" / "importers"
 
 def kernel(name: str, ts: float, dur: float, stream: int = 7, correlation: int = 1, **args: Any) -> dict[str, Any]:
     """A kernel event of Kineto."""
-    found = {"device": 0, "stream": stream, "correlation": correlation, "grid": [8, 1, 1], "block": [64, 1, 1]}
-    found |= {"registers per thread": 32, "shared memory": 0, **args}
-    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur, "args": found}
+    fields = {"device": 0, "stream": stream, "correlation": correlation, "grid": [8, 1, 1], "block": [64, 1, 1]}
+    fields |= {"registers per thread": 32, "shared memory": 0, **args}
+    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur, "args": fields}
 
 
 def call(name: str, ts: float, dur: float, correlation: int) -> dict[str, Any]:
@@ -34,8 +34,8 @@ def operator(name: str, ts: float, dur: float, record: int | None = None) -> dic
 
 def sync(kind: str, correlation: int, **args: Any) -> dict[str, Any]:
     """A recorded wait."""
-    found = {"cuda_sync_kind": kind, "correlation": correlation, "device": 0, **args}
-    return {"ph": "X", "cat": "cuda_sync", "name": kind, "pid": 0, "tid": 7, "ts": 0, "dur": 1, "args": found}
+    fields = {"cuda_sync_kind": kind, "correlation": correlation, "device": 0, **args}
+    return {"ph": "X", "cat": "cuda_sync", "name": kind, "pid": 0, "tid": 7, "ts": 0, "dur": 1, "args": fields}
 
 
 def write_kineto(path: Path, events: list[dict[str, Any]], **top: Any) -> Path:

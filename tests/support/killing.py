@@ -120,7 +120,7 @@ def jobs(scheduler: str | None = None) -> tuple[Job, ...]:
     explore = ("explore", "wide5.json", "--budget", "60", "--evaluations", "60", "--seed", "1", "-o", "best.json")
     predict = ("validate", "r.toml", "--stage", "predict", "-o", ".")
     simulate = ("simulate", "wide5.json", "--perfetto", "out.json.gz", "--html", "out.html")
-    found = [
+    every = [
         Job("sweep, local", gpusim(*SWEEP, "--workers", "2"), ("s.sqlite",), rows, resumes=True),
         Job("explore -o", gpusim(*explore), ("best.json",), _schedule),
         Job("simulate", gpusim(*simulate), ("out.json.gz", "out.html"), _bytes("out.json.gz")),
@@ -128,8 +128,8 @@ def jobs(scheduler: str | None = None) -> tuple[Job, ...]:
         Job("validate", (sys.executable, "-m", "tests.support.killing_validate"), ("r_h200_*",), _results),
     ]
     if scheduler is not None:
-        found.insert(1, Job("sweep, Dask", gpusim(*SWEEP, "--scheduler", scheduler), ("s.sqlite",), rows, resumes=True))
-    return tuple(found)
+        every.insert(1, Job("sweep, Dask", gpusim(*SWEEP, "--scheduler", scheduler), ("s.sqlite",), rows, resumes=True))
+    return tuple(every)
 
 
 class Killer:
@@ -267,7 +267,7 @@ def _empty(place: Path) -> bool:
 
 def _marked(mark: str) -> list[tuple[int, str]]:
     """Processes that a run has started: number and command."""
-    found = []
+    processes = []
     for place in Path("/proc").iterdir():
         if not place.name.isdigit():
             continue
@@ -275,22 +275,22 @@ def _marked(mark: str) -> list[tuple[int, str]]:
             if f"{MARK}={mark}".encode() in (place / "environ").read_bytes():
                 state = (place / "stat").read_text().rpartition(")")[2].split()[0]
                 if state != "Z":
-                    found.append(
+                    processes.append(
                         (
                             int(place.name),
                             (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:160],
                         )
                     )
-    return found
+    return processes
 
 
 def _wait_for_end(mark: str) -> list[str]:
     """Commands of processes that outlive their parent; they are ended."""
     deadline = time.monotonic() + ORPHANS_S
-    while (found := _marked(mark)) and time.monotonic() < deadline:
+    while (processes := _marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     _kill(mark)
-    return [command for _, command in found]
+    return [command for _, command in processes]
 
 
 def _kill(mark: str) -> None:
@@ -303,14 +303,14 @@ def kill_all(
     chosen: Sequence[Job], kills: int, folder: Path, seed: int, say: Callable[[str], None]
 ) -> dict[str, Tally]:
     """`kills` kills, shared out evenly over the jobs."""
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
     for place, job in enumerate(chosen):
         killer = Killer(job, folder, seed)
         for number in range(kills // len(chosen) + (place < kills % len(chosen))):
             killer.kill(number)
-        found[job.name] = killer.tally
+        tallies[job.name] = killer.tally
         say(f"{job.name}: {killer.tally.kills} kills, {len(killer.tally.problems)} problems")
-    return found
+    return tallies
 
 
 def table(tallies: dict[str, Tally]) -> str:

@@ -27,12 +27,12 @@ def chain_step(
     steps.append(Step("loss", f"a{layers - 1}", f"g{layers - 1}", kernels=(kernel(1000),), phase="forward"))
     for i in reversed(range(layers)):
         before = f"a{i - 1}" if i else "x"
-        made = f"g{i - 1}" if i else "w"
+        gradient = f"g{i - 1}" if i else "w"
         steps.append(
             Step(
                 f"b{i}",
                 f"g{i} {before}",
-                made,
+                gradient,
                 kernels=(kernel(gradient_ns or 2 * dur_ns),),
                 phase="backward",
                 target=target.replace(".default", "_backward.default"),

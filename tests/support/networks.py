@@ -18,9 +18,11 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.formats.trace import Dtype, MemoryFormat, Mode, Trace
 from gpusim.gpu.capture.calls import JointGraph
-from gpusim.gpu.capture.capture import CaptureOptions, bare_trace, build_step
+from gpusim.gpu.capture.capture import build_step
 from gpusim.gpu.capture.joint_graph import joint_graph
 from gpusim.gpu.capture.models import ModelStep
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.capture.rebuild import bare_trace
 from gpusim.gpu.capture.record import Recorded, record
 from gpusim.gpu.inductor.step import inductor_step
 from gpusim.gpu.replay.execute import InitialState, Runner
@@ -508,7 +510,7 @@ def on_cpu(name: str, mode: Mode = "train", memory_format: MemoryFormat = "conti
 @functools.cache
 def fused_on_cpu(name: str, mode: Mode = "train") -> OnCpu:
     """The network captured on the CPU with the front end `inductor`. Compiles C++: seconds each."""
-    found = on_cpu(name, mode)
-    options = replace(found.options, frontend="inductor")
-    recorded = inductor_step(found.graph, found.recorded, mode == "train")
-    return OnCpu(options, found.step, found.graph, recorded, bare_trace(options, found.step, recorded))
+    captured = on_cpu(name, mode)
+    options = replace(captured.options, frontend="inductor")
+    recorded = inductor_step(captured.graph, captured.recorded, mode == "train")
+    return OnCpu(options, captured.step, captured.graph, recorded, bare_trace(options, captured.step, recorded))

@@ -43,19 +43,19 @@ def trace_files() -> list[Path]:
     tops = [ROOT / name for name in ("traces", "validate")]
     folders = {path.parent for top in tops for path in top.rglob("*.json.gz")}
     folders |= {path.with_suffix("") for top in tops for path in top.rglob(f"*{SUFFIX}")}
-    found = [path for folder in folders for path in files_in(folder, ".json.gz")]
-    return sorted(path for path in found if not path.name.endswith(OTHERS))
+    paths = [path for folder in folders for path in files_in(folder, ".json.gz")]
+    return sorted(path for path in paths if not path.name.endswith(OTHERS))
 
 
 @functools.cache
 def operator_steps() -> dict[str, tuple[Trace, ...]]:
     """For each operator of the project's traces steps that end with an op of it, and that replay would run."""
-    found: dict[str, dict[str, Trace]] = {}
+    steps_of: dict[str, dict[str, Trace]] = {}
     for path in trace_files():
         trace = read_trace(path)
         maker = {tensor: index for index, op in reversed(list(enumerate(trace.ops))) for tensor in _made_by(op)}
         for index, op in enumerate(trace.ops):
-            steps, kind = found.setdefault(op.target, {}), _kind_of(trace, op)
+            steps, kind = steps_of.setdefault(op.target, {}), _kind_of(trace, op)
             if kind in steps or len(steps) == MOST_STEPS:
                 continue
             step = _behind(trace, index, maker)
@@ -64,7 +64,7 @@ def operator_steps() -> dict[str, tuple[Trace, ...]]:
             except OperatorError:
                 continue  # a rule asks for an op that is further away
             steps[kind] = step
-    return {target: tuple(steps.values()) for target, steps in sorted(found.items())}
+    return {target: tuple(steps.values()) for target, steps in sorted(steps_of.items())}
 
 
 def _made_by(op: Op) -> Iterator[int]:
@@ -194,10 +194,10 @@ def changed_step(step: Trace, rng: random.Random) -> tuple[Document, str]:
 
 
 def _op(document: Document, rng: random.Random) -> Document:
-    found: Document = document["ops"][-1] if rng.random() < 0.7 else rng.choice(document["ops"])
+    op: Document = document["ops"][-1] if rng.random() < 0.7 else rng.choice(document["ops"])
     for field, empty in (("args", []), ("kwargs", {}), ("outputs", []), ("reads", []), ("writes", [])):
-        found.setdefault(field, copy.copy(empty))
-    return found
+        op.setdefault(field, copy.copy(empty))
+    return op
 
 
 def _places(value: Any, prefix: Place = ()) -> Iterator[Place]:
@@ -211,7 +211,7 @@ def _places(value: Any, prefix: Place = ()) -> Iterator[Place]:
 
 
 def _get(value: Any, place: Place) -> Any:
-    return functools.reduce(lambda found, key: found[key], place, value)
+    return functools.reduce(lambda part, key: part[key], place, value)
 
 
 def _value(document: Document, rng: random.Random, depth: int = 0) -> Any:
@@ -265,23 +265,23 @@ def _list(document: Document, rng: random.Random) -> str:
     """A list of arguments, or in them: longer, shorter, in another order, deeper."""
     op = _op(document, rng)
     lists = [op["args"], *(_get(op["args"], p) for p in _places(op["args"]) if isinstance(_get(op["args"], p), list))]
-    found = rng.choice(lists)
-    at = rng.randrange(len(found) + 1)
+    chosen = rng.choice(lists)
+    at = rng.randrange(len(chosen) + 1)
     how = rng.randrange(7)
     if how == 0:
-        found.insert(at, _value(document, rng))
+        chosen.insert(at, _value(document, rng))
     elif how == 1:
-        found[at:] = []
+        chosen[at:] = []
     elif how == 2:
-        found[:at] = []
+        chosen[:at] = []
     elif how == 3:
-        rng.shuffle(found)
+        rng.shuffle(chosen)
     elif how == 4:
-        found[at:at] = copy.deepcopy(found) * rng.choice((1, 2, 13))
+        chosen[at:at] = copy.deepcopy(chosen) * rng.choice((1, 2, 13))
     elif how == 5:
-        found[:] = [copy.deepcopy(found)]
-    elif found:
-        found[at % len(found)] = [found[at % len(found)]]
+        chosen[:] = [copy.deepcopy(chosen)]
+    elif chosen:
+        chosen[at % len(chosen)] = [chosen[at % len(chosen)]]
     return f"{op['target']}: a list of arguments changed in way {how} at {at}"
 
 
@@ -301,18 +301,18 @@ def _by_name(document: Document, rng: random.Random) -> str:
 def _references(document: Document, rng: random.Random) -> str:
     """What an op returns, reads and writes."""
     op, field = _op(document, rng), rng.choice(("outputs", "reads", "writes"))
-    found, at = op[field], rng.randrange(len(op[field]) + 1)
+    tensors, at = op[field], rng.randrange(len(op[field]) + 1)
     tensor = rng.choice((*range(len(document["tensors"])), *((None,) if field == "outputs" else ())))
     how = rng.randrange(4)
     if how == 0:
-        found.insert(at, tensor)
-    elif how == 1 and found:
-        found[at % len(found)] = tensor
+        tensors.insert(at, tensor)
+    elif how == 1 and tensors:
+        tensors[at % len(tensors)] = tensor
     elif how == 2:
-        found[at:] = []
+        tensors[at:] = []
     else:
-        found[:] = found[at:] + found[:at]
-    return f"{op['target']}: {field} {found}"
+        tensors[:] = tensors[at:] + tensors[:at]
+    return f"{op['target']}: {field} {tensors}"
 
 
 def _tensor(document: Document, rng: random.Random) -> str:

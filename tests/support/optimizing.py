@@ -36,11 +36,11 @@ def net(dropout: float = 0.0, seed: int = 0) -> Net:
 
 def batches(count: int, size: int = 4, seed: int = 1, device: str = "cpu") -> list[Batch]:
     generator = torch.Generator().manual_seed(seed)
-    found = [
+    drawn = [
         (torch.randn(size, FEATURES, generator=generator), torch.randint(0, CLASSES, (size,), generator=generator))
         for _ in range(count)
     ]
-    return [(x.to(device), y.to(device)) for x, y in found]
+    return [(x.to(device), y.to(device)) for x, y in drawn]
 
 
 def fast(target: Any, inputs: Any, **options: Any) -> Any:
@@ -82,9 +82,9 @@ class Twins:
         """Steps of both from the same random numbers; the losses must be the same."""
         for number, (x, y) in enumerate(data):
             torch.manual_seed(seed + number)
-            found = self.fast(x, y)
+            loss = self.fast(x, y)
             torch.manual_seed(seed + number)
-            close(found, self.eager(x, y))
+            close(loss, self.eager(x, y))
 
     def check(self) -> None:
         """Parameters, buffers, gradients and states of optimizers are the same."""

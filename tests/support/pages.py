@@ -88,23 +88,23 @@ def plain(text: str) -> str:
 
 def answer(app: AppTest) -> str:
     """The answer to the page's question."""
-    [found] = re.findall(r'<div class="g-answer \w+">(.*?)</div>', markup(app))
-    return plain(found)
+    [text] = re.findall(r'<div class="g-answer \w+">(.*?)</div>', markup(app))
+    return plain(text)
 
 
 def kind_of_answer(app: AppTest) -> str:
     """`yes`, `no` or `trend`."""
-    [found] = re.findall(r'<div class="g-answer (\w+)">', markup(app))
-    kind: str = found
+    [word] = re.findall(r'<div class="g-answer (\w+)">', markup(app))
+    kind: str = word
     return kind
 
 
 def table(app: AppTest, name: str) -> list[dict[str, str]]:
     """A table by its name: for each row its cells by their heads."""
-    found = re.search(rf'aria-label="{re.escape(html.escape(name))}"><table[^>]*>(.*?)</table>', markup(app))
-    assert found is not None, re.findall(r'aria-label="([^"]*)"', markup(app))
-    heads = [plain(head) for head in re.findall(r'<th scope="col"[^>]*>(.*?)</th>', found[1])]
-    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", found[1].partition("<tbody>")[2])
+    match = re.search(rf'aria-label="{re.escape(html.escape(name))}"><table[^>]*>(.*?)</table>', markup(app))
+    assert match is not None, re.findall(r'aria-label="([^"]*)"', markup(app))
+    heads = [plain(head) for head in re.findall(r'<th scope="col"[^>]*>(.*?)</th>', match[1])]
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", match[1].partition("<tbody>")[2])
     return [dict(zip(heads, map(plain, re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)), strict=True)) for row in rows]
 
 
@@ -114,8 +114,8 @@ def errors(app: AppTest) -> list[str]:
 
 
 def widget(widgets: Any, label: str) -> Any:
-    [found] = [each for each in widgets if each.label == label]
-    return found
+    [match] = [each for each in widgets if each.label == label]
+    return match
 
 
 def commanded(app: AppTest, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
     )
     limits = msgspec.structs.replace(hardware.limits, resident_grids=pick((128, 128, 1, 2, 3)))
     kinds = ("kernel", "kernel", "kernel", "kernel", "memset", *(() if alone else ("h2d", "d2h", "h2d")))
-    made: list[Task] = []
+    drawn: list[Task] = []
     for index in range(tasks):
         deps = dice.sample(range(index), min(index, pick((0, 0, 1, 2, 3))))
         if deps and dice.random() < 0.05:
@@ -75,7 +75,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
         kind = pick(kinds)
         partition = pick(partitions)
         per_sm, footprint = pick(BLOCKS) if kind == "kernel" else (0, NO_FOOTPRINT)
-        made.append(
+        drawn.append(
             Task(
                 name=f"t{index}",
                 kind=kind,  # type: ignore[arg-type]
@@ -97,4 +97,4 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
                 matrix=bool(per_sm) and pick((False, True)),
             )
         )
-    return Plan(tuple(made), mode), msgspec.structs.replace(hardware, limits=limits)
+    return Plan(tuple(drawn), mode), msgspec.structs.replace(hardware, limits=limits)

@@ -53,12 +53,14 @@ def check() -> dict[str, object]:
     possible: set[tuple[str, str, str]] = set()
     for graph in networks(gpus):
         for number, choice in enumerate(plans(graph, gpus)):
-            found = compare_plan(graph, choice, gpus, device=CPU, seed=number)
-            difference = torch.tensor([max(found.gradient_difference, found.loss_difference)], dtype=torch.float64)
+            compared = compare_plan(graph, choice, gpus, device=CPU, seed=number)
+            difference = torch.tensor(
+                [max(compared.gradient_difference, compared.loss_difference)], dtype=torch.float64
+            )
             dist.all_reduce(difference, op=dist.ReduceOp.MAX)
             worst, count = max(worst, float(difference)), count + 1
             if float(difference) > 1e-9:
-                unequal.append([graph.name, number, found.gradient])
+                unequal.append([graph.name, number, compared.gradient])
             seen |= {(graph.name, x.name, str(c)) for x, c in zip(graph.layers, choice, strict=True)}
         possible |= {(graph.name, x.name, str(c)) for x in graph.layers for c in (*layer_configs(x, gpus), REPLICATED)}
     return {
@@ -105,21 +107,21 @@ def _as_one_batch(graph: LayerGraph) -> bool:
 
 
 def main() -> int:
-    what = sys.argv[1]
+    job = sys.argv[1]
     torch.set_num_threads(1)
-    if what == "wait":
+    if job == "wait":
         time.sleep(600)
     join()
-    if what in ("fail", "die") and dist.get_rank() == 1:
-        if what == "die":
+    if job in ("fail", "die") and dist.get_rank() == 1:
+        if job == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         sys.stderr.write("it was me\n")
         return 3
-    if what in ("fail", "die"):
+    if job in ("fail", "die"):
         dist.barrier()  # waits for the one that is gone
-    found = {"check": check, "local": local}[what]()
+    answer = {"check": check, "local": local}[job]()
     if dist.get_rank() == 0:
-        sys.stdout.write(json.dumps(found))
+        sys.stdout.write(json.dumps(answer))
     return 0
 
 

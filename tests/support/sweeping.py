@@ -72,9 +72,9 @@ class Spy:
             "SPY_LOG": str(self.log),
         }
 
-    def _notes(self, what: str) -> list[tuple[int, str]]:
+    def _notes(self, kind: str) -> list[tuple[int, str]]:
         lines = self.log.read_text().splitlines() if self.log.exists() else []
-        return [(int(pid), key) for word, pid, key in (line.split() for line in lines) if word == what]
+        return [(int(pid), key) for word, pid, key in (line.split() for line in lines) if word == kind]
 
     def starts(self) -> Counter[str]:
         """How often each point was begun."""
@@ -115,12 +115,12 @@ class InThisProcess:
             ]
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], awaited: str) -> None:
     """Look again and again; fails after a minute."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:
-            pytest.fail(f"waited {PATIENCE_S} s for {what}")
+            pytest.fail(f"waited {PATIENCE_S} s for {awaited}")
         time.sleep(0.02)
 
 

@@ -23,22 +23,22 @@ def longest_chain_ns(tested: Plan) -> float:
     """Longest chain of durations through dependencies and queues."""
     level: list[float] = []
     last: dict[tuple[int, int], int] = {}
-    for index, found in enumerate(tested.tasks):
-        lane = (found.device, found.queue)
-        before = [*found.deps, *([last[lane]] if lane in last else [])]
+    for index, task in enumerate(tested.tasks):
+        lane = (task.device, task.queue)
+        before = [*task.deps, *([last[lane]] if lane in last else [])]
         last[lane] = index
-        level.append(found.dur_ns + max((level[p] for p in before), default=0.0))
+        level.append(task.dur_ns + max((level[p] for p in before), default=0.0))
     return max(level)
 
 
 def assert_legal(timeline: Timeline) -> None:
     """Dependencies and queue order hold, everything runs, nothing takes less than its time alone."""
     last: dict[tuple[int, int], int] = {}
-    for index, found in enumerate(timeline.plan.tasks):
-        lane = (found.device, found.queue)
-        before = [*found.deps, *([last[lane]] if lane in last else [])]
+    for index, task in enumerate(timeline.plan.tasks):
+        lane = (task.device, task.queue)
+        before = [*task.deps, *([last[lane]] if lane in last else [])]
         last[lane] = index
         start, end = timeline.start_ns[index], timeline.end_ns[index]
         assert 0 <= timeline.ready_ns[index] <= start <= end
-        assert end - start >= found.dur_ns - ROUNDING_NS
+        assert end - start >= task.dur_ns - ROUNDING_NS
         assert all(timeline.end_ns[p] <= start for p in before)

@@ -52,20 +52,20 @@ def later(a: float, b: float) -> float:
 @jit
 def next_end(device: Any, blocks: Any) -> None:
     """`SmPlacement.next_end`, and whether that group ends `alone`, well before all others."""
-    end_ns, next_ns, found_row = device.row_ends[0], device.row_next[0], int64(0)
+    end_ns, next_ns, end_row = device.row_ends[0], device.row_next[0], int64(0)
     for row in range(1, (int64(device.groups) + ROW - 1) >> 3):
         row_ns = device.row_ends[row]
-        found_row = row if row_ns < end_ns else found_row  # the first of those at one time; reading here would branch
+        end_row = row if row_ns < end_ns else end_row  # the first of those at one time; reading here would branch
         next_ns = earlier(earlier(next_ns, device.row_next[row]), later(end_ns, row_ns))
         end_ns = earlier(row_ns, end_ns)
-    found = int64(device.row_at[found_row])
-    group = blocks.groups[int64(device.order[found])]
+    end_number = int64(device.row_at[end_row])
+    group = blocks.groups[int64(device.order[end_number])]
     device.alone = 1 if next_ns > end_ns + 2 * NEAR_NS else 0
     if next_ns == end_ns:  # of those together, the one that was placed first
-        for number in range(found + 1, int64(device.groups)):
+        for number in range(end_number + 1, int64(device.groups)):
             other = blocks.groups[int64(device.order[number])]
             if device.ends[number] == end_ns and other.number < group.number:
                 group = other
     device.end_ns = end_ns
-    device.end_number = found
+    device.end_number = end_number
     device.end_place = group.ending if end_ns < np.inf else int64(-1)

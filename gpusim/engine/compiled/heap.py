@@ -27,10 +27,10 @@ def push(heap: Any, base: int, count: int, time: float, rank: int, index: int) -
         below.rank = above.rank
         below.index = above.index
         place = parent
-    found = heap[base + place]
-    found.time = time
-    found.rank = rank
-    found.index = index
+    entry = heap[base + place]
+    entry.time = time
+    entry.rank = rank
+    entry.index = index
 
 
 @jit
@@ -60,10 +60,10 @@ def pop(heap: Any, base: int, count: int) -> None:
         above.rank = least.rank
         above.index = least.index
         place = child
-    found = heap[base + place]
-    found.time = time
-    found.rank = rank
-    found.index = index
+    entry = heap[base + place]
+    entry.time = time
+    entry.rank = rank
+    entry.index = index
 
 
 @jit

@@ -136,23 +136,23 @@ class _Ways(NamedTuple):
         """The ways of a graph."""
         rows = [task for tasks in graph.tasks for task in tasks]
         work_of: list[tuple[int, ...]] = [(row.op,) for row in rows]
-        found: list[tuple[int, int, int, int]] = []
+        ways: list[tuple[int, int, int, int]] = []
         covers: list[int] = []
         first = np.zeros(len(graph), np.int32)
         count = np.zeros(len(graph), np.int32)
         captured = 0
         for op, tasks in enumerate(graph.tasks):
-            first[op] = len(found)
-            found.append((captured, len(tasks), 0, 0))
+            first[op] = len(ways)
+            ways.append((captured, len(tasks), 0, 0))
             captured += len(tasks)
             others = zip(graph.trace.ops[op].variants, graph.variants[op], strict=True) if graph.variants else ()
             for variant, other in others:
-                found.append((len(rows), len(other), len(covers), len(variant.covers)))
+                ways.append((len(rows), len(other), len(covers), len(variant.covers)))
                 covers.extend(variant.covers)
                 rows.extend(other)
                 work_of.extend([(op, *variant.covers)] * len(other))
-            count[op] = len(found) - first[op]
-        return cls(rows, work_of, first, count, np.array(found, VARIANT), covers)
+            count[op] = len(ways) - first[op]
+        return cls(rows, work_of, first, count, np.array(ways, VARIANT), covers)
 
 
 def _lists(lists: Sequence[Sequence[int]]) -> tuple[Indices, Indices, Indices]:
@@ -197,7 +197,7 @@ def lower_schedules(
     """
     for number in range(first, last):
         plan = number - first
-        made = lower_one(
+        task_count = lower_one(
             hardware[0],
             int64(graph.rows_of_partition),
             graph.ops,
@@ -217,9 +217,9 @@ def lower_schedules(
             room.last_of_stream,
             room.queue_of_stream,
         )
-        if made < 0:
+        if task_count < 0:
             return number
-        plans.tasks[plan] = made
+        plans.tasks[plan] = task_count
     return -1
 
 

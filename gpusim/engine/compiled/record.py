@@ -181,7 +181,7 @@ def held_by(hw: Any, device: Any, blocks: Any, number: int) -> int:
         other = blocks.kernels[int64(blocks.line[earlier])]
         if other.left > 0 and other.partition == kernel.partition:
             return int64(BLOCKS)
-    found, most = int64(BLOCKS), int64(0)
+    scarcest, most = int64(BLOCKS), int64(0)
     for first in range(int64(device.groups)):  # of the causes, each where it comes up first
         cause, sms, seen = int64(-1), int64(0), False
         for each in range(int64(device.groups)):
@@ -205,8 +205,8 @@ def held_by(hw: Any, device: Any, blocks: Any, number: int) -> int:
             if cause == lacks:
                 sms += int64(group.sms)
         if cause >= 0 and sms > most:
-            found, most = cause, sms
-    return found
+            scarcest, most = cause, sms
+    return scarcest
 
 
 @jit_apart
@@ -247,17 +247,17 @@ def scarce(running: Any, base: int, number: int) -> int:
             regs -= other.share * other.regs
             smem -= other.share * other.smem
             slots -= other.share * other.slots
-    found, least = int64(BLOCKS), 1.0
+    scarcest, least = int64(BLOCKS), 1.0
     if kernel.share > 0.0:
         if kernel.threads > threads and threads / kernel.threads < least:
-            found, least = int64(THREADS), threads / kernel.threads
+            scarcest, least = int64(THREADS), threads / kernel.threads
         if kernel.regs > regs and regs / kernel.regs < least:
-            found, least = int64(REGISTERS), regs / kernel.regs
+            scarcest, least = int64(REGISTERS), regs / kernel.regs
         if kernel.smem > smem and smem / kernel.smem < least:
-            found, least = int64(SMEM), smem / kernel.smem
+            scarcest, least = int64(SMEM), smem / kernel.smem
         if kernel.slots > slots and slots / kernel.slots < least:
-            found, least = int64(BLOCKS), slots / kernel.slots
-    return found
+            scarcest, least = int64(BLOCKS), slots / kernel.slots
+    return scarcest
 
 
 @jit_apart

@@ -141,11 +141,11 @@ def simulate(
                 number = first_end(devices)
                 device = devices[number]
             known_at = known[uint32(head)].time if head < tail else np.inf
-            what, queued = STARTS, True
+            event_kind, queued = STARTS, True
             if device.end_at <= known_at and device.end_at <= device.serve_at:
                 if device.end_at == np.inf:
                     break
-                now, index, what = device.end_at, int64(uint32(device.end_index)), ENDS
+                now, index, event_kind = device.end_at, int64(uint32(device.end_index)), ENDS
             elif known_at <= device.serve_at:
                 now, event = known_at, known[uint32(head)].index
                 head += 1
@@ -166,7 +166,7 @@ def simulate(
                     node = nodes[index]
                     node.ready_ns = now
                     if more is not None and tasks[node.row].kind != ON_DEVICE:
-                        what = ARRIVES
+                        event_kind = ARRIVES
                     else:
                         at_once = (  # nothing else happens before the front end would be looked at
                             one_device
@@ -184,7 +184,7 @@ def simulate(
                             continue
             else:
                 now, device.serve_at = device.serve_at, np.inf
-            if what == STARTS and queued:
+            if event_kind == STARTS and queued:
                 if device.ready == 0 or now < device.front_end_free or device.running >= grids:
                     continue
                 index = int64(uint32(waiting[device.first_ready].index))
@@ -200,7 +200,7 @@ def simulate(
             device.clock_ns += sm_elapsed_ns
             if more is not None and device.copying > 0:
                 copies.advance(more.engines, number, elapsed_ns)
-            if what == STARTS:
+            if event_kind == STARTS:
                 node.start_ns = now
                 if record is not None:
                     note_start(record, number, device, index, node.ready_ns, now)
@@ -214,7 +214,7 @@ def simulate(
                     device.running += 1
                 if blocks is not None:
                     placement.start(device, of_device(blocks, number), index, rows[uint32(node.row)])
-            elif more is not None and what == ARRIVES:
+            elif more is not None and event_kind == ARRIVES:
                 copies.enqueue(nodes, more.engines[2 * number + tasks[node.row].kind], index)
                 device.copying += 1
             else:
@@ -230,11 +230,11 @@ def simulate(
                     if device.all_of_it == 0 and not placement.go_on(
                         hw, device, of_device(blocks, number), int64(1), -np.inf, record
                     ):
-                        what = PARTS
+                        event_kind = PARTS
                         if more is None:
                             continue
                     device.all_of_it = 0
-                if what == ENDS:
+                if event_kind == ENDS:
                     if record is not None:
                         kind, was_full = int64(tasks[node.row].kind), device.running + 1 >= grids
                         note_end(record, number, index, kind, now, was_full)
@@ -260,13 +260,13 @@ def simulate(
                                     copied = tasks[nodes[after].row].kind != ON_DEVICE
                                     wait_ns += copies.switch_ns(hw.copies, tasks[node.row].kind != ON_DEVICE, copied)
                                 tail = line.insert(known, head, tail, now + wait_ns, IN_TURN, after << 3 | READY)
-            if device.ready > 0 and what in (STARTS, ENDS):
+            if device.ready > 0 and event_kind in (STARTS, ENDS):
                 tail = look_again(known, head, tail, device, number, one_device, now)
             if running is not None:
                 delay_ns, ending = pool.update(hw, running, device.first_running, device.running, sm_elapsed_ns)
                 device.end_index = ending
                 device.end_at = not_before(now, now + delay_ns) if ending >= 0 else np.inf
-            if blocks is not None and what != PARTS:
+            if blocks is not None and event_kind != PARTS:
                 until_ns = -np.inf
                 if more is None or (one_device and device.copying == 0):  # nothing else happens before
                     until_ns = min(known[uint32(head)].time if head < tail else np.inf, device.serve_at)

@@ -29,7 +29,7 @@ class Sets(NamedTuple):
 
     values: Masks
     table: Masks
-    found: Masks
+    used: Masks
     """One number: how many there are."""
 
     @classmethod
@@ -72,7 +72,7 @@ def find_stages(
     nodes = len(succs)
     add(states, (int64(1) << nodes) - 1)
     at = int64(0)
-    while at < states.found[0]:
+    while at < states.used[0]:
         state = states.values[at]
         at += 1
         depth = begin_walk(walk, nodes)
@@ -160,10 +160,10 @@ def lower_stages(
                 for row in range(first_task[node], first_task[node + 1]):
                     if previous < 0:
                         extra_ns[first + plan] = max(extra_ns[first + plan], tasks[row].extra_ns)
-                    made = plans.nodes[plan, index]
-                    made.row = row
-                    made.device = made.n_deps = made.first_dep = made.priority = 0
-                    made.previous = previous
+                    lowered = plans.nodes[plan, index]
+                    lowered.row = row
+                    lowered.device = lowered.n_deps = lowered.first_dep = lowered.priority = 0
+                    lowered.previous = previous
                     previous = index
                     index += 1
         plans.tasks[plan] = index
@@ -270,9 +270,9 @@ def add(sets: Any, value: int) -> bool:
     """Add a set if it is new; False where there is no room."""
     slot = slot_of(sets, value)
     if sets.table[slot] == 0:
-        if sets.found[0] == len(sets.values):
+        if sets.used[0] == len(sets.values):
             return False
-        sets.values[sets.found[0]] = value
-        sets.found[0] += 1
-        sets.table[slot] = sets.found[0]
+        sets.values[sets.used[0]] = value
+        sets.used[0] += 1
+        sets.table[slot] = sets.used[0]
     return True

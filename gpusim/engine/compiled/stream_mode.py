@@ -59,10 +59,10 @@ def happen(
     record: Any,
 ) -> int:
     """One step of the host or of a queue; the new tail of the line of events."""
-    index, what = event >> 3, event & 7
+    index, event_kind = event >> 3, event & 7
     launch = launches[index]
     queue = queues[launch.queue]
-    if what == ENDED:
+    if event_kind == ENDED:
         waiter = launch.first_waiter
         while waiter >= 0:
             after = waiters[waiter].node
@@ -70,7 +70,7 @@ def happen(
             if nodes[after].waiting == 0:
                 tail = line.insert(known, head, tail, now, IN_TURN, int64(after) << 3 | RESUMED)
             waiter = waiters[waiter].next
-    elif what == LAUNCHED:
+    elif event_kind == LAUNCHED:
         launch.launched_ns = now
         launch.behind = -1
         if index + 1 < len(nodes):
@@ -81,8 +81,8 @@ def happen(
         else:
             launches[queue.tail].behind = index
         queue.tail = index
-    resumed = index if what == RESUMED else -1
-    if what == READY or (what == LAUNCHED and queue.busy == 0):  # the queue turns to its next entry
+    resumed = index if event_kind == RESUMED else -1
+    if event_kind == READY or (event_kind == LAUNCHED and queue.busy == 0):  # the queue turns to its next entry
         entry = int64(queue.head)
         queue.busy = 1 if entry >= 0 else 0
         if entry >= 0:
@@ -101,10 +101,10 @@ def happen(
 def must_wait(nodes: Any, launches: Any, deps: Any, waiters: Any, index: int) -> bool:
     """Whether what a task needs has yet to end; if so, it is put down with each that has not ended."""
     node = nodes[index]
-    found = node.previous >= 0 and nodes[node.previous].end_ns < 0.0
+    waits = node.previous >= 0 and nodes[node.previous].end_ns < 0.0
     for place in range(node.first_dep, node.first_dep + node.n_deps):
-        found = found or nodes[deps[place]].end_ns < 0.0
-    if not found:
+        waits = waits or nodes[deps[place]].end_ns < 0.0
+    if not waits:
         return False
     node.waiting = 0
     for number in range(node.n_deps + 1):

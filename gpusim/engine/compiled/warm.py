@@ -57,8 +57,8 @@ def warm_up(hardware: HardwareModel) -> float:
     helpers: list[subprocess.Popen[bytes]] = []
     try:
         with contextlib.suppress(OSError):
-            for what in wanted:
-                helpers.append(_helper(what))
+            for part in wanted:
+                helpers.append(_helper(part))
         for helper in helpers:
             helper.wait()
     finally:
@@ -71,9 +71,9 @@ def warm_up(hardware: HardwareModel) -> float:
     return time.monotonic() - begin
 
 
-def _helper(what: str) -> subprocess.Popen[bytes]:
+def _helper(part: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        helper_command(what),
+        helper_command(part),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -81,18 +81,18 @@ def _helper(what: str) -> subprocess.Popen[bytes]:
     )
 
 
-def helper_command(what: str) -> list[str]:
+def helper_command(part: str) -> list[str]:
     """What a helper runs."""
-    return [sys.executable, "-c", _PROGRAM, what, *sys.path]
+    return [sys.executable, "-c", _PROGRAM, part, *sys.path]
 
 
-def help_with(what: str) -> None:
+def help_with(part: str) -> None:
     """Compile what a helper is asked for, and keep it on disk."""
-    if what == ALL_OTHERS:
+    if part == ALL_OTHERS:
         compile_others()
         return
     model = load_hardware("h200")  # any will do but for its rule
-    exponent = 0.5 if what == BY_BLOCK else 0.0
+    exponent = 0.5 if part == BY_BLOCK else 0.0
     contention = msgspec.structs.replace(model.contention, sharing_exponent=exponent)
     compile_simulate(msgspec.structs.replace(model, contention=contention))
 

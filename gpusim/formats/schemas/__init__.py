@@ -101,7 +101,7 @@ def field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
     """The texts below a class's fields, by field; a field may have none."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(struct))).body
     assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for field, below in zip(definition.body, definition.body[1:], strict=False):
         if (
             isinstance(field, ast.AnnAssign)
@@ -110,8 +110,8 @@ def field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
             and isinstance(below.value, ast.Constant)
             and isinstance(below.value.value, str)
         ):
-            found[field.target.id] = " ".join(below.value.value.split())
-    return found
+            docs[field.target.id] = " ".join(below.value.value.split())
+    return docs
 
 
 def _document(kind: str) -> type[Document]:

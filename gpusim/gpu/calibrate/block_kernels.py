@@ -209,10 +209,10 @@ class BlockBench:
                 base += hold.blocks
             for lane in lanes:
                 root.wait_stream(lane)
-        found = self._replayed(graph, [hold.blocks for hold in holds])
+        blocks = self._replayed(graph, [hold.blocks for hold in holds])
         timers = self.rows.view(-1, 3)[ROWS - 1 - len(holds) :, 0]
         self.timer_sms = frozenset(timers.tolist())
-        return found
+        return blocks
 
     def chains(
         self, width: int, length: int, hold: Hold, beside: tuple[str, int, int] | None = None
@@ -243,8 +243,8 @@ class BlockBench:
                         self._launch((chain * length + step) * hold.blocks, hold)
             for lane in lanes:
                 root.wait_stream(lane)
-        found = self._replayed(graph, [hold.blocks] * (width * length))
-        return [found[chain * length : (chain + 1) * length] for chain in range(width)]
+        blocks = self._replayed(graph, [hold.blocks] * (width * length))
+        return [blocks[chain * length : (chain + 1) * length] for chain in range(width)]
 
     def fork(self, width: int, hold: Hold) -> list[Blocks]:
         """`width` kernels that wait for one, in one CUDA graph, in the order in which they were recorded."""
@@ -280,10 +280,10 @@ class BlockBench:
                     self._launch_work(part, base, arrived, total, cycles, (2 * number + place) << 24)
                 base += part[1]
             torch.cuda.synchronize()
-            found, base = self.rows.cpu()[: 3 * base].view(-1, 3).double(), 0
+            rows, base = self.rows.cpu()[: 3 * base].view(-1, 3).double(), 0
             samples.append([])
             for _, blocks, _ in parts:
-                mine = found[base : base + blocks]
+                mine = rows[base : base + blocks]
                 samples[-1].append(float((mine[:, 1] / mine[:, 2]).sum()) * self.mhz)
                 base += blocks
         return [sorted(times)[len(times) // 2] for times in zip(*samples[1:], strict=True)]
@@ -296,18 +296,18 @@ class BlockBench:
             torch.cuda.synchronize()
         rows = self.rows.cpu().view(-1, 3)
         first = int(rows[: sum(blocks), 1].min())
-        found, base = [], 0
+        kernels, base = [], 0
         for count in blocks:
             mine = rows[base : base + count]
             base += count
-            found.append(
+            kernels.append(
                 Blocks(
                     tuple(mine[:, 0].tolist()),
                     tuple((mine[:, 1] - first).tolist()),
                     tuple((mine[:, 2] - first).tolist()),
                 )
             )
-        return found
+        return kernels
 
     def _launch(self, base: int, hold: Hold) -> None:
         self.hold(

@@ -45,9 +45,9 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         )
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     for field, name in LIMITS_FROM_DRIVER.items():
-        found = getattr(properties, name, None)
-        if found is not None and found != getattr(base.limits, field):
-            raise GpuError(f"the driver says {name} = {found}, the base model {getattr(base.limits, field)}")
+        limit = getattr(properties, name, None)
+        if limit is not None and limit != getattr(base.limits, field):
+            raise GpuError(f"the driver says {name} = {limit}, the base model {getattr(base.limits, field)}")
     when = f"measured {datetime.date.today().isoformat()} by `{command}`, gpusim {code_version()}"
     when += f", torch {facts.torch}, driver {facts.driver}, SM clock {facts.sm_clock_mhz} MHz"
     sources = {k: v for k, v in base.sources.items() if not k.startswith(REMEASURED) or k in KEPT}
@@ -74,13 +74,13 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     )
     steps = measure_points(model, say)
     say("fitting contention")
-    found = fit(steps.points, steps.gaps_ns)
+    best_fit = fit(steps.points, steps.gaps_ns)
     note = (
         f"{when}; fitted to {len(steps.points)} schedules of the calibration network "
         f"(gpusim/gpu/calibrate/network.py), GoogLeNet and DenseNet-121 (list: gpusim/gpu/calibrate/contention.py), "
-        f"residual median {found.median:.1%}, 90 % within {found.p90:.1%}"
+        f"residual median {best_fit.median:.1%}, 90 % within {best_fit.p90:.1%}"
     )
-    pooled = statistics.median(found.pooled_residuals)
+    pooled = statistics.median(best_fit.pooled_residuals)
     fitted = ("contention.sharing_exponent", "contention.matrix_exponent")
     sources |= dict.fromkeys(fitted, note)
     sources["contention.younger_slowdown"] = (
@@ -92,13 +92,13 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         f"over its gaps, median of {_listed(steps.branches_ns)} ns"
     )
     sources["uncertainty"] = f"{when}; the residuals of that fit, until validation replaces them"
-    model = with_contention(model, found.sharing_exponent, found.matrix_exponent, found.younger_slowdown)
+    model = with_contention(model, best_fit.sharing_exponent, best_fit.matrix_exponent, best_fit.younger_slowdown)
     return msgspec.structs.replace(
         model,
-        graph=msgspec.structs.replace(model.graph, chain_ns=found.chain_ns, branch_ns=steps.branch_ns),
+        graph=msgspec.structs.replace(model.graph, chain_ns=best_fit.chain_ns, branch_ns=steps.branch_ns),
         uncertainty=Uncertainty(
-            sequential_frac=found.p90,
-            schedule_frac=found.p90,
+            sequential_frac=best_fit.p90,
+            schedule_frac=best_fit.p90,
             cache_frac=base.uncertainty.cache_frac,
             variants_frac=base.uncertainty.variants_frac,
         ),

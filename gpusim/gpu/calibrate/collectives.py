@@ -47,10 +47,10 @@ def measure_collectives(gpus: int, base: Topology, source: str) -> Topology:
         raise GpuError(f"{base.name} has {base.gpus_per_node} GPUs a node, and {gpus} are to be measured")
     curves = []
     for count in sorted({*(2**power for power in range(1, 11) if 2**power < gpus), gpus}):
-        found = json.loads(launch(count, MODULE, [], timeout_s=TIMEOUT_S))
+        points_of = json.loads(launch(count, MODULE, [], timeout_s=TIMEOUT_S))
         curves += [
             Curve(collective=name, gpus=count, points=tuple(map(tuple, points)), source=source)
-            for name, points in found.items()
+            for name, points in points_of.items()
         ]
     return msgspec.structs.replace(base, curves=tuple(curves))
 
@@ -100,9 +100,9 @@ def main() -> int:
     """One rank; rank 0 writes the curves to standard output."""
     device = join()
     sizes = SIZES if device.type == "cuda" else _CPU_SIZES
-    found = {name: [[size, time_collective(name, size, device)] for size in sizes] for name in COLLECTIVES}
+    points_of = {name: [[size, time_collective(name, size, device)] for size in sizes] for name in COLLECTIVES}
     if dist.get_rank() == 0:
-        sys.stdout.write(json.dumps(found))
+        sys.stdout.write(json.dumps(points_of))
     return 0
 
 

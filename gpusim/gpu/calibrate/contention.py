@@ -17,7 +17,7 @@ from gpusim.engine.fast import FastEngine
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.trace import Trace
 from gpusim.gpu.calibrate import network as calibration_net
-from gpusim.gpu.capture.capture import CaptureOptions
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.isolate import alone
 from gpusim.plan.anchor import anchor
 from gpusim.plan.graph import OpGraph
@@ -126,16 +126,16 @@ def measure_points(model: HardwareModel, say: Callable[[str], None]) -> Measured
             *(random_schedule(graph, number, seed=0) for number in range(RANDOM_SCHEDULES)),
         )
         replayed.append((trace, schedules, *alone(_replay, trace, schedules, model)))
-    found = Measured(
+    measured = Measured(
         points=(),
         gaps_ns=tuple(anchor(trace, model).chain_ns for trace, *_ in replayed),
         branches_ns=tuple(branch_ns for *_, branch_ns in replayed),
     )
-    model = with_branch_cost(model, found.branch_ns)
+    model = with_branch_cost(model, measured.branch_ns)
     points: list[Point] = []
     for trace, schedules, sequential_ns, times, _ in replayed:
         points += points_of(trace, model, sequential_ns, schedules, times)
-    return dataclasses.replace(found, points=tuple(points))
+    return dataclasses.replace(measured, points=tuple(points))
 
 
 def points_of(
@@ -239,21 +239,21 @@ def _lowest(losses: Mapping[Constants, float], centre: Constants, spacing: Const
     pairs = list(itertools.combinations_with_replacement(range(count), 2))
     terms = np.column_stack([np.ones(len(places)), places, *(places[:, i] * places[:, j] for i, j in pairs)])
     weights = (values.min() / np.maximum(values, 1e-12)) ** 2 + 1e-3
-    found = np.linalg.lstsq(terms * weights[:, None], values * weights, rcond=None)[0]
+    coefficients = np.linalg.lstsq(terms * weights[:, None], values * weights, rcond=None)[0]
     bend = np.zeros((count, count))
-    for (i, j), value in zip(pairs, found[1 + count :], strict=True):
+    for (i, j), value in zip(pairs, coefficients[1 + count :], strict=True):
         bend[i, j] += value
         bend[j, i] += value
     bent, axes = np.linalg.eigh(bend)
     # Along an axis in which it does not bend upwards: to the end of what is known.
-    slope = axes.T @ found[1 : 1 + count]
+    slope = axes.T @ coefficients[1 : 1 + count]
     steps = np.where(bent > 1e-9, -slope / np.maximum(bent, 1e-9), -np.sign(slope) * AROUND)
     return tuple(float(value) for value in centre + axes @ steps * spacing)
 
 
 def _loss(points: Sequence[Point], build: Build, constants: Constants) -> float:
-    found = errors(points, build, constants)
-    return sum(point.weight * huber(error) for point, error in zip(points, found, strict=True))
+    residuals = errors(points, build, constants)
+    return sum(point.weight * huber(error) for point, error in zip(points, residuals, strict=True))
 
 
 def huber(error: float) -> float:

@@ -116,13 +116,13 @@ class CopyBench:
 
 def sweep(bench: CopyBench) -> dict[Direction, dict[int, float]]:
     """Direction -> size -> ns of one copy of many, one after the other."""
-    found: dict[Direction, dict[int, float]] = {"h2d": {}, "d2h": {}}
+    times_ns: dict[Direction, dict[int, float]] = {"h2d": {}, "d2h": {}}
     for size in SIZES:
         count = max(FEWEST, min(MOST, SWEPT_BYTES // size))
         for direction in DIRECTIONS:
-            found[direction][size] = bench.graph_ns((), {direction: bench.copies(size, count, direction)}) / count
+            times_ns[direction][size] = bench.graph_ns((), {direction: bench.copies(size, count, direction)}) / count
         bench.forget()
-    return found
+    return times_ns
 
 
 def line(points: dict[int, float]) -> tuple[float, float]:
@@ -237,8 +237,8 @@ def measure() -> dict[str, object]:
     bench = CopyBench()
     points = sweep(bench)
     result: dict[str, object] = {
-        "sweep_ns": {d: {str(size): ns for size, ns in found.items()} for d, found in points.items()},
-        "lines": {d: line(found) for d, found in points.items()},
+        "sweep_ns": {d: {str(size): ns for size, ns in times_ns.items()} for d, times_ns in points.items()},
+        "lines": {d: line(times_ns) for d, times_ns in points.items()},
         "both_bytes_per_ns": both_ways(bench),
         "switch_ns": {d: switch_ns(bench, d) for d in DIRECTIONS},
     }
@@ -246,14 +246,14 @@ def measure() -> dict[str, object]:
     for name, kernel in kernels_by_kind().items():
         choices: tuple[tuple[Direction, ...], ...] = (("d2h",), ("h2d",), DIRECTIONS)
         for directions in choices:
-            found = beside(bench, kernel, directions)
+            slowed = beside(bench, kernel, directions)
             rows[f"{name} beside {'+'.join(directions)}"] = {
-                "kernels_alone_ns": found.kernels_alone_ns,
-                "kernels_ns": found.kernels_ns,
-                "slowdown": found.slowdown,
-                "copies_alone_ns": found.copies_alone_ns,
-                "copies_ns": found.copies_ns,
-                "copy_slowdown": found.copy_slowdown,
+                "kernels_alone_ns": slowed.kernels_alone_ns,
+                "kernels_ns": slowed.kernels_ns,
+                "slowdown": slowed.slowdown,
+                "copies_alone_ns": slowed.copies_alone_ns,
+                "copies_ns": slowed.copies_ns,
+                "copy_slowdown": slowed.copy_slowdown,
             }
             torch.cuda.empty_cache()
         bench.forget()

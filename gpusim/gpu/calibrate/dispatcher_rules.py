@@ -71,8 +71,8 @@ def most_room(bench: Bench, limits: Limits) -> Rule:
             held = Counter(first.sm)
             before = [held[sm] for sm in range(bench.sms)]
             beside = [sm for sm, at in zip(second.sm, second.start_ns, strict=True) if at < min(first.end_ns)]
-            found = Counter((held[sm], number) for sm, number in Counter(beside).items())
-            if found == spread(before, 256, blocks, threads, limits, bench.timer_sms):
+            placed = Counter((held[sm], number) for sm, number in Counter(beside).items())
+            if placed == spread(before, 256, blocks, threads, limits, bench.timer_sms):
                 right += 1
             else:
                 wrong.append(f"{count} blocks of 256 threads, then {blocks} of {threads}")
@@ -104,7 +104,7 @@ def spread(
             if room[sm] >= level and blocks > 0:
                 gets[sm] += 1
                 blocks -= 1
-    return Counter((held, got) for held, got in zip(before, gets, strict=True) if got)
+    return Counter((held, taken) for held, taken in zip(before, gets, strict=True) if taken)
 
 
 # --- When ---
@@ -154,16 +154,16 @@ def draining(bench: Bench, limits: Limits) -> Rule:
 def priorities(bench: Bench, limits: Limits) -> Rule:
     """A kernel of higher priority beside one that has blocks waiting."""
     full = bench.sms * (limits.threads_per_sm // 256)
-    found = {}
+    overtaking = {}
     for priority in (0, -1):
         first, second = bench.place([Hold(3 * full, 256, 30), Hold(bench.sms, 256, 15, delay_us=15, priority=priority)])
-        found[priority] = sum(start < max(first.start_ns) for start in second.start_ns)
+        overtaking[priority] = sum(start < max(first.start_ns) for start in second.start_ns)
     return Rule(
         name="priority",
         rule="blocks of higher priority that wait are placed first; of equal priority, in order of the kernels' starts",
-        holds=found[0] == 0 and found[-1] == bench.sms,
-        found=f"of {bench.sms} blocks {found[-1]} overtook with higher priority, {found[0]} with the same",
-        numbers={"overtook_higher": found[-1], "overtook_equal": found[0]},
+        holds=overtaking[0] == 0 and overtaking[-1] == bench.sms,
+        found=f"of {bench.sms} blocks {overtaking[-1]} overtook with higher priority, {overtaking[0]} with the same",
+        numbers={"overtook_higher": overtaking[-1], "overtook_equal": overtaking[0]},
     )
 
 
@@ -240,7 +240,7 @@ def gaps(bench: Bench, limits: Limits) -> Rule:
     spreads, fuller = [], []
     for per_sm, threads in CHAINED:
         blocks = per_sm * bench.sms or 1
-        found: list[float] = []
+        gaps_ns: list[float] = []
         for width in WIDTHS:
             taken = blocks * threads * width / (bench.sms * limits.threads_per_sm)
             if taken > 1 or blocks * width * CHAIN_KERNELS > ROWS * 3 // 4:
@@ -251,10 +251,10 @@ def gaps(bench: Bench, limits: Limits) -> Rule:
             )
             numbers[f"{blocks} blocks, {width} chains"] = gap_ns
             if taken < 1:
-                found.append(gap_ns)
+                gaps_ns.append(gap_ns)
             else:
-                fuller.append(gap_ns - max(found))
-        spreads.append(max(found) - min(found))
+                fuller.append(gap_ns - max(gaps_ns))
+        spreads.append(max(gaps_ns) - min(gaps_ns))
     return Rule(
         name="gap in a chain",
         rule="a kernel starts a fixed time after its predecessor's last block, however many chains there are, while "

@@ -32,7 +32,7 @@ PACE_NS = 20_000
 PROCESS_TIMEOUT_S = 180
 
 
-class _Found(TypedDict):
+class _Units(TypedDict):
     """What one process measured: of each of `SHAPES` its time and the host's pace, in ns but for `units`."""
 
     units: list[float]
@@ -48,14 +48,14 @@ def measure_hyper_q(command: str, say: Callable[[str], None] = lambda _: None) -
     spins, firsts = [], []
     for connections in CONNECTIONS:
         say(f"launches into streams with {connections} hardware queues")
-        found = _in_process(connections)
-        spins.append(found["spin_ns"])
-        firsts.append(found["first_launch_ns"])
+        measured = _in_process(connections)
+        spins.append(measured["spin_ns"])
+        firsts.append(measured["first_launch_ns"])
         cells += [
             HyperQCell(
                 connections=connections, streams=k, depth=d, depth_first=depth_first, units=units, launch_ns=round(pace)
             )
-            for (k, d, depth_first), units, pace in zip(SHAPES, found["units"], found["launch_ns"], strict=True)
+            for (k, d, depth_first), units, pace in zip(SHAPES, measured["units"], measured["launch_ns"], strict=True)
         ]
     return HyperQ(
         schema=SCHEMA,
@@ -70,7 +70,7 @@ def measure_hyper_q(command: str, say: Callable[[str], None] = lambda _: None) -
     )
 
 
-def _in_process(connections: int) -> _Found:
+def _in_process(connections: int) -> _Units:
     """One number of queues: it is set for a process before it first uses the GPU."""
     environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
     program = "import json; from gpusim.gpu.calibrate.hyper_q import units; print(json.dumps(units()))"
@@ -80,11 +80,11 @@ def _in_process(connections: int) -> _Found:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise GpuError(f"measuring streams with CUDA_DEVICE_MAX_CONNECTIONS={connections} failed: {last}")
-    found: _Found = json.loads(done.stdout.splitlines()[-1])
-    return found
+    printed: _Units = json.loads(done.stdout.splitlines()[-1])
+    return printed
 
 
-def units() -> _Found:
+def units() -> _Units:
     """Time of each of `SHAPES` over that of one kernel, and the host's pace in its runs. In this process."""
     cycles = spin_cycles(SPIN_US)
     lanes = [torch.cuda.Stream() for _ in range(STREAMS)]
@@ -118,12 +118,12 @@ def units() -> _Found:
 
     gc.disable()
     one_ns, _ = medians(1, 1, False, RUNS_ALONE)
-    found = [medians(*shape) for shape in SHAPES]
+    timed = [medians(*shape) for shape in SHAPES]
     gc.enable()
     torch.cuda.set_stream(torch.cuda.default_stream())
     return {
-        "units": [wall / one_ns for wall, _ in found],
-        "launch_ns": [pace for _, pace in found],
+        "units": [wall / one_ns for wall, _ in timed],
+        "launch_ns": [pace for _, pace in timed],
         "first_launch_ns": statistics.median(firsts),
         "spin_ns": event_ns(lambda: torch.cuda._sleep(cycles), calls=5, rounds=5),
     }

@@ -58,10 +58,10 @@ class _Stages:
     def times(self, samples_ns: torch.Tensor) -> dict[tuple[int, ...], float]:
         """Mean time of each distinct stage in ns."""
         means = samples_ns.double().mean(0).tolist()
-        found: dict[tuple[int, ...], list[float]] = {}
+        times_of: dict[tuple[int, ...], list[float]] = {}
         for stage, time_ns in zip(self.stages, means, strict=True):
-            found.setdefault(stage, []).append(time_ns)
-        return {stage: statistics.fmean(times) for stage, times in found.items()}
+            times_of.setdefault(stage, []).append(time_ns)
+        return {stage: statistics.fmean(times) for stage, times in times_of.items()}
 
 
 @explain_out_of_memory
@@ -106,16 +106,16 @@ def draw(trace: Trace, count: int, rng: random.Random) -> list[tuple[int, ...]]:
     """
     lasting = {tensor.storage for tensor in trace.tensors if tensor.init is not None}
     usable = [op for op in range(len(trace.ops)) if _usable(trace, op, lasting)]
-    found: dict[tuple[int, ...], None] = {}
+    drawn: dict[tuple[int, ...], None] = {}
     for _ in range(200 * count):
-        size = 3 if len(found) % TRIPLE_EVERY == TRIPLE_EVERY - 1 else 2
-        if len(found) == count or len(usable) < size:
+        size = 3 if len(drawn) % TRIPLE_EVERY == TRIPLE_EVERY - 1 else 2
+        if len(drawn) == count or len(usable) < size:
             break
         ops = tuple(rng.sample(usable, size))
         durations = [trace.ops[op].kernels[0].dur_ns for op in ops]
         if max(durations) <= MAX_RATIO * min(durations) and _apart(trace, ops):
-            found[ops] = None
-    return list(found)
+            drawn[ops] = None
+    return list(drawn)
 
 
 def _usable(trace: Trace, op: int, lasting: Collection[int]) -> bool:

@@ -24,15 +24,15 @@ def check_rules(hardware: HardwareModel, command: str, say: Callable[[str], None
     """Run all experiments on the current GPU; `hardware` has its limits. Raises `GpuError` without a GPU."""
     require_gpu()
     facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
-    found = list(rules(BlockBench(facts.sm_clock_mhz or ASSUMED_MHZ), hardware.limits, say))
+    checked = list(rules(BlockBench(facts.sm_clock_mhz or ASSUMED_MHZ), hardware.limits, say))
     say("starts beside")
-    found.append(starts_beside())
+    checked.append(starts_beside())
     return Rules(
         schema=SCHEMA,
         gpu=facts,
         date=datetime.date.today().isoformat(),
         command=command,
         gpusim=code_version(),
-        rules=tuple(found),
+        rules=tuple(checked),
         hyper_q=measure_hyper_q(command, say),
     )

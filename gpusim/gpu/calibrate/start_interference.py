@@ -91,9 +91,9 @@ def starts_beside() -> Rule:
     return judged({name: measure(subject) for name, subject in measured.items()}, measure_single(measured["GEMM"].call))
 
 
-def judged(found: Mapping[str, Lost], single: Single) -> Rule:
+def judged(losses: Mapping[str, Lost], single: Single) -> Rule:
     """The rule, from what each op and the network lost, and a GEMM to a single end or start."""
-    network = found[NETWORK]
+    network = losses[NETWORK]
     half = half_starts(network)
     numbers = {
         "busy_starts": half,
@@ -102,14 +102,14 @@ def judged(found: Mapping[str, Lost], single: Single) -> Rule:
         "GEMM: more beside a single start": single.start_ns,
         "GEMM: more beside a start after it": single.late_ns,
     }
-    for name, lost in found.items():
+    for name, lost in losses.items():
         numbers |= {f"{name}: alone": lost.alone_ns, f"{name}: more beside {RUNS}": lost.runs_ns}
         for (width, hold_us), (starts, lost_ns) in zip(BESIDE, lost.beside, strict=True):
             chains = f"{width} chain{'s' if width > 1 else ''} of {hold_us:g} us"
             numbers[f"{name}: more than that beside {chains} ({starts:.2g} starts)"] = lost_ns
         numbers[f"{name}: limit"] = lost.limit_ns(half)
-    limits_ns = [lost.limit_ns(half) for lost in found.values()]
-    runs_ns = statistics.median(lost.runs_ns for lost in found.values())
+    limits_ns = [lost.limit_ns(half) for lost in losses.values()]
+    runs_ns = statistics.median(lost.runs_ns for lost in losses.values())
     return Rule(
         name="starts beside",
         rule="a kernel loses time to each start of another while it runs, less to each the more there are; to one that "
@@ -249,12 +249,12 @@ def measure_single(call: Call, seed: int = DEFAULT_SEED) -> Single:
 
 def _replayed(graph: Any, stamps: torch.Tensor, cases: Sequence[Any], kernels: int) -> dict[Any, float]:
     """Mean time of one kernel in each case, in ns."""
-    found: dict[Any, list[float]] = {}
+    times_of: dict[Any, list[float]] = {}
     for replay in range(REPLAYS + 2):
         graph.replay()
         torch.cuda.synchronize()
         noted = stamps.cpu().view(-1, 2)
         if replay >= 2:  # the first may still set things up
             for case, time_ns in zip(cases, (noted[:, 1] - noted[:, 0]).tolist(), strict=True):
-                found.setdefault(case, []).append(time_ns / kernels)
-    return {case: statistics.fmean(times) for case, times in found.items()}
+                times_of.setdefault(case, []).append(time_ns / kernels)
+    return {case: statistics.fmean(times) for case, times in times_of.items()}

@@ -10,8 +10,7 @@ import torch
 from gpusim.gpu.device import require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.execute import Runner, make_initial
-from gpusim.plan.sync import plan_sync
-from gpusim.trace.dependencies import dependencies
+from gpusim.plan.sync import program_order_releases
 from gpusim.trace.store import read_trace
 
 
@@ -24,8 +23,7 @@ def main(file: str, seed: int) -> None:
     runner = Runner(trace, device, trust_code=True)  # of a capture that has just run this code
     state = make_initial(trace, device, seed)
     runner.bind(state.tensors)
-    n = len(trace.ops)
-    releases = plan_sync(trace, dependencies(trace), range(n), [0] * n).releases
+    releases = program_order_releases(trace)
     runner.run_in_order(releases)
     runner.drop_temporaries()
     state.restore()

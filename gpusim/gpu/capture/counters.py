@@ -74,18 +74,18 @@ def with_counters(trace: Trace, seed: int, say: Callable[[str], None] = lambda _
         )
     if done.returncode:
         raise GpuError(f"ncu failed (exit status {done.returncode}): {_reason(said)}")
-    found = attach(trace, parse_ncu(text))
+    counted = attach(trace, parse_ncu(text))
     return msgspec.structs.replace(
-        found, provenance=msgspec.structs.replace(found.provenance, counters=ncu_version(ncu))
+        counted, provenance=msgspec.structs.replace(counted.provenance, counters=ncu_version(ncu))
     )
 
 
 def find_ncu() -> str:
     """The ncu to use. Raises `GpuError` where there is none."""
-    found = shutil.which("ncu") or next((path for place in PLACES for path in sorted(glob.glob(place))[::-1]), None)
-    if found is None:
+    program = shutil.which("ncu") or next((path for place in PLACES for path in sorted(glob.glob(place))[::-1]), None)
+    if program is None:
         raise GpuError("no ncu (Nsight Compute) on PATH: counters need it; without counters they are estimated")
-    return found
+    return program
 
 
 def ncu_version(ncu: str) -> str:
@@ -189,11 +189,11 @@ def _dim3(text: str) -> Dim3:
 
 
 def _number(text: str, unit: str, metric: str, launch: str) -> int:
-    found = _UNIT.match(unit)
-    if found is None:
+    match = _UNIT.match(unit)
+    if match is None:
         raise CaptureError(f"ncu gives '{metric}' in '{unit}', not in bytes or instructions")
     try:
-        return round(float(text.replace(",", "")) * _FACTORS[found[1]])
+        return round(float(text.replace(",", "")) * _FACTORS[match[1]])
     except (ValueError, OverflowError) as cause:
         raise CaptureError(f"ncu gives '{text}' for '{metric}' of launch {launch}, not a number") from cause
 

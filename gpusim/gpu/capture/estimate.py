@@ -15,8 +15,10 @@ from torch.overrides import TorchFunctionMode
 from gpusim.errors import CaptureError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.trace import Gpu, Trace
-from gpusim.gpu.capture.capture import CaptureOptions, bare_trace, build_step
+from gpusim.gpu.capture.capture import build_step
 from gpusim.gpu.capture.joint_graph import joint_graph
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.capture.rebuild import bare_trace
 from gpusim.gpu.capture.record import record
 from gpusim.plan.estimated_kernels import BASIS, with_estimated_kernels
 from gpusim.trace.check import check_trace

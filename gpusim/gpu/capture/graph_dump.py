@@ -35,11 +35,11 @@ def _from_torch(graph: Any) -> tuple[list[dict[str, Any]], list[dict[str, int]]]
     if not hasattr(graph, "get_graph_data"):
         return None
     try:
-        found = graph.get_graph_data()
+        dumped = graph.get_graph_data()
     except (RuntimeError, ImportError):
         return None
-    nodes = [{key: node[key] for key in _KEPT if key in node} for node in found["nodes"]]
-    return nodes, [{"from": edge["from"], "to": edge["to"]} for edge in found.get("edges", ())]
+    nodes = [{key: node[key] for key in _KEPT if key in node} for node in dumped["nodes"]]
+    return nodes, [{"from": edge["from"], "to": edge["to"]} for edge in dumped.get("edges", ())]
 
 
 def _kernel_name(driver: Any, params: Any) -> str:

@@ -17,7 +17,8 @@ from gpusim.defaults import DEFAULT_SEED
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Dtype, Frontend, Mode, Role, Trace
 from gpusim.gpu.capture import optimizers as optim
-from gpusim.gpu.capture.capture import CaptureOptions, capture_recorded, check_frontend
+from gpusim.gpu.capture.capture import capture_recorded
+from gpusim.gpu.capture.options import CaptureOptions, check_frontend
 from gpusim.gpu.capture.user_step import Phases, Untouched, UserStep, reachable, record_step
 from gpusim.gpu.device import explain_out_of_memory, precision, require_gpu
 
@@ -249,11 +250,11 @@ def _named(prefix: str, values: Any, role: Role) -> dict[str, tuple[Role, torch.
 def _check_loss(value: Any, given_loss: bool) -> None:
     if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad:
         return
-    found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    returned = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        found = "a number that no parameter has a part in"
+        returned = "a number that no parameter has a part in"
     whose = "the loss function" if given_loss else "the model, without loss=,"
-    raise CaptureError(f"{whose} returns {found}; one number that can be differentiated is needed")
+    raise CaptureError(f"{whose} returns {returned}; one number that can be differentiated is needed")
 
 
 def _autocast_dtype(autocast: torch.dtype | bool | None) -> torch.dtype | None:

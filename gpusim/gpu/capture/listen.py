@@ -225,7 +225,7 @@ class Listener(TorchDispatchMode):
         gradient_names: Iterable[str] = (),
     ) -> JointGraph:
         """The calls so far, with convolution's backward split."""
-        found = JointGraph(
+        joint = JointGraph(
             tuple(self.calls),
             dict(self._inputs),
             tuple(outputs),
@@ -234,7 +234,7 @@ class Listener(TorchDispatchMode):
             returned=tuple(returned),
             gradient_names=tuple(gradient_names),
         )
-        return with_split_convolutions(found)
+        return with_split_convolutions(joint)
 
     @property
     def inputs(self) -> Mapping[str, State]:
@@ -293,8 +293,8 @@ class Listener(TorchDispatchMode):
     def _name(self, function: Any) -> str:
         """A name that no other call has, made as `torch.fx` makes them."""
         name = self._naming._target_to_str(function.overloadpacket.__name__)
-        made: str = self._naming._graph_namespace.create_name(name, None)
-        return made
+        name_of_call: str = self._naming._graph_namespace.create_name(name, None)
+        return name_of_call
 
     # --- Tensors ---
 

@@ -106,10 +106,10 @@ def default_loss(output: Any, target: torch.Tensor | None) -> torch.Tensor:
 
 
 def _float_tensors(output: Any) -> list[torch.Tensor]:
-    found = [t for t in pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    if not found:
+    tensors = [t for t in pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    if not tensors:
         raise CaptureError("the model returns no floating-point tensor to build a loss from; give a loss function")
-    return found
+    return tensors
 
 
 def _target_for(module: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor | None:
@@ -192,15 +192,15 @@ def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[
     if not callable(make):
         raise UnknownNameError(f"function in {path}", function, [n for n in vars(module) if callable(vars(module)[n])])
     with _user_code(path):
-        made = make(batch)
+        returned = make(batch)
     problem = f"{path}:{function}(batch) must return (module, inputs) or (module, inputs, loss function)"
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not isinstance(returned[0], nn.Module):
         raise CaptureError(problem)
-    inputs = made[1] if isinstance(made[1], tuple) else (made[1],)
-    if len(made) == 2:
-        return made[0], inputs, None
-    user_loss = made[2]
-    return made[0], inputs, lambda output, target: user_loss(output)
+    inputs = returned[1] if isinstance(returned[1], tuple) else (returned[1],)
+    if len(returned) == 2:
+        return returned[0], inputs, None
+    user_loss = returned[2]
+    return returned[0], inputs, lambda output, target: user_loss(output)
 
 
 def _cast(tensor: torch.Tensor, dtype: Dtype) -> torch.Tensor:

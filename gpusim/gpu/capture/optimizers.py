@@ -55,15 +55,15 @@ def named_states(optimizers: Sequence[Optimizer], names: dict[int, str]) -> Iter
 
 def counted_by_host(optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:
     """Counts of steps, and rates, in the host's memory, where optimizers that do not count on the GPU have them."""
-    found: list[torch.Tensor] = []
+    counts: list[torch.Tensor] = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if group.get("capturable") or group.get("fused"):
                 continue
             states = [optimizer.state[p] for p in group["params"] if p in optimizer.state]
             values = [value for each in (group, *states) for value in each.values()]
-            found += [v for v in values if isinstance(v, torch.Tensor) and v.dim() == 0 and v.device.type == "cpu"]
-    return found
+            counts += [v for v in values if isinstance(v, torch.Tensor) and v.dim() == 0 and v.device.type == "cpu"]
+    return counts
 
 
 @contextmanager

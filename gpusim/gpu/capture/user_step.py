@@ -58,30 +58,30 @@ class UserStep:
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """All parameters by name; those of optimizers without a module are `parameter.0`."""
-        found = {
+        parameters = {
             ".".join(part for part in (prefix, name) if part): parameter
             for prefix, module in self.modules.items()
             for name, parameter in module.named_parameters()
         }
-        known = {id(parameter) for parameter in found.values()}
+        known = {id(parameter) for parameter in parameters.values()}
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         others = {id(p): p for group in groups for p in group["params"] if id(p) not in known}
-        return found | {f"parameter.{place}": parameter for place, parameter in enumerate(others.values())}
+        return parameters | {f"parameter.{place}": parameter for place, parameter in enumerate(others.values())}
 
     def states(self) -> list[State]:
         """Every tensor that the step may begin with, in a fixed order."""
         parameters = self.parameters()
         names = {id(parameter): name for name, parameter in parameters.items()}
-        found = [State(name, "parameter", parameter) for name, parameter in parameters.items()]
+        states = [State(name, "parameter", parameter) for name, parameter in parameters.items()]
         for prefix, module in self.modules.items():
             buffers = dict(module.named_buffers())
-            found += [State(".".join(filter(None, (prefix, n))), "buffer", b) for n, b in buffers.items()]
-        found += [State(n, "optimizer_state", t) for n, t in optim.named_states(self.optimizers, names)]
-        found += [State(f"grad.{n}", "gradient", p.grad) for n, p in parameters.items() if p.grad is not None]
-        found += [State(name, role, tensor) for name, (role, tensor) in self.named.items()]
+            states += [State(".".join(filter(None, (prefix, n))), "buffer", b) for n, b in buffers.items()]
+        states += [State(n, "optimizer_state", t) for n, t in optim.named_states(self.optimizers, names)]
+        states += [State(f"grad.{n}", "gradient", p.grad) for n, p in parameters.items() if p.grad is not None]
+        states += [State(name, role, tensor) for name, (role, tensor) in self.named.items()]
         host = {id(tensor) for tensor in optim.counted_by_host(self.optimizers)}
-        once = {id(state.tensor): state for state in reversed(found)}
-        return [s for s in found if once[id(s.tensor)] is s and id(s.tensor) not in host and self._is_here(s.tensor)]
+        once = {id(state.tensor): state for state in reversed(states)}
+        return [s for s in states if once[id(s.tensor)] is s and id(s.tensor) not in host and self._is_here(s.tensor)]
 
     def _is_here(self, tensor: torch.Tensor) -> bool:
         return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == self.device.type
@@ -197,7 +197,7 @@ def _of_step(listener: Listener, tensors: Sequence[torch.Tensor]) -> list[tuple[
 
 def _changes(calls: Sequence[Call], again: Sequence[Call]) -> list[str]:
     """Numbers that are others in the next step, in words. Raises `CaptureError` where the calls are others."""
-    found: dict[str, None] = {}
+    changes: dict[str, None] = {}
     for one, other in zip(calls, again, strict=False):
         shape_one, shape_other = _shape(one), _shape(other)
         if shape_one != shape_other:
@@ -206,14 +206,14 @@ def _changes(calls: Sequence[Call], again: Sequence[Call]) -> list[str]:
                 f"{other.function} or other arguments in the next"
             )
         if repr((one.args, one.kwargs)) != repr((other.args, other.kwargs)):
-            found[f"{one.line}: numbers of {one.function}"] = None
+            changes[f"{one.line}: numbers of {one.function}"] = None
     if len(calls) != len(again):
         longer = calls if len(calls) > len(again) else again
         extra = longer[min(len(calls), len(again))]
         raise CaptureError(
             f"{extra.line}: the step does not do the same each time: it made {len(calls)} calls, then {len(again)}"
         )
-    return list(found)
+    return list(changes)
 
 
 def _other_constants(graph: JointGraph, again: JointGraph) -> list[str]:
@@ -232,7 +232,7 @@ def _shape(call: Call) -> Any:
 def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer]]:
     """Modules and optimizers that a function can use, by the names that it has for them."""
     modules: dict[str, torch.nn.Module] = {}
-    found: list[Optimizer] = []
+    optimizers: list[Optimizer] = []
     seen: set[int] = set()
 
     def look(value: Any, name: str, depth: int) -> None:
@@ -242,7 +242,7 @@ def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer
         if isinstance(value, torch.nn.Module):
             modules[name] = value
         elif isinstance(value, Optimizer):
-            found.append(value)
+            optimizers.append(value)
         elif isinstance(value, functools.partial):
             for part in (value.func, *value.args, *value.keywords.values()):
                 look(part, name, depth + 1)
@@ -265,7 +265,7 @@ def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer
                 look(part, key, depth + 1)
 
     look(function, "", 0)
-    return ({"": next(iter(modules.values()))} if len(modules) == 1 else modules), found
+    return ({"": next(iter(modules.values()))} if len(modules) == 1 else modules), optimizers
 
 
 def _names_of(function: types.FunctionType) -> dict[str, Any]:

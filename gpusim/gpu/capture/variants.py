@@ -83,8 +83,11 @@ def with_measured_variants(
             measured |= alone(measure_calls, trace, seed, autotuned, own, tf32)
     if not measured:
         return trace
-    found = variants_from(trace, measured)
-    ops = (msgspec.structs.replace(op, variants=op.variants + each) for op, each in zip(trace.ops, found, strict=True))
+    new_variants = variants_from(trace, measured)
+    ops = (
+        msgspec.structs.replace(op, variants=op.variants + each)
+        for op, each in zip(trace.ops, new_variants, strict=True)
+    )
     return msgspec.structs.replace(trace, ops=tuple(ops))
 
 
@@ -133,12 +136,12 @@ def variants_from(trace: Trace, measured: Measured) -> list[tuple[Variant, ...]]
         control = measured[(op, "")]
         for covering in (False, True):
             mine = {name: way for name, way in tried[op].items() if bool(way.covers) == covering}
-            found = [
+            new_variants = [
                 Variant(name=name, settings=way.settings, kernels=measured[(op, name)], covers=way.covers)
                 for name, way in mine.items()
                 if (op, name) in measured
             ]
-            kept = choose_variants(control, found, hardware, trace.ops if covering else ())
+            kept = choose_variants(control, new_variants, hardware, trace.ops if covering else ())
             for member in members:
                 factor = _total_ns(trace.ops[member].kernels) / max(1, _total_ns(control))
                 result[member] += tuple(
@@ -153,7 +156,7 @@ def ways_to_try(trace: Trace) -> dict[int, dict[str, Chain]]:
     plain = {op.target for op in trace.ops for variant in op.variants if not variant.covers}
     covering = {(op.target, variant.name) for op in trace.ops for variant in op.variants if variant.covers}
     chains = chains_of(trace)
-    found: dict[int, dict[str, Chain]] = {}
+    ways_of: dict[int, dict[str, Chain]] = {}
     for index, op in enumerate(trace.ops):
         if not op.kernels:
             continue
@@ -162,8 +165,8 @@ def ways_to_try(trace: Trace) -> dict[int, dict[str, Chain]]:
             ways |= {name: Chain((), settings) for name, settings in settings_for(op, trace).items()}
         ways |= {name: way for name, way in chains.get(index, {}).items() if (op.target, name) not in covering}
         if ways:
-            found[index] = ways
-    return found
+            ways_of[index] = ways
+    return ways_of
 
 
 def equal_calls(trace: Trace) -> dict[int, list[int]]:
@@ -190,16 +193,16 @@ def launches(kernels: Sequence[Kernel]) -> Launches:
 
 def _all_calls(trace: Trace, autotuned: bool) -> list[_Call]:
     """What `measure_calls` runs, op by op; without the autotuner each op as captured, too."""
-    found = []
+    calls = []
     tried = ways_to_try(trace)
     for op in equal_calls(trace):
-        found += [] if autotuned else [_Call(op, "", None)]
-        found += [
+        calls += [] if autotuned else [_Call(op, "", None)]
+        calls += [
             _Call(op, name, way.settings, way.covers)
             for name, way in tried[op].items()
             if way.settings.benchmark == autotuned
         ]
-    return found
+    return calls
 
 
 def _works(runner: Runner, call: _Call) -> bool:
@@ -259,7 +262,7 @@ def _profile(runner: Runner, calls: Sequence[_Call]) -> list[tuple[Kernel, ...]]
 
 
 def choose_variants(
-    control: Sequence[Kernel], found: Sequence[Variant], hardware: HardwareModel | None, ops: Sequence[Op] = ()
+    control: Sequence[Kernel], variants: Sequence[Variant], hardware: HardwareModel | None, ops: Sequence[Op] = ()
 ) -> tuple[Variant, ...]:
     """The variants worth keeping beside the captured kernels (`control`), fastest first.
 
@@ -269,7 +272,7 @@ def choose_variants(
     """
     seen = {launches(control)}
     kept: list[Variant] = []
-    for variant in sorted(found, key=lambda each: _total_ns(each.kernels)):
+    for variant in sorted(variants, key=lambda each: _total_ns(each.kernels)):
         if launches(variant.kernels) in seen or not variant.kernels:
             continue
         seen.add(launches(variant.kernels))

@@ -17,7 +17,7 @@ def op_workspaces(runner: Runner, state: InitialState, releases: Sequence[Iterab
     The allocator keeps these counts on the host, so nothing is waited for. What a library keeps from its first call on,
     such as cuBLAS's workspace of a stream, is not an op's: the step runs once before.
     """
-    found = [0] * len(runner.trace.ops)
+    workspace_bytes = [0] * len(runner.trace.ops)
     for counted in (False, True):
         for op in range(len(runner.trace.ops)):
             runner.release(releases[op])
@@ -25,8 +25,8 @@ def op_workspaces(runner: Runner, state: InitialState, releases: Sequence[Iterab
             runner.run(op)
             if counted:
                 stats = torch.cuda.memory_stats()
-                found[op] = max(0, stats[_PEAK] - stats[_NOW])
+                workspace_bytes[op] = max(0, stats[_PEAK] - stats[_NOW])
         torch.cuda.synchronize()
         runner.drop_temporaries()
         state.restore()
-    return found
+    return workspace_bytes

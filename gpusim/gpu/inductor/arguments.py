@@ -42,30 +42,30 @@ def role_of(name: str) -> str:
 
 def by_position(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The same call with arguments by position wherever the operator takes them so, as a recorded call has them."""
-    found, rest = list(args), dict(kwargs)
-    for argument in operator._schema.arguments[len(found) :]:
+    positional, rest = list(args), dict(kwargs)
+    for argument in operator._schema.arguments[len(positional) :]:
         if argument.kwarg_only or argument.name not in rest:
             break
-        found.append(rest.pop(argument.name))
-    return found, rest
+        positional.append(rest.pop(argument.name))
+    return positional, rest
 
 
 def written_by(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
     """Tensors among encoded arguments that an operator changes."""
-    found: list[int] = []
+    written: list[int] = []
     for position, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += tensor_refs([value])
-    return found
+            written += tensor_refs([value])
+    return written
 
 
 def in_parts(
-    target: str, args: tuple[Any, ...], made: tuple[int | None, ...]
+    target: str, args: tuple[Any, ...], results: tuple[int | None, ...]
 ) -> list[tuple[str, tuple[Any, ...], tuple[int | None, ...]]]:
     """A call in parts that do not need each other: the gradient of the input apart from that of the weight."""
     if target != "aten.convolution_backward.default" or not (args[10][0] and (args[10][1] or args[10][2])):
-        return [("", args, made)]
+        return [("", args, results)]
     data = (*args[:10], [True, False, False])
     weight = (*args[:10], [False, *args[10][1:]])
-    return [("", data, made[:1]), ("_wgrad", weight, made[1:])]
+    return [("", data, results[:1]), ("_wgrad", weight, results[1:])]

@@ -101,17 +101,17 @@ def _as_module(
     graph: JointGraph, calls: Sequence[Call], inputs: Sequence[Given], outputs: Sequence[Value]
 ) -> fx.GraphModule:
     """The calls as an fx graph."""
-    made = fx.Graph()
+    fx_graph = fx.Graph()
     env: dict[str, fx.Node] = {}
     for number, given in enumerate(inputs):
-        node = made.placeholder(f"given_{number}")
+        node = fx_graph.placeholder(f"given_{number}")
         if len(given.names) == 1:
             env[given.names[0]] = node
             continue
         for name in given.names:
             tensor = graph.inputs[name].tensor
             place = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
-            env[name] = made.call_function(torch.ops.aten.as_strided.default, (node, *place))
+            env[name] = fx_graph.call_function(torch.ops.aten.as_strided.default, (node, *place))
 
     parts: dict[Value, fx.Node] = {}
 
@@ -121,17 +121,17 @@ def _as_module(
         if value not in parts:
             import operator
 
-            parts[value] = made.call_function(operator.getitem, (env[value.node], value.index))
+            parts[value] = fx_graph.call_function(operator.getitem, (env[value.node], value.index))
             parts[value].meta["custom"] = {CALL: value.node}
         return parts[value]
 
     for call in calls:
         args, kwargs = pytree.tree_map_only(Value, node_of, (call.args, call.kwargs))
-        node = made.call_function(call.function, tuple(args), dict(kwargs))
+        node = fx_graph.call_function(call.function, tuple(args), dict(kwargs))
         node.meta["custom"] = {CALL: call.name}
         env[call.name] = node
-    made.output([node_of(value) for value in outputs])
-    return fx.GraphModule({}, made)
+    fx_graph.output([node_of(value) for value in outputs])
+    return fx.GraphModule({}, fx_graph)
 
 
 def _functionalized(recorded: fx.GraphModule, fake: Sequence[torch.Tensor]) -> fx.GraphModule:

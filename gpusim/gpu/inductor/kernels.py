@@ -25,12 +25,12 @@ def functions_of(trace: Trace) -> list[Callable[..., Any]]:
     """
     versions.require_supported()
     kernels = compile_sources(trace.sources)
-    found: dict[str, Callable[..., Any]] = {}
+    function_of: dict[str, Callable[..., Any]] = {}
     for index, op in enumerate(trace.ops):
         key = op.source or op.target
-        if key not in found:
-            found[key] = kernels[op.source] if op.target == KERNEL else _function(op.target, index, trace.name)
-    return [found[op.source or op.target] for op in trace.ops]
+        if key not in function_of:
+            function_of[key] = kernels[op.source] if op.target == KERNEL else _function(op.target, index, trace.name)
+    return [function_of[op.source or op.target] for op in trace.ops]
 
 
 def compile_sources(sources: Iterable[Source]) -> dict[str, Callable[..., None]]:

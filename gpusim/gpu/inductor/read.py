@@ -233,7 +233,7 @@ class _Reader:
             operator = torch.ops.aten.copy_.default
         if not target and not isinstance(operator, torch._ops.OpOverload):
             raise self._refused(f"a call of {kernel.get_kernel_name()}", node)
-        made = () if out is not None else self._results(kernel)
+        results = () if out is not None else self._results(kernel)
         if not target:
             args, kwargs = by_position(operator, args, kwargs)
         encoded = tuple(self._encode(value, node) for value in args)
@@ -243,17 +243,17 @@ class _Reader:
         if out is not None:
             written = [self.places.id_of(self.places.of(out))]
             by_name["out"] = {"tensor": written[0]}
-            made = (written[0],)
+            results = (written[0],)
         elif not target:
             written = written_by(operator, encoded, by_name)
-        fresh = [index for index in made if index is not None and index not in written]
+        fresh = [index for index in results if index is not None and index not in written]
         aliases = self._is_view(kernel)
         writes = tuple(dict.fromkeys([*written, *([] if aliases else fresh)]))
         self._match([node])
         self._written.update(self._names_written(node))
         name = (target or str(operator)).split(".")[1]
         random = not target and is_random(operator)
-        for part, part_args, part_made in in_parts(target or str(operator), encoded, made):
+        for part, part_args, part_made in in_parts(target or str(operator), encoded, results):
             part_writes = tuple(w for w in writes if w in written or w in part_made)
             reads = tuple(read) if part_writes else ()
             self._add(name + part, target or str(operator), part_args, by_name, part_made, reads, part_writes, [node],
@@ -355,12 +355,12 @@ class _Reader:
 
     def outputs(self) -> list[int]:
         """Tensors that the graph returns."""
-        found = []
+        ids = []
         for output in self.graph.graph_outputs:
             if not isinstance(output, self.ir.IRNode) or isinstance(output, self.ir.NoneAsConstantBuffer):
                 raise self._refused("an output that is no tensor", None)
-            found.append(self.places.id_of(self.places.of(output)))
-        return found
+            ids.append(self.places.id_of(self.places.of(output)))
+        return ids
 
     # --- Ops ---
 
@@ -413,9 +413,9 @@ class _Reader:
         layers = [call.layer for call in calls if call.phase == phase and call.layer]
         return phase, layers[-1] if layers else ""
 
-    def _refused(self, what: str, node: Any) -> CaptureError:
+    def _refused(self, code: str, node: Any) -> CaptureError:
         where = f" at node {node.get_name()}" if node is not None else ""
         return CaptureError(
-            f"Inductor of torch {torch.__version__} writes {what}{where}: gpusim does not know what that reads and "
+            f"Inductor of torch {torch.__version__} writes {code}{where}: gpusim does not know what that reads and "
             "writes; use the front end 'aten'"
         )

@@ -38,19 +38,19 @@ def inductor_step(graph: JointGraph, recorded: Recorded, training: bool, style: 
         def read(lines: Lines) -> Read:
             return read_lines(lines, functional, places, calls)
 
-        found = compile_graph(functional, device.type, training, read)
-    return _recorded(graph, recorded, functional, found, begun)
+        compiled = compile_graph(functional, device.type, training, read)
+    return _recorded(graph, recorded, functional, compiled, begun)
 
 
 def _recorded(
-    graph: JointGraph, recorded: Recorded, functional: FunctionalGraph, found: Read, begun: set[int]
+    graph: JointGraph, recorded: Recorded, functional: FunctionalGraph, compiled: Read, begun: set[int]
 ) -> Recorded:
     """What was read, with the values that the ATen step began and ended with."""
-    places = found.places
+    places = compiled.places
     named = _named(recorded, functional)
     if set(named) != begun:
         raise CaptureError("Inductor's graph does not begin with the states of the step")
-    outputs, gradients = found.outputs[: len(graph.outputs)], found.outputs[len(graph.outputs) :]
+    outputs, gradients = compiled.outputs[: len(graph.outputs)], compiled.outputs[len(graph.outputs) :]
     roles: tuple[tuple[list[int], Role], ...] = ((outputs, "output"), (gradients, "gradient"))
     for indices, role in roles:
         set_roles(places.tensors, indices, role)
@@ -58,14 +58,14 @@ def _recorded(
     fused = replace(
         recorded,
         returned=[None if index is None else next(returned) for index in recorded.returned],
-        ops=found.ops,
+        ops=compiled.ops,
         tensors=places.tensors,
         storages=places.storages,
         outputs=outputs,
         gradients=gradients,
         initial=places.constants,
         named=named,
-        sources=[Source(sha256=sha256, text=text) for sha256, text in found.sources.items()],
+        sources=[Source(sha256=sha256, text=text) for sha256, text in compiled.sources.items()],
     )
     return with_values(fused, recorded)
 

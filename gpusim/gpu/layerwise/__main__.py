@@ -132,7 +132,7 @@ def _timed(
     transport = Distributed(groups_of(graph, choice, gpus, options.batch_norm))
     rank = Rank(graph, choice, gpus, transport, device=device, dtype=dtype, batch_norm=options.batch_norm)
     data = make_data(graph, 0, dtype, device)
-    found = []
+    times_ns = []
     for number in range(_WARM_UP + options.steps):
         rank.clear()
         dist.barrier()
@@ -141,8 +141,8 @@ def _timed(
         rank.step(data)
         _synchronise(device)
         if number >= _WARM_UP:
-            found.append(time.perf_counter_ns() - begin)
-    return found
+            times_ns.append(time.perf_counter_ns() - begin)
+    return times_ns
 
 
 def _synchronise(device: torch.device) -> None:

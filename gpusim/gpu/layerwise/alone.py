@@ -58,17 +58,17 @@ def time_shares(
     rank: Rank, data: Data, known: dict[str, PassTimes], report: Callable[[str], None] = lambda text: None
 ) -> dict[str, PassTimes]:
     """Times of a rank's shares by `share_key`, those of `known` left out: each by itself."""
-    found: dict[str, PassTimes] = {}
+    times_of: dict[str, PassTimes] = {}
     flush = torch.empty(FLUSH_BYTES if rank.device.type == "cuda" else 1024, dtype=torch.int8, device=rank.device)
     for index, state in enumerate(rank.states):
         if not state.active:
             continue
         key = share_key(state.layer, share_of_state(rank, index))
-        if key in known or key in found:
+        if key in known or key in times_of:
             continue
         report(state.layer.name)
-        found[key] = _time_share(rank, index, data, flush)
-    return found
+        times_of[key] = _time_share(rank, index, data, flush)
+    return times_of
 
 
 def share_of_state(rank: Rank, index: int) -> Share:

@@ -50,7 +50,7 @@ class Parameter:
 
 def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
     """Parameters of each of a layer's operations."""
-    found = []
+    parameters = []
     for op in layer.ops:
         named: dict[str, Parameter] = {}
         if op.kind == "convolution":
@@ -65,8 +65,8 @@ def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
         if op.kind in ("batch_norm", "layer_norm"):
             named["weight"] = Parameter((layer.output[1],), 0.1, 1.0)
             named["bias"] = Parameter((layer.output[1],), 0.1)
-        found.append(named)
-    return found
+        parameters.append(named)
+    return parameters
 
 
 def parameters_of(layer: Layer, generator: torch.Generator, dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:

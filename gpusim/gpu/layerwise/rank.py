@@ -343,8 +343,8 @@ def sharing(
 
 def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNorm) -> set[tuple[int, ...]]:
     """All groups of ranks that a plan needs: `gpusim.gpu.layerwise.transport.Distributed` makes them."""
-    found: set[tuple[int, ...]] = {tuple(range(gpus))}
+    groups: set[tuple[int, ...]] = {tuple(range(gpus))}
     for layer, config in zip(graph.layers, choice, strict=True):
         for rank in range(gpus):
-            found |= set(sharing(layer, config, gpus, batch_norm, rank))
-    return {ranks for ranks in found if len(ranks) > 1}
+            groups |= set(sharing(layer, config, gpus, batch_norm, rank))
+    return {ranks for ranks in groups if len(ranks) > 1}

@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import CaptureOptions, rebuild
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.capture.rebuild import rebuild
 from gpusim.gpu.capture.record import Recorded
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
 from gpusim.gpu.optimize.lists import with_split_lists
@@ -147,14 +148,14 @@ class _Watched:
     def returned(self, ids: Sequence[int | None]) -> Returned:
         """What the step returns, once its tensors have ids."""
         numbers = iter(ids)
-        found: list[Any] = []
+        leaves: list[Any] = []
         for leaf in self._leaves:
             if not isinstance(leaf, torch.Tensor):
-                found.append(leaf)
+                leaves.append(leaf)
                 continue
             index = next(numbers)
-            found.append(leaf.detach() if index is None else Computed(index))
-        return Returned(self._spec, tuple(found))
+            leaves.append(leaf.detach() if index is None else Computed(index))
+        return Returned(self._spec, tuple(leaves))
 
 
 def gradients_of(captured: Captured, tensors: Sequence[torch.Tensor | None]) -> Gradients:

@@ -104,11 +104,11 @@ def tried(
             if not number:
                 raise
             say(f"left out {schedule.policy} on {schedule.stream_count} streams: {cause}")
-    found = _timed(unique, ready, executor)
-    sequential = found["0"]
-    kept = [c for c in found.values() if memory_limit_bytes is None or c.ready.peak_bytes <= memory_limit_bytes]
+    timed = _timed(unique, ready, executor)
+    sequential = timed["0"]
+    kept = [c for c in timed.values() if memory_limit_bytes is None or c.ready.peak_bytes <= memory_limit_bytes]
     if not kept:
-        least, limit = min(each.ready.peak_bytes for each in found.values()), memory_limit_bytes or 0
+        least, limit = min(each.ready.peak_bytes for each in timed.values()), memory_limit_bytes or 0
         raise OptionError(
             f"memory limit {format_bytes(limit)}: the least that any schedule takes is {format_bytes(least)}"
         )
@@ -121,11 +121,16 @@ def _best_recording(
     captured: Captured, trace: Trace, executor: Executor, first: Candidate, memory_limit_bytes: int | None
 ) -> Candidate:
     """The fastest of several recordings of a schedule: its tensors come to lie elsewhere in each."""
-    made = [first.ready, *(executor.prepare(captured, trace, first.schedule) for _ in range(executor.recordings - 1))]
-    if len(made) == 1:
+    recordings = [
+        first.ready,
+        *(executor.prepare(captured, trace, first.schedule) for _ in range(executor.recordings - 1)),
+    ]
+    if len(recordings) == 1:
         return first
     ready = {
-        str(n): each for n, each in enumerate(made) if not n or each.peak_bytes <= (memory_limit_bytes or MAX_BYTES)
+        str(n): each
+        for n, each in enumerate(recordings)
+        if not n or each.peak_bytes <= (memory_limit_bytes or MAX_BYTES)
     }
     times = executor.times_ns(ready, dict.fromkeys(ready, first.predicted_ns))
     fastest = min(ready, key=lambda name: times[name])

@@ -17,7 +17,7 @@ import torch
 from gpusim.arguments import memory_bytes, real
 from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
 from gpusim.errors import OptionError
-from gpusim.gpu.capture.capture import CaptureOptions
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.callable import CANNOT
 from gpusim.gpu.optimize.choose import Wanted
@@ -59,10 +59,10 @@ def compiled(
 
     def compiler(part: Part) -> Callable[..., Any]:
         def make(graph: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-            made = AtenGraph(graph, part, wanted, executor, saved_at)
+            aten_graph = AtenGraph(graph, part, wanted, executor, saved_at)
 
             def boxed(given: list[Any]) -> Any:
-                return made(given)
+                return aten_graph(given)
 
             boxed._boxed_call = True  # type: ignore[attr-defined]  # inputs come as a list, which is to be emptied
             return boxed
@@ -160,7 +160,7 @@ class AtenGraph:
         if len(places) != len(args):
             self._fail("shapes are symbolic (dynamic=True), and a captured step has fixed ones")
             return
-        saved = {place: found for place in places if (found := self._saved_at.get(_memory(args[place])))}
+        saved = {place: memory for place in places if (memory := self._saved_at.get(_memory(args[place])))}
         static = {place for place in places if place in self._static or place in saved}
         self._copied = [place for place in places if place not in static]
         # `data` has a version of its own: trials write to saved tensors, and put back what was there.
@@ -184,19 +184,19 @@ class AtenGraph:
         count = len(next(node for node in self.graph.graph.nodes if node.op == "output").args[0])
         kept = frozenset(range(self._returned, count)) if self.part == "forward" else frozenset()
         gc.collect()
-        holders = {found: found.holders() for found in saved.values()}
+        holders = {memory: memory.holders() for memory in saved.values()}
         try:
             with torch.no_grad():
-                made, _ = self._maker.make(step, options, [fixed[place] for place in self._copied], kept=kept)
+                variant, _ = self._maker.make(step, options, [fixed[place] for place in self._copied], kept=kept)
         except CANNOT as cause:
             self._fail(str(cause).splitlines()[0])
             return
-        self._variant = made
+        self._variant = variant
         self._fixed = [(place, args[place].data_ptr()) for place in sorted(static)]
-        for found, before in holders.items():
-            found.bind(before)
+        for memory, before in holders.items():
+            memory.bind(before)
         if kept:
-            self._saved = Saved(made.memory_of(kept))
+            self._saved = Saved(variant.memory_of(kept))
             self._saved_at.update(dict.fromkeys(self._saved.addresses(), self._saved))
 
     def _fail(self, problem: str) -> None:

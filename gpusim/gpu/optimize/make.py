@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gpusim.errors import CaptureError, GpusimError, ReplayError, StepError
-from gpusim.gpu.capture.capture import CaptureOptions
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
@@ -71,9 +71,9 @@ class StepMaker:
         with put_back(step, roots):
             captured = capture_bound(step, rates, options, inputs)
         facts = self._facts()
-        found = cache.find(captured.trace, facts, self.say)
-        if found is not None:
-            entry, trace, schedule = found
+        cached = cache.find(captured.trace, facts, self.say)
+        if cached is not None:
+            entry, trace, schedule = cached
             with put_back(step), restored(captured):
                 ready = self.executor.prepare(captured, trace, schedule)
             before = Candidate(schedule, ready, entry.optimized_ns, entry.predicted_ns)

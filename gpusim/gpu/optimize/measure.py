@@ -92,7 +92,7 @@ def measure(asked: Asked) -> Measured:
             contenders[peer] = make(peer, step)
         except Exception as cause:  # torch.compile raises errors of many kinds
             left_out[peer] = (str(cause) or type(cause).__name__).splitlines()[0]
-    found = {name: deviation(step, each, initial) for name, each in contenders.items()}
+    deviations = {name: deviation(step, each, initial) for name, each in contenders.items()}
     times = times_in_turns({name: each.call for name, each in contenders.items()}, batches_of(step))
     gain = fast.gain
     assert gain is not None
@@ -101,7 +101,7 @@ def measure(asked: Asked) -> Measured:
         optimized=times.pop("optimize"),
         peers=times,
         peer_bytes={name: each.peak_bytes for name, each in contenders.items() if name != "optimize"},
-        deviations={name: value for name, value in found.items() if value is not None},
+        deviations={name: value for name, value in deviations.items() if value is not None},
         left_out=left_out,
         optimize_s=optimize_s,
         sequential_ns=gain.sequential_ns,

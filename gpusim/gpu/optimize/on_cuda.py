@@ -12,7 +12,6 @@ import torch
 
 from gpusim.formats.hardware import HardwareModel, default_hardware, hardware_for_gpu
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import program_order_releases
 from gpusim.gpu.capture.variants import with_measured_variants
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.gpu.optimize.captured import Captured
@@ -22,6 +21,7 @@ from gpusim.gpu.profiling import host_times, profile_ops
 from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
 from gpusim.gpu.replay.timing import time_interleaved
 from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import program_order_releases
 from gpusim.trace.dependencies import dependencies
 
 #: Rounds in which schedules are held against each other, and their length in ms.
@@ -76,8 +76,8 @@ class CudaExecutor:
 
     def hardware(self) -> tuple[HardwareModel, bool]:
         """The model of this GPU, or that of another one where this one has none."""
-        found = hardware_for_gpu(torch.cuda.get_device_name(self.device))
-        return (found, found.calibrated) if found is not None else (default_hardware(""), False)
+        model = hardware_for_gpu(torch.cuda.get_device_name(self.device))
+        return (model, model.calibrated) if model is not None else (default_hardware(""), False)
 
     def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Trace:
         """The trace with the kernels of each op, profiled, and the time of the sequential graph."""

@@ -70,7 +70,7 @@ class Rates:
 
     def other_options(self) -> tuple[Any, ...]:
         """All that a captured step has as numbers: other options, and rates that are no tensors; hashable."""
-        found: list[Any] = []
+        options: list[Any] = []
         for tensors, optimizer in zip(self.tensors, self.optimizers, strict=True):
             for number, group in enumerate(optimizer.param_groups):
                 tensor = tensors[number] if number < len(tensors) else None
@@ -78,9 +78,9 @@ class Rates:
                     value = group.get(key)
                     rate = key == "lr" and (tensor is not None or isinstance(value, torch.Tensor))
                     if key not in _LAUNCHING and not rate:
-                        found.append(value if isinstance(value, _HASHABLE) else repr(value)[:200])
-                found.append(len(group["params"]))
-        return tuple(found)
+                        options.append(value if isinstance(value, _HASHABLE) else repr(value)[:200])
+                options.append(len(group["params"]))
+        return tuple(options)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -114,14 +114,14 @@ def _own_graph(step: ModelStep, model: nn.Module) -> Call:
         for _ in range(WARMUP_CALLS):
             call(*fixed)
     torch.cuda.current_stream().wait_stream(side)
-    made: list[tuple[torch.cuda.CUDAGraph, Any]] = []
+    recordings: list[tuple[torch.cuda.CUDAGraph, Any]] = []
     for _ in range(RECORDINGS):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result = call(*fixed)
-        made.append((graph, result))
-    timed = time_interleaved({str(n): graph.replay for n, (graph, _) in enumerate(made)}, TRIAL_ROUNDS, TRIAL_MS)
-    graph, result = made[min(range(RECORDINGS), key=lambda n: timed[str(n)].median_ns)]
+        recordings.append((graph, result))
+    timed = time_interleaved({str(n): graph.replay for n, (graph, _) in enumerate(recordings)}, TRIAL_ROUNDS, TRIAL_MS)
+    graph, result = recordings[min(range(RECORDINGS), key=lambda n: timed[str(n)].median_ns)]
     memory = [each for each in fixed if isinstance(each, torch.Tensor)]
 
     def replayed(*args: Any) -> Any:
@@ -160,22 +160,22 @@ def deviation(step: ModelStep, contender: Contender, initial: dict[str, Any]) ->
     reference.load_state_dict(initial)
     exact = ModelStep(step.network, reference, _doubled(step.inputs), step.target, step.loss)
     wanted = user_step(exact, reference, reference)(*tensors_of(exact))
-    found = [_apart(pytree.tree_leaves(output), pytree.tree_leaves(wanted))]
+    errors = [_apart(pytree.tree_leaves(output), pytree.tree_leaves(wanted))]
     gradients = [[p.grad for p in model.parameters()] for model in (contender.model, reference)]
-    found.append(_apart(*gradients))
+    errors.append(_apart(*gradients))
     contender.model.load_state_dict(initial)
-    return max(found)
+    return max(errors)
 
 
 def _doubled(inputs: Sequence[Any]) -> tuple[Any, ...]:
     def doubled(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.double() if tensor.is_floating_point() else tensor
 
-    found: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, doubled, tuple(inputs))
-    return found
+    inputs_doubled: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, doubled, tuple(inputs))
+    return inputs_doubled
 
 
-def _apart(found: Sequence[Any], wanted: Sequence[Any]) -> float:
-    pairs = [(a.double(), b.double()) for a, b in zip(found, wanted, strict=True) if isinstance(a, torch.Tensor)]
+def _apart(computed: Sequence[Any], wanted: Sequence[Any]) -> float:
+    pairs = [(a.double(), b.double()) for a, b in zip(computed, wanted, strict=True) if isinstance(a, torch.Tensor)]
     norm = sum(b.square().sum().item() for _, b in pairs) ** 0.5
     return sum((a - b).square().sum().item() for a, b in pairs) ** 0.5 / norm if norm else 0.0

@@ -124,8 +124,8 @@ def wrong_orders(
     rng = Random(seed)
     actual = racing.happens_before
     wanted = in_recorded_order(racing.trace, state, device, seed)
-    found = (racing.results(state, device, actual.any_order(rng), seed, planned) for _ in range(orders))
-    return sum(not same(each, wanted) for each in found)
+    results = (racing.results(state, device, actual.any_order(rng), seed, planned) for _ in range(orders))
+    return sum(not same(each, wanted) for each in results)
 
 
 def caught(

@@ -49,19 +49,19 @@ class States:
 
         Call it while `rates.in_use()`: counts are then on the device, and the user's show copies in the host's memory.
         """
-        found: list[tuple[Optimizer, torch.Tensor, str, torch.Tensor, bool]] = []
+        states: list[tuple[Optimizer, torch.Tensor, str, torch.Tensor, bool]] = []
         for optimizer in step.optimizers:
             for parameter, state in optimizer.state.items():
                 for key, value in state.items():
                     count = key == STEP and id(parameter) not in rates.counts_on_device
                     if isinstance(value, torch.Tensor) and (id(value) in used or count):
-                        found.append((optimizer, parameter, key, value, count))
-        counted = [value for *_, value, count in found if count]
+                        states.append((optimizer, parameter, key, value, count))
+        counted = [value for *_, value, count in states if count]
         counts = torch.zeros(len(counted))
         # One that the step does not use is a number that the host counts for itself.
         per_step = torch.tensor([used.get(id(value), 1.0) for value in counted])
         views = iter(counts.unbind())
-        slots = [_State(o, p, key, value, next(views) if count else value) for o, p, key, value, count in found]
+        slots = [_State(o, p, key, value, next(views) if count else value) for o, p, key, value, count in states]
         return cls(slots, counts, per_step)
 
     def adopt(self) -> bool:
@@ -82,15 +82,15 @@ class States:
 
     def _adopt(self) -> bool:
         counted = self._counts._version != self._version
-        found: list[tuple[_State, dict[str, Any], torch.Tensor]] = []
+        current_states: list[tuple[_State, dict[str, Any], torch.Tensor]] = []
         for slot in self._slots:
             state = slot.optimizer.state.get(slot.parameter)
             current = None if state is None else state.get(slot.key)
             if state is None or current is None:
                 return False
-            found.append((slot, state, current))
+            current_states.append((slot, state, current))
         with torch.no_grad():
-            for slot, state, current in found:
+            for slot, state, current in current_states:
                 if current is slot.shown and (slot.shown is slot.tensor or not counted):
                     continue
                 slot.tensor.copy_(current)
@@ -99,7 +99,7 @@ class States:
                 state[slot.key] = slot.shown
         self._version = self._counts._version
         self._known = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        self._shown = [(state, slot.key, slot.shown) for slot, state, _ in found]
+        self._shown = [(state, slot.key, slot.shown) for slot, state, _ in current_states]
         return True
 
     def stepped(self) -> None:

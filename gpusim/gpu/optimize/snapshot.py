@@ -34,16 +34,16 @@ class Snapshot:
         self._rng = rng_state(step.device)
 
     def _tensors(self) -> list[torch.Tensor]:
-        found = [
+        leaves = [
             *self._python.tensors,
             *self._parameters,
             *(buffer for buffers in self._buffers for buffer in buffers.values()),
             *self._inputs,
         ]
-        found += [gradient for gradient in self._gradients if gradient is not None]
+        leaves += [gradient for gradient in self._gradients if gradient is not None]
         for groups, states in zip(self._groups, self._states, strict=True):
-            found += [value for values in (*groups, *states.values()) for value in values.values()]
-        return list({id(each): each for each in found if isinstance(each, torch.Tensor)}.values())
+            leaves += [value for values in (*groups, *states.values()) for value in values.values()]
+        return list({id(each): each for each in leaves if isinstance(each, torch.Tensor)}.values())
 
     def restore(self) -> None:
         """Everything is as it was."""

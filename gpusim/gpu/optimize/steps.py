@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Dtype, Mode
-from gpusim.gpu.capture.capture import CaptureOptions
 from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 
 

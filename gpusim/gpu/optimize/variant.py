@@ -67,9 +67,9 @@ class Variant:
         """Where these results lie, but for those that are in memory of the user's own."""
         ids = [leaf.tensor for place in places if isinstance(leaf := self._leaves[place], Computed)]
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self._inputs}
-        found = [(index, tensor) for index in ids if (tensor := self.ready.tensors[index]) is not None]
+        indexed = [(index, tensor) for index in ids if (tensor := self.ready.tensors[index]) is not None]
         live = self.captured.live
-        return [t for index, t in found if index not in live or t.untyped_storage().data_ptr() in inputs]
+        return [t for index, t in indexed if index not in live or t.untyped_storage().data_ptr() in inputs]
 
     def _result(self, place: int, leaf: Any) -> Any:
         if not isinstance(leaf, Computed):

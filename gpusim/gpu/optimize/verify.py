@@ -12,13 +12,13 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError, ReplayError
 from gpusim.formats.trace import Dtype
-from gpusim.gpu.capture.capture import program_order_releases
 from gpusim.gpu.capture.optimizers import named_states
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.captured import Captured, Computed
 from gpusim.gpu.optimize.executors import UserRunner, state_of
 from gpusim.gpu.replay.compare import NOISE_FACTOR, VARIANT_TOLERANCE
 from gpusim.gpu.replay.rounding import rounding_noise
+from gpusim.plan.sync import program_order_releases
 
 Results = dict[str, torch.Tensor]
 
@@ -35,16 +35,16 @@ class Verified:
 def results_of_step(step: UserStep, returned: Any) -> Results:
     """Copies of all that a step leaves: what it returns, gradients, parameters, buffers, states of optimizers."""
     leaves = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
-    found = {f"output {place}": leaf for place, leaf in enumerate(leaves)}
+    results = {f"output {place}": leaf for place, leaf in enumerate(leaves)}
     parameters = step.parameters()
-    found |= {f"parameter {name}": parameter for name, parameter in parameters.items()}
-    found |= {f"gradient {name}": p.grad for name, p in parameters.items() if p.grad is not None}
+    results |= {f"parameter {name}": parameter for name, parameter in parameters.items()}
+    results |= {f"gradient {name}": p.grad for name, p in parameters.items() if p.grad is not None}
     for prefix, module in step.modules.items():
         named = module.named_buffers()
-        found |= {f"buffer {'.'.join(filter(None, (prefix, name)))}": buffer for name, buffer in named}
+        results |= {f"buffer {'.'.join(filter(None, (prefix, name)))}": buffer for name, buffer in named}
     names = {id(parameter): name for name, parameter in parameters.items()}
-    found |= {f"state {name}": tensor for name, tensor in named_states(step.optimizers, names)}
-    return {name: tensor.detach().clone() for name, tensor in found.items()}
+    results |= {f"state {name}": tensor for name, tensor in named_states(step.optimizers, names)}
+    return {name: tensor.detach().clone() for name, tensor in results.items()}
 
 
 def noise_of_step(captured: Captured, device: torch.device) -> dict[str, float]:
@@ -66,14 +66,14 @@ def noise_of_step(captured: Captured, device: torch.device) -> dict[str, float]:
     return named | {f"gradient {name}": noise.get(index, 0.0) for name, index in gradients}
 
 
-def apart(found: Results, wanted: Results, before: Results, noise: Mapping[str, float]) -> tuple[float, str]:
+def apart(results: Results, wanted: Results, before: Results, noise: Mapping[str, float]) -> tuple[float, str]:
     """The largest distance of results of one kind, over how much that kind holds or has moved; and that kind.
 
     Kinds are outputs, gradients, parameters, buffers and states. What a step changes is compared by its change: a
     parameter moves by little, and all of that may be wrong. As much as `noise` explains of a result counts as nothing.
     Raises `ReplayError` for a result that is missing.
     """
-    missing = wanted.keys() ^ found.keys()
+    missing = wanted.keys() ^ results.keys()
     if missing:
         raise ReplayError(f"'{min(missing)}' is there after one of the two steps only")
     differences: dict[str, float] = {}
@@ -83,7 +83,7 @@ def apart(found: Results, wanted: Results, before: Results, noise: Mapping[str, 
         start = before.get(name) if kind in ("parameter", "buffer", "state") else None
         changed = start is not None and start.shape == reference.shape
         moved = reference.double() - start.double() if changed and start is not None else reference
-        distance = max(0.0, _distance(found[name], reference) - noise.get(name, 0.0))
+        distance = max(0.0, _distance(results[name], reference) - noise.get(name, 0.0))
         differences[kind] = math.hypot(differences.get(kind, 0.0), distance)
         # What is stored cannot be told apart more finely than its own rounding.
         eps = torch.finfo(reference.dtype).eps if changed and reference.is_floating_point() else 0.0
@@ -113,16 +113,16 @@ def verify(
     restore()
     again = results_of_step(step, eager())
     restore()
-    found = results_of_step(step, fast())
+    results = results_of_step(step, fast())
     explained: dict[str, float] = {}
     repeated, kind = apart(again, wanted, before, explained)
-    error, worst = apart(found, wanted, before, explained)
+    error, worst = apart(results, wanted, before, explained)
     if not max(repeated, error) <= limit:
         restore()
         factor = NOISE_FACTOR[dtype]
         explained = {name: factor * moved for name, moved in noise().items()}
         repeated, kind = apart(again, wanted, before, explained)
-        error, worst = apart(found, wanted, before, explained)
+        error, worst = apart(results, wanted, before, explained)
     if not repeated <= limit:
         raise CaptureError(f"two runs of the step from the same state differ in its {kind}s by {repeated:.2g}")
     if not error <= limit:

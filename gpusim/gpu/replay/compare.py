@@ -1,6 +1,6 @@
 """Whether two runs of a step give the same results: what is compared, and how far apart it may be.
 
-The rule for one tensor, in capture and in replay: ||found - wanted|| is at most the limit of the dtype times a scale.
+The rule for one tensor, in capture and in replay: ||result - wanted|| is at most the limit of the dtype times a scale.
 The scale is ||wanted||, and where the tensor is what is left of larger terms that cancel, what rounding of those terms
 makes of it (`scales`). A gradient that is zero in theory, such as that of a bias before batch norm, is nothing but
 rounding: two correct runs differ by as much as it has, and any wrong one by far more.
@@ -76,44 +76,46 @@ def scales(trace: Trace, wanted: Results, noise: Mapping[int, float], limit: flo
     }
 
 
-def errors(trace: Trace, found: Results, wanted: Results, noise: Mapping[int, float], limit: float) -> dict[int, float]:
-    """||found - wanted|| over its scale, for each result."""
+def errors(
+    trace: Trace, results: Results, wanted: Results, noise: Mapping[int, float], limit: float
+) -> dict[int, float]:
+    """||result - wanted|| over its scale, for each result."""
     return {
-        index: _over(_distance(found[index], wanted[index]), scale)
+        index: _over(_distance(results[index], wanted[index]), scale)
         for index, scale in scales(trace, wanted, noise, limit).items()
     }
 
 
-def compare(trace: Trace, found: Results, wanted: Results, noise: Mapping[int, float] = NO_NOISE) -> Comparison:
+def compare(trace: Trace, results: Results, wanted: Results, noise: Mapping[int, float] = NO_NOISE) -> Comparison:
     """Compare results tensor by tensor. Raises `ReplayError` for NaN in the reference or a missing result."""
     for index, reference in wanted.items():
-        if index not in found:
+        if index not in results:
             raise ReplayError(f"the schedule did not produce tensor {index}")
         if reference.is_floating_point() and not torch.isfinite(reference).all():
             name = trace.tensors[index].name or f"tensor {index} ({trace.tensors[index].role})"
             raise ReplayError(f"the sequential run gives values that are not finite in {name}; nothing to compare with")
-    if all(torch.equal(found[index], reference) for index, reference in wanted.items()):
+    if all(torch.equal(results[index], reference) for index, reference in wanted.items()):
         return Comparison(True, 0.0, len(wanted))
-    apart = errors(trace, found, wanted, noise, TOLERANCE[trace.model.dtype])
+    apart = errors(trace, results, wanted, noise, TOLERANCE[trace.model.dtype])
     return Comparison(False, max(apart.values()), len(wanted))
 
 
-def errors_by_role(trace: Trace, found: Results, wanted: Results) -> dict[str, float]:
-    """||found - wanted|| / ||wanted|| over all elements of all results of a role (`output`, `grad`, ...)."""
+def errors_by_role(trace: Trace, results: Results, wanted: Results) -> dict[str, float]:
+    """||result - wanted|| / ||wanted|| over all elements of all results of a role (`output`, `grad`, ...)."""
     differences: dict[str, float] = {}
     norms: dict[str, float] = {}
     for index, reference in wanted.items():
         role = trace.tensors[index].role
-        differences[role] = math.hypot(differences.get(role, 0.0), _distance(found[index], reference))
+        differences[role] = math.hypot(differences.get(role, 0.0), _distance(results[index], reference))
         norms[role] = math.hypot(norms.get(role, 0.0), _norm(reference))
     return {role: _relative(differences[role], norms[role]) for role in norms}
 
 
 def check_same_kernels(
-    trace: Trace, found: Results, wanted: Results, repeated: Comparison, noise: Mapping[int, float] = NO_NOISE
+    trace: Trace, results: Results, wanted: Results, repeated: Comparison, noise: Mapping[int, float] = NO_NOISE
 ) -> OutputCheck:
     """Whether a schedule of the captured kernels gives the sequential run's results; `repeated` is of two of those."""
-    comparison = compare(trace, found, wanted, noise)
+    comparison = compare(trace, results, wanted, noise)
     tolerance = max(TOLERANCE[trace.model.dtype], 3 * repeated.worst_error)
     return OutputCheck(
         equal=comparison.worst_error <= tolerance,
@@ -127,20 +129,20 @@ def check_same_kernels(
 
 
 def check_variants(
-    trace: Trace, found: Results, wanted: Results, repeated: Comparison, in_fp32: Results | None = None
+    trace: Trace, results: Results, wanted: Results, repeated: Comparison, in_fp32: Results | None = None
 ) -> OutputCheck:
     """Whether a schedule with variants computes the step as well as the captured kernels do.
 
     With results of the captured ops `in_fp32`, role by role: it may be `TIMES_AS_FAR` as far from those as the
     sequential run is. Without, its results are compared with the sequential run's, role by role.
     """
-    comparison = compare(trace, found, wanted)
-    apart = max(errors_by_role(trace, found, wanted).values(), default=0.0)
+    comparison = compare(trace, results, wanted)
+    apart = max(errors_by_role(trace, results, wanted).values(), default=0.0)
     tolerance = max(VARIANT_TOLERANCE[trace.model.dtype], 3 * repeated.worst_error)
     equal = apart <= tolerance
     fp32_error = sequential_fp32_error = None
     if in_fp32 is not None:
-        own, captured = (errors_by_role(trace, each, in_fp32) for each in (found, wanted))
+        own, captured = (errors_by_role(trace, each, in_fp32) for each in (results, wanted))
         least = max(TOLERANCE[trace.model.dtype], 3 * repeated.worst_error)
         equal = all(own[role] <= max(least, TIMES_AS_FAR * captured[role]) for role in own)
         worst = max(own, key=lambda role: own[role] / max(least, captured[role]), default=None)

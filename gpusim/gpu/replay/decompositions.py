@@ -53,8 +53,8 @@ def _native_forward(
     image: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
 ) -> list[Any]:
     """torch's own batch norm; cuDNN's has an empty fourth result more, memory for its backward."""
-    found = torch.ops.aten.native_batch_norm.default(image, weight, bias, mean, variance, training, momentum, eps)
-    return [*found, image.new_empty(0, dtype=torch.uint8)]
+    normed = torch.ops.aten.native_batch_norm.default(image, weight, bias, mean, variance, training, momentum, eps)
+    return [*normed, image.new_empty(0, dtype=torch.uint8)]
 
 
 def _native_backward(

@@ -93,10 +93,10 @@ class Runner:
         Raises `ReplayError` with the first op and the reason where they cannot be.
         """
         calls: list[Call] = []
-        made: set[int] = set()
+        made_before: set[int] = set()
         for op in chain:
-            calls.append(self.arguments(op, without=made))
-            made.update(tensor for tensor in self.trace.ops[op].outputs if tensor is not None)
+            calls.append(self.arguments(op, without=made_before))
+            made_before.update(tensor for tensor in self.trace.ops[op].outputs if tensor is not None)
         kept = self._kept.setdefault((chain[0], settings), {})
         targets = tuple(self.trace.ops[op].target for op in chain)
         outputs = [self._outputs(op) for op in chain]
@@ -177,8 +177,8 @@ class Runner:
         """Raise `ReplayError` where a result is not what the trace declares: what follows was checked against that."""
         declared = self.trace.tensors[index]
         if tuple(part.shape) != declared.shape or part.dtype != DTYPES[declared.dtype]:
-            found = f"{str(part.dtype).removeprefix('torch.')} of shape {list(part.shape)}"
-            problem = f"returned a {found}, its trace has {declared.dtype} of shape {list(declared.shape)}"
+            returned = f"{str(part.dtype).removeprefix('torch.')} of shape {list(part.shape)}"
+            problem = f"returned a {returned}, its trace has {declared.dtype} of shape {list(declared.shape)}"
             raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
         if is_dense(declared.shape, declared.stride) and not is_dense(part.shape, part.stride()):
             problem = f"returned tensor {index} with gaps, its trace has strides {list(declared.stride)}"
@@ -243,11 +243,11 @@ class Runner:
 
 def _result_views(trace: Trace) -> dict[int, list[int]]:
     """For each storage the results of the step in it that no op has among its arguments or returns."""
-    found: dict[int, list[int]] = {}
+    results_in: dict[int, list[int]] = {}
     for index, tensor in enumerate(trace.tensors):
         if tensor.role in ("output", "gradient"):
-            found.setdefault(tensor.storage, []).append(index)
-    return found
+            results_in.setdefault(tensor.storage, []).append(index)
+    return results_in
 
 
 @dataclass(frozen=True)

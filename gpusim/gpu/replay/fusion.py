@@ -59,13 +59,13 @@ class Chain:
 def chains_of(trace: Trace) -> dict[int, dict[str, Chain]]:
     """For each op that can be run with some behind it, or before it, the ways to try, by name."""
     rules = CoverRules(trace, dependencies(trace))
-    found: dict[int, dict[str, Chain]] = {}
+    chains: dict[int, dict[str, Chain]] = {}
     for *earlier, last in _sums(trace, rules):
         if rules.problem(last, earlier) is None:
-            found[last] = {"joined_sums": Chain(tuple(earlier), VariantSettings(composition="joined"))}
+            chains[last] = {"joined_sums": Chain(tuple(earlier), VariantSettings(composition="joined"))}
     for *earlier, last in _sgd_steps(trace):
         if rules.problem(last, earlier) is None:
-            found[last] = {"fused_sgd": Chain(tuple(earlier), VariantSettings(composition="fused"))}
+            chains[last] = {"fused_sgd": Chain(tuple(earlier), VariantSettings(composition="fused"))}
     for index in (index for index, op in enumerate(trace.ops) if op.kernels):
         for covers in _behind(trace, rules, index):
             targets = tuple(trace.ops[each].target for each in (index, *covers))
@@ -74,8 +74,8 @@ def chains_of(trace: Trace) -> dict[int, dict[str, Chain]]:
                 suits = settings.memory_format is None or trace.model.memory_format == "contiguous"
                 if suits and _function(targets, settings.composition) and _applies(trace, (index, *covers), settings):
                     # The longest chain of a name stands.
-                    found.setdefault(index, {})[name] = Chain(covers, settings)
-    return found
+                    chains.setdefault(index, {})[name] = Chain(covers, settings)
+    return chains
 
 
 def _sums(trace: Trace, rules: CoverRules) -> Iterator[tuple[int, ...]]:
@@ -234,11 +234,11 @@ def _convolution_relu(calls: list[Call], channels_last: bool, kept: Kept) -> Res
     image = image.contiguous(memory_format=torch.channels_last) if channels_last else image
     if image.is_cuda:
         function = torch.ops.aten.cudnn_convolution_relu.default
-        found = function(image, weight, bias, stride, padding, dilation, groups)
+        result = function(image, weight, bias, stride, padding, dilation, groups)
     else:
-        found = torch.relu(torch.conv2d(image, weight, bias, stride, padding, dilation, groups))
+        result = torch.relu(torch.conv2d(image, weight, bias, stride, padding, dilation, groups))
     unneeded: Results = [[None], [None, *[image.new_empty(0)] * 3]]
-    return [*unneeded[: len(calls) - 1], [found]]
+    return [*unneeded[: len(calls) - 1], [result]]
 
 
 def _convolution_then_bias_relu(calls: list[Call], _: bool, _kept: Kept) -> Results:
@@ -258,8 +258,8 @@ def _norm_relu(calls: list[Call], _: bool, kept: Kept) -> Results:
     image = image.contiguous()
     saved = statistics_by_sample(image, mean, variance, momentum, eps)
     of_channel = (part.view(-1, 1, 1) for part in (*saved, weight, bias))
-    found = _elementwise("normed_relu", image, *of_channel)
-    return [[None, *saved, image.new_empty(0, dtype=torch.uint8)], [found]]
+    result = _elementwise("normed_relu", image, *of_channel)
+    return [[None, *saved, image.new_empty(0, dtype=torch.uint8)], [result]]
 
 
 def _sum_relu(calls: list[Call], _: bool, _kept: Kept) -> Results:
@@ -307,10 +307,10 @@ def _keep(kept: Kept, name: str, make: Callable[[], Any]) -> Any:
     """What `make` makes, once; not within a recording, whose memory is gone with it."""
     if name in kept:
         return kept[name]
-    made = make()
+    value = make()
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-        kept[name] = made
-    return made
+        kept[name] = value
+    return value
 
 
 #: Kernels of one element: the text of each for the GPU, and the same by torch's operators.
@@ -349,5 +349,7 @@ def _elementwise(name: str, *tensors: Any) -> Any:
 @functools.cache
 def _compiled(name: str) -> Callable[..., Any]:
     """Made ready once for the life of the process; compiled at the first call for each kind of arguments."""
-    made: Callable[..., Any] = torch.cuda.jiterator._create_jit_fn(f"template <typename T> T {name}{_kernel(name)[0]}")
-    return made
+    function: Callable[..., Any] = torch.cuda.jiterator._create_jit_fn(
+        f"template <typename T> T {name}{_kernel(name)[0]}"
+    )
+    return function

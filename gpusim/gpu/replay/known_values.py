@@ -101,11 +101,11 @@ class KnownValues:
         """Smallest and largest number that tensor `index` may hold when an op takes it; None where that is open."""
         if index not in self._bounds:
             tensor = self.trace.tensors[index]
-            found = None
+            bounds = None
             if tensor.dtype in _MAX_EXACT and self._unchanged(index):
                 op = self._maker(index)
-                found = _bounds_of_init(tensor) if op is None else self._bounds_of_result(op, steps) if steps else None
-            self._bounds[index] = _whole(found, _MAX_EXACT.get(tensor.dtype, 0))
+                bounds = _bounds_of_init(tensor) if op is None else self._bounds_of_result(op, steps) if steps else None
+            self._bounds[index] = _whole(bounds, _MAX_EXACT.get(tensor.dtype, 0))
         return self._bounds[index]
 
     def sequence(self, index: int, steps: int = _MAX_STEPS) -> Sequence[int] | None:
@@ -123,17 +123,17 @@ class KnownValues:
             return _sequence_of_init(tensor)
         source = _tensor_of(op.args[0]) if op.args else None
         if op.target.startswith("aten.arange."):
-            found: Sequence[int] | None = _range_of(op)
+            sequence: Sequence[int] | None = _range_of(op)
         elif op.target in _SAME_ORDER and source is not None and steps:
-            found = self.sequence(source, steps - 1)
+            sequence = self.sequence(source, steps - 1)
         elif op.target == "aten.slice.Tensor" and source is not None and steps:
             places = [*op.args[2:], None, None, None][:3]
             whole = all(place is None or isinstance(place, int) for place in places) and places[2] != 0
             before = self.sequence(source, steps - 1)
-            found = before[slice(*places)] if whole and before is not None else None
+            sequence = before[slice(*places)] if whole and before is not None else None
         else:
-            found = None
-        return found if found is not None and len(found) == tensor.shape[0] else None
+            sequence = None
+        return sequence if sequence is not None and len(sequence) == tensor.shape[0] else None
 
     def rising(self, index: int) -> Bounds | None:
         """First and last number of a tensor whose sequence is known, has such, and never falls."""
@@ -157,8 +157,8 @@ class KnownValues:
 
     def _maker(self, index: int) -> Op | None:
         """The op that made a tensor; None for one that is there before the step."""
-        made = self._made.get(index)
-        return None if made is None or self.trace.tensors[index].init is not None else self.trace.ops[made[0]]
+        place = self._made.get(index)
+        return None if place is None or self.trace.tensors[index].init is not None else self.trace.ops[place[0]]
 
     def _unchanged(self, index: int) -> bool:
         """Whether nothing but what filled a tensor's storage first writes to it."""
@@ -177,8 +177,8 @@ class KnownValues:
             value: Any = 0 if place is None else op.args[place] if len(op.args) > place else None
             return (value, value) if _is_number(value) else None
         if op.target.startswith("aten.arange."):
-            made = _range_of(op)
-            return None if made is None else (float(made[0]), float(made[-1])) if made else (0.0, 0.0)
+            row = _range_of(op)
+            return None if row is None else (float(row[0]), float(row[-1])) if row else (0.0, 0.0)
         if op.target in ("aten.cat.default", "aten.stack.default") and isinstance(first, list | tuple):
             return _union([self._bounds_of_argument(part, steps) for part in first])
         whole = self._is_whole(first) and all(isinstance(number, int) for number in op.args[1:])

@@ -14,7 +14,6 @@ import torch
 from gpusim.defaults import DEFAULT_SEED
 from gpusim.formats.measurement import SCHEMA, Measurement
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.capture import program_order_releases
 from gpusim.gpu.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.compare import check_same_kernels, compare
@@ -28,6 +27,7 @@ from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.program import Program, needed
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.sync import program_order_releases
 from gpusim.trace.store import structure_hash
 from gpusim.trace.trust import check_trace_code
 from gpusim.units import counted, format_bytes
@@ -87,10 +87,10 @@ class ProgramRecorder:
 def state_on_gpu(trace: Trace, device: torch.device, seed: int) -> tuple[InitialState, int]:
     """The step's initial state, its copy on the host, and the bytes that it has allocated on the GPU."""
     before = torch.cuda.memory_allocated()
-    made = make_initial(trace, device, seed)
-    pristine = {index: tensor.cpu() for index, tensor in made.pristine.items()}
-    state = InitialState(made.tensors, pristine)
-    del made
+    initial = make_initial(trace, device, seed)
+    pristine = {index: tensor.cpu() for index, tensor in initial.pristine.items()}
+    state = InitialState(initial.tensors, pristine)
+    del initial
     gc.collect()
     return state, torch.cuda.memory_allocated() - before
 

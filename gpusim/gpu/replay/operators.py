@@ -31,9 +31,9 @@ def resolve(target: str, own: bool = False) -> torch._ops.OpOverload:
             raise OperatorError(f"operator '{target}' needs torchvision, which is not installed") from cause
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if isinstance(packet, torch._ops.OpOverloadPacket) and overload in packet.overloads():
-        found = getattr(packet, overload)
-        if isinstance(found, torch._ops.OpOverload):
-            return found
+        operator = getattr(packet, overload)
+        if isinstance(operator, torch._ops.OpOverload):
+            return operator
     raise OperatorError(f"torch {torch.__version__} has no operator '{target}'")
 
 

@@ -77,15 +77,15 @@ def replay(
         recorded = _record(recorder, state, each)
         peaks.append(recorded.peak_bytes)
         events.append(recorded.sync.events)
-        found = _results(trace, recorded, state, seed)
+        results = _results(trace, recorded, state, seed)
         if not each.has_variants:
-            checks.append(check_same_kernels(trace, found, wanted, repeated, noise))
+            checks.append(check_same_kernels(trace, results, wanted, repeated, noise))
             continue
         if in_fp32 is None and trace.model.dtype == "tf32":
             set_precision("fp32")
             in_fp32 = _results(trace, _record(recorder, state, all_of_them[0]), state, seed)
             set_precision("tf32")
-        checks.append(check_variants(trace, found, wanted, repeated, in_fp32))
+        checks.append(check_variants(trace, results, wanted, repeated, in_fp32))
     say("timing")
     del sequential, recorded
     state.restore()

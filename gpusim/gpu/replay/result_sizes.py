@@ -101,13 +101,13 @@ def _problem(trace: Trace, op: Op, function: Callable[..., Any], device: torch.d
         results = flat_results(function(*args, **kwargs))
     except _UNKNOWN:
         return ""
-    for place, (result, found) in enumerate(zip(op.outputs, results, strict=False)):
-        if result is None or place in VARYING.get(op.target, ()) or not isinstance(found, FakeTensor):
+    for place, (result, computed) in enumerate(zip(op.outputs, results, strict=False)):
+        if result is None or place in VARYING.get(op.target, ()) or not isinstance(computed, FakeTensor):
             continue
         declared = trace.tensors[result]
         # Fake statistics of some norms have another dtype than the real ones; dtypes are checked after the call.
-        if tuple(found.shape) != declared.shape:
-            return f"it makes a tensor of shape {list(found.shape)}, its trace has shape {list(declared.shape)}"
+        if tuple(computed.shape) != declared.shape:
+            return f"it makes a tensor of shape {list(computed.shape)}, its trace has shape {list(declared.shape)}"
     return ""
 
 

@@ -44,13 +44,13 @@ def _results(
     shaking: torch.Generator | None,
 ) -> dict[int, torch.Tensor]:
     """Results of one run from the initial state; with a generator, every new tensor is shaken."""
-    made = _made(runner.trace)
+    new_tensors = _made(runner.trace)
     state.restore()
     torch.manual_seed(seed)
     for op in range(len(runner.trace.ops)):
         runner.release(releases[op])
         runner.run(op)
-        for index in made[op] if shaking is not None else ():
+        for index in new_tensors[op] if shaking is not None else ():
             _shake(runner.tensors[index], shaking)
     results = results_of(runner.trace, runner.tensors)
     runner.drop_temporaries()
@@ -61,15 +61,15 @@ def _results(
 def _made(trace: Trace) -> list[list[int]]:
     """For each op the results that are in memory of their own: no views, and nothing that is changed in place."""
     known = {tensor.storage for tensor in trace.tensors if tensor.init is not None}
-    made: list[list[int]] = []
+    new_tensors: list[list[int]] = []
     for op in trace.ops:
         new: list[int] = []
         for index in (*op.outputs, *op.writes):
             if index is not None and trace.tensors[index].storage not in known:
                 known.add(trace.tensors[index].storage)
                 new.append(index)
-        made.append(new)
-    return made
+        new_tensors.append(new)
+    return new_tensors
 
 
 def _shake(tensor: torch.Tensor | None, generator: torch.Generator) -> None:

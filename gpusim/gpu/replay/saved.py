@@ -123,17 +123,17 @@ class SavedRules:
         forward = self._forward_of(index, op, rule)
         if forward is None:
             return f"its saved tensors are not those of a '{rule.forwards[0]}' before it"
-        made = self.trace.ops[forward]
+        saver = self.trace.ops[forward]
         for place, saved in rule.saved.items():
-            wanted = made.outputs[saved] if saved < len(made.outputs) else None
+            wanted = saver.outputs[saved] if saved < len(saver.outputs) else None
             if op.args[place] is None and wanted is None:
                 continue
             if wanted is None or op.args[place] != {TENSOR: wanted}:
-                return f"argument {place} is not what '{made.name}' saved"
+                return f"argument {place} is not what '{saver.name}' saved"
         for place, other in rule.same.items():
-            default = DEFAULTS.get(made.target, {}).get(other)
-            if op.args[place] != (made.args[other] if other < len(made.args) else default):
-                return f"argument {place} is not that of '{made.name}'"
+            default = DEFAULTS.get(saver.target, {}).get(other)
+            if op.args[place] != (saver.args[other] if other < len(saver.args) else default):
+                return f"argument {place} is not that of '{saver.name}'"
         looked_up = {1} if op.target in BOX_IMAGES else {place for place in rule.same if self._counts(op, place)}
         for place in (*rule.saved, *looked_up):
             tensor = self._tensor(op, place)
@@ -143,10 +143,10 @@ class SavedRules:
             if op.args[place][TENSOR] in self._again:
                 return f"argument {place} is made more than once"
             if max(self._written.get(tensor.storage, [0])[-1:]) > forward:
-                return f"argument {place} has changed since '{made.name}', or changes later"
-            if op.args[place][TENSOR] not in op.reads or (place in rule.same and not self._read_by(made, op, place)):
-                return f"it takes argument {place}, and its 'reads' or those of '{made.name}' do not say so"
-        return self._shapes_of_backward(op, made, rule)
+                return f"argument {place} has changed since '{saver.name}', or changes later"
+            if op.args[place][TENSOR] not in op.reads or (place in rule.same and not self._read_by(saver, op, place)):
+                return f"it takes argument {place}, and its 'reads' or those of '{saver.name}' do not say so"
+        return self._shapes_of_backward(op, saver, rule)
 
     def _forward_of(self, index: int, op: Op, rule: Backward) -> int | None:
         """The op that saved what a backward takes; of an embedding, which saves nothing, the last on its indices."""
@@ -157,23 +157,23 @@ class SavedRules:
                 return forward if forward < index and self.trace.ops[forward].target in rule.forwards else None
         return None if rule.saved else self._forwards.get((rule.forwards[0], *_shared(op, rule.same)[1:]))
 
-    def _read_by(self, made: Op, op: Op, place: int) -> bool:
+    def _read_by(self, saver: Op, op: Op, place: int) -> bool:
         """Whether a forward declares that it reads the argument that its backward takes, too."""
-        return op.args[place][TENSOR] in made.reads
+        return op.args[place][TENSOR] in saver.reads
 
     def _counts(self, op: Op, place: int) -> bool:
         """Whether an argument is of integers: places or classes."""
         tensor = self._tensor(op, place)
         return tensor is not None and "int" in tensor.dtype
 
-    def _shapes_of_backward(self, op: Op, made: Op, rule: Backward) -> str:
-        flag = SAVES_IF.get(made.target)
-        if flag is not None and (len(made.args) <= flag or made.args[flag] is not True):
-            return f"'{made.name}' saves nothing for it"
-        result = made.outputs[0] if made.outputs else None
+    def _shapes_of_backward(self, op: Op, saver: Op, rule: Backward) -> str:
+        flag = SAVES_IF.get(saver.target)
+        if flag is not None and (len(saver.args) <= flag or saver.args[flag] is not True):
+            return f"'{saver.name}' saves nothing for it"
+        result = saver.outputs[0] if saver.outputs else None
         grad = None if rule.grad is None else self._tensor(op, rule.grad)
         if grad is not None and (result is None or grad.shape != self.trace.tensors[result].shape):
-            return f"the gradient has another shape than the result of '{made.name}'"
+            return f"the gradient has another shape than the result of '{saver.name}'"
         for place, of in SEQUENCE_LENGTHS.get(op.target, {}).items():
             query = self._tensor(op, of)
             if query is None or len(query.shape) != 4 or op.args[place] != query.shape[2]:
@@ -182,13 +182,13 @@ class SavedRules:
             return "packed sequences are in no trace"
         if op.target in WEIGHT_ROWS:
             place, of = WEIGHT_ROWS[op.target]
-            weight = self._tensor(made, of)
+            weight = self._tensor(saver, of)
             if weight is None or tuple(op.args[place : place + 1]) != weight.shape[:1]:
-                return f"it has another number of rows than the weight of '{made.name}'"
+                return f"it has another number of rows than the weight of '{saver.name}'"
         if op.target in BOX_IMAGES:
-            first, images = BOX_IMAGES[op.target], self._tensor(made, 0)
+            first, images = BOX_IMAGES[op.target], self._tensor(saver, 0)
             if images is None or tuple(op.args[first : first + 4]) != images.shape:
-                return f"it has other sizes than the images of '{made.name}'"
+                return f"it has other sizes than the images of '{saver.name}'"
         return ""
 
     def _places(self, op: Op) -> str:
@@ -252,12 +252,12 @@ class SavedRules:
         images, boxes = self._tensor(op, 0), self._tensor(op, 1)
         if images is None or boxes is None or len(images.shape) != 4 or boxes.shape[1:] != (5,):
             return "it has no images and boxes"
-        made, _ = self._made.get(op.args[1][TENSOR], (-1, 0))
-        cat = self.trace.ops[made] if made >= 0 and boxes.init is None else None
+        maker, _ = self._made.get(op.args[1][TENSOR], (-1, 0))
+        cat = self.trace.ops[maker] if maker >= 0 and boxes.init is None else None
         numbers = cat.args[0] if cat is not None and cat.target == "aten.cat.default" and cat.args[1:] == (1,) else []
         first = self._of(numbers[0]) if numbers and isinstance(numbers, list | tuple) else None
         bounds = self.known.bounds(numbers[0][TENSOR]) if first is not None and first.shape[1:] == (1,) else None
-        changed = any(writer != made for writer in self._written.get(boxes.storage, []))
+        changed = any(writer != maker for writer in self._written.get(boxes.storage, []))
         if bounds is None or changed or bounds[0] < 0 or bounds[1] >= images.shape[0]:
             return f"nothing in the trace shows that its boxes are of images below {images.shape[0]}"
         return ""

@@ -75,9 +75,9 @@ def _outputs(
         state.restore()
     runner.run_in_order(releases)
     tensors = runner.trace.tensors
-    found = {i: t for i, t in results_of(runner.trace, runner.tensors).items() if tensors[i].role == "output"}
+    outputs = {i: t for i, t in results_of(runner.trace, runner.tensors).items() if tensors[i].role == "output"}
     runner.drop_temporaries()
-    return found
+    return outputs
 
 
 def _shuffle(tensor: torch.Tensor, generator: torch.Generator) -> None:

@@ -28,8 +28,8 @@ def layup(setting: Setting) -> MemoryPlan:
     storages, layers = setting.storages, setting.layers
     of_kind: dict[str, list[int]] = {}
     for layer in layers.layers[:-1]:
-        made = [s for s in storages.makes[layer.op] if s in set(storages.saved)]
-        of_kind.setdefault(layer.kind, []).extend(made)
+        saved = [s for s in storages.makes[layer.op] if s in set(storages.saved)]
+        of_kind.setdefault(layer.kind, []).extend(saved)
     beside_ns = {
         s: setting.graph.solo_ns[layer.op] + sum(setting.graph.solo_ns[op] for op in layer.backward)
         for layer in layers.layers
@@ -37,17 +37,17 @@ def layup(setting: Setting) -> MemoryPlan:
     }
     again: list[int] = []
     moved: list[int] = []
-    for kind, made in of_kind.items():
-        recompute_ns = sum(setting.recompute_ns(s) for s in made if s in setting.chains)
+    for kind, saved in of_kind.items():
+        recompute_ns = sum(setting.recompute_ns(s) for s in saved if s in setting.chains)
         copies_ns = sum(
             max(0.0, setting.link.out_ns(storages.bytes[s]) + setting.link.back_ns(storages.bytes[s]) - beside_ns[s])
-            for s in made
+            for s in saved
         )
         if kind not in _SOURCES and recompute_ns < copies_ns:
-            again += [s for s in made if s in setting.chains]
-            moved += [s for s in made if s not in setting.chains]
+            again += [s for s in saved if s in setting.chains]
+            moved += [s for s in saved if s not in setting.chains]
         else:
-            moved += made
+            moved += saved
     redos = grouped_redos(storages, again, setting.times.place)
     if redos is None:  # what is to be computed again needs what cannot be: it moves instead
         moved, redos = [*moved, *again], ()

@@ -46,9 +46,9 @@ def greedy_order(storages: Storages) -> tuple[int, ...]:
     order: list[int] = []
 
     def left_in_use(op: int) -> int:
-        made = sum(storages.bytes[s] for s in storages.makes[op])
+        allocated = sum(storages.bytes[s] for s in storages.makes[op])
         freed = sum(storages.bytes[s] for s in storages.touched[op] if remaining[s] == 1 and s not in stays)
-        return made - freed
+        return allocated - freed
 
     while ready:
         op = heapq.heappop(soonest) if soonest else min(ready, key=lambda each: (left_in_use(each), each))

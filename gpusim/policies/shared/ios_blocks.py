@@ -54,7 +54,7 @@ def units_of(graph: OpGraph) -> Units:
     preds: list[set[int]] = [set() for _ in members]
     for node, before in enumerate(reduced.preds):
         preds[unit_of[node]].update(unit_of[p] for p in before if unit_of[p] != unit_of[node])
-    return Units(tuple(map(tuple, members)), Dag(tuple(tuple(sorted(found)) for found in preds)))
+    return Units(tuple(map(tuple, members)), Dag(tuple(tuple(sorted(unit_preds)) for unit_preds in preds)))
 
 
 def blocks_of(dag: Dag, limit: int) -> list[range]:

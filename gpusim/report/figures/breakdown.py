@@ -21,7 +21,7 @@ BARS = 10
 NAME = 34
 
 
-def breakdown_figure(found: Breakdown, title: str, theme: Theme = LIGHT) -> go.Figure:
+def breakdown_figure(breakdown: Breakdown, title: str, theme: Theme = LIGHT) -> go.Figure:
     """Kernel time by phase above, by layer and by family below."""
     figure = make_subplots(
         rows=2,
@@ -34,17 +34,19 @@ def breakdown_figure(found: Breakdown, title: str, theme: Theme = LIGHT) -> go.F
     )
     figure.update_annotations(font={"size": 13})
     for row, col, parts in (
-        (1, 1, found.phases),
-        (2, 1, largest(found.layers, BARS)),
-        (2, 2, largest(found.families, BARS)),
+        (1, 1, breakdown.phases),
+        (2, 1, largest(breakdown.layers, BARS)),
+        (2, 2, largest(breakdown.families, BARS)),
     ):
-        _add_parts(figure, parts, found.total_ns, row, col, theme)
+        _add_parts(figure, parts, breakdown.total_ns, row, col, theme)
         # A bar's text stands beside it: in the narrow panels the longest takes half of the width.
         room = 1.25 if row == 1 else 2.0
         end_us = room * us(max((part.time_ns for part in parts), default=0)) or 1.0
         figure.update_xaxes(title_text="kernel time, us", range=[0, end_us], nticks=5, tickangle=0, row=row, col=col)
         figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", ticklabelstandoff=4, row=row, col=col)
-    subtitle = f"{found.kernels:,} kernels, {us_text(found.total_ns)} if each ran alone and without gaps between them"
+    subtitle = (
+        f"{breakdown.kernels:,} kernels, {us_text(breakdown.total_ns)} if each ran alone and without gaps between them"
+    )
     figure.update_layout(
         template=theme.template,
         title=heading(f"Where the time goes: {title}", subtitle, theme),
@@ -82,11 +84,11 @@ def _short(name: str) -> str:
 
 def front(rows: Sequence[Row]) -> tuple[Row, ...]:
     """The rows that no other row beats in both time and memory, the fastest first."""
-    found: list[Row] = []
+    front_rows: list[Row] = []
     for row in sorted(rows, key=lambda row: (row.makespan_ns, row.peak_bytes)):
-        if not found or row.peak_bytes < found[-1].peak_bytes:
-            found.append(row)
-    return tuple(found)
+        if not front_rows or row.peak_bytes < front_rows[-1].peak_bytes:
+            front_rows.append(row)
+    return tuple(front_rows)
 
 
 def front_figure(rows: Sequence[Row], title: str, theme: Theme = LIGHT) -> go.Figure:

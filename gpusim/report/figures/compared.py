@@ -67,10 +67,10 @@ def compared_figure(runs: Sequence[Compared], look: Look = PLAIN) -> go.Figure:
         add_path(figure, row, critical_path(about.timeline, about.hardware), lanes_of, window, look.theme)
         end_us = us(about.timeline.makespan_ns)
         figure.add_vline(x=end_us, line={"width": 2, "color": look.theme.loss}, row=row, col=1)
-        found = samples(about.timeline.occupied, window)
+        occupied = samples(about.timeline.occupied, window)
         figure.add_scatter(
-            x=[us(time) for time in found.times_ns],
-            y=[100.0 * value for value in found.values],
+            x=[us(time) for time in occupied.times_ns],
+            y=[100.0 * value for value in occupied.values],
             mode="lines",
             line={"shape": "hv", "width": 1, "color": look.theme.total},
             fill="tozeroy",

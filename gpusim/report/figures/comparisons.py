@@ -100,14 +100,14 @@ def memory_figure(
     figure = go.Figure()
     peaks = []
     for number, (label, timeline) in enumerate(runs):
-        found = samples(timeline.memory, (0, timeline.makespan_ns))
-        mean = "" if found.bin_ns is None else f", mean of {us_text(found.bin_ns)}"
+        memory = samples(timeline.memory, (0, timeline.makespan_ns))
+        mean = "" if memory.bin_ns is None else f", mean of {us_text(memory.bin_ns)}"
         colour = theme.cycle[number % len(theme.cycle)]
         peaks.append(f"{label} {timeline.peak_bytes / MIB:,.0f} MiB")
         figure.add_trace(
             go.Scatter(
-                x=[us(time) for time in found.times_ns],
-                y=[level / MIB for level in found.values],
+                x=[us(time) for time in memory.times_ns],
+                y=[level / MIB for level in memory.values],
                 mode="lines",
                 line={"shape": "hv", "width": 2, "color": colour},
                 name=escape(label),

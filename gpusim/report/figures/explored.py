@@ -24,18 +24,18 @@ SEQUENTIAL = "sequential"
 
 def bounds_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figure:
     """The sequential graph, the best schedule of each policy, and the lower bounds."""
-    found = _summary(explored)
-    largest_ns, largest = found.largest_bound
-    rows = [found.best_of(policy) for policy in dict.fromkeys(row.policy for row in found.rows)]
+    summary = _summary(explored)
+    largest_ns, largest = summary.largest_bound
+    rows = [summary.best_of(policy) for policy in dict.fromkeys(row.policy for row in summary.rows)]
     rows.sort(key=lambda row: (row.policy != SEQUENTIAL, -row.makespan_ns))
     names = [f"{escape(row.policy)}, {counted(row.streams, 'stream')}" for row in rows]
-    limits = sorted(((time_ns, f"bound: {name}") for time_ns, name in found.bounds), reverse=True)
+    limits = sorted(((time_ns, f"bound: {name}") for time_ns, name in summary.bounds), reverse=True)
     figure = go.Figure()
-    others = [place for place, row in enumerate(rows) if row is not found.best]
+    others = [place for place, row in enumerate(rows) if row is not summary.best]
     groups = (
         ("sequential graph", theme.total, [place for place in others if rows[place].policy == SEQUENTIAL]),
         ("best of a policy", theme.forward, [place for place in others if rows[place].policy != SEQUENTIAL]),
-        ("recommended", theme.gain, [place for place, row in enumerate(rows) if row is found.best]),
+        ("recommended", theme.gain, [place for place, row in enumerate(rows) if row is summary.best]),
     )
     for group, colour, chosen in groups:
         if not chosen:
@@ -86,7 +86,7 @@ def bounds_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figu
     figure.update_layout(
         template=theme.template,
         title=heading(
-            f"Schedules and bounds: {found.step} on {found.hardware}",
+            f"Schedules and bounds: {summary.step} on {summary.hardware}",
             f"speed-up over the sequential graph; dashed: the largest bound, {largest}",
             theme,
         ),
@@ -99,19 +99,20 @@ def bounds_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figu
 
 def gain_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figure:
     """From the eager step, where it was measured, to the recommended schedule: what each step saves."""
-    found = _summary(explored)
+    summary = _summary(explored)
     rows = [
         row if row.share is None else replace(row, text=f"{us_text(row.length_ns, signed=True)}, {row.share:+.1%}")
-        for row in gain_rows(found)
+        for row in gain_rows(summary)
     ]
+    best = summary.best
     figure = make_subplots(rows=1, cols=1)
     add_waterfall(figure, rows, theme, row=1, col=1)
     figure.update_xaxes(title_text="time of the step, us", range=[0, 1.18 * us(longest_ns(rows))])
     figure.update_layout(
         template=theme.template,
         title=heading(
-            f"Where the gain comes from: {found.step} on {found.hardware}",
-            f"{found.best.policy}, streams: {found.best.streams}; {found.best.speedup:.2f}x over the sequential graph",
+            f"Where the gain comes from: {summary.step} on {summary.hardware}",
+            f"{best.policy}, streams: {best.streams}; {best.speedup:.2f}x over the sequential graph",
             theme,
         ),
         height=AROUND + BAR * len(rows),

@@ -86,17 +86,17 @@ def parallelism_figure(limits: Limits, theme: Theme = LIGHT) -> go.Figure:
 
 
 def _about(step: Scope) -> str:
-    found = step.parallelism
-    at_least = "" if found.width_exact else "at least "
+    parallelism = step.parallelism
+    at_least = "" if parallelism.width_exact else "at least "
     return (
-        f"Ops that could run at once if only dependencies mattered: {found.mean:.2f} on average (T1 / T-inf), "
-        f"at most {found.maximum}, width {at_least}{found.width}"
+        f"Ops that could run at once if only dependencies mattered: {parallelism.mean:.2f} on average (T1 / T-inf), "
+        f"at most {parallelism.maximum}, width {at_least}{parallelism.width}"
     )
 
 
 def _add_parallelism(figure: go.Figure, scope: Scope, theme: Theme) -> None:
-    found = scope.parallelism
-    phases = dict(found.by_phase)
+    parallelism = scope.parallelism
+    phases = dict(parallelism.by_phase)
     for phase in sorted(phases, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES)):
         figure.add_trace(
             go.Scatter(
@@ -112,27 +112,27 @@ def _add_parallelism(figure: go.Figure, scope: Scope, theme: Theme) -> None:
             row=1,
             col=1,
         )
-    top = max(2.0, usual_top(found.running), found.mean)
-    if found.maximum <= 2 * top:
-        top = float(found.maximum)
+    top = max(2.0, usual_top(parallelism.running), parallelism.mean)
+    if parallelism.maximum <= 2 * top:
+        top = float(parallelism.maximum)
     else:
-        peak_ns = next(time for time, count in found.running if count == found.maximum)
+        peak_ns = next(time for time, count in parallelism.running if count == parallelism.maximum)
         figure.add_annotation(
             x=us(peak_ns),
             y=1.15 * top,
-            text=f"{found.maximum} at once for a moment, cut off here",
+            text=f"{parallelism.maximum} at once for a moment, cut off here",
             showarrow=False,
-            xanchor="left" if peak_ns < found.span_ns / 2 else "right",
+            xanchor="left" if peak_ns < parallelism.span_ns / 2 else "right",
             yanchor="top",
-            xshift=6 if peak_ns < found.span_ns / 2 else -6,
+            xshift=6 if peak_ns < parallelism.span_ns / 2 else -6,
             row=1,
             col=1,
         )
-    figure.add_hline(y=found.mean, line={"dash": "dash", "width": 1.5, "color": theme.ink}, row=1, col=1)
+    figure.add_hline(y=parallelism.mean, line={"dash": "dash", "width": 1.5, "color": theme.ink}, row=1, col=1)
     figure.add_annotation(
-        x=us(found.span_ns),
-        y=found.mean,
-        text=f"mean<br>{found.mean:.2f}",
+        x=us(parallelism.span_ns),
+        y=parallelism.mean,
+        text=f"mean<br>{parallelism.mean:.2f}",
         showarrow=False,
         align="left",
         xanchor="left",
@@ -140,7 +140,7 @@ def _add_parallelism(figure: go.Figure, scope: Scope, theme: Theme) -> None:
         row=1,
         col=1,
     )
-    figure.update_xaxes(title_text="time in the ASAP schedule, us", range=[0, us(found.span_ns)], row=1, col=1)
+    figure.update_xaxes(title_text="time in the ASAP schedule, us", range=[0, us(parallelism.span_ns)], row=1, col=1)
     figure.update_yaxes(
         title_text="ops running at once", range=[0, 1.15 * top], dtick=max(1, round(top / 6)), row=1, col=1
     )

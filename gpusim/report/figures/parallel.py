@@ -19,10 +19,10 @@ _ROW, _LEAST, _MOST = 15, 260, 2600
 _AROUND = 430
 
 
-def parallel_figure(found: Parallel, theme: Theme = LIGHT) -> go.Figure:
+def parallel_figure(parallel: Parallel, theme: Theme = LIGHT) -> go.Figure:
     """Above, the parts of the step of each plan; below, how each layer is split and which GPUs have a part."""
-    rows = found.rows()
-    gpus = min(found.gpus, _MOST_GPUS)
+    rows = parallel.rows()
+    gpus = min(parallel.gpus, _MOST_GPUS)
     shares = np.zeros((len(rows), gpus))
     words: list[list[str]] = []
     devices = np.arange(gpus)
@@ -47,7 +47,7 @@ def parallel_figure(found: Parallel, theme: Theme = LIGHT) -> go.Figure:
         vertical_spacing=110 / total,
         subplot_titles=["Where a step's time goes, in ms", "Part of each layer on each GPU"],
     )
-    _add_plans(figure, found, theme)
+    _add_plans(figure, parallel, theme)
     figure.add_trace(
         go.Heatmap(
             z=shares,
@@ -68,12 +68,12 @@ def parallel_figure(found: Parallel, theme: Theme = LIGHT) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed", row=2, col=1, tickfont={"size": 10}, showgrid=False)
     figure.update_xaxes(row=2, col=1, showgrid=False)
-    best, data = found.best, found.plan("data")
-    drawn = "" if gpus == found.gpus else f"; the first {gpus} are drawn"
+    best, data = parallel.best, parallel.plan("data")
+    drawn = "" if gpus == parallel.gpus else f"; the first {gpus} are drawn"
     figure.update_layout(
         template=theme.template,
         title=heading(
-            f"{found.name} on {counted(found.gpus, 'GPU')}",
+            f"{parallel.name} on {counted(parallel.gpus, 'GPU')}",
             f"Layer-wise {best.step_ns / NS_PER_MS:.2f} ms a step, {data.step_ns / best.step_ns:.2f}x over data "
             f"parallelism{drawn}",
             theme,
@@ -86,12 +86,12 @@ def parallel_figure(found: Parallel, theme: Theme = LIGHT) -> go.Figure:
     return figure
 
 
-def _add_plans(figure: go.Figure, found: Parallel, theme: Theme) -> None:
-    names = [plan.name for plan in found.plans]
+def _add_plans(figure: go.Figure, parallel: Parallel, theme: Theme) -> None:
+    names = [plan.name for plan in parallel.plans]
     colours = (theme.forward, theme.loss, theme.cycle[1], theme.cycle[4], theme.muted)
     parts = ("kernels", "slowed by collectives", "waiting for transfers", "waiting for sums", "gaps")
     for part, colour in zip(parts, colours, strict=True):
-        times = [_parts_of(plan)[part] / NS_PER_MS for plan in found.plans]
+        times = [_parts_of(plan)[part] / NS_PER_MS for plan in parallel.plans]
         figure.add_trace(
             go.Bar(
                 y=names,

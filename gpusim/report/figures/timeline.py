@@ -105,9 +105,9 @@ def timeline_figure(
     _mark(figure, 1, timeline, look.marked, window, theme)
     averaged = []
     for row, counter in enumerate(run.counters, 2):
-        found = samples(counter.samples, window)
-        _add_counter(figure, row, counter.name, found, theme)
-        if found.bin_ns is not None:
+        points = samples(counter.samples, window)
+        _add_counter(figure, row, counter.name, points, theme)
+        if points.bin_ns is not None:
             averaged.append(_counter_title(counter.name)[0].split(",")[0])
     if averaged:
         notes.append(f"{' and '.join(averaged)} averaged over {us_text((window[1] - window[0]) / MAX_SAMPLES)}")
@@ -283,13 +283,13 @@ def add_path(
     )
 
 
-def _add_counter(figure: go.Figure, row: int, name: str, found: Samples, theme: Theme) -> None:
+def _add_counter(figure: go.Figure, row: int, name: str, points: Samples, theme: Theme) -> None:
     title, factor = _counter_title(name)
-    mean = "" if found.bin_ns is None else f" (mean of {us_text(found.bin_ns)})"
+    mean = "" if points.bin_ns is None else f" (mean of {us_text(points.bin_ns)})"
     figure.add_trace(
         go.Scatter(
-            x=[us(time) for time in found.times_ns],
-            y=[factor * value for value in found.values],
+            x=[us(time) for time in points.times_ns],
+            y=[factor * value for value in points.values],
             mode="lines",
             line={"shape": "hv", "width": 1, "color": theme.total},
             fill="tozeroy",

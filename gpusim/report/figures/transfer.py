@@ -15,11 +15,11 @@ LEAST_TOP = 0.05
 STRONG_SHARE = 0.4
 
 
-def transfer_figure(found: Transfer, theme: Theme = LIGHT) -> go.Figure:
+def transfer_figure(transfer: Transfer, theme: Theme = LIGHT) -> go.Figure:
     """Rows are what a schedule was tuned for, columns where it is used; a cell has the time lost there, in %."""
-    names = [setting.name for setting in found.settings]
-    rows = {(row.tuned_for, row.used_on): row for row in found.rows}
-    top = max(LEAST_TOP, found.worst.lost_frac)
+    names = [setting.name for setting in transfer.settings]
+    rows = {(row.tuned_for, row.used_on): row for row in transfer.rows}
+    top = max(LEAST_TOP, transfer.worst.lost_frac)
     lost = [[rows[tuned, used].lost_frac for used in names] for tuned in names]
     hover = [
         [
@@ -59,7 +59,7 @@ def transfer_figure(found: Transfer, theme: Theme = LIGHT) -> go.Figure:
     figure.update_yaxes(title_text="tuned for", autorange="reversed", showgrid=False, ticks="")
     figure.update_layout(
         template=theme.template,
-        title=heading("Time lost with a schedule tuned for something else", found.sentence, theme),
+        title=heading("Time lost with a schedule tuned for something else", transfer.sentence, theme),
         height=AROUND + CELL * len(names),
     )
     return figure

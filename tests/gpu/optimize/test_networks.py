@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from gpusim.gpu.capture.capture import CaptureOptions, build_step
+from gpusim.gpu.capture.capture import build_step
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.peers import tensors_of, user_step
 from tests.support.networks import BATCH, CPU, NETWORKS, spec
