@@ -109,7 +109,7 @@ runs = []
 for name, choice, shown, timeline in (("A", one, first, before), ("B", other, second, after)):
     graph = results.step_of(choice).graph.choosing(shown.schedule.variants)
     runs.append(Compared(name, timeline, graph.trace, graph.hardware))
-st.header("Timelines from the same start on", anchor=False)
+st.header("Both timelines, from the same start", anchor=False)
 figure = compared_figure(runs, Look(theme=view.theme(), bare=True))
 legend = [(each.name, each.marker.color) for each in figure.data if each.type == "bar" and each.showlegend]
 html.show(html.legend([*legend, ("critical path", view.theme().ink), ("end of the step", view.theme().loss)]))

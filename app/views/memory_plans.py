@@ -1,7 +1,7 @@
 """Memory plans: policies that move or compute again, time against memory, and whether the step fits the GPU."""
 
 import streamlit as st
-from gpusim_dashboard import results, view
+from gpusim_dashboard import html, results, view
 from gpusim_dashboard.address import Settings
 from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import current
@@ -42,6 +42,18 @@ if best is not None and best.outcome is not None:
     outcome = best.outcome
     fastest = f"{best.policy}, {outcome.peak_bytes // MIB:,} MiB"
     numbers.append(("Fastest that fits", format_ns(outcome.step_ns), fastest))
+limit = f"a budget of {format_bytes(limit_mib * MIB)}" if limit_mib else f"the {format_bytes(capacity)} of the GPU"
+if fits == "yes":
+    html.answer("yes", f"Yes, without a plan: the step needs {format_bytes(keep_all.peak_bytes)} of {limit}.")
+elif best is not None and best.outcome is not None:
+    cost = best.outcome.step_ns / keep_all.step_ns - 1
+    html.answer(
+        "yes",
+        f"Yes, with a plan: {best.policy} needs {format_bytes(best.outcome.peak_bytes)} of {limit}, and its step takes "
+        f"{cost:+.1%} time.",
+    )
+else:
+    html.answer("no", f"No plan brings the step under {limit}.")
 view.metrics(*numbers)
 st.caption(view.plain(f"The peak of the step that keeps all: {comparison.peak_text(keep_all)}."))
 view.show(memory_front_figure(comparison, view.theme()), "memory_front")

@@ -168,7 +168,7 @@ def answers(asked: list[tuple[str, Question, int]]) -> list[gpusim.Simulated]:
         Head(f"step, {times[0].rpartition(' ')[2]}", True),
         Head(f"a sample, {samples[0].rpartition(' ')[2]}", True),
         Head("change a sample", True),
-        Head("over its own one CUDA graph", True),
+        Head("over one CUDA graph", True),
         Head("no schedule below", True),
         Head("peak memory", True),
     )
@@ -265,7 +265,7 @@ def other_gpus() -> None:
                     times[number].rpartition(" ")[0],
                     times[len(run_on) + number].rpartition(" ")[0],
                     f"{run.speedup:.2f}x",
-                    "this one" if here else f"{run.makespan_ns / base.makespan_ns - 1:+.0%}",
+                    "this one" if here else f"{run.makespan_ns / base.makespan_ns:.2f}x",
                 ),
                 here,
             )
@@ -275,7 +275,7 @@ def other_gpus() -> None:
         Head(f"on streams, {unit}", True),
         Head(f"one CUDA graph, {unit}", True),
         Head("streams win", True),
-        Head("change of time", True),
+        Head("time against this one", True),
     )
     html.table("The same step on other GPUs", heads, cells)
     st.caption("The same policy makes a schedule for each GPU; kernel times are scaled by their traffic and waves.")

@@ -45,7 +45,7 @@ class Compared:
 
 
 def compared_figure(runs: Sequence[Compared], look: Look = PLAIN) -> go.Figure:
-    """The runs from the same start on; a line in each marks where it ends."""
+    """Both runs, from the same start; a line in each marks its end."""
     drawn = [run_from_timeline(run.timeline, run.trace, run.name, run.hardware) for run in runs]
     rows = [lanes(run) for run in drawn]
     window = look.window_ns or (0, max((whole(run)[1] for run in drawn), default=0))

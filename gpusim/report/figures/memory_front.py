@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 
 from gpusim.memplan.compare import LEAST_TIME, MemoryComparison, PolicyRow
-from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_LEGEND, Theme, escape, heading, us, us_text
+from gpusim.report.figures.theme import LIGHT, Theme, escape, heading, us, us_text
 from gpusim.units import MIB, format_bytes
+
+#: Points nearer than these parts of the axes share a label.
+NEAR_X, NEAR_Y = 0.03, 0.03
 
 
 def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> go.Figure:
-    """One point a policy, our own at several budgets, the front as a line; the GPU's memory where it is in sight."""
+    """One point a policy with its name, our own at several budgets; the front as a line, the GPU's memory in sight."""
     figure = go.Figure()
     front = [row for row in comparison.front if row.outcome is not None]
     figure.add_trace(
@@ -19,7 +24,7 @@ def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> g
             y=[_step_us(row) for row in front],
             mode="lines",
             line={"color": theme.muted, "width": 1.5, "shape": "hv"},
-            name="front: nobody is below in both",
+            name="front: no plan needs less memory and less time",
             hoverinfo="skip",
         )
     )
@@ -42,6 +47,7 @@ def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> g
                 hoverinfo="text",
             )
         )
+    figure.add_trace(_labels([row for row in comparison.rows if row.outcome is not None], theme))
     peaks = [_peak_mib(row) for row in comparison.rows if row.outcome is not None]
     limits = {"GPU memory": comparison.capacity_bytes, "budget": comparison.budget_bytes or 0}
     for name, size in limits.items():
@@ -55,10 +61,32 @@ def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> g
         title=heading("Time against memory", f"{trace.name} on {hardware.label}, predicted", theme),
         height=620,
         hovermode="closest",
-        legend=SIDE_LEGEND,
-        margin={"r": SIDE},
+        showlegend=False,
     )
     return figure
+
+
+def _labels(rows: Sequence[PolicyRow], theme: Theme) -> go.Scatter:
+    """The policies' names beside their points; policies whose points lie on each other share a label."""
+    right, top = max(map(_peak_mib, rows), default=0.0), max(map(_step_us, rows), default=0.0)
+    groups: list[list[PolicyRow]] = []
+    for row in sorted(rows, key=lambda row: (_step_us(row), _peak_mib(row))):
+        for group in groups:
+            near = abs(_peak_mib(row) - _peak_mib(group[0])) <= NEAR_X * right
+            if near and abs(_step_us(row) - _step_us(group[0])) <= NEAR_Y * top:
+                group.append(row)
+                break
+        else:
+            groups.append([row])
+    return go.Scatter(
+        x=[max(map(_peak_mib, group)) for group in groups],
+        y=[max(map(_step_us, group)) for group in groups],
+        text=[escape(", ".join(row.policy for row in group)) for group in groups],
+        textposition=["top left" if _peak_mib(group[0]) > right * 0.6 else "top right" for group in groups],
+        textfont={"size": 11, "color": theme.muted},
+        mode="text",
+        hoverinfo="skip",
+    )
 
 
 def _peak_mib(row: PolicyRow) -> float:
