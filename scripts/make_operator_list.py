@@ -51,7 +51,7 @@ GROUPS: dict[str, str] = {
         addbmm addmm addmv addr baddbmm bmm dot mm mv vdot""",
     "Convolutions: sizes are checked before a library is called.": """
         convolution convolution_backward""",
-    "Normalisation: sizes of weights and statistics are checked in gpusim/gpu/replay/saved.py.": """
+    "Normalisation: sizes of weights and statistics are checked in gpusim/gpu/replay/size_rules.py.": """
         native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward
         _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
         native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
@@ -68,7 +68,7 @@ GROUPS: dict[str, str] = {
         adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward avg_pool2d
         avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices max_pool2d_with_indices_backward
         max_pool3d_with_indices max_pool3d_with_indices_backward""",
-    "Resampling and padding: the forward checks sizes, gradients are checked in gpusim/gpu/replay/saved.py.": """
+    "Resampling and padding: the forward checks sizes, gradients are checked in gpusim/gpu/replay/size_rules.py.": """
         affine_grid_generator col2im constant_pad_nd grid_sampler_2d grid_sampler_2d_backward im2col pixel_shuffle
         pixel_unshuffle channel_shuffle
         reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
@@ -88,7 +88,7 @@ GROUPS: dict[str, str] = {
     "Rows and labels that follow from what the trace says (gpusim/gpu/replay/known_values.py, saved.py).": """
         _embedding_bag _embedding_bag_forward_only _embedding_bag_backward _embedding_bag_dense_backward
         _embedding_bag_per_sample_weights_backward _ctc_loss _ctc_loss_backward""",
-    "Fourier transforms: dimensions and lengths are checked in gpusim/gpu/replay/saved.py.": """
+    "Fourier transforms: dimensions and lengths are checked in gpusim/gpu/replay/size_rules.py.": """
         _fft_r2c _fft_c2r _fft_c2c""",
     "Views: torch checks that they lie in the storage, and replay checks it again.": """
         alias as_strided as_strided_ detach diagonal expand permute select slice split split_with_sizes squeeze
@@ -110,7 +110,7 @@ GROUPS: dict[str, str] = {
         _foreach_maximum(_) _foreach_minimum(_) _foreach_mul(_) _foreach_neg(_) _foreach_norm _foreach_pow(_)
         _foreach_reciprocal(_) _foreach_rsqrt(_) _foreach_sign(_) _foreach_sqrt(_) _foreach_sub(_) _foreach_zero(_)
         _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_""",
-    "Optimizers in one kernel: sizes and strides are checked in gpusim/gpu/replay/saved.py.": """
+    "Optimizers in one kernel: sizes and strides are checked in gpusim/gpu/replay/size_rules.py.": """
         _fused_adagrad_ _fused_adam_ _fused_adamw_ _fused_sgd_""",
 }
 #: Operators that models record and replay does not run, with the reason.

@@ -7,13 +7,12 @@ that is not understood, a kernel without its node and a node without its kernel 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from gpusim.errors import CaptureError
 from gpusim.formats.arguments import tensor_refs
 from gpusim.formats.trace import KERNEL, Op, Phase
 from gpusim.gpu.capture.calls import Call
@@ -28,6 +27,7 @@ from gpusim.gpu.inductor.arguments import (
     written_by,
 )
 from gpusim.gpu.inductor.functional import FunctionalGraph, calls_of
+from gpusim.gpu.inductor.nodes import Nodes, refused
 from gpusim.gpu.inductor.places import Places
 from gpusim.gpu.inductor.seam import Line, Lines
 from gpusim.gpu.replay.encode import encode
@@ -53,7 +53,7 @@ def read_lines(lines: Lines, graph: FunctionalGraph, places: Places, calls: dict
     reader = _Reader(lines, places, calls)
     for line in lines.lines:
         reader.take(line)
-    reader.check_complete()
+    reader.nodes.check_complete()
     return Read(reader.ops, places, reader.outputs(), reader.sources)
 
 
@@ -66,17 +66,13 @@ class _Reader:
     sources: dict[str, str] = field(default_factory=dict)
     _bodies: dict[str, str] = field(default_factory=dict)
     _names: dict[str, int] = field(default_factory=dict)
-    _matched: set[str] = field(default_factory=set)
-    """Names of the scheduler's nodes that have their line."""
-    _written: set[str] = field(default_factory=set)
-    """Names of buffers that an op so far writes."""
 
     def __post_init__(self) -> None:
         from torch._inductor import ir
-        from torch._inductor.codegen import wrapper
         from torch._inductor.virtualized import V
 
-        self.ir, self.wrapper, self.graph, self.scheduler = ir, wrapper, V.graph, V.graph.scheduler
+        self.ir, self.graph, self.scheduler = ir, V.graph, V.graph.scheduler
+        self.nodes = Nodes(self.places)
 
     # --- Lines ---
 
@@ -99,7 +95,7 @@ class _Reader:
         elif kind == "ExternKernelAllocLine":
             self._take_alloc(line.node, noted.node)
         elif kind == "MultiOutputLine":
-            self._match([noted.node])
+            self.nodes.match([noted.node])
         elif kind == "UnbackedSymbolDefsLine" and not line.unbacked_bindings:
             pass
         elif kind == "IndexPutFallbackLine":
@@ -108,7 +104,7 @@ class _Reader:
         elif kind == "ScatterFallbackLine":
             self._take_scatter(line.node, noted.node)
         else:
-            raise self._refused(f"a line of kind {kind}", noted.node)
+            raise refused(f"a line of kind {kind}", noted.node)
 
     def _take_text(self, line: str, noted: Line) -> None:
         if not line.strip() or line.lstrip().startswith("#"):
@@ -120,22 +116,21 @@ class _Reader:
             self._add(f"zero_{name}", "aten.fill_.Scalar", args, {}, (tensor,), (), (tensor,), [noted.node])
             return
         kernel: Any = getattr(noted.node, "node", None)
-        if type(kernel).__name__ in WRITTEN_AS_TEXT and noted.node.get_name() not in self._matched:
+        if type(kernel).__name__ in WRITTEN_AS_TEXT and not self.nodes.matched(noted.node):
             self._take_call(kernel, noted.node, [*kernel.inputs, *kernel.constant_args], dict(kernel.kwargs))
             return
-        raise self._refused(f"the statement '{line.strip()[:80]}'", noted.node)
+        raise refused(f"the statement '{line.strip()[:80]}'", noted.node)
 
     def _take_kernel(self, line: Any, node: Any) -> None:
         if line.kernel_name not in self._bodies:
-            raise self._refused(f"kernel {line.kernel_name}, which it does not define,", node)
+            raise refused(f"kernel {line.kernel_name}, which it does not define,", node)
         arguments, reads, writes = self._kernel_arguments(line, node)
-        nodes = self._nodes_of_kernel(line, node)
-        self._agree(line.kernel_name, reads, writes, nodes)
-        self._match(nodes)
+        nodes = self.nodes.of_kernel(line, node)
+        self.nodes.check_agree(line.kernel_name, reads, writes, nodes)
+        self.nodes.match(nodes, writes)
         body = self._bodies[line.kernel_name]
         source = hashlib.sha256(body.encode()).hexdigest()
         self.sources[source] = body
-        self._written.update(writes)
         read_ids, write_ids = (
             tuple(dict.fromkeys(self.places.id_of(self.places.buffer(name)) for name in names))
             for names in (reads, writes)
@@ -152,7 +147,7 @@ class _Reader:
             name = str(argument)
             if self.places.is_buffer(name):
                 if not role:
-                    raise self._refused(f"argument {name} of kernel {line.kernel_name}, read or written", node)
+                    raise refused(f"argument {name} of kernel {line.kernel_name}, read or written", node)
                 real = self.places.real_name(name)
                 if "r" in role:
                     reads.append(real)
@@ -171,11 +166,11 @@ class _Reader:
         else:
             names = versions.signature_of(line)
             if names is None:
-                raise self._refused(f"kernel {line.kernel_name} without a signature", node)
+                raise refused(f"kernel {line.kernel_name} without a signature", node)
             roles = [role_of(name) for name in names]
         if len(roles) != len(line.call_args):
             problem = f"kernel {line.kernel_name} with {len(line.call_args)} arguments, {len(roles)} in its signature,"
-            raise self._refused(problem, node)
+            raise refused(problem, node)
         return roles
 
     def _number(self, argument: Any, line: Any, node: Any) -> Any:
@@ -187,7 +182,7 @@ class _Reader:
                 return kind(text)
             except ValueError:
                 continue
-        raise self._refused(f"argument '{text[:80]}' of kernel {line.kernel_name}", node)
+        raise refused(f"argument '{text[:80]}' of kernel {line.kernel_name}", node)
 
     # --- Kernels outside Inductor ---
 
@@ -198,7 +193,7 @@ class _Reader:
         if not isinstance(operator, torch._ops.OpOverload):
             target = OWN_KERNELS.get(kernel.get_kernel_name())
             if target is None:
-                raise self._refused(f"a call of {kernel.get_kernel_name()}", node)
+                raise refused(f"a call of {kernel.get_kernel_name()}", node)
             self._take_call(kernel, node, [*kernel.inputs, *kernel.constant_args], dict(kernel.kwargs), out, target)
             return
         self._take_call(kernel, node, [*kernel.inputs, *kernel.constant_args], dict(kernel.kwargs), out)
@@ -232,7 +227,7 @@ class _Reader:
         if type(kernel).__name__ == "InplaceCopyFallback":
             operator = torch.ops.aten.copy_.default
         if not target and not isinstance(operator, torch._ops.OpOverload):
-            raise self._refused(f"a call of {kernel.get_kernel_name()}", node)
+            raise refused(f"a call of {kernel.get_kernel_name()}", node)
         results = () if out is not None else self._results(kernel)
         if not target:
             args, kwargs = by_position(operator, args, kwargs)
@@ -249,8 +244,7 @@ class _Reader:
         fresh = [index for index in results if index is not None and index not in written]
         aliases = self._is_view(kernel)
         writes = tuple(dict.fromkeys([*written, *([] if aliases else fresh)]))
-        self._match([node])
-        self._written.update(self._names_written(node))
+        self.nodes.match([node], self.nodes.names_written(node))
         name = (target or str(operator)).split(".")[1]
         random = not target and is_random(operator)
         for part, part_args, part_made in in_parts(target or str(operator), encoded, results):
@@ -294,71 +288,16 @@ class _Reader:
             return {"tensor": self.places.id_of(self.places.of(value))}
         if hasattr(value, "free_symbols"):  # an expression of sympy's
             if value.free_symbols:
-                raise self._refused(f"a size that is not fixed ({value})", node)
+                raise refused(f"a size that is not fixed ({value})", node)
             value = int(value) if value.is_integer else float(value)
         return encode(value, lambda _: -1, self.places.device)
-
-    # --- Nodes ---
-
-    def _nodes_of_kernel(self, line: Any, node: Any) -> list[Any]:
-        """The nodes that a kernel was made for: the current one, or on the CPU all that wait for their kernel."""
-        if node is None:
-            raise self._refused(f"kernel {line.kernel_name} outside of any node", node)
-        if line.device.type != "cpu":
-            return [node]
-        waiting = []
-        for each in self.scheduler.nodes:
-            if each.get_name() not in self._matched and not each.is_extern() and not self._is_nop(each):
-                waiting.append(each)
-            if each is node:
-                break
-        return waiting
-
-    def _is_nop(self, node: Any) -> bool:
-        return type(node).__name__ == "NopKernelSchedulerNode"
-
-    def _agree(self, kernel: str, reads: Sequence[str], writes: Sequence[str], nodes: Sequence[Any]) -> None:
-        """Raise `CaptureError` where a kernel's arguments and its nodes do not say the same."""
-        known_writes = {name for node in nodes for name in self._names_written(node)}
-        known_reads = {name for node in nodes for name in self._names_read(node)} | known_writes
-        wrong = sorted(set(writes) - known_writes - self.places.workspaces)
-        if wrong:
-            raise self._refused(f"kernel {kernel}, which writes {', '.join(wrong)} and whose node does not,", nodes[-1])
-        wrong = sorted(set(reads) - known_reads - self.places.workspaces)
-        if wrong:
-            raise self._refused(f"kernel {kernel}, which reads {', '.join(wrong)} and whose node does not,", nodes[-1])
-
-    def _names_written(self, node: Any) -> set[str]:
-        names = {buffer.get_name() for buffer in node.get_outputs()}
-        names |= {name for buffer in node.get_outputs() for name in buffer.get_mutations()}
-        return {self.places.real_name(name) for name in names}
-
-    def _names_read(self, node: Any) -> set[str]:
-        return {self.places.real_name(dep.name) for dep in node.read_writes.reads if type(dep).__name__ != "WeakDep"}
-
-    def _match(self, nodes: Iterable[Any]) -> None:
-        self._matched.update(node.get_name() for node in nodes)
-
-    def check_complete(self) -> None:
-        """Raise `CaptureError` where a node has no line, or its lines leave out something that it writes."""
-        removed = set(self.graph.removed_buffers) | set(self.graph.inplaced_to_remove)
-        for node in self.scheduler.nodes:
-            if self._is_nop(node):
-                continue
-            needed = {b.get_name() for b in node.get_outputs()} - removed
-            if node.is_extern():
-                missing = set() if node.get_name() in self._matched else needed
-            else:
-                missing = {name for name in needed if self.places.real_name(name) not in self._written}
-            if missing:
-                raise self._refused(f"no line that writes {', '.join(sorted(missing))}", node)
 
     def outputs(self) -> list[int]:
         """Tensors that the graph returns."""
         ids = []
         for output in self.graph.graph_outputs:
             if not isinstance(output, self.ir.IRNode) or isinstance(output, self.ir.NoneAsConstantBuffer):
-                raise self._refused("an output that is no tensor", None)
+                raise refused("an output that is no tensor", None)
             ids.append(self.places.id_of(self.places.of(output)))
         return ids
 
@@ -412,10 +351,3 @@ class _Reader:
         phase = max((call.phase for call in calls), key=_PHASES.index)
         layers = [call.layer for call in calls if call.phase == phase and call.layer]
         return phase, layers[-1] if layers else ""
-
-    def _refused(self, code: str, node: Any) -> CaptureError:
-        where = f" at node {node.get_name()}" if node is not None else ""
-        return CaptureError(
-            f"Inductor of torch {torch.__version__} writes {code}{where}: gpusim does not know what that reads and "
-            "writes; use the front end 'aten'"
-        )

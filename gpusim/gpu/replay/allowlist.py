@@ -2,7 +2,8 @@
 
 A trace is a file from anywhere; replaying it must run operators and nothing else. So each op names one of the operators
 in `aten_operators.txt`, with its overload, and its arguments are tensors of the trace, numbers, booleans, null, lists
-of these, and words that torch's schemas enumerate. `gpusim.gpu.replay.saved` adds what torch itself does not check.
+of these, and words that torch's schemas enumerate. `gpusim.gpu.replay.saved` and `gpusim.gpu.replay.size_rules` add
+what torch itself does not check.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from gpusim.gpu.replay.encode import DTYPES, decode
 from gpusim.gpu.replay.fusion import Call, Kept
 from gpusim.gpu.replay.operators import check_schemas, describe, resolve
 from gpusim.gpu.replay.result_sizes import check_result_sizes
-from gpusim.gpu.replay.saved import is_dense
 from gpusim.gpu.replay.saved_facts import VARYING
+from gpusim.gpu.replay.size_rules import is_dense
 from gpusim.gpu.replay.tensors import copy_sharing, flat_results, lies_in_storage
 from gpusim.gpu.replay.variants import call_chain, call_here, call_variant
 from gpusim.trace.fusion import canonical_variants, covered_by

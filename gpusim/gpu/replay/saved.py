@@ -1,31 +1,27 @@
-"""Checks of what operators trust: sizes of weights, and what a forward saved for its backward. Needs no torch.
+"""Checks of what operators trust: what a forward saved for its backward, and numbers looked up. Needs no torch.
 
 A backward reads the places of maxima, means and sums of exponentials that its forward saved, and does not look whether
 they fit: wrong ones make it read or write beyond a tensor. In a captured step they are results of the forward, and
 nothing has changed them; so they must be here. Shapes are those that the trace declares; replay holds results to them
-(`gpusim.gpu.replay.execute`), but for those that depend on the version of a library (`VARYING`).
+(`gpusim.gpu.replay.execute`), but for those that depend on the version of a library (`VARYING`). Rules on sizes alone
+are in `gpusim.gpu.replay.size_rules`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from gpusim.formats.arguments import TENSOR, tensor_refs
-from gpusim.formats.trace import Op, Tensor, Trace
+from gpusim.formats.trace import Op, Trace
 from gpusim.gpu.replay.known_values import KnownValues, is_row
 from gpusim.gpu.replay.saved_facts import (
-    ALIKE,
     BACKWARDS,
     BAG,
     BOX_FORWARDS,
     BOX_IMAGES,
     DEFAULTS,
     FUSED_LISTS,
-    LEADING,
     NULL_ARGUMENTS,
-    PER_CHANNEL,
     SAVES_IF,
     SEQUENCE_LENGTHS,
     UNDECLARED_WRITES,
@@ -34,6 +30,14 @@ from gpusim.gpu.replay.saved_facts import (
     VIEWS,
     WEIGHT_ROWS,
     Backward,
+)
+from gpusim.gpu.replay.size_rules import (
+    fused_step_problem,
+    is_dense,
+    lists_problem,
+    size_problem,
+    tensor_at,
+    tensor_of,
 )
 
 
@@ -73,16 +77,11 @@ class SavedRules:
             or self._returned_again(index, op)
             or self._taken_as_saved(op)
             or self._backward(index, op)
-            or self._sizes(op)
+            or size_problem(self.trace, op)
             or self._places(op)
-            or self._fused_step(index, op)
-            or (self._optimizer(op) if op.target.split(".")[1] in FUSED_LISTS else "")
+            or fused_step_problem(self.trace, index, op)
+            or (lists_problem(self.trace, op) if op.target.split(".")[1] in FUSED_LISTS else "")
         )
-
-    def _tensor(self, op: Op, place: int) -> Tensor | None:
-        """The tensor that an op has as this argument."""
-        value = op.args[place] if place < len(op.args) else None
-        return self.trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
 
     def _undeclared_writes(self, op: Op) -> str:
         """What an operator changes without a word in its schema is in `writes`, too."""
@@ -136,7 +135,7 @@ class SavedRules:
                 return f"argument {place} is not that of '{saver.name}'"
         looked_up = {1} if op.target in BOX_IMAGES else {place for place in rule.same if self._counts(op, place)}
         for place in (*rule.saved, *looked_up):
-            tensor = self._tensor(op, place)
+            tensor = tensor_at(self.trace, op, place)
             if tensor is None:
                 continue
             # A schedule may move an op that changes it here, unless nothing but the forward does.
@@ -163,7 +162,7 @@ class SavedRules:
 
     def _counts(self, op: Op, place: int) -> bool:
         """Whether an argument is of integers: places or classes."""
-        tensor = self._tensor(op, place)
+        tensor = tensor_at(self.trace, op, place)
         return tensor is not None and "int" in tensor.dtype
 
     def _shapes_of_backward(self, op: Op, saver: Op, rule: Backward) -> str:
@@ -171,22 +170,22 @@ class SavedRules:
         if flag is not None and (len(saver.args) <= flag or saver.args[flag] is not True):
             return f"'{saver.name}' saves nothing for it"
         result = saver.outputs[0] if saver.outputs else None
-        grad = None if rule.grad is None else self._tensor(op, rule.grad)
+        grad = None if rule.grad is None else tensor_at(self.trace, op, rule.grad)
         if grad is not None and (result is None or grad.shape != self.trace.tensors[result].shape):
             return f"the gradient has another shape than the result of '{saver.name}'"
         for place, of in SEQUENCE_LENGTHS.get(op.target, {}).items():
-            query = self._tensor(op, of)
+            query = tensor_at(self.trace, op, of)
             if query is None or len(query.shape) != 4 or op.args[place] != query.shape[2]:
                 return f"argument {place} is not the length of its sequence"
         if any(op.args[place] is not None for place in NULL_ARGUMENTS.get(op.target, ())):
             return "packed sequences are in no trace"
         if op.target in WEIGHT_ROWS:
             place, of = WEIGHT_ROWS[op.target]
-            weight = self._tensor(saver, of)
+            weight = tensor_at(self.trace, saver, of)
             if weight is None or tuple(op.args[place : place + 1]) != weight.shape[:1]:
                 return f"it has another number of rows than the weight of '{saver.name}'"
         if op.target in BOX_IMAGES:
-            first, images = BOX_IMAGES[op.target], self._tensor(saver, 0)
+            first, images = BOX_IMAGES[op.target], tensor_at(self.trace, saver, 0)
             if images is None or tuple(op.args[first : first + 4]) != images.shape:
                 return f"it has other sizes than the images of '{saver.name}'"
         return ""
@@ -199,8 +198,6 @@ class SavedRules:
             return self._labels(op)
         if op.target in BOX_FORWARDS:
             return self._boxes(op)
-        if op.target.startswith("aten._fft_"):
-            return self._transform(op)
         return ""
 
     def _within(self, op: Op, place: int, count: int) -> bool:
@@ -211,14 +208,14 @@ class SavedRules:
 
     def _bag(self, op: Op) -> str:
         """Rows of an embedding bag are rows of its table, and its offsets rise from 0 to the number of rows taken."""
-        weight, rows, offsets = (self._tensor(op, place) for place in range(3))
+        weight, rows, offsets = (tensor_at(self.trace, op, place) for place in range(3))
         if weight is None or rows is None or offsets is None or len(weight.shape) != 2:
             return "it has no table, rows and offsets"
         if rows.dtype not in ("int32", "int64") or rows.dtype != offsets.dtype or not is_row(rows):
             return "its rows and offsets are no whole numbers in one dimension"
         if len(op.args) > 5 and op.args[5] is not False:
             return "sparse gradients are in no trace"
-        each = self._tensor(op, 6)
+        each = tensor_at(self.trace, op, 6)
         if each is not None and (each.shape != rows.shape or not is_row(each) or each.dtype != weight.dtype):
             return "it has not one weight for each row that it takes"
         if not self._within(op, 1, weight.shape[0]):
@@ -230,7 +227,7 @@ class SavedRules:
 
     def _labels(self, op: Op) -> str:
         """Labels of a CTC loss are classes, and its lengths those of its sequences."""
-        scores, labels = self._tensor(op, 0), self._tensor(op, 1)
+        scores, labels = tensor_at(self.trace, op, 0), tensor_at(self.trace, op, 1)
         lengths = [*op.args[2:4], (), ()][:2]
         if scores is None or labels is None or len(scores.shape) != 3 or labels.dtype not in ("int32", "int64"):
             return "it has no scores and labels"
@@ -243,120 +240,24 @@ class SavedRules:
             return "it has no samples"
         together = labels.shape == (sum(lengths[1]),)
         apart = labels.shape[:1] == (samples,) and len(labels.shape) == 2 and max(lengths[1]) <= labels.shape[1]
-        if not (together or apart) or not _dense(labels):
+        if not (together or apart) or not is_dense(labels.shape, labels.stride):
             return "its lengths are not those of its labels"
         return "" if self._within(op, 1, classes) else f"nothing in the trace shows that its labels are below {classes}"
 
     def _boxes(self, op: Op) -> str:
         """Boxes are rows of five numbers of which the first is that of an image: put there by `cat`, as models do."""
-        images, boxes = self._tensor(op, 0), self._tensor(op, 1)
+        images, boxes = tensor_at(self.trace, op, 0), tensor_at(self.trace, op, 1)
         if images is None or boxes is None or len(images.shape) != 4 or boxes.shape[1:] != (5,):
             return "it has no images and boxes"
         maker, _ = self._made.get(op.args[1][TENSOR], (-1, 0))
         cat = self.trace.ops[maker] if maker >= 0 and boxes.init is None else None
         numbers = cat.args[0] if cat is not None and cat.target == "aten.cat.default" and cat.args[1:] == (1,) else []
-        first = self._of(numbers[0]) if numbers and isinstance(numbers, list | tuple) else None
+        first = tensor_of(self.trace, numbers[0]) if numbers and isinstance(numbers, list | tuple) else None
         bounds = self.known.bounds(numbers[0][TENSOR]) if first is not None and first.shape[1:] == (1,) else None
         changed = any(writer != maker for writer in self._written.get(boxes.storage, []))
         if bounds is None or changed or bounds[0] < 0 or bounds[1] >= images.shape[0]:
             return f"nothing in the trace shows that its boxes are of images below {images.shape[0]}"
         return ""
-
-    def _transform(self, op: Op) -> str:
-        """A Fourier transform goes along dimensions that are there, and back to the length that its argument has."""
-        image, dims = self._tensor(op, 0), op.args[1] if len(op.args) > 1 else ()
-        rank = 0 if image is None else len(image.shape)
-        if image is None or not dims or not isinstance(dims, list | tuple) or not all(isinstance(d, int) for d in dims):
-            return "it has no dimensions"
-        if any(not -rank <= d < rank for d in dims) or len({d % rank for d in dims}) != len(dims):
-            return "its dimensions are not those of the tensor"
-        if len(op.args) < 4 or op.args[2] not in (0, 1, 2) or any(image.shape[d] < 1 for d in dims):
-            return "its sizes or its scaling are not there"
-        if op.target == "aten._fft_c2r.default":
-            length = op.args[3]
-            if not isinstance(length, int) or length < 1 or image.shape[dims[-1]] != length // 2 + 1:
-                return "the length of its result does not fit to the tensor"
-        return ""
-
-    def _sizes(self, op: Op) -> str:
-        """Weights, statistics and gradients fit to the image."""
-        image = self._tensor(op, 0)
-        for place in PER_CHANNEL.get(op.target, ()):
-            tensor = self._tensor(op, place)
-            if tensor is not None and (image is None or len(image.shape) < 2 or tensor.shape != image.shape[1:2]):
-                return f"argument {place} has not one number for each channel"
-        if op.target == "aten.native_group_norm.default":
-            counts = op.args[3:6]
-            whole = [count for count in counts if isinstance(count, int)]
-            if image is None or len(whole) != 3 or math.prod(whole) != math.prod(image.shape) or min(whole) < 0:
-                return "its numbers of samples, channels and places are not those of the image"
-        if op.target in LEADING:
-            other, last = self._tensor(op, 1), LEADING[op.target]
-            if image is None or other is None or image.shape[:-last] != other.shape[:-last]:
-                return "the gradient has other samples or channels than the image"
-        if op.target in ALIKE:
-            other = self._tensor(op, 1)
-            if image is None or other is None or image.shape != other.shape:
-                return "the gradient has another shape than the result"
-        if op.target == "aten.unfold_backward.default" and (image is None or image.shape != _unfolded(op)):
-            return "the gradient has another shape than the windows"
-        if op.target.startswith("aten._upsample_") and "_aa" in op.target and not _scales_fit(op, image):
-            return "its scales are not those of the sizes"
-        if op.target == "aten.grid_sampler_2d_backward.default":
-            of, grid = self._tensor(op, 1), self._tensor(op, 2)
-            if image is None or of is None or grid is None or image.shape != (*of.shape[:2], *grid.shape[1:3]):
-                return "the gradient has another shape than the samples"
-        return ""
-
-    def _optimizer(self, op: Op) -> str:
-        """The lists of an optimizer's kernel are of one length and of the same shapes; single numbers are single."""
-        name = op.target.split(".")[1]
-        lists = [value if isinstance(value, list | tuple) else () for value in op.args]
-        single = [*op.kwargs.values(), *(value for value in op.args if isinstance(value, dict))]
-        if len(lists) != FUSED_LISTS[name]:
-            return "it has other lists of tensors"
-        if name != "_fused_sgd_":
-            single += lists[-1]  # steps
-        may_lack = (name == "_fused_sgd_" and op.kwargs.get("momentum") == 0) or op.kwargs.get("amsgrad") is False
-        given = [value for value in lists if value or not may_lack]
-        if len({len(value) for value in given}) > 1 or len(lists) - len(given) > 1:
-            return "its lists are not of one length"
-        problem = self._together(given if name == "_fused_sgd_" else given[:-1])
-        if problem:
-            return problem
-        for value in single:
-            tensor = self._of(value)
-            if tensor is not None and math.prod(tensor.shape) != 1:
-                return "a tensor that stands for one number has several"
-        return ""
-
-    def _together(self, lists: Sequence[Sequence[Any]]) -> str:
-        """Tensors in one place of each list have one shape and type and no gaps: the kernel walks them as one."""
-        if len({len(value) for value in lists}) > 1:
-            return "its lists are not of one length"
-        for together in zip(*lists, strict=True):
-            tensors = [self._of(value) for value in together]
-            kinds = {(t.shape, t.dtype, _dense(t)) for t in tensors if t is not None}
-            if None in tensors or len(kinds) != 1 or not next(iter(kinds))[2]:
-                return "its lists hold tensors of other shapes or types, or with gaps"
-        return ""
-
-    def _fused_step(self, index: int, op: Op) -> str:
-        """A variant that runs a step of SGD in one kernel: the lists of the ops that it stands for fit, too."""
-        for variant in op.variants:
-            chain = [self.trace.ops[place] for place in sorted((index, *variant.covers)) if place < len(self.trace.ops)]
-            if variant.settings.composition != "fused" or not chain or not chain[0].target.startswith("aten._foreach"):
-                continue
-            lists = [each.args[place] for each, place in zip(chain, (0, 1, 0), strict=False) if len(each.args) > place]
-            if len(lists) != 3 or not all(isinstance(each, list | tuple) for each in lists):
-                return f"variant '{variant.name}' is no step of SGD"
-            problem = self._together(lists)
-            if problem:
-                return f"variant '{variant.name}': {problem}"
-        return ""
-
-    def _of(self, value: Any) -> Tensor | None:
-        return self.trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
 
 
 def ordered_inputs(trace: Trace) -> frozenset[int]:
@@ -369,44 +270,3 @@ def ordered_inputs(trace: Trace) -> frozenset[int]:
 def _shared(op: Op, places: Iterable[int]) -> tuple[str, ...]:
     """An operator and some of its arguments, to find the forward that a backward belongs to."""
     return (op.target, *(repr(op.args[place]) if place < len(op.args) else "" for place in places))
-
-
-def _unfolded(op: Op) -> tuple[int, ...] | None:
-    """The shape of what `unfold` makes, from the arguments of its backward."""
-    sizes, dim, size, step = op.args[1:5] if len(op.args) == 5 else ((), 0, 0, 0)
-    whole = isinstance(sizes, list | tuple) and all(isinstance(each, int) for each in (*sizes, dim, size, step))
-    if not whole or not sizes or not -len(sizes) <= dim < len(sizes) or step < 1 or not 0 <= size <= sizes[dim]:
-        return None
-    shape = list(sizes)
-    shape[dim] = (sizes[dim] - size) // step + 1
-    return (*shape, size)
-
-
-def _scales_fit(op: Op, image: Tensor | None) -> bool:
-    """Whether a resampling's scales, where they are given, make its output size out of its input size."""
-    backward = "_backward" in op.target
-    before = op.args[2] if backward and len(op.args) > 2 else image.shape if image is not None else ()
-    after, scales = op.args[1] if len(op.args) > 1 else (), op.args[4 if backward else 3 :]
-    if not isinstance(before, list | tuple) or not isinstance(after, list | tuple) or len(before) - len(after) != 2:
-        return False
-    return all(
-        scale is None
-        or (isinstance(scale, int | float) and isinstance(n, int) and isinstance(m, int) and m <= n * scale < m + 1)
-        for scale, n, m in zip(scales, before[2:], after, strict=False)
-    )
-
-
-def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether a tensor's elements fill its stretch of memory, each once; one without elements does."""
-    if 0 in shape:
-        return True
-    expected = 1
-    for step, size in sorted((d, s) for s, d in zip(shape, stride, strict=True) if s != 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _dense(tensor: Tensor) -> bool:
-    return is_dense(tensor.shape, tensor.stride)

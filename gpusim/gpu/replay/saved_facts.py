@@ -1,6 +1,7 @@
 """Facts on operators: which forward a backward belongs to, what it takes from there, and which sizes go together.
 
-They are read off torch's schemas and kernels; `gpusim.gpu.replay.saved` holds the ops of a trace to them.
+They are read off torch's schemas and kernels; `gpusim.gpu.replay.saved` and `gpusim.gpu.replay.size_rules` hold the ops
+of a trace to them.
 """
 
 from __future__ import annotations

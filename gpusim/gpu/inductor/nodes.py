@@ -1,0 +1,95 @@
+"""Nodes of Inductor's scheduler: what each says that it reads and writes, and which of them have their line so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from gpusim.errors import CaptureError
+from gpusim.gpu.inductor.places import Places
+
+
+class Nodes:
+    """The nodes of the graph that Inductor compiles now."""
+
+    def __init__(self, places: Places) -> None:
+        from torch._inductor.virtualized import V
+
+        self._places = places
+        self._graph = V.graph
+        self._matched: set[str] = set()
+        """Names of nodes that have their line."""
+        self._written: set[str] = set()
+        """Names of buffers that a line so far writes."""
+
+    def matched(self, node: Any) -> bool:
+        """Whether a node has its line."""
+        return node.get_name() in self._matched
+
+    def match(self, nodes: Iterable[Any], writes: Iterable[str] = ()) -> None:
+        """Note that these nodes have their line, and what it writes."""
+        self._matched.update(node.get_name() for node in nodes)
+        self._written.update(writes)
+
+    def of_kernel(self, line: Any, node: Any) -> list[Any]:
+        """The nodes that a kernel was made for: the current one, or on the CPU all that wait for their kernel."""
+        if node is None:
+            raise refused(f"kernel {line.kernel_name} outside of any node", node)
+        if line.device.type != "cpu":
+            return [node]
+        waiting = []
+        for each in self._graph.scheduler.nodes:
+            if not self.matched(each) and not each.is_extern() and not _is_nop(each):
+                waiting.append(each)
+            if each is node:
+                break
+        return waiting
+
+    def check_agree(self, kernel: str, reads: Sequence[str], writes: Sequence[str], nodes: Sequence[Any]) -> None:
+        """Raise `CaptureError` where a kernel's arguments and its nodes do not say the same."""
+        known_writes = {name for node in nodes for name in self.names_written(node)}
+        known_reads = {name for node in nodes for name in self._names_read(node)} | known_writes
+        wrong = sorted(set(writes) - known_writes - self._places.workspaces)
+        if wrong:
+            raise refused(f"kernel {kernel}, which writes {', '.join(wrong)} and whose node does not,", nodes[-1])
+        wrong = sorted(set(reads) - known_reads - self._places.workspaces)
+        if wrong:
+            raise refused(f"kernel {kernel}, which reads {', '.join(wrong)} and whose node does not,", nodes[-1])
+
+    def check_complete(self) -> None:
+        """Raise `CaptureError` where a node has no line, or its lines leave out something that it writes."""
+        removed = set(self._graph.removed_buffers) | set(self._graph.inplaced_to_remove)
+        for node in self._graph.scheduler.nodes:
+            if _is_nop(node):
+                continue
+            needed = {b.get_name() for b in node.get_outputs()} - removed
+            if node.is_extern():
+                missing = set() if self.matched(node) else needed
+            else:
+                missing = {name for name in needed if self._places.real_name(name) not in self._written}
+            if missing:
+                raise refused(f"no line that writes {', '.join(sorted(missing))}", node)
+
+    def names_written(self, node: Any) -> set[str]:
+        """Names of the buffers that a node writes, new ones and those that it changes."""
+        names = {buffer.get_name() for buffer in node.get_outputs()}
+        names |= {name for buffer in node.get_outputs() for name in buffer.get_mutations()}
+        return {self._places.real_name(name) for name in names}
+
+    def _names_read(self, node: Any) -> set[str]:
+        return {self._places.real_name(dep.name) for dep in node.read_writes.reads if type(dep).__name__ != "WeakDep"}
+
+
+def refused(code: str, node: Any) -> CaptureError:
+    """The error for what Inductor writes and nobody here understands."""
+    where = f" at node {node.get_name()}" if node is not None else ""
+    return CaptureError(
+        f"Inductor of torch {torch.__version__} writes {code}{where}: gpusim does not know what that reads and "
+        "writes; use the front end 'aten'"
+    )
+
+
+def _is_nop(node: Any) -> bool:
+    return type(node).__name__ == "NopKernelSchedulerNode"
