@@ -24,8 +24,8 @@ from gpusim.analysis.relaxed import CONTENTION, DEPENDENCIES, DRAM, FRONT_END, G
 from gpusim.bounds.bounds import Bounds
 from gpusim.bounds.energetic import Kernels, crowded_area_ns
 from gpusim.engine.base import Engine
+from gpusim.engine.evaluate import Evaluator
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 
 ORDER: Final = "streams and order"
@@ -106,7 +106,7 @@ def _from_area(graph: OpGraph, schedule: Schedule, engine: Engine) -> list[tuple
     """The same from the SMs on; until the last, every op has a stream of its own."""
     limits_on = [SMS, CONTENTION, DRAM]
     apart = replace(schedule, streams=tuple(range(len(graph))))
-    alone = relaxed(replace(graph, preds=((),) * len(graph)), limits_on)
+    alone = relaxed(graph.without_dependencies(), limits_on)
     times = [(IMBALANCE, _makespan_ns(alone, apart, engine))]
     for limit in (DEPENDENCIES, GAPS, FRONT_END):
         limits_on.append(limit)
@@ -115,7 +115,7 @@ def _from_area(graph: OpGraph, schedule: Schedule, engine: Engine) -> list[tuple
 
 
 def _makespan_ns(graph: OpGraph, schedule: Schedule, engine: Engine) -> int:
-    return engine.run(lower(graph, schedule), graph.hardware).makespan_ns
+    return Evaluator(graph, engine).makespan_ns(schedule)
 
 
 def _take_off(parts: dict[str, int], names: Sequence[str], time_ns: int) -> None:

@@ -21,6 +21,7 @@ from gpusim.bounds.bounds import bounds
 from gpusim.bounds.width import MAX_EXACT_OPS, width
 from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_STREAMS
 from gpusim.engine.base import Engine, Timeline, engine_by_name
+from gpusim.engine.evaluate import Evaluator
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
@@ -184,8 +185,10 @@ def phase_graph(graph: OpGraph, phase: str) -> OpGraph:
 def scope_limits(name: str, graph: OpGraph, streams: int, engine: Engine) -> Scope:
     """Parallelism and losses of an op graph on up to `streams` streams."""
     free = relaxed(graph, ())
-    unlimited = _asap(replace(free, preds=((),) * len(free)), engine)
-    asap = _asap(relaxed(graph, (DEPENDENCIES,)), engine)
+    apart = _apart(graph)
+    unlimited_ns = Evaluator(free.without_dependencies(), engine).makespan_ns(apart)
+    chained = relaxed(graph, (DEPENDENCIES,))
+    asap = engine.run(lower(chained, apart, memory=False), chained.hardware)
     curve = parallelism(graph, asap)
     # From the strictest what-if to the loosest: a schedule that runs under more limits is a candidate under fewer.
     best: dict[str, tuple[int, Schedule]] = {}
@@ -199,7 +202,7 @@ def scope_limits(name: str, graph: OpGraph, streams: int, engine: Engine) -> Sco
     times = {DEPENDENCIES: asap.makespan_ns, **{limit: best[limit][0] for limit in LIMITS[1:]}}
     losses: list[Loss] = []
     for limit in LIMITS:
-        before = losses[-1].makespan_ns if losses else unlimited.makespan_ns
+        before = losses[-1].makespan_ns if losses else unlimited_ns
         losses.append(Loss(limit, times[limit], times[limit] - before))
     used = {stream for stream, tasks in zip(best[STREAMS][1].streams, graph.tasks, strict=True) if tasks}
     return Scope(
@@ -207,18 +210,18 @@ def scope_limits(name: str, graph: OpGraph, streams: int, engine: Engine) -> Sco
         ops=sum(bool(tasks) for tasks in graph.tasks),
         kernels=sum(len(tasks) for tasks in graph.tasks),
         parallelism=curve,
-        sequential_ns=engine.run(lower(graph, alone), graph.hardware).makespan_ns,
-        unlimited_ns=unlimited.makespan_ns,
+        sequential_ns=Evaluator(graph, engine).makespan_ns(alone),
+        unlimited_ns=unlimited_ns,
         losses=tuple(losses),
         streams=len(used),
         gap=gap_to_bound(graph, best[STREAMS][1], bounds(graph), engine),
     )
 
 
-def _asap(graph: OpGraph, engine: Engine) -> Timeline:
+def _apart(graph: OpGraph) -> Schedule:
     """Every op on a stream of its own, in recorded order."""
     ops = tuple(range(len(graph)))
-    return engine.run(lower(graph, Schedule(order=ops, streams=ops)), graph.hardware)
+    return Schedule(order=ops, streams=ops)
 
 
 def _best(
@@ -239,7 +242,8 @@ def _best(
             distinct.setdefault(makespan_ns, setting)
         shortlist = list(distinct.values())[:_SHORTLIST]
         chosen += [lists.schedule(count, graph.bottom_ns, share).schedule for count, share in shortlist]
-    times = [engine.run(lower(graph, schedule), graph.hardware).makespan_ns for schedule in chosen]
+    evaluator = Evaluator(graph, engine)
+    times = [evaluator.makespan_ns(schedule) for schedule in chosen]
     fastest = min(range(len(chosen)), key=times.__getitem__)
     return times[fastest], chosen[fastest]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -59,7 +58,7 @@ def relaxed(graph: OpGraph, limits_on: Iterable[str]) -> OpGraph:
     tasks = graph.tasks
     for change in changes:
         tasks = tuple(tuple(map(change, of_op)) for of_op in tasks)
-    return replace(graph, hardware=hardware, tasks=tasks)
+    return graph.with_tasks(hardware, tasks)
 
 
 def without_contention(hardware: HardwareModel) -> HardwareModel:

@@ -141,7 +141,7 @@ def transfer(
     for used, graph in zip(settings, graphs, strict=True):
         evaluator = Evaluator(graph)
         times = [
-            evaluator.evaluate(moved(schedule, made_for.trace, graph.trace).check(graph)).makespan_ns
+            evaluator.makespan_ns(moved(schedule, made_for.trace, graph.trace).check(graph))
             for schedule, made_for in zip(schedules, graphs, strict=True)
         ]
         rows += [

@@ -222,19 +222,28 @@ def _largest_of_pool_ns(kernels: Kernels, resource: int, heads: Floats, tails: F
 
 
 def _largest_by_block_ns(kernels: Kernels, resource: int, heads: Floats, tails: Floats) -> float:
-    before = (kernels.head_ns[None, :] >= heads[:, None]).astype(np.float64)
-    behind = (kernels.tail_ns[None, :] >= tails[:, None]).astype(np.float64)
-    some = before @ behind.T > 0.5
+    # How many of `heads`, and of `tails`, are at most that of a kernel: it lies in the stretches of these.
+    after = np.searchsorted(heads, kernels.head_ns, "right")
+    before = np.searchsorted(tails, kernels.tail_ns, "right")
+    cells, shape = after * (len(tails) + 1) + before, (len(heads) + 1, len(tails) + 1)
+
+    def inside(numbers: Floats, of: npt.NDArray[np.bool_] | slice) -> Floats:
+        """For each stretch the sum of the numbers of the kernels in it."""
+        sums = np.bincount(cells[of], numbers, shape[0] * shape[1]).reshape(shape)
+        added: Floats = sums[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1][1:, 1:]
+        return added
+
+    some = inside(np.ones(len(kernels)), slice(None)) > 0.5
     kinds = [
-        (before[:, kind], behind[:, kind], kernels.area_ns[kind, resource], kernels.crowding[kind, resource])
+        (kind, kernels.area_ns[kind, resource], kernels.crowding[kind, resource])
         for kind in (~kernels.matrix, kernels.matrix)
     ]
     best_ns = 0.0
     for crowd in _CROWDS:
         loaded = (crowd**kernels.exponent - 1.0) / (crowd - 1.0) if crowd > 1.0 else 0.0
         others_ns, matrix_ns = (
-            after_head @ (area_ns * (1.0 + loaded * (np.minimum(crowding, crowd) - 1.0)) * before_tail).T
-            for after_head, before_tail, area_ns, crowding in kinds
+            inside(area_ns * (1.0 + loaded * (np.minimum(crowding, crowd) - 1.0)), kind)
+            for kind, area_ns, crowding in kinds
         )
         spans = _counted_ns(kernels, others_ns, matrix_ns)
         best_ns = max(best_ns, float(np.max(np.where(some, heads[:, None] + tails[None, :] + spans, 0.0))))

@@ -14,7 +14,7 @@ from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import LaunchMode
 
 if TYPE_CHECKING:
-    from gpusim.engine.batch import BatchEngine
+    from gpusim.engine.batch import BatchEngine, Evaluated
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,25 @@ class Evaluator:
 
     def evaluate(self, schedule: Schedule, mode: LaunchMode = "graph") -> Evaluation:
         """Makespan and peak memory of a schedule. Raises `PlanError` for one that is not legal."""
-        if self._engine.name != "fast" or schedule.partitions:
+        if self._needs_plan(schedule):
             timeline = self._engine.run(lower(self.graph, schedule, mode), self.graph.hardware)
             return Evaluation(timeline.makespan_ns, timeline.peak_bytes)
-        variants = [schedule.variants] if schedule.variants else None
-        batch = self._batch.evaluate([schedule.order], [schedule.streams], variants, mode=mode, peak=True, threads=1)
+        batch = self._run(schedule, mode, peak=True)
         assert batch.peak_bytes is not None
         return Evaluation(int(batch.makespan_ns[0]), int(batch.peak_bytes[0]))
+
+    def makespan_ns(self, schedule: Schedule, mode: LaunchMode = "graph") -> int:
+        """The makespan alone, which takes less time. Raises `PlanError` for a schedule that is not legal."""
+        if self._needs_plan(schedule):
+            return self._engine.run(lower(self.graph, schedule, mode, memory=False), self.graph.hardware).makespan_ns
+        return int(self._run(schedule, mode, peak=False).makespan_ns[0])
+
+    def _needs_plan(self, schedule: Schedule) -> bool:
+        return self._engine.name != "fast" or bool(schedule.partitions)
+
+    def _run(self, schedule: Schedule, mode: LaunchMode, peak: bool) -> Evaluated:
+        variants = [schedule.variants] if schedule.variants else None
+        return self._batch.evaluate([schedule.order], [schedule.streams], variants, mode=mode, peak=peak, threads=1)
 
     @cached_property
     def _batch(self) -> BatchEngine:

@@ -82,6 +82,26 @@ class OpGraph:
             covered=covered,
         )
 
+    def with_tasks(self, hardware: HardwareModel, tasks: tuple[tuple[Task, ...], ...]) -> OpGraph:
+        """The same ops and dependencies on another GPU, with other tasks, as many for each op.
+
+        What follows from ops and dependencies alone is not worked out again.
+        """
+        if list(map(len, tasks)) != list(map(len, self.tasks)):
+            raise ValueError("another number of tasks of an op")
+        other = self._like_this(hardware=hardware, tasks=tasks)
+        vars(other).update(succs=self.succs, work_dependencies=self.work_dependencies)
+        return other
+
+    def without_dependencies(self) -> OpGraph:
+        """The same ops, none of which waits for another."""
+        return self._like_this(preds=((),) * len(self))
+
+    def _like_this(self, **changes: Any) -> OpGraph:
+        other = replace(self, **changes)
+        other.encoded["alike"] = self
+        return other
+
     def __len__(self) -> int:
         return len(self.preds)
 
@@ -149,14 +169,15 @@ class OpGraph:
     @cached_property
     def solo_ns(self) -> tuple[float, ...]:
         """Time of each op alone on the GPU: its kernels and the gap before each."""
-        return tuple(sum(task.dur_ns + self.chain_ns + task.extra_ns for task in tasks) for tasks in self.tasks)
+        chain_ns = self.chain_ns
+        return tuple(sum(task.dur_ns + chain_ns + task.extra_ns for task in tasks) for tasks in self.tasks)
 
     @cached_property
     def bottom_ns(self) -> tuple[float, ...]:
         """Bottom level: the longest chain of solo times from the start of each op to the end of the step."""
-        level = [0.0] * len(self)
-        for op in reversed(range(len(self))):
-            level[op] = self.solo_ns[op] + max((level[after] for after in self.succs[op]), default=0.0)
+        level, solo_ns = [0.0] * len(self), self.solo_ns
+        for op, succs in zip(reversed(range(len(self))), reversed(self.succs), strict=True):
+            level[op] = solo_ns[op] + max(map(level.__getitem__, succs), default=0.0)
         return tuple(level)
 
     @cached_property

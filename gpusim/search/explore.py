@@ -196,7 +196,7 @@ def explore(
         budget_s -= min(compiling_s, COMPILING_SHARE * budget_s)
     evaluator = Evaluator(graph)
     made_by = f"gpusim {__version__}, {graph.hardware.label}, seed {seed}"
-    sequential_ns = evaluator.evaluate(POLICIES["sequential"](graph, 1)).makespan_ns
+    sequential_ns = evaluator.makespan_ns(POLICIES["sequential"](graph, 1))
     rows: list[Row] = []
 
     def add(policy: str, used: int, schedule: Schedule) -> None:
@@ -327,7 +327,7 @@ def _conclude(graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds) -> _
 def _recorded_order_ns(graph: OpGraph, streams: int) -> int:
     """Predicted time with ops in recorded order, each in the stream that is free first."""
     program = FastLists(graph).schedule(streams, -np.arange(len(graph), dtype=np.float64), 0.0).schedule
-    return Evaluator(graph).evaluate(program).makespan_ns
+    return Evaluator(graph).makespan_ns(program)
 
 
 def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_lose_cache: bool = False) -> Row:

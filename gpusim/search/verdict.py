@@ -74,7 +74,7 @@ def verdict_rows(
         rows.append(row("streams", best_ns, streams, "recommended"))
     if streams > 1 and not schedule.partitions and eager_ns is not None:
         if engine is None:
-            without_ns = Evaluator(graph).evaluate(schedule, "stream").makespan_ns
+            without_ns = Evaluator(graph).makespan_ns(schedule, "stream")
         else:
             without_ns = engine.run(lower(graph, schedule, "stream"), graph.hardware, False).makespan_ns
         against = next((each for each in rows[:2] if without_ns > each.time_ns), None)

@@ -104,7 +104,7 @@ def _prepare(trace: bytes, hardware: bytes, engine: str) -> _Prepared | GpusimEr
         model = decode_document(hardware, HardwareModel, SCHEMA, "hardware", HardwareError)
         graph = OpGraph.build(parse_trace(trace, "trace"), model)
         evaluator = Evaluator(graph, engine)
-        sequential_ns = evaluator.evaluate(policy_by_name(BASELINE)(graph, 1)).makespan_ns
+        sequential_ns = evaluator.makespan_ns(policy_by_name(BASELINE)(graph, 1))
         return _Prepared(graph, evaluator, sequential_ns, bounds(graph))
     except GpusimError as cause:
         return cause

@@ -74,7 +74,7 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     explored = _explore(graph, recipe) if searches else None
     asked_for = [*_asked_for(graph, explored, recipe), *_by_lot(graph, recipe)]
     evaluator = Evaluator(graph)
-    sequential_ns = evaluator.evaluate(POLICIES["sequential"](graph, 1)).makespan_ns
+    sequential_ns = evaluator.makespan_ns(POLICIES["sequential"](graph, 1))
     evaluations = [evaluator.evaluate(schedule) for _, schedule in asked_for]
     made_by = f"gpusim validate, {hardware.label}, seed {recipe.seed}"
     schedules = tuple(

@@ -26,6 +26,7 @@ from tests.support.helpers import (
     make_hardware,
     make_trace,
     op,
+    traces,
     traces_with_schedules,
 )
 
@@ -142,6 +143,24 @@ def test_least_time_is_that_of_the_best_choice_of_oldest_kernels(rows: list[tupl
     ]
     assert found <= min(tried) * (1 + 1e-9)
     assert found >= min(tried) - dur.max() / steps
+
+
+@settings(max_examples=50)
+@given(traces(), hardware_models(), st.sampled_from((0.3, 0.55)))
+def test_stretches_count_the_kernels_between_their_ends(trace: Trace, hardware: HardwareModel, sharing: float) -> None:
+    """Against looking at each kernel in each stretch, with areas that count as they are."""
+    kernels = Kernels.of(OpGraph.build(trace, one_by_one(hardware, sharing)))
+    heads, tails = np.unique(kernels.head_ns)[::2], np.unique(kernels.tail_ns)[::2]
+    stretches = [(h, q, (kernels.head_ns >= h) & (kernels.tail_ns >= q)) for h, q in product(heads, tails)]
+    for resource in range(4):
+        areas = kernels.area_ns[:, resource]
+        kinds = [(inside & ~kernels.matrix, inside & kernels.matrix) for _, _, inside in stretches]
+        counted = [energy._counted_ns(kernels, areas[a].sum(), areas[b].sum()) for a, b in kinds]
+        spans = [h + q + need for (h, q, inside), need in zip(stretches, counted, strict=True) if inside.any()]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(energy, "_CROWDS", (1.0,))
+            found = energy._largest_by_block_ns(kernels, resource, heads, tails)
+        assert found == pytest.approx(max(spans), rel=1e-12)
 
 
 @settings(max_examples=300)

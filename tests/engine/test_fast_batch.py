@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusim.analysis.relaxed import LIMITS, relaxed
+from gpusim.engine.base import ENGINES
 from gpusim.engine.batch import BatchEngine
+from gpusim.engine.compiled.op_graph import OpArrays
+from gpusim.engine.evaluate import Evaluation, Evaluator
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.engine.threads import in_ranges
 from gpusim.errors import PlanError
 from gpusim.formats.hardware import HardwareModel, load_hardware
 from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import LaunchMode
 from gpusim.policies.shared.list_scheduling import FastLists
 from gpusim.trace.store import load_trace
@@ -53,6 +59,41 @@ def test_batch_gives_what_lowering_and_the_reference_engine_give(
         expected = ReferenceEngine().run(lowered(graph, launched, placed, mode), graph.hardware)
         assert found.makespan_ns[number] == expected.makespan_ns
         assert found.peak_bytes[number] == expected.peak_bytes
+
+
+@settings(max_examples=30)
+@given(traces_with_schedules(), hardware_models(), st.sampled_from(MODES), st.sampled_from(ENGINES))
+def test_makespan_alone_is_that_of_the_evaluation(
+    case: tuple[Trace, list[int], list[int]], hardware: HardwareModel, mode: LaunchMode, engine: str
+) -> None:
+    trace, order, streams = case
+    graph = OpGraph.build(trace, hardware)
+    expected = ReferenceEngine().run(lowered(graph, order, streams, mode), graph.hardware)
+    evaluator, schedule = Evaluator(graph, engine), Schedule(tuple(order), tuple(streams))
+    assert evaluator.makespan_ns(schedule, mode) == expected.makespan_ns
+    assert evaluator.evaluate(schedule, mode) == Evaluation(expected.makespan_ns, expected.peak_bytes)
+
+
+@given(traces(), st.lists(st.sampled_from(LIMITS), unique=True), st.booleans())
+def test_arrays_of_a_graph_that_is_like_another_are_as_if_made_for_it(
+    trace: Trace, limits_on: list[str], dependent: bool
+) -> None:
+    graph = build_graph(trace)
+    found = relaxed(graph if dependent else graph.without_dependencies(), limits_on)
+    apart = replace(found)  # nothing is known of it
+    assert (found.succs, found.bottom_ns, found.work_dependencies) == (
+        apart.succs,
+        apart.bottom_ns,
+        apart.work_dependencies,
+    )
+    for name, kept, made in zip(OpArrays._fields, OpArrays.of(found), OpArrays.of(apart), strict=True):
+        assert np.array_equal(kept, made), name
+
+
+def test_other_tasks_are_as_many_for_each_op() -> None:
+    graph = build_graph(wide_trace(3))
+    with pytest.raises(ValueError, match="number of tasks"):
+        graph.with_tasks(graph.hardware, ((),) * len(graph))
 
 
 def legal_schedules(graph: OpGraph, count: int, seed: int) -> tuple[list[list[int]], list[list[int]]]:

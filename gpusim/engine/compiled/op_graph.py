@@ -68,18 +68,31 @@ class OpArrays(NamedTuple):
         """The arrays of an op graph, on a GPU whose SMs are split as `layout` says; those of a whole GPU are kept."""
         if layout is not None:
             return cls._made(graph, layout)
-        kept: OpArrays = graph.encoded.get("arrays") or graph.encoded.setdefault("arrays", cls._made(graph, None))
+        kept: OpArrays | None = graph.encoded.get("arrays")
+        if kept is None:
+            alike: OpGraph | None = graph.encoded.get("alike")
+            kept = cls._made(graph, None) if alike is None else cls.of(alike)._for(graph, alike)
+            kept = graph.encoded.setdefault("arrays", kept)
         return kept
+
+    def _for(self, graph: OpGraph, alike: OpGraph) -> OpArrays:
+        """The arrays of a graph, these being of one that is like it but for its tasks or dependencies."""
+        arrays = self
+        if graph.tasks is not alike.tasks:
+            arrays = arrays._replace(tasks=encode_tasks(_rows(graph)))
+        if graph.preds is not alike.preds:
+            ops = arrays.ops.copy()
+            preds, succs = _depend(ops, graph)
+            arrays = arrays._replace(ops=ops, preds=preds, succs=succs)
+        return arrays
 
     @classmethod
     def _made(cls, graph: OpGraph, layout: Layout | None) -> OpArrays:
-        preds_of, succs_of = graph.work_dependencies
         ops = np.zeros(len(graph), OP)
         ops["rows"] = [len(tasks) for tasks in graph.tasks]
         ops["first_row"] = np.cumsum(ops["rows"]) - ops["rows"]
         ops["host_ns"] = [op.host_ns for op in graph.trace.ops]
-        ops["first_pred"], ops["n_preds"], preds = _lists([preds_of.get(op, ()) for op in range(len(graph))])
-        ops["first_succ"], ops["n_succs"], succs = _lists([succs_of.get(op, ()) for op in range(len(graph))])
+        preds, succs = _depend(ops, graph)
         buffers_of, buffer_bytes, kept_bytes = op_buffers(graph)
         ways = _Ways.of(graph)
         rows, ops["first_variant"], ops["n_variants"] = ways.rows, ways.first_of_op, ways.number_of_op
@@ -134,25 +147,39 @@ class _Ways(NamedTuple):
     @classmethod
     def of(cls, graph: OpGraph) -> _Ways:
         """The ways of a graph."""
-        rows = [task for tasks in graph.tasks for task in tasks]
-        work_of: list[tuple[int, ...]] = [(row.op,) for row in rows]
+        rows = _rows(graph)
+        captured = sum(map(len, graph.tasks))
+        work_of: list[tuple[int, ...]] = [(row.op,) for row in rows[:captured]]
         ways: list[tuple[int, int, int, int]] = []
         covers: list[int] = []
         first = np.zeros(len(graph), np.int32)
         count = np.zeros(len(graph), np.int32)
-        captured = 0
+        placed = 0
         for op, tasks in enumerate(graph.tasks):
             first[op] = len(ways)
-            ways.append((captured, len(tasks), 0, 0))
-            captured += len(tasks)
+            ways.append((placed, len(tasks), 0, 0))
+            placed += len(tasks)
             others = zip(graph.trace.ops[op].variants, graph.variants[op], strict=True) if graph.variants else ()
             for variant, other in others:
-                ways.append((len(rows), len(other), len(covers), len(variant.covers)))
+                ways.append((len(work_of), len(other), len(covers), len(variant.covers)))
                 covers.extend(variant.covers)
-                rows.extend(other)
                 work_of.extend([(op, *variant.covers)] * len(other))
             count[op] = len(ways) - first[op]
         return cls(rows, work_of, first, count, np.array(ways, VARIANT), covers)
+
+
+def _rows(graph: OpGraph) -> list[Task]:
+    """All tasks that any schedule may run, those captured first."""
+    captured = chain.from_iterable(graph.tasks)
+    return [*captured, *(task for variants in graph.variants for tasks in variants for task in tasks)]
+
+
+def _depend(ops: Records, graph: OpGraph) -> tuple[Indices, Indices]:
+    """Predecessors and successors of all ops, one behind the other; sets where those of each of `ops` are."""
+    preds_of, succs_of = graph.work_dependencies
+    ops["first_pred"], ops["n_preds"], preds = _lists([preds_of.get(op, ()) for op in range(len(graph))])
+    ops["first_succ"], ops["n_succs"], succs = _lists([succs_of.get(op, ()) for op in range(len(graph))])
+    return preds, succs
 
 
 def _lists(lists: Sequence[Sequence[int]]) -> tuple[Indices, Indices, Indices]:

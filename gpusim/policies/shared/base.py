@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
@@ -17,32 +18,23 @@ def spread_views(graph: OpGraph, order: Sequence[int], streams: dict[int, int]) 
     `order` has the ops with kernels, in launch order.
     """
     placed: list[int] = []
-    done: set[int] = set()
+    done = bytearray(len(graph))
+    known = bytearray(map(bool, graph.tasks))  # whether nothing is to be placed before what looks at it
     stream_of = [0] * len(graph)
-
-    def place(op: int) -> None:
-        """Place the views that `op` needs, then `op`."""
-        todo = [op]
+    for op in chain(order, range(len(graph))):
+        todo = [] if done[op] else [op]
         while todo:
             current = todo[-1]
-            if current in done:
-                todo.pop()
-                continue
-            missing = [before for before in graph.preds[current] if before not in done and not graph.tasks[before]]
+            near = graph.preds[current]
+            missing = [before for before in near if not known[before]]
             if missing:
                 todo.extend(missing)
                 continue
             todo.pop()
-            done.add(current)
-            placed.append(current)
-            near = graph.preds[current]
-            stream_of[current] = streams.get(current, stream_of[near[-1]] if near else 0)
-
-    for op in order:
-        place(op)
-    for op in range(len(graph)):
-        if op not in done:
-            place(op)
+            if not done[current]:
+                done[current] = known[current] = True
+                placed.append(current)
+                stream_of[current] = streams.get(current, stream_of[near[-1]] if near else 0)
     return Schedule(tuple(placed), tuple(stream_of))
 
 
