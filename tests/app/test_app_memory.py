@@ -17,7 +17,10 @@ from tests.support.pages import (  # noqa: F401  (app_on_path and the like act b
 TRAINED = "googlenet-train-b8"
 
 
-def test_page_has_the_fastest_plan_and_the_peak_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_has_the_fastest_plan_and_the_peak_and_the_words_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One session: its plans take seconds, so the budget below every plan is set on the page that is there."""
     app = page("memory-plans", trace=TRAINED)
     assert not app.exception
     printed = commanded(app, capsys)
@@ -25,10 +28,7 @@ def test_page_has_the_fastest_plan_and_the_peak_of_the_command(capsys: pytest.Ca
     assert metrics(app)["GPU memory"] == format_bytes(printed["capacity_bytes"])
     assert metrics(app)["Fastest that fits"] == format_ns(printed["best"]["step_ns"])
     assert metrics(app)["Does it fit?"] == "yes"
-
-
-def test_budget_below_every_plan_is_said_in_the_words_of_the_command() -> None:
-    app = page("memory-plans", trace=TRAINED)
+    # A budget below every plan is said in the words of the command.
     widget(app.number_input, "Budget, MiB (0: the GPU's memory)").set_value(100).run()
     assert not app.exception
     assert "no plan keeps 100 MiB; the smallest budget that works" in errors(app)[0]
