@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusim.bounds.bounds import bounds
-from gpusim.formats.results import ResultCase, Results, read_results
-from gpusim.io.files import write_bytes
+from gpusim.errors import MeasurementError
+from gpusim.formats.results import SCHEMA, ResultCase, Results, read_results
+from gpusim.io.files import document_schema, write_bytes
 from gpusim.plan.graph import OpGraph
 from gpusim.report.pages import with_section
 from gpusim.search.budget import SEARCH
@@ -55,7 +56,7 @@ def read_runs(folder: Path) -> list[Run]:
     """All results files of replayed schedules in a folder, by name."""
     runs = []
     for path in sorted(folder.glob("*_*.json")):
-        if path.name.endswith(PAIRS_SUFFIX) or path.name.startswith("rules_"):
+        if path.name.endswith(PAIRS_SUFFIX) or document_schema(path, MeasurementError) != SCHEMA:
             continue
         results = read_results(path)
         beside = path.with_name(path.stem + SUFFIX)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import gpusim
 from gpusim.cli import main
@@ -21,6 +22,8 @@ from gpusim.plan.estimated_kernels import CONSTANTS, SHAPES, work_of
 from gpusim.trace.store import load_trace
 
 NETWORKS = Path(__file__).parents[2] / "validate" / "networks"
+
+DROPOUT = nn.functional.dropout
 
 OWN_MODEL = """
 import torch
@@ -45,6 +48,23 @@ class Own(nn.Module):
 
 def make(batch):
     return Own(), torch.randn(batch, 3, 12, 12)
+
+
+class Fused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True)
+        self.dropout, self.inplace = nn.Dropout(0.25), nn.Dropout(0.25, inplace=True)
+        self.last = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.dropout(self.attention(x, x, x, need_weights=False)[0])
+        x = torch.dropout(self.inplace(x * 2), 0.25, self.training)
+        return self.last(nn.functional.dropout(x, 0.0, self.training).mean(1))
+
+
+def fused(batch):
+    return Fused(), torch.randn(batch, 8, 16)
 
 
 class Looking(Own):
@@ -123,6 +143,22 @@ def test_attention_is_one_operator_forward_and_one_backward(own: Path) -> None:
         "aten._scaled_dot_product_efficient_attention.default",
         "aten._scaled_dot_product_efficient_attention_backward.default",
     ]
+
+
+def test_attention_and_dropout_inside_of_torch_are_those_of_a_gpu(own: Path) -> None:
+    trace = estimated(f"{own}:fused")
+    targets = [op.target for op in trace.ops]
+    assert targets.count("aten._scaled_dot_product_efficient_attention.default") == 1
+    assert not any("softmax" in target for target in targets if "log" not in target)
+    masks = [op.outputs[1] for op in trace.ops if op.target == "aten.native_dropout.default"]
+    assert [trace.tensors[mask].dtype for mask in masks if mask is not None] == ["bool", "bool"]
+    assert targets.count("aten.native_dropout_backward.default") == 2
+    assert targets.count("aten.bernoulli_.float") == 1  # in place, and so on a GPU, too
+    assert nn.functional.dropout is DROPOUT
+
+
+def test_step_that_is_not_trained_drops_nothing(own: Path) -> None:
+    assert not any("dropout" in op.target or "bernoulli" in op.target for op in estimated(f"{own}:fused", "infer").ops)
 
 
 def test_replay_refuses_it(own: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -35,7 +35,7 @@ def capture_estimated(options: CaptureOptions, hardware: HardwareModel, say: Cal
     if options.frontend != "aten" or options.variants:
         raise CaptureError("an estimate has neither variants nor kernels of Inductor: those are known where they run")
     say("recording its operators on tensors without elements")
-    with _as_on_a_gpu(), _refusing():
+    with as_on_a_gpu(), _refusing():
         step = build_step(options, META)
         recorded = record(joint_graph(step), own=True)
     bare = bare_trace(options, step, recorded, own=True)
@@ -60,15 +60,49 @@ def _refusing() -> Iterator[None]:
         raise CaptureError(f"the step cannot be estimated: {problem}; capture it on its GPU") from cause
 
 
-class _as_on_a_gpu(TorchFunctionMode):  # noqa: N801  # a context
-    """Attention by the fused operators that a GPU would take; tensors without elements would get a decomposition."""
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Attention and dropout by the fused operators that a GPU would take, where other devices get a decomposition.
+
+    A mode does not see what torch's own functions call, such as attention inside of `nn.MultiheadAttention`: there the
+    names are replaced.
+    """
+    functional = torch.nn.functional
+    attention, dropout = functional.scaled_dot_product_attention, functional.dropout
+    instead: dict[Any, Callable[..., torch.Tensor]] = {
+        attention: _attention,
+        dropout: _dropout,
+        torch.dropout: lambda input, p, train: _dropout(input, p, train),
+    }
+    try:
+        functional.scaled_dot_product_attention, functional.dropout = _attention, _dropout
+        with _Instead(instead):
+            yield
+    finally:
+        functional.scaled_dot_product_attention, functional.dropout = attention, dropout
+
+
+class _Instead(TorchFunctionMode):
+    """Calls other functions in place of some of torch's."""
+
+    def __init__(self, instead: Mapping[Any, Callable[..., torch.Tensor]]) -> None:
+        super().__init__()
+        self.instead = instead
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function is torch.nn.functional.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        called = self.instead.get(function, function)
+        return called(*args, **(kwargs or {}))
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """As `dropout` in aten/src/ATen/native/Dropout.cpp does it on a GPU: its mask has a byte for each element."""
+    if inplace:
+        return torch.ops.aten.dropout_.default(input, p, training)
+    if training and 0.0 < p < 1.0 and input.numel():
+        return torch.ops.aten.native_dropout.default(input, p, training)[0]
+    return torch.ops.aten.dropout.default(input, p, training)
 
 
 def _attention(
