@@ -37,7 +37,7 @@ class Watch:
     """Scripts and searches that run, each with its session."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        # No lock: a script can be interrupted anywhere, and would keep it. A change of a dictionary is one operation.
         self._scripts: dict[int, str] = {}
         """Thread -> session."""
         self._asked_s = time.monotonic()
@@ -53,15 +53,12 @@ class Watch:
         if thread in self._scripts:  # a part of a script that is watched as a whole
             yield
             return
-        with self._changed:
-            self._scripts[thread] = session
-            self._changed.notify()
+        self._scripts[thread] = session
         try:
             yield
         finally:
-            with self._changed:
-                del self._scripts[thread]
-                self._asked_s = time.monotonic()
+            self._scripts.pop(thread, None)
+            self._asked_s = time.monotonic()
 
     def wait_for_quiet(self) -> None:
         """Wait until no page has computed anything for a while."""
@@ -70,31 +67,29 @@ class Watch:
 
     def search(self, session: str, job: Exploration) -> None:
         """End a search when its session has ended."""
-        with self._changed:
-            self._searches[job] = session
-            self._changed.notify()
+        self._searches[job] = session
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                while not self._scripts and not self._searches:
-                    self._gone_since.clear()
-                    self._changed.wait()
-                self._look(time.monotonic())
             time.sleep(LOOK_S)
+            self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        for job in [job for job in self._searches if not job.running]:
+        for job in [job for job in list(self._searches) if not job.running]:
             del self._searches[job]
-        sessions = {*self._scripts.values(), *self._searches.values()}
+        alive = {thread.ident for thread in threading.enumerate()}
+        for ident in [ident for ident in list(self._scripts) if ident not in alive]:
+            self._scripts.pop(ident, None)
+        scripts, searches = dict(self._scripts), dict(self._searches)
+        sessions = {*scripts.values(), *searches.values()}
         self._gone_since = {
             session: self._gone_since.get(session, now) for session in sessions if not is_connected(session)
         }
         gone = {session: now - since for session, since in self._gone_since.items() if now - since >= GONE_S}
-        for thread, session in self._scripts.items():
+        for thread, session in scripts.items():
             if session in gone:
                 interrupt(thread, StopException)
-        for job, session in self._searches.items():
+        for job, session in searches.items():
             if session in gone:
                 job.stop()
                 if gone[session] >= GONE_S + PATIENCE_S:

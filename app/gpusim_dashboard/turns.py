@@ -14,6 +14,9 @@ from collections.abc import Iterator
 
 import streamlit as st
 
+#: How often who waits for a turn looks for one.
+LOOK_S = 0.25
+
 
 @st.cache_resource(show_spinner=False)
 def _turns() -> threading.BoundedSemaphore:
@@ -30,9 +33,13 @@ def work() -> Iterator[None]:
     if getattr(_within, "turn", False):
         yield
         return
-    with _turns():
-        _within.turn = True
-        try:
-            yield
-        finally:
-            _within.turn = False
+    turns = _turns()
+    # Again and again: a script that is interrupted while it waits may take the call that was meant for another.
+    while not turns.acquire(timeout=LOOK_S):
+        pass
+    _within.turn = True
+    try:
+        yield
+    finally:
+        _within.turn = False
+        turns.release()

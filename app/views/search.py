@@ -84,12 +84,10 @@ if asked and choice.streams > 1:
         st.error(view.plain(wrong), icon=":material/error:")
 if top[1].button("Start", type="primary", disabled=running or bool(wrong), width="stretch"):
     if state.get("job") is not None:
-        state.job.stop()
+        state.job.interrupt()
     limit = ["--evaluations", str(evaluations)] if evaluations else []
     parts = ["--partitions", asked] if asked and choice.streams > 1 else []
-    state.job_words = ["--budget", str(budget_s), "--seed", str(seed), *limit, *parts]
-    state.job_key = key
-    state.job = for_pages.explore_beside(
+    job = for_pages.explore_beside(
         results.step_of(choice),
         streams=choice.streams,
         budget_s=float(budget_s or DEFAULT_BUDGET_S),
@@ -98,7 +96,10 @@ if top[1].button("Start", type="primary", disabled=running or bool(wrong), width
         policies=tuple(chosen),
         partitions=asked if parts else "",
     )
-    lifetime.search(state.job)
+    lifetime.search(job)
+    # All three once it runs: a job that could not start must not leave another one's result under this key.
+    state.job, state.job_key = job, key
+    state.job_words = ["--budget", str(budget_s), "--seed", str(seed), *limit, *parts]
     st.rerun()
 if top[2].button("Stop", disabled=not running, width="stretch") and job is not None:
     job.stop()

@@ -100,26 +100,30 @@ class Exploration:
         self._thread = threading.Thread(target=self._listen, name=f"explore {graph.trace.name}", daemon=True)
 
     def start(self) -> Exploration:
-        """Begin; gives itself."""
+        """Begin; gives itself. Raises `WorkerError` where no process can be started."""
         self._pipe, theirs = Pipe()
         number = theirs.fileno()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(number), *sys.path],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(number,),
-        )
-        theirs.close()  # else the pipe would stay open when the process dies
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(number), *sys.path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(number,),
+            )
+        except OSError as cause:
+            self._pipe.close()
+            raise WorkerError(f"no process can be started for the search: {cause}") from cause
+        finally:
+            theirs.close()  # else the pipe would stay open when the process dies
         self._thread.start()
         return self
 
     def stop(self) -> None:
         """Ask it to end soon."""
-        with self._sending:
-            self._stopped = True
-            if self._asked:
-                self._send(_STOP)
+        self._stopped = True
+        if self._asked:
+            self._send(_STOP)
 
     def interrupt(self) -> None:
         """End now, wherever it is: for a search whose result nobody waits for."""
@@ -150,11 +154,10 @@ class Exploration:
         """Take what the process says, until it ends."""
         assert self._process is not None
         try:
-            with self._sending:
-                self._send(self._work)
-                self._asked = True
-                if self._stopped:
-                    self._send(_STOP)
+            self._send(self._work)
+            self._asked = True
+            if self._stopped:
+                self._send(_STOP)
             while True:
                 self._take(self._pipe.recv())
         except (EOFError, OSError):
@@ -186,7 +189,8 @@ class Exploration:
 
     def _send(self, message: object) -> None:
         try:
-            self._pipe.send(message)
+            with self._sending:
+                self._pipe.send(message)
         except OSError:  # it has ended; what it said of that comes from the pipe, or its status says it
             return
 

@@ -424,6 +424,15 @@ def test_a_search_whose_process_is_killed_says_so() -> None:
     assert str(job.error) == "the process of the search was ended by SIGKILL"
 
 
+def test_a_search_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", refused)
+    with pytest.raises(WorkerError, match=r"no process can be started for the search: .*unavailable"):
+        Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=60.0).start()
+
+
 def test_only_the_policies_named_run_besides_the_sequential_one() -> None:
     seen: list[str] = []
     found = explore(

@@ -12,6 +12,8 @@ from gpusim.units import MIB, format_bytes
 
 #: Points nearer than these parts of the axes share a label.
 NEAR_X, NEAR_Y = 0.03, 0.03
+#: A label names so many policies and counts the others; from this part of the axis on it is to the left of its point.
+NAMED, LEFT_FROM = 2, 0.6
 
 
 def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> go.Figure:
@@ -78,15 +80,28 @@ def _labels(rows: Sequence[PolicyRow], theme: Theme) -> go.Scatter:
                 break
         else:
             groups.append([row])
+    places: list[str] = []
+    for number, group in enumerate(groups):
+        level = number > 0 and _step_us(group[0]) - _step_us(groups[number - 1][0]) <= 2 * NEAR_Y * top
+        above = not (level and places[-1].startswith("top"))  # beside another one: below it, then above again
+        side = "left" if _peak_mib(group[0]) > right * LEFT_FROM else "right"
+        places.append(f"{'top' if above else 'bottom'} {side}")
     return go.Scatter(
         x=[max(map(_peak_mib, group)) for group in groups],
         y=[max(map(_step_us, group)) for group in groups],
-        text=[escape(", ".join(row.policy for row in group)) for group in groups],
-        textposition=["top left" if _peak_mib(group[0]) > right * 0.6 else "top right" for group in groups],
+        text=[escape(_names(group)) for group in groups],
+        textposition=places,
         textfont={"size": 11, "color": theme.muted},
         mode="text",
         hoverinfo="skip",
+        cliponaxis=False,
     )
+
+
+def _names(group: Sequence[PolicyRow]) -> str:
+    names = [row.policy for row in group]
+    more = f" + {len(names) - NAMED}" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def _peak_mib(row: PolicyRow) -> float:
