@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from itertools import cycle
@@ -238,7 +239,8 @@ def sessions(
         tab.goto(f"{address}{link('search')}&seconds=300")
         tab.get_by_test_id("stMain").get_by_role("button", name="Start", exact=True).click()
         tab.locator("[data-testid=stProgress]").wait_for()
-    answers = asyncio.run(served(address, count))
+    with ThreadPoolExecutor(1) as other:  # playwright's own loop runs in this thread
+        answers = other.submit(asyncio.run, served(address, count)).result()
     times_s: dict[str, list[float]] = {name: [] for name in ANSWERED}
     names = list(ANSWERED)
     for turn in range(1, len(names) + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import signal
 import warnings
 from collections.abc import Iterable
 
@@ -48,6 +49,9 @@ def gpus_wanted(marker: pytest.Mark) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_UNEXPECTED_SKIPS] = []
+    # A shell starts programs in the background with Ctrl-C ignored, and so would be what tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
