@@ -32,7 +32,7 @@ EAGER_CALLS = 7
 
 @dataclass
 class _Graph:
-    """A recorded CUDA graph; the recorder's streams live as long, with what libraries keep for them."""
+    """A recorded CUDA graph; the recorder's streams live as long."""
 
     recorded: RecordedGraph
     recorder: GraphRecorder
@@ -106,12 +106,13 @@ class CudaExecutor:
     def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
         """Record the schedule as a CUDA graph, after one run on its streams: libraries set up on first use."""
         if self.poison:
-            runner = arena_runner(captured, trace, schedule, self.device, poison=True)
-            checked = GraphRecorder(runner, dependencies(trace))
+            poisoned = arena_runner(captured, trace, schedule, self.device, poison=True)
+            checked = GraphRecorder(poisoned, dependencies(trace), own_workspaces=True)
             return _Graph(checked.record(schedule, warm=True), checked)
         known, recorder = self._recorders.get(id(captured), (None, None))
         if recorder is None or known is not trace.ops:
-            recorder = GraphRecorder(UserRunner(captured, trace, self.device), dependencies(trace))
+            runner = UserRunner(captured, trace, self.device)
+            recorder = GraphRecorder(runner, dependencies(trace), own_workspaces=True)
             self._recorders = {id(captured): (trace.ops, recorder)}
         return _Graph(recorder.record(schedule, warm=True), recorder)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,21 @@ from gpusim.plan.partitions import lay_out
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import SyncPlan, plan_sync
 from gpusim.trace.fusion import covered_by, place_fused
+
+
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Within, a CUDA graph that is recorded takes cuBLAS's workspaces from its own memory.
+
+    torch keeps one workspace for each stream and hands it to whoever uses the stream; torch.compile frees them all
+    when it records graphs of its own. A graph that was recorded with such a workspace would then write to memory of
+    somebody else.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @dataclass
@@ -32,11 +48,16 @@ class RecordedGraph:
 
 
 class GraphRecorder:
-    """Records schedules of one trace; its streams are made once, so that libraries keep their workspaces for them."""
+    """Records schedules of one trace; its streams are made once, so that libraries keep their workspaces for them.
 
-    def __init__(self, runner: Runner, preds: Sequence[Sequence[int]]) -> None:
+    With `own_workspaces` each graph has cuBLAS's workspaces in its own memory, so that it stays right whatever else
+    the process does; `peak_bytes` then counts them.
+    """
+
+    def __init__(self, runner: Runner, preds: Sequence[Sequence[int]], *, own_workspaces: bool = False) -> None:
         self.runner = runner
         self.preds = preds
+        self.own_workspaces = own_workspaces
         self._streams: list[torch.cuda.Stream] = []
         self._parted: dict[tuple[Partition, ...], tuple[Partitions, list[torch.cuda.Stream]]] = {}
 
@@ -83,12 +104,13 @@ class GraphRecorder:
             torch.cuda.synchronize()
             self.runner.drop_temporaries()
         gc.collect()
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
-            self._run(order, streams, sync, lanes)
+        with own_workspaces() if self.own_workspaces else nullcontext():
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
+                self._run(order, streams, sync, lanes)
         peak = torch.cuda.max_memory_allocated() - before + self.runner.initial_bytes
         recorded = RecordedGraph(graph, sync, list(self.runner.tensors), peak)
         self.runner.drop_temporaries()
