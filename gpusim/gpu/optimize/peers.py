@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from gpusim.formats.results import Baseline
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM
 from gpusim.gpu.capture.models import ModelStep
+from gpusim.gpu.optimize.copies import Copies
 from gpusim.gpu.replay.cudagraph import own_workspaces
 from gpusim.gpu.replay.timing import time_interleaved
 
@@ -126,11 +127,11 @@ def _own_graph(step: ModelStep, model: nn.Module) -> Call:
     graph, result, gradients = recordings[min(range(RECORDINGS), key=lambda n: timed[str(n)].median_ns)]
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient  # of the recording that counts: each has gradients of its own
-    memory = [each for each in fixed if isinstance(each, torch.Tensor)]
+    copy_in = Copies([each for each in fixed if isinstance(each, torch.Tensor)])
 
     def replayed(*args: Any) -> Any:
-        for mine, given in zip(memory, (a for a in args if isinstance(a, torch.Tensor)), strict=True):
-            mine.copy_(given)
+        with torch.no_grad():
+            copy_in([each for each in args if isinstance(each, torch.Tensor)])
         graph.replay()
         return _copied(result)
 
