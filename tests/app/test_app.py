@@ -558,6 +558,16 @@ def test_search_runs_what_it_is_asked_to_and_keeps_it_for_the_verdict() -> None:
     assert list(app.session_state["explorations"].values()) == [result]
 
 
+def test_search_that_ends_while_another_page_is_open_is_what_that_page_shows() -> None:
+    app = page("search", policies="wavefront", schedules="64")
+    widget(app.button, "Start").click().run()
+    app.query_params["page"] = "timeline"
+    app.run()
+    app = finished(app)
+    assert not app.exception
+    assert list(app.session_state["explorations"].values()) == [app.session_state["job"].result]
+
+
 def test_search_stops_when_told_to() -> None:
     app = page("search", seconds="300")
     widget(app.button, "Start").click().run()
