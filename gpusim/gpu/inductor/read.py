@@ -36,7 +36,7 @@ from gpusim.gpu.replay.operators import is_random
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Read:
     """What one graph's lines say."""
 
