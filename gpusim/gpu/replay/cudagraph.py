@@ -25,18 +25,24 @@ class RecordedGraph:
     sync: SyncPlan
     tensors: list[torch.Tensor | None]
     peak_bytes: int
-    """Most memory that the step needs at once: its initial state and what recording it allocated at most."""
+    """Most memory that the step needs at once: its initial state and what recording it allocated at most, without
+    the workspaces of cuBLAS."""
 
     def replay(self) -> None:
         self.graph.replay()
 
 
 class GraphRecorder:
-    """Records schedules of one trace; its streams are made once, so that libraries keep their workspaces for them."""
+    """Records schedules of one trace; its streams are made once, so that libraries keep their workspaces for them.
 
-    def __init__(self, runner: Runner, preds: Sequence[Sequence[int]]) -> None:
+    With `own_workspaces`, cuBLAS has its workspaces in each graph's own memory: torch lets go of all others when it
+    records a graph of torch.compile's, and theirs would then be somebody else's memory.
+    """
+
+    def __init__(self, runner: Runner, preds: Sequence[Sequence[int]], own_workspaces: bool = False) -> None:
         self.runner = runner
         self.preds = preds
+        self.own_workspaces = own_workspaces
         self._streams: list[torch.cuda.Stream] = []
         self._parted: dict[tuple[Partition, ...], tuple[Partitions, list[torch.cuda.Stream]]] = {}
 
@@ -82,6 +88,8 @@ class GraphRecorder:
             self._run(order, streams, sync, lanes)
             torch.cuda.synchronize()
             self.runner.drop_temporaries()
+        if self.own_workspaces:
+            _clear_workspaces()
         gc.collect()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
@@ -89,7 +97,8 @@ class GraphRecorder:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
             self._run(order, streams, sync, lanes)
-        peak = torch.cuda.max_memory_allocated() - before + self.runner.initial_bytes
+        workspaces = _clear_workspaces() if self.own_workspaces else 0
+        peak = torch.cuda.max_memory_allocated() - before - workspaces + self.runner.initial_bytes
         recorded = RecordedGraph(graph, sync, list(self.runner.tensors), peak)
         self.runner.drop_temporaries()
         return recorded
@@ -118,3 +127,10 @@ class GraphRecorder:
                 events[op].record(stream)
         for op in sync.ends:
             first.wait_event(events[op])
+
+
+def _clear_workspaces() -> int:
+    """Let cuBLAS make its workspaces anew, as torch does around its own graphs; the bytes of those that there were."""
+    before = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - torch.cuda.memory_allocated()
