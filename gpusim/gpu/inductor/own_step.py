@@ -83,14 +83,13 @@ def _handed_on(graph: JointGraph, recorded: Recorded, first: Sequence[Call], res
     Raises `CaptureError` where calls behind it change memory that is handed on in several parts.
     """
     compiled = {call.name for call in first}
-    outputs_of = {op.name: op.outputs for op in recorded.ops}
     used = [v for call in rest for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)]
     used += [value for value in (*graph.outputs, *graph.gradients, *graph.returned) if value is not None]
     there = {recorded.tensors[id_].storage for id_ in recorded.named}
     handed_on: dict[int, Value] = {}
     for value in used:
         if value.node in compiled:
-            id_ = outputs_of[value.node][value.index or 0]
+            id_ = recorded.results[value.node][value.index or 0]
             assert id_ is not None
             if recorded.tensors[id_].storage not in there:
                 handed_on.setdefault(id_, value)

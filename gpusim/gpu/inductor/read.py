@@ -54,6 +54,7 @@ def read_lines(lines: Lines, graph: FunctionalGraph, places: Places, calls: dict
     for line in lines.lines:
         reader.take(line)
     reader.nodes.check_complete()
+    reader.nodes.check_order()
     return Read(reader.ops, places, reader.outputs(), reader.sources)
 
 

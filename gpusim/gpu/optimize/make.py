@@ -209,7 +209,7 @@ class StepMaker:
         asked = {
             "streams": str(wanted.streams),
             "memory limit": str(wanted.memory_limit_bytes),
-            "inductor": str(wanted.inductor),
+            "kernels": " ".join(each for each in wanted.frontends if each == "aten" or wanted.inductor),
         }
         return {**self.executor.facts(), **asked}
 
