@@ -7,7 +7,7 @@ Plain JSON stands for itself (null, true, 3, 0.5, "mean", lists). Everything els
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpusim.text import shortened
@@ -35,6 +35,13 @@ def tensor_refs(value: Any) -> Iterator[int]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from tensor_refs(part)
+
+
+def renumbered(value: Any, places: Mapping[int, int]) -> Any:
+    """An encoded argument (or list of arguments) whose tensors have other indices."""
+    if isinstance(value, dict) and TENSOR in value:
+        return {TENSOR: places[value[TENSOR]]}
+    return [renumbered(part, places) for part in value] if isinstance(value, list | tuple) else value
 
 
 def count_values(values: Any, depth: int = MAX_DEPTH) -> int:

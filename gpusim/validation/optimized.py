@@ -109,7 +109,7 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
         batch=case.batch or 1,
         dtype=case.dtype,
         memory_format=case.memory_format,
-        frontend=case.frontend,
+        frontend=measured.frontend,
         policy=OPTIMIZE,
         streams=measured.streams,
         predicted_ns=max(1, measured.predicted_ns),
@@ -150,7 +150,7 @@ def in_words(row: ResultCase) -> str:
     others = {name: ns for name, ns in row.baselines.items() if name != "eager"}
     best = min(others, key=lambda name: others[name], default="")
     against = f", {others[best] / row.measured_ns:.2f}x over {best}" if best else ""
-    return f"{row.measured_ns / 1e3:.0f} us a call on {row.streams} streams{against}"
+    return f"{row.measured_ns / 1e3:.0f} us a call on {row.streams} streams, kernels of {row.frontend}{against}"
 
 
 def _newest(recipe: Recipe, folder: Path) -> Results | None:

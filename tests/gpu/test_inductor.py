@@ -276,6 +276,19 @@ def test_line_that_matches_no_node_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
+def test_a_use_on_the_wrong_side_of_a_change_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's C++ back end forgets, once it has fused loops, that one of them reads what a call changes."""
+
+    def draw_last(lines: list[seam.Line]) -> None:
+        place = next(p for p, line in enumerate(lines) if isinstance(line.line, str) and "bernoulli_" in line.line)
+        lines.append(lines.pop(place))
+
+    changed_lines(monkeypatch, draw_last)
+    found = on_cpu("dropouts", "train")
+    with pytest.raises(CaptureError, match=r"a use of buf\d+ on the wrong side of its change"):
+        inductor_step(found.graph, found.recorded, True)
+
+
 # --- Traces with code ---
 
 

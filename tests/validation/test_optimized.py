@@ -61,6 +61,7 @@ def measured(gpu: str = "NVIDIA H200") -> Measured:
         kernels_chosen=True,
         peak_bytes=900,
         worst_error=0.0,
+        frontend="inductor",
     )
 
 
@@ -80,12 +81,13 @@ def test_rows_are_of_the_optimized_step_with_its_baselines(tmp_path: Path, monke
         ("eager", "torch_compile_own_graph"),
     ]
     (row, _) = results.cases
-    assert (row.network, row.mode, row.batch, row.policy, row.kernels) == (
+    assert (row.network, row.mode, row.batch, row.policy, row.kernels, row.frontend) == (
         "googlenet",
         "infer",
         1,
         "optimize",
         "chosen",
+        "inductor",
     )
     assert (row.measured_ns, row.sequential_ns, row.eager_ns) == (400_000, 800_000, 4_000_000)
     assert row.baselines == {"eager": 4_000_000, "torch_compile_own_graph": 500_000}

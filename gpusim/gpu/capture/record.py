@@ -47,6 +47,8 @@ class Recorded:
     """Code of kernels, where the ops are Inductor's."""
     returned: list[int | None] = field(default_factory=list)
     """Tensor id of each tensor that the user's step returns; None: one that the step does not touch."""
+    results: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
+    """Call -> tensor id of each of its results by place, which an op's outputs leave out where there is none."""
 
 
 @dataclass
@@ -57,6 +59,7 @@ class _Recorder:
     ids: dict[tuple[Any, ...], int] = field(default_factory=dict)
     storage_ids: dict[int, int] = field(default_factory=dict)
     keep: list[StorageWeakRef] = field(default_factory=list)
+    results: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
 
     def storage(self, tensor: torch.Tensor) -> tuple[int, bool]:
         """Index of the tensor's storage, and whether it is new."""
@@ -132,7 +135,16 @@ def record(graph: JointGraph, own: bool = False) -> Recorded:
     set_roles(recorder.tensors, gradients, "gradient")
     returned = [None if value is None else recorder.tensor(_get(value, env)) for value in graph.returned]
     return Recorded(
-        ops, recorder.tensors, recorder.storages, outputs, gradients, initial, final, named=named, returned=returned
+        ops,
+        recorder.tensors,
+        recorder.storages,
+        outputs,
+        gradients,
+        initial,
+        final,
+        named=named,
+        returned=returned,
+        results=recorder.results,
     )
 
 
@@ -241,6 +253,8 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
         outputs.append(index)
         if recorder.tensors[index].storage >= known and index not in writes:
             writes.append(index)
+    parts = result if isinstance(result, list | tuple) else [result]
+    recorder.results[call.name] = tuple(recorder.tensor(p) if isinstance(p, torch.Tensor) else None for p in parts)
     if not writes:
         reads = []  # a view: it looks at no element
     return Op(

@@ -48,8 +48,11 @@ class FunctionalGraph:
     """What the graph returns, in order: outputs, then gradients."""
 
 
-def functional_graph(graph: JointGraph) -> FunctionalGraph:
-    """Functionalize and decompose a recorded step. Raises `CaptureError` for aliases that it cannot hold."""
+def functional_graph(graph: JointGraph, apart: bool = False) -> FunctionalGraph:
+    """Functionalize and decompose a recorded step. Raises `CaptureError` for aliases that it cannot hold.
+
+    With `apart` each result has memory of its own, strided as the user's code makes it: others will write to it.
+    """
     calls = live_calls(graph)
     outputs = (*graph.outputs, *graph.gradients)
     inputs = _inputs(graph, calls, outputs)
@@ -58,7 +61,9 @@ def functional_graph(graph: JointGraph) -> FunctionalGraph:
     mode = FakeTensorMode(allow_non_fake_inputs=False)
     fake = tuple(_fake(given, device, mode) for given in inputs)
     module = _functionalized(recorded, fake)
-    _mark_visible(module, len(graph.outputs))
+    if apart:
+        _copy_repeated(module)
+    _mark_visible(module, len(outputs) if apart else len(graph.outputs))
     return FunctionalGraph(module, mode, fake, inputs, outputs)
 
 
@@ -158,6 +163,25 @@ def _without_repeats(module: fx.GraphModule) -> fx.GraphModule:
     from torch._functorch.compile_utils import fx_graph_cse
 
     return fx.GraphModule(module, fx_graph_cse(module.graph))
+
+
+def _copy_repeated(module: fx.GraphModule) -> None:
+    """Return copies of what is in the memory of another result: two equal gradients are computed once."""
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    seen: set[int] = set()
+    returned: list[fx.Node] = []
+    with module.graph.inserting_before(output):
+        for result in output.args[0]:
+            memory = result.meta["val"].untyped_storage()._cdata
+            if memory in seen:
+                copy = module.graph.call_function(torch.ops.aten.clone.default, (result,))
+                copy.meta.update(result.meta, val=result.meta["val"].clone())
+                returned.append(copy)
+            else:
+                returned.append(result)
+            seen.add(memory)
+    output.args = (returned,)
+    module.recompile()
 
 
 def _mark_visible(module: fx.GraphModule, n_outputs: int) -> None:

@@ -17,6 +17,24 @@ from gpusim.gpu.inductor import versions
 #: Functions of Inductor's own that are no operators: target of an op -> name among its `extern_kernels`.
 OWN_FUNCTIONS: Final = {"inductor.bias_addmm": "bias_addmm", "inductor.mm_plus_mm": "_mm_plus_mm"}
 
+#: Ends the code of each kernel. Torch hands out one object for one text: with a text of their own, kernels that CUDA
+#: graphs use are nobody else's, and what a later torch.compile tunes again or unloads is not theirs.
+OWN: Final = "\n# for gpusim\n"
+
+
+class _OwnKernels:
+    """Torch's compiler of kernels, which gives out objects that only gpusim has."""
+
+    def __init__(self, compiler: Any) -> None:
+        self._compiler = compiler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiler, name)
+
+    def triton(self, name: str, text: str, *args: Any, **kwargs: Any) -> Any:
+        """A kernel of Triton's."""
+        return self._compiler.triton(name, text + OWN, *args, **kwargs)
+
 
 def functions_of(trace: Trace) -> list[Callable[..., Any]]:
     """For each op of an Inductor trace what to call. Compiles the trace's code.
@@ -43,7 +61,7 @@ def compile_sources(sources: Iterable[Source]) -> dict[str, Callable[..., None]]
     try:
         for source in sources:
             code = compile(source.text, f"<kernel {source.sha256[:12]}>", "eval")
-            scope[names[source.sha256]] = eval(code, {"async_compile": compiler})
+            scope[names[source.sha256]] = eval(code, {"async_compile": _OwnKernels(compiler)})
         compiler.wait(scope)
     except torch.cuda.OutOfMemoryError:
         raise
@@ -54,16 +72,31 @@ def compile_sources(sources: Iterable[Source]) -> dict[str, Callable[..., None]]
 
 
 def _launcher(kernel: Any) -> Callable[..., None]:
-    """A function that launches a kernel. Triton's take the stream, which is the one that is current at the call."""
-    run = getattr(kernel, "run", None)
-    if run is None:
+    """A function that launches a kernel."""
+    if getattr(kernel, "run", None) is None:
         return lambda *args: kernel(*args)
+    return _TritonKernel(kernel)
 
-    def launch(*args: Any) -> None:
+
+class _TritonKernel:
+    """Launches one of Triton's kernels on the stream that is current at the call."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __call__(self, *args: Any) -> None:
         device = torch.cuda.current_device()
-        run(*args, stream=torch._C._cuda_getCurrentRawStream(device))
+        self.kernel.run(*args, stream=torch._C._cuda_getCurrentRawStream(device))
 
-    return launch
+
+def loaded_code(functions: Iterable[Callable[..., Any]]) -> list[Any]:
+    """What must not be let go of while a CUDA graph has kernels of these: torch unloads code that nobody holds.
+
+    A kernel may take up other code when it is tuned or loaded again; this is the code of now.
+    """
+    kernels = {id(each): each.kernel for each in functions if isinstance(each, _TritonKernel)}
+    parts = ("launchers", "compile_results")
+    return [[kernel, *(list(getattr(kernel, part, ())) for part in parts)] for kernel in kernels.values()]
 
 
 def _function(target: str, index: int, name: str) -> Callable[..., Any]:

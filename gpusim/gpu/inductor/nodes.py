@@ -19,8 +19,8 @@ class Nodes:
 
         self._places = places
         self._graph = V.graph
-        self._matched: set[str] = set()
-        """Names of nodes that have their line."""
+        self._matched: dict[str, int] = {}
+        """Nodes that have their line, by name, with its number."""
         self._written: set[str] = set()
         """Names of buffers that a line so far writes."""
 
@@ -30,7 +30,8 @@ class Nodes:
 
     def match(self, nodes: Iterable[Any], writes: Iterable[str] = ()) -> None:
         """Note that these nodes have their line, and what it writes."""
-        self._matched.update(node.get_name() for node in nodes)
+        number = len(self._matched)
+        self._matched.update((name, number) for node in nodes if not self.matched(node) and (name := node.get_name()))
         self._written.update(writes)
 
     def of_kernel(self, line: Any, node: Any) -> list[Any]:
@@ -71,6 +72,27 @@ class Nodes:
                 missing = {name for name in needed if self._places.real_name(name) not in self._written}
             if missing:
                 raise refused(f"no line that writes {', '.join(sorted(missing))}", node)
+
+    def check_order(self) -> None:
+        """Raise `CaptureError` where lines use memory that others change in another order than the graph.
+
+        Inductor does not always know of such changes any more once it has fused nodes.
+        """
+        place = {operation.get_operation_name(): number for number, operation in enumerate(self._graph.operations)}
+        uses: dict[str, list[tuple[int, int, bool, Any]]] = {}
+        for node in self._graph.scheduler.nodes:
+            if not self.matched(node):
+                continue
+            for part in node.get_nodes():
+                changed = {self._places.real_name(n) for b in part.get_outputs() for n in b.get_mutations()}
+                for name in self._names_read(part) | changed:
+                    use = (self._matched[node.get_name()], place[part.get_name()], name in changed, node)
+                    uses.setdefault(name, []).append(use)
+        for name, mine in uses.items():
+            for line, number, _, _ in (use for use in mine if use[2]):
+                for other_line, other_number, _, node in mine:
+                    if other_line != line and (other_line < line) != (other_number < number):
+                        raise refused(f"a use of {name} on the wrong side of its change", node)
 
     def names_written(self, node: Any) -> set[str]:
         """Names of the buffers that a node writes, new ones and those that it changes."""

@@ -36,7 +36,7 @@ from gpusim.gpu.replay.operators import is_random
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Read:
     """What one graph's lines say."""
 
@@ -54,6 +54,7 @@ def read_lines(lines: Lines, graph: FunctionalGraph, places: Places, calls: dict
     for line in lines.lines:
         reader.take(line)
     reader.nodes.check_complete()
+    reader.nodes.check_order()
     return Read(reader.ops, places, reader.outputs(), reader.sources)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -40,7 +40,8 @@ class Lines:
 def compile_graph(graph: FunctionalGraph, device: str, training: bool, read: Callable[[Lines], Result]) -> Result:
     """Compile a graph with Inductor and return what `read` makes of its lines, while Inductor's own graph is there.
 
-    Raises `CaptureError` where Inductor refuses the graph or a line cannot be read.
+    Inductor goes no further: kernels are compiled by whoever runs them. Raises `CaptureError` where Inductor refuses
+    the graph or a line cannot be read.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
@@ -49,12 +50,13 @@ def compile_graph(graph: FunctionalGraph, device: str, training: bool, read: Cal
     results: list[Result] = []
     refused: list[CaptureError] = []
 
-    def finish(lines: Lines) -> None:
+    def finish(lines: Lines) -> NoReturn:
         try:
             results.append(read(lines))
         except CaptureError as cause:  # Inductor would wrap it
             refused.append(cause)
             raise
+        raise _HasBeenReadError
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(versions.wrapper_of(device, _wrapper_class(finish)))
@@ -66,25 +68,29 @@ def compile_graph(graph: FunctionalGraph, device: str, training: bool, read: Cal
             static = tuple(range(len(graph.inputs)))
             compile_fx_inner(graph.module, graph.fake_inputs, is_inference=not training, static_input_idxs=static)
         except Exception as cause:
+            if results:
+                return results[0]
             if refused:
                 raise refused[0] from None
             if isinstance(cause, torch.cuda.OutOfMemoryError):
                 raise
             problem = (str(cause) or type(cause).__name__).strip().splitlines()[0]
             raise CaptureError(f"Inductor cannot compile this step ({problem}); use the front end 'aten'") from cause
-    if not results:
-        raise CaptureError("Inductor wrote no program for this step; use the front end 'aten'")
-    return results[0]
+    raise CaptureError("Inductor wrote no program for this step; use the front end 'aten'")
 
 
-def _wrapper_class(finish: Callable[[Lines], None]) -> Any:
+class _HasBeenReadError(Exception):
+    """Ends Inductor's work."""
+
+
+def _wrapper_class(finish: Callable[[Lines], NoReturn]) -> Any:
     """A class for Inductor's wrapper that notes its lines and calls `finish` before memory is planned."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.virtualized import V
 
     class Wrapper(PythonWrapperCodegen):
         def __init__(self) -> None:
-            self.noted: Lines | None = Lines()
+            self.noted = Lines()
             super().__init__()
 
         @staticmethod
@@ -96,24 +102,19 @@ def _wrapper_class(finish: Callable[[Lines], None]) -> Any:
             return Wrapper()
 
         def writeline(self, line: Any) -> None:
-            if self.noted is not None:
-                scheduler = getattr(V.graph, "scheduler", None)
-                self.noted.lines.append(Line(line, getattr(scheduler, "current_node", None)))
+            scheduler = getattr(V.graph, "scheduler", None)
+            self.noted.lines.append(Line(line, getattr(scheduler, "current_node", None)))
             super().writeline(line)
 
         def make_zero_buffer(self, name: str) -> str:
             line: str = super().make_zero_buffer(name)
-            if self.noted is not None:
-                self.noted.zeroed[line] = name
+            self.noted.zeroed[line] = name
             return line
 
         def register_alignment_check_inputs(self) -> None:
             """Nothing: whoever runs the kernels answers for the inputs, not a line between them."""
 
-        def generate(self, is_inference: bool) -> Any:
-            noted, self.noted = self.noted, None
-            assert noted is not None
-            finish(noted)
-            return super().generate(is_inference)
+        def generate(self, is_inference: bool) -> NoReturn:
+            finish(self.noted)
 
     return Wrapper

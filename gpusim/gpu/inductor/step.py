@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,13 +23,32 @@ def inductor_step(graph: JointGraph, recorded: Recorded, training: bool, style: 
     `style` is one of `gpusim.gpu.inductor.styles`. Raises `CaptureError` for a torch that is not supported, and for
     what Inductor writes and gpusim cannot read.
     """
+    compiled = compiled_calls(graph, recorded, training, style)
+    return _recorded(graph, recorded, compiled)
+
+
+@dataclass(frozen=True)
+class Compiled(Read):
+    """What Inductor makes of recorded calls."""
+
+    named: dict[int, str]
+    """Tensor id -> input of the recorded graph that it is."""
+
+
+def compiled_calls(
+    graph: JointGraph, recorded: Recorded, training: bool, style: str = styles.DEFAULT_STYLE, apart: bool = False
+) -> Compiled:
+    """Compile the calls of a graph, whose inputs are among those that `recorded` has. `apart`: see `functional_graph`.
+
+    Raises as `inductor_step`.
+    """
     versions.require_supported()
     from torch._inductor import config
 
     calls = {call.name: call for call in graph.calls}
     changed = {"fallback_random": True, **styles.settings_of(style)}
     with config.patch(versions.settings(**changed)), styles.decisions(style):
-        functional = functional_graph(graph)
+        functional = functional_graph(graph, apart)
         device = functional.fake_inputs[0].device
         ids = {name: index for index, name in recorded.named.items()}
         places = Places.of_inputs(functional, recorded, ids, device)
@@ -38,18 +57,16 @@ def inductor_step(graph: JointGraph, recorded: Recorded, training: bool, style: 
         def read(lines: Lines) -> Read:
             return read_lines(lines, functional, places, calls)
 
-        compiled = compile_graph(functional, device.type, training, read)
-    return _recorded(graph, recorded, functional, compiled, begun)
-
-
-def _recorded(
-    graph: JointGraph, recorded: Recorded, functional: FunctionalGraph, compiled: Read, begun: set[int]
-) -> Recorded:
-    """What was read, with the values that the ATen step began and ended with."""
-    places = compiled.places
+        found = compile_graph(functional, device.type, training, read)
     named = _named(recorded, functional)
     if set(named) != begun:
         raise CaptureError("Inductor's graph does not begin with the states of the step")
+    return Compiled(found.ops, found.places, found.outputs, found.sources, named)
+
+
+def _recorded(graph: JointGraph, recorded: Recorded, compiled: Compiled) -> Recorded:
+    """What was read, with the values that the ATen step began and ended with."""
+    places, named = compiled.places, compiled.named
     outputs, gradients = compiled.outputs[: len(graph.outputs)], compiled.outputs[len(graph.outputs) :]
     roles: tuple[tuple[list[int], Role], ...] = ((outputs, "output"), (gradients, "gradient"))
     for indices, role in roles:

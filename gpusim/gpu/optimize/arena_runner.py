@@ -7,7 +7,7 @@ next user. Whoever still reads them, since an event is missing, computes somethi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -28,9 +28,15 @@ class ArenaRunner(Runner):
     """Runs ops of the user's own step with all that they make in one arena. `live` are the tensors there before."""
 
     def __init__(
-        self, trace: Trace, device: torch.device, live: Mapping[int, torch.Tensor], arena: Arena, poison: bool = False
+        self,
+        trace: Trace,
+        device: torch.device,
+        live: Mapping[int, torch.Tensor],
+        arena: Arena,
+        poison: bool = False,
+        functions: list[Callable[..., Any]] | None = None,
     ) -> None:
-        super().__init__(trace, device, own=True)
+        super().__init__(trace, device, own=True, functions=functions)
         self.arena, self.poison = arena, poison
         self.memory = torch.zeros(max(1, arena.bytes), dtype=torch.uint8, device=device)
         self.bind(dict(live))

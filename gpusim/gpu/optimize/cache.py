@@ -1,6 +1,7 @@
 """Schedules found before, on disk: the second start of a program searches nothing.
 
-An entry holds a schedule, which kernels it chooses, and what was measured; never kernels or code. It is found by the
+An entry holds a schedule, whose kernels it is for and which of them it chooses, and what was measured; never kernels or
+code. Those of Inductor are compiled again, and have to be the same. It is found by the
 step's structure, the GPU, the versions of the libraries and of gpusim, and what was asked for. What cannot be read, or
 is not legal for the step, is passed over with a line; each step is verified against eager in any case.
 """
@@ -17,7 +18,7 @@ from typing import Final, Literal
 import msgspec
 
 from gpusim.errors import GpusimError, ScheduleError
-from gpusim.formats.trace import Trace, Variant
+from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.io.file_limits import MAX_PARTS
 from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
 from gpusim.plan.graph import is_legal_order
@@ -40,6 +41,10 @@ class Entry(Document, frozen=True, kw_only=True):
     """`gpusim-optimized/1`."""
     made_for: dict[str, str]
     """Structure of the step, GPU, versions, and what was asked for."""
+    frontend: Frontend
+    """Whose kernels the schedule is for."""
+    kernels: str
+    """Structure of the step as these kernels."""
     policy: str
     """The policy or search that made the schedule."""
     order: tuple[Count, ...]
@@ -70,8 +75,13 @@ def made_for(trace: Trace, facts: Mapping[str, str]) -> dict[str, str]:
     return {"step": structure_hash(trace), "gpusim": code_version(), **facts}
 
 
-def find(trace: Trace, facts: Mapping[str, str], say: Callable[[str], None]) -> tuple[Entry, Trace, Schedule] | None:
-    """The entry of a step, the trace with the variants that it chooses, and its schedule; None where there is none."""
+def find(
+    trace: Trace, facts: Mapping[str, str], fused: Callable[[], Trace], say: Callable[[str], None]
+) -> tuple[Entry, Trace, Schedule] | None:
+    """The entry of a step, the trace with the variants that it chooses, and its schedule; None where there is none.
+
+    `trace` is the step as ATen calls, and `fused` gives it as Inductor's kernels, where the entry is for these.
+    """
     wanted = made_for(trace, facts)
     path = _path(wanted)
     if path is None or not path.is_file():
@@ -80,7 +90,10 @@ def find(trace: Trace, facts: Mapping[str, str], say: Callable[[str], None]) -> 
         entry = read_document(path, Entry, SCHEMA, ScheduleError)
         if entry.made_for != wanted:
             raise ScheduleError(str(path), "is of another step, GPU or version", place="$.made_for")
-        with_chosen, schedule = _checked(entry, trace, str(path))
+        of_kernels = trace if entry.frontend == "aten" else fused()
+        if entry.kernels != structure_hash(of_kernels):
+            raise ScheduleError(str(path), "is for other kernels than torch makes now", place="$.kernels")
+        with_chosen, schedule = _checked(entry, of_kernels, str(path))
     except GpusimError as cause:
         say(f"passed over in the cache: {cause}")
         return None
@@ -90,10 +103,18 @@ def find(trace: Trace, facts: Mapping[str, str], say: Callable[[str], None]) -> 
 
 
 def keep(
-    trace: Trace, facts: Mapping[str, str], schedule: Schedule, measured: Mapping[str, int], say: Callable[[str], None]
+    recorded: Trace,
+    facts: Mapping[str, str],
+    trace: Trace,
+    schedule: Schedule,
+    measured: Mapping[str, int],
+    say: Callable[[str], None],
 ) -> None:
-    """Write an entry; `trace` has the variants that the schedule chooses. What cannot be written is said and left."""
-    wanted = made_for(trace, facts)
+    """Write an entry. What cannot be written is said and left.
+
+    `recorded` is the step as ATen calls, `trace` the step that the schedule is of, with the variants that it chooses.
+    """
+    wanted = made_for(recorded, facts)
     path = _path(wanted)
     if path is None:
         return
@@ -101,6 +122,8 @@ def keep(
     entry = Entry(
         schema=SCHEMA,
         made_for=wanted,
+        frontend=trace.model.frontend,
+        kernels=structure_hash(trace),
         policy=schedule.policy,
         order=schedule.order,
         streams=schedule.streams,

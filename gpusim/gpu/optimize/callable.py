@@ -11,11 +11,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from gpusim.errors import GpusimError, StepError
+from gpusim.formats.trace import Frontend
 from gpusim.gpu.optimize.steps import Given
 from gpusim.gpu.optimize.variant import Variant
 
 #: Steps captured of one callable: for other shapes, modes and options. Further ones run as the user wrote them.
 MOST_VARIANTS: Final = 8
+
+
+_WHOSE: Final[dict[Frontend, str]] = {"aten": "ATen", "inductor": "Inductor"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,10 @@ class Gain:
     peak_bytes: int
     decided_by: str
     worst_error: float
+    frontend: Frontend = "aten"
+    """Whose kernels run: `inductor` if any kernel is Inductor's."""
+    without: str = ""
+    """Why Inductor's kernels were not tried, where they were to be."""
 
     @property
     def text(self) -> str:
@@ -42,10 +50,12 @@ class Gain:
 
         over = self.eager_ns / max(1, self.optimized_ns)
         sequential = self.sequential_ns / max(1, self.optimized_ns)
+        without = f"; without Inductor's kernels: {self.without}" if self.without else ""
         return (
             f"{format_ns(self.optimized_ns)} a step, {over:.2f}x over eager ({format_ns(self.eager_ns)}) and "
             f"{sequential:.2f}x over one CUDA graph on one stream; {self.streams} streams ({self.policy}), "
-            f"{format_bytes(self.peak_bytes)}; decided by {self.decided_by}"
+            f"kernels of {_WHOSE[self.frontend]}, {format_bytes(self.peak_bytes)}; decided by {self.decided_by}"
+            f"{without}"
         )
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
-from gpusim.formats.trace import Trace
+from gpusim.formats.trace import Frontend, Trace
+from gpusim.gpu.capture.calls import JointGraph
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.rebuild import rebuild
 from gpusim.gpu.capture.record import Recorded
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
+from gpusim.gpu.inductor.kernels import functions_of
 from gpusim.gpu.optimize.lists import with_split_lists
 from gpusim.gpu.optimize.optimizers import Rates
 from gpusim.gpu.optimize.slots import Gradients, Places, States
@@ -45,6 +48,18 @@ class Captured:
     options: CaptureOptions
     pristine: dict[int, torch.Tensor]
     """What the tensors of `live` held before anything ran."""
+    graph: JointGraph | None
+    """The recorded calls, for another front end; they hold copies of the user's tensors."""
+
+    @property
+    def frontend(self) -> Frontend:
+        """Whose kernels the ops are."""
+        return self.trace.model.frontend
+
+    @cached_property
+    def functions(self) -> list[Callable[..., Any]] | None:
+        """What the ops call, made once for all runners; None where these make it themselves."""
+        return functions_of(self.trace) if self.frontend == "inductor" else None
 
 
 @dataclass(frozen=True)
@@ -113,6 +128,7 @@ def capture_bound(step: UserStep, rates: Rates, options: CaptureOptions, inputs:
         given=given,
         options=options,
         pristine={index: tensor.clone() for index, tensor in live.items()},
+        graph=replace(graph, own=None),
     )
 
 

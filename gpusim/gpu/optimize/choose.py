@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_SEED
 from gpusim.errors import GpusimError, OptionError
-from gpusim.formats.trace import Trace, Variant
+from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import Executor, Ready
 from gpusim.gpu.replay.fusion import NORMS
@@ -27,14 +27,17 @@ TRIED = 8
 RECORDED_AGAIN = 2
 #: More than any GPU has.
 MAX_BYTES = 1 << 62
-#: From this search on other kernels are measured, too: that takes some 20 s by itself.
+#: From this search on other kernels are tried, too: measuring or compiling them takes some 20 s by itself.
 KERNELS_FROM_S = 5.0
+#: Whose kernels are tried.
+FRONTENDS: tuple[Frontend, ...] = ("aten", "inductor")
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A schedule made ready, with what it took and what was predicted."""
 
+    captured: Captured
     schedule: Schedule
     ready: Ready
     time_ns: int
@@ -49,19 +52,30 @@ class Wanted:
     budget_s: float | None
     memory_limit_bytes: int | None
     seed: int = DEFAULT_SEED
+    frontends: tuple[Frontend, ...] = FRONTENDS
 
     @property
     def kernels(self) -> bool:
-        """Whether other kernels of each op are measured, too: in processes of their own, which take their time."""
+        """Whether other kernels are tried: those of each op in processes of their own, and Inductor's."""
         return self.budget_s is None or self.budget_s >= KERNELS_FROM_S
+
+    @property
+    def inductor(self) -> bool:
+        """Whether Inductor's kernels are tried."""
+        return "inductor" in self.frontends and (self.kernels or "aten" not in self.frontends)
+
+    @property
+    def search_s(self) -> float:
+        """What all searches may take."""
+        return self.budget_s or DEFAULT_BUDGET_S
 
 
 def candidates(
-    captured: Captured, trace: Trace, executor: Executor, wanted: Wanted, say: Say
+    captured: Captured, trace: Trace, executor: Executor, wanted: Wanted, budget_s: float, say: Say
 ) -> tuple[list[Candidate], Candidate]:
     """Schedules that were tried, fastest first, and the sequential one. `trace` has times.
 
-    Raises `OptionError` where none keeps the memory limit.
+    The search takes `budget_s`. Raises `OptionError` where no schedule keeps the memory limit.
     """
     hardware, _ = executor.hardware()
     graph = OpGraph.build(trace, hardware)
@@ -69,7 +83,7 @@ def candidates(
     explored = explore(
         graph,
         streams=wanted.streams,
-        budget_s=wanted.budget_s or DEFAULT_BUDGET_S,
+        budget_s=budget_s,
         seed=wanted.seed,
         memory_limit_bytes=wanted.memory_limit_bytes,
     )
@@ -104,7 +118,7 @@ def tried(
             if not number:
                 raise
             say(f"left out {schedule.policy} on {schedule.stream_count} streams: {cause}")
-    timed = _timed(unique, ready, executor)
+    timed = _timed(captured, unique, ready, executor)
     sequential = timed["0"]
     kept = [c for c in timed.values() if memory_limit_bytes is None or c.ready.peak_bytes <= memory_limit_bytes]
     if not kept:
@@ -134,13 +148,29 @@ def _best_recording(
     }
     times = executor.times_ns(ready, dict.fromkeys(ready, first.predicted_ns))
     fastest = min(ready, key=lambda name: times[name])
-    return Candidate(first.schedule, ready[fastest], times[fastest], first.predicted_ns)
+    return replace(first, ready=ready[fastest], time_ns=times[fastest])
 
 
-def _timed(schedules: Sequence[Schedule], ready: Mapping[str, Ready], executor: Executor) -> dict[str, Candidate]:
+def _timed(
+    captured: Captured, schedules: Sequence[Schedule], ready: Mapping[str, Ready], executor: Executor
+) -> dict[str, Candidate]:
     predicted = {name: schedules[int(name)].predicted_ns for name in ready}
     times = executor.times_ns(ready, predicted)
-    return {name: Candidate(schedules[int(name)], each, times[name], predicted[name]) for name, each in ready.items()}
+    return {
+        name: Candidate(captured, schedules[int(name)], each, times[name], predicted[name])
+        for name, each in ready.items()
+    }
+
+
+def in_turns(groups: Sequence[Sequence[Candidate]], executor: Executor) -> list[Candidate]:
+    """Candidates of several groups, each fastest first, as one such list: the best of each are timed in turns again."""
+    if len(groups) == 1:
+        return list(groups[0])
+    best = {str(number): group[0] for number, group in enumerate(groups)}
+    ready = {name: each.ready for name, each in best.items()}
+    times = executor.times_ns(ready, {name: each.predicted_ns for name, each in best.items()})
+    timed = [replace(each, time_ns=times[name]) for name, each in best.items()]
+    return sorted([*timed, *(each for group in groups for each in group[1:])], key=lambda each: each.time_ns)
 
 
 def without_kept_factors(trace: Trace) -> Trace:

@@ -80,7 +80,7 @@ class UserRunner(Runner):
     """A runner of a step on the user's own tensors, where nothing made of them may be kept: they change."""
 
     def __init__(self, captured: Captured, trace: Trace, device: torch.device) -> None:
-        super().__init__(trace, device, own=True)
+        super().__init__(trace, device, own=True, functions=captured.functions)
         self.bind(captured.live)
         self._kept = _KeepsNothing()
 
@@ -101,7 +101,7 @@ def arena_runner(
     order, streams = place_fused(schedule.order, schedule.streams, covered)
     sync = plan_sync(trace, dependencies(trace), order, streams, covered)
     arena = pack(trace, HappensBefore.of_plan(trace, order, streams, sync), covered, kept=True)
-    return ArenaRunner(trace, device, captured.live, arena, poison)
+    return ArenaRunner(trace, device, captured.live, arena, poison, captured.functions)
 
 
 @dataclass

@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 
 from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS
 from gpusim.errors import GpuError, OptionError
+from gpusim.formats.trace import Frontend
 from gpusim.gpu.optimize.callable import CANNOT, Gain, OptimizedStep
-from gpusim.gpu.optimize.choose import Wanted
+from gpusim.gpu.optimize.choose import FRONTENDS, Wanted
 from gpusim.gpu.optimize.executors import Executor
 from gpusim.gpu.optimize.make import StepMaker
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
@@ -33,13 +34,14 @@ def optimize(
     budget_s: float | None = None,
     memory_limit_bytes: int | None = None,
     seed: int = DEFAULT_SEED,
+    frontends: tuple[Frontend, ...] = FRONTENDS,
     executor: Executor | None = None,
     say: Say = lambda _: None,
     warn: Say | None = None,
 ) -> Any:
     """The optimized step, or what the user gave, with one warning. `executor` is the GPU's where not given.
 
-    `warn` is told in place of a warning.
+    `frontends` are whose kernels may be chosen. `warn` is told in place of a warning.
 
     Raises `OptionError` for what is neither a module nor to be called.
     """
@@ -51,7 +53,7 @@ def optimize(
             executor = CudaExecutor()
         except GpuError:
             return _as_it_is(given, torch.device("cpu"), f"torch {torch.__version__} sees no GPU here", warn)
-    wanted = Wanted(streams, budget_s, memory_limit_bytes, seed)
+    wanted = Wanted(streams, budget_s, memory_limit_bytes, seed, frontends)
     maker = StepMaker(executor, wanted, say)
 
     def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, Gain]:

@@ -1,29 +1,42 @@
-"""From a step on fixed inputs to its best schedule, ready and verified: capture, search, try, compare with eager."""
+"""From a step on fixed inputs to its best schedule, ready and verified: capture, search, try, compare with eager.
+
+The step is tried as ATen calls and as the kernels that Inductor makes of it; the fastest schedule of either is run.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from time import perf_counter
+from typing import Any, Final
 
 import torch
 
-from gpusim.errors import CaptureError, GpusimError, ReplayError, StepError
+from gpusim.errors import CaptureError, GpusimError, OptionError, ReplayError, StepError
+from gpusim.formats.trace import Mode, Trace
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
 from gpusim.gpu.optimize.captured import Captured, capture_bound
-from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates
+from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns
 from gpusim.gpu.optimize.executors import Executor, state_of
+from gpusim.gpu.optimize.fused import fused
 from gpusim.gpu.optimize.optimizers import Rates
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.gpu.optimize.verify import noise_of_step, verify
+from gpusim.plan.schedule import Schedule
 from gpusim.units import format_ns
 
 Say = Callable[[str], None]
+
+#: Seconds that making a step ready is to take, compiling included. Other kernels of ATen's operators are measured
+#: beside Inductor's only where that still fits.
+LIMIT_S: Final[dict[Mode, float]] = {"infer": 60.0, "train": 150.0}
+#: What measuring them takes, and what trying the schedules does (GoogLeNet, H200).
+VARIANTS_S, TRIALS_S = 35.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,48 @@ class Checked:
     variant: Variant
     candidate: Candidate
     worst_error: float
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The step as kernels of one front end, with the schedules that were tried, fastest first."""
+
+    captured: Captured
+    trace: Trace
+    ranked: list[Candidate]
+    sequential: Candidate
+
+
+class Other:
+    """The step as Inductor's kernels, compiled when first asked for; or why it is left out."""
+
+    def __init__(self, step: UserStep, captured: Captured, wanted: bool, say: Say) -> None:
+        self._step, self._captured, self._wanted, self._say = step, captured, wanted, say
+        self.made: Captured | None = None
+        self.problem = ""
+        """Why it is left out, where it was wanted."""
+
+    def get(self) -> Captured | None:
+        """The step, or None where it is left out."""
+        if self.made is None and self._wanted and not self.problem:
+            self._say("compiling it with Inductor")
+            try:
+                self.made = fused(self._step, self._captured)
+            except (GpusimError, torch.cuda.OutOfMemoryError) as cause:
+                self.leave_out(cause)
+        return self.made
+
+    def trace(self) -> Trace:
+        """Its trace, without times. Raises `CaptureError` where it is left out."""
+        made = self.get()
+        if made is None:
+            raise CaptureError(self.problem or "Inductor's kernels are not asked for")
+        return made.trace
+
+    def leave_out(self, cause: Exception) -> None:
+        """Do without it from now on."""
+        self.made, self.problem = None, (str(cause) or type(cause).__name__).splitlines()[0]
+        self._say(f"left out Inductor's kernels: {self.problem}")
 
 
 class StepMaker:
@@ -55,6 +110,7 @@ class StepMaker:
         given out where they lie, not copied. Raises `GpusimError` where there is none that computes the same. The
         user's objects are as before in any case.
         """
+        begin = perf_counter()
         with put_back(step, roots) as snapshot:
             self.say("timing the eager step")
             try:
@@ -70,42 +126,101 @@ class StepMaker:
         self.say("recording its operators")
         with put_back(step, roots):
             captured = capture_bound(step, rates, options, inputs)
+        other = Other(step, captured, self.wanted.inductor, self.say)
         facts = self._facts()
-        cached = cache.find(captured.trace, facts, self.say)
+        cached = cache.find(captured.trace, facts, other.trace, self.say)
         if cached is not None:
             entry, trace, schedule = cached
+            of_kernels = other.made if entry.frontend == "inductor" else captured
+            assert of_kernels is not None
             with put_back(step), restored(captured):
-                ready = self.executor.prepare(captured, trace, schedule)
-            before = Candidate(schedule, ready, entry.optimized_ns, entry.predicted_ns)
+                ready = self.executor.prepare(of_kernels, trace, schedule)
+            before = Candidate(of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns)
             with contextlib.suppress(ReplayError):
                 verified = self._verified(step, captured, rates, [before], kept)
+                captured.graph = None
                 return self._gained(
                     verified, eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"
                 )
-        with put_back(step), restored(captured):
-            trace = self.executor.measured(captured, eager_ns, self.wanted.kernels, self.say)
-            ranked, sequential = candidates(captured, trace, self.executor, self.wanted, self.say)
+        fronts = self._fronts(step, captured, rates, other, kept)
+        captured.graph = None
+        tried = self._tried(step, captured, fronts, eager_ns, begin)
+        ranked = in_turns([each.ranked for each in tried], self.executor)
         verified = self._verified(step, captured, rates, ranked, kept)
         chosen = verified.candidate
+        (front,) = (each for each in tried if each.captured is chosen.captured)
         measured = {
             "eager_ns": eager_ns,
-            "sequential_ns": sequential.time_ns,
+            "sequential_ns": front.sequential.time_ns,
             "optimized_ns": chosen.time_ns,
             "predicted_ns": chosen.predicted_ns,
-            "predicted_sequential_ns": sequential.predicted_ns,
+            "predicted_sequential_ns": front.sequential.predicted_ns,
         }
-        cache.keep(trace, facts, chosen.schedule, measured, self.say)
+        cache.keep(captured.trace, facts, front.trace, chosen.schedule, measured, self.say)
         _, calibrated = self.executor.hardware()
         decided_by = "search and trial" if calibrated else "trial alone (this GPU is not calibrated)"
-        return self._gained(verified, eager_ns, sequential.time_ns, sequential.predicted_ns, decided_by)
+        sequential = front.sequential
+        return self._gained(verified, eager_ns, sequential.time_ns, sequential.predicted_ns, decided_by, other.problem)
+
+    def _fronts(
+        self, step: UserStep, captured: Captured, rates: Rates, other: Other, kept: frozenset[int]
+    ) -> list[Captured]:
+        """The step as the kernels that are to be tried. Raises `CaptureError` where there are none."""
+        fronts = [captured] if "aten" in self.wanted.frontends else []
+        with put_back(step), restored(captured):
+            fused = other.get()
+        if fused is not None:
+            alone = Schedule.in_recorded_order(len(fused.trace.ops))
+            try:
+                with put_back(step), restored(captured):
+                    ready = self.executor.prepare(fused, fused.trace, alone)
+                self._verified(step, captured, rates, [Candidate(fused, alone, ready, 0, 0)], kept)
+                fronts.append(fused)
+            except ReplayError as cause:
+                other.leave_out(cause)
+        if not fronts:
+            raise CaptureError(other.problem)
+        return fronts
+
+    def _tried(
+        self, step: UserStep, captured: Captured, fronts: Sequence[Captured], eager_ns: int, begin: float
+    ) -> list[Tried]:
+        """Schedules of the step as each of these kernels. Raises `OptionError` where none keeps the memory limit."""
+        tried: list[Tried] = []
+        too_large: OptionError | None = None
+        budget_s = self.wanted.search_s / len(fronts)
+        for front in fronts:
+            with put_back(step), restored(captured):
+                left_s = begin + LIMIT_S[captured.options.mode] - perf_counter() - self.wanted.search_s - TRIALS_S
+                kernels = self.wanted.kernels and (len(fronts) == 1 or left_s >= VARIANTS_S)
+                trace = self.executor.measured(front, eager_ns, kernels, self.say)
+                try:
+                    found = candidates(front, trace, self.executor, self.wanted, budget_s, self.say)
+                except OptionError as cause:
+                    too_large = cause
+                    continue
+            tried.append(Tried(front, trace, *found))
+        if too_large is not None and not tried:
+            raise too_large
+        return tried
 
     def _facts(self) -> dict[str, str]:
         wanted = self.wanted
-        asked = {"streams": str(wanted.streams), "memory limit": str(wanted.memory_limit_bytes)}
+        asked = {
+            "streams": str(wanted.streams),
+            "memory limit": str(wanted.memory_limit_bytes),
+            "kernels": " ".join(each for each in wanted.frontends if each == "aten" or wanted.inductor),
+        }
         return {**self.executor.facts(), **asked}
 
     def _gained(
-        self, verified: Checked, eager_ns: int, sequential_ns: int, predicted_sequential_ns: int, decided_by: str
+        self,
+        verified: Checked,
+        eager_ns: int,
+        sequential_ns: int,
+        predicted_sequential_ns: int,
+        decided_by: str,
+        without: str = "",
     ) -> tuple[Variant, Gain]:
         """What is run, and what it gained. Raises `CaptureError` where the user's own step is no slower."""
         chosen = verified.candidate
@@ -124,6 +239,8 @@ class StepMaker:
             peak_bytes=chosen.ready.peak_bytes,
             decided_by=decided_by,
             worst_error=verified.worst_error,
+            frontend=chosen.captured.frontend,
+            without=without,
         )
         return verified.variant, gain
 
@@ -135,11 +252,14 @@ class StepMaker:
         ranked: Sequence[Candidate],
         kept: frozenset[int],
     ) -> Checked:
-        """The fastest candidate whose results are eager's. Raises `ReplayError` where none's are."""
+        """The fastest candidate whose results are eager's. Raises `ReplayError` where none's are.
+
+        `captured` is the step as ATen calls, on the same tensors.
+        """
         self.say("verifying")
         problem: ReplayError | None = None
         for candidate in ranked:
-            variant = Variant(captured, rates, candidate.ready, kept)
+            variant = Variant(candidate.captured, rates, candidate.ready, kept)
 
             def fast(ready: Variant = variant) -> Any:
                 if not ready.adopt():

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
 from gpusim.formats.results import Baseline
-from gpusim.formats.trace import Dtype, Gpu, MemoryFormat, Mode, Timing
+from gpusim.formats.trace import Dtype, Frontend, Gpu, MemoryFormat, Mode, Timing
 from gpusim.gpu.capture.models import ModelStep, load_step
 from gpusim.gpu.device import gpu_facts, require_gpu, set_precision
 from gpusim.gpu.optimize.callable import OptimizedStep
@@ -62,6 +62,7 @@ class Measured:
     kernels_chosen: bool
     peak_bytes: int
     worst_error: float
+    frontend: Frontend
 
 
 def measure(asked: Asked) -> Measured:
@@ -112,6 +113,7 @@ def measure(asked: Asked) -> Measured:
         kernels_chosen=gain.kernels_chosen,
         peak_bytes=gain.peak_bytes,
         worst_error=gain.worst_error,
+        frontend=gain.frontend,
     )
 
 

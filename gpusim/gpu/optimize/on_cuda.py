@@ -14,6 +14,7 @@ from gpusim.formats.hardware import HardwareModel, default_hardware, hardware_fo
 from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.variants import with_measured_variants
 from gpusim.gpu.device import gpu_facts, require_gpu
+from gpusim.gpu.inductor.kernels import loaded_code
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import without_kept_factors
 from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
@@ -26,16 +27,25 @@ from gpusim.trace.dependencies import dependencies
 
 #: Rounds in which schedules are held against each other, and their length in ms.
 TRIAL_ROUNDS, TRIAL_MS = 9, 4.0
+#: Steps whose streams are kept for further recordings: the one that is optimized, with kernels of both kinds.
+RECORDERS = 2
 #: Calls of the user's own code that are timed; the median counts.
 EAGER_CALLS = 7
 
 
 @dataclass
 class _Graph:
-    """A recorded CUDA graph; the recorder's streams live as long."""
+    """A recorded CUDA graph; what it uses lives as long: the recorder's streams, and the code of its kernels."""
 
     recorded: RecordedGraph
     recorder: GraphRecorder
+    code: list[Any]
+
+    @classmethod
+    def of(cls, recorder: GraphRecorder, schedule: Schedule) -> _Graph:
+        """A schedule recorded after one run on its streams: libraries set up on first use."""
+        recorded = recorder.record(schedule, warm=True)
+        return cls(recorded, recorder, loaded_code(recorder.runner.functions))
 
     @property
     def tensors(self) -> list[torch.Tensor | None]:
@@ -60,7 +70,8 @@ class CudaExecutor:
     def __init__(self, poison: bool = False) -> None:
         self.device = require_gpu()
         self.poison = poison
-        self._recorders: dict[int, tuple[Any, GraphRecorder]] = {}
+        self._recorders: list[tuple[Captured, Any, GraphRecorder]] = []
+        """Of the steps that are tried now: a captured one, its ops, and who records them."""
 
     def facts(self) -> dict[str, str]:
         """The GPU, its libraries, and how products are computed."""
@@ -94,7 +105,7 @@ class CudaExecutor:
             for op, host, kernels in zip(trace.ops, issue_ns, profile.kernels, strict=True)
         )
         trace = msgspec.structs.replace(trace, ops=ops, provenance=msgspec.structs.replace(trace.provenance, gpu=gpu))
-        if kernels:
+        if kernels and captured.frontend == "aten":
             allowed = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
             trace = with_measured_variants(trace, captured.options.seed, say, own=True, tf32=allowed)
             trace = without_kept_factors(trace)
@@ -106,15 +117,15 @@ class CudaExecutor:
     def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
         """Record the schedule as a CUDA graph, after one run on its streams: libraries set up on first use."""
         if self.poison:
-            poisoned = arena_runner(captured, trace, schedule, self.device, poison=True)
-            checked = GraphRecorder(poisoned, dependencies(trace), own_workspaces=True)
-            return _Graph(checked.record(schedule, warm=True), checked)
-        known, recorder = self._recorders.get(id(captured), (None, None))
-        if recorder is None or known is not trace.ops:
-            runner = UserRunner(captured, trace, self.device)
-            recorder = GraphRecorder(runner, dependencies(trace), own_workspaces=True)
-            self._recorders = {id(captured): (trace.ops, recorder)}
-        return _Graph(recorder.record(schedule, warm=True), recorder)
+            runner = arena_runner(captured, trace, schedule, self.device, poison=True)
+            return _Graph.of(GraphRecorder(runner, dependencies(trace), own_workspaces=True), schedule)
+        for known, ops, recorder in self._recorders:
+            if known is captured and ops is trace.ops:
+                return _Graph.of(recorder, schedule)
+        recorder = GraphRecorder(UserRunner(captured, trace, self.device), dependencies(trace), own_workspaces=True)
+        others = [each for each in self._recorders if each[0] is not captured]
+        self._recorders = [*others, (captured, trace.ops, recorder)][-RECORDERS:]
+        return _Graph.of(recorder, schedule)
 
     def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
         """Medians of rounds in turns."""

@@ -83,7 +83,8 @@ def apart(results: Results, wanted: Results, before: Results, noise: Mapping[str
         start = before.get(name) if kind in ("parameter", "buffer", "state") else None
         changed = start is not None and start.shape == reference.shape
         moved = reference.double() - start.double() if changed and start is not None else reference
-        distance = max(0.0, _distance(results[name], reference) - noise.get(name, 0.0))
+        distance = _distance(results[name], reference) - noise.get(name, 0.0)
+        distance = 0.0 if distance <= 0.0 else distance  # NaN stays
         differences[kind] = math.hypot(differences.get(kind, 0.0), distance)
         # What is stored cannot be told apart more finely than its own rounding.
         eps = torch.finfo(reference.dtype).eps if changed and reference.is_floating_point() else 0.0
@@ -131,11 +132,17 @@ def verify(
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    return torch.linalg.vector_norm(one.double() - other.double()).item() if one.numel() else 0.0
+    """The norm of the difference; what is the same infinity, or NaN in both, differs by nothing."""
+    if not one.numel():
+        return 0.0
+    one, other = one.double(), other.double()
+    same = (one == other) | (one.isnan() & other.isnan())
+    return torch.linalg.vector_norm(torch.where(same, 0.0, one - other)).item()
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    return torch.linalg.vector_norm(tensor.double()).item() if tensor.numel() else 0.0
+    """The norm of what is finite."""
+    return torch.linalg.vector_norm(tensor.double().nan_to_num(0.0, 0.0, 0.0)).item() if tensor.numel() else 0.0
 
 
 def _share(difference: float, norm: float) -> float:

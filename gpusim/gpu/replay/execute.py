@@ -31,17 +31,26 @@ class Runner:
     `bind` gives the tensors that exist before the step. Memory that no op returns is made when an op first writes it.
     Raises `OperatorError` for an operator not allowed here, and `TrustError` for code in the trace unless `trust_code`.
     `own` is for a step that gpusim recorded from the user's own code in this run, which may call any operator: nothing
-    of it comes from a file.
+    of it comes from a file. `functions` are what its ops call, where they have been made before.
     """
 
-    def __init__(self, trace: Trace, device: torch.device, own: bool = False, trust_code: bool = False) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        device: torch.device,
+        own: bool = False,
+        trust_code: bool = False,
+        functions: list[Callable[..., Any]] | None = None,
+    ) -> None:
         self.trace = trace
         self.device = device
         check_trace_code(trace, trace.name, own or trust_code)
         if not own:
             check_operators(trace, trace.name)
         self.functions: list[Callable[..., Any]]
-        if trace.model.frontend == "inductor":
+        if functions is not None:
+            self.functions = functions
+        elif trace.model.frontend == "inductor":
             self.functions = functions_of(trace)
         else:
             if not own:

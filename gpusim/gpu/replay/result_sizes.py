@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from gpusim.errors import OperatorError
-from gpusim.formats.arguments import tensor_refs
+from gpusim.formats.arguments import renumbered, tensor_refs
 from gpusim.formats.trace import Op, Trace
 from gpusim.gpu.replay.encode import DTYPES, decode
 from gpusim.gpu.replay.saved_facts import VARYING
@@ -95,8 +95,8 @@ def _problem(trace: Trace, op: Op, function: Callable[..., Any], device: torch.d
         if index not in places:
             places[index] = len(tensors)
             tensors.append(_without_memory(trace, index, device))
-    args = decode(_renumbered(list(op.args), places), tensors, device)
-    kwargs = {key: decode(_renumbered(value, places), tensors, device) for key, value in op.kwargs.items()}
+    args = decode(renumbered(list(op.args), places), tensors, device)
+    kwargs = {key: decode(renumbered(value, places), tensors, device) for key, value in op.kwargs.items()}
     try:
         results = flat_results(function(*args, **kwargs))
     except _UNKNOWN:
@@ -119,10 +119,3 @@ def _without_memory(trace: Trace, index: int, device: torch.device) -> torch.Ten
         return torch.empty_strided(tensor.shape, tensor.stride, dtype=dtype, device=device)
     storage = torch.empty(trace.storages[tensor.storage].bytes // dtype.itemsize, dtype=dtype, device=device)
     return storage.as_strided(tensor.shape, tensor.stride, tensor.offset)
-
-
-def _renumbered(value: Any, places: dict[int, int]) -> Any:
-    """An encoded argument whose tensors are counted within the op."""
-    if isinstance(value, dict) and "tensor" in value:
-        return {"tensor": places[value["tensor"]]}
-    return [_renumbered(part, places) for part in value] if isinstance(value, list | tuple) else value

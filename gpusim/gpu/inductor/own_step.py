@@ -1,0 +1,219 @@
+"""A step of the user's own as Inductor's kernels, to run on the user's own tensors again and again.
+
+The fused updates of optimizers stay the calls that they are: one launch updates many parameters, which Inductor cannot
+do, and in place. They come last, with whatever the step does behind them, as the recorded calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import msgspec
+import torch
+from torch.utils import _pytree as pytree
+
+from gpusim.errors import CaptureError
+from gpusim.formats.arguments import renumbered, tensor_refs
+from gpusim.formats.trace import Op, Source, Storage, Tensor
+from gpusim.gpu.capture.calls import Call, JointGraph, Value
+from gpusim.gpu.capture.record import Recorded, live_calls, set_roles
+from gpusim.gpu.inductor.step import compiled_calls
+from gpusim.gpu.inductor.styles import DEFAULT_STYLE
+
+Shape = tuple[int, tuple[int, ...], tuple[int, ...], int, str]
+
+
+def own_step(graph: JointGraph, recorded: Recorded, training: bool, style: str = DEFAULT_STYLE) -> Recorded:
+    """The step that `recorded` has as ATen calls, with other ops between its states and results.
+
+    Results and states are in the same order; of what is there before the step, `initial` has Inductor's constants only.
+    Raises `CaptureError` where Inductor, or gpusim, cannot do it.
+    """
+    first, rest = split(live_calls(graph))
+    handed_on = _handed_on(graph, recorded, first, rest)
+    part = replace(graph, calls=tuple(first), outputs=tuple(handed_on.values()), gradients=(), returned=())
+    try:
+        read = compiled_calls(part, recorded, training, style, apart=True)
+    except (CaptureError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as cause:  # torch's tracer raises errors of many kinds
+        problem = (str(cause) or type(cause).__name__).strip().splitlines()[0]
+        raise CaptureError(f"Inductor cannot take this step ({problem[:200]}); use the front end 'aten'") from cause
+    places = read.places
+    joined = _Joined(recorded, list(places.tensors), list(places.storages))
+    joined.begin(read.named, {name: id_ for id_, name in recorded.named.items()})
+    joined.hand_on(list(handed_on), read.outputs)
+    behind = {call.name for call in rest}
+    ops = [*read.ops, *(joined.op(op) for op in recorded.ops if op.name in behind)]
+    outputs, gradients = ([joined.tensor(id_) for id_ in ids] for ids in (recorded.outputs, recorded.gradients))
+    set_roles(joined.tensors, outputs, "output")
+    set_roles(joined.tensors, gradients, "gradient")
+    joined.check_apart(gradients)
+    return Recorded(
+        ops=_with_own_names(ops),
+        tensors=joined.tensors,
+        storages=joined.storages,
+        outputs=outputs,
+        gradients=gradients,
+        initial=dict(places.constants),
+        final={},
+        named=joined.named,
+        sources=[Source(sha256=sha256, text=text) for sha256, text in read.sources.items()],
+        returned=[None if id_ is None else joined.tensor(id_) for id_ in recorded.returned],
+    )
+
+
+def split(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
+    """The calls that Inductor compiles, and those from the first fused update on, with the counts before it."""
+    begin = next((place for place, call in enumerate(calls) if _name(call).startswith("_fused_")), len(calls))
+    while 0 < begin < len(calls) and _name(calls[begin - 1]) == "_foreach_add_":
+        begin -= 1
+    return list(calls[:begin]), list(calls[begin:])
+
+
+def _name(call: Call) -> str:
+    return str(call.function._schema.name).partition("::")[2]
+
+
+def _handed_on(graph: JointGraph, recorded: Recorded, first: Sequence[Call], rest: Sequence[Call]) -> dict[int, Value]:
+    """What the first part computes and something behind it uses: id in `recorded` -> value, each once.
+
+    Raises `CaptureError` where calls behind it change memory that is handed on in several parts.
+    """
+    compiled = {call.name for call in first}
+    used = [v for call in rest for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)]
+    used += [value for value in (*graph.outputs, *graph.gradients, *graph.returned) if value is not None]
+    there = {recorded.tensors[id_].storage for id_ in recorded.named}
+    handed_on: dict[int, Value] = {}
+    for value in used:
+        if value.node in compiled:
+            id_ = recorded.results[value.node][value.index or 0]
+            assert id_ is not None
+            if recorded.tensors[id_].storage not in there:
+                handed_on.setdefault(id_, value)
+    behind = {call.name for call in rest}
+    written = {recorded.tensors[t].storage for op in recorded.ops if op.name in behind for t in op.writes}
+    storages = [recorded.tensors[id_].storage for id_ in handed_on]
+    if any(storage in written and storages.count(storage) > 1 for storage in storages):
+        raise CaptureError("the step changes several views of one result behind an update; use the front end 'aten'")
+    return handed_on
+
+
+@dataclass
+class _Joined:
+    """Tensors of Inductor's part with those of the recorded calls behind it."""
+
+    recorded: Recorded
+    tensors: list[Tensor]
+    storages: list[Storage]
+    named: dict[int, str] = field(default_factory=dict)
+    _ids: dict[int, int] = field(default_factory=dict)
+    """Tensor of the recorded step -> tensor here."""
+    _storages: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Storage of the recorded step -> storage here, and by how many bytes its tensors begin later."""
+    _handed: dict[int, list[int]] = field(default_factory=dict)
+    """Storage of the recorded step -> its tensors that Inductor's part hands on."""
+    _places: dict[Shape, int] = field(default_factory=dict)
+
+    def begin(self, named: dict[int, str], ids: dict[str, int]) -> None:
+        """Enter the states that Inductor's part begins with; `ids` are their numbers in the recorded step."""
+        self._places = {_place(tensor): index for index, tensor in reversed(list(enumerate(self.tensors)))}
+        for index, name in named.items():
+            self.named[index] = name
+            self._ids[ids[name]] = index
+            self._storages[self.recorded.tensors[ids[name]].storage] = (self.tensors[index].storage, 0)
+
+    def hand_on(self, ids: Sequence[int], made: Sequence[int]) -> None:
+        """Enter what Inductor's part returns. Raises `CaptureError` where it is not as the calls behind expect it."""
+        states = {storage for storage, _ in self._storages.values()}
+        for id_, index in zip(ids, made, strict=True):
+            theirs, mine = self.recorded.tensors[id_], self.tensors[index]
+            same = (theirs.shape, theirs.dtype) == (mine.shape, mine.dtype) and _strides(theirs) == _strides(mine)
+            if not same or mine.storage in states:
+                raise CaptureError("Inductor returns a result in another form; use the front end 'aten'")
+            self._ids[id_] = index
+            self._handed.setdefault(theirs.storage, []).append(id_)
+
+    def tensor(self, id_: int) -> int:
+        """The tensor here that one of the recorded step is, entered where it is new."""
+        if id_ not in self._ids:
+            theirs = self.recorded.tensors[id_]
+            storage, later_bytes = self._storage(theirs)
+            offset = theirs.offset + later_bytes // _element_bytes(theirs)
+            tensor = msgspec.structs.replace(theirs, storage=storage, offset=offset)
+            place = _place(tensor)
+            if place not in self._places or (id_ in self.recorded.named):
+                self._places[place] = len(self.tensors)
+                self.tensors.append(tensor)
+            self._ids[id_] = self._places[place]
+            if id_ in self.recorded.named:
+                self.named[self._ids[id_]] = self.recorded.named[id_]
+        return self._ids[id_]
+
+    def _storage(self, theirs: Tensor) -> tuple[int, int]:
+        """Where a tensor's memory is here, entered where it is new."""
+        handed = self._handed.get(theirs.storage, [])
+        if handed:
+            base = self.recorded.tensors[handed[0]]
+            if len(handed) > 1 or _extent(base) != _extent(theirs) or base.dtype != theirs.dtype:
+                raise CaptureError("the step uses another view of a result behind an update; use the front end 'aten'")
+            mine = self.tensors[self._ids[handed[0]]]
+            return mine.storage, (mine.offset - base.offset) * _element_bytes(base)
+        if theirs.storage not in self._storages:
+            self.storages.append(self.recorded.storages[theirs.storage])
+            self._storages[theirs.storage] = (len(self.storages) - 1, 0)
+        return self._storages[theirs.storage]
+
+    def op(self, op: Op) -> Op:
+        """A recorded op on the tensors here."""
+        mentioned = {*tensor_refs([*op.args, *op.kwargs.values()]), *op.reads, *op.writes}
+        mentioned |= {id_ for id_ in op.outputs if id_ is not None}
+        ids = {id_: self.tensor(id_) for id_ in sorted(mentioned)}
+        return msgspec.structs.replace(
+            op,
+            args=tuple(renumbered(value, ids) for value in op.args),
+            kwargs={key: renumbered(value, ids) for key, value in op.kwargs.items()},
+            outputs=tuple(None if id_ is None else ids[id_] for id_ in op.outputs),
+            reads=tuple(dict.fromkeys(ids[id_] for id_ in op.reads)),
+            writes=tuple(dict.fromkeys(ids[id_] for id_ in op.writes)),
+        )
+
+    def check_apart(self, gradients: Sequence[int]) -> None:
+        """Raise `CaptureError` where two gradients are one memory: the user changes each of them in place."""
+        theirs = {self.recorded.tensors[id_].storage for id_ in self.recorded.gradients}
+        if len({self.tensors[index].storage for index in gradients}) < len(theirs):
+            raise CaptureError("Inductor returns two gradients in one memory; use the front end 'aten'")
+
+
+def _place(tensor: Tensor) -> Shape:
+    return tensor.storage, tensor.shape, tensor.stride, tensor.offset, tensor.dtype
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Strides of the dimensions in which a tensor has several elements."""
+    return (
+        [step for size, step in zip(tensor.shape, tensor.stride, strict=True) if size > 1] if prod(tensor.shape) else []
+    )
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """First and last element of a tensor in its storage."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride, strict=True))
+    return tensor.offset, tensor.offset + last
+
+
+def _element_bytes(tensor: Tensor) -> int:
+    return int(getattr(torch, tensor.dtype).itemsize)
+
+
+def _with_own_names(ops: Sequence[Op]) -> list[Op]:
+    """The ops with a name each."""
+    seen: dict[str, int] = {}
+    named = []
+    for op in ops:
+        count = seen.get(op.name, 0)
+        seen[op.name] = count + 1
+        named.append(msgspec.structs.replace(op, name=f"{op.name}_again{count}") if count else op)
+    return named

@@ -1,0 +1,66 @@
+"""The captured step a second time, as the kernels that Inductor makes of it, on the same tensors of the user's."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+
+from gpusim.errors import CaptureError
+from gpusim.gpu.capture.rebuild import bare_trace
+from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.inductor.own_step import own_step
+from gpusim.gpu.inductor.versions import require_supported
+from gpusim.gpu.optimize.captured import Captured, Computed, Returned
+
+#: Kernels of Inductor's load and store so many bytes at once where the memory begins at a multiple of it.
+ALIGNED_BYTES = 16
+
+
+def fused(step: UserStep, captured: Captured) -> Captured:
+    """The step as Inductor's kernels. Its outputs, gradients and states are where those of `captured` are.
+
+    Raises `GpusimError` where Inductor, or gpusim, cannot do it.
+    """
+    require_supported()
+    graph, recorded = captured.graph, captured.recorded
+    assert graph is not None
+    _check_aligned(captured)
+    device = step.device
+    with warnings.catch_warnings(), torch.autocast(device.type, enabled=False), torch.no_grad():
+        warnings.simplefilter("ignore")  # Inductor's advice is for who compiles
+        made = own_step(graph, recorded, captured.options.mode == "train")
+        options = replace(captured.options, frontend="inductor")
+        trace = bare_trace(options, step, made, graph.fixed, own=True)
+        theirs = {name: index for index, name in recorded.named.items()}
+        live = {index: captured.live[theirs[name]] for index, name in made.named.items()}
+        pristine = {index: captured.pristine[theirs[name]] for index, name in made.named.items()}
+        results = dict(zip(recorded.gradients, made.gradients, strict=True))
+        pairs = zip(recorded.returned, made.returned, strict=True)
+        returned = {their: mine for their, mine in pairs if their is not None and mine is not None}
+        leaves = (
+            replace(leaf, tensor=returned[leaf.tensor]) if isinstance(leaf, Computed) else leaf
+            for leaf in captured.returned.leaves
+        )
+        found = replace(
+            captured,
+            trace=trace,
+            recorded=replace(made, initial={}),
+            live=live | made.initial,
+            returned=Returned(captured.returned.spec, tuple(leaves)),
+            gradients={results[index]: parameter for index, parameter in captured.gradients.items()},
+            pristine=pristine | {index: tensor.clone() for index, tensor in made.initial.items()},
+            graph=None,
+        )
+        assert found.functions is not None  # compiles them
+    return found
+
+
+def _check_aligned(captured: Captured) -> None:
+    """Raise `CaptureError` for memory of the user's that begins where no kernel of Inductor's expects it."""
+    for index, tensor in captured.live.items():
+        begin = tensor.untyped_storage().data_ptr()
+        if tensor.device.type == "cuda" and begin % ALIGNED_BYTES:
+            name = captured.trace.tensors[index].name
+            raise CaptureError(f"the memory of '{name}' does not begin at a multiple of {ALIGNED_BYTES} bytes")
