@@ -163,13 +163,13 @@ def test_a_block_of_a_transformer_in_training() -> None:
 
 
 def test_attention_that_drops_out_is_right_whoever_runs_it() -> None:
-    """On the CPU torch 2.13 writes this one in a wrong order, which the seam refuses."""
+    """Inductor strides what is dropped out otherwise, and the numbers drawn fall on other elements: it is left out."""
     torch.manual_seed(0)
     model = Block(0.2)
     other = copy.deepcopy(model)
     data = [torch.randint(0, 11, (2, 7)) for _ in range(3)]
     step = fast(model, data[0], budget_s=choose.KERNELS_FROM_S)
-    assert step.gain.frontend == "inductor" or "on the wrong side of its change" in step.gain.without
+    assert step.gain.frontend == "inductor" or "away from eager's" in step.gain.without
     for number, tokens in enumerate(data):
         torch.manual_seed(number)
         found = step(tokens)
