@@ -17,6 +17,7 @@ from gpusim.errors import CaptureError, GpusimError, OptionError, ReplayError, S
 from gpusim.formats.trace import Mode, Trace
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.device import precision
 from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
 from gpusim.gpu.optimize.captured import Captured, capture_bound
@@ -278,6 +279,7 @@ class StepMaker:
                             second.restore,
                             captured.options.dtype,
                             lambda: noise_of_step(captured, self.executor.device),
+                            lambda: _without_tf32(step.run),
                         )
                     except ReplayError as cause:
                         problem = problem or cause
@@ -286,6 +288,11 @@ class StepMaker:
             return Checked(variant, candidate, checked.worst)
         assert problem is not None
         raise problem
+
+
+def _without_tf32(run: Callable[[], Any]) -> Any:
+    with precision("fp32"):
+        return run()
 
 
 class restored:  # noqa: N801  (a context manager)

@@ -15,6 +15,7 @@ from gpusim.gpu.optimize import dynamo
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import capture_bound
 from gpusim.gpu.optimize.choose import Wanted
+from gpusim.gpu.optimize.fused import fused
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
 from gpusim.gpu.optimize.optimizers import Rates
 from gpusim.gpu.optimize.steps import Given
@@ -108,6 +109,71 @@ def test_the_second_start_searches_nothing() -> None:
     x = batches(1, device="cuda")[0][0]
     fast(net().cuda().eval(), x, executor=CudaExecutor())
     assert fast(net().cuda().eval(), x, executor=CudaExecutor()).gain.decided_by == "what was found before"
+
+
+INDUCTOR = {"frontends": ("inductor",)}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_many_steps_of_inductors_kernels_are_those_of_eager(name: str) -> None:
+    both = Twins(OPTIMIZERS[name], 0.0, "cuda", executor=CudaExecutor(), **INDUCTOR)
+    assert both.fast.gain.frontend == "inductor"
+    both.train(batches(8, device="cuda"))
+    both.check()
+
+
+def test_dropout_of_inductors_kernels_differs_from_step_to_step() -> None:
+    model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), nn.ReLU()).cuda()
+    x = torch.ones(4, 6, device="cuda")
+    step = fast(model, x, executor=CudaExecutor(), **INDUCTOR)
+    assert step.gain.frontend == "inductor"
+    torch.manual_seed(0)
+    first, second = step(x), step(x)
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    assert torch.equal(step(x), first)
+
+
+@pytest.mark.parametrize("frontend", ["aten", "inductor"])
+def test_a_later_torch_compile_takes_nothing_away(frontend: Any) -> None:
+    """Recording its graphs, torch lets go of the workspaces of cuBLAS; their memory then is anybody's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4096, 256), nn.GELU(), nn.Linear(256, 4096)) for _ in range(4)))
+    model = model.cuda().eval()
+    x = torch.randn(8, 4096, device="cuda")
+    step = fast(model, x, executor=CudaExecutor(), frontends=(frontend,))
+    assert step.gain.frontend == frontend
+    wanted = step(x)
+    compiled = torch.compile(model, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(3):
+            close(compiled(x).clone(), wanted)
+    others = [torch.full((1 << 20,), float(number), device="cuda") for number in range(256)]
+    for _ in range(3):
+        assert torch.equal(step(x), wanted)
+    for number, tensor in enumerate(others):
+        assert bool((tensor == number).all())
+    torch._dynamo.reset()
+    assert torch.equal(step(x), wanted)
+
+
+def test_random_schedules_of_inductors_kernels_in_a_poisoned_arena_compute_the_same() -> None:
+    executor = CudaExecutor(poison=True)
+    torch.manual_seed(0)
+    model = Branches().cuda().eval()
+    data = [image(8).cuda() for _ in range(3)]
+    given = Given(model, None, None)
+    step = given.step((data[0].clone(),), {}, executor.device)
+    inputs = [tensor for _, tensor in step.named.values()]
+    captured = fused(step, capture_bound(step, Rates([], executor.device), given.options(step, 0), inputs))
+    trace = executor.measured(captured, 0, False, lambda _: None)
+    graph = OpGraph.build(trace, executor.hardware()[0])
+    for number in range(20):
+        ready = executor.prepare(captured, trace, random_schedule(graph, number, 0))
+        variant = Variant(captured, Rates([], executor.device), ready)
+        with torch.no_grad():
+            for x in data:
+                close(variant.run([x]), model(x))
 
 
 def test_the_backend_trains_as_eager_does(monkeypatch: pytest.MonkeyPatch) -> None:

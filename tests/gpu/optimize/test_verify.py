@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from gpusim.gpu.optimize.verify import apart
+from gpusim.errors import ReplayError
+from gpusim.formats.trace import Dtype
+from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.optimize.verify import apart, verify
 
 NAN, INF = math.nan, math.inf
 
@@ -35,3 +39,23 @@ def test_what_is_not_finite_is_infinitely_far_away(wrong: list[float]) -> None:
 @pytest.mark.parametrize("same", [[NAN, 4.0], [INF, 4.0], [-INF, NAN]])
 def test_the_same_infinities_and_nans_are_no_difference(same: list[float]) -> None:
     assert distance(same, same) == 0.0
+
+
+def verified(dtype: Dtype, found: float) -> float:
+    """A step that computes 1.2 with rounded products, and 1.0 with exact ones."""
+
+    def result(number: float) -> Any:
+        return lambda: torch.tensor([number])
+
+    step = UserStep("step", [(None, lambda _: None)], torch.device("cpu"))
+    checked = verify(step, result(1.2), result(found), lambda: None, dtype, dict, result(1.0))
+    return checked.worst
+
+
+def test_with_tf32_a_step_may_be_twice_as_far_from_fp32_as_eager_is() -> None:
+    assert verified("tf32", 0.7) == pytest.approx(0.5 / 1.2)
+    assert verified("tf32", 1.21) == pytest.approx(0.01 / 1.2)
+    with pytest.raises(ReplayError, match=r"the outputs are 0\.67 away"):
+        verified("tf32", 0.4)
+    with pytest.raises(ReplayError, match=r"the outputs are 0\.42 away"):
+        verified("fp32", 0.7)
