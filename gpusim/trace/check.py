@@ -162,7 +162,10 @@ def _plainly_right(op: Op, known: bytearray) -> bool:
     for tensor in op.writes:
         if tensor >= n_tensors:
             return False
-    return all(result is None or 0 <= result < n_tensors for result in op.outputs)
+    for result in op.outputs:  # a loop: all() would make a generator for each op
+        if result is not None and not 0 <= result < n_tensors:
+            return False
+    return True
 
 
 def _check_arguments(op: Op, n_tensors: int, file: str, place: str) -> None:

@@ -28,7 +28,7 @@ def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
     last_random = nobody
     result: list[tuple[int, ...]] = []
     for index, op in enumerate(trace.ops):
-        needed = {maker[tensor] for tensor in handles(op)}
+        needed = set(map(maker.__getitem__, handles(op)))
         if op.after:
             needed.update(edge.op for edge in op.after)
         for tensor in op.reads:

@@ -26,9 +26,8 @@ def spread_views(graph: OpGraph, order: Sequence[int], streams: dict[int, int]) 
         while todo:
             current = todo[-1]
             near = graph.preds[current]
-            missing = [before for before in near if not known[before]]
-            if missing:
-                todo.extend(missing)
+            if not all(map(known.__getitem__, near)):
+                todo.extend(before for before in near if not known[before])
                 continue
             todo.pop()
             if not done[current]:
