@@ -30,7 +30,7 @@ def kernel_tasks(trace: Trace, hardware: HardwareModel, scale: float = 1.0) -> t
     Raises `LimitError`, naming op and kernel, where a kernel breaks a limit of the GPU.
     """
     maker = _TaskMaker.of(trace, hardware, scale)
-    return tuple([maker.tasks(index, op.kernels, f"$.ops[{index}]") for index, op in enumerate(trace.ops)])
+    return tuple([maker.tasks(index, op, op.kernels) for index, op in enumerate(trace.ops)])
 
 
 def variant_tasks(
@@ -39,10 +39,7 @@ def variant_tasks(
     """For each op the tasks of each of its variants, as `kernel_tasks` gives those of the captured kernels."""
     maker = _TaskMaker.of(trace, hardware, scale)
     return tuple(
-        tuple(
-            maker.tasks(index, variant.kernels, f"$.ops[{index}].variants[{number}]")
-            for number, variant in enumerate(op.variants)
-        )
+        tuple(maker.tasks(index, op, variant.kernels, number) for number, variant in enumerate(op.variants))
         for index, op in enumerate(trace.ops)
     )
 
@@ -113,10 +110,10 @@ class _TaskMaker:
     def of(cls, trace: Trace, hardware: HardwareModel, scale: float) -> _TaskMaker:
         return cls(trace, tensor_bytes(trace), hardware, Fits(hardware), _scaling(trace, hardware), scale)
 
-    def tasks(self, index: int, kernels: Sequence[Kernel], where: str) -> tuple[Task, ...]:
-        """The tasks of an op with these kernels, which stand there in the trace."""
-        op, hardware, scaling = self.trace.ops[index], self.hardware, self.scaling
-        total_ns = sum([kernel.dur_ns for kernel in kernels]) or 1
+    def tasks(self, index: int, op: Op, kernels: Sequence[Kernel], variant: int | None = None) -> tuple[Task, ...]:
+        """The tasks of an op with these kernels, its own or those of a variant."""
+        hardware, scaling = self.hardware, self.scaling
+        total_ns = (kernels[0].dur_ns if len(kernels) == 1 else sum([kernel.dur_ns for kernel in kernels])) or 1
         moved_bytes = op_moved_bytes(self.sizes, op)
         op_bytes = missed_bytes(hardware.memory if scaling is None else scaling.source.memory, moved_bytes)
         more_bytes = max(0, missed_bytes(hardware.memory, moved_bytes) - op_bytes) if scaling is not None else 0
@@ -131,6 +128,7 @@ class _TaskMaker:
             try:
                 fit = self.fits.of(kernel)
             except LimitError as cause:
+                where = f"$.ops[{index}]" if variant is None else f"$.ops[{index}].variants[{variant}]"
                 raise LimitError(f"{where}.kernels[{number}]: {cause} on '{hardware.name}'") from cause
             tasks.append(
                 Task(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -78,15 +79,15 @@ class OpBuffers(NamedTuple):
         kept = kept_storages(trace)
         is_kept = np.zeros(len(trace.storages), np.bool_)
         is_kept[list(kept)] = True
-        storage_of = np.fromiter((tensor.storage for tensor in trace.tensors), np.int64, len(trace.tensors))
+        storage_of = np.fromiter(map(attrgetter("storage"), trace.tensors), np.int64, len(trace.tensors))
         uses = []
-        for touched in ([op.reads for op in trace.ops], [op.writes for op in trace.ops]):
+        for touched in (list(map(attrgetter(name), trace.ops)) for name in ("reads", "writes")):
             counts = np.fromiter(map(len, touched), np.int64, ops)
             storages = storage_of[np.fromiter(chain.from_iterable(touched), np.int64, int(counts.sum()))]
             by = np.repeat(doer, counts)
             counted = works[by] & ~is_kept[storages]
             uses.append(by[counted] * len(trace.storages) + storages[counted])
-        use = np.sort(np.concatenate(uses))
+        use = np.sort(np.concatenate(uses), kind="stable")  # both are nearly sorted
         use = use[np.append(np.ones(min(1, len(use)), np.bool_), use[1:] != use[:-1])]  # each once
         by, storages = np.divmod(use, len(trace.storages))
         is_used = np.zeros(len(trace.storages), np.bool_)
@@ -94,7 +95,7 @@ class OpBuffers(NamedTuple):
         return cls(
             np.searchsorted(by, np.arange(ops + 1)),
             (np.cumsum(is_used) - 1)[storages],
-            [trace.storages[storage].bytes for storage in np.flatnonzero(is_used)],
+            [trace.storages[storage].bytes for storage in np.flatnonzero(is_used).tolist()],
             sum(trace.storages[storage].bytes for storage in kept),
         )
 
