@@ -188,7 +188,8 @@ def _depend(ops: Records, graph: OpGraph) -> tuple[Indices, Indices]:
     n_preds[works] = np.fromiter(map(len, graph.work_preds.values()), np.int32, len(works))
     preds = np.fromiter(chain.from_iterable(graph.work_preds.values()), np.int32, int(n_preds.sum()))
     succs = np.repeat(np.arange(len(ops), dtype=np.int32), n_preds)[np.argsort(preds, kind="stable")]
-    for name, counts in (("pred", n_preds), ("succ", np.bincount(preds, minlength=len(ops)))):
+    n_succs = np.bincount(preds, minlength=len(ops)).astype(np.int32)
+    for name, counts in (("pred", n_preds), ("succ", n_succs)):
         ops[f"n_{name}s"] = counts
         ops[f"first_{name}"] = np.cumsum(counts) - counts
     return preds, succs

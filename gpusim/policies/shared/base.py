@@ -22,7 +22,9 @@ def spread_views(graph: OpGraph, order: Sequence[int], streams: dict[int, int]) 
     known = bytearray(map(bool, graph.tasks))  # whether nothing is to be placed before what looks at it
     stream_of = [0] * len(graph)
     for op in chain(order, range(len(graph))):
-        todo = [] if done[op] else [op]
+        if done[op]:
+            continue
+        todo = [op]
         while todo:
             current = todo[-1]
             near = graph.preds[current]
