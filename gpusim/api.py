@@ -109,7 +109,7 @@ def explore(
     step without data dependencies.
     """
     from gpusim.analysis.as_imported import check_searchable
-    from gpusim.search.explore import check_policy
+    from gpusim.search.by_name import check_policy
     from gpusim.search.explore import explore as run
     from gpusim.search.variants import parse_splits
 
@@ -428,7 +428,7 @@ def check_seed(seed: object) -> int:
 
 def check_schedule_arguments(schedule: object, streams: object) -> int:
     """Refuse an unknown policy or a number of streams out of its range before long work; gives that number."""
-    from gpusim.search.explore import check_policy
+    from gpusim.search.by_name import check_policy
 
     count = check_streams(streams)
     if is_policy(schedule):
@@ -487,7 +487,7 @@ def resolve_schedule(
     """
     from gpusim.plan.schedule import Schedule as ScheduleValue
     from gpusim.plan.schedule import read_schedule
-    from gpusim.search.explore import schedule_of
+    from gpusim.search.by_name import schedule_of
 
     step = as_step(step)
     streams = check_schedule_arguments(schedule, streams)

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from gpusim.bounds.bounds import Bounds, bounds
-from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_SEED, DEFAULT_STREAMS, RECOMMENDED
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_SEED, DEFAULT_STREAMS
 from gpusim.engine.base import Timeline
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.errors import OptionError, UnknownNameError
+from gpusim.errors import OptionError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Trace
@@ -24,7 +24,7 @@ from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule, check_streams, write_schedule
-from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
+from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.policies.shared.list_scheduling import FastLists
 from gpusim.search.budget import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
 from gpusim.search.variants import PartitionsTried, VariantsTried, tried_variants
@@ -255,29 +255,6 @@ def explore(
         memory_limit_bytes=memory_limit_bytes,
         left_out=tuple(left_out),
     )
-
-
-def check_policy(name: str) -> None:
-    """Raises `UnknownNameError` where `name` is no policy and not `RECOMMENDED`."""
-    if name != RECOMMENDED and name not in POLICIES:
-        raise UnknownNameError("policy", name, (*POLICIES, RECOMMENDED))
-
-
-def schedule_of(
-    graph: OpGraph,
-    policy: str,
-    streams: int = DEFAULT_STREAMS,
-    report: Report = lambda stage, share, best_ns: None,
-) -> Schedule:
-    """The schedule of a policy on up to `streams` streams.
-
-    `RECOMMENDED` explores the step as `explore` does by default, and gives the recommended one under its own name.
-    Raises `UnknownNameError` for the policy and `OptionError` for the number of streams.
-    """
-    check_streams(streams)
-    if policy != RECOMMENDED:
-        return policy_by_name(policy)(graph, streams)
-    return explore(graph, streams=streams, report=report).schedule
 
 
 @dataclass(frozen=True, slots=True)
