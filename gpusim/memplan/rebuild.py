@@ -22,67 +22,75 @@ class Chain:
         return Redo(before, self.ops, tuple(sorted(self.storages)))
 
 
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """When saved storages are used, by the places of ops in a launch order."""
+
+    first: dict[int, int]
+    """Storage -> the op that needs it first after the forward pass."""
+    last: dict[int, int]
+    """Storage -> the place of its last use."""
+
+    @classmethod
+    def of(cls, storages: Storages, place: Sequence[int]) -> Uses:
+        """For the place of each op."""
+        turn = storages.first_backward
+        return cls(
+            first={
+                s: min((op for op in storages.users[s] if op >= turn), key=place.__getitem__) for s in storages.saved
+            },
+            last={s: max(place[op] for op in storages.users[s]) for s in storages.saved},
+        )
+
+
 def chain(storages: Storages, wanted: Iterable[int], available: Callable[[int], bool]) -> Chain | None:
     """The fewest ops that bring back the storages `wanted` from those `available`; None where nothing does.
 
     Nothing does where an op on the way may not run again, or where an available storage has been overwritten since.
+    What is wanted counts as not available.
     """
     ops: set[int] = set()
     built: set[int] = set()
+    changed: set[int] = set()
     todo = list(wanted)
-    turn = storages.first_backward
     while todo:
         storage = todo.pop()
         if storage in built:
             continue
         built.add(storage)
-        writers = [op for op in storages.writers[storage] if op < turn]
-        if not writers or storage in storages.initial:
+        recipe = storages.recipes[storage]
+        if recipe is None:
             return None
-        for op in writers:
-            if op in ops:
+        ops.update(recipe.ops)
+        changed |= recipe.changed
+        for source, unchanged in recipe.sources:
+            if source in built:
                 continue
-            if not storages.may_run_again[op]:
+            if not available(source):
+                todo.append(source)
+            elif not unchanged:
                 return None
-            ops.add(op)
-            for each in storages.inputs[op] - built:
-                if each in storages.initial or available(each):
-                    if not _unchanged_since(storages, op, each):
-                        return None
-                else:
-                    todo.append(each)
-    for op in ops:  # what is changed in place must be brought back itself
-        if storages.writes[op] - frozenset(storages.makes[op]) - storages.states[op] - built:
-            return None
+    if not changed <= built:  # what is changed in place must be brought back itself
+        return None
     return Chain(tuple(sorted(ops)), frozenset(built))
 
 
-def _forward(storages: Storages, storage: int) -> list[int]:
-    return [op for op in storages.writers[storage] if op < storages.first_backward]
-
-
-def _unchanged_since(storages: Storages, op: int, storage: int) -> bool:
-    """Whether a storage has at the end of the forward pass the value that an op of it has read."""
-    writers = _forward(storages, storage)
-    return storages.version_read[op].get(storage, -1) == (writers[-1] if writers else -1)
-
-
-def grouped_redos(storages: Storages, dropped: Iterable[int], place: Sequence[int]) -> tuple[Redo, ...] | None:
+def grouped_redos(
+    storages: Storages, dropped: Iterable[int], place: Sequence[int], uses: Uses
+) -> tuple[Redo, ...] | None:
     """Recomputation of the storages `dropped`, each op at most once where its results are still wanted.
 
     The storage that is needed first brings what lies on its way, and that stays until it has been used. `place` has the
     place of each op in the launch order. None where one of them cannot be computed again.
     """
     wanted = frozenset(dropped)
-    turn = storages.first_backward
-    last = {s: max(place[op] for op in storages.users[s]) for s in storages.saved}
-    first_op = {s: min((op for op in storages.users[s] if op >= turn), key=place.__getitem__) for s in wanted}
+    first, last = uses.first, uses.last
     brought: set[int] = set()
     redos: list[Redo] = []
-    for storage in sorted(wanted, key=lambda s: (place[first_op[s]], s)):
+    for storage in sorted(wanted, key=lambda s: (place[first[s]], s)):
         if storage in brought:
             continue
-        before = first_op[storage]
+        before = first[storage]
         again = chain(storages, (storage,), partial(_there, last, place[before], wanted, brought))
         if again is None:
             return None
@@ -96,20 +104,18 @@ def _there(last: Mapping[int, int], now: int, wanted: Container[int], brought: C
     return last.get(storage, -1) >= now and (storage not in wanted or storage in brought)
 
 
-def separate_redos(storages: Storages, dropped: Iterable[int], gone: Iterable[int]) -> tuple[Redo, ...]:
+def separate_redos(storages: Storages, dropped: Iterable[int], gone: Iterable[int], uses: Uses) -> tuple[Redo, ...]:
     """Recomputation of the storages `dropped`, each by itself where it is first needed, from what is not `gone`.
 
     What lies on the way is let go at once, so that least memory is in use, and computed again for the next. What cannot
-    be computed again stays.
+    be computed again stays. `uses` are those of the recorded order.
     """
-    turn = storages.first_backward
     absent = frozenset(gone)
-    first = {s: min(op for op in storages.users[s] if op >= turn) for s in dropped}
+    first, last = uses.first, uses.last
     redos: list[Redo] = []
-    for storage in sorted(first, key=lambda s: (first[s], s)):
+    for storage in sorted(set(dropped), key=lambda s: (first[s], s)):
         before = first[storage]
-        there = {s for s in storages.saved if s not in absent and storages.users[s][-1] >= before}
-        again = chain(storages, (storage,), there.__contains__)
+        again = chain(storages, (storage,), partial(_there, last, before, absent, ()))
         if again is not None:
             redos.append(again.redo(before))
     return tuple(redos)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator
@@ -36,8 +36,8 @@ from gpusim.memplan.policies.checkpoint import cuts, segmented
 from gpusim.memplan.policies.layrub import weights_first
 from gpusim.memplan.profile import Profile
 from gpusim.memplan.program import program_of
-from gpusim.memplan.rebuild import grouped_redos, separate_redos
-from gpusim.memplan.times import OpTimes, Room, first_needs, last_forward_places, place_copies
+from gpusim.memplan.rebuild import Uses, grouped_redos, separate_redos
+from gpusim.memplan.times import CopiesOut, OpTimes, Room, first_needs, last_forward_places, place_copies
 from gpusim.units import format_bytes
 
 #: Storages smaller than this share of all that is saved stay: an action for each would cost more than it brings.
@@ -54,6 +54,8 @@ CORRECTIONS = 6
 LEAST_TRIED = 6
 #: Share of the budget that the placing of copies leaves, for what the estimate does not see.
 SLACK = 0.005
+#: Choices whose recomputation is remembered: a bisection comes back to those that it has seen last.
+RECENT = 16
 #: Stands for the peak of what cannot be.
 NO_PLAN_BYTES = 1 << 62
 
@@ -90,9 +92,11 @@ class LeastTime:
         self.order = weights_first(self.storages)
         self.times = OpTimes.of(setting.graph, self.order)
         self.link = setting.link
+        self.uses = Uses.of(self.storages, self.times.place)
         self.profile = Profile(self.storages, self.times)
-        self._redos: dict[tuple[tuple[int, ...], bool], tuple[Redo, ...] | None] = {}
-        self._times_ns: dict[_Planned, int] = {}
+        self.redos = lru_cache(maxsize=RECENT)(self._redos_of)
+        self._floors: dict[_Choice, int] = {}
+        self._times_ns: dict[MemoryPlan, int] = {}
         self._orders: dict[tuple[tuple[int, ...], float], list[int]] = {}
         self._moved: dict[float, tuple[int, ...]] = {}
         self._msps: dict[tuple[int, ...], list[int]] = {}
@@ -125,12 +129,13 @@ class LeastTime:
         size, limit = self.storages.bytes, self.setting.pinned_bytes
         turn_ns = self.times.start_ns[self.times.place[min(self.storages.first_backward, len(self.order) - 1)]]
         last = last_forward_places(self.storages, self.times, self.actionable)
+        copies = CopiesOut(self.times, self.link)
         chosen: list[int] = []
         pinned = 0
         for storage in sorted(self.actionable, key=lambda s: (-self.density(s), last[s])):
             if limit is not None and pinned + size[storage] > limit:
                 continue
-            if self._copies_end_ns([*chosen, storage], last) <= share * turn_ns:
+            if copies.add((last[storage], storage), size[storage], share * turn_ns):
                 chosen.append(storage)
                 pinned += size[storage]
         return tuple(sorted(chosen))
@@ -145,12 +150,6 @@ class LeastTime:
                 break
             chosen.append(storage)
         return chosen
-
-    def _copies_end_ns(self, chosen: Sequence[int], last: dict[int, int]) -> float:
-        now = 0.0
-        for storage in sorted(chosen, key=lambda s: (last[s], s)):
-            now = max(now, self.times.end_ns[last[storage]]) + self.link.out_ns(self.storages.bytes[storage])
-        return now
 
     @cached_property
     def sources(self) -> dict[int, tuple[int, ...]]:
@@ -221,19 +220,15 @@ class LeastTime:
             self._msps[moved] = [s for s in by_msps(self.setting, moved) if s in among]
         return self._msps[moved]
 
-    def redos(self, choice: _Choice) -> tuple[Redo, ...] | None:
+    def _redos_of(self, again: tuple[int, ...], apart: bool) -> tuple[Redo, ...] | None:
         """Recomputation of a choice; None where it cannot be."""
-        key = (choice.again, choice.apart)
-        if key not in self._redos:
-            if choice.apart:
-                self._redos[key] = separate_redos(self.storages, choice.again, choice.again)
-            else:
-                self._redos[key] = grouped_redos(self.storages, choice.again, self.times.place)
-        return self._redos[key]
+        if apart:
+            return separate_redos(self.storages, again, again, self.setting.uses)
+        return grouped_redos(self.storages, again, self.times.place, self.uses)
 
     def plan(self, choice: _Choice, budget_bytes: int) -> MemoryPlan | None:
         """The plan of a choice; None where its recomputations cannot be. Ops wait for copies as the budget asks."""
-        redos = self.redos(choice)
+        redos = self.redos(choice.again, choice.apart)
         if redos is None:
             return None
         offloads: tuple[Offload, ...] = ()
@@ -247,11 +242,13 @@ class LeastTime:
 
     def floor_bytes(self, choice: _Choice) -> int:
         """About the least peak of a choice, where ops wait for copies whenever memory asks for it."""
-        redos = self.redos(choice)
-        if redos is None:
-            return NO_PLAN_BYTES
-        needs = first_needs(self.storages, self.times, choice.moved, redos)
-        return int(self.profile.level_bytes(self._last_forward, needs, redos).max(initial=0))
+        if choice not in self._floors:
+            redos = self.redos(choice.again, choice.apart)
+            if redos is None:
+                return NO_PLAN_BYTES
+            needs = first_needs(self.storages, self.times, choice.moved, redos)
+            self._floors[choice] = int(self.profile.level_bytes(self._last_forward, needs, redos).max(initial=0))
+        return self._floors[choice]
 
     @cached_property
     def _last_forward(self) -> dict[int, int]:
@@ -349,10 +346,10 @@ class LeastTime:
 
     def time_ns(self, planned: _Planned) -> int:
         """Simulated step time."""
-        if planned not in self._times_ns:
+        if planned.plan not in self._times_ns:
             program = program_of(self.storages, planned.plan)
-            self._times_ns[planned] = self.evaluator.time(program).makespan_ns
-        return self._times_ns[planned]
+            self._times_ns[planned.plan] = self.evaluator.time(program).makespan_ns
+        return self._times_ns[planned.plan]
 
     def _trimmed(self, best: _Planned, budget_bytes: int) -> _Planned:
         """The plan without recomputations that the budget does not need, the dearest first."""

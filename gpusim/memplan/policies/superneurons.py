@@ -72,9 +72,9 @@ def cost_aware(setting: Setting, dropped: list[int]) -> tuple[Redo, ...]:
     redos: list[Redo] = []
     for segment in segments.values():
         if sum(storages.bytes[s] for s in segment) <= l_peak:
-            redos += grouped_redos(storages, segment, recorded) or ()
+            redos += grouped_redos(storages, segment, recorded, setting.uses) or ()
         else:
-            redos += separate_redos(storages, segment, dropped)
+            redos += separate_redos(storages, segment, dropped, setting.uses)
     return tuple(redos)
 
 
