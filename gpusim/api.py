@@ -241,8 +241,8 @@ def memory(
             synchronous=synchronous,
             report=progress or ignore,
         )
-    if budget is not None and comparison.best is None and (problem := comparison.shortfall(budget)):
-        raise OptionError(problem, argument="memory_limit", value=format_bytes(budget))
+    if budget is not None and comparison.shortfall:
+        raise OptionError(comparison.shortfall, argument="memory_limit", value=format_bytes(budget))
     return comparison
 
 

@@ -21,9 +21,9 @@ It is a heuristic: another plan may be faster. Its step time is what the engine 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator
@@ -96,6 +96,7 @@ class LeastTime:
         self.profile = Profile(self.storages, self.times)
         self.redos = lru_cache(maxsize=RECENT)(self._redos_of)
         self._floors: dict[_Choice, int] = {}
+        self._planned: dict[tuple[_Choice, int], _Planned] = {}
         self._times_ns: dict[MemoryPlan, int] = {}
         self._orders: dict[tuple[tuple[int, ...], float], list[int]] = {}
         self._moved: dict[float, tuple[int, ...]] = {}
@@ -254,45 +255,55 @@ class LeastTime:
     def _last_forward(self) -> dict[int, int]:
         return last_forward_places(self.storages, self.times, self.storages.saved)
 
-    def fewest(self, choices: Sequence[_Choice], budget_bytes: int) -> _Planned | None:
-        """The first of ever more actions that keeps the budget, and its plan; None where none is found.
+    def fewest(
+        self, storages: Sequence[int], choose: Callable[[tuple[int, ...]], _Choice], budget_bytes: int
+    ) -> Iterator[_Planned]:
+        """The choice with the fewest of these storages, in their order, that keeps the budget; none where none does.
 
         Found by the quick estimate, which is then corrected by what the allocator says of its answer.
         """
         target = budget_bytes
         for _ in range(CORRECTIONS):
-            choice = self._first_by_estimate(choices, target)
+            choice = self._first_by_estimate(storages, choose, target)
             if choice is None:
-                return None
+                return
             planned = self.planned(choice, target)
             over = planned.peak_bytes - budget_bytes
             if over <= 0:
-                return planned
+                yield planned
+                return
             target -= max(2 * over, budget_bytes // 200)
-        return None
 
     def planned(self, choice: _Choice, budget_bytes: int) -> _Planned:
         """The plan of a choice that can be, with its peak by the allocator."""
-        plan = self.plan(choice, budget_bytes)
-        assert plan is not None
-        return _Planned(choice, budget_bytes, plan, self.setting.peak_bytes(plan))
+        key = (choice, budget_bytes)
+        if key not in self._planned:
+            plan = self.plan(choice, budget_bytes)
+            assert plan is not None
+            self._planned[key] = _Planned(choice, budget_bytes, plan, self.setting.peak_bytes(plan))
+        return self._planned[key]
 
-    def _first_by_estimate(self, choices: Sequence[_Choice], target: int) -> _Choice | None:
+    def _first_by_estimate(
+        self, storages: Sequence[int], choose: Callable[[tuple[int, ...]], _Choice], target: int
+    ) -> _Choice | None:
         """By bisection. Peaks fall with more actions until what comes back at once takes over; so a few are tried."""
-        low, last = 0, len(choices) - 1
-        if self.floor_bytes(choices[0]) <= target:
-            return choices[0]
-        tried = (last, *(round(last * share) for share in (0.9, 0.75, 0.5)))
-        high = next((n for n in tried if self.floor_bytes(choices[n]) <= target), None)
+
+        def keeps(count: int) -> bool:
+            return self.floor_bytes(choose(tuple(storages[:count]))) <= target
+
+        low, last = 0, len(storages)
+        if keeps(0):
+            return choose(())
+        high = next((n for n in (last, *(round(last * share) for share in (0.9, 0.75, 0.5))) if keeps(n)), None)
         if high is None:
             return None
         while high - low > 1:
             middle = (low + high) // 2
-            if self.floor_bytes(choices[middle]) <= target:
+            if keeps(middle):
                 high = middle
             else:
                 low = middle
-        return choices[high]
+        return choose(tuple(storages[:high]))
 
     def candidates(self, budget_bytes: int) -> Iterator[_Planned]:
         """The plans of rules 2 and 3 that keep the budget."""
@@ -302,38 +313,37 @@ class LeastTime:
                 continue
             for run_share in RUN_SHARES:
                 again = self.cheapest_first(moved, run_share * self._saved_bytes)
-                ever_more = [_Choice(moved, tuple(again[:n])) for n in range(len(again) + 1)]
-                fewest = self.fewest(ever_more, budget_bytes)
-                if fewest is not None:
-                    yield fewest
-            every = self.most_for_its_time(moved)
-            fewest = self.fewest(
-                [_Choice(moved, tuple(every[:n]), apart=True) for n in range(len(every) + 1)], budget_bytes
-            )
-            if fewest is not None:
-                yield fewest
+                yield from self.fewest(again, partial(_Choice, moved), budget_bytes)
+            yield from self.fewest(self.most_for_its_time(moved), partial(_Choice, moved, apart=True), budget_bytes)
         for run_share in RUN_SHARES:
-            let_go = tuple(self.cheapest_first((), run_share * self._saved_bytes))
+            let_go = dict.fromkeys(self.cheapest_first((), run_share * self._saved_bytes))
             rest = self._with_room([s for s in self.actionable if s not in let_go])  # the first have longest to move
-            fewest = self.fewest([_Choice(tuple(rest[:n]), let_go) for n in range(len(rest) + 1)], budget_bytes)
-            if fewest is not None:
-                yield fewest
+            yield from self.fewest(rest, partial(_Choice, again=tuple(let_go)), budget_bytes)
 
     def of_others(self, budget_bytes: int) -> Iterator[_Planned]:
         """Plans of Capuchin for this budget, and of checkpoints at every k-th cut, that keep it."""
         setting = replace(self.setting, budget_bytes=budget_bytes)
-        points = cuts(self.storages)
-        plans = [capuchin(setting)]
-        plans += [segmented(self.storages, points, k) for k in (2, 4, 8, 16, 32) if k <= len(points)]
-        for plan in plans:
-            within, _ = within_pinned(self.storages, plan, self.setting.pinned_bytes)
-            peak_bytes = self.setting.peak_bytes(within)
+        within, _ = within_pinned(self.storages, capuchin(setting), self.setting.pinned_bytes)
+        for plan, peak_bytes in [(within, self.setting.peak_bytes(within)), *self._segmented]:
             if peak_bytes <= budget_bytes:
-                yield _Planned(None, budget_bytes, within, peak_bytes)
+                yield _Planned(None, budget_bytes, plan, peak_bytes)
+
+    @cached_property
+    def _segmented(self) -> list[tuple[MemoryPlan, int]]:
+        """Checkpoints at every k-th cut, with the peak of each."""
+        points = cuts(self.storages)
+        plans = [segmented(self.storages, points, k) for k in (2, 4, 8, 16, 32) if k <= len(points)]
+        return [(plan, self.setting.peak_bytes(plan)) for plan in plans]
 
     @cached_property
     def _saved_bytes(self) -> int:
         return sum(self.storages.bytes[s] for s in self.storages.saved)
+
+    def plan_for(self, budget_bytes: int | None) -> MemoryPlan:
+        """The best plan within a budget; without one, half of what keeping all takes. Raises `PlanError`."""
+        if budget_bytes is None:
+            budget_bytes = max(self.setting.keep_all_bytes // 2, self.least_peak.peak_bytes)
+        return self.best(budget_bytes)
 
     def best(self, budget_bytes: int) -> MemoryPlan:
         """The plan of least predicted time within a budget. Raises `PlanError` where none of them keeps it."""
@@ -392,8 +402,4 @@ class LeastTime:
 
 def least_time(setting: Setting) -> MemoryPlan:
     """The fastest plan within the budget; without one, half of what keeping all takes."""
-    planner = LeastTime(setting)
-    budget = setting.budget_bytes
-    if budget is None:
-        budget = max(setting.budget_or_half, planner.least_peak.peak_bytes)
-    return planner.best(budget)
+    return LeastTime(setting).plan_for(setting.budget_bytes)
