@@ -34,6 +34,7 @@ from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.capuchin import by_msps, capuchin
 from gpusim.memplan.policies.checkpoint import cuts, segmented
 from gpusim.memplan.policies.layrub import weights_first
+from gpusim.memplan.policies.runs import Runs
 from gpusim.memplan.profile import Profile
 from gpusim.memplan.program import program_of
 from gpusim.memplan.rebuild import Uses, grouped_redos, separate_redos
@@ -173,46 +174,10 @@ class LeastTime:
         return self._orders[key]
 
     def _cheapest_first(self, moved: Sequence[int], run_bytes: float) -> list[int]:
-        size = self.storages.bytes
-        chosen: set[int] = set()
-        result: list[int] = []
-        users: dict[int, list[int]] = {}
         gone = frozenset(moved)
-
-        def brought_bytes(storage: int) -> int:
-            """Of a storage and all that is computed again for it."""
-            reached, todo = {storage}, [storage]
-            while todo:
-                for source in self.sources[todo.pop()]:
-                    if source in chosen and source not in reached:
-                        reached.add(source)
-                        todo.append(source)
-            return sum(size[s] for s in reached)
-
-        def furthest(storage: int) -> set[int]:
-            """Of those that are computed from a storage, the ones that no other is computed from."""
-            reached, todo, ends = {storage}, [storage], set()
-            while todo:
-                current = todo.pop()
-                further = [user for user in users.get(current, ()) if user in chosen]
-                if not further:
-                    ends.add(current)
-                for user in further:
-                    if user not in reached:
-                        reached.add(user)
-                        todo.append(user)
-            return ends
-
         rest = [s for s in self.actionable if s in self.sources and s not in gone]
-        for storage in sorted(rest, key=lambda s: (self.density(s), s)):
-            chosen.add(storage)
-            for source in self.sources[storage]:
-                users.setdefault(source, []).append(storage)
-            if all(brought_bytes(end) <= run_bytes for end in furthest(storage)):
-                result.append(storage)
-            else:
-                chosen.discard(storage)
-        return result
+        runs = Runs(self.sources, self.storages.bytes, run_bytes)
+        return [s for s in sorted(rest, key=lambda s: (self.density(s), s)) if runs.add(s)]
 
     def most_for_its_time(self, moved: tuple[int, ...]) -> list[int]:
         """What is computed again where each is computed for itself alone, by Capuchin's MSPS."""
