@@ -104,18 +104,85 @@ def _there(last: Mapping[int, int], now: int, wanted: Container[int], brought: C
     return last.get(storage, -1) >= now and (storage not in wanted or storage in brought)
 
 
-def separate_redos(storages: Storages, dropped: Iterable[int], gone: Iterable[int], uses: Uses) -> tuple[Redo, ...]:
-    """Recomputation of the storages `dropped`, each by itself where it is first needed, from what is not `gone`.
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """Recomputation of one storage, and for which choices it is the right one."""
 
-    What lies on the way is let go at once, so that least memory is in use, and computed again for the next. What cannot
-    be computed again stays. `uses` are those of the recorded order.
-    """
-    absent = frozenset(gone)
-    first, last = uses.first, uses.last
-    redos: list[Redo] = []
-    for storage in sorted(set(dropped), key=lambda s: (first[s], s)):
+    redo: Redo
+    let_go: tuple[int, ...]
+    """What it brings back only since it is gone."""
+    there: tuple[int, ...]
+    """What it is computed from."""
+    used_until: int
+    """The latest last use of what it brings back since nobody needs it any more."""
+
+
+class SeparateRedos:
+    """Recomputation of storages each by itself; what was found for other choices serves as far as it still holds."""
+
+    def __init__(self, storages: Storages, uses: Uses) -> None:
+        """`uses` are those of the recorded order."""
+        self._storages = storages
+        self._uses = uses
+        self._alone: dict[int, _Alone] = {}
+
+    def of(self, dropped: Iterable[int], gone: Iterable[int]) -> tuple[Redo, ...]:
+        """Recomputation of the storages `dropped`, each by itself where it is first needed, from what is not `gone`.
+
+        What lies on the way is let go at once, so that least memory is in use, and computed again for the next. What
+        cannot be computed again stays.
+        """
+        absent = frozenset(gone)
+        first = self._uses.first
+        right: dict[int, _Alone] = {}
+        for storage in sorted(set(dropped), key=lambda s: (first[s], s), reverse=True):  # sources first
+            known = self._alone.get(storage)
+            if known is None or not (absent.issuperset(known.let_go) and absent.isdisjoint(known.there)):
+                known = self._find(storage, absent, right)
+            if known is not None:
+                right[storage] = self._alone[storage] = known
+        return tuple(each.redo for each in reversed(right.values()))
+
+    def _find(self, storage: int, absent: frozenset[int], right: Mapping[int, _Alone]) -> _Alone | None:
+        """As `chain` has it; what is `right` for a source is taken as it is."""
+        first, last = self._uses.first, self._uses.last
         before = first[storage]
-        again = chain(storages, (storage,), partial(_there, last, before, absent, ()))
-        if again is not None:
-            redos.append(again.redo(before))
-    return tuple(redos)
+        ops: set[int] = set()
+        built: set[int] = set()
+        there: set[int] = set()
+        changed: set[int] = set()
+        todo = [storage]
+        while todo:
+            current = todo.pop()
+            if current in built:
+                continue
+            known = right.get(current)
+            if known is not None and known.used_until < before <= known.redo.before:
+                built.update(known.redo.storages)
+                ops.update(known.redo.ops)
+                there.update(known.there)
+                continue
+            built.add(current)
+            recipe = self._storages.recipes[current]
+            if recipe is None:
+                return None
+            ops.update(recipe.ops)
+            changed |= recipe.changed
+            for source, unchanged in recipe.sources:
+                if source in built:
+                    continue
+                if source in absent or last.get(source, -1) < before:
+                    todo.append(source)
+                elif unchanged:
+                    there.add(source)
+                else:
+                    return None
+        if not changed <= built:
+            return None
+        others = sorted(built - {storage})
+        return _Alone(
+            Chain(tuple(sorted(ops)), frozenset(built)).redo(before),
+            let_go=tuple(s for s in others if last.get(s, -1) >= before),
+            there=tuple(there),
+            used_until=max((last[s] for s in others if last.get(s, before) < before), default=-1),
+        )

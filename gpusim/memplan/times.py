@@ -117,12 +117,12 @@ def first_needs(
     """For each of these storages the place at which it is first needed after the forward pass, or to compute others."""
     turn = storages.first_backward
     needs = {s: min(times.place[op] for op in storages.users[s] if op >= turn) for s in chosen}
+    if not needs:
+        return needs
     for redo in redos:
-        brought = frozenset(redo.storages)
-        for op in redo.ops:
-            for storage in storages.touched[op] - brought:
-                if storage in needs:
-                    needs[storage] = min(needs[storage], times.place[redo.before])
+        read = frozenset().union(*map(storages.touched.__getitem__, redo.ops)).difference(redo.storages)
+        for storage in read & needs.keys():
+            needs[storage] = min(needs[storage], times.place[redo.before])
     return needs
 
 

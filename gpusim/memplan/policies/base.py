@@ -11,7 +11,7 @@ from gpusim.memplan.layers import Layers
 from gpusim.memplan.memory import peak_bytes_of, pool_before
 from gpusim.memplan.plan import MemoryPlan, Offload
 from gpusim.memplan.program import program_of
-from gpusim.memplan.rebuild import Chain, Uses, chain
+from gpusim.memplan.rebuild import Chain, SeparateRedos, Uses, chain
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import Link, OpTimes, place_copies
 from gpusim.plan.graph import OpGraph
@@ -53,6 +53,10 @@ class StepFacts:
         saved = frozenset(self.storages.saved)
         chains_of = {s: chain(self.storages, (s,), saved.__contains__) for s in self.storages.saved}
         return {s: each for s, each in chains_of.items() if each is not None}
+
+    @cached_property
+    def separate_redos(self) -> SeparateRedos:
+        return SeparateRedos(self.storages, self.uses)
 
     @cached_property
     def sources(self) -> dict[int, frozenset[int]]:

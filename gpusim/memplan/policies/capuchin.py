@@ -25,7 +25,6 @@ from collections.abc import Sequence
 
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting, layer_ends
-from gpusim.memplan.rebuild import separate_redos
 from gpusim.memplan.times import OpTimes, first_needs, last_forward_places, place_copies
 
 
@@ -51,7 +50,7 @@ def capuchin(setting: Setting) -> MemoryPlan:
 
 def _plan(setting: Setting, swapped: list[int], again: tuple[int, ...] | list[int]) -> MemoryPlan:
     storages = setting.storages
-    redos = separate_redos(storages, again, again, setting.uses)
+    redos = setting.facts.separate_redos.of(again, again)
     times = OpTimes.of(setting.graph, redos=redos)
     needs = first_needs(storages, times, swapped, redos)
     offloads = place_copies(storages, times, setting.link, swapped, needs)

@@ -37,7 +37,7 @@ from gpusim.memplan.policies.layrub import weights_first
 from gpusim.memplan.policies.runs import Runs
 from gpusim.memplan.profile import Profile
 from gpusim.memplan.program import program_of
-from gpusim.memplan.rebuild import Uses, grouped_redos, separate_redos
+from gpusim.memplan.rebuild import Uses, grouped_redos
 from gpusim.memplan.times import CopiesOut, OpTimes, Room, first_needs, last_forward_places, place_copies
 from gpusim.units import format_bytes
 
@@ -189,7 +189,7 @@ class LeastTime:
     def _redos_of(self, again: tuple[int, ...], apart: bool) -> tuple[Redo, ...] | None:
         """Recomputation of a choice; None where it cannot be."""
         if apart:
-            return separate_redos(self.storages, again, again, self.setting.uses)
+            return self.setting.facts.separate_redos.of(again, again)
         return grouped_redos(self.storages, again, self.times.place, self.uses)
 
     def plan(self, choice: _Choice, budget_bytes: int) -> MemoryPlan | None:
