@@ -157,7 +157,7 @@ class SeparateRedos:
             if current in built:
                 continue
             known = right.get(current)
-            if known is not None and known.used_until < before <= known.redo.before:
+            if known is not None and known.used_until < before:  # found for a later op, when less was there
                 built.update(known.redo.storages)
                 ops.update(known.redo.ops)
                 there.update(known.there)

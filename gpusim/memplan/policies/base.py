@@ -80,17 +80,23 @@ class Setting:
     """Most pinned host memory; None for as much as it takes."""
     synchronous: bool | None = None
     """Whether ops and copies wait for each other after each layer; None: as in the published system."""
-    facts: StepFacts = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
-    """`dataclasses.replace` hands them on."""
+    known: StepFacts | None = field(default=None, compare=False, repr=False)
+    """`dataclasses.replace` hands it on to settings with other budgets."""
 
     def __post_init__(self) -> None:
-        if self.facts is None:
-            object.__setattr__(self, "facts", StepFacts(self.graph, self.storages))
+        if self.known is None:
+            object.__setattr__(self, "known", StepFacts(self.graph, self.storages))
 
     @classmethod
     def of(cls, graph: OpGraph, budget_bytes: int | None = None, pinned_bytes: int | None = None) -> Setting:
         """The setting of a step."""
         return cls(graph, Storages.of(graph.trace), budget_bytes, pinned_bytes)
+
+    @property
+    def facts(self) -> StepFacts:
+        """What the plans of this step have in common."""
+        assert self.known is not None
+        return self.known
 
     @property
     def layers(self) -> Layers:
