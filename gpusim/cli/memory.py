@@ -9,6 +9,7 @@ from gpusim.cli.common import (
     hardware_option,
     json_option,
     load_step,
+    named,
     one_of,
     print_json,
     progress_bar,
@@ -31,7 +32,7 @@ SYNC = {"layers": True, "events": False}
     help="Only this memory policy, besides the one that keeps all; repeatable.",
 )
 @size_option("--budget", "--memory", "memory_limit", "Most memory that may be allocated: 8GiB, or a number of MiB.")
-@size_option("--pinned", "pinned_limit", "Most pinned host memory; what has no room stays on the GPU.")
+@size_option("--pinned", "pinned_limit", "Most pinned host memory; what has no room stays on the GPU.", least=0)
 @click.option(
     "--sync",
     default=None,
@@ -63,7 +64,7 @@ def memory(
     figures = check_figures(html_file, png_file)
     target, viewer = check_output(output), check_output(snapshot)
     step = load_step(trace, hardware)
-    with progress_bar(not as_json) as report:
+    with progress_bar(not as_json) as report, named("memory_limit", "--budget"):
         comparison = gpusim.memory(
             step,
             memory_limit=memory_limit,

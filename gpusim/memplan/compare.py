@@ -13,7 +13,7 @@ from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan, write_memory_plan
 from gpusim.memplan.policies.base import Setting
-from gpusim.memplan.policies.least_time import LeastTime
+from gpusim.memplan.policies.least_time import LeastTime, shortfall
 from gpusim.memplan.policies.registry import MEMORY_POLICIES, memory_policy_by_name
 from gpusim.memplan.snapshot import write_snapshot
 from gpusim.memplan.storages import CATEGORIES, Storages
@@ -209,7 +209,9 @@ def compare_policies(
     comparison = MemoryComparison(graph, evaluator.storages, tuple(rows), tuple(more), budget_bytes, pinned_bytes)
     if budget_bytes is None or comparison.best is not None or planner.least_peak.peak_bytes <= budget_bytes:
         return comparison
-    return replace(comparison, shortfall=planner.shortfall(budget_bytes))
+    reached = [planner.least_use.peak, *(_outcome(row).use.peak for row in rows if row.outcome is not None)]
+    least = min(reached, key=lambda peak: peak.allocated_bytes)
+    return replace(comparison, shortfall=shortfall(comparison.storages, least, budget_bytes))
 
 
 def _row(evaluator: MemoryEvaluator, setting: Setting, name: str, planner: LeastTime) -> PolicyRow:

@@ -128,7 +128,7 @@ def print_memory(comparison: MemoryComparison) -> None:
     best = comparison.best
     limit = comparison.capacity_bytes if comparison.budget_bytes is None else comparison.budget_bytes
     if best is None or best.outcome is None:
-        out.print(f"No plan keeps {format_bytes(limit)}.")
+        out.print(f"None of these plans keeps {format_bytes(limit)}.")
     else:
         out.print(
             f"Fastest within {format_bytes(limit)}: {best.policy}, {format_ns(best.outcome.step_ns)}, "

@@ -27,7 +27,7 @@ from functools import cached_property, lru_cache, partial
 
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator
-from gpusim.memplan.memory import memory_of
+from gpusim.memplan.memory import MemoryUse, Peak, memory_of
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
 from gpusim.memplan.policies.base import Setting
@@ -38,8 +38,9 @@ from gpusim.memplan.policies.runs import Runs
 from gpusim.memplan.profile import Profile
 from gpusim.memplan.program import program_of
 from gpusim.memplan.rebuild import Uses, grouped_redos
+from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import CopiesOut, OpTimes, Room, first_needs, last_forward_places, place_copies
-from gpusim.units import format_bytes
+from gpusim.units import MIB, format_bytes
 
 #: Storages smaller than this share of all that is saved stay: an action for each would cost more than it brings.
 SMALLEST_SHARE = 1e-4
@@ -353,16 +354,30 @@ class LeastTime:
         return min((self.planned(choice, 0) for choice in tried), key=lambda each: each.peak_bytes)
 
     def shortfall(self, budget_bytes: int) -> str:
-        """Why no plan keeps a budget: the smallest that one reaches, and the tensor that decides it."""
-        least_bytes = self.least_peak.peak_bytes
-        peak = memory_of(self.storages, program_of(self.storages, self.least_peak.plan)).peak
-        largest = next((s for s in peak.live if s not in self.storages.initial), peak.live[0])
-        trace = self.storages.trace
-        maker = next((o.name for o, new in zip(trace.ops, self.storages.makes, strict=True) if largest in new), "")
-        least = f"the smallest budget that works for a plan found here is {format_bytes(least_bytes)}"
-        size = format_bytes(self.storages.bytes[largest])
-        decided = f"op '{trace.ops[peak.op].name}' decides it, with the result of '{maker}', {size}"
-        return f"no plan keeps {format_bytes(budget_bytes)}; {least}: {decided}"
+        """Why no plan found here keeps a budget."""
+        return shortfall(self.storages, self.least_use.peak, budget_bytes)
+
+    @property
+    def least_use(self) -> MemoryUse:
+        """The memory of the plan with the smallest peak."""
+        return memory_of(self.storages, program_of(self.storages, self.least_peak.plan))
+
+
+def shortfall(storages: Storages, peak: Peak, budget_bytes: int) -> str:
+    """Why no plan keeps a budget: the smallest peak that one reaches, and the tensor that decides it.
+
+    The budget that it names is rounded up, so that it works when it is given back.
+    """
+    trace = storages.trace
+    largest = next((s for s in peak.live if s not in storages.initial), peak.live[0])
+    maker = next((o.name for o, new in zip(trace.ops, storages.makes, strict=True) if largest in new), None)
+    named = next((tensor.name for tensor in trace.tensors if tensor.storage == largest), "")
+    what = f"'{named}'" if maker is None else f"the result of '{maker}'"
+    least = f"the smallest budget that works for a plan found here is {-(-peak.allocated_bytes // MIB)} MiB"
+    decided = f"op '{trace.ops[peak.op].name}' decides it, with {what}, {format_bytes(storages.bytes[largest])}"
+    text = f"no plan keeps {format_bytes(budget_bytes)}; {least}: {decided}"
+    before = sum(storages.bytes[storage] for storage in storages.initial)
+    return text + (f"; {format_bytes(before)} are there before the step" if before > budget_bytes else "")
 
 
 def least_time(setting: Setting) -> MemoryPlan:

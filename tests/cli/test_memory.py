@@ -1,0 +1,127 @@
+"""`gpusim memory` on the command line: what cannot be is refused in one line, and nothing is left half-written."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from gpusim.cli import main
+from gpusim.trace.store import write_trace
+from tests.support.memory_steps import SIZE, chain_step
+
+MIB = 1 << 20
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line in this process."""
+
+    def call(*arguments: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["gpusim", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as exited:
+            code = int(exited.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training step of six convolutions, each of whose results has 4 MiB."""
+    path = tmp_path_factory.mktemp("traces") / "chain.json.gz"
+    write_trace(chain_step(6, target="aten.convolution.default"), path)
+    return path
+
+
+def refused(done: Done) -> str:
+    """The one line of a command that was refused."""
+    assert (done.code, done.out) == (2, ""), done
+    assert done.err.count("\n") == 1, done.err
+    assert done.err.startswith("gpusim: ")
+    return done.err
+
+
+@pytest.mark.parametrize("policies", [(), ("--policy", "least_time"), ("--policy", "vdnn_all", "--policy", "vdnn_dyn")])
+@pytest.mark.parametrize("option", ["--budget", "--memory"])
+def test_budget_below_every_plan_names_the_smallest_that_works(
+    run: Run, trace: Path, tmp_path: Path, policies: tuple[str, ...], option: str
+) -> None:
+    files = [tmp_path / "plan.json", tmp_path / "viewer.pickle", tmp_path / "front.html"]
+    written = ["-o", files[0], "--snapshot", files[1], "--html", files[2]]
+    line = refused(run("memory", trace, option, "1MiB", *policies, *written))
+    found = re.fullmatch(
+        r"gpusim: --budget 1 MiB: no plan keeps 1 MiB; the smallest budget that works for a plan found here is "
+        r"(\d+) MiB: op '(\w+)' decides it, with the result of '(\w+)', 4 MiB(; .* are there before the step)?\n",
+        line,
+    )
+    assert found is not None, line
+    assert not any(tmp_path.iterdir())
+    least = int(found[1])
+    assert run("memory", trace, option, f"{least}MiB", "-o", files[0]).code == 0
+    assert json.loads(files[0].read_bytes())["predicted_peak_bytes"] <= least * MIB
+    assert f"is {least} MiB" in refused(run("memory", trace, option, f"{least - 1}MiB", *policies))
+
+
+def test_pinned_memory_that_is_not_there_keeps_tensors_on_the_gpu_and_says_so(run: Run, trace: Path) -> None:
+    peaks = []
+    for pinned, moved in (("0", 0), ("5MiB", 1), ("1GiB", None)):
+        done = run("memory", trace, "--policy", "torch_offload", "--pinned", pinned, "--json")
+        assert (done.code, done.err) == (0, "")
+        row = json.loads(done.out)["policies"][1]
+        assert row["pinned_bytes"] <= (moved or 1 << 40) * SIZE
+        assert bool(row["kept_for_pinned"]) == (moved is not None)
+        peaks.append(row["peak_bytes"])
+    assert peaks[0] >= peaks[1] >= peaks[2]
+    shown = " ".join(run("memory", trace, "--policy", "torch_offload", "--pinned", "5MiB").out.split())
+    assert re.search(r"torch_offload.*\d stay", shown)
+
+
+def test_plan_of_another_trace_is_refused(run: Run, tmp_path: Path) -> None:
+    plan, measurement = tmp_path / "plan.json", tmp_path / "measured.json"
+    assert run("memory", "resnet50-train-b8", "--policy", "vdnn_all", "-o", plan).code == 0
+    line = refused(run("replay", "googlenet-train-b8", "--memory-plan", plan, "-o", measurement))
+    assert line == (
+        f"gpusim: {plan}: $.trace_hash: is a memory plan of another trace: of 'resnet50-train-b8', "
+        "not of this 'googlenet-train-b8'\n"
+    )
+    assert not measurement.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--budget", "much"), "--budget much: a size such as 8GiB, or a number of MiB"),
+        (("--budget", "0"), "--budget 0: a size"),
+        (("--pinned", "-1"), "--pinned -1: a size"),
+        (("--policy", "vdnn_al"), "unknown memory policy 'vdnn_al'; did you mean 'vdnn_all'"),
+        (("--sync", "never"), "synchronisation"),
+    ],
+)
+def test_what_is_no_option_is_refused(run: Run, trace: Path, arguments: tuple[str, ...], problem: str) -> None:
+    assert problem in refused(run("memory", trace, *arguments))
+
+
+def test_what_no_plan_fits_names_the_policies_that_were_tried(run: Run, trace: Path) -> None:
+    peak = json.loads(run("memory", trace, "--policy", "keep_all", "--json").out)["policies"][0]["peak_bytes"]
+    done = run("memory", trace, "--policy", "keep_all", "--budget", f"{peak // MIB - 1}MiB")
+    assert done.code == 0  # our own policy would keep it
+    assert "None of these plans keeps" in done.out
