@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -125,3 +127,50 @@ def test_what_no_plan_fits_names_the_policies_that_were_tried(run: Run, trace: P
     done = run("memory", trace, "--policy", "keep_all", "--budget", f"{peak // MIB - 1}MiB")
     assert done.code == 0  # our own policy would keep it
     assert "None of these plans keeps" in done.out
+
+
+def test_snapshot_of_a_plan_is_a_file_for_the_viewer_and_can_be_held_to(run: Run, trace: Path, tmp_path: Path) -> None:
+    viewer = tmp_path / "viewer.pickle"
+    done = run("memory", trace, "--policy", "keep_all", "--snapshot", viewer)
+    assert (done.code, done.err) == (0, "")
+    assert f"memory over time written to {viewer}" in done.out
+    assert set(pickle.loads(viewer.read_bytes())) >= {"segments", "device_traces"}
+    done = run("memory", trace, "--policy", "keep_all", "--measured", viewer, "--json")
+    document = json.loads(done.out)
+    measured = document["measured"]
+    assert measured["peak_bytes"] == measured["predicted_peak_bytes"] == document["peak"]["bytes"]
+    assert measured["prediction_error"] == 0
+    assert measured["reserved_bytes"] == measured["simulated_reserved_bytes"]
+    assert json.loads(run("memory", trace, "--policy", "keep_all", "--json").out)["measured"] is None
+
+
+def test_run_that_took_more_than_predicted_shows_how_much(run: Run, trace: Path, tmp_path: Path) -> None:
+    peak = json.loads(run("memory", trace, "--policy", "keep_all", "--json").out)["peak"]["bytes"]
+    file = tmp_path / "run.pickle"
+    event = {"action": "alloc", "addr": 0, "size": 2 * peak, "stream": 0, "frames": []}
+    file.write_bytes(pickle.dumps({"segments": [], "device_traces": [[event]]}))
+    shown = " ".join(run("memory", trace, "--policy", "keep_all", "--measured", file).out.split())
+    assert f"Measured: 1 event on device 0, peak {2 * peak // MIB} MiB, reserved 0 B." in shown
+    assert "The peak predicted for keep_all is -50.00% off." in shown
+
+
+class _Runs:
+    """What a hostile pickle would do."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.mark}",)
+
+
+def test_snapshot_that_would_run_something_is_refused_before_anything_is_written(
+    run: Run, trace: Path, tmp_path: Path
+) -> None:
+    hostile, plan, mark = tmp_path / "run.pickle", tmp_path / "plan.json", tmp_path / "it-ran"
+    hostile.write_bytes(pickle.dumps({"segments": _Runs(mark), "device_traces": [[]]}))
+    line = refused(run("memory", trace, "--measured", hostile, "-o", plan))
+    assert re.search(r"run.pickle: is no memory snapshot: asks for '\w+\.system', which is no plain value", line)
+    assert not mark.exists()
+    assert not plan.exists()
+    assert "nothing.pickle: cannot be read" in refused(run("memory", trace, "--measured", tmp_path / "nothing.pickle"))
