@@ -15,6 +15,8 @@ import pytest
 
 from gpusim.cli import main
 from gpusim.trace.store import write_trace
+from gpusim.units import format_ns
+from tests.search.test_refine import hungry
 from tests.support.memory_steps import SIZE, chain_step
 
 MIB = 1 << 20
@@ -174,3 +176,39 @@ def test_snapshot_that_would_run_something_is_refused_before_anything_is_written
     assert not mark.exists()
     assert not plan.exists()
     assert "nothing.pickle: cannot be read" in refused(run("memory", trace, "--measured", tmp_path / "nothing.pickle"))
+
+
+def test_explore_within_a_limit_that_no_schedule_keeps_names_the_memory_plan_that_does(
+    run: Run, trace: Path, tmp_path: Path
+) -> None:
+    schedule = tmp_path / "schedule.json"
+    explore = ("explore", trace, "--budget", "0.05", "-o", schedule)
+    rows = json.loads(run(*explore, "--json").out)["results"]
+    schedule.unlink()
+    limit = min(row["peak_bytes"] for row in rows) // MIB - 2 * SIZE // MIB
+    line = refused(run(*explore, "--memory", f"{limit}MiB"))
+    assert re.match(rf"gpusim: memory limit {limit} MiB: the least that any schedule found needs is \d+ MiB; ", line)
+    found = re.search(r"a memory plan on one stream does \(least_time: ([\d.]+ \w+), \+[\d.]+%, peak (\d+) MiB\)", line)
+    assert found is not None, line
+    assert not schedule.exists()
+    planned = json.loads(run("memory", trace, "--policy", "least_time", "--budget", f"{limit}MiB", "--json").out)[
+        "best"
+    ]
+    assert planned["policy"] == "least_time"
+    assert found[1] == format_ns(planned["step_ns"])
+    assert int(found[2]) <= limit
+    assert "the smallest budget that works for a plan found here is" in refused(run(*explore, "--memory", "1MiB"))
+
+
+def test_explore_says_which_rows_do_not_keep_the_limit(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "hungry.json.gz"
+    write_trace(hungry(), file)
+    explore = ("explore", file, "--streams", "3", "--budget", "0.05", "--evaluations", "64")
+    peaks = {row["policy"]: row["peak_bytes"] for row in json.loads(run(*explore, "--json").out)["results"]}
+    limit = min(peaks.values())
+    assert limit < max(peaks.values())
+    done = run(*explore, "--memory", f"{limit}B")
+    assert done.code == 0
+    said = re.search(r"memory limit .*: not kept by (.*), so not recommended", " ".join(done.out.split()))
+    assert said is not None, done.out
+    assert {name for name, peak in peaks.items() if peak > limit} - {"search"} <= set(said[1].split(", "))
