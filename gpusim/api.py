@@ -229,7 +229,7 @@ def memory(
     if policies is not None and (isinstance(policies, str) or not isinstance(policies, Collection)):
         raise OptionError("a list of memory policies' names", argument="policies", value=policies)
     budget = memory_bytes(memory_limit)
-    pinned = memory_bytes(pinned_limit, "pinned_limit")
+    pinned = memory_bytes(pinned_limit, "pinned_limit", least=0)
     if progress is not None and needs_compiling():
         progress(COMPILING, 0.0, 0)
     with step.naming():
@@ -241,8 +241,8 @@ def memory(
             synchronous=synchronous,
             report=progress or ignore,
         )
-    if budget is not None and comparison.best is None and (problem := comparison.shortfall(budget)):
-        raise OptionError(problem, argument="memory_limit", value=format_bytes(budget))
+    if budget is not None and comparison.shortfall:
+        raise OptionError(comparison.shortfall, argument="memory_limit", value=format_bytes(budget))
     return comparison
 
 

@@ -20,6 +20,7 @@ from gpusim.errors import OptionError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Trace
+from gpusim.memplan.within import other_way
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
@@ -186,7 +187,8 @@ def explore(
     recommended. `on_row` gets each row as it is found.
 
     Of a step with more than `LARGE_STEP_OPS` ops, policies that would take too long and the search are left out.
-    Raises `OptionError` for a stream count out of range and where nothing keeps the memory limit.
+    Raises `OptionError` for a stream count out of range and where nothing keeps the memory limit: it names the memory
+    plan that does.
     """
     check_streams(streams)
     if needs_compiling():
@@ -233,7 +235,7 @@ def explore(
         for schedule in refined.schedules:
             if name == SEARCH or schedule.variants or schedule.partitions:
                 add(name, schedule.stream_count, schedule)
-    best = choose(_within(rows, memory_limit_bytes), graph.hardware, sequential_ns, graph.may_lose_cache)
+    best = choose(_within(graph, rows, memory_limit_bytes), graph.hardware, sequential_ns, graph.may_lose_cache)
     concluded = _conclude(graph, best, sequential_ns, bound)
     return Explored(
         graph=graph,
@@ -322,10 +324,12 @@ def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_los
     return fastest
 
 
-def _within(rows: list[Row], memory_limit_bytes: int | None) -> list[Row]:
-    """The rows that keep the limit. Raises `OptionError` where none does."""
+def _within(graph: OpGraph, rows: list[Row], memory_limit_bytes: int | None) -> list[Row]:
+    """The rows that keep the limit. Raises `OptionError` where none does, with what a memory plan can do."""
     kept = [row for row in rows if memory_limit_bytes is None or row.peak_bytes <= memory_limit_bytes]
     if not kept:
-        least, limit = format_bytes(min(row.peak_bytes for row in rows)), format_bytes(memory_limit_bytes or 0)
-        raise OptionError(f"memory limit {limit}: the least that any schedule found needs is {least}")
+        limit = memory_limit_bytes or 0
+        least = format_bytes(min(row.peak_bytes for row in rows))
+        problem = f"memory limit {format_bytes(limit)}: the least that any schedule found needs is {least}"
+        raise OptionError("; ".join(filter(None, (problem, other_way(graph, limit)))))
     return kept
