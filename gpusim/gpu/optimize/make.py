@@ -18,6 +18,7 @@ from gpusim.formats.trace import Mode, Trace
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.device import precision
+from gpusim.gpu.inductor.kernels import start_compiling
 from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
 from gpusim.gpu.optimize.captured import Captured, capture_bound
@@ -112,6 +113,8 @@ class StepMaker:
         user's objects are as before in any case.
         """
         begin = perf_counter()
+        if self.wanted.inductor:
+            start_compiling(self.executor.device)
         with put_back(step, roots) as snapshot:
             self.say("timing the eager step")
             try:
