@@ -5,7 +5,7 @@ What is here runs code out of a trace: whoever calls it has asked `gpusim.trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -16,24 +16,6 @@ from gpusim.gpu.inductor import versions
 
 #: Functions of Inductor's own that are no operators: target of an op -> name among its `extern_kernels`.
 OWN_FUNCTIONS: Final = {"inductor.bias_addmm": "bias_addmm", "inductor.mm_plus_mm": "_mm_plus_mm"}
-
-#: Ends the code of each kernel. Torch hands out one object for one text: with a text of their own, kernels that CUDA
-#: graphs use are nobody else's, and what a later torch.compile tunes again or unloads is not theirs.
-OWN: Final = "\n# for gpusim\n"
-
-
-class _OwnKernels:
-    """Torch's compiler of kernels, which gives out objects that only gpusim has."""
-
-    def __init__(self, compiler: Any) -> None:
-        self._compiler = compiler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiler, name)
-
-    def triton(self, name: str, text: str, *args: Any, **kwargs: Any) -> Any:
-        """A kernel of Triton's."""
-        return self._compiler.triton(name, text + OWN, *args, **kwargs)
 
 
 def functions_of(trace: Trace) -> list[Callable[..., Any]]:
@@ -51,7 +33,15 @@ def functions_of(trace: Trace) -> list[Callable[..., Any]]:
     return [function_of[op.source or op.target] for op in trace.ops]
 
 
-def compile_sources(sources: Iterable[Source]) -> dict[str, Callable[..., None]]:
+def start_compiling(device: torch.device) -> None:
+    """Let torch start the processes that compile kernels for a GPU: they take seconds until they are ready."""
+    if device.type == "cuda":
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.use_process_pool()
+
+
+def compile_sources(sources: Sequence[Source]) -> dict[str, Callable[..., None]]:
     """Hash -> a function that launches the kernel on the current stream, for its arguments in order."""
     from torch._inductor.async_compile import AsyncCompile
 
@@ -59,9 +49,11 @@ def compile_sources(sources: Iterable[Source]) -> dict[str, Callable[..., None]]
     names = {source.sha256: f"kernel_{number}" for number, source in enumerate(sources)}
     scope: dict[str, Any] = {}
     try:
+        if any("async_compile.triton(" in source.text for source in sources):
+            compiler.wait_pool_ready()  # else it compiles them here, one by one
         for source in sources:
             code = compile(source.text, f"<kernel {source.sha256[:12]}>", "eval")
-            scope[names[source.sha256]] = eval(code, {"async_compile": _OwnKernels(compiler)})
+            scope[names[source.sha256]] = eval(code, {"async_compile": compiler})
         compiler.wait(scope)
     except torch.cuda.OutOfMemoryError:
         raise

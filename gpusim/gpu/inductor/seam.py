@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 
@@ -37,9 +37,17 @@ class Lines:
     """Text of a line that fills a workspace with zeros -> the workspace's name."""
 
 
-def compile_graph(graph: FunctionalGraph, device: str, training: bool, read: Callable[[Lines], Result]) -> Result:
+#: Ends the names of kernels that CUDA graphs use. Torch hands out one object for one text: what a later torch.compile
+#: tunes again or unloads has another name.
+OWN: Final = "_gpusim"
+
+
+def compile_graph(
+    graph: FunctionalGraph, device: str, training: bool, read: Callable[[Lines], Result], suffix: str = ""
+) -> Result:
     """Compile a graph with Inductor and return what `read` makes of its lines, while Inductor's own graph is there.
 
+    Names of kernels end with `suffix`.
     Inductor goes no further: kernels are compiled by whoever runs them. Raises `CaptureError` where Inductor refuses
     the graph or a line cannot be read.
     """
@@ -59,7 +67,7 @@ def compile_graph(graph: FunctionalGraph, device: str, training: bool, read: Cal
         raise _HasBeenReadError
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(versions.wrapper_of(device, _wrapper_class(finish)))
+        stack.enter_context(versions.wrapper_of(device, _wrapper_class(finish, suffix)))
         stack.enter_context(tracing(TracingContext(graph.fake_mode)))
         stack.enter_context(V.set_fake_mode(graph.fake_mode))
         stack.enter_context(torch.no_grad())
@@ -83,7 +91,7 @@ class _HasBeenReadError(Exception):
     """Ends Inductor's work."""
 
 
-def _wrapper_class(finish: Callable[[Lines], NoReturn]) -> Any:
+def _wrapper_class(finish: Callable[[Lines], NoReturn], suffix: str) -> Any:
     """A class for Inductor's wrapper that notes its lines and calls `finish` before memory is planned."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.virtualized import V
@@ -105,6 +113,9 @@ def _wrapper_class(finish: Callable[[Lines], NoReturn]) -> Any:
             scheduler = getattr(V.graph, "scheduler", None)
             self.noted.lines.append(Line(line, getattr(scheduler, "current_node", None)))
             super().writeline(line)
+
+        def next_kernel_suffix(self) -> str:
+            return f"{super().next_kernel_suffix()}{suffix}"
 
         def make_zero_buffer(self, name: str) -> str:
             line: str = super().make_zero_buffer(name)

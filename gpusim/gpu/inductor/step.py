@@ -14,7 +14,7 @@ from gpusim.gpu.inductor import styles, versions
 from gpusim.gpu.inductor.functional import FunctionalGraph, functional_graph
 from gpusim.gpu.inductor.places import Places
 from gpusim.gpu.inductor.read import Read, read_lines
-from gpusim.gpu.inductor.seam import Lines, compile_graph
+from gpusim.gpu.inductor.seam import OWN, Lines, compile_graph
 
 
 def inductor_step(graph: JointGraph, recorded: Recorded, training: bool, style: str = styles.DEFAULT_STYLE) -> Recorded:
@@ -57,7 +57,7 @@ def compiled_calls(
         def read(lines: Lines) -> Read:
             return read_lines(lines, functional, places, calls)
 
-        found = compile_graph(functional, device.type, training, read)
+        found = compile_graph(functional, device.type, training, read, OWN if apart else "")
     named = _named(recorded, functional)
     if set(named) != begun:
         raise CaptureError("Inductor's graph does not begin with the states of the step")

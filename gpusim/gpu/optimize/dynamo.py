@@ -86,7 +86,7 @@ def _wanted(options: Mapping[str, Any]) -> Wanted:
     budget_s = options.get("budget_s")
     if budget_s is not None and not 0 < real("budget_s", budget_s, "a number of seconds above 0") <= MAX_BUDGET_S:
         raise OptionError(f"between 0 and {MAX_BUDGET_S:.0f} seconds", argument="budget_s", value=budget_s)
-    return Wanted(streams, budget_s, memory_bytes(options.get("memory_limit")), DEFAULT_SEED, ("aten",))
+    return Wanted(streams, budget_s, memory_bytes(options.get("memory_limit")), DEFAULT_SEED)
 
 
 class Saved:

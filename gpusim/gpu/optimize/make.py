@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import torch
 
-from gpusim.errors import CaptureError, GpusimError, OptionError, ReplayError, StepError
+from gpusim.errors import CaptureError, GpuError, GpusimError, ReplayError, StepError
 from gpusim.formats.trace import Mode, Trace
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.device import precision
+from gpusim.gpu.inductor.kernels import start_compiling
 from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
 from gpusim.gpu.optimize.captured import Captured, capture_bound
@@ -38,6 +39,8 @@ Say = Callable[[str], None]
 LIMIT_S: Final[dict[Mode, float]] = {"infer": 60.0, "train": 150.0}
 #: What measuring them takes, and what trying the schedules does (GoogLeNet, H200).
 VARIANTS_S, TRIALS_S = 35.0, 10.0
+#: What may go wrong with kernels of Inductor's when they are run.
+CANNOT_RUN: Final = (ReplayError, GpuError, torch.cuda.OutOfMemoryError)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class Other:
         if self.made is None and self._wanted and not self.problem:
             self._say("compiling it with Inductor")
             try:
-                self.made = fused(self._step, self._captured)
+                with put_back(self._step), restored(self._captured):  # Inductor draws random numbers to time products
+                    self.made = fused(self._step, self._captured)
             except (GpusimError, torch.cuda.OutOfMemoryError) as cause:
                 self.leave_out(cause)
         return self.made
@@ -112,6 +116,8 @@ class StepMaker:
         user's objects are as before in any case.
         """
         begin = perf_counter()
+        if self.wanted.inductor:
+            start_compiling(self.executor.device)
         with put_back(step, roots) as snapshot:
             self.say("timing the eager step")
             try:
@@ -145,7 +151,7 @@ class StepMaker:
                 )
         fronts = self._fronts(step, captured, rates, other, kept)
         captured.graph = None
-        tried = self._tried(step, captured, fronts, eager_ns, begin)
+        tried = self._tried(step, captured, fronts, other, eager_ns, begin)
         ranked = in_turns([each.ranked for each in tried], self.executor)
         verified = self._verified(step, captured, rates, ranked, kept)
         chosen = verified.candidate
@@ -168,8 +174,7 @@ class StepMaker:
     ) -> list[Captured]:
         """The step as the kernels that are to be tried. Raises `CaptureError` where there are none."""
         fronts = [captured] if "aten" in self.wanted.frontends else []
-        with put_back(step), restored(captured):
-            fused = other.get()
+        fused = other.get()
         if fused is not None:
             alone = Schedule.in_recorded_order(len(fused.trace.ops))
             try:
@@ -177,32 +182,41 @@ class StepMaker:
                     ready = self.executor.prepare(fused, fused.trace, alone)
                 self._verified(step, captured, rates, [Candidate(fused, alone, ready, 0, 0)], kept)
                 fronts.append(fused)
-            except ReplayError as cause:
+            except CANNOT_RUN as cause:
                 other.leave_out(cause)
         if not fronts:
             raise CaptureError(other.problem)
         return fronts
 
     def _tried(
-        self, step: UserStep, captured: Captured, fronts: Sequence[Captured], eager_ns: int, begin: float
+        self,
+        step: UserStep,
+        captured: Captured,
+        fronts: Sequence[Captured],
+        other: Other,
+        eager_ns: int,
+        begin: float,
     ) -> list[Tried]:
-        """Schedules of the step as each of these kernels. Raises `OptionError` where none keeps the memory limit."""
+        """Schedules of the step as each of these kernels. Raises what the first of them raises where all do."""
         tried: list[Tried] = []
-        too_large: OptionError | None = None
+        problem: Exception | None = None
         budget_s = self.wanted.search_s / len(fronts)
         for front in fronts:
-            with put_back(step), restored(captured):
-                left_s = begin + LIMIT_S[captured.options.mode] - perf_counter() - self.wanted.search_s - TRIALS_S
-                kernels = self.wanted.kernels and (len(fronts) == 1 or left_s >= VARIANTS_S)
-                trace = self.executor.measured(front, eager_ns, kernels, self.say)
-                try:
+            left_s = begin + LIMIT_S[captured.options.mode] - perf_counter() - self.wanted.search_s - TRIALS_S
+            kernels = self.wanted.kernels and (len(fronts) == 1 or left_s >= VARIANTS_S)
+            try:
+                with put_back(step), restored(captured):
+                    trace = self.executor.measured(front, eager_ns, kernels, self.say)
                     found = candidates(front, trace, self.executor, self.wanted, budget_s, self.say)
-                except OptionError as cause:
-                    too_large = cause
-                    continue
+            except (GpusimError, torch.cuda.OutOfMemoryError) as cause:
+                problem = problem or cause
+                if front is not captured:
+                    other.leave_out(cause)
+                continue
             tried.append(Tried(front, trace, *found))
-        if too_large is not None and not tried:
-            raise too_large
+        if not tried:
+            assert problem is not None
+            raise problem
         return tried
 
     def _facts(self) -> dict[str, str]:

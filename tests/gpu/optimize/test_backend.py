@@ -50,6 +50,10 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[...
     return dynamo.compiled(module, inputs, Wanted(3, 0.02, None), CpuExecutor())
 
 
+def by_inductor(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    return dynamo.compiled(module, inputs, Wanted(3, 0.02, None, frontends=("inductor",)), CpuExecutor())
+
+
 def twins(dropout: float = 0.3) -> tuple[Net, Any, Net]:
     model = net(dropout)
     return model, torch.compile(model, backend=backend), copy.deepcopy(model)
@@ -73,9 +77,10 @@ def test_training_is_that_of_eager_from_captured_graphs(
     assert runs == ["forward", "backward"] * (len(data) - 1)
 
 
-def test_inference_and_what_it_returned_stays(runs: list[str]) -> None:
+@pytest.mark.parametrize("made_by", [backend, by_inductor])
+def test_inference_and_what_it_returned_stays(runs: list[str], made_by: Callable[..., Any]) -> None:
     model = net().eval()
-    fast = torch.compile(model, backend=backend)
+    fast = torch.compile(model, backend=made_by)
     with torch.no_grad():
         first = fast(batches(2)[0][0])
         kept = first.clone()

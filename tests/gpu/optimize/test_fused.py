@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.gpu.capture.calls import Call
 from gpusim.gpu.inductor import kernels, own_step, versions
+from gpusim.gpu.inductor.seam import OWN
 from gpusim.gpu.optimize import cache, captured, choose
 from gpusim.gpu.optimize import fused as fusing
 from gpusim.gpu.optimize.callable import OptimizedStep
@@ -415,31 +416,13 @@ def test_a_later_torch_compile_takes_nothing_away() -> None:
     close(step(x), wanted)
 
 
-class Compiler:
-    """Stands for torch's compiler of Triton kernels, which gives out one object for one text."""
-
-    texts: list[str]
-
-    def __init__(self) -> None:
-        self.texts = []
-
-    def triton(self, name: str, text: str, **_: Any) -> str:
-        self.texts.append(text)
-        return name
-
-    def cpp_pybinding(self, text: str) -> str:
-        return text
-
-
-def test_kernels_have_a_text_that_no_torch_compile_has() -> None:
-    compiler = Compiler()
-    own: Any = kernels._OwnKernels(compiler)
-    assert own.triton("name", "def name(): pass", device_str="cuda") == "name"
-    assert own.cpp_pybinding("other") == "other"
-    (text,) = compiler.texts
-    assert text != "def name(): pass"
-    assert text.startswith("def name(): pass\n")
-    compile(text, "<kernel>", "exec")
+def test_kernels_have_names_that_no_torch_compile_has() -> None:
+    """Torch hands out one object for one text, and a kernel's name is part of Triton's."""
+    step = by_inductor(net().eval(), batches(1)[0][0])
+    (variant,) = step._variants.values()
+    names = [op.name for op in variant.captured.trace.ops if op.source]
+    assert names
+    assert all(name.endswith(OWN) for name in names)
 
 
 def test_code_of_a_recorded_graph_is_held_as_it_was() -> None:
