@@ -105,8 +105,8 @@ def explore(
     schedules were tried: with a number, the same seed finds the same schedule on every machine. `streams` is the most
     that a schedule may use. `memory_limit` is in bytes, or text such as `"8GiB"`. `partitions` also searches schedules
     on partitions of the SMs: `"auto"`, or splits such as `"64+68,96+36"`. `policies` names the only ones to run.
-    Raises `OptionError` for an argument out of its range, where no schedule keeps the memory limit, and for an imported
-    step without data dependencies.
+    Raises `OptionError` for an argument out of its range, for an imported step without data dependencies, and where no
+    schedule keeps the memory limit: the error names the memory plan that does.
     """
     from gpusim.analysis.as_imported import check_searchable
     from gpusim.search.by_name import check_policy

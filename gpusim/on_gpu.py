@@ -193,8 +193,9 @@ def optimize(
     training step: gradients anew, loss, backward, update. `example_inputs` are the arguments of a call. The step is
     captured with ATen's kernels and with those that Inductor compiles, schedules on up to `streams` streams are
     searched for `budget_s` seconds, the best few are tried, and the fastest whose results are eager's is kept.
-    `memory_limit` is in bytes, or text such as `"8GiB"`. Where the step cannot be captured, or there is no GPU,
-    what was given comes back with one warning. Raises `OptionError` for an argument out of its range.
+    `memory_limit` is in bytes, or text such as `"8GiB"`. Where the step cannot be captured, no schedule keeps the
+    limit, or there is no GPU, what was given comes back with one warning. Raises `OptionError` for an argument out of
+    its range.
     """
     streams, limit = check_streams(streams), memory_bytes(memory_limit)
     if budget_s is not None and not 0 < real("budget_s", budget_s, "a number of seconds above 0") <= MAX_BUDGET_S:
