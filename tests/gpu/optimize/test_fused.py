@@ -17,13 +17,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from gpusim.errors import CaptureError
+from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.calls import Call
 from gpusim.gpu.inductor import kernels, own_step, versions
 from gpusim.gpu.inductor.seam import OWN
 from gpusim.gpu.optimize import cache, captured, choose
 from gpusim.gpu.optimize import fused as fusing
 from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import Wanted
+from gpusim.gpu.optimize.executors import CpuExecutor
 from tests.support.networks import Branches, image
 from tests.support.optimizing import Twins, batches, fast, net
 
@@ -366,6 +370,30 @@ def test_torchs_own_errors_leave_it_out(monkeypatch: pytest.MonkeyPatch) -> None
     assert "no such kernel" in left_out(net().eval(), batches(1)[0][0])
 
 
+class Unmeasured(CpuExecutor):
+    """Cannot tell which kernels are Inductor's ops."""
+
+    def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Trace:
+        if captured.frontend == "inductor":
+            raise CaptureError("the profiler saw no kernel of this step")
+        return super().measured(captured, eager_ns, kernels, say)
+
+
+def test_kernels_that_cannot_be_measured_are_left_out() -> None:
+    step = fast(net().eval(), batches(1)[0][0], budget_s=choose.KERNELS_FROM_S, executor=Unmeasured())
+    assert (step.gain.frontend, step.gain.without) == ("aten", "the profiler saw no kernel of this step")
+
+
+def test_compiling_changes_nothing_of_the_users() -> None:
+    model = net(0.5)
+    optimizer = adam(model.parameters())
+    before, state, random = repr(model.state_dict()), repr(optimizer.state_dict()), torch.get_rng_state()
+    by_inductor(model, batches(1)[0], loss=F.cross_entropy, optimizer=optimizer)
+    assert (repr(model.state_dict()), repr(optimizer.state_dict())) == (before, state)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 # --- The cache ---
 
 
@@ -445,8 +473,6 @@ def test_code_of_a_recorded_graph_is_held_as_it_was() -> None:
 
 def test_memory_that_begins_at_an_odd_place_is_refused() -> None:
     from types import SimpleNamespace
-
-    from gpusim.errors import CaptureError
 
     def state(begin: int) -> Any:
         storage = SimpleNamespace(data_ptr=lambda: begin)
