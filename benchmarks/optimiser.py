@@ -69,7 +69,7 @@ class Solved:
 def solve(graph: OpGraph, seconds: float, hint: Schedule) -> Solved | None:
     """The step as a scheduling problem, from the starts of `hint`; None where CP-SAT finds no solution in time."""
     model = cp_model.CpModel()
-    preds, _ = graph.work_dependencies
+    preds = graph.work_preds
     slowdown = graph.hardware.contention.younger_slowdown
     horizon = round(sum(graph.solo_ns) * (1 + slowdown)) + len(graph)
     timeline = FastEngine().run(lower(graph, hint), graph.hardware)
@@ -123,7 +123,7 @@ def solve(graph: OpGraph, seconds: float, hint: Schedule) -> Solved | None:
 def linear_bound_ns(graph: OpGraph) -> float:
     """Chains and areas with contention as one linear programme: the least makespan it allows."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
-    preds, _ = graph.work_dependencies
+    preds = graph.work_preds
     slowdown = graph.hardware.contention.younger_slowdown
     makespan = solver.NumVar(0, solver.infinity(), "makespan")
     areas = [solver.Sum([])] * 4

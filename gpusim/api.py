@@ -109,7 +109,7 @@ def explore(
     step without data dependencies.
     """
     from gpusim.analysis.as_imported import check_searchable
-    from gpusim.search.explore import check_policy
+    from gpusim.search.by_name import check_policy
     from gpusim.search.explore import explore as run
     from gpusim.search.variants import parse_splits
 
@@ -229,7 +229,7 @@ def memory(
     if policies is not None and (isinstance(policies, str) or not isinstance(policies, Collection)):
         raise OptionError("a list of memory policies' names", argument="policies", value=policies)
     budget = memory_bytes(memory_limit)
-    pinned = memory_bytes(pinned_limit, "pinned_limit")
+    pinned = memory_bytes(pinned_limit, "pinned_limit", least=0)
     if progress is not None and needs_compiling():
         progress(COMPILING, 0.0, 0)
     with step.naming():
@@ -241,8 +241,8 @@ def memory(
             synchronous=synchronous,
             report=progress or ignore,
         )
-    if budget is not None and comparison.best is None and (problem := comparison.shortfall(budget)):
-        raise OptionError(problem, argument="memory_limit", value=format_bytes(budget))
+    if budget is not None and comparison.shortfall:
+        raise OptionError(comparison.shortfall, argument="memory_limit", value=format_bytes(budget))
     return comparison
 
 
@@ -428,7 +428,7 @@ def check_seed(seed: object) -> int:
 
 def check_schedule_arguments(schedule: object, streams: object) -> int:
     """Refuse an unknown policy or a number of streams out of its range before long work; gives that number."""
-    from gpusim.search.explore import check_policy
+    from gpusim.search.by_name import check_policy
 
     count = check_streams(streams)
     if is_policy(schedule):
@@ -487,7 +487,7 @@ def resolve_schedule(
     """
     from gpusim.plan.schedule import Schedule as ScheduleValue
     from gpusim.plan.schedule import read_schedule
-    from gpusim.search.explore import schedule_of
+    from gpusim.search.by_name import schedule_of
 
     step = as_step(step)
     streams = check_schedule_arguments(schedule, streams)

@@ -51,14 +51,14 @@ def file_path(argument: str, value: object) -> Path:
     return Path(value)
 
 
-def memory_bytes(limit: int | str | None, argument: str = "memory_limit") -> int | None:
+def memory_bytes(limit: int | str | None, argument: str = "memory_limit", least: int = 1) -> int | None:
     """A memory limit in bytes, from a number of bytes or text such as `8GiB`. Raises `OptionError`."""
     if limit is None:
         return None
     try:
-        size = 0 if isinstance(limit, bool) else parse_bytes(limit) if isinstance(limit, str) else int(limit)
+        size = -1 if isinstance(limit, bool) else parse_bytes(limit) if isinstance(limit, str) else int(limit)
     except (ValueError, TypeError, OverflowError):
-        size = 0
-    if size < 1:
+        size = -1
+    if size < least:
         raise OptionError("a size such as 8GiB, or a number of bytes", argument=argument, value=limit)
     return size

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpusim.formats.measurement import Measurement
     from gpusim.formats.results import Results
     from gpusim.formats.rules import Rules
+    from gpusim.memplan.measured import MemorySnapshot
     from gpusim.plan.schedule import Schedule
     from gpusim.policies.registry import RegisteredPolicy
     from gpusim.search.explore import Explored
@@ -59,6 +60,13 @@ def compare_hardware(first: str, second: str, judged_by: tuple[str, ...]) -> lis
         return list(compare(*models, [load_trace(name) for name in judged_by]))
     except (PlanError, HardwareError) as cause:
         raise HardwareError(f"{first} and {second}", f"cannot be compared: {cause}") from cause
+
+
+def read_memory_snapshot(path: Path) -> MemorySnapshot:
+    """A memory snapshot of a real run. Raises `MeasurementError`."""
+    from gpusim.memplan.measured import read_snapshot
+
+    return read_snapshot(path)
 
 
 def bench(step: Step, round_s: float, say: Say) -> Bench:

@@ -55,8 +55,13 @@ def format_bytes(size_bytes: float) -> str:
     """A size for people, in B, KiB, MiB or GiB: `26.3 MiB`."""
     for limit, divisor, unit in ((KIB, 1, "B"), (MIB, KIB, "KiB"), (GIB, MIB, "MiB")):
         if abs(size_bytes) < limit:
-            return f"{size_bytes / divisor:.3g} {unit}"
-    return f"{size_bytes / GIB:.3g} GiB"
+            return f"{_three_digits(size_bytes / divisor)} {unit}"
+    return f"{_three_digits(size_bytes / GIB)} GiB"
+
+
+def _three_digits(number: float) -> str:
+    """Three significant digits, and all of a number that has more before the point."""
+    return f"{number:.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
 
 
 def parse_bytes(text: str, bare: int = 1) -> int:

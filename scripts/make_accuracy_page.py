@@ -119,10 +119,8 @@ def progress() -> str:
     """How much of the recipe of other kinds is measured."""
     planned = len(read_recipe(ROOT / "validate" / "kinds.toml").case)
     measured = len(by_step(left_out("kinds")))
-    return (
-        f"Of the {planned} steps of `validate/kinds.toml`, {measured} are measured so far. Their predictions were\n"
-        "committed before the measurement."
-    )
+    steps = f"All {planned} steps" if measured == planned else f"{measured} of the {planned} steps"
+    return f"{steps} of `validate/kinds.toml` are measured. Their predictions were committed before the measurement."
 
 
 def order() -> list[str]:

@@ -60,8 +60,18 @@ def exploration_key(choice: Choice) -> tuple[str, str, int]:
     return choice.content, choice.hardware.name, choice.streams
 
 
+def _harvest() -> None:
+    """Keep what this session's search has found, whichever page is open when it ends."""
+    state = st.session_state
+    job = state.get("job")
+    if job is not None and not job.running and job.result is not None:
+        state.explorations[state.job_key] = job.result
+        state.search_words[state.job_key] = state.job_words
+
+
 def own(choice: Choice) -> gpusim.Explored | None:
     """The newest exploration of this session for this trace, hardware and streams."""
+    _harvest()
     explored: gpusim.Explored | None = st.session_state.explorations.get(exploration_key(choice))
     return explored
 

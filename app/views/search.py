@@ -146,9 +146,6 @@ if job is not None:
         raise job.bug
     if job.result is None:
         st.warning("Stopped before the search: here is a short exploration instead.", icon=":material/stop_circle:")
-    else:
-        state.explorations[key] = job.result
-        state.search_words[key] = state.job_words
 
 with st.spinner(view.EXPLORING):
     explored = results.explored_of(choice)

@@ -182,7 +182,7 @@ def _true_preds(graph: OpGraph, timeline: Timeline) -> tuple[tuple[int, ...], ..
     """For each task of the plan those whose data it needs; a plan leaves out what the order of a stream implies."""
     place = {(task.op, task.kernel): index for index, task in enumerate(timeline.plan.tasks) if task.op >= 0}
     last_of = {op: index for (op, _), index in sorted(place.items())}
-    preds, _ = graph.work_dependencies
+    preds = graph.work_preds
     true_preds = []
     for index, task in enumerate(timeline.plan.tasks):
         needed = set(task.deps)

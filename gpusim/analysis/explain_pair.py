@@ -105,7 +105,7 @@ def _apart(explained: Explained, task: int, begin_ns: int) -> list[Delay]:
 
 def _chain(graph: OpGraph, first: int, second: int) -> tuple[int, ...]:
     """A shortest chain of dependent ops with kernels from the first to the second, or nothing."""
-    preds, _ = graph.work_dependencies
+    preds = graph.work_preds
     towards: dict[int, int] = {}
     reached = [second]
     for op in reached:

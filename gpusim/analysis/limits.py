@@ -260,7 +260,7 @@ def parallelism(graph: OpGraph, asap: Timeline) -> Parallelism:
     times = sorted({time for change in changes.values() for time in change})
     by_phase = tuple((phase, _sums(changes[phase], times)) for phase in phases)
     running = tuple((time, sum(steps[number][1] for _, steps in by_phase)) for number, time in enumerate(times))
-    preds, _ = graph.work_dependencies
+    preds = graph.work_preds
     exact = len(preds) <= MAX_EXACT_OPS
     place = {op: number for number, op in enumerate(preds)}
     return Parallelism(

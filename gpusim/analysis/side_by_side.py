@@ -197,7 +197,7 @@ def _sides(graph: OpGraph, within: Sequence[int], children: dict[int, str], want
 def _connected(graph: OpGraph, inside: Sequence[int], children: dict[int, str]) -> list[set[str]]:
     """Children that need each other's results, together."""
     group = {child: {child} for child in dict.fromkeys(children[op] for op in inside)}
-    preds, _ = graph.work_dependencies
+    preds = graph.work_preds
     known = set(inside)
     for op in inside:
         for before in preds[op]:

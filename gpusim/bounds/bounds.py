@@ -76,5 +76,5 @@ def bounds(graph: OpGraph) -> Bounds:
 
 def critical_path_ns(graph: OpGraph) -> float:
     """Longest chain from start to end; its first kernel has no gap before it."""
-    chains = [(level, tasks[0]) for level, tasks in zip(graph.bottom_ns, graph.tasks, strict=True) if tasks]
-    return max((level - least_gap_ns(graph.hardware.graph, first.extra_ns) for level, first in chains), default=0.0)
+    costs, chains = graph.hardware.graph, zip(graph.bottom_ns, graph.tasks, strict=True)
+    return max((level - least_gap_ns(costs, tasks[0].extra_ns) for level, tasks in chains if tasks), default=0.0)

@@ -37,8 +37,9 @@ It holds for the kernels of the trace on the whole GPU, launched as one graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -93,47 +94,22 @@ class Kernels:
     @classmethod
     def of(cls, graph: OpGraph) -> Kernels:
         """The kernels of an op graph, with heads and tails along its dependencies."""
-        times: list[tuple[float, float, float]] = []
-        ends = [0.0] * len(graph)
-        for op, tasks in enumerate(graph.tasks):
-            now = max((ends[before] for before in graph.preds[op]), default=0.0)
-            behind = graph.bottom_ns[op]
-            for task in tasks:
-                gap_ns = least_gap_ns(graph.hardware.graph, task.extra_ns)
-                if now > 0.0:  # a kernel that waits for nothing has no gap before it
-                    now += gap_ns
-                behind -= gap_ns + task.dur_ns
-                times.append((now, max(0.0, behind), task.dur_ns))
-                now += task.dur_ns
-            ends[op] = now
-        rows = np.array(times).reshape(len(times), 3)
+        tasks = list(chain.from_iterable(graph.tasks))
+        heads, tails = _heads_and_tails(graph)
         contention = graph.hardware.contention
         exponent = min(exponents(contention))
-        matrix = np.array([task.matrix for tasks in graph.tasks for task in tasks], np.bool_)
+        matrix = np.fromiter(map(attrgetter("matrix"), tasks), np.bool_, len(tasks))
         both = bool(exponent) and bool(matrix.any()) and not matrix.all()
-        use = _use_by_block if exponent else _use_of_pool
-        # A step launches few different kernels, and what each takes is worked out once.
-        known: dict[tuple[float | bool, ...], _Use] = {}
-        per_kernel = []
-        for tasks in graph.tasks:
-            for task in tasks:
-                kernel = (id(task.demand), id(task.footprint), *_numbers(task))
-                taken = known.get(kernel)
-                if taken is None:
-                    taken = known[kernel] = use(task, graph.hardware)
-                per_kernel.append(taken)
-        area, more, traffic = zip(*per_kernel, strict=True) if per_kernel else ((), (), ())
-        shape = (len(times), 4)
-        extra = np.array(more, np.float64).reshape(shape)
-        none = np.zeros(shape)
+        area, extra, traffic = _uses(tasks, graph.hardware, _use_by_block if exponent else _use_of_pool)
+        none = np.zeros((len(tasks), 4))
         return cls(
-            head_ns=rows[:, 0],
-            tail_ns=rows[:, 1],
-            dur_ns=rows[:, 2],
-            area_ns=np.array(area, np.float64).reshape(shape),
+            head_ns=heads,
+            tail_ns=tails,
+            dur_ns=np.fromiter(map(attrgetter("dur_ns"), tasks), np.float64, len(tasks)),
+            area_ns=area,
             costs=none if exponent else extra,
             crowding=extra if exponent else none,
-            traffic_bytes=np.array(traffic, np.float64),
+            traffic_bytes=traffic,
             exponent=exponent,
             matrix=matrix,
             weights=weights(exponents(contention), contention.cross_load) if both else IN_FULL,
@@ -143,10 +119,44 @@ class Kernels:
         return len(self.dur_ns)
 
 
+def _heads_and_tails(graph: OpGraph) -> tuple[Floats, Floats]:
+    """Of each kernel the longest chains before its start and behind its end, along the dependencies, in ns."""
+    heads: list[float] = []
+    tails: list[float] = []
+    ends = [0.0] * len(graph)
+    costs = graph.hardware.graph
+    for op, (preds, tasks, behind) in enumerate(zip(graph.preds, graph.tasks, graph.bottom_ns, strict=True)):
+        now = max(map(ends.__getitem__, preds), default=0.0)
+        for task in tasks:
+            gap_ns = least_gap_ns(costs, task.extra_ns)
+            if now > 0.0:  # a kernel that waits for nothing has no gap before it
+                now += gap_ns
+            behind -= gap_ns + task.dur_ns
+            heads.append(now)
+            tails.append(behind if behind > 0.0 else 0.0)
+            now += task.dur_ns
+        ends[op] = now
+    return np.array(heads), np.array(tails)
+
+
 _numbers = attrgetter("dur_ns", "dram_bytes", "blocks", "blocks_per_sm", "matrix", "partition_sms")
 """What, besides demand and footprint, tells kernels apart."""
 _Use = tuple[Sequence[float], Sequence[float], float]
 """Area of a kernel for each resource; its costs, or how its blocks crowd; its DRAM traffic."""
+
+
+def _uses(
+    tasks: Sequence[Task], hardware: HardwareModel, use: Callable[[Task, HardwareModel], _Use]
+) -> tuple[Floats, Floats, Floats]:
+    """The three of `_Use` for each task. A step launches few different kernels: each is looked at once."""
+    demands, footprints = (map(id, map(attrgetter(name), tasks)) for name in ("demand", "footprint"))
+    kernels = list(zip(demands, footprints, map(_numbers, tasks), strict=True))
+    distinct = dict(zip(kernels, tasks, strict=True))
+    place = dict(zip(distinct, range(len(distinct)), strict=True))
+    which = np.fromiter(map(place.__getitem__, kernels), np.int64, len(tasks))
+    uses = [use(task, hardware) for task in distinct.values()]
+    area, extra = (np.array([each[part] for each in uses], np.float64).reshape(-1, 4) for part in (0, 1))
+    return area[which], extra[which], np.array([each[2] for each in uses], np.float64)[which]
 
 
 def _use_of_pool(task: Task, hardware: HardwareModel) -> _Use:
@@ -227,23 +237,23 @@ def _largest_by_block_ns(kernels: Kernels, resource: int, heads: Floats, tails: 
     before = np.searchsorted(tails, kernels.tail_ns, "right")
     cells, shape = after * (len(tails) + 1) + before, (len(heads) + 1, len(tails) + 1)
 
-    def inside(numbers: Floats, of: npt.NDArray[np.bool_] | slice) -> Floats:
+    def inside(numbers: Floats, cells: npt.NDArray[np.int64]) -> Floats:
         """For each stretch the sum of the numbers of the kernels in it."""
-        sums = np.bincount(cells[of], numbers, shape[0] * shape[1]).reshape(shape)
+        sums = np.bincount(cells, numbers, shape[0] * shape[1]).reshape(shape)
         added: Floats = sums[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1][1:, 1:]
         return added
 
-    some = inside(np.ones(len(kernels)), slice(None)) > 0.5
+    some = inside(np.ones(len(kernels)), cells) > 0.5
     kinds = [
-        (kind, kernels.area_ns[kind, resource], kernels.crowding[kind, resource])
+        (cells[kind], kernels.area_ns[kind, resource], kernels.crowding[kind, resource])
         for kind in (~kernels.matrix, kernels.matrix)
     ]
     best_ns = 0.0
     for crowd in _CROWDS:
         loaded = (crowd**kernels.exponent - 1.0) / (crowd - 1.0) if crowd > 1.0 else 0.0
         others_ns, matrix_ns = (
-            inside(area_ns * (1.0 + loaded * (np.minimum(crowding, crowd) - 1.0)), kind)
-            for kind, area_ns, crowding in kinds
+            inside(area_ns * (1.0 + loaded * (np.minimum(crowding, crowd) - 1.0)), cells_of_kind)
+            for cells_of_kind, area_ns, crowding in kinds
         )
         spans = _counted_ns(kernels, others_ns, matrix_ns)
         best_ns = max(best_ns, float(np.max(np.where(some, heads[:, None] + tails[None, :] + spans, 0.0))))

@@ -74,6 +74,17 @@ def in_words_of_the_command_line(error: GpusimError) -> str:
     return str(OptionError(f"{option} {error.value}: {error.problem}"))
 
 
+@contextmanager
+def named(argument: str, option: str) -> Iterator[None]:
+    """Within it, errors about an argument of Python name this option of the command."""
+    try:
+        yield
+    except OptionError as error:
+        if error.argument != argument:
+            raise
+        raise OptionError(f"{option} {error.value}: {error.problem}") from error
+
+
 def usage_line(problem: str, words: Iterable[str]) -> str:
     """What click says is wrong with a command line of these words, each of them cut as values in a message are.
 

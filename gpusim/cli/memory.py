@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from gpusim.cli.common import (
@@ -9,6 +11,7 @@ from gpusim.cli.common import (
     hardware_option,
     json_option,
     load_step,
+    named,
     one_of,
     print_json,
     progress_bar,
@@ -31,7 +34,7 @@ SYNC = {"layers": True, "events": False}
     help="Only this memory policy, besides the one that keeps all; repeatable.",
 )
 @size_option("--budget", "--memory", "memory_limit", "Most memory that may be allocated: 8GiB, or a number of MiB.")
-@size_option("--pinned", "pinned_limit", "Most pinned host memory; what has no room stays on the GPU.")
+@size_option("--pinned", "pinned_limit", "Most pinned host memory; what has no room stays on the GPU.", least=0)
 @click.option(
     "--sync",
     default=None,
@@ -41,6 +44,9 @@ SYNC = {"layers": True, "events": False}
 )
 @click.option("-o", "output", metavar="PLAN", help="Write the plan of --policy, or the fastest that fits (.json).")
 @click.option("--snapshot", metavar="FILE", help="Write that plan's memory over time for PyTorch's memory viewer.")
+@click.option(
+    "--measured", metavar="FILE", help="Hold keep_all to a run's snapshot (torch.cuda.memory._dump_snapshot)."
+)
 @json_option
 @figure_options
 def memory(
@@ -52,18 +58,21 @@ def memory(
     sync: str | None,
     output: str | None,
     snapshot: str | None,
+    measured: str | None,
     as_json: bool,
     html_file: str | None,
     png_file: str | None,
 ) -> None:
     """Compare memory policies of TRACE: peak memory, step time, copies, recomputation; none of it needs a GPU."""
     import gpusim
+    from gpusim import for_commands
     from gpusim.report.memory_table import memory_document, print_memory
 
     figures = check_figures(html_file, png_file)
     target, viewer = check_output(output), check_output(snapshot)
+    run = None if measured is None else for_commands.read_memory_snapshot(Path(measured))
     step = load_step(trace, hardware)
-    with progress_bar(not as_json) as report:
+    with progress_bar(not as_json) as report, named("memory_limit", "--budget"):
         comparison = gpusim.memory(
             step,
             memory_limit=memory_limit,
@@ -81,9 +90,9 @@ def memory(
 
         figures.write(memory_front_figure(comparison), f"memory of {step.name}")
     if as_json:
-        print_json(memory_document(comparison))
+        print_json(memory_document(comparison, run))
         return
-    print_memory(comparison)
+    print_memory(comparison, run)
     for content, path in (("plan", target), ("memory over time", viewer)):
         if path is not None:
             tell(f"{content} written to {path}")

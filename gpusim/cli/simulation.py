@@ -174,7 +174,6 @@ def simulate(
 ) -> None:
     """Predict one schedule of TRACE: a policy's or one from a file."""
     import gpusim
-    from gpusim.report.tables import print_simulated
 
     schedule, most_streams = chosen_schedule(policy, streams, schedule_file)
     target = check_output(perfetto_file)
@@ -219,6 +218,8 @@ def simulate(
     if as_json:
         print_json(document)
         return
+    from gpusim.report.tables import print_simulated
+
     print_simulated(document)
     if target is not None:
         tell(f"timeline written to {target}; open it at ui.perfetto.dev")

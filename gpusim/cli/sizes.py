@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -14,20 +15,20 @@ from gpusim.units import MIB, parse_bytes
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def size_option(*names_and_help: str) -> Callable[[Function], Function]:
-    """An option whose value is a size in bytes: its names, the parameter's, and the help text."""
+def size_option(*names_and_help: str, least: int = 1) -> Callable[[Function], Function]:
+    """An option whose value is a size of at least so many bytes: its names, the parameter's, and the help text."""
     *names, text = names_and_help
-    return click.option(*names, callback=_size, default=None, metavar="SIZE", help=text)
+    return click.option(*names, callback=partial(_size, least), default=None, metavar="SIZE", help=text)
 
 
-def _size(_context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+def _size(least: int, _context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
     """Bytes; a bare number is MiB. Raises `OptionError`."""
     if text is None:
         return None
     try:
         size = parse_bytes(text, MIB)
     except ValueError:
-        size = 0
-    if not size:
+        size = -1
+    if size < least:
         raise OptionError(f"{parameter.opts[0]} {short_value(text)}: a size such as 8GiB, or a number of MiB")
     return size

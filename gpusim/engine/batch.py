@@ -103,9 +103,10 @@ class BatchEngine:
         one = self.encode([order], [np.zeros_like(order)], mode="stream").plans
         count = int(one.tasks[0])
         plans = Plans.of_size(1, steps * count, 0, stream_mode=True)
-        plans.nodes.reshape(steps, count)[:] = one.nodes[0, :count]
+        for all_steps, step in ((plans.nodes, one.nodes), (plans.launches, one.launches)):
+            # As bytes, it is not copied field by field.
+            all_steps.view(np.uint8).reshape(steps, -1)[:] = step[0, :count].view(np.uint8)
         plans.nodes[0]["previous"] = np.arange(-1, steps * count - 1)
-        plans.launches.reshape(steps, count)[:] = one.launches[0, :count]
         del one
         room = Room.for_plans(plans, 1, 1, self.hardware)
         simulate_plans(self.record, self.arrays.tasks, plans, plans.launches, room, 0, 1, runs=steps)

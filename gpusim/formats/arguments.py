@@ -49,7 +49,7 @@ def count_values(values: Any, depth: int = MAX_DEPTH) -> int:
     parts = values.values() if isinstance(values, dict) else values
     count = len(values)
     for part in parts:
-        if depth and (type(part) is list or type(part) is tuple):
+        if (kind := type(part)) is not dict and depth and (kind is list or kind is tuple):
             count += count_values(part, depth - 1)
     return count
 

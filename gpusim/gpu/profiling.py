@@ -10,12 +10,7 @@ from __future__ import annotations
 
 import bisect
 import json
-import os
-import re
 import statistics
-import sys
-import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Kernel, TaskKind
+from gpusim.gpu.quiet import quiet
 from gpusim.gpu.replay.execute import InitialState, Runner
 from gpusim.io.scratch import scratch_folder
 from gpusim.units import us_to_ns
@@ -39,10 +35,6 @@ RANGE = "gpusim::"
 #: Clock rate assumed when turning a wish for time into spin cycles; too short only means less of a head start.
 SPIN_CYCLES_PER_NS = 2.0
 MIN_ATTRIBUTED_FRAC = 0.999
-
-STDERR = 2
-#: A line of torch's or Kineto's log below an error: `[W1123 07:12:33 profiler_kineto.cpp:331] ...`, `WARNING:2026-...`.
-WARNING_LINE = re.compile(rb"\[[WI]\S* |(INFO|STAGE|WARNING|USDT):\d{4}-\d\d-\d\d")
 
 _KINDS: dict[str, TaskKind] = {"kernel": "kernel", "gpu_memset": "memset", "gpu_memcpy": "memcpy"}
 
@@ -85,53 +77,21 @@ def profile_ops(runner: Runner, state: InitialState, releases: Sequence[Sequence
 @contextmanager
 def profiled() -> Iterator[Any]:
     """A session of torch's profiler for CPU and GPU, whose warnings do not reach the terminal."""
-    with _quiet():
+    with quiet():
         session = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
         session.__enter__()
     try:
         yield session
     finally:
-        with _quiet():
+        with quiet():
             session.__exit__(None, None, None)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep warnings from the terminal; only for calls that start, stop or export a session.
-
-    Kineto and CUPTI write theirs to file descriptor 2, past Python. Every other line is passed on.
-    """
-    try:
-        terminal = os.dup(STDERR)
-    except OSError:  # there is no standard error
-        yield
-        return
-    with warnings.catch_warnings(), tempfile.TemporaryFile() as written:
-        warnings.simplefilter("ignore")
-        _flush()
-        os.dup2(written.fileno(), STDERR)
-        try:
-            yield
-        finally:
-            _flush()
-            os.dup2(terminal, STDERR)
-            os.close(terminal)
-            written.seek(0)
-            for line in written:
-                if not WARNING_LINE.match(line):
-                    os.write(STDERR, line)
-
-
-def _flush() -> None:
-    if sys.stderr is not None:
-        sys.stderr.flush()
 
 
 def exported_events(session: Any) -> list[dict[str, Any]]:
     """The trace events of a finished profiler session."""
     with scratch_folder() as folder:
         path = folder / "trace.json"
-        with _quiet():
+        with quiet():
             session.export_chrome_trace(str(path))
         events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
     return events

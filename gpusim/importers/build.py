@@ -211,7 +211,11 @@ def _edges(contents: Contents, profile: Profile, activities: Sequence[Activity],
     findings = []
     if not profile.has_times:
         quality = "none"
-    if quality == "assumed":
+    unknown = sum(wait.recorded < 0 for wait in profile.waits)
+    if unknown:
+        text = f"{unknown} recorded waits do not name what they wait for: what had ended elsewhere counts as required"
+        findings.append(Finding("unknown-waits", text, "add the execution trace, or profile with another torch"))
+    elif quality == "assumed":
         text = (
             "several streams and no record of what they wait for: the observed order across streams counts as required"
         )

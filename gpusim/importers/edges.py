@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from gpusim.formats.trace import EdgeKind, Quality
 from gpusim.importers.model import Activity, Edge, Wait, Work
 
+Lane = tuple[int, int, int]
+
 #: Two records that follow each other may overlap by so much for the clock's sake.
 OVERLAP_NS = 1_000
 #: Waits of the host for more streams than this are left to the order on each stream.
@@ -35,18 +37,22 @@ def observed_edges(
     contradicted = 0
     quality: Quality = "event"
     from_graphs = any(activity.shared_launch for activity in activities)
+    unknown = [wait for wait in waits if wait.recorded < 0]
     if has_waits:
-        event_edges, contradicted = _event_edges(activities, waits, OVERLAP_NS + resolution_ns, work)
+        known = [wait for wait in waits if wait.recorded >= 0]
+        event_edges, contradicted = _event_edges(activities, known, OVERLAP_NS + resolution_ns, work)
         edges += event_edges
-    if not has_waits or from_graphs:
-        edges += _assumed_edges(activities, only_graphs=has_waits, work=work)
+    if not has_waits or from_graphs or unknown:
+        everywhere = not has_waits or any(wait.stream is None for wait in unknown)
+        waiting = None if everywhere else _first_after(activities, unknown, work)
+        edges += _assumed_edges(activities, waiting, work)
         quality = "assumed"
     return _without_doubles(edges), quality, contradicted
 
 
 def stream_edges(activities: Sequence[Activity], kind: EdgeKind = "stream") -> list[Edge]:
     """Each record after the one before it on its stream."""
-    last: dict[tuple[int, int, int], int] = {}
+    last: dict[Lane, int] = {}
     edges = []
     for index, activity in enumerate(activities):
         if activity.lane in last:
@@ -59,12 +65,7 @@ def _event_edges(
     activities: Sequence[Activity], waits: Sequence[Wait], overlap_ns: int, work: Work
 ) -> tuple[list[Edge], int]:
     """Edges of waits: calls are numbered in the order in which the host made them."""
-    lanes: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    for index, activity in enumerate(activities):
-        if activity.correlation >= 0:
-            lanes.setdefault(activity.lane, []).append((activity.correlation, index))
-    for launches in lanes.values():
-        launches.sort()
+    lanes = _launches(activities)
     edges: list[Edge] = []
     contradicted = 0
     for wait in waits:
@@ -90,11 +91,38 @@ def _event_edges(
     return edges, contradicted
 
 
-def _assumed_edges(activities: Sequence[Activity], only_graphs: bool, work: Work) -> list[Edge]:
-    """Each record after the last one of every other stream that had ended when it began."""
-    ended: dict[tuple[int, int, int], list[int]] = {}
+def _launches(activities: Sequence[Activity]) -> dict[Lane, list[tuple[int, int]]]:
+    """By stream, the correlations and indices of its records, in the order in which the host launched them."""
+    lanes: dict[Lane, list[tuple[int, int]]] = {}
+    for index, activity in enumerate(activities):
+        if activity.correlation >= 0:
+            lanes.setdefault(activity.lane, []).append((activity.correlation, index))
+    for launches in lanes.values():
+        launches.sort()
+    return lanes
+
+
+def _first_after(activities: Sequence[Activity], waits: Sequence[Wait], work: Work) -> set[int]:
+    """The first record on a waiting stream after each wait."""
+    lanes = _launches(activities)
+    first: set[int] = set()
+    for wait in waits:
+        work.spend(len(lanes))
+        for lane, launches in lanes.items():
+            if lane[2] == wait.stream and (not wait.process or lane[0] == wait.process):
+                at = bisect_right(launches, (wait.correlation, len(activities)))
+                first.update(index for _, index in launches[at : at + 1])
+    return first
+
+
+def _assumed_edges(activities: Sequence[Activity], waiting: set[int] | None, work: Work) -> list[Edge]:
+    """Each record after the last one of every other stream that had ended when it began.
+
+    With `waiting`, only these records, and those of CUDA graphs after others of graphs.
+    """
+    ended: dict[Lane, list[int]] = {}
     """By stream, its records so far, in order of start."""
-    told: dict[tuple[tuple[int, int, int], tuple[int, int, int]], int] = {}
+    told: dict[tuple[Lane, Lane], int] = {}
     edges: list[Edge] = []
     for index, activity in enumerate(activities):
         work.spend(len(ended))
@@ -110,7 +138,8 @@ def _assumed_edges(activities: Sequence[Activity], only_graphs: bool, work: Work
             if at < 0 or activities[records[at]].end_ns > activity.start_ns:
                 continue
             before = records[at]
-            if only_graphs and not (activity.shared_launch and activities[before].shared_launch):
+            in_graphs = activity.shared_launch and activities[before].shared_launch
+            if waiting is not None and index not in waiting and not in_graphs:
                 continue
             if told.get((lane, activity.lane), -1) < before:
                 told[lane, activity.lane] = before

@@ -27,6 +27,8 @@ ALLOCATE = ("aten::empty", "aten::new_empty")
 #: Calls within calls that are looked at.
 MAX_CALLS = 64
 _SPACES = re.compile(r"\s+")
+#: How a mangled name begins, and the length in front of each of its parts.
+_MANGLED, _SIZE = re.compile(r"_ZN?[KVr]*(?:St)?"), re.compile(r"[0-9]{1,4}")
 #: The host reads a value of the GPU there, so all that follows waits for it.
 HOST_READS = ("aten::_local_scalar_dense", "aten::item")
 
@@ -268,13 +270,20 @@ def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump
     if not place:
         from_graph = [index for index, activity in enumerate(activities) if activity.shared_launch]
         left: dict[tuple[str, object], deque[int]] = {}
+        matched_records: set[int] = set()
         for node in (node for node in nodes_of_work if node.kind == "kernel"):
-            left.setdefault((_base(node.name), node.grid), deque()).append(node.index)
-        for index in from_graph:
-            activity = activities[index]
-            nodes_left = left.get((_base(activity.name), activity.grid)) or left.get((_base(activity.name), None))
-            if nodes_left:
-                place[nodes_left.popleft()] = index
+            for key in dict.fromkeys((_name(node.name), _base(node.name))):
+                left.setdefault((key, node.grid), deque()).append(node.index)
+        for by_name in (_name, _base):
+            for index in from_graph:
+                name = by_name(activities[index].name)
+                for grid in (activities[index].grid, None):
+                    nodes_left = left.get((name, grid), deque())
+                    while nodes_left and nodes_left[0] in place:
+                        nodes_left.popleft()
+                    if nodes_left and index not in matched_records:
+                        place[nodes_left.popleft()] = index
+                        matched_records.add(index)
     kernels = sum(node.kind == "kernel" for node in nodes_of_work)
     if not place or sum(activities[index].kind == "kernel" for index in place.values()) < MIN_MATCHED * kernels:
         raise ImportFileError(dump.file, f"its {kernels} kernels are not those that {profile.file} shows in one replay")
@@ -358,6 +367,18 @@ def _name(name: str) -> str:
 
 def _base(name: str) -> str:
     """A kernel's name without return type, template arguments, parameters and namespaces."""
+    mangled = _MANGLED.match(name)
+    if mangled:
+        return _last_part(name, mangled.end())
     text = name.replace("(anonymous namespace)", "_").replace("<unnamed>", "_")
     cut = min((at for mark in "<(" if (at := text.find(mark)) > 0), default=len(text))
     return text[:cut].rpartition(" ")[2].rpartition("::")[2]
+
+
+def _last_part(mangled: str, at: int) -> str:
+    """The innermost name of a mangled one (Itanium C++ ABI, section 5.1): parts with their lengths in front."""
+    part = ""
+    while size := _SIZE.match(mangled, at):
+        at = size.end() + int(size[0])
+        part = mangled[size.end() : at]
+    return part or mangled

@@ -123,6 +123,7 @@ class Wait:
 
     correlation: int
     recorded: int
+    """-1 where the file does not say which record is waited for."""
     source: int | None
     """Stream waited for; None for all."""
     stream: int | None

@@ -277,6 +277,8 @@ class MeasuredTimes:
         forward = sum(each[0] * each[1] for each in estimates) / weight
         backward = sum(each[0] * each[2] for each in estimates) / weight
         totals = [each[1] + each[2] for each in estimates]
+        if not forward + backward:  # a layer of views: nothing runs
+            return PassTimes(0.0, 0.0)
         spread = (max(totals) - min(totals)) / 2 / (forward + backward) if len(totals) > 1 else guess.error
         return PassTimes(forward, backward, spread)
 

@@ -97,7 +97,8 @@ class CachingAllocator:
             bisect.insort(free, (rest.bytes, rest.address))
         block.free = False
         self.allocated_bytes += block.bytes
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
         return block
 
     def release(self, block: Block | None) -> None:

@@ -13,7 +13,7 @@ from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan, write_memory_plan
 from gpusim.memplan.policies.base import Setting
-from gpusim.memplan.policies.least_time import LeastTime
+from gpusim.memplan.policies.least_time import LeastTime, shortfall
 from gpusim.memplan.policies.registry import MEMORY_POLICIES, memory_policy_by_name
 from gpusim.memplan.snapshot import write_snapshot
 from gpusim.memplan.storages import CATEGORIES, Storages
@@ -54,6 +54,8 @@ class MemoryComparison:
     """Our own policy at other budgets, for the front."""
     budget_bytes: int | None = None
     pinned_bytes: int | None = None
+    shortfall: str = ""
+    """Why no plan at all keeps the budget; empty where one does."""
 
     @property
     def capacity_bytes(self) -> int:
@@ -115,11 +117,6 @@ class MemoryComparison:
         """The fastest plan that fits."""
         fitting = [row for row in (*self.rows, *self.more) if row.outcome is not None and self.fits(row.outcome)]
         return min(fitting, key=lambda row: (_outcome(row).step_ns, _outcome(row).peak_bytes), default=None)
-
-    def shortfall(self, budget_bytes: int) -> str:
-        """Why no plan at all keeps a budget; empty where one does."""
-        planner = LeastTime(Setting(self.graph, self.storages, budget_bytes, self.pinned_bytes))
-        return planner.shortfall(budget_bytes) if planner.least_peak.peak_bytes > budget_bytes else ""
 
     @cached_property
     def front(self) -> tuple[PolicyRow, ...]:
@@ -198,24 +195,30 @@ def compare_policies(
     chosen = [memory_policy_by_name(name) for name in dict.fromkeys(names)]
     evaluator = MemoryEvaluator(graph)
     setting = Setting(graph, evaluator.storages, budget_bytes, pinned_bytes, synchronous)
+    planner = LeastTime(setting, evaluator)
     steps = len(chosen) + (len(FRONT_SHARES) if policies is None else 0)
     rows: list[PolicyRow] = []
     for number, policy in enumerate(chosen):
         report(policy.name, number / steps, 0)
-        rows.append(_row(evaluator, setting, policy.name))
+        rows.append(_row(evaluator, setting, policy.name, planner))
     more = []
     if policies is None:
         for number, budget in enumerate(_front_budgets(rows)):
             report("front", (len(chosen) + number) / steps, 0)
-            more.append(_row(evaluator, replace(setting, budget_bytes=budget), LEAST_TIME))
-    return MemoryComparison(graph, evaluator.storages, tuple(rows), tuple(more), budget_bytes, pinned_bytes)
+            more.append(_row(evaluator, replace(setting, budget_bytes=budget), LEAST_TIME, planner))
+    comparison = MemoryComparison(graph, evaluator.storages, tuple(rows), tuple(more), budget_bytes, pinned_bytes)
+    if budget_bytes is None or comparison.best is not None or planner.least_peak.peak_bytes <= budget_bytes:
+        return comparison
+    reached = [planner.least_use.peak, *(_outcome(row).use.peak for row in rows if row.outcome is not None)]
+    least = min(reached, key=lambda peak: peak.allocated_bytes)
+    return replace(comparison, shortfall=shortfall(comparison.storages, least, budget_bytes))
 
 
-def _row(evaluator: MemoryEvaluator, setting: Setting, name: str) -> PolicyRow:
+def _row(evaluator: MemoryEvaluator, setting: Setting, name: str, planner: LeastTime) -> PolicyRow:
     policy = MEMORY_POLICIES[name]
     budget = (setting.budget_bytes or 0) if policy.takes_budget else 0
     try:
-        plan = policy(setting)
+        plan = planner.plan_for(setting.budget_bytes) if name == LEAST_TIME else policy(setting)
         plan, kept = within_pinned(setting.storages, plan, setting.pinned_bytes)
         outcome = evaluator.evaluate(plan)
     except PlanError as cause:

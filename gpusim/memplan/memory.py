@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpusim.memplan.allocator import Block, CachingAllocator
-from gpusim.memplan.program import Instruction, Program
+from gpusim.memplan.program import Program
 from gpusim.memplan.storages import Category, Storages
 
 
@@ -44,24 +44,18 @@ class MemoryUse:
 
 def memory_of(storages: Storages, program: Program) -> MemoryUse:
     """Follow a program through the caching allocator. The program must be one that can run (`check_program`)."""
-    before = CachingAllocator()
-    for storage in sorted(storages.initial):
-        before.allocate(storages.bytes[storage])
-    pool = CachingAllocator()  # a graph's recording has a pool of its own
-    blocks: dict[int, Block | None] = {}
-    levels: list[int] = []
-    peak_level, peak_place, peak_live = -1, 0, frozenset[int]()
+    before = pool_before(storages)
+    levels, pool = _levels(storages, program)
+    levels = [before.allocated_bytes + level for level in levels]
     peak_by_op = [0] * len(storages.trace.ops)
-    for place, instruction in enumerate(program):
-        level = _follow(storages, pool, blocks, instruction)
-        levels.append(before.allocated_bytes + level)
+    for level, instruction in zip(levels, program, strict=True):
         if instruction.kind == "run":
-            peak_by_op[instruction.op] = levels[-1]
-        if level > peak_level:
-            peak_level, peak_place, peak_live = level, place, frozenset(blocks)
+            peak_by_op[instruction.op] = level
+    most = max(levels, default=before.allocated_bytes)
+    place = levels.index(most) if levels else 0
     return MemoryUse(
         initial_bytes=before.allocated_bytes,
-        peak=_peak(storages, program, before.allocated_bytes + max(peak_level, 0), peak_place, peak_live),
+        peak=_peak(storages, program, most, place, _live(storages, program[: place + 1])),
         reserved_bytes=before.reserved_bytes + pool.reserved_bytes,
         allocated_bytes=tuple(levels),
         pinned_bytes=pinned_bytes(storages, (i.storage for i in program if i.kind == "out")),
@@ -69,29 +63,63 @@ def memory_of(storages: Storages, program: Program) -> MemoryUse:
     )
 
 
-def _follow(
-    storages: Storages, pool: CachingAllocator, blocks: dict[int, Block | None], instruction: Instruction
-) -> int:
-    """Issue one instruction; the most that the pool had allocated meanwhile."""
-    if instruction.kind in ("run", "again"):
-        op = instruction.op
-        passing: list[Block | None] = []
-        for storage in storages.makes[op]:
-            if instruction.kind == "run" or storage in instruction.bring:
-                blocks[storage] = pool.allocate(storages.bytes[storage])
-            else:
-                passing.append(pool.allocate(storages.bytes[storage]))
-        passing.append(pool.allocate(storages.workspace_bytes[op]))
-        level = pool.allocated_bytes
-        for block in reversed(passing):
-            pool.release(block)
-        return level
-    if instruction.kind == "back":
-        blocks[instruction.storage] = pool.allocate(storages.bytes[instruction.storage])
-    level = pool.allocated_bytes
-    if instruction.kind == "free":
-        pool.release(blocks.pop(instruction.storage))
-    return level
+def peak_bytes_of(storages: Storages, program: Program, initial_bytes: int) -> int:
+    """The peak of `memory_of` alone, beside what is allocated before the step: for planners that try many programs."""
+    levels, _ = _levels(storages, program)
+    return initial_bytes + max(levels, default=0)
+
+
+def pool_before(storages: Storages) -> CachingAllocator:
+    """The allocator with what is there before the step."""
+    before = CachingAllocator()
+    for storage in sorted(storages.initial):
+        before.allocate(storages.bytes[storage])
+    return before
+
+
+def _levels(storages: Storages, program: Program) -> tuple[list[int], CachingAllocator]:
+    """Most that the step itself has allocated while each instruction is issued, and its pool at the end."""
+    pool = CachingAllocator()  # a graph's recording has a pool of its own
+    size, workspace, makes = storages.bytes, storages.workspace_bytes, storages.makes
+    blocks: dict[int, Block | None] = {}
+    levels: list[int] = []
+    for instruction in program:
+        kind = instruction.kind
+        if kind == "free":
+            levels.append(pool.allocated_bytes)
+            pool.release(blocks.pop(instruction.storage))
+        elif kind in ("run", "again"):
+            passing: list[Block | None] = []
+            for storage in makes[instruction.op]:
+                block = pool.allocate(size[storage])
+                if kind == "run" or storage in instruction.bring:
+                    blocks[storage] = block
+                else:
+                    passing.append(block)
+            passing.append(pool.allocate(workspace[instruction.op]))
+            levels.append(pool.allocated_bytes)
+            for block in reversed(passing):
+                pool.release(block)
+        else:
+            if kind == "back":
+                blocks[instruction.storage] = pool.allocate(size[instruction.storage])
+            levels.append(pool.allocated_bytes)
+    return levels, pool
+
+
+def _live(storages: Storages, program: Program) -> set[int]:
+    """Storages of the step itself that are there once the last of these instructions is issued, or while it runs."""
+    live: set[int] = set()
+    for instruction in program:
+        if instruction.kind == "run":
+            live.update(storages.makes[instruction.op])
+        elif instruction.kind == "again":
+            live.update(s for s in storages.makes[instruction.op] if s in instruction.bring)
+        elif instruction.kind == "back":
+            live.add(instruction.storage)
+        elif instruction.kind == "free":
+            live.discard(instruction.storage)
+    return live
 
 
 def _peak(storages: Storages, program: Program, allocated_bytes: int, place: int, live: Iterable[int]) -> Peak:

@@ -35,7 +35,8 @@ class Profile:
             change[min(places)] += self.size[storage]
             change[self.last[storage] + 1] -= self.size[storage]
         self.initial_bytes = sum(self.size[s] for s in storages.initial)
-        workspace = np.array([rounded(storages.workspace_bytes[op]) for op in times.order], dtype=np.int64)
+        self.workspace = [rounded(size) for size in storages.workspace_bytes]
+        workspace = np.array([self.workspace[op] for op in times.order], dtype=np.int64)
         self.level = np.cumsum(change[:-1]) + workspace + self.initial_bytes
 
     def level_bytes(
@@ -65,7 +66,7 @@ class Profile:
                     change[now] += size[storage]
                 else:
                     between += size[storage]
-            workspaces = max((rounded(self.storages.workspace_bytes[op]) for op in redo.ops), default=0)
+            workspaces = max(map(self.workspace.__getitem__, redo.ops), default=0)
             at_once[now] = max(at_once.get(now, 0), between + workspaces)
         level = self.level + np.cumsum(change[:-1])
         for now, more in at_once.items():

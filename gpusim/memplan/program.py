@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from gpusim.memplan.plan import MemoryPlan, Offload
 from gpusim.memplan.storages import Storages
@@ -28,9 +29,8 @@ from gpusim.memplan.storages import Storages
 Kind = Literal["run", "again", "out", "free", "back", "barrier"]
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """One of the table above."""
+class Instruction(msgspec.Struct, frozen=True, gc=False):
+    """One of the table above. Planners make millions of them, so it is a struct."""
 
     kind: Kind
     op: int = -1
@@ -60,15 +60,12 @@ def _actions(storages: Storages, plan: MemoryPlan) -> Iterator[Instruction]:
     for offload in _by_need(storages, plan, order):
         before[offload.back].append(Instruction("back", storage=offload.storage))
     for redo in plan.redos:
-        brought: set[int] = set()
-        for op in redo.ops:
-            bring = frozenset(redo.storages) & storages.writes[op]
-            brought |= bring
-            before[redo.before].append(Instruction("again", op=op, bring=bring))
+        wanted = frozenset(redo.storages)
+        before[redo.before] += [Instruction("again", op=op, bring=wanted & storages.writes[op]) for op in redo.ops]
     for op in order:
-        yield from before[op]
+        yield from before.get(op, ())
         yield Instruction("run", op=op)
-        yield from after[op]
+        yield from after.get(op, ())
 
 
 def _by_need(storages: Storages, plan: MemoryPlan, order: Sequence[int]) -> list[Offload]:
@@ -98,29 +95,36 @@ def _with_frees(storages: Storages, actions: list[Instruction], held: frozenset[
     last_use: dict[int, int] = {}
     free_behind: dict[int, list[int]] = defaultdict(list)
     there: set[int] = set(storages.initial)
+    touched = storages.touched
     for place, instruction in enumerate(actions):
-        if instruction.kind == "free":
+        kind = instruction.kind
+        if kind == "run":
+            there |= touched[instruction.op]
+            last_use.update(dict.fromkeys(touched[instruction.op], place))
+            continue
+        if kind == "free":
             there.discard(instruction.storage)
             last_use.pop(instruction.storage, None)
             continue
         fresh: frozenset[int] = frozenset()
-        if instruction.kind == "back":
+        if kind == "back":
             fresh = frozenset((instruction.storage,))
-        elif instruction.kind == "again":
+        elif kind == "again":
             fresh = frozenset(s for s in instruction.bring if _makes_anew(storages, instruction.op, s))
         # Computed again, or copied back, with nothing said of when to let go of it.
         for storage in (fresh & there) - storages.initial:
             free_behind[last_use[storage]].append(storage)
-        for storage in needed(storages, instruction):
-            there.add(storage)
-            last_use[storage] = place
+        needs = needed(storages, instruction)
+        there |= needs
+        last_use.update(dict.fromkeys(needs, place))
     for storage, place in last_use.items():
         if storage not in stays:
             free_behind[place].append(storage)
     program: list[Instruction] = []
     for place, instruction in enumerate(actions):
         program.append(instruction)
-        program += [Instruction("free", storage=storage) for storage in sorted(free_behind[place])]
+        if place in free_behind:
+            program += [Instruction("free", storage=storage) for storage in sorted(free_behind[place])]
     return tuple(program)
 
 

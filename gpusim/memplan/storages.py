@@ -64,6 +64,17 @@ def _for_its_size(trace: Trace, op: Op) -> frozenset[int]:
     return frozenset((storage,)) - others
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a storage is computed once more: all ops of the forward pass that write it, and what they read."""
+
+    ops: tuple[int, ...]
+    sources: tuple[tuple[int, bool], ...]
+    """Storages made by the step that are read, each with whether it still has that value when the forward pass ends."""
+    changed: frozenset[int]
+    """Other storages that these ops change in place: they must be computed once more themselves."""
+
+
 @dataclass(frozen=True)
 class Storages:
     """The storages of a trace, by index, and what its ops do with them."""
@@ -205,6 +216,29 @@ class Storages:
             for storage in self.writes[op]:
                 last[storage] = op
         return tuple(versions)
+
+    @cached_property
+    def recipes(self) -> tuple[Recipe | None, ...]:
+        """For each storage how to compute it once more; None where nothing can, whatever is there."""
+        return tuple(self._recipe(storage) for storage in range(len(self)))
+
+    def _recipe(self, storage: int) -> Recipe | None:
+        ops = tuple(op for op in self.writers[storage] if op < self.first_backward)
+        if not ops or storage in self.initial or not all(self.may_run_again[op] for op in ops):
+            return None
+        sources: dict[int, bool] = {}
+        changed: set[int] = set()
+        for op in ops:
+            changed |= self.writes[op] - frozenset(self.makes[op]) - self.states[op]
+            for each in self.inputs[op]:
+                writers = [w for w in self.writers[each] if w < self.first_backward]
+                unchanged = self.version_read[op].get(each, -1) == (writers[-1] if writers else -1)
+                if each not in self.initial:
+                    sources[each] = unchanged and sources.get(each, True)
+                elif not unchanged:
+                    return None
+        sources.pop(storage, None)
+        return Recipe(ops, tuple(sources.items()), frozenset(changed - {storage}))
 
     @cached_property
     def first_backward(self) -> int:

@@ -74,6 +74,37 @@ class Link:
         return self.latency_ns + size / self.back_bytes_per_ns
 
 
+class CopiesOut:
+    """Copies to the host, one after the other, each from the last use of its storage in the forward pass on."""
+
+    def __init__(self, times: OpTimes, link: Link) -> None:
+        self._times = times
+        self._link = link
+        self._order: list[tuple[int, int]] = []
+        self._copy_ns: list[float] = []
+        self._end_ns: list[float] = []
+
+    def add(self, key: tuple[int, int], size: int, limit_ns: float) -> bool:
+        """Take a copy in if all then end by a time. `key` is the place of the storage's last use, and the storage."""
+        at = bisect.bisect(self._order, key)
+        order = [key, *self._order[at:]]
+        copy_ns = [self._link.out_ns(size), *self._copy_ns[at:]]
+        now = self._end_ns[at - 1] if at else 0.0
+        ends: list[float] = []
+        for number, (place, _) in enumerate(order):
+            now = max(now, self._times.end_ns[place]) + copy_ns[number]
+            if now > limit_ns:
+                return False
+            if number and now == self._end_ns[at + number - 1]:  # an idle time before it: nothing behind it changes
+                ends += self._end_ns[at + number - 1 :]
+                break
+            ends.append(now)
+        if ends[-1] > limit_ns:
+            return False
+        self._order[at:], self._copy_ns[at:], self._end_ns[at:] = order, copy_ns, ends
+        return True
+
+
 def last_forward_places(storages: Storages, times: OpTimes, chosen: Iterable[int]) -> dict[int, int]:
     """For each of these storages the place of its last use in the forward pass."""
     turn = storages.first_backward
@@ -86,12 +117,12 @@ def first_needs(
     """For each of these storages the place at which it is first needed after the forward pass, or to compute others."""
     turn = storages.first_backward
     needs = {s: min(times.place[op] for op in storages.users[s] if op >= turn) for s in chosen}
+    if not needs:
+        return needs
     for redo in redos:
-        brought = frozenset(redo.storages)
-        for op in redo.ops:
-            for storage in storages.touched[op] - brought:
-                if storage in needs:
-                    needs[storage] = min(needs[storage], times.place[redo.before])
+        read = frozenset().union(*map(storages.touched.__getitem__, redo.ops)).difference(redo.storages)
+        for storage in read & needs.keys():
+            needs[storage] = min(needs[storage], times.place[redo.before])
     return needs
 
 

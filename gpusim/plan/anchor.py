@@ -27,10 +27,12 @@ class Anchor:
 
 def anchor(trace: Trace, hardware: HardwareModel) -> Anchor:
     """Gap and scale that make the sequential graph take what it took when the trace was captured."""
-    kernels = [kernel for op in trace.ops for kernel in op.kernels]
     truth = trace.ground_truth
+    if truth is None or trace.provenance.gpu.name != hardware.gpu or not truth.graph.median_ns:
+        return Anchor(hardware.graph.chain_ns, 1.0)
+    kernels = [kernel for op in trace.ops for kernel in op.kernels]
     total_ns = sum(kernel.dur_ns for kernel in kernels)
-    if truth is None or trace.provenance.gpu.name != hardware.gpu or not total_ns or not truth.graph.median_ns:
+    if not total_ns:
         return Anchor(hardware.graph.chain_ns, 1.0)
     nodes = sum(kernel.kind != "kernel" for kernel in kernels[1:])
     measured = (truth.graph.median_ns, total_ns, launch.extra_ns(hardware.graph, True) * nodes, len(kernels))

@@ -54,7 +54,7 @@ class OpGraph:
         any_variants = any(op.variants for op in trace.ops)
         variants = variant_tasks(trace, hardware, fitted.scale) if any_variants else ()
         graph = cls(trace, anchored(hardware, fitted.chain_ns), dependencies(trace), tasks, variants)
-        graph.work_dependencies  # noqa: B018  (all else rests on it, and it says where a step has too many)
+        graph.work_preds  # noqa: B018  (all else rests on it, and it says where a step has too many)
         return graph
 
     def choosing(self, variants: Sequence[int]) -> OpGraph:
@@ -90,7 +90,7 @@ class OpGraph:
         if list(map(len, tasks)) != list(map(len, self.tasks)):
             raise ValueError("another number of tasks of an op")
         other = self._like_this(hardware=hardware, tasks=tasks)
-        vars(other).update(succs=self.succs, work_dependencies=self.work_dependencies)
+        vars(other).update(work_preds=self.work_preds)
         return other
 
     def without_dependencies(self) -> OpGraph:
@@ -131,25 +131,21 @@ class OpGraph:
         for op, preds in enumerate(self.preds):
             for before in preds:
                 successors[before].append(op)
-        return tuple(tuple(ops) for ops in successors)
+        return tuple(map(tuple, successors))
 
     @cached_property
-    def work_dependencies(self) -> tuple[dict[int, tuple[int, ...]], dict[int, list[int]]]:
-        """Predecessors, ascending, and successors among the ops that have kernels; views hand theirs on."""
-        works = [bool(tasks) for tasks in self.tasks]
+    def work_preds(self) -> dict[int, tuple[int, ...]]:
+        """For each op that has kernels its predecessors among these, ascending; views hand theirs on."""
+        works = list(map(bool, self.tasks))
         reach: list[tuple[int, ...]] = []
         preds: dict[int, tuple[int, ...]] = {}
-        succs: dict[int, list[int]] = {op: [] for op, working in enumerate(works) if working}
         left = max(FREE_DEPENDENCIES, MAX_DEPENDENCIES_PER_OP * len(self))
         for op, before in enumerate(self.preds):
             if len(before) == 1 and not works[before[0]]:
                 needed = reach[before[0]]
             else:
-                reached = set(before)
-                for p in before:
-                    if not works[p]:
-                        reached.discard(p)
-                        reached.update(reach[p])
+                views = [p for p in before if not works[p]]
+                reached = set(before).difference(views).union(*[reach[p] for p in views]) if views else before
                 needed = tuple(sorted(reached))
                 if needed == before:  # as it is for most: one tuple in place of two
                     needed = before
@@ -158,26 +154,36 @@ class OpGraph:
             if works[op]:
                 left -= len(needed)
                 preds[op] = needed
-                for p in needed:
-                    succs[p].append(op)
             if left < 0:
                 most, name = max(FREE_DEPENDENCIES, MAX_DEPENDENCIES_PER_OP * len(self)), self.trace.ops[op].name
                 problem = f"there are more than {most:,} dependencies between the ops up to '{short_value(name)}'"
                 raise PlanError(f"{problem}: an op without kernels hands on all that it needs itself")
-        return preds, succs
+        return preds
+
+    @cached_property
+    def work_succs(self) -> dict[int, list[int]]:
+        """For each op that has kernels those that have it among their `work_preds`, ascending."""
+        succs: dict[int, list[int]] = {op: [] for op in self.work_preds}
+        for op, preds in self.work_preds.items():
+            for before in preds:
+                succs[before].append(op)
+        return succs
 
     @cached_property
     def solo_ns(self) -> tuple[float, ...]:
         """Time of each op alone on the GPU: its kernels and the gap before each."""
         chain_ns = self.chain_ns
-        return tuple(sum(task.dur_ns + chain_ns + task.extra_ns for task in tasks) for tasks in self.tasks)
+        return tuple([sum([task.dur_ns + chain_ns + task.extra_ns for task in tasks]) for tasks in self.tasks])
 
     @cached_property
     def bottom_ns(self) -> tuple[float, ...]:
         """Bottom level: the longest chain of solo times from the start of each op to the end of the step."""
-        level, solo_ns = [0.0] * len(self), self.solo_ns
-        for op, succs in zip(reversed(range(len(self))), reversed(self.succs), strict=True):
-            level[op] = solo_ns[op] + max(map(level.__getitem__, succs), default=0.0)
+        level, behind = [0.0] * len(self), [0.0] * len(self)
+        for op, solo_ns in zip(reversed(range(len(self))), reversed(self.solo_ns), strict=True):
+            level[op] = now = solo_ns + behind[op]
+            for before in self.preds[op]:
+                if behind[before] < now:
+                    behind[before] = now
         return tuple(level)
 
     @cached_property

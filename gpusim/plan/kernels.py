@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 
 import msgspec
 
@@ -28,23 +29,17 @@ def kernel_tasks(trace: Trace, hardware: HardwareModel, scale: float = 1.0) -> t
 
     Raises `LimitError`, naming op and kernel, where a kernel breaks a limit of the GPU.
     """
-    scaling, fits = _scaling(trace, hardware), Fits(hardware)
-    return tuple(
-        _op_tasks(trace, index, op.kernels, f"$.ops[{index}]", fits, scaling, scale)
-        for index, op in enumerate(trace.ops)
-    )
+    maker = _TaskMaker.of(trace, hardware, scale)
+    return tuple([maker.tasks(index, op, op.kernels) for index, op in enumerate(trace.ops)])
 
 
 def variant_tasks(
     trace: Trace, hardware: HardwareModel, scale: float = 1.0
 ) -> tuple[tuple[tuple[Task, ...], ...], ...]:
     """For each op the tasks of each of its variants, as `kernel_tasks` gives those of the captured kernels."""
-    scaling, fits = _scaling(trace, hardware), Fits(hardware)
+    maker = _TaskMaker.of(trace, hardware, scale)
     return tuple(
-        tuple(
-            _op_tasks(trace, index, variant.kernels, f"$.ops[{index}].variants[{number}]", fits, scaling, scale)
-            for number, variant in enumerate(op.variants)
-        )
+        tuple(maker.tasks(index, op, variant.kernels, number) for number, variant in enumerate(op.variants))
         for index, op in enumerate(trace.ops)
     )
 
@@ -59,12 +54,14 @@ def _scaling(trace: Trace, hardware: HardwareModel) -> Scaling | None:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a kernel fits a GPU; `resident` is how many of its blocks an SM holds."""
+    """How a kernel fits a GPU; `resident` is how many of its `blocks` an SM holds, `extra_ns` the delay before it."""
 
     demand: Demand
+    blocks: int
     resident: int
     footprint: Footprint
     matrix: bool
+    extra_ns: float
 
 
 class Fits:
@@ -76,76 +73,98 @@ class Fits:
 
     def of(self, kernel: Kernel) -> Fit:
         """Raises `LimitError` where a block breaks a limit of the GPU."""
-        asked_bytes = kernel.counters.smem_config_bytes if kernel.counters else None
-        launch = (kernel.kind, kernel.grid, kernel.block, kernel.regs_per_thread, kernel.smem_bytes)
-        key = (kernel.name, *launch, asked_bytes)
+        key: tuple[object, ...] = _launch(kernel)
+        if kernel.counters:
+            key = (*key, kernel.counters.smem_config_bytes)
         known = self._known.get(key)
         if known is None:
-            limits = self.hardware.limits
+            limits, memory_node = self.hardware.limits, kernel.kind != "kernel"
             known = self._known[key] = Fit(
                 demand=kernel_demand(limits, kernel),
-                resident=0 if kernel.kind != "kernel" else kernel_occupancy(limits, kernel).blocks,
+                blocks=0 if memory_node else prod(kernel.grid),
+                resident=0 if memory_node else kernel_occupancy(limits, kernel).blocks,
                 footprint=kernel_footprint(limits, kernel),
                 matrix=multiplies_matrices(kernel.name),
+                extra_ns=extra_ns(self.hardware.graph, memory_node),
             )
         return known
 
 
-def _op_tasks(
-    trace: Trace,
-    index: int,
-    kernels: Sequence[Kernel],
-    where: str,
-    fits: Fits,
-    scaling: Scaling | None,
-    scale: float,
-) -> tuple[Task, ...]:
-    op, hardware = trace.ops[index], fits.hardware
-    total_ns = sum(kernel.dur_ns for kernel in kernels) or 1
-    moved_bytes = op_moved_bytes(trace, op)
-    op_bytes = missed_bytes(hardware.memory if scaling is None else scaling.source.memory, moved_bytes)
-    more_bytes = max(0, missed_bytes(hardware.memory, moved_bytes) - op_bytes)
-    work = arithmetic(trace, op, kernels) if scaling is not None else ()
-    tasks = []
-    for number, kernel in enumerate(kernels):
-        dram_bytes = kernel.counters.dram_bytes if kernel.counters else op_bytes * kernel.dur_ns / total_ns
-        dur_ns = kernel.dur_ns * scale
-        if scaling is not None:
-            dur_ns = scaling.dur_ns(kernel, dram_bytes, work[number], more_bytes * kernel.dur_ns / total_ns)
-            kernel = fit_to(kernel, hardware)
-        try:
-            fit = fits.of(kernel)
-        except LimitError as cause:
-            raise LimitError(f"{where}.kernels[{number}]: {cause} on '{hardware.name}'") from cause
-        memory_node = kernel.kind != "kernel"
-        tasks.append(
-            Task(
-                name=kernel.name,
-                kind=kernel.kind,
-                dur_ns=dur_ns,
-                extra_ns=extra_ns(hardware.graph, memory_node),
-                demand=fit.demand,
-                dram_bytes=dram_bytes,
-                copy_bytes=kernel.bytes,
-                host_ns=op.host_ns if number == 0 else 0.0,
-                blocks=0 if memory_node else prod(kernel.grid),
-                blocks_per_sm=fit.resident,
-                footprint=fit.footprint,
-                matrix=fit.matrix,
-                op=index,
-                kernel=number,
+_launch = attrgetter("name", "kind", "grid", "block", "regs_per_thread", "smem_bytes")
+"""What tells kernels apart that fit a GPU otherwise, besides the shared memory that they ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskMaker:
+    """What the tasks of all ops of a trace need."""
+
+    trace: Trace
+    sizes: list[int]
+    """Bytes of each tensor."""
+    hardware: HardwareModel
+    fits: Fits
+    scaling: Scaling | None
+    scale: float
+
+    @classmethod
+    def of(cls, trace: Trace, hardware: HardwareModel, scale: float) -> _TaskMaker:
+        return cls(trace, tensor_bytes(trace), hardware, Fits(hardware), _scaling(trace, hardware), scale)
+
+    def tasks(self, index: int, op: Op, kernels: Sequence[Kernel], variant: int | None = None) -> tuple[Task, ...]:
+        """The tasks of an op with these kernels, its own or those of a variant."""
+        hardware, scaling = self.hardware, self.scaling
+        total_ns = (kernels[0].dur_ns if len(kernels) == 1 else sum([kernel.dur_ns for kernel in kernels])) or 1
+        moved_bytes = op_moved_bytes(self.sizes, op)
+        op_bytes = missed_bytes(hardware.memory if scaling is None else scaling.source.memory, moved_bytes)
+        more_bytes = max(0, missed_bytes(hardware.memory, moved_bytes) - op_bytes) if scaling is not None else 0
+        work = arithmetic(self.trace, op, kernels) if scaling is not None else ()
+        tasks = []
+        for number, kernel in enumerate(kernels):
+            dram_bytes = kernel.counters.dram_bytes if kernel.counters else op_bytes * kernel.dur_ns / total_ns
+            dur_ns = kernel.dur_ns * self.scale
+            if scaling is not None:
+                dur_ns = scaling.dur_ns(kernel, dram_bytes, work[number], more_bytes * kernel.dur_ns / total_ns)
+                kernel = fit_to(kernel, hardware)
+            try:
+                fit = self.fits.of(kernel)
+            except LimitError as cause:
+                where = f"$.ops[{index}]" if variant is None else f"$.ops[{index}].variants[{variant}]"
+                raise LimitError(f"{where}.kernels[{number}]: {cause} on '{hardware.name}'") from cause
+            tasks.append(
+                Task(
+                    name=kernel.name,
+                    kind=kernel.kind,
+                    dur_ns=dur_ns,
+                    extra_ns=fit.extra_ns,
+                    demand=fit.demand,
+                    dram_bytes=dram_bytes,
+                    copy_bytes=kernel.bytes,
+                    host_ns=op.host_ns if number == 0 else 0.0,
+                    blocks=fit.blocks,
+                    blocks_per_sm=fit.resident,
+                    footprint=fit.footprint,
+                    matrix=fit.matrix,
+                    op=index,
+                    kernel=number,
+                )
             )
-        )
-    return tuple(tasks)
+        return tuple(tasks)
 
 
-def op_moved_bytes(trace: Trace, op: Op) -> int:
-    """Bytes of the tensors that an op reads, each once, and of those that it writes; as imported where it has none."""
-    tensors, moved = trace.tensors, op.moved_bytes
+def tensor_bytes(trace: Trace) -> list[int]:
+    """Bytes of each tensor."""
+    return [prod(tensor.shape) * DTYPE_BYTES[tensor.dtype] for tensor in trace.tensors]
+
+
+def op_moved_bytes(sizes: Sequence[int], op: Op) -> int:
+    """Bytes of the tensors that an op reads, each once, and of those that it writes; as imported where it has none.
+
+    `sizes` are the bytes of each tensor.
+    """
+    moved = op.moved_bytes
     for some in (op.reads, op.writes):
         for index in some if len(some) < 2 else dict.fromkeys(some):
-            tensor = tensors[index]
-            moved += prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+            moved += sizes[index]
     return moved
 
 

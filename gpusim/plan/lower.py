@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
+from itertools import chain, pairwise
+from operator import attrgetter
+from typing import NamedTuple
 
-from gpusim.formats.trace import Op
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import in_partition, lay_out
 from gpusim.plan.schedule import Schedule
@@ -50,37 +55,65 @@ def lower(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", *, mem
     return Plan(tasks=tuple(tasks), mode=mode, buffers=buffers, kept_bytes=kept)
 
 
-def op_buffers(graph: OpGraph) -> tuple[list[list[int]], list[int], int]:
-    """For each op with kernels the numbers of the buffers it uses, ascending; the bytes of each buffer; bytes kept.
+class OpBuffers(NamedTuple):
+    """The memory that ops with kernels use and that does not live throughout: a buffer for each such storage.
 
-    A buffer is a storage that ops with kernels use and that does not live throughout. What an op covers counts as its.
+    Those of an op are `numbers[first[op] : first[op + 1]]`, ascending; what it covers counts as its own.
     """
-    trace, covered = graph.trace, graph.covered
-    kept = kept_storages(trace)
-    storage_of = [tensor.storage for tensor in trace.tensors]
 
-    def storages_of(op: Op) -> set[int]:
-        return {storage_of[tensor] for tensor in (*op.reads, *op.writes)} - kept
+    first: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+    sizes: list[int]
+    """The bytes of each buffer."""
+    kept_bytes: int
+    """Bytes in use throughout."""
 
-    used_by = [tuple(storages_of(op)) if tasks else () for op, tasks in zip(trace.ops, graph.tasks, strict=True)]
-    for index, doing in covered.items():
-        if graph.tasks[doing]:
-            used_by[doing] = tuple(storages_of(trace.ops[index]).union(used_by[doing]))
-    used = sorted(set().union(*used_by))
-    number_of = {storage: number for number, storage in enumerate(used)}
-    return (
-        [sorted([number_of[storage] for storage in storages]) for storages in used_by],
-        [trace.storages[storage].bytes for storage in used],
-        sum(trace.storages[storage].bytes for storage in kept),
-    )
+    @classmethod
+    def of(cls, graph: OpGraph) -> OpBuffers:
+        """The buffers of a step; in arrays, since a step may have a million ops."""
+        trace, ops = graph.trace, len(graph)
+        doer = np.arange(ops)
+        if graph.covered:
+            doer[list(graph.covered)] = list(graph.covered.values())
+        works = np.fromiter(map(bool, graph.tasks), np.bool_, ops)
+        kept = kept_storages(trace)
+        is_kept = np.zeros(len(trace.storages), np.bool_)
+        is_kept[list(kept)] = True
+        storage_of = np.fromiter(map(attrgetter("storage"), trace.tensors), np.int64, len(trace.tensors))
+        uses = []
+        for touched in (list(map(attrgetter(name), trace.ops)) for name in ("reads", "writes")):
+            counts = np.fromiter(map(len, touched), np.int64, ops)
+            storages = storage_of[np.fromiter(chain.from_iterable(touched), np.int64, int(counts.sum()))]
+            by = np.repeat(doer, counts)
+            counted = works[by] & ~is_kept[storages]
+            uses.append(by[counted] * len(trace.storages) + storages[counted])
+        use = np.sort(np.concatenate(uses), kind="stable")  # both are nearly sorted
+        use = use[np.append(np.ones(min(1, len(use)), np.bool_), use[1:] != use[:-1])]  # each once
+        by, storages = np.divmod(use, len(trace.storages))
+        is_used = np.zeros(len(trace.storages), np.bool_)
+        is_used[storages] = True
+        return cls(
+            np.searchsorted(by, np.arange(ops + 1)),
+            (np.cumsum(is_used) - 1)[storages],
+            [trace.storages[storage].bytes for storage in np.flatnonzero(is_used).tolist()],
+            sum(trace.storages[storage].bytes for storage in kept),
+        )
+
+    def of_ops(self, ops: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """How many buffers each of some ops uses, and these one behind the other."""
+        counts = (self.first[1:] - self.first[:-1])[ops]
+        ends = np.cumsum(counts)
+        places = np.repeat(self.first[ops] - (ends - counts), counts) + np.arange(len(ops) and ends[-1])
+        return counts, self.numbers[places]
 
 
 def _buffers(graph: OpGraph, tasks_of: dict[int, list[int]]) -> tuple[tuple[Buffer, ...], int]:
     """Storages as buffers of the plan, and the bytes of those that live throughout."""
-    buffers_of, sizes, kept_bytes = op_buffers(graph)
-    users: list[list[int]] = [[] for _ in sizes]
-    for op, numbers in enumerate(buffers_of):
-        for number in numbers:
+    buffers = OpBuffers.of(graph)
+    users: list[list[int]] = [[] for _ in buffers.sizes]
+    first, numbers = buffers.first.tolist(), buffers.numbers.tolist()
+    for op, (begin, end) in enumerate(pairwise(first)):
+        for number in numbers[begin:end]:
             users[number] += tasks_of.get(op, ())
-    buffers = tuple(Buffer(size, tuple(sorted(tasks))) for size, tasks in zip(sizes, users, strict=True) if tasks)
-    return buffers, kept_bytes
+    placed = (Buffer(size, tuple(sorted(tasks))) for size, tasks in zip(buffers.sizes, users, strict=True) if tasks)
+    return tuple(placed), buffers.kept_bytes

@@ -31,7 +31,7 @@ LEAST_SHARE = 0.05
 def ooo_backprop(graph: OpGraph, streams: int) -> Schedule:
     """Stream 0 in recorded order without the weight gradients; those on stream 1, chosen by the room they find."""
     gradients = weight_gradients(graph) if streams > 1 else frozenset()
-    preds, succs = graph.work_dependencies
+    preds, succs = graph.work_preds, graph.work_succs
     order: list[int] = []
     waiting = {op: len(preds[op]) for op in gradients}
     ready = _Ready(graph)
@@ -109,7 +109,7 @@ class _Ready:
 def weight_gradients(graph: OpGraph) -> frozenset[int]:
     """Ops of the backward phase whose results nobody needs before the optimizer."""
     phases = [op.phase for op in graph.trace.ops]
-    _, succs = graph.work_dependencies
+    succs = graph.work_succs
     return frozenset(
         op for op, after in succs.items() if phases[op] == "backward" and all(phases[s] == "optimizer" for s in after)
     )

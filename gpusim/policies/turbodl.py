@@ -44,7 +44,7 @@ def paths(graph: OpGraph) -> list[list[int]]:
 
     The first is the critical path. Paths come by descending bottom level of their first ops.
     """
-    preds, succs = graph.work_dependencies
+    preds, succs = graph.work_preds, graph.work_succs
     bottom = graph.bottom_ns
     left = set(preds)
     cut_paths = []
@@ -66,7 +66,7 @@ class _Clock:
 
     def __init__(self, graph: OpGraph, streams: int) -> None:
         self.graph = graph
-        self.preds, self.succs = graph.work_dependencies
+        self.preds, self.succs = graph.work_preds, graph.work_succs
         op_paths = paths(graph)
         self.path_of = {op: number for number, path in enumerate(op_paths) for op in path}
         self.side = range(1, streams) if streams > 1 else range(1)

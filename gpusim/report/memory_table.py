@@ -6,16 +6,17 @@ from typing import Any
 
 from gpusim.memplan.compare import MemoryComparison, PolicyRow, category_bytes
 from gpusim.memplan.evaluate import Outcome
+from gpusim.memplan.measured import MemorySnapshot
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console
-from gpusim.units import format_bytes, format_ns
+from gpusim.units import counted, format_bytes, format_ns
 
 #: Tensors named at the peak.
 NAMED = 8
 
 
-def memory_document(comparison: MemoryComparison) -> dict[str, Any]:
-    """`memory --json`: times in ns, sizes in bytes."""
+def memory_document(comparison: MemoryComparison, run: MemorySnapshot | None = None) -> dict[str, Any]:
+    """`memory --json`: times in ns, sizes in bytes. `run` is a real one's snapshot, to compare with."""
     hardware = comparison.graph.hardware
     best = comparison.best
     return {
@@ -30,7 +31,27 @@ def memory_document(comparison: MemoryComparison) -> dict[str, Any]:
         "front": [_front_document(row) for row in comparison.front],
         "best": None if best is None else _front_document(best),
         "peak": _peak_document(comparison, comparison.keep_all),
+        "measured": None if run is None else _run_document(comparison, run),
     }
+
+
+def _run_document(comparison: MemoryComparison, run: MemorySnapshot) -> dict[str, Any]:
+    """A real run beside the step that keeps all."""
+    return {
+        "device": run.device,
+        "events": len(run.events),
+        "peak_bytes": run.peak_bytes,
+        "requested_peak_bytes": run.requested_peak_bytes,
+        "reserved_bytes": run.reserved_bytes,
+        "simulated_reserved_bytes": run.simulated.reserved_bytes,
+        "predicted_peak_bytes": comparison.keep_all.peak_bytes,
+        "prediction_error": _error(comparison, run),
+    }
+
+
+def _error(comparison: MemoryComparison, run: MemorySnapshot) -> float:
+    """How far the predicted peak is from the run's, as a share of the run's."""
+    return comparison.keep_all.peak_bytes / run.peak_bytes - 1
 
 
 def _row_document(comparison: MemoryComparison, row: PolicyRow) -> dict[str, Any]:
@@ -95,8 +116,8 @@ def _maker(comparison: MemoryComparison, storage: int) -> str:
     return next((tensor.name for tensor in trace.tensors if tensor.storage == storage and tensor.name), "")
 
 
-def print_memory(comparison: MemoryComparison) -> None:
-    """The table of policies, the front, and what is live at the peak."""
+def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None) -> None:
+    """The table of policies, the front, and what is live at the peak; `run` is a real one's snapshot."""
     out = console()
     graph, keep_all = comparison.graph, comparison.keep_all
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -125,10 +146,16 @@ def print_memory(comparison: MemoryComparison) -> None:
     out.print(f"Peak of keep_all: {comparison.peak_text(keep_all)}: {categories}")
     if not comparison.workspaces_known:
         out.print("The trace has no workspaces of ops, so peaks leave them out; capture it anew to have them.")
+    if run is not None:
+        out.print(
+            f"Measured: {counted(len(run.events), 'event')} on device {run.device}, "
+            f"peak {format_bytes(run.peak_bytes)}, reserved {format_bytes(run.reserved_bytes)}. "
+            f"The peak predicted for keep_all is {_error(comparison, run):+.2%} off."
+        )
     best = comparison.best
     limit = comparison.capacity_bytes if comparison.budget_bytes is None else comparison.budget_bytes
     if best is None or best.outcome is None:
-        out.print(f"No plan keeps {format_bytes(limit)}.")
+        out.print(f"None of these plans keeps {format_bytes(limit)}.")
     else:
         out.print(
             f"Fastest within {format_bytes(limit)}: {best.policy}, {format_ns(best.outcome.step_ns)}, "

@@ -29,7 +29,11 @@ def explored_document(explored: Explored) -> dict[str, Any]:
         "hardware": explored.hardware.label,
         "calibrated": explored.hardware.calibrated,
         "sequential_ns": explored.sequential_ns,
-        "results": [_row(row.policy, row.streams, row.makespan_ns, row.speedup) for row in explored.rows],
+        "memory_limit_bytes": explored.memory_limit_bytes,
+        "results": [
+            {**_row(row.policy, row.streams, row.makespan_ns, row.speedup), "peak_bytes": row.peak_bytes}
+            for row in explored.rows
+        ],
         "best": {
             **_row(explored.best.policy, explored.best.streams, explored.best.makespan_ns, explored.best.speedup),
             "peak_bytes": explored.best.peak_bytes,
@@ -104,6 +108,9 @@ def print_explored(explored: Explored, tried: bool = False) -> None:
     if explored.interrupted:
         searched += ", stopped early: the best found so far"
     out.print(f"\nspeed-up over the sequential CUDA graph of the same kernels; {searched}", style="dim")
+    if over := [row.policy for row in rows if row not in explored.allowed]:
+        limit = format_bytes(explored.memory_limit_bytes or 0)
+        out.print(f"memory limit {limit}: not kept by {', '.join(over)}, so not recommended", style="dim")
     if explored.left_out:
         out.print(f"{', '.join(explored.left_out)} left out: {len(explored.trace.ops):,} ops", style="dim")
     _print_bounds(out, explored)

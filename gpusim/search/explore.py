@@ -11,20 +11,21 @@ from pathlib import Path
 import numpy as np
 
 from gpusim.bounds.bounds import Bounds, bounds
-from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_SEED, DEFAULT_STREAMS, RECOMMENDED
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_SEED, DEFAULT_STREAMS
 from gpusim.engine.base import Timeline
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.errors import OptionError, UnknownNameError
+from gpusim.errors import OptionError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Trace
+from gpusim.memplan.within import other_way
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule, check_streams, write_schedule
-from gpusim.policies.registry import POLICIES, policy_by_name, stream_counts
+from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.policies.shared.list_scheduling import FastLists
 from gpusim.search.budget import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
 from gpusim.search.variants import PartitionsTried, VariantsTried, tried_variants
@@ -186,7 +187,8 @@ def explore(
     recommended. `on_row` gets each row as it is found.
 
     Of a step with more than `LARGE_STEP_OPS` ops, policies that would take too long and the search are left out.
-    Raises `OptionError` for a stream count out of range and where nothing keeps the memory limit.
+    Raises `OptionError` for a stream count out of range and where nothing keeps the memory limit: it names the memory
+    plan that does.
     """
     check_streams(streams)
     if needs_compiling():
@@ -233,7 +235,7 @@ def explore(
         for schedule in refined.schedules:
             if name == SEARCH or schedule.variants or schedule.partitions:
                 add(name, schedule.stream_count, schedule)
-    best = choose(_within(rows, memory_limit_bytes), graph.hardware, sequential_ns, graph.may_lose_cache)
+    best = choose(_within(graph, rows, memory_limit_bytes), graph.hardware, sequential_ns, graph.may_lose_cache)
     concluded = _conclude(graph, best, sequential_ns, bound)
     return Explored(
         graph=graph,
@@ -255,29 +257,6 @@ def explore(
         memory_limit_bytes=memory_limit_bytes,
         left_out=tuple(left_out),
     )
-
-
-def check_policy(name: str) -> None:
-    """Raises `UnknownNameError` where `name` is no policy and not `RECOMMENDED`."""
-    if name != RECOMMENDED and name not in POLICIES:
-        raise UnknownNameError("policy", name, (*POLICIES, RECOMMENDED))
-
-
-def schedule_of(
-    graph: OpGraph,
-    policy: str,
-    streams: int = DEFAULT_STREAMS,
-    report: Report = lambda stage, share, best_ns: None,
-) -> Schedule:
-    """The schedule of a policy on up to `streams` streams.
-
-    `RECOMMENDED` explores the step as `explore` does by default, and gives the recommended one under its own name.
-    Raises `UnknownNameError` for the policy and `OptionError` for the number of streams.
-    """
-    check_streams(streams)
-    if policy != RECOMMENDED:
-        return policy_by_name(policy)(graph, streams)
-    return explore(graph, streams=streams, report=report).schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,10 +324,12 @@ def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_los
     return fastest
 
 
-def _within(rows: list[Row], memory_limit_bytes: int | None) -> list[Row]:
-    """The rows that keep the limit. Raises `OptionError` where none does."""
+def _within(graph: OpGraph, rows: list[Row], memory_limit_bytes: int | None) -> list[Row]:
+    """The rows that keep the limit. Raises `OptionError` where none does, with what a memory plan can do."""
     kept = [row for row in rows if memory_limit_bytes is None or row.peak_bytes <= memory_limit_bytes]
     if not kept:
-        least, limit = format_bytes(min(row.peak_bytes for row in rows)), format_bytes(memory_limit_bytes or 0)
-        raise OptionError(f"memory limit {limit}: the least that any schedule found needs is {least}")
+        limit = memory_limit_bytes or 0
+        least = format_bytes(min(row.peak_bytes for row in rows))
+        problem = f"memory limit {format_bytes(limit)}: the least that any schedule found needs is {least}"
+        raise OptionError("; ".join(filter(None, (problem, other_way(graph, limit)))))
     return kept

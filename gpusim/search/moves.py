@@ -192,7 +192,7 @@ class Fingerprints:
 def _ancestors(graph: OpGraph) -> npt.NDArray[np.uint8]:
     """For each op, a bit for each op with kernels that it depends on, directly or not."""
     ancestors = np.zeros((len(graph), (len(graph) + 7) // 8), np.uint8)
-    for op, preds in graph.work_dependencies[0].items():
+    for op, preds in graph.work_preds.items():
         for before in preds:
             ancestors[op] |= ancestors[before]
             ancestors[op, before >> 3] |= 1 << (before & 7)

@@ -33,14 +33,11 @@ def check_trace(trace: Trace, file: str) -> None:
     _check_amounts(trace, file)
     _check_tensors(trace, file)
     _check_sources(trace, file)
-    seen: dict[str, int] = {}
+    _check_names(trace, file)
     n_tensors = len(trace.tensors)
     known = bytearray(tensor.init is not None for tensor in trace.tensors)
-    in_order = True
+    in_order, variants = True, False
     for index, op in enumerate(trace.ops):
-        if seen.setdefault(op.name, index) != index:
-            problem = f"op name '{op.name}' is taken by $.ops[{seen[op.name]}]"
-            raise TraceError(file, problem, place=f"$.ops[{index}].name")
         if not _plainly_right(op, known):
             _check_arguments(op, n_tensors, file, f"$.ops[{index}]")
             in_order = in_order and all(known[tensor] for tensor in handles(op).union(op.reads))
@@ -49,15 +46,18 @@ def check_trace(trace: Trace, file: str) -> None:
         for result in op.outputs:
             if result is not None:
                 known[result] = 1
-        for number, edge in enumerate(op.after):
-            if edge.op >= index:
-                problem = f"op {edge.op} is not an earlier one"
-                raise TraceError(file, problem, place=f"$.ops[{index}].after[{number}].op")
+        if op.after:
+            for number, edge in enumerate(op.after):
+                if edge.op >= index:
+                    problem = f"op {edge.op} is not an earlier one"
+                    raise TraceError(file, problem, place=f"$.ops[{index}].after[{number}].op")
         if op.variants:
+            variants = True
             _check_variants(op, file, f"$.ops[{index}]")
     if not in_order:
         _check_order(trace, file)
-    _check_covers(trace, file)
+    if variants:
+        _check_covers(trace, file)
 
 
 def _check_amounts(trace: Trace, file: str) -> None:
@@ -108,6 +108,17 @@ def _wrong_launch(kernel: Kernel) -> tuple[str, str] | None:
     if x * y * z > MAX_BLOCK_THREADS:
         return "block", f"{x * y * z} threads in all; the limit is {MAX_BLOCK_THREADS}"
     return None
+
+
+def _check_names(trace: Trace, file: str) -> None:
+    """No two ops have one name."""
+    if len({op.name for op in trace.ops}) == len(trace.ops):
+        return
+    seen: dict[str, int] = {}
+    for index, op in enumerate(trace.ops):
+        if seen.setdefault(op.name, index) != index:
+            problem = f"op name '{op.name}' is taken by $.ops[{seen[op.name]}]"
+            raise TraceError(file, problem, place=f"$.ops[{index}].name")
 
 
 def _check_tensors(trace: Trace, file: str) -> None:
@@ -162,7 +173,10 @@ def _plainly_right(op: Op, known: bytearray) -> bool:
     for tensor in op.writes:
         if tensor >= n_tensors:
             return False
-    return all(result is None or 0 <= result < n_tensors for result in op.outputs)
+    for result in op.outputs:  # noqa: SIM110  (all() would make a generator for each of a million ops)
+        if result is not None and not 0 <= result < n_tensors:
+            return False
+    return True
 
 
 def _check_arguments(op: Op, n_tensors: int, file: str, place: str) -> None:

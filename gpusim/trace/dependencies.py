@@ -24,25 +24,26 @@ def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
     nobody = -1
     maker = [nobody] * len(trace.tensors)
     writer = [nobody] * n_units
-    readers: dict[int, list[int]] = {}
+    readers: list[list[int] | None] = [None] * n_units  # since the last write; a list where there are any
     last_random = nobody
     result: list[tuple[int, ...]] = []
     for index, op in enumerate(trace.ops):
-        needed = {maker[tensor] for tensor in handles(op)}
+        needed = set(map(maker.__getitem__, handles(op)))
         if op.after:
             needed.update(edge.op for edge in op.after)
         for tensor in op.reads:
             for unit in units_of[tensor]:
                 needed.add(writer[unit])
-                if unit in readers:
-                    readers[unit].append(index)
+                if known := readers[unit]:
+                    known.append(index)
                 else:
                     readers[unit] = [index]
         for tensor in op.writes:
             for unit in units_of[tensor]:
                 needed.add(writer[unit])
-                if unit in readers:
-                    needed.update(readers.pop(unit))
+                if known := readers[unit]:
+                    needed.update(known)
+                    readers[unit] = None
                 writer[unit] = index
         if op.random:
             needed.add(last_random)
@@ -50,7 +51,8 @@ def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
         for made in op.outputs:
             if made is not None and maker[made] == nobody:
                 maker[made] = index
-        needed.difference_update((nobody, index))
+        needed.discard(nobody)
+        needed.discard(index)
         result.append(tuple(sorted(needed)))
     return tuple(result)
 

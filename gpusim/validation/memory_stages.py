@@ -96,7 +96,7 @@ def predict_memory(path: Path, recipe: Recipe) -> Path:
     """
     trace, target = read_trace(path), memory_predictions_path(path)
     if is_file(target):
-        read_memory_predictions(target, trace)
+        read_memory_predictions(target, path)
         return target
     hardware = hardware_of(trace)
     evaluator = MemoryEvaluator(OpGraph.build(trace, hardware))
@@ -107,7 +107,7 @@ def predict_memory(path: Path, recipe: Recipe) -> Path:
         schema=SCHEMA,
         recipe=recipe.name,
         trace=trace.name,
-        trace_sha256=trace_sha256(trace),
+        trace_sha256=trace_sha256(path),
         code=code_version(),
         date=datetime.date.today().isoformat(),
         hardware=hardware.label,
@@ -152,8 +152,8 @@ def _predicted(evaluator: MemoryEvaluator, outcome: Outcome, budget: int, made_b
     )
 
 
-def read_memory_predictions(path: Path, trace: Trace) -> MemoryPredictions:
-    """Read the memory predictions of `trace`. Raises `RecipeError`, also where they are of another trace."""
+def read_memory_predictions(path: Path, trace: Path) -> MemoryPredictions:
+    """Read the memory predictions of a trace file. Raises `RecipeError`, also where they are of another trace."""
     predictions = read_document(path, MemoryPredictions, SCHEMA, RecipeError)
     if predictions.trace_sha256 != trace_sha256(trace):
         problem = f"predictions of another capture of '{predictions.trace}' than the trace beside them"
@@ -193,9 +193,9 @@ class MemoryResults:
             if path.is_file():
                 self.plans = read_document(path, ReplayedPlans, PLANS_SCHEMA, RecipeError).plans
 
-    def has(self, trace: Trace) -> bool:
+    def has(self, path: Path) -> bool:
         """Whether this very trace was measured."""
-        return any(each.trace_sha256 == trace_sha256(trace) for each in self.plans)
+        return any(each.trace_sha256 == trace_sha256(path) for each in self.plans)
 
     def measure(self, case: Case, path: Path, command: str, trust_code: bool) -> int:
         """Replay the predicted plans of a case and write the results; how many there are.
@@ -204,7 +204,7 @@ class MemoryResults:
         """
         trace = read_trace(path)
         predicted = memory_predictions_path(path)
-        predictions = read_memory_predictions(predicted, trace)
+        predictions = read_memory_predictions(predicted, path)
         plans = tuple(MemoryPlan.from_document(each.plan, trace, str(predicted)) for each in predictions.plans)
         measured = alone(replay_predicted, path, plans, self.recipe, command, trust_code)
         gpu = measured[0].gpu
@@ -234,7 +234,7 @@ class MemoryResults:
             gpusim=code_version(),
             cases=(*(row for row in earlier if row.trace != trace.name), *rows),
         )
-        sha256 = trace_sha256(trace)
+        sha256 = trace_sha256(path)
         self.plans = (
             *(plan for plan in self.plans if plan.plan.trace != trace.name),
             *(ReplayedPlan(trace_sha256=sha256, budget_bytes=p.budget_bytes, plan=p.plan) for p in predictions.plans),
@@ -278,7 +278,7 @@ def measured_or_said(
         try:
             if not is_file(path):
                 raise RecipeError(str(path), "not captured yet: run the stage 'capture' first")
-            if results.has(read_trace(path)):
+            if results.has(path):
                 continue
             count = results.measure(case, path, command, trust_code)
             yield f"measured {count} memory plans of {path.name}"

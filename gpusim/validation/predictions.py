@@ -13,11 +13,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from gpusim.errors import RecipeError
+from gpusim.errors import RecipeError, TraceError
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.schedule import ScheduleDocument
 from gpusim.formats.trace import Trace
-from gpusim.io.files import Count, Document, Nanoseconds, encode_json, read_document, write_document
+from gpusim.io.files import Count, Document, Nanoseconds, read_bytes, read_document, write_document
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.validation.chosen import Chosen
@@ -34,7 +34,7 @@ class Predictions(Document, frozen=True, kw_only=True, omit_defaults=False):
     recipe: str
     trace: str
     trace_sha256: str
-    """Of the whole trace, durations included."""
+    """Of the text in the trace's file."""
     code: str
     """Version and hash of the code that predicted."""
     date: str
@@ -85,18 +85,18 @@ def predictions_path(trace: Path) -> Path:
     return trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + SUFFIX)
 
 
-def trace_sha256(trace: Trace) -> str:
-    """Hash of everything that a trace holds."""
-    return hashlib.sha256(encode_json(trace)).hexdigest()
+def trace_sha256(path: Path) -> str:
+    """Hash of the text in a trace's file, which stays as it is when a later release writes traces in another way."""
+    return hashlib.sha256(read_bytes(path, TraceError)).hexdigest()
 
 
-def predictions_of(trace: Trace, chosen: Chosen, recipe: str) -> Predictions:
-    """The document of what was chosen and predicted."""
+def predictions_of(path: Path, trace: Trace, chosen: Chosen, recipe: str) -> Predictions:
+    """The document of what was chosen and predicted of the trace in a file."""
     return Predictions(
         schema=SCHEMA,
         recipe=recipe,
         trace=trace.name,
-        trace_sha256=trace_sha256(trace),
+        trace_sha256=trace_sha256(path),
         code=code_version(),
         date=datetime.date.today().isoformat(),
         hardware=chosen.hardware,
@@ -116,8 +116,8 @@ def write_predictions(predictions: Predictions, trace: Path) -> Path:
     return path
 
 
-def read_predictions(path: Path, trace: Trace) -> Predictions:
-    """Read the predictions of `trace`. Raises `RecipeError`, also where they are of another trace."""
+def read_predictions(path: Path, trace: Path) -> Predictions:
+    """Read the predictions of the trace in a file. Raises `RecipeError`, also where they are of another trace."""
     predictions = read_document(path, Predictions, SCHEMA, RecipeError)
     if predictions.trace_sha256 != trace_sha256(trace):
         problem = f"predictions of another capture of '{predictions.trace}' than the trace beside them"

@@ -101,10 +101,10 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
         trace = read_trace(path)
         target = predictions_path(path)
         if is_file(target):
-            read_predictions(target, trace)
+            read_predictions(target, path)
         else:
             make_folder(path.parent, "predictions")  # the trace may lie in a set
-            target = write_predictions(predictions_of(trace, choose_schedules(path, recipe), recipe.name), path)
+            target = write_predictions(predictions_of(path, trace, choose_schedules(path, recipe), recipe.name), path)
             say(f"predicted {path.name}")
         paths.append(target)
     return paths
@@ -131,7 +131,7 @@ def measure_stage(
             if joined.has(trace):
                 continue
             predicted = predictions_path(path)
-            predictions = read_predictions(predicted, trace)
+            predictions = read_predictions(predicted, path)
             chosen = predictions.chosen(OpGraph.build(trace, hardware_of(trace)), str(predicted))
             runs: list[Sequence[Measurement]] = []
             for _ in range(recipe.processes):

@@ -26,6 +26,8 @@ from tests.support.pages import (
     OF_A_STEP,
     PAGES,
     REGISTRY,
+    SMALL,
+    TIMEOUT_S,
     _main_module,  # noqa: F401  (a fixture that every test here uses)
     address,
     answer,
@@ -40,6 +42,7 @@ from tests.support.pages import (
     page,
     plain,
     table,
+    unopened,
     widget,
 )
 
@@ -556,6 +559,19 @@ def test_search_runs_what_it_is_asked_to_and_keeps_it_for_the_verdict() -> None:
     assert "--evaluations 64" in app.code[-1].value
     assert "left out here" in " ".join(caption.value for caption in app.caption)
     assert list(app.session_state["explorations"].values()) == [result]
+
+
+def test_search_that_ends_while_another_page_is_open_is_what_that_page_shows() -> None:
+    searched = page("search", policies="wavefront", schedules="64")
+    widget(searched.button, "Start").click().run()
+    job = searched.session_state["job"]
+    job.wait(TIMEOUT_S)
+    app = unopened(page="timeline", trace=SMALL, streams="3")
+    for key in ("job", "job_key", "job_words"):
+        app.session_state[key] = searched.session_state[key]
+    app.run()
+    assert not app.exception
+    assert list(app.session_state["explorations"].values()) == [job.result]
 
 
 def test_search_stops_when_told_to() -> None:

@@ -81,10 +81,11 @@ def test_arrays_of_a_graph_that_is_like_another_are_as_if_made_for_it(
     graph = build_graph(trace)
     found = relaxed(graph if dependent else graph.without_dependencies(), limits_on)
     apart = replace(found)  # nothing is known of it
-    assert (found.succs, found.bottom_ns, found.work_dependencies) == (
+    assert (found.succs, found.bottom_ns, found.work_preds, found.work_succs) == (
         apart.succs,
         apart.bottom_ns,
-        apart.work_dependencies,
+        apart.work_preds,
+        apart.work_succs,
     )
     for name, kept, made in zip(OpArrays._fields, OpArrays.of(found), OpArrays.of(apart), strict=True):
         assert np.array_equal(kept, made), name

@@ -20,6 +20,10 @@ from gpusim.formats.results import SCHEMA as RESULTS_SCHEMA
 from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Counters, Timing, Trace, Variant, VariantSettings
 from gpusim.io.resources import resource_dir
+from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.plan import MemoryPlan
+from gpusim.memplan.snapshot import snapshot_document
+from gpusim.memplan.storages import Storages
 from gpusim.plan.schedule import Schedule
 from gpusim.sweep.grid import build_grid
 from gpusim.sweep.point import compute
@@ -40,6 +44,7 @@ from tests.support.helpers import (
     wide_trace,
 )
 from tests.support.made_results import case, make_results
+from tests.support.memory_steps import chain_step, graph_of
 
 Document = dict[str, Any]
 
@@ -69,6 +74,19 @@ def _rich_trace() -> Trace:
     slow = Variant(name="native", settings=VariantSettings(cudnn=False), kernels=(kernel(5000, 264), kernel(100)))
     ops = tuple(replace_fields(o, variants=(fast, slow)) if o.name in ("a", "b") else o for o in trace.ops)
     return replace_fields(trace, ops=ops)
+
+
+def training_trace() -> Document:
+    """A step with memory to plan for."""
+    return plain(chain_step(3))  # type: ignore[no-any-return]
+
+
+@functools.cache
+def memory_snapshot() -> Document:
+    """Of that step, as PyTorch would record it."""
+    trace = chain_step(3)
+    outcome = MemoryEvaluator(graph_of(trace)).evaluate(MemoryPlan())
+    return plain(snapshot_document(Storages.of(trace), outcome))  # type: ignore[no-any-return]
 
 
 def beginning(name: str, count: int) -> Document:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import pickle
 import random
 import sqlite3
 import tempfile
@@ -250,6 +252,24 @@ def _changed_store(data: bytes, rng: random.Random) -> tuple[bytes, str]:
         return path.read_bytes(), f"{statement} {values!r}"[:200]
 
 
+def _to_pickle(document: Any) -> bytes:
+    """As a pickle what Python reads of the JSON; a file that is no pickle where that is nothing."""
+    encoded = to_json(document)
+    try:
+        return pickle.dumps(json.loads(encoded))
+    except (ValueError, RecursionError):
+        return encoded
+
+
+def snapshot_case(rng: random.Random) -> Case:
+    """A memory snapshot of PyTorch, which is a pickle."""
+    data, what = _changed(bases.memory_snapshot(), bases.memory_snapshot(), rng, _to_pickle)
+    words = ("memory", "trace.json", "--policy", "keep_all", "--measured", "run.pickle")
+    argv, outputs = rng.choice((((*words, "--json"), ()), (words, ()), ((*words, "-o", "out.json"), ("out.json",))))
+    files = {"trace.json": to_json(bases.training_trace()), "run.pickle": data}
+    return Case("snapshot", argv, files, ("run.pickle",), outputs, what)
+
+
 # --- Command lines ---
 
 #: Valid words of each command; what is changed is one of the options, or a word of them.
@@ -376,12 +396,13 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
     "operators": operators_case,
     "arguments": arguments_case,
     "profiles": profiles_case,
+    "snapshot": snapshot_case,
 }
 #: How often each is drawn.
 SHARES: dict[str, int] = {
     "trace": 40, "schedule": 10, "hardware": 12, "measurement": 4, "timeline": 5, "results": 2, "pairs": 1,
     "rules": 1, "replayed": 1,
-    "recipe": 4, "sweep": 5, "store": 5, "options": 8, "operators": 5, "arguments": 7, "profiles": 25,
+    "recipe": 4, "sweep": 5, "store": 5, "options": 8, "operators": 5, "arguments": 7, "profiles": 25, "snapshot": 4,
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from gpusim.importers.build import Imported
 from gpusim.report.schedule_python import given_names, schedule_python
 from gpusim.trace.store import load_trace
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")]
 
 SIZE = 1024
 
@@ -81,8 +81,12 @@ def test_two_streams_with_recorded_waits_are_ordered_by_events(tmp_path: Path) -
 
     config = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
     imported = import_files([profiled(tmp_path, step, experimental_config=config)])
-    assert (imported.source.dependency_quality, imported.source.streams) == ("event", 2)
-    assert {edge.kind for op in imported.trace.ops for edge in op.after} == {"stream", "event"}
+    assert imported.source.streams == 2
+    quality = imported.source.dependency_quality
+    assert quality in ("event", "assumed")  # CUPTI of CUDA 13.0 does not name the records that are waited for
+    assert ("unknown-waits" in [finding.code for finding in imported.findings]) == (quality == "assumed")
+    assert [{edge.op for edge in op.after} for op in imported.trace.ops[:4]] == [set(), {0}, {0}, {1, 2}]
+    assert {edge.kind for op in imported.trace.ops for edge in op.after} == {"stream", quality}
     assert close(imported)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 
 from gpusim.formats.trace import Trace
 from gpusim.gpu.replay.execute import InitialState, results_of
+from gpusim.gpu.replay.memory_replay import ProgramRecorder, with_buffers
 from gpusim.gpu.replay.memory_run import HostBuffers, Inline, MemoryRunner, ProgramRunner
 from gpusim.memplan.checks import check_memory_plan, check_program
+from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
@@ -58,3 +63,25 @@ def test_at_the_end_nothing_is_left_but_states_and_results(name: str) -> None:
     _, runner = run(found, MemoryPlan())
     left = {found.trace.tensors[i].storage for i, tensor in enumerate(runner.tensors) if tensor is not None}
     assert left <= storages.initial | storages.results
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, None])
+def test_where_the_host_pins_too_little_tensors_stay_and_a_line_says_so(share: float | None) -> None:
+    found = on_cpu(NETWORKS[0], "train")
+    setting = setting_of(found.trace)
+    evaluator = MemoryEvaluator(setting.graph)
+    outcome = evaluator.evaluate(MEMORY_POLICIES["torch_offload"](setting))
+    assert outcome.pinned_bytes
+    # Without a GPU no memory can be pinned at all: torch refuses, as it does on a host that has no more to give.
+    buffers = HostBuffers(pinned=True)
+    if share is not None:
+        buffers = HostBuffers(pinned=False, limit_bytes=round(share * outcome.pinned_bytes))
+    runner = MemoryRunner(found.trace, CPU)
+    recorder = SimpleNamespace(programs=ProgramRunner(runner, buffers, Inline()))
+    said: list[str] = []
+    kept = with_buffers(cast(ProgramRecorder, recorder), evaluator, outcome, said.append)
+    assert kept.pinned_bytes <= (share or 0.0) * outcome.pinned_bytes
+    assert len(kept.plan.offloads) < len(outcome.plan.offloads)
+    assert buffers.total_bytes == kept.pinned_bytes
+    assert all("the host has pinned memory for" in line and "stay on the GPU" in line for line in said)
+    assert said

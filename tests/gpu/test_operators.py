@@ -10,6 +10,8 @@ import torch
 
 from gpusim.errors import CaptureError, OperatorError, ReplayError
 from gpusim.formats.arguments import problem_with
+from gpusim.formats.trace import Op
+from gpusim.gpu.replay import execute
 from gpusim.gpu.replay.allowlist import allowed_operators, base_name, check_operators
 from gpusim.gpu.replay.encode import decode, encode
 from gpusim.gpu.replay.execute import Runner
@@ -217,6 +219,25 @@ def test_op_that_returns_more_than_its_trace_says_is_refused() -> None:
     runner.functions[0] = lambda *_: (torch.zeros(1), torch.zeros(1))
     with pytest.raises(ReplayError, match="returned 2 results, its trace has 1"):
         runner.run(0)
+
+
+def attention(outputs: tuple[int | None, ...]) -> Op:
+    return Op(name="a", target="aten._scaled_dot_product_cudnn_attention.default", outputs=outputs, host_ns=1)
+
+
+@pytest.mark.parametrize(
+    ("node", "may"),
+    [
+        (attention((7, None, None)), True),
+        (attention((None, None)), True),
+        (attention((7, 8, None)), False),
+        (attention((7, None, 9)), False),
+        (Op(name="m", target="aten.mm.default", outputs=(7, None), host_ns=1), False),
+    ],
+)
+def test_only_attention_may_leave_out_results_that_nobody_uses(node: Op, may: bool) -> None:
+    """At inference it returns no sum of logarithms, which shifts the places of all behind it."""
+    assert execute._uses_fixed_results_only(node) is may
 
 
 def test_out_of_memory_goes_through_untouched() -> None:

@@ -164,6 +164,11 @@ CONTRADICTED = [
     kernel("a", 10, 50.5, 7, 1), kernel("b", 12.5, 5, 8, 4),
     sync("Stream Wait Event", 3, stream=8, wait_on_stream=7, wait_on_cuda_event_record_corr_id=2),
 ]  # fmt: skip
+#: As CUDA 13's profiler writes them: the wait does not name the record of the event that it waits for.
+NAMELESS = [
+    kernel("a", 10, 10.5, 7, 1), kernel("b", 30.5, 5, 8, 4),
+    sync("Stream Wait Event", 3, stream=8, wait_on_stream=-1, wait_on_cuda_event_record_corr_id=-1),
+]  # fmt: skip
 IDLE = [kernel("k", 10.5 + 5 * n + 900 * (n // 5), 4, 7, n) for n in range(10)]
 NCU = "ID,Kernel Name,Block Size,Grid Size,gpu__time_duration.sum"
 
@@ -189,6 +194,7 @@ FOUND: dict[str, Make] = {
     "overlap-on-stream": kineto(kernel("k", 1.5, 50), kernel("k", 10, 70)),
     "no-sync-events": kineto(*BESIDE),
     "contradicted-waits": kineto(*CONTRADICTED),
+    "unknown-waits": kineto(*NAMELESS),
     "no-steps": kineto(kernel("k", 1.5, 5)),
     "resimulated": kineto(*IDLE),
     "no-data-edges": clean,

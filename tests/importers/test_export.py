@@ -20,7 +20,7 @@ from gpusim.importers import import_files
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.report.export import chakra_bytes, execution_trace_document, kineto_document, kineto_text
-from gpusim.search.explore import schedule_of
+from gpusim.search.by_name import schedule_of
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.store import load_trace
 

@@ -313,6 +313,21 @@ def test_cuda_graph_gives_its_true_edges(tmp_path: Path) -> None:
     assert "shared-correlation" in codes(tmp_path / "k.json")
 
 
+@pytest.mark.parametrize("mangled", [False, True])
+def test_cuda_graph_joins_by_name_where_the_profile_has_no_node_ids(mangled: bool, tmp_path: Path) -> None:
+    """Whole names tell two kernels of one template apart; the driver's mangled names do not hold what is needed."""
+    shown = ["void ns::k<4, ns::B>(int)", "void ns::k<4, ns::A>(int)", "gemm_nn"]
+    told = (
+        ["_ZN2ns1kILi4ENS_1AEEEvi", "_ZN2ns1kILi4ENS_1BEEEvi", "gemm_nn"] if mangled else [shown[1], shown[0], shown[2]]
+    )
+    events = [call("cudaGraphLaunch", 1, 2, 5), *(kernel(name, 10 * n + 10, 9, 7, 5) for n, name in enumerate(shown))]
+    nodes = [{"index": n, "node_type": "kernel", "kernel_name": name} for n, name in enumerate(told)]
+    graph = tmp_path / "g.json"
+    graph.write_text(json.dumps({"schema": "gpusim-cuda-graph/1", "nodes": nodes, "edges": [{"from": 1, "to": 2}]}))
+    imported = import_files([str(write_kineto(tmp_path / "k.json", events)), str(graph)])
+    assert edges(imported) == {(1 if mangled else 0, 2, "graph")}
+
+
 def test_table_of_ncu_joins_by_name_grid_and_order(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     header = "ID,Kernel Name,Block Size,Grid Size,dram__bytes.sum,lts__t_bytes.sum,sm__inst_executed.sum\n"

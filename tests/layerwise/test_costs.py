@@ -160,6 +160,15 @@ def test_a_measured_share_is_taken_as_it_is_and_others_are_scaled_from_it() -> N
     assert scaled.error > 0
 
 
+def test_layers_whose_measured_shares_take_no_time_have_no_error() -> None:
+    """A layer of views has no kernel."""
+    layer = chain(64).for_gpus(4).layers[1]
+    shares = [share_of(layer, config, 0) for config in (Config(n=2), Config(n=4))]
+    none = {share_key(layer, share): PassTimes(0.0, 0.0) for share in shares}
+    times = MeasuredTimes(none, {1: shares}, Roofline(load_hardware("h200")))
+    assert times.share_ns(1, layer, whole(layer)) == PassTimes(0.0, 0.0, 0.0)
+
+
 #: GiB that data parallelism moves in a step at 2, 4, 8 and 16 GPUs: bars of figure 8 of Jia et al. 2018, read off its
 #: vector graphic (to less than 0.5 %).
 PAPER_DATA_GIB = {

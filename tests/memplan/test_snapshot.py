@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpusim.errors import MeasurementError
+from gpusim.io.plain_pickle import PickleProblemError, read_plain_pickle
 from gpusim.memplan.allocator import MIB
 from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.measured import read_snapshot
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
-from gpusim.memplan.snapshot import read_snapshot, snapshot_document, write_snapshot
+from gpusim.memplan.snapshot import snapshot_document, write_snapshot
 from tests.support.memory_steps import SIZE, chain_step, graph_of
+
+
+def alloc(size: object = 512, addr: object = 0) -> dict[str, object]:
+    return {"action": "alloc", "size": size, "addr": addr, "stream": 0}
+
+
+def documents() -> st.SearchStrategy[object]:
+    """Snapshots, most of them with something wrong."""
+    odd = st.sampled_from((None, True, -1, 0, 512, 3 << 20, 1 << 40, 1 << 70, "alloc", "free_completed", [], {}, 1.5))
+    size, state = st.sampled_from((512, 700, 3 << 20)) | odd, st.sampled_from(("active_allocated", "inactive")) | odd
+    event = st.fixed_dictionaries(
+        {"action": st.sampled_from(("alloc", "free_completed", "oom")) | odd, "addr": st.integers(0, 5) | odd},
+        optional={"size": size, "stream": odd},
+    )
+    block = st.fixed_dictionaries({"size": size, "state": state}, optional={"requested_size": size})
+    segment = st.fixed_dictionaries(
+        {"device": st.just(0) | odd, "address": size, "total_size": size, "blocks": st.lists(block | odd, max_size=3)}
+    )
+    return st.fixed_dictionaries(
+        {"device_traces": st.lists(st.lists(event, max_size=8) | odd, max_size=2), "segments": st.lists(segment)}
+    )
 
 
 class _Runs:
@@ -58,7 +84,9 @@ def test_what_is_written_is_read_and_needs_no_class(tmp_path: Path) -> None:
     write_snapshot(evaluator.storages, outcome, path)
     snapshot = read_snapshot(path)
     assert snapshot.peak_bytes == outcome.peak_bytes
-    assert snapshot.reserved_bytes == snapshot.simulated().reserved_bytes
+    assert snapshot.requested_peak_bytes == outcome.peak_bytes
+    assert snapshot.reserved_bytes == snapshot.simulated.reserved_bytes
+    assert not snapshot.before
     assert snapshot.events[0].bytes == SIZE
 
 
@@ -72,9 +100,35 @@ def test_same_requests_give_the_same_segments(tmp_path: Path) -> None:
     document = {"segments": [], "device_traces": [entries]}
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(document))
-    pool = read_snapshot(path).simulated()
+    pool = read_snapshot(path).simulated
     assert pool.reserved_bytes == 20 * MIB
     assert pool.allocated_bytes == 12 * MIB
+
+
+def test_what_was_there_before_recording_counts(tmp_path: Path) -> None:
+    # A block of 8 MiB freed by the first event, and one of 4 MiB that is there throughout; then 6 MiB are taken.
+    entries = [
+        {"action": "free_completed", "addr": 8 * MIB, "size": 8 * MIB, "stream": 0},
+        {"action": "oom", "size": 1 << 50, "device_free": 0, "stream": 0},
+        {"action": "alloc", "addr": 100 * MIB, "size": 6 * MIB, "stream": 0},
+    ]
+    blocks = [
+        {"size": 2 * MIB, "state": "inactive"},
+        {"size": 5 * MIB, "requested_size": 4 * MIB, "state": "active_allocated"},
+        {"size": 1 * MIB, "state": "inactive"},
+    ]
+    segments = [
+        {"device": 1, "address": 0, "total_size": 8 * MIB, "blocks": blocks},
+        {"device": 0, "address": 0, "total_size": 1 << 39, "blocks": []},
+    ]
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [[], entries]}))
+    snapshot = read_snapshot(path)
+    assert snapshot.device == 1
+    assert snapshot.before == {8 * MIB: 8 * MIB, 2 * MIB: 4 * MIB}
+    assert snapshot.requested_peak_bytes == 12 * MIB
+    assert snapshot.peak_bytes == 12 * MIB
+    assert snapshot.reserved_bytes == 8 * MIB
 
 
 def test_pickle_that_would_run_something_is_refused_and_does_not(tmp_path: Path) -> None:
@@ -90,13 +144,22 @@ def test_pickle_that_would_run_something_is_refused_and_does_not(tmp_path: Path)
     ("document", "problem"),
     [
         ([], "no 'device_traces'"),
-        ({"device_traces": 3}, "is no list"),
-        ({"device_traces": []}, "has no device 0"),
-        ({"device_traces": [[{"action": "alloc", "size": -1, "addr": 0, "stream": 0}]], "segments": []}, "63 bits"),
-        ({"device_traces": [[{"action": "alloc", "size": "x", "addr": 0, "stream": 0}]], "segments": []}, "63 bits"),
+        ({"device_traces": 3}, r"\$.device_traces: is no list"),
+        ({"device_traces": []}, "has no device"),
+        ({"device_traces": [[]], "segments": []}, "has no events: call torch.cuda.memory._record_memory_history"),
+        ({"device_traces": [[alloc(size=-1)]], "segments": []}, r"\[0\]\[0\].size: is no whole number"),
+        ({"device_traces": [[alloc(size="x")]], "segments": []}, "is no whole number"),
+        ({"device_traces": [[alloc(size=True)]], "segments": []}, "is no whole number"),
+        ({"device_traces": [[alloc(size=1 << 80)]], "segments": []}, "is no whole number"),
+        ({"device_traces": [[alloc(addr=1 << 63)]], "segments": []}, "is no whole number"),
+        ({"device_traces": [[alloc(), alloc()]], "segments": []}, "event 1 takes a block that is in use"),
         ({"device_traces": [[3]], "segments": []}, "no 'action'"),
-        ({"device_traces": [[]]}, "no 'segments'"),
-        ({"device_traces": [[]], "segments": [{"device": 0}]}, "no 'total_size'"),
+        ({"device_traces": [[alloc()]]}, "no 'segments'"),
+        ({"device_traces": [[alloc()]], "segments": [{"device": 0}]}, "no 'total_size'"),
+        (
+            {"device_traces": [[alloc()]], "segments": [{"device": 0, "total_size": 9, "address": 0, "blocks": [4]}]},
+            r"segments\[0\].blocks\[0\]: is no memory snapshot: no 'size'",
+        ),
     ],
 )
 def test_what_is_no_snapshot_is_refused_with_its_place(tmp_path: Path, document: object, problem: str) -> None:
@@ -106,9 +169,68 @@ def test_what_is_no_snapshot_is_refused_with_its_place(tmp_path: Path, document:
         read_snapshot(path)
 
 
-@pytest.mark.parametrize("data", [b"\x80", b"not a pickle at all", b"\x80\x04.", b"\x80\x04K\x01R."])
-def test_broken_pickles_are_refused(tmp_path: Path, data: bytes) -> None:
+PLAIN = {
+    "numbers": [1, -2, 300, 1 << 40, -(1 << 62), 1.5, None, True, False],
+    "texts": ["", "\u00fc" * 300],
+    "parts": [(), (1,), (1, 2), (1, 2, 3), (1,) * 5, {}, []],
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_values_are_read_as_python_reads_them(protocol: int) -> None:
+    shared = [PLAIN, {"key": "text"}]
+    assert read_plain_pickle(pickle.dumps([shared, shared, PLAIN], protocol=protocol)) == [shared, shared, PLAIN]
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"\x80", "ends too early"),
+        (b"not a pickle at all", "opcode 0x6e at byte 0"),
+        (b"\x80\x04.", "takes a value that is not there"),
+        (b"\x80\x04K\x01R.", "opcode 0x52 at byte 4"),
+        (b"cos\nsystem\n(tR.", "asks for 'os.system', which is no plain value"),
+        (b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", "opcode 0x96"),  # 8 EiB, asked for in nine bytes
+        (b"\x80\x04X\xff\xff\xff\xff.", "ends too early"),
+        (b"\x80\x04\x8b\xff\xff\xff\x7f.", "a whole number of 2147483647 bytes"),
+        (b"\x80\x04j\xff\xff\xff\x7f.", "refers to value 2147483647, which is not there"),
+        (b"}]K\x01s.", "keys are no text"),
+        (b"K\x01K\x02a.", "appends to what is no list"),
+        (b"]e.", "a mark that is not there"),
+        (b"X\x01\x00\x00\x00\xff.", "text that is not UTF-8"),
+        (b"(" * 1000 + b".", "takes a value that is not there"),
+        (b"]" * 7_000_000 + b".", "values of more than 512 MiB"),
+    ],
+)
+def test_hostile_and_broken_pickles_are_refused(tmp_path: Path, data: bytes, problem: str) -> None:
     path = tmp_path / "broken.pickle"
     path.write_bytes(data)
-    with pytest.raises(MeasurementError, match="is no memory snapshot"):
+    with pytest.raises(MeasurementError, match="is no memory snapshot: .*" + problem):
         read_snapshot(path)
+
+
+def test_place_in_the_memo_takes_no_room() -> None:
+    # Python's own reader allocates 16 GiB for this.
+    assert read_plain_pickle(b"\x80\x04]r\xff\xff\xff\x7f.") == []
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_changed_pickles_are_read_or_refused(data: st.DataObject) -> None:
+    whole = bytearray(pickle.dumps({"device_traces": [[alloc(), alloc(addr=1 << 40)]], "segments": [PLAIN]}))
+    for _ in range(data.draw(st.integers(1, 5))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+        whole = whole or bytearray(b".")
+    with contextlib.suppress(PickleProblemError):
+        read_plain_pickle(bytes(whole))
+
+
+@settings(max_examples=300, deadline=None)
+@given(document=documents())
+def test_any_plain_document_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, document: object) -> None:
+    path = tmp_path_factory.mktemp("any") / "any.pickle"
+    path.write_bytes(pickle.dumps(document))
+    with contextlib.suppress(MeasurementError):
+        snapshot = read_snapshot(path)
+        assert snapshot.peak_bytes >= snapshot.requested_peak_bytes > 0

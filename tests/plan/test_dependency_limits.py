@@ -21,7 +21,7 @@ def test_view_hands_on_all_that_it_needs_and_that_is_counted(monkeypatch: pytest
     monkeypatch.setattr(op_graph, "FREE_DEPENDENCIES", 30 + 2 * 30 * 40)
     monkeypatch.setattr(op_graph, "MAX_DEPENDENCIES_PER_OP", 1)
     graph = build_graph(make_trace(handed_on(30, 40)))
-    assert all(graph.work_dependencies[0][user] == tuple(range(30)) for user in range(31, 71))
+    assert all(graph.work_preds[user] == tuple(range(30)) for user in range(31, 71))
     with pytest.raises(PlanError, match=r"more than 2,430 dependencies between the ops up to 'u40': an op without"):
         build_graph(make_trace(handed_on(30, 41)))
 

@@ -113,7 +113,7 @@ def test_large_block_is_cut_where_the_fewest_results_cross() -> None:
 def test_blocks_cover_all_units_in_order_within_the_limit(trace: Trace, limit: int) -> None:
     graph = build_graph(trace)
     units = units_of(graph)
-    assert sorted(o for unit in units.ops for o in unit) == list(graph.work_dependencies[0])
+    assert sorted(o for unit in units.ops for o in unit) == list(graph.work_preds)
     blocks = blocks_of(units.dag, limit)
     assert [node for block in blocks for node in block] == list(range(len(units)))
     assert all(0 < len(block) <= limit for block in blocks)

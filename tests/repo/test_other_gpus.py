@@ -10,7 +10,7 @@ import pytest
 from gpusim.formats.hardware import HardwareModel, bundled_hardware, load_hardware
 from gpusim.formats.trace import Kernel
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.kernels import Scaling, fit_to, op_moved_bytes
+from gpusim.plan.kernels import Scaling, fit_to, op_moved_bytes, tensor_bytes
 from gpusim.plan.traffic import Arithmetic, arithmetic
 from gpusim.rules.l2_cache import missed_bytes
 from gpusim.rules.occupancy import kernel_occupancy
@@ -149,7 +149,7 @@ def test_every_uncalibrated_gpu_says_so_in_the_verdict(name: str) -> None:
 
 def test_dram_traffic_is_what_the_cache_does_not_hold() -> None:
     trace = chain_trace(2, 1000)  # ops read and write tensors of 1024 bytes each
-    moved_bytes = op_moved_bytes(trace, trace.ops[1])
+    moved_bytes = op_moved_bytes(tensor_bytes(trace), trace.ops[1])
     for l2_bytes, missed in ((0, 2048), (2000, 48), (4096, 0)):
         memory = msgspec.structs.replace(H200.memory, l2_bytes=l2_bytes)
         assert missed_bytes(memory, moved_bytes) == missed

@@ -20,7 +20,7 @@ import msgspec
 
 from gpusim.formats.results import read_results
 from gpusim.sweep.store import Store
-from gpusim.trace.store import read_trace, write_trace
+from gpusim.trace.store import write_trace
 from gpusim.validation.predictions import predictions_path, read_predictions
 from tests.fuzz.sense import file_problem
 from tests.support.helpers import wide_trace
@@ -93,7 +93,7 @@ def _results(folder: Path) -> Any:
 
 def _predictions(folder: Path) -> Any:
     return [
-        (trace.name, read_predictions(predictions_path(trace), read_trace(trace)).intervals_ns)
+        (trace.name, read_predictions(predictions_path(trace), trace).intervals_ns)
         for trace in (folder / "wide3.json", folder / "wide5.json")
         if predictions_path(trace).exists()
     ]

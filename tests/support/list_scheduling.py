@@ -49,7 +49,7 @@ class _Scheduler:
         self.branches = streams > 1
         self.priority = priority
         self.min_share = min_share
-        self.preds, self.succs = graph.work_dependencies
+        self.preds, self.succs = graph.work_preds, graph.work_succs
         self.waiting = {op: len(before) for op, before in self.preds.items()}
         self.ready: dict[Resources, list[tuple[float, int]]] = {}
         """Ready ops by what their first kernels demand: of one demand the most urgent finds room, or none does."""

@@ -55,12 +55,17 @@ def app_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
-def opened(**link: str) -> AppTest:
-    """A new session at an address."""
+def unopened(**link: str) -> AppTest:
+    """A new session at an address, before its first run."""
     app = AppTest.from_file(str(APP / "Home.py"), default_timeout=TIMEOUT_S)
     for key, value in link.items():
         app.query_params[key] = value
-    return app.run()
+    return app
+
+
+def opened(**link: str) -> AppTest:
+    """A new session at an address."""
+    return unopened(**link).run()
 
 
 def page(name: str, **link: str) -> AppTest:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +87,7 @@ def test_predictions_stand_before_measurements_and_measuring_makes_no_new_ones(t
     plan = recipe(tmp_path, "a")
     results = run(tmp_path, plan)
     (path,) = (tmp_path / "traces").glob("*.predicted.json.gz")
-    predictions = read_predictions(path, read_trace(tmp_path / "traces" / "a-infer-b1.json.gz"))
+    predictions = read_predictions(path, tmp_path / "traces" / "a-infer-b1.json.gz")
     assert predictions.code == code_version()
     assert [case.predicted_ns for case in results.cases] == [each.predicted_ns for each in predictions.schedules]
     assert results.cases[0].commit == predictions.code
@@ -104,7 +107,7 @@ def test_outputs_that_differ_in_one_process_are_reported_as_different(tmp_path: 
     path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
     predict_stage(plan, plan.case, lambda _: None)
     trace = read_trace(path)
-    chosen = read_predictions(predictions_path(path), trace).chosen(OpGraph.build(trace, hardware_of(trace)), "p")
+    chosen = read_predictions(predictions_path(path), path).chosen(OpGraph.build(trace, hardware_of(trace)), "p")
     (good,) = slower_each_time(path, chosen, plan, "c", False)[1]
     bad = msgspec.structs.replace(good, outputs=msgspec.structs.replace(good.outputs, equal=False))
     assert not between_processes([good, bad]).outputs.equal
@@ -160,7 +163,7 @@ def test_schedule_that_is_not_legal_is_an_error_of_the_predictions_file(tmp_path
     plan = recipe(tmp_path, "a")
     path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
     (target,) = predict_stage(plan, plan.case, lambda _: None)
-    predictions = read_predictions(target, read_trace(path))
+    predictions = read_predictions(target, path)
     (schedule,) = predictions.schedules
     broken = msgspec.structs.replace(schedule, placements=())
     write_document(target, msgspec.structs.replace(predictions, schedules=(broken,)))
@@ -180,6 +183,15 @@ def test_predictions_are_never_made_anew_and_hold_for_their_own_capture_only(tmp
     write_trace(msgspec.structs.replace(trace, ops=(slower, *trace.ops[1:])), path)
     with pytest.raises(RecipeError, match=r"predicted.json.gz: \$\.trace_sha256: predictions of another capture"):
         predict_stage(plan, plan.case, lambda _: None)
+
+
+def test_predictions_hold_for_a_trace_that_another_release_would_write_in_another_way(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a")
+    path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
+    text = json.dumps(json.loads(gzip.decompress(path.read_bytes())), indent=1)
+    path.write_bytes(gzip.compress(text.encode()))
+    (target,) = predict_stage(plan, plan.case, lambda _: None)
+    assert read_predictions(target, path).trace_sha256 == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_capture_that_fails_leaves_the_others_and_is_tried_again_next_time(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import torch
 
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import load_topology
+from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.alone import predicted_ns, rank_alone, share_of_state, time_rank, time_shares
 from gpusim.gpu.layerwise.rank import make_data
 from gpusim.layerwise.communication import basis, members
@@ -35,7 +36,7 @@ from gpusim.layerwise.makespan import simulate_plan
 from gpusim.layerwise.roles import roles_of
 from gpusim.layerwise.search import search
 from gpusim.layerwise.shares import Share
-from gpusim.version import __version__
+from gpusim.version import code_version
 
 NETWORKS, BATCHES, GPUS = ("alexnet", "vgg16", "resnet50", "inception_v3"), (32, 128), (2, 4)
 QUICK = (("encoder",), (2,), (2,))
@@ -125,7 +126,22 @@ def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torc
         "predicted_step_ns": round(simulated.step_ns),
         "splits": {layer.name: str(config) for layer, config in zip(found.graph.layers, choice, strict=True)},
         "fitted": False,
+        "date": today(),
+        "commit": code_version(),
+        "sm_clock_mhz": sm_clock_mhz(device),
     }
+
+
+def today() -> str:
+    return datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d")
+
+
+def sm_clock_mhz(device: torch.device) -> int:
+    """The clock of the SMs under load; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    matrix = torch.rand(4096, 4096, device=device)
+    return gpu_facts(lambda: matrix @ matrix).sm_clock_mhz
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,15 +187,21 @@ def write_results(work: Path, folder: Path, device: torch.device) -> None:
     if not rows:
         return
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    date = datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d")
+    date = today()
+    versions = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
+    if device.type == "cuda":
+        facts = gpu_facts()
+        versions |= {"driver": facts.driver, "cudnn": facts.cudnn}
     document = {
         "recipe": "parallel",
         "gpu": gpu,
         "date": date,
         "command": "python validate/layerwise/ranks.py",
-        "versions": {"gpusim": __version__, "torch": str(torch.__version__), "cuda": str(torch.version.cuda)},
+        "versions": versions,
+        "gpusim": code_version(),
         "cases": rows,
     }
+    folder.mkdir(parents=True, exist_ok=True)
     short = gpu.removeprefix("NVIDIA ").lower().replace(" ", "_")
     (folder / f"parallel_{short}_{date.replace('-', '')}.json").write_text(json.dumps(document, indent=1) + "\n")
     errors = sorted(abs(row["predicted_ns"] / row["measured_ns"] - 1) for row in rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -168,24 +169,29 @@ def encode_hardware(hardware: HardwareModel, partitions: int = 1) -> Records:
 
 def encode_tasks(tasks: Sequence[Task]) -> Records:
     """What tasks are, whatever the schedule: one record of `TASK` each."""
-    once = list({id(task): task for task in tasks}.values())
-    if len(once) < len(tasks):  # steps in a row have the same tasks
-        place = {id(task): number for number, task in enumerate(once)}
-        return encode_tasks(once)[np.fromiter((place[id(task)] for task in tasks), np.int64, len(tasks))]
+    if len(set(map(id, tasks))) < len(tasks):  # steps in a row have the same tasks
+        once, which = _distinct(tasks)
+        return encode_tasks(once)[which]
     rows = np.empty(len(tasks), TASK)
     for name in (*NUMBERS, *PLACES):
         rows[name] = np.fromiter(map(attrgetter(name), tasks), np.float64, len(tasks))
     # Tasks share these: each is looked at once.
     for kind, name, prefix in ((Demand, "demand", ""), (Footprint, "footprint", "footprint_")):
-        each_of = list(map(attrgetter(name), tasks))
-        numbers: dict[int, int] = {}
-        which = np.fromiter((numbers.setdefault(id(each), len(numbers)) for each in each_of), np.int64, len(tasks))
-        distinct = list({id(each): each for each in each_of}.values())
+        distinct, which = _distinct(list(map(attrgetter(name), tasks)))
         for field in fields(kind):
-            values = np.fromiter((getattr(each, field.name) for each in distinct), np.float64, len(distinct))
+            values = np.fromiter(map(attrgetter(field.name), distinct), np.float64, len(distinct))
             rows[f"{prefix}{field.name}"] = values[which]
-    rows["kind"] = np.fromiter((KINDS.get(task.kind, ON_DEVICE) for task in tasks), np.int64, len(tasks))
+    kinds = map(KINDS.get, map(attrgetter("kind"), tasks), repeat(ON_DEVICE))
+    rows["kind"] = np.fromiter(kinds, np.int64, len(tasks))
     return rows
+
+
+def _distinct(objects: Sequence[Any]) -> tuple[list[Any], npt.NDArray[np.int64]]:
+    """Different objects, and which of them each one is."""
+    numbers = list(map(id, objects))
+    once = dict(zip(numbers, objects, strict=True))
+    place = dict(zip(once, range(len(once)), strict=True))
+    return list(once.values()), np.fromiter(map(place.__getitem__, numbers), np.int64, len(objects))
 
 
 class Plans(NamedTuple):

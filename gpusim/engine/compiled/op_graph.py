@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from gpusim.engine.compiled.arrays import Indices, Plans, Records, encode_tasks
 from gpusim.engine.compiled.jit import entry, int64, jit, rule
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.lower import op_buffers
+from gpusim.plan.lower import OpBuffers
 from gpusim.plan.partitions import Layout, in_partition
 from gpusim.plan.tasks import Task
 from gpusim.rules import queues as rules
@@ -89,12 +90,12 @@ class OpArrays(NamedTuple):
     @classmethod
     def _made(cls, graph: OpGraph, layout: Layout | None) -> OpArrays:
         ops = np.zeros(len(graph), OP)
-        ops["rows"] = [len(tasks) for tasks in graph.tasks]
+        ops["rows"] = np.fromiter(map(len, graph.tasks), np.int32, len(graph))
         ops["first_row"] = np.cumsum(ops["rows"]) - ops["rows"]
-        ops["host_ns"] = [op.host_ns for op in graph.trace.ops]
+        ops["host_ns"] = np.fromiter(map(attrgetter("host_ns"), graph.trace.ops), np.float64, len(graph))
         preds, succs = _depend(ops, graph)
-        buffers_of, buffer_bytes, kept_bytes = op_buffers(graph)
-        ways = _Ways.of(graph)
+        buffers = OpBuffers.of(graph)
+        ways = _Ways.of(graph, ops)
         rows, ops["first_variant"], ops["n_variants"] = ways.rows, ways.first_of_op, ways.number_of_op
         sms = layout.sms if layout is not None else (graph.hardware.limits.sms,)
         tasks = (
@@ -102,30 +103,21 @@ class OpArrays(NamedTuple):
             if layout is None
             else [in_partition(row, number, size, graph.hardware) for number, size in enumerate(sms) for row in rows]
         )
-        of_row = [
-            buffers_of[work[0]]
-            if len(work) == 1
-            else list(dict.fromkeys(buffer for op in work for buffer in buffers_of[op]))
-            for work in ways.work_of
-        ]
-        first_buffer, _, buffer_of = _lists(of_row * len(sms))
+        n_buffers, buffer_of = _buffers_of_rows(buffers, np.repeat(np.arange(len(graph)), ops["rows"]), ways.work_of)
         return cls(
             tasks=encode_tasks(tasks),
             ops=ops,
             preds=preds,
             succs=succs,
-            first_buffer=np.append(first_buffer, np.int32(len(buffer_of))),
-            buffer_of=buffer_of,
-            buffer_bytes=np.array(buffer_bytes, np.int64),
-            kept_bytes=kept_bytes,
+            first_buffer=np.concatenate(([0], np.cumsum(np.tile(n_buffers, len(sms)))), dtype=np.int32),
+            buffer_of=np.tile(buffer_of, len(sms)).astype(np.int32),
+            buffer_bytes=np.array(buffers.sizes, np.int64),
+            kept_bytes=buffers.kept_bytes,
             variants=ways.variants,
             covers=np.array(ways.covers, np.int32),
             partition_of=np.array(layout.of_stream if layout is not None else (0,), np.int32),
             rows_of_partition=len(rows),
-            most_tasks=sum(
-                max(len(each) for each in (captured, *(graph.variants[op] if graph.variants else ())))
-                for op, captured in enumerate(graph.tasks)
-            ),
+            most_tasks=int(np.maximum.reduceat(ways.variants["rows"], ways.first_of_op).sum()),
         )
 
 
@@ -134,8 +126,10 @@ class _Ways(NamedTuple):
 
     rows: list[Task]
     """All tasks that any schedule may run, those captured first."""
+    captured: int
+    """How many of them are captured ones, which do the work of their op."""
     work_of: list[tuple[int, ...]]
-    """For each of them the ops whose work it does."""
+    """For each of the others the ops whose work it does."""
     first_of_op: Indices
     """For each op where its variants begin in `variants`."""
     number_of_op: Indices
@@ -145,27 +139,26 @@ class _Ways(NamedTuple):
     """The ops that variants cover, one after the other."""
 
     @classmethod
-    def of(cls, graph: OpGraph) -> _Ways:
-        """The ways of a graph."""
+    def of(cls, graph: OpGraph, ops: Records) -> _Ways:
+        """The ways of a graph; `ops` has the rows of each op as captured."""
         rows = _rows(graph)
-        captured = sum(map(len, graph.tasks))
-        work_of: list[tuple[int, ...]] = [(row.op,) for row in rows[:captured]]
-        ways: list[tuple[int, int, int, int]] = []
+        captured = int(ops["rows"].sum())
+        number = np.ones(len(graph), np.int32)
+        if graph.variants:
+            number += np.fromiter(map(len, graph.variants), np.int32, len(graph))
+        first = np.cumsum(number, dtype=np.int32) - number
+        variants = np.zeros(int(number.sum()), VARIANT)
+        for field in ("first_row", "rows"):
+            variants[field][first] = ops[field]
+        work_of: list[tuple[int, ...]] = []
         covers: list[int] = []
-        first = np.zeros(len(graph), np.int32)
-        count = np.zeros(len(graph), np.int32)
-        placed = 0
-        for op, tasks in enumerate(graph.tasks):
-            first[op] = len(ways)
-            ways.append((placed, len(tasks), 0, 0))
-            placed += len(tasks)
-            others = zip(graph.trace.ops[op].variants, graph.variants[op], strict=True) if graph.variants else ()
-            for variant, other in others:
-                ways.append((len(work_of), len(other), len(covers), len(variant.covers)))
+        for op in np.flatnonzero(number > 1).tolist():
+            others = zip(graph.trace.ops[op].variants, graph.variants[op], strict=True)
+            for place, (variant, tasks) in enumerate(others, first[op] + 1):
+                variants[place] = (captured + len(work_of), len(tasks), len(covers), len(variant.covers))
                 covers.extend(variant.covers)
-                work_of.extend([(op, *variant.covers)] * len(other))
-            count[op] = len(ways) - first[op]
-        return cls(rows, work_of, first, count, np.array(ways, VARIANT), covers)
+                work_of.extend([(op, *variant.covers)] * len(tasks))
+        return cls(rows, captured, work_of, first, number, variants, covers)
 
 
 def _rows(graph: OpGraph) -> list[Task]:
@@ -174,19 +167,32 @@ def _rows(graph: OpGraph) -> list[Task]:
     return [*captured, *(task for variants in graph.variants for tasks in variants for task in tasks)]
 
 
+def _buffers_of_rows(
+    buffers: OpBuffers, op_of: npt.NDArray[np.int64], work_of: Sequence[tuple[int, ...]]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many buffers each row has, and these one behind the other: captured rows do the work of the op `op_of` each,
+    those behind them that of the ops `work_of` each.
+    """
+    counts, numbers = buffers.of_ops(op_of)
+    others = [list(dict.fromkeys(buffers.of_ops(np.array(work))[1].tolist())) for work in work_of]
+    return (
+        np.concatenate((counts, np.fromiter(map(len, others), np.int64, len(others)))),
+        np.concatenate((numbers, np.array([*chain.from_iterable(others)], np.int64))),
+    )
+
+
 def _depend(ops: Records, graph: OpGraph) -> tuple[Indices, Indices]:
     """Predecessors and successors of all ops, one behind the other; sets where those of each of `ops` are."""
-    preds_of, succs_of = graph.work_dependencies
-    ops["first_pred"], ops["n_preds"], preds = _lists([preds_of.get(op, ()) for op in range(len(graph))])
-    ops["first_succ"], ops["n_succs"], succs = _lists([succs_of.get(op, ()) for op in range(len(graph))])
+    works = np.fromiter(graph.work_preds, np.int64, len(graph.work_preds))
+    n_preds = np.zeros(len(ops), np.int32)
+    n_preds[works] = np.fromiter(map(len, graph.work_preds.values()), np.int32, len(works))
+    preds = np.fromiter(chain.from_iterable(graph.work_preds.values()), np.int32, int(n_preds.sum()))
+    succs = np.repeat(np.arange(len(ops), dtype=np.int32), n_preds)[np.argsort(preds, kind="stable")]
+    n_succs = np.bincount(preds, minlength=len(ops)).astype(np.int32)
+    for name, counts in (("pred", n_preds), ("succ", n_succs)):
+        ops[f"n_{name}s"] = counts
+        ops[f"first_{name}"] = np.cumsum(counts) - counts
     return preds, succs
-
-
-def _lists(lists: Sequence[Sequence[int]]) -> tuple[Indices, Indices, Indices]:
-    """Lists one behind the other: where each begins, how long it is, and all of them."""
-    lengths = np.fromiter(map(len, lists), np.int32, len(lists))
-    flat = np.fromiter(chain.from_iterable(lists), np.int32, int(lengths.sum()))
-    return np.cumsum(lengths, dtype=np.int32) - lengths, lengths, flat
 
 
 class LoweringRoom(NamedTuple):

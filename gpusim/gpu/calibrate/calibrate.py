@@ -18,6 +18,7 @@ from gpusim.formats.hardware import Copies, GraphCosts, HardwareModel, StreamCos
 from gpusim.gpu.calibrate import microbench as bench
 from gpusim.gpu.calibrate.block_kernels import BlockBench, Hold
 from gpusim.gpu.calibrate.contention import fit, measure_points, with_contention
+from gpusim.gpu.calibrate.copies import costs_beside_kernels
 from gpusim.gpu.calibrate.start_interference import NETWORK, half_starts, measure, subjects
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.version import code_version
@@ -60,8 +61,20 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     sources |= {f"stream.{field}": f"{when}; {note}" for field, note in notes.items()}
     say("memory and copies")
     h2d, d2h, both, latency_ns = bench.host_copy_rates()
-    copies = Copies(h2d_bytes_per_ns=h2d, d2h_bytes_per_ns=d2h, both_bytes_per_ns=both, latency_ns=latency_ns)
+    switch_ns, kernel_slowdown = costs_beside_kernels()
+    copies = Copies(
+        h2d_bytes_per_ns=h2d,
+        d2h_bytes_per_ns=d2h,
+        both_bytes_per_ns=both,
+        latency_ns=latency_ns,
+        switch_ns=switch_ns,
+        kernel_slowdown=kernel_slowdown,
+    )
     sources["copies"] = f"{when}; pinned copies of 512 MiB, and 4 KiB in a graph for the latency"
+    sources["copies.switch_ns"] = f"{when}; copies of 1 MiB in turns with kernels in a graph, mean of both directions"
+    sources["copies.kernel_slowdown"] = (
+        f"{when}; five kinds of kernels beside copies, mean of both directions"
+    )
     memory = msgspec.structs.replace(
         base.memory,
         dram_bytes=properties.total_memory,

@@ -232,6 +232,15 @@ def _issue(stream: torch.cuda.Stream, calls: Calls) -> torch.cuda.Event:
     return end
 
 
+def costs_beside_kernels() -> tuple[float, float]:
+    """`switch_ns` and `kernel_slowdown` of `gpusim/rules/copies.py`: means over both directions, and over kinds."""
+    bench = CopyBench()
+    switches_ns = [switch_ns(bench, direction) for direction in DIRECTIONS]
+    slowdowns = [beside(bench, kernel, [d]).slowdown for kernel in kernels_by_kind().values() for d in DIRECTIONS]
+    bench.forget()
+    return max(0.0, statistics.mean(switches_ns)), max(0.0, statistics.mean(slowdowns))
+
+
 def measure() -> dict[str, object]:
     """Everything above, as numbers for a file."""
     bench = CopyBench()

@@ -48,7 +48,8 @@ def _kernel_name(driver: Any, params: Any) -> str:
         if handle is not None and int(handle):
             failed, name = ask(handle)
             if int(failed) == 0:
-                return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+                text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+                return str(torch._C._demangle(text))  # as profilers write it
     return ""
 
 

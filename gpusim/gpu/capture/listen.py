@@ -169,7 +169,8 @@ class Listener(TorchDispatchMode):
             function, known = torch.ops.aten.lift_fresh_copy.default, True  # the constant itself must not change
         result = function(*args, **kwargs)
         parts = [part for part in pytree.tree_leaves(result) if isinstance(part, torch.Tensor)]
-        if any(part.device.type != self.device.type for part in parts):
+        # Attention also returns the seed of its dropout, which is on the host while no graph is recorded.
+        if parts and all(part.device.type != self.device.type for part in parts):
             self._refuse_copy_to_host(tensors)
             self._host.update((part, True) for part in parts)
             return result

@@ -67,10 +67,16 @@ def own_step(graph: JointGraph, recorded: Recorded, training: bool, style: str =
 
 def split(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
     """The calls that Inductor compiles, and those from the first fused update on, with the counts before it."""
-    begin = next((place for place, call in enumerate(calls) if _name(call).startswith("_fused_")), len(calls))
+    begin = next((place for place, call in enumerate(calls) if _is_fused_update(call)), len(calls))
     while 0 < begin < len(calls) and _name(calls[begin - 1]) == "_foreach_add_":
         begin -= 1
     return list(calls[:begin]), list(calls[begin:])
+
+
+def _is_fused_update(call: Call) -> bool:
+    """`_fused_adam_` and its like, which end in the underscore of what works in place; not `_fused_rms_norm`."""
+    name = _name(call)
+    return name.startswith("_fused_") and name.endswith("_")
 
 
 def _name(call: Call) -> str:

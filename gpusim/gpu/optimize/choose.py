@@ -13,6 +13,7 @@ from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import Executor, Ready
 from gpusim.gpu.replay.fusion import NORMS
+from gpusim.memplan.within import other_way
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.search.explore import Explored, explore
@@ -123,9 +124,9 @@ def tried(
     kept = [c for c in timed.values() if memory_limit_bytes is None or c.ready.peak_bytes <= memory_limit_bytes]
     if not kept:
         least, limit = min(each.ready.peak_bytes for each in timed.values()), memory_limit_bytes or 0
-        raise OptionError(
-            f"memory limit {format_bytes(limit)}: the least that any schedule takes is {format_bytes(least)}"
-        )
+        problem = f"memory limit {format_bytes(limit)}: the least that any schedule takes is {format_bytes(least)}"
+        hardware, _ = executor.hardware()
+        raise OptionError("; ".join(filter(None, (problem, other_way(OpGraph.build(trace, hardware), limit)))))
     ranked = sorted(kept, key=lambda candidate: candidate.time_ns)
     best = [_best_recording(captured, trace, executor, each, memory_limit_bytes) for each in ranked[:RECORDED_AGAIN]]
     return sorted([*best, *ranked[RECORDED_AGAIN:]], key=lambda candidate: candidate.time_ns), sequential

@@ -118,7 +118,7 @@ class CudaExecutor:
         """Record the schedule as a CUDA graph, after one run on its streams: libraries set up on first use."""
         if self.poison:
             runner = arena_runner(captured, trace, schedule, self.device, poison=True)
-            return _Graph.of(GraphRecorder(runner, dependencies(trace)), schedule)
+            return _Graph.of(GraphRecorder(runner, dependencies(trace), own_workspaces=True), schedule)
         for known, ops, recorder in self._recorders:
             if known is captured and ops is trace.ops:
                 return _Graph.of(recorder, schedule)

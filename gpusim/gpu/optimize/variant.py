@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from gpusim.gpu.optimize.captured import Captured, Computed, gradients_of
+from gpusim.gpu.optimize.copies import Copies
 from gpusim.gpu.optimize.executors import Ready
 from gpusim.gpu.optimize.optimizers import Rates
 
@@ -22,6 +23,7 @@ class Variant:
         self.options = rates.other_options()
         self._gradients = gradients_of(captured, ready.tensors)
         self._inputs = captured.inputs
+        self._copy = Copies(captured.inputs)
         self._leaves = captured.returned.leaves
         self._spec = captured.returned.spec
         self._one = len(self._leaves) == 1 and self._spec == pytree.tree_structure(0)
@@ -49,8 +51,7 @@ class Variant:
         """One step; what the user's own returns, in memory that no later call touches."""
         self.rates.update()
         with torch.no_grad():
-            for memory, tensor in zip(self._inputs, tensors, strict=True):
-                memory.copy_(tensor, non_blocking=True)
+            self._copy(tensors)
             self.ready.run()
             results = [self._result(place, leaf) for place, leaf in enumerate(self._leaves)]
             if any(self._changes_input):

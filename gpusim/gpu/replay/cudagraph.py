@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,21 @@ from gpusim.plan.sync import SyncPlan, plan_sync
 from gpusim.trace.fusion import covered_by, place_fused
 
 
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Within, a CUDA graph that is recorded takes cuBLAS's workspaces from its own memory.
+
+    torch keeps one workspace for each stream and hands it to whoever uses the stream; torch.compile frees them all
+    when it records graphs of its own. A graph that was recorded with such a workspace would then write to memory of
+    somebody else.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 @dataclass
 class RecordedGraph:
     """A CUDA graph of one schedule. `tensors` are its results' memory, valid until the next replay."""
@@ -25,8 +41,7 @@ class RecordedGraph:
     sync: SyncPlan
     tensors: list[torch.Tensor | None]
     peak_bytes: int
-    """Most memory that the step needs at once: its initial state and what recording it allocated at most, without
-    the workspaces of cuBLAS."""
+    """Most memory that the step needs at once: its initial state and what recording it allocated at most."""
 
     def replay(self) -> None:
         self.graph.replay()
@@ -35,11 +50,11 @@ class RecordedGraph:
 class GraphRecorder:
     """Records schedules of one trace; its streams are made once, so that libraries keep their workspaces for them.
 
-    With `own_workspaces`, cuBLAS has its workspaces in each graph's own memory: torch lets go of all others when it
-    records a graph of torch.compile's, and theirs would then be somebody else's memory.
+    With `own_workspaces` each graph has cuBLAS's workspaces in its own memory, so that it stays right whatever else
+    the process does; `peak_bytes` then counts them.
     """
 
-    def __init__(self, runner: Runner, preds: Sequence[Sequence[int]], own_workspaces: bool = False) -> None:
+    def __init__(self, runner: Runner, preds: Sequence[Sequence[int]], *, own_workspaces: bool = False) -> None:
         self.runner = runner
         self.preds = preds
         self.own_workspaces = own_workspaces
@@ -88,17 +103,15 @@ class GraphRecorder:
             self._run(order, streams, sync, lanes)
             torch.cuda.synchronize()
             self.runner.drop_temporaries()
-        if self.own_workspaces:
-            _clear_workspaces()
         gc.collect()
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
-            self._run(order, streams, sync, lanes)
-        workspaces = _clear_workspaces() if self.own_workspaces else 0
-        peak = torch.cuda.max_memory_allocated() - before - workspaces + self.runner.initial_bytes
+        with own_workspaces() if self.own_workspaces else nullcontext():
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
+                self._run(order, streams, sync, lanes)
+        peak = torch.cuda.max_memory_allocated() - before + self.runner.initial_bytes
         recorded = RecordedGraph(graph, sync, list(self.runner.tensors), peak)
         self.runner.drop_temporaries()
         return recorded
@@ -127,10 +140,3 @@ class GraphRecorder:
                 events[op].record(stream)
         for op in sync.ends:
             first.wait_event(events[op])
-
-
-def _clear_workspaces() -> int:
-    """Let cuBLAS make its workspaces anew, as torch does around its own graphs; the bytes of those that there were."""
-    before = torch.cuda.memory_allocated()
-    torch._C._cuda_clearCublasWorkspaces()
-    return before - torch.cuda.memory_allocated()

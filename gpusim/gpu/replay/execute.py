@@ -10,7 +10,7 @@ import torch
 
 from gpusim.errors import ReplayError
 from gpusim.formats.arguments import tensor_refs
-from gpusim.formats.trace import Tensor, Trace, VariantSettings
+from gpusim.formats.trace import Op, Tensor, Trace, VariantSettings
 from gpusim.gpu.inductor.kernels import functions_of
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.encode import DTYPES, decode
@@ -154,7 +154,7 @@ class Runner:
         """Keep what an op returned, by tensor id."""
         node = self.trace.ops[op]
         results = flat_results(result)
-        if len(results) != len(node.outputs):
+        if len(results) != len(node.outputs) and not _uses_fixed_results_only(node):
             problem = f"op {describe(node)} returned {len(results)} results, its trace has {len(node.outputs)}"
             raise ReplayError(f"{problem} (torch {torch.__version__})")
         for written in set(node.writes) - set(node.outputs):
@@ -162,7 +162,7 @@ class Runner:
             # Some operators make an argument larger that is too small for their result.
             if tensor is not None and tuple(tensor.shape) != self.trace.tensors[written].shape:
                 raise ReplayError(f"op {describe(node)} has changed the shape of tensor {written}, which it writes")
-        for place, (index, part) in enumerate(zip(node.outputs, results, strict=True)):
+        for place, (index, part) in enumerate(zip(node.outputs, results, strict=False)):
             if index is not None:
                 self._keep(op, index, part)
                 if place not in VARYING.get(node.target, ()):
@@ -280,6 +280,15 @@ class InitialState:
         """Undo all in-place changes."""
         for index, tensor in self.tensors.items():
             tensor.copy_(self.pristine[index])
+
+
+def _uses_fixed_results_only(op: Op) -> bool:
+    """Whether a call may return fewer results than the trace has: attention at inference leaves some out.
+
+    Those that may be missing, and what comes behind them, are used by nobody.
+    """
+    varying = VARYING.get(op.target, ())
+    return bool(varying) and all(index is None for index in op.outputs[min(varying) :])
 
 
 def make_initial(trace: Trace, device: torch.device, seed: int) -> InitialState:

@@ -124,7 +124,7 @@ def replay_memory(
     state, initial_bytes = state_on_gpu(trace, device, seed)
     runner.bind(state.tensors)
     recorder = ProgramRecorder(evaluator, runner, initial_bytes)
-    outcomes = [_with_buffers(recorder, evaluator, outcome, say) for outcome in outcomes]
+    outcomes = [with_buffers(recorder, evaluator, outcome, say) for outcome in outcomes]
     releases = program_order_releases(trace)
     sensitive = make_sensitive(runner, state, releases, seed)
     say("comparing outputs")
@@ -177,7 +177,7 @@ def replay_memory(
     ]
 
 
-def _with_buffers(
+def with_buffers(
     recorder: ProgramRecorder, evaluator: MemoryEvaluator, outcome: Outcome, say: Callable[[str], None]
 ) -> Outcome:
     """The outcome itself, or where the host gives less pinned memory that of as much of its plan as has room."""

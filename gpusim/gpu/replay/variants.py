@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gpusim.formats.trace import Op, Tensor, Trace, VariantSettings
+from gpusim.gpu.quiet import quiet
 from gpusim.gpu.replay.decompositions import composed, compositions_for
 from gpusim.gpu.replay.fusion import Call, Kept, fused
 from gpusim.gpu.replay.tensors import flat_results
@@ -72,12 +73,20 @@ def applied(settings: VariantSettings) -> Iterator[None]:
         if settings.tf32 is not None:
             cudnn.allow_tf32 = matmul.allow_tf32 = settings.tf32
         if settings.blas is not None:
+            _set_library_quietly(settings.blas)
             torch.backends.cuda.preferred_blas_library(settings.blas)
         yield
     finally:
         cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before
         if library is not None:
             torch.backends.cuda.preferred_blas_library(library)
+
+
+@functools.cache
+def _set_library_quietly(name: str) -> None:
+    """torch says once in a process, at the first library set, that choosing one is experimental."""
+    with quiet():
+        torch.backends.cuda.preferred_blas_library(name)
 
 
 def call_variant(

@@ -4,17 +4,68 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpusim.memplan.layers import Layers
-from gpusim.memplan.memory import memory_of
+from gpusim.memplan.memory import peak_bytes_of, pool_before
 from gpusim.memplan.plan import MemoryPlan, Offload
 from gpusim.memplan.program import program_of
-from gpusim.memplan.rebuild import Chain, chain
+from gpusim.memplan.rebuild import Chain, SeparateRedos, Uses, chain
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import Link, OpTimes, place_copies
 from gpusim.plan.graph import OpGraph
+
+
+class StepFacts:
+    """What the plans of one step have in common, whatever the budget; found when it is first asked for."""
+
+    def __init__(self, graph: OpGraph, storages: Storages) -> None:
+        self.graph = graph
+        self.storages = storages
+
+    @cached_property
+    def layers(self) -> Layers:
+        return Layers.of(self.storages)
+
+    @cached_property
+    def times(self) -> OpTimes:
+        return OpTimes.of(self.graph)
+
+    @cached_property
+    def uses(self) -> Uses:
+        return Uses.of(self.storages, self.times.place)
+
+    @cached_property
+    def link(self) -> Link:
+        return Link.of(self.graph)
+
+    @cached_property
+    def initial_bytes(self) -> int:
+        return pool_before(self.storages).allocated_bytes
+
+    @cached_property
+    def keep_all_bytes(self) -> int:
+        return peak_bytes_of(self.storages, program_of(self.storages, MemoryPlan()), self.initial_bytes)
+
+    @cached_property
+    def chains(self) -> dict[int, Chain]:
+        saved = frozenset(self.storages.saved)
+        chains_of = {s: chain(self.storages, (s,), saved.__contains__) for s in self.storages.saved}
+        return {s: each for s, each in chains_of.items() if each is not None}
+
+    @cached_property
+    def separate_redos(self) -> SeparateRedos:
+        return SeparateRedos(self.storages, self.uses)
+
+    @cached_property
+    def sources(self) -> dict[int, frozenset[int]]:
+        touched = self.storages.touched
+        return {s: frozenset().union(*(touched[op] for op in each.ops)) - {s} for s, each in self.chains.items()}
+
+    @cached_property
+    def recompute_ns(self) -> dict[int, float]:
+        return {s: sum(self.graph.solo_ns[op] for op in again.ops) for s, again in self.chains.items()}
 
 
 @dataclass(frozen=True)
@@ -29,31 +80,48 @@ class Setting:
     """Most pinned host memory; None for as much as it takes."""
     synchronous: bool | None = None
     """Whether ops and copies wait for each other after each layer; None: as in the published system."""
+    known: StepFacts | None = field(default=None, compare=False, repr=False)
+    """`dataclasses.replace` hands it on to settings with other budgets."""
+
+    def __post_init__(self) -> None:
+        if self.known is None:
+            object.__setattr__(self, "known", StepFacts(self.graph, self.storages))
 
     @classmethod
     def of(cls, graph: OpGraph, budget_bytes: int | None = None, pinned_bytes: int | None = None) -> Setting:
         """The setting of a step."""
         return cls(graph, Storages.of(graph.trace), budget_bytes, pinned_bytes)
 
-    @cached_property
+    @property
+    def facts(self) -> StepFacts:
+        """What the plans of this step have in common."""
+        assert self.known is not None
+        return self.known
+
+    @property
     def layers(self) -> Layers:
         """The step's layers."""
-        return Layers.of(self.storages)
+        return self.facts.layers
 
-    @cached_property
+    @property
     def times(self) -> OpTimes:
         """When ops run, in recorded order and with nothing beside them."""
-        return OpTimes.of(self.graph)
+        return self.facts.times
 
-    @cached_property
+    @property
+    def uses(self) -> Uses:
+        """When saved storages are used, in recorded order."""
+        return self.facts.uses
+
+    @property
     def link(self) -> Link:
         """What copies take on this GPU."""
-        return Link.of(self.graph)
+        return self.facts.link
 
-    @cached_property
+    @property
     def keep_all_bytes(self) -> int:
         """Peak of the step that keeps all."""
-        return self.peak_bytes(MemoryPlan())
+        return self.facts.keep_all_bytes
 
     @property
     def budget_or_half(self) -> int:
@@ -62,19 +130,16 @@ class Setting:
 
     def peak_bytes(self, plan: MemoryPlan) -> int:
         """Peak of a plan that can run."""
-        return memory_of(self.storages, program_of(self.storages, plan)).peak.allocated_bytes
+        return peak_bytes_of(self.storages, program_of(self.storages, plan), self.facts.initial_bytes)
 
-    @cached_property
+    @property
     def chains(self) -> dict[int, Chain]:
         """For each saved storage that can be computed again the ops that do so where all others stay."""
-        saved = frozenset(self.storages.saved)
-        chains_of = {s: chain(self.storages, (s,), saved.__contains__) for s in self.storages.saved}
-        return {s: each for s, each in chains_of.items() if each is not None}
+        return self.facts.chains
 
     def recompute_ns(self, storage: int) -> float:
         """What computing a storage again takes where all others stay; infinite where nothing brings it back."""
-        again = self.chains.get(storage)
-        return math.inf if again is None else sum(self.graph.solo_ns[op] for op in again.ops)
+        return self.facts.recompute_ns.get(storage, math.inf)
 
 
 MemoryPolicy = Callable[[Setting], MemoryPlan]

@@ -20,11 +20,11 @@ number of tensors reaches it, the plan of least peak on the way.
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Sequence
 
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting, layer_ends
-from gpusim.memplan.rebuild import separate_redos
 from gpusim.memplan.times import OpTimes, first_needs, last_forward_places, place_copies
 
 
@@ -34,22 +34,23 @@ def capuchin(setting: Setting) -> MemoryPlan:
     swapped = swaps(setting, setting.keep_all_bytes - budget)
     order = by_msps(setting, swapped)
     best = plan = _plan(setting, swapped, ())
-    least = setting.peak_bytes(plan)
+    least = peak = setting.peak_bytes(plan)
     taken = 0
     while least > budget and taken < len(order):
-        wanted = max(setting.peak_bytes(plan) - budget, 1)
+        wanted = max(peak - budget, 1)
         while taken < len(order) and wanted > 0:
             wanted -= storages.bytes[order[taken]]
             taken += 1
         plan = _plan(setting, swapped, order[:taken])
-        if setting.peak_bytes(plan) < least:
-            best, least = plan, setting.peak_bytes(plan)
+        peak = setting.peak_bytes(plan)
+        if peak < least:
+            best, least = plan, peak
     return best
 
 
 def _plan(setting: Setting, swapped: list[int], again: tuple[int, ...] | list[int]) -> MemoryPlan:
     storages = setting.storages
-    redos = separate_redos(storages, again, again)
+    redos = setting.facts.separate_redos.of(again, again)
     times = OpTimes.of(setting.graph, redos=redos)
     needs = first_needs(storages, times, swapped, redos)
     offloads = place_copies(storages, times, setting.link, swapped, needs)
@@ -91,20 +92,37 @@ def _unused(lane: list[tuple[float, float]], asked: tuple[float, float]) -> bool
 def by_msps(setting: Setting, swapped: Sequence[int]) -> list[int]:
     """The order in which rule 3 takes tensors."""
     storages = setting.storages
-    left = {s: setting.recompute_ns(s) for s in storages.saved if s in setting.chains and s not in swapped}
-    sources = {s: set().union(*(storages.touched[op] for op in setting.chains[s].ops)) - {s} for s in left}
+    gone = frozenset(swapped)
+    left = {s: setting.recompute_ns(s) for s in setting.chains if s not in gone}
+    sources = {s: setting.facts.sources[s] for s in left}
+    built_on: dict[int, list[int]] = {}
+    for storage, read in sources.items():
+        for source in read:
+            built_on.setdefault(source, []).append(storage)
+
+    def rank(storage: int) -> tuple[float, int]:
+        """Smallest for the most bytes for its time."""
+        return -(storages.bytes[storage] / max(left[storage], 1.0)), storage
+
     own = dict(left)
     order: list[int] = []
-    taken: set[int] = set()
+    users = dict.fromkeys(left, 0)
+    """Of those taken, how many have this one as a source."""
+    waiting = [rank(storage) for storage in left]
+    heapq.heapify(waiting)
     while left:
-        best = max(left, key=lambda s: (storages.bytes[s] / max(left[s], 1.0), -s))
+        ranked = heapq.heappop(waiting)
+        best = ranked[1]
+        if ranked != rank(best):  # its time has grown since, so that it comes later
+            heapq.heappush(waiting, rank(best))
+            continue
         cost = left.pop(best)
         order.append(best)
-        taken.add(best)
-        for other in left:
-            if best in sources[other]:  # it must be brought back first
+        for other in built_on.get(best, ()):
+            if other in left:  # it must be brought back first
                 left[other] += cost
-            if other in sources[best]:  # all that was built on it is built again
-                users = sum(1 for t in taken if other in sources[t])
-                left[other] = max(left[other], own[other] * max(users, 1))
+        for other in sources[best]:
+            if other in left:  # all that was built on it is built again
+                users[other] += 1
+                left[other] = max(left[other], own[other] * users[other])
     return order

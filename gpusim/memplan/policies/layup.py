@@ -27,9 +27,9 @@ def layup(setting: Setting) -> MemoryPlan:
     """Each type of layer computes again or moves what it has saved."""
     storages, layers = setting.storages, setting.layers
     of_kind: dict[str, list[int]] = {}
+    all_saved = frozenset(storages.saved)
     for layer in layers.layers[:-1]:
-        saved = [s for s in storages.makes[layer.op] if s in set(storages.saved)]
-        of_kind.setdefault(layer.kind, []).extend(saved)
+        of_kind.setdefault(layer.kind, []).extend(s for s in storages.makes[layer.op] if s in all_saved)
     beside_ns = {
         s: setting.graph.solo_ns[layer.op] + sum(setting.graph.solo_ns[op] for op in layer.backward)
         for layer in layers.layers
@@ -48,7 +48,7 @@ def layup(setting: Setting) -> MemoryPlan:
             moved += [s for s in saved if s not in setting.chains]
         else:
             moved += saved
-    redos = grouped_redos(storages, again, setting.times.place)
+    redos = grouped_redos(storages, again, setting.times.place, setting.uses)
     if redos is None:  # what is to be computed again needs what cannot be: it moves instead
         moved, redos = [*moved, *again], ()
     times = OpTimes.of(setting.graph, redos=redos)

@@ -21,24 +21,26 @@ It is a heuristic: another plan may be faster. Its step time is what the engine 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator
-from gpusim.memplan.memory import memory_of
+from gpusim.memplan.memory import MemoryUse, Peak, memory_of
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.capuchin import by_msps, capuchin
 from gpusim.memplan.policies.checkpoint import cuts, segmented
 from gpusim.memplan.policies.layrub import weights_first
+from gpusim.memplan.policies.runs import Runs
 from gpusim.memplan.profile import Profile
 from gpusim.memplan.program import program_of
-from gpusim.memplan.rebuild import grouped_redos, separate_redos
-from gpusim.memplan.times import OpTimes, Room, first_needs, last_forward_places, place_copies
-from gpusim.units import format_bytes
+from gpusim.memplan.rebuild import Uses, grouped_redos
+from gpusim.memplan.storages import Storages
+from gpusim.memplan.times import CopiesOut, OpTimes, Room, first_needs, last_forward_places, place_copies
+from gpusim.units import MIB, format_bytes
 
 #: Storages smaller than this share of all that is saved stay: an action for each would cost more than it brings.
 SMALLEST_SHARE = 1e-4
@@ -54,6 +56,8 @@ CORRECTIONS = 6
 LEAST_TRIED = 6
 #: Share of the budget that the placing of copies leaves, for what the estimate does not see.
 SLACK = 0.005
+#: Choices whose recomputation is remembered: a bisection comes back to those that it has seen last.
+RECENT = 16
 #: Stands for the peak of what cannot be.
 NO_PLAN_BYTES = 1 << 62
 
@@ -90,9 +94,12 @@ class LeastTime:
         self.order = weights_first(self.storages)
         self.times = OpTimes.of(setting.graph, self.order)
         self.link = setting.link
+        self.uses = Uses.of(self.storages, self.times.place)
         self.profile = Profile(self.storages, self.times)
-        self._redos: dict[tuple[tuple[int, ...], bool], tuple[Redo, ...] | None] = {}
-        self._times_ns: dict[_Planned, int] = {}
+        self.redos = lru_cache(maxsize=RECENT)(self._redos_of)
+        self._floors: dict[_Choice, int] = {}
+        self._planned: dict[tuple[_Choice, int], _Planned] = {}
+        self._times_ns: dict[MemoryPlan, int] = {}
         self._orders: dict[tuple[tuple[int, ...], float], list[int]] = {}
         self._moved: dict[float, tuple[int, ...]] = {}
         self._msps: dict[tuple[int, ...], list[int]] = {}
@@ -125,12 +132,13 @@ class LeastTime:
         size, limit = self.storages.bytes, self.setting.pinned_bytes
         turn_ns = self.times.start_ns[self.times.place[min(self.storages.first_backward, len(self.order) - 1)]]
         last = last_forward_places(self.storages, self.times, self.actionable)
+        copies = CopiesOut(self.times, self.link)
         chosen: list[int] = []
         pinned = 0
         for storage in sorted(self.actionable, key=lambda s: (-self.density(s), last[s])):
             if limit is not None and pinned + size[storage] > limit:
                 continue
-            if self._copies_end_ns([*chosen, storage], last) <= share * turn_ns:
+            if copies.add((last[storage], storage), size[storage], share * turn_ns):
                 chosen.append(storage)
                 pinned += size[storage]
         return tuple(sorted(chosen))
@@ -145,12 +153,6 @@ class LeastTime:
                 break
             chosen.append(storage)
         return chosen
-
-    def _copies_end_ns(self, chosen: Sequence[int], last: dict[int, int]) -> float:
-        now = 0.0
-        for storage in sorted(chosen, key=lambda s: (last[s], s)):
-            now = max(now, self.times.end_ns[last[storage]]) + self.link.out_ns(self.storages.bytes[storage])
-        return now
 
     @cached_property
     def sources(self) -> dict[int, tuple[int, ...]]:
@@ -173,46 +175,10 @@ class LeastTime:
         return self._orders[key]
 
     def _cheapest_first(self, moved: Sequence[int], run_bytes: float) -> list[int]:
-        size = self.storages.bytes
-        chosen: set[int] = set()
-        result: list[int] = []
-        users: dict[int, list[int]] = {}
         gone = frozenset(moved)
-
-        def brought_bytes(storage: int) -> int:
-            """Of a storage and all that is computed again for it."""
-            reached, todo = {storage}, [storage]
-            while todo:
-                for source in self.sources[todo.pop()]:
-                    if source in chosen and source not in reached:
-                        reached.add(source)
-                        todo.append(source)
-            return sum(size[s] for s in reached)
-
-        def furthest(storage: int) -> set[int]:
-            """Of those that are computed from a storage, the ones that no other is computed from."""
-            reached, todo, ends = {storage}, [storage], set()
-            while todo:
-                current = todo.pop()
-                further = [user for user in users.get(current, ()) if user in chosen]
-                if not further:
-                    ends.add(current)
-                for user in further:
-                    if user not in reached:
-                        reached.add(user)
-                        todo.append(user)
-            return ends
-
         rest = [s for s in self.actionable if s in self.sources and s not in gone]
-        for storage in sorted(rest, key=lambda s: (self.density(s), s)):
-            chosen.add(storage)
-            for source in self.sources[storage]:
-                users.setdefault(source, []).append(storage)
-            if all(brought_bytes(end) <= run_bytes for end in furthest(storage)):
-                result.append(storage)
-            else:
-                chosen.discard(storage)
-        return result
+        runs = Runs(self.sources, self.storages.bytes, run_bytes)
+        return [s for s in sorted(rest, key=lambda s: (self.density(s), s)) if runs.add(s)]
 
     def most_for_its_time(self, moved: tuple[int, ...]) -> list[int]:
         """What is computed again where each is computed for itself alone, by Capuchin's MSPS."""
@@ -221,19 +187,15 @@ class LeastTime:
             self._msps[moved] = [s for s in by_msps(self.setting, moved) if s in among]
         return self._msps[moved]
 
-    def redos(self, choice: _Choice) -> tuple[Redo, ...] | None:
+    def _redos_of(self, again: tuple[int, ...], apart: bool) -> tuple[Redo, ...] | None:
         """Recomputation of a choice; None where it cannot be."""
-        key = (choice.again, choice.apart)
-        if key not in self._redos:
-            if choice.apart:
-                self._redos[key] = separate_redos(self.storages, choice.again, choice.again)
-            else:
-                self._redos[key] = grouped_redos(self.storages, choice.again, self.times.place)
-        return self._redos[key]
+        if apart:
+            return self.setting.facts.separate_redos.of(again, again)
+        return grouped_redos(self.storages, again, self.times.place, self.uses)
 
     def plan(self, choice: _Choice, budget_bytes: int) -> MemoryPlan | None:
         """The plan of a choice; None where its recomputations cannot be. Ops wait for copies as the budget asks."""
-        redos = self.redos(choice)
+        redos = self.redos(choice.again, choice.apart)
         if redos is None:
             return None
         offloads: tuple[Offload, ...] = ()
@@ -247,55 +209,67 @@ class LeastTime:
 
     def floor_bytes(self, choice: _Choice) -> int:
         """About the least peak of a choice, where ops wait for copies whenever memory asks for it."""
-        redos = self.redos(choice)
-        if redos is None:
-            return NO_PLAN_BYTES
-        needs = first_needs(self.storages, self.times, choice.moved, redos)
-        return int(self.profile.level_bytes(self._last_forward, needs, redos).max(initial=0))
+        if choice not in self._floors:
+            redos = self.redos(choice.again, choice.apart)
+            if redos is None:
+                return NO_PLAN_BYTES
+            needs = first_needs(self.storages, self.times, choice.moved, redos)
+            self._floors[choice] = int(self.profile.level_bytes(self._last_forward, needs, redos).max(initial=0))
+        return self._floors[choice]
 
     @cached_property
     def _last_forward(self) -> dict[int, int]:
         return last_forward_places(self.storages, self.times, self.storages.saved)
 
-    def fewest(self, choices: Sequence[_Choice], budget_bytes: int) -> _Planned | None:
-        """The first of ever more actions that keeps the budget, and its plan; None where none is found.
+    def fewest(
+        self, storages: Sequence[int], choose: Callable[[tuple[int, ...]], _Choice], budget_bytes: int
+    ) -> Iterator[_Planned]:
+        """The choice with the fewest of these storages, in their order, that keeps the budget; none where none does.
 
         Found by the quick estimate, which is then corrected by what the allocator says of its answer.
         """
         target = budget_bytes
         for _ in range(CORRECTIONS):
-            choice = self._first_by_estimate(choices, target)
+            choice = self._first_by_estimate(storages, choose, target)
             if choice is None:
-                return None
+                return
             planned = self.planned(choice, target)
             over = planned.peak_bytes - budget_bytes
             if over <= 0:
-                return planned
+                yield planned
+                return
             target -= max(2 * over, budget_bytes // 200)
-        return None
 
     def planned(self, choice: _Choice, budget_bytes: int) -> _Planned:
         """The plan of a choice that can be, with its peak by the allocator."""
-        plan = self.plan(choice, budget_bytes)
-        assert plan is not None
-        return _Planned(choice, budget_bytes, plan, self.setting.peak_bytes(plan))
+        key = (choice, budget_bytes)
+        if key not in self._planned:
+            plan = self.plan(choice, budget_bytes)
+            assert plan is not None
+            self._planned[key] = _Planned(choice, budget_bytes, plan, self.setting.peak_bytes(plan))
+        return self._planned[key]
 
-    def _first_by_estimate(self, choices: Sequence[_Choice], target: int) -> _Choice | None:
+    def _first_by_estimate(
+        self, storages: Sequence[int], choose: Callable[[tuple[int, ...]], _Choice], target: int
+    ) -> _Choice | None:
         """By bisection. Peaks fall with more actions until what comes back at once takes over; so a few are tried."""
-        low, last = 0, len(choices) - 1
-        if self.floor_bytes(choices[0]) <= target:
-            return choices[0]
-        tried = (last, *(round(last * share) for share in (0.9, 0.75, 0.5)))
-        high = next((n for n in tried if self.floor_bytes(choices[n]) <= target), None)
+
+        def keeps(count: int) -> bool:
+            return self.floor_bytes(choose(tuple(storages[:count]))) <= target
+
+        low, last = 0, len(storages)
+        if keeps(0):
+            return choose(())
+        high = next((n for n in (last, *(round(last * share) for share in (0.9, 0.75, 0.5))) if keeps(n)), None)
         if high is None:
             return None
         while high - low > 1:
             middle = (low + high) // 2
-            if self.floor_bytes(choices[middle]) <= target:
+            if keeps(middle):
                 high = middle
             else:
                 low = middle
-        return choices[high]
+        return choose(tuple(storages[:high]))
 
     def candidates(self, budget_bytes: int) -> Iterator[_Planned]:
         """The plans of rules 2 and 3 that keep the budget."""
@@ -305,38 +279,37 @@ class LeastTime:
                 continue
             for run_share in RUN_SHARES:
                 again = self.cheapest_first(moved, run_share * self._saved_bytes)
-                ever_more = [_Choice(moved, tuple(again[:n])) for n in range(len(again) + 1)]
-                fewest = self.fewest(ever_more, budget_bytes)
-                if fewest is not None:
-                    yield fewest
-            every = self.most_for_its_time(moved)
-            fewest = self.fewest(
-                [_Choice(moved, tuple(every[:n]), apart=True) for n in range(len(every) + 1)], budget_bytes
-            )
-            if fewest is not None:
-                yield fewest
+                yield from self.fewest(again, partial(_Choice, moved), budget_bytes)
+            yield from self.fewest(self.most_for_its_time(moved), partial(_Choice, moved, apart=True), budget_bytes)
         for run_share in RUN_SHARES:
-            let_go = tuple(self.cheapest_first((), run_share * self._saved_bytes))
+            let_go = dict.fromkeys(self.cheapest_first((), run_share * self._saved_bytes))
             rest = self._with_room([s for s in self.actionable if s not in let_go])  # the first have longest to move
-            fewest = self.fewest([_Choice(tuple(rest[:n]), let_go) for n in range(len(rest) + 1)], budget_bytes)
-            if fewest is not None:
-                yield fewest
+            yield from self.fewest(rest, partial(_Choice, again=tuple(let_go)), budget_bytes)
 
     def of_others(self, budget_bytes: int) -> Iterator[_Planned]:
         """Plans of Capuchin for this budget, and of checkpoints at every k-th cut, that keep it."""
         setting = replace(self.setting, budget_bytes=budget_bytes)
-        points = cuts(self.storages)
-        plans = [capuchin(setting)]
-        plans += [segmented(self.storages, points, k) for k in (2, 4, 8, 16, 32) if k <= len(points)]
-        for plan in plans:
-            within, _ = within_pinned(self.storages, plan, self.setting.pinned_bytes)
-            peak_bytes = self.setting.peak_bytes(within)
+        within, _ = within_pinned(self.storages, capuchin(setting), self.setting.pinned_bytes)
+        for plan, peak_bytes in [(within, self.setting.peak_bytes(within)), *self._segmented]:
             if peak_bytes <= budget_bytes:
-                yield _Planned(None, budget_bytes, within, peak_bytes)
+                yield _Planned(None, budget_bytes, plan, peak_bytes)
+
+    @cached_property
+    def _segmented(self) -> list[tuple[MemoryPlan, int]]:
+        """Checkpoints at every k-th cut, with the peak of each."""
+        points = cuts(self.storages)
+        plans = [segmented(self.storages, points, k) for k in (2, 4, 8, 16, 32) if k <= len(points)]
+        return [(plan, self.setting.peak_bytes(plan)) for plan in plans]
 
     @cached_property
     def _saved_bytes(self) -> int:
         return sum(self.storages.bytes[s] for s in self.storages.saved)
+
+    def plan_for(self, budget_bytes: int | None) -> MemoryPlan:
+        """The best plan within a budget; without one, half of what keeping all takes. Raises `PlanError`."""
+        if budget_bytes is None:
+            budget_bytes = max(self.setting.keep_all_bytes // 2, self.least_peak.peak_bytes)
+        return self.best(budget_bytes)
 
     def best(self, budget_bytes: int) -> MemoryPlan:
         """The plan of least predicted time within a budget. Raises `PlanError` where none of them keeps it."""
@@ -349,10 +322,10 @@ class LeastTime:
 
     def time_ns(self, planned: _Planned) -> int:
         """Simulated step time."""
-        if planned not in self._times_ns:
+        if planned.plan not in self._times_ns:
             program = program_of(self.storages, planned.plan)
-            self._times_ns[planned] = self.evaluator.time(program).makespan_ns
-        return self._times_ns[planned]
+            self._times_ns[planned.plan] = self.evaluator.time(program).makespan_ns
+        return self._times_ns[planned.plan]
 
     def _trimmed(self, best: _Planned, budget_bytes: int) -> _Planned:
         """The plan without recomputations that the budget does not need, the dearest first."""
@@ -381,22 +354,32 @@ class LeastTime:
         return min((self.planned(choice, 0) for choice in tried), key=lambda each: each.peak_bytes)
 
     def shortfall(self, budget_bytes: int) -> str:
-        """Why no plan keeps a budget: the smallest that one reaches, and the tensor that decides it."""
-        least_bytes = self.least_peak.peak_bytes
-        peak = memory_of(self.storages, program_of(self.storages, self.least_peak.plan)).peak
-        largest = next((s for s in peak.live if s not in self.storages.initial), peak.live[0])
-        trace = self.storages.trace
-        maker = next((o.name for o, new in zip(trace.ops, self.storages.makes, strict=True) if largest in new), "")
-        least = f"the smallest budget that works for a plan found here is {format_bytes(least_bytes)}"
-        size = format_bytes(self.storages.bytes[largest])
-        decided = f"op '{trace.ops[peak.op].name}' decides it, with the result of '{maker}', {size}"
-        return f"no plan keeps {format_bytes(budget_bytes)}; {least}: {decided}"
+        """Why no plan found here keeps a budget."""
+        return shortfall(self.storages, self.least_use.peak, budget_bytes)
+
+    @property
+    def least_use(self) -> MemoryUse:
+        """The memory of the plan with the smallest peak."""
+        return memory_of(self.storages, program_of(self.storages, self.least_peak.plan))
+
+
+def shortfall(storages: Storages, peak: Peak, budget_bytes: int) -> str:
+    """Why no plan keeps a budget: the smallest peak that one reaches, and the tensor that decides it.
+
+    The budget that it names is rounded up, so that it works when it is given back.
+    """
+    trace = storages.trace
+    largest = next((s for s in peak.live if s not in storages.initial), peak.live[0])
+    maker = next((o.name for o, new in zip(trace.ops, storages.makes, strict=True) if largest in new), None)
+    named = next((tensor.name for tensor in trace.tensors if tensor.storage == largest), "")
+    what = f"'{named}'" if maker is None else f"the result of '{maker}'"
+    least = f"the smallest budget that works for a plan found here is {-(-peak.allocated_bytes // MIB)} MiB"
+    decided = f"op '{trace.ops[peak.op].name}' decides it, with {what}, {format_bytes(storages.bytes[largest])}"
+    text = f"no plan keeps {format_bytes(budget_bytes)}; {least}: {decided}"
+    before = sum(storages.bytes[storage] for storage in storages.initial)
+    return text + (f"; {format_bytes(before)} are there before the step" if before > budget_bytes else "")
 
 
 def least_time(setting: Setting) -> MemoryPlan:
     """The fastest plan within the budget; without one, half of what keeping all takes."""
-    planner = LeastTime(setting)
-    budget = setting.budget_bytes
-    if budget is None:
-        budget = max(setting.budget_or_half, planner.least_peak.peak_bytes)
-    return planner.best(budget)
+    return LeastTime(setting).plan_for(setting.budget_bytes)

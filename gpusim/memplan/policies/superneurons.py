@@ -26,7 +26,7 @@ from gpusim.errors import PlanError
 from gpusim.memplan.allocator import rounded
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
 from gpusim.memplan.policies.base import Setting, layer_ends
-from gpusim.memplan.rebuild import grouped_redos, separate_redos
+from gpusim.memplan.rebuild import grouped_redos
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import OpTimes, first_needs, place_copies
 from gpusim.units import format_bytes
@@ -72,9 +72,9 @@ def cost_aware(setting: Setting, dropped: list[int]) -> tuple[Redo, ...]:
     redos: list[Redo] = []
     for segment in segments.values():
         if sum(storages.bytes[s] for s in segment) <= l_peak:
-            redos += grouped_redos(storages, segment, recorded) or ()
+            redos += grouped_redos(storages, segment, recorded, setting.uses) or ()
         else:
-            redos += separate_redos(storages, segment, dropped)
+            redos += setting.facts.separate_redos.of(segment, dropped)
     return tuple(redos)
 
 

@@ -51,7 +51,7 @@ def at_share(setting: Setting, share: float) -> MemoryPlan:
     saved = knapsack([size[s] for s in items], [setting.recompute_ns(s) for s in items], share)
     dropped = [s for s, keep in zip(items, saved, strict=True) if not keep]
     while True:
-        redos = grouped_redos(setting.storages, dropped, setting.times.place)
+        redos = grouped_redos(setting.storages, dropped, setting.times.place, setting.uses)
         if redos is not None:
             return MemoryPlan(redos=redos)
         dropped.pop()  # what it takes has itself been let go for good

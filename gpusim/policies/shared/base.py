@@ -22,13 +22,14 @@ def spread_views(graph: OpGraph, order: Sequence[int], streams: dict[int, int]) 
     known = bytearray(map(bool, graph.tasks))  # whether nothing is to be placed before what looks at it
     stream_of = [0] * len(graph)
     for op in chain(order, range(len(graph))):
-        todo = [] if done[op] else [op]
+        if done[op]:
+            continue
+        todo = [op]
         while todo:
             current = todo[-1]
             near = graph.preds[current]
-            missing = [before for before in near if not known[before]]
-            if missing:
-                todo.extend(missing)
+            if not all(map(known.__getitem__, near)):
+                todo.extend(before for before in near if not known[before])
                 continue
             todo.pop()
             if not done[current]:

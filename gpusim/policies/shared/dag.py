@@ -55,7 +55,7 @@ class Dag:
 
 def work_dag(graph: OpGraph) -> tuple[tuple[int, ...], Dag]:
     """The ops with kernels (by op index, in recorded order) and their dependencies; views hand theirs on."""
-    preds, _ = graph.work_dependencies
+    preds = graph.work_preds
     ops = tuple(preds)
     node_of = {op: node for node, op in enumerate(ops)}
     return ops, Dag(tuple(tuple(sorted(node_of[p] for p in preds[op])) for op in ops))

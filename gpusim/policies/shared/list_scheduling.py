@@ -68,8 +68,8 @@ class FastLists:
         """Schedule ready ops by descending `priority` (by op index). Raises `PlanError` for no streams."""
         priorities = np.require(np.atleast_2d(priority), np.float64, ("C", "W"))
         makespan_ns, orders, placed = self._run(priorities, streams, min_share, 1, keep=True)
-        order = [int(op) for op in orders[0]]
-        stream_of = {op: int(placed[0, op]) for op in order}
+        order = orders[0].tolist()
+        stream_of = dict(zip(order, placed[0, orders[0]].tolist(), strict=True))
         return ListSchedule(spread_views(self.graph, order, stream_of), float(makespan_ns[0]))
 
     def _run(

@@ -19,7 +19,8 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Trace
-from gpusim.gpu.inductor import kernels, versions
+from gpusim.gpu.capture.calls import Call
+from gpusim.gpu.inductor import kernels, own_step, versions
 from gpusim.gpu.inductor.seam import OWN
 from gpusim.gpu.optimize import cache, captured, choose
 from gpusim.gpu.optimize import fused as fusing
@@ -481,3 +482,14 @@ def test_memory_that_begins_at_an_odd_place_is_refused() -> None:
     fusing._check_aligned(state(64))
     with pytest.raises(CaptureError, match="the memory of 'weight' does not begin at a multiple of 16 bytes"):
         fusing._check_aligned(state(68))
+
+
+def test_only_updates_in_place_are_kept_from_inductor() -> None:
+    """`_fused_rms_norm` begins as they do, and is a layer."""
+
+    def call(function: Any) -> Call:
+        return Call(function.overloadpacket.__name__, function, (), {}, "forward", "")
+
+    aten = torch.ops.aten
+    calls = [call(each) for each in (aten._fused_rms_norm.default, aten.mm.default, aten._fused_adam_.default)]
+    assert own_step.split(calls) == (calls[:2], calls[2:])

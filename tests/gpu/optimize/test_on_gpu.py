@@ -225,3 +225,20 @@ def test_random_schedules_in_a_poisoned_arena_compute_the_same() -> None:
         with torch.no_grad():
             for x in data:
                 close(variant.run([x]), model(x))
+
+
+def test_graphs_keep_their_workspaces_whoever_clears_those_of_the_process() -> None:
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4))).cuda()
+    step = fast(model, torch.randn(64, 512, device="cuda"), executor=CudaExecutor())
+    other = torch.compile(copy.deepcopy(model), mode="reduce-overhead")  # clears the workspaces when it records
+    x = torch.randn(64, 512, device="cuda")
+    with torch.no_grad():
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            other(x)
+        torch.cuda.empty_cache()
+        taken = [torch.full((1 << 20,), 7, dtype=torch.int32, device="cuda") for _ in range(64)]
+        for _ in range(10):
+            torch.testing.assert_close(step(x), model(x), rtol=1e-3, atol=1e-3)
+        torch.cuda.synchronize()
+        assert all(bool((each == 7).all()) for each in taken)
