@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gpusim.analysis.simulation import Simulated
     from gpusim.analysis.transfer import Transfer
     from gpusim.api import (
-        WhatIf,
         explain,
         explore,
         limits,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
         memory,
         parallel,
         simulate,
-        whatif,
         write_parallel_plan,
         write_perfetto,
     )
@@ -70,6 +68,7 @@ if TYPE_CHECKING:
     from gpusim.search.verdict import Verdict
     from gpusim.several import transfer
     from gpusim.step import Step, load
+    from gpusim.what_if import WhatIf, whatif
 
 __all__ = [
     "Bounds",
@@ -126,7 +125,6 @@ __all__ = [
 #: Module -> the public names that it defines.
 _DEFINED_IN = {
     "gpusim.api": (
-        "WhatIf",
         "explain",
         "explore",
         "limits",
@@ -137,7 +135,6 @@ _DEFINED_IN = {
         "memory",
         "parallel",
         "simulate",
-        "whatif",
         "write_parallel_plan",
         "write_perfetto",
     ),
@@ -177,6 +174,7 @@ _DEFINED_IN = {
     "gpusim.analysis.transfer": ("Transfer",),
     "gpusim.several": ("transfer",),
     "gpusim.step": ("Step", "load"),
+    "gpusim.what_if": ("WhatIf", "whatif"),
     "gpusim.formats.trace": ("Trace",),
 }
 _MODULE_OF = {name: module for module, names in _DEFINED_IN.items() for name in names}

@@ -3,17 +3,15 @@
 Each takes a `Step`, or what `load` takes: a bundled name, a trace file, a `Trace`. Errors name Python's arguments;
 the command line translates them into its options.
 
-Who calls them: the command line calls these, `gpusim.on_gpu` and `gpusim.for_commands`, and nothing beneath them (an
-import contract in `pyproject.toml`). The dashboard explores, simulates and finds limits with them
+Who calls them: the command line calls these, `gpusim.what_if`, `gpusim.on_gpu` and `gpusim.for_commands`, and nothing
+beneath them (an import contract in `pyproject.toml`). The dashboard explores, simulates and finds limits with them
 (`tests/repo/test_front_door.py` lists what else it reaches). A sweep's worker evaluates thousands of schedules of one
 step, and takes the shortest way that `explore` takes, too: `gpusim.engine.evaluate`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,20 +23,15 @@ from gpusim.defaults import (
     DEFAULT_POLICY,
     DEFAULT_SEED,
     DEFAULT_STREAMS,
-    LAUNCH_MODES,
     MAX_BUDGET_S,
-    MAX_EVALUATIONS,
     RECOMMENDED,
 )
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.formats.hardware import bundled_hardware
-from gpusim.formats.trace import Trace
-from gpusim.io.file_limits import MAX_INTEGER
-from gpusim.notebook import html_table, short_name, short_repr
-from gpusim.plan.schedule import check_streams as check_streams
-from gpusim.step import Step, as_step
+from gpusim.resolve import AnyStep, Progress, check_seed, check_streams, count, ignore, launch_mode, resolve_schedule
+from gpusim.step import as_step
 from gpusim.trace.store import bundled_traces
-from gpusim.units import format_bytes, format_ns
+from gpusim.units import format_bytes
 
 if TYPE_CHECKING:
     from gpusim.analysis.explain import Explained
@@ -50,16 +43,10 @@ if TYPE_CHECKING:
     from gpusim.memplan.compare import MemoryComparison
     from gpusim.memplan.plan import MemoryPlan
     from gpusim.plan.schedule import Schedule
-    from gpusim.plan.tasks import LaunchMode
     from gpusim.search.explore import Explored, Row
 
-AnyStep = Step | Trace | str | Path
-Progress = Callable[[str, float, int], None]
-"""Called with what is being done, the share that is done, and the best time so far in ns (0: none yet)."""
 BATCH_NORMS = ("local", "synchronised")
 OBJECTIVES = ("simulated", "additive")
-Say = Callable[[str], None]
-"""Called with each stage of work on a GPU."""
 
 
 def list_traces() -> list[str]:
@@ -105,8 +92,8 @@ def explore(
     schedules were tried: with a number, the same seed finds the same schedule on every machine. `streams` is the most
     that a schedule may use. `memory_limit` is in bytes, or text such as `"8GiB"`. `partitions` also searches schedules
     on partitions of the SMs: `"auto"`, or splits such as `"64+68,96+36"`. `policies` names the only ones to run.
-    Raises `OptionError` for an argument out of its range, where no schedule keeps the memory limit, and for an imported
-    step without data dependencies.
+    Raises `OptionError` for an argument out of its range, for an imported step without data dependencies, and where no
+    schedule keeps the memory limit: the error names the memory plan that does.
     """
     from gpusim.analysis.as_imported import check_searchable
     from gpusim.search.by_name import check_policy
@@ -119,7 +106,7 @@ def explore(
     problem = f"the search takes between 0 and {MAX_BUDGET_S:.0f} seconds"
     if not 0 < real("budget_s", budget_s, problem) <= MAX_BUDGET_S:
         raise OptionError(problem, argument="budget_s", value=budget_s)
-    evaluations = _count("evaluations", evaluations)
+    evaluations = count("evaluations", evaluations)
     if policies is not None and (isinstance(policies, str) or not isinstance(policies, Collection)):
         raise OptionError("a list of policies' names", argument="policies", value=policies)
     for policy in policies or ():
@@ -264,84 +251,6 @@ def load_memory_plan(step: AnyStep, path: str | Path) -> MemoryPlan:
     return plan
 
 
-@dataclass(frozen=True, repr=False)
-class WhatIf:
-    """A schedule on the GPU as it is, and on a changed one."""
-
-    baseline: Simulated
-    changed: Simulated
-
-    @property
-    def speedup(self) -> float:
-        """Baseline over changed makespan: above 1 where the change helps."""
-        return self.baseline.makespan_ns / self.changed.makespan_ns if self.changed.makespan_ns else 1.0
-
-    def sensitivities(self) -> tuple[tuple[str, float, float, float], ...]:
-        """How the changed makespan moves as each parameter goes from half to twice its value: name, low, high, now.
-
-        Times in ns; the schedule stays as it is.
-        """
-        from gpusim.analysis.whatif import sensitivities
-
-        return sensitivities(self.changed)
-
-    def __repr__(self) -> str:
-        before, after = format_ns(self.baseline.makespan_ns), format_ns(self.changed.makespan_ns)
-        where = short_name(self.changed.graph.hardware.label)
-        return short_repr("WhatIf", f"{short_name(self.changed.graph.trace.name)}: {before} -> {after} on {where}")
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (name, run.graph.hardware.label, format_ns(run.makespan_ns), f"{run.speedup:.2f}x")
-            for name, run in (("baseline", self.baseline), ("changed", self.changed))
-        ]
-        title = f"What if: {self.changed.graph.trace.name}, {self.changed.policy}"
-        return html_table(title, ("", "hardware", "time", "over sequential"), rows)
-
-
-def whatif(
-    step: AnyStep,
-    schedule: str | Path | Schedule = DEFAULT_POLICY,
-    *,
-    streams: int = DEFAULT_STREAMS,
-    launch: str = DEFAULT_LAUNCH,
-    sms: int | None = None,
-    bandwidth: float = 1.0,
-    launch_cost: float = 1.0,
-    contention: float = 1.0,
-    queues: int | None = None,
-    ops: Mapping[str, float] | Iterable[tuple[str, float]] = (),
-) -> WhatIf:
-    """Ask what a step would take with other SMs, bandwidth, launch costs, hardware queues, or faster ops.
-
-    `bandwidth`, `launch_cost` and `contention` are factors on today's value. `ops` has for each op name, layer or
-    `"LAYER OPERATOR"` how many times as fast it becomes. `launch` is that of the changed step; the baseline is one CUDA
-    graph. A policy's schedule is made again for the changed GPU. Raises `OptionError`, `UnknownNameError`.
-    """
-    from gpusim.analysis.simulation import simulate as run
-    from gpusim.analysis.whatif import Change, changed_graph, policy_schedule
-    from gpusim.trace.op_names import find_ops
-
-    step = as_step(step)
-    mode = launch_mode(launch)
-    speeds = {op: speed for name, speed in _speeds(ops) for op in find_ops(step.trace, name)}
-    change = Change(
-        sms=_count("sms", sms),
-        bandwidth=real("bandwidth", bandwidth, "a factor above 0"),
-        launch_cost=real("launch_cost", launch_cost, "a factor of 0 or more"),
-        contention=real("contention", contention, "a factor of 0 or more"),
-        queues=_count("queues", queues),
-        op_speed=speeds,
-    )
-    baseline = simulate(step, schedule, streams=streams)
-    with step.naming():
-        changed = changed_graph(baseline.ran, change)
-        again = replace(baseline.schedule, variants=())
-        if is_policy(schedule) and schedule != RECOMMENDED:
-            again = policy_schedule(changed, str(schedule), streams)
-        return WhatIf(baseline, run(changed, again, mode))
-
-
 def parallel(
     step: AnyStep,
     *,
@@ -414,87 +323,9 @@ def write_perfetto(simulated: Simulated, path: str | Path) -> None:
     )
 
 
-def launch_mode(launch: str) -> LaunchMode:
-    """The launch mode of that name. Raises `UnknownNameError`."""
-    if launch not in LAUNCH_MODES:
-        raise UnknownNameError("launch mode", str(launch), LAUNCH_MODES)
-    return "stream" if launch == "stream" else "graph"
-
-
-def check_seed(seed: object) -> int:
-    """The seed. Raises `OptionError` for one out of its range."""
-    return whole("seed", seed, 0, MAX_INTEGER, f"a whole number between 0 and {MAX_INTEGER}")
-
-
-def check_schedule_arguments(schedule: object, streams: object) -> int:
-    """Refuse an unknown policy or a number of streams out of its range before long work; gives that number."""
-    from gpusim.search.by_name import check_policy
-
-    count = check_streams(streams)
-    if is_policy(schedule):
-        check_policy(str(schedule))
-    return count
-
-
-def is_policy(schedule: object) -> bool:
-    """Whether `schedule` names a policy: any text that is no file of a schedule."""
-    from gpusim.policies.registry import POLICIES
-
-    if not isinstance(schedule, str):
-        return False
-    known = schedule == RECOMMENDED or schedule in POLICIES
-    return known or not (schedule.endswith((".json", ".json.gz")) or os.path.isfile(schedule))
-
-
-def _count(argument: str, value: object) -> int | None:
-    if value is None:
-        return None
-    return whole(argument, value, 1, MAX_EVALUATIONS, f"a whole number from 1 to {MAX_EVALUATIONS:,}")
-
-
 def _are_splits(splits: object) -> bool:
     from gpusim.formats.schedule import Partition
 
     return isinstance(splits, Sequence) and all(
         isinstance(split, list | tuple) and all(isinstance(each, Partition) for each in split) for split in splits
     )
-
-
-def _speeds(ops: object) -> list[tuple[str, float]]:
-    """Names of ops with their factors. Raises `OptionError` for anything else."""
-    problem = "names of ops, each with a factor above 0"
-    pairs = ops.items() if isinstance(ops, Mapping) else ops
-    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
-        raise OptionError(problem, argument="ops", value=ops)
-    speeds: list[tuple[str, float]] = []
-    for pair in pairs:
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise OptionError(problem, argument="ops", value=pair)
-        speeds.append((text("ops", pair[0], problem), real("ops", pair[1], problem)))
-    return speeds
-
-
-def ignore(*_: object) -> None:
-    """Nobody wants to know."""
-
-
-def resolve_schedule(
-    step: AnyStep, schedule: str | Path | Schedule, streams: int = DEFAULT_STREAMS, progress: Progress | None = None
-) -> Schedule:
-    """The schedule that a policy's name, a file or a `Schedule` stands for, known to be legal for the step.
-
-    Raises `ScheduleError`, `UnknownNameError`, and `OptionError` for the number of streams.
-    """
-    from gpusim.plan.schedule import Schedule as ScheduleValue
-    from gpusim.plan.schedule import read_schedule
-    from gpusim.search.by_name import schedule_of
-
-    step = as_step(step)
-    streams = check_schedule_arguments(schedule, streams)
-    if is_policy(schedule):
-        return schedule_of(step.graph, str(schedule), streams, progress or ignore)
-    if isinstance(schedule, str | Path):
-        return read_schedule(Path(schedule), step.graph)
-    if not isinstance(schedule, ScheduleValue):
-        raise OptionError(f"{type(schedule).__name__} is no schedule: give a policy's name, a file or a Schedule")
-    return schedule.check(step.graph)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gpusim.api import AnyStep, Progress, ignore
 from gpusim.errors import OptionError
 from gpusim.io.files import compress, write_bytes
+from gpusim.resolve import AnyStep, Progress, ignore
 from gpusim.step import as_step
 from gpusim.text import short_value
 from gpusim.trace.store import TRACE_SUFFIXES, write_trace

@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpusim.api import (
+from gpusim.arguments import memory_bytes, real, whole
+from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
+from gpusim.errors import GpuError, OptionError
+from gpusim.formats.hardware import HardwareModel, load_hardware
+from gpusim.formats.trace import Dtype, Frontend, Mode
+from gpusim.io.file_limits import MAX_NODE_GPUS
+from gpusim.memplan.plan import MemoryPlan
+from gpusim.resolve import (
     AnyStep,
     Say,
     check_schedule_arguments,
@@ -18,13 +25,6 @@ from gpusim.api import (
     is_policy,
     resolve_schedule,
 )
-from gpusim.arguments import memory_bytes, real, whole
-from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
-from gpusim.errors import GpuError, OptionError
-from gpusim.formats.hardware import HardwareModel, load_hardware
-from gpusim.formats.trace import Dtype, Frontend, Mode
-from gpusim.io.file_limits import MAX_NODE_GPUS
-from gpusim.memplan.plan import MemoryPlan
 from gpusim.step import Step, as_step, load
 
 if TYPE_CHECKING:
@@ -193,8 +193,9 @@ def optimize(
     training step: gradients anew, loss, backward, update. `example_inputs` are the arguments of a call. The step is
     captured with ATen's kernels and with those that Inductor compiles, schedules on up to `streams` streams are
     searched for `budget_s` seconds, the best few are tried, and the fastest whose results are eager's is kept.
-    `memory_limit` is in bytes, or text such as `"8GiB"`. Where the step cannot be captured, or there is no GPU,
-    what was given comes back with one warning. Raises `OptionError` for an argument out of its range.
+    `memory_limit` is in bytes, or text such as `"8GiB"`. Where the step cannot be captured, no schedule keeps the
+    limit, or there is no GPU, what was given comes back with one warning. Raises `OptionError` for an argument out of
+    its range.
     """
     streams, limit = check_streams(streams), memory_bytes(memory_limit)
     if budget_s is not None and not 0 < real("budget_s", budget_s, "a number of seconds above 0") <= MAX_BUDGET_S:

@@ -152,7 +152,7 @@ def replay(
 ) -> None:
     """Run a schedule on this GPU from its trace alone, check its outputs, and time it against the sequential graph."""
     import gpusim
-    from gpusim import api, for_commands, on_gpu
+    from gpusim import api, for_commands, on_gpu, resolve
     from gpusim.report.tables import print_measurement
 
     trace = one_trace(trace_argument, trace)
@@ -168,10 +168,10 @@ def replay(
         schedule = api.load_memory_plan(step, plan_file)
     else:
         named, most_streams = chosen_schedule(policy, streams, schedule_file)
-        api.check_schedule_arguments(named, most_streams)
+        resolve.check_schedule_arguments(named, most_streams)
         step = load_step(trace, hardware)
         on_gpu.check_replay(step, trust_code)
-        schedule = api.resolve_schedule(step, named, most_streams)
+        schedule = resolve.resolve_schedule(step, named, most_streams)
     measurement = gpusim.replay(
         step, schedule, seed=seed, trust_code=trust_code, check_outputs=False, command=command_line(), say=say
     )

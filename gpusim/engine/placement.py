@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from gpusim.engine.budget import blocks_to_place
+from gpusim.engine.sm_groups import Cohort, Placed, SmGroup, put
 from gpusim.formats.hardware import HardwareModel
 from gpusim.plan.tasks import Task
 from gpusim.rules import contention, dispatch, dram, lost_time
@@ -46,66 +47,6 @@ NEAR_NS = 1e-3
 MOST_GROUPS = 32
 #: The partition of memory operations, which take no SM.
 NO_SMS = -1
-
-
-@dataclass(slots=True, eq=False)
-class SmGroup:
-    """SMs of one partition that hold the same, what each of them holds, and the cohorts on them."""
-
-    partition: int
-    sms: int
-    threads: int = 0
-    regs: int = 0
-    smem_bytes: int = 0
-    blocks: int = 0
-    split_bytes: int = 0
-    cohorts: list[Cohort] = field(default_factory=list)
-    """In the order in which they were placed."""
-    rates: tuple[float, float] = (1.0, 1.0)
-    """Of its cohorts, as far as they share SMs: of kernels that do not multiply matrices, and of those that do."""
-    dram_bytes_per_ns: float = 0.0
-    """Their traffic at these rates."""
-    updated_ns: float = 0.0
-    """Up to when their remaining times are."""
-    end_ns: float = math.inf
-    """When the first of them ends at the current rates."""
-    ending: Cohort | None = None
-    """Which that is: of those that end together, the one that was placed first."""
-    changed: bool = False
-    """Whether its rates are to be set anew."""
-
-
-@dataclass(slots=True, eq=False)
-class Placed:
-    """A kernel that is on the GPU."""
-
-    index: int
-    task: Task
-    left: int
-    """Blocks to be placed."""
-    block_ns: float
-    """Time of a block on an SM that is full of them."""
-    load: float
-    """What a block adds to the load of its SM."""
-    dram_bytes_per_ns: float
-    """Traffic of a block, on such an SM."""
-    on_sms: int = 0
-    """Blocks that run."""
-    crowds: bool = False
-    """Whether it has to wait for SMs to empty."""
-
-
-@dataclass(slots=True, eq=False)
-class Cohort:
-    """Blocks of a kernel that go on alike: `blocks` on each SM of a group."""
-
-    kernel: Placed
-    group: SmGroup
-    number: int
-    """It is the number-th that was placed."""
-    blocks: int
-    remaining_ns: float
-    rate: float = 0.0
 
 
 @dataclass
@@ -197,7 +138,7 @@ class SmPlacement:
                 if cohort.kernel is kernel and cohort.remaining_ns <= ended_ns:
                     kernel.on_sms -= cohort.blocks * group.sms
                     if group is not self.others:
-                        _put(group, kernel.task, -cohort.blocks)
+                        put(group, kernel.task, -cohort.blocks)
             group.cohorts = [c for c in group.cohorts if c.kernel is not kernel or c.remaining_ns > ended_ns]
         self._merge_empty()
         if kernel.on_sms or kernel.left:
@@ -269,7 +210,7 @@ class SmPlacement:
         """Put `blocks` blocks on each SM of a group. The last of them may be fewer than that."""
         if not group.blocks:
             group.split_bytes = kernel.task.footprint.own_split_bytes
-        _put(group, kernel.task, blocks)
+        put(group, kernel.task, blocks)
         kernel.left = max(0, kernel.left - blocks * group.sms)
         kernel.on_sms += blocks * group.sms
         self._add_cohort(kernel, group, blocks)
@@ -443,11 +384,3 @@ def waves(task: Task, sms: int, hardware: HardwareModel) -> float:
     """`gpusim.rules.contention.waves` of a task on so many SMs."""
     blocks = blocks_to_place(task, sms)
     return contention.waves(hardware.contention, blocks, task.blocks_per_sm, sms, int(task.matrix))
-
-
-def _put(group: SmGroup, task: Task, blocks: int) -> None:
-    """Add blocks of a task to each SM of a group, or take them off."""
-    group.threads += blocks * task.footprint.threads
-    group.regs += blocks * task.footprint.regs
-    group.smem_bytes += blocks * task.footprint.smem_bytes
-    group.blocks += blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -123,13 +124,13 @@ def predict_memory(path: Path, recipe: Recipe) -> Path:
 
 def _outcomes(evaluator: MemoryEvaluator, base: Outcome, recipe: Recipe) -> Iterator[tuple[int, Outcome]]:
     """Each policy's plan, or one for each budget where it takes one."""
+    setting = Setting(evaluator.graph, evaluator.storages)
     for name in recipe.memory_policies:
         policy = MEMORY_POLICIES[name]
         budgets = [round(base.peak_bytes * share) for share in recipe.memory_budgets] if policy.takes_budget else [0]
         for budget in budgets:
-            setting = Setting(evaluator.graph, evaluator.storages, budget or None)
             try:
-                yield budget, evaluator.evaluate(policy(setting))
+                yield budget, evaluator.evaluate(policy(replace(setting, budget_bytes=budget or None)))
             except GpusimError:
                 if not budget:  # a budget may be below what any plan can reach
                     raise

@@ -12,6 +12,7 @@ from gpusim.memplan.memory import memory_of, peak_bytes_of, pool_before
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.capuchin import by_msps
+from gpusim.memplan.policies.least_time import LeastTime
 from gpusim.memplan.policies.runs import Runs
 from gpusim.memplan.program import program_of
 from gpusim.memplan.rebuild import SeparateRedos, Uses, chain
@@ -128,3 +129,14 @@ def test_quick_peak_is_that_of_the_whole_account(trace: Trace) -> None:
     program = program_of(storages, MemoryPlan())
     initial_bytes = pool_before(storages).allocated_bytes
     assert peak_bytes_of(storages, program, initial_bytes) == memory_of(storages, program).peak.allocated_bytes
+
+
+@settings(max_examples=25, deadline=None)
+@given(trace=steps(), shares=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=4))
+def test_planner_that_has_planned_for_other_budgets_gives_the_same_plan(trace: Trace, shares: list[float]) -> None:
+    setting = Setting.of(graph_of(trace))
+    planner = LeastTime(setting)
+    least, most = planner.least_peak.peak_bytes, setting.keep_all_bytes
+    for share in shares:
+        budget = round(least + share * (most - least))
+        assert planner.plan_for(budget) == LeastTime(Setting.of(graph_of(trace))).plan_for(budget)

@@ -16,6 +16,7 @@ OPEN = (
     "gpusim.io.file_limits",
     "gpusim.io.files",
     "gpusim.report",
+    "gpusim.resolve",
     "gpusim.text",
     "gpusim.units",
 )

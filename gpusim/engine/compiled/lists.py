@@ -3,7 +3,7 @@
 It is here and not beside the policies because compiled functions are kept by the sources of this package (see `jit`).
 
 Ready ops wait in a heap. Where more than `WIDE` do, those that find no room would be looked at again and again: they
-then wait in a tree, by priority, whose nodes have the least that any op below needs.
+then wait in a tree (`gpusim.engine.compiled.ready_tree`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gpusim.engine.compiled.jit import entry, int64, jit
 from gpusim.engine.compiled.link import gap_ns, lost_ns, start_interval_ns
 from gpusim.engine.compiled.op_graph import OpArrays
 from gpusim.engine.compiled.pool import RUNNING
+from gpusim.engine.compiled.ready_tree import NEED, first_that_fits, plant, set_needs, share_of
 
 #: A stream: its op, which kernel of it is next, when that may start (-1: it runs, or there is none), and how many
 #: kernels had started when it had.
@@ -38,8 +39,6 @@ LANE = np.dtype(
 #: What is known of an op: how many predecessors have not ended, when the last of them did, its stream, its place, and
 #: its place in the tree.
 STATE = np.dtype([("waiting", "i8"), ("ready_at", "f8"), ("stream", "i8"), ("place", "i8"), ("leaf", "i8")], align=True)
-#: Of the ready ops below a node of the tree, the least that any needs of each resource; infinite where there are none.
-NEED = np.dtype([("threads", "f8"), ("regs", "f8"), ("smem", "f8"), ("slots", "f8")], align=True)
 #: As many ready ops wait in a heap.
 WIDE = 64
 
@@ -297,81 +296,6 @@ def schedule_one(
 
 
 @jit
-def plant(tasks: Any, ops: Any, priority: Any, states: Any, ready: Any, n_ready: int, held: Any, needs: Any) -> int:
-    """Make the tree: a leaf for each op with kernels, by priority, listed in `held`; how many leaves it has room for.
-
-    It has the ready ops of a heap. Leaf i is the node behind `leaves + i`, the nodes below node n are 2n and 2n + 1.
-    """
-    base = count = rank = int64(0)
-    for op in range(len(ops)):
-        if ops[op].rows > 0:
-            heap.push(held, base, count, -priority[op], rank, op)
-            count += 1
-    # The heap shrinks from its end, where what it gives is kept: last first.
-    for left in range(count, 0, -1):
-        time, op = held[0].time, held[0].index
-        heap.pop(held, base, left)
-        held[left - 1].time = time
-        held[left - 1].index = op
-    for leaf in range(count // 2):
-        op, other = held[leaf].index, held[count - 1 - leaf].index
-        held[leaf].index = other
-        held[count - 1 - leaf].index = op
-    for leaf in range(count):
-        states[held[leaf].index].leaf = leaf
-    leaves = int64(1)
-    while leaves < count:
-        leaves *= 2
-    for node in range(2 * leaves):
-        need = needs[node]
-        need.threads = need.regs = need.smem = need.slots = np.inf
-    for place in range(n_ready):
-        op = ready[place].index
-        task = tasks[ops[op].first_row]
-        set_needs(needs, leaves, states[op].leaf, task.threads, task.regs, task.smem, task.slots)
-    return leaves
-
-
-@jit
-def set_needs(needs: Any, leaves: int, leaf: int, threads: float, regs: float, smem: float, slots: float) -> None:
-    """What the op of a leaf needs; infinite where it is not ready."""
-    node = leaves + leaf
-    need = needs[node]
-    need.threads = threads
-    need.regs = regs
-    need.smem = smem
-    need.slots = slots
-    node >>= 1
-    while node > 0:
-        need, one, other = needs[node], needs[2 * node], needs[2 * node + 1]
-        need.threads = min(one.threads, other.threads)
-        need.regs = min(one.regs, other.regs)
-        need.smem = min(one.smem, other.smem)
-        need.slots = min(one.slots, other.slots)
-        node >>= 1
-
-
-@jit
-def first_that_fits(
-    needs: Any, leaves: int, threads: float, regs: float, smem: float, slots: float, min_share: float
-) -> int:
-    """The first leaf whose op is ready and gets `min_share` of its blocks of what is left, or -1."""
-    node = int64(1)
-    while node > 0:
-        need = needs[node]
-        if need.threads < np.inf and share_of(need, threads, regs, smem, slots) >= min_share:
-            if node >= leaves:
-                return node - leaves
-            node *= 2
-        else:
-            while node & 1:
-                node >>= 1
-            if node > 0:
-                node += 1
-    return -1
-
-
-@jit
 def room_left(
     tasks: Any, ops: Any, priority: Any, lanes: Any, running: Any, n_running: int
 ) -> tuple[float, float, float, float, float]:
@@ -395,18 +319,3 @@ def room_left(
                 smem -= task.smem
                 slots -= task.slots
     return urgent_from, threads, regs, smem, slots
-
-
-@jit
-def share_of(task: Any, threads: float, regs: float, smem: float, slots: float) -> float:
-    """Share of its blocks that a kernel would get of what is left."""
-    share = 1.0
-    if task.threads > 0.0:
-        share = min(share, max(0.0, threads) / task.threads)
-    if task.regs > 0.0:
-        share = min(share, max(0.0, regs) / task.regs)
-    if task.smem > 0.0:
-        share = min(share, max(0.0, smem) / task.smem)
-    if task.slots > 0.0:
-        share = min(share, max(0.0, slots) / task.slots)
-    return share

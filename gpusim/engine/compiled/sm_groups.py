@@ -24,7 +24,7 @@ from gpusim.rules import dram
 
 slowed_frac = rule(dram.slowed_frac)
 
-#: `gpusim.engine.placement.Placed`, with what it needs of the task. `scanned` says that all groups have been looked at
+#: `gpusim.engine.sm_groups.Placed`, with what it needs of the task. `scanned` says that all groups have been looked at
 #: for it and what had room was used: from then on only groups that change can have room.
 PLACED: Final = np.dtype(
     [
@@ -51,7 +51,7 @@ PLACED: Final = np.dtype(
     ],
     align=True,
 )
-#: `gpusim.engine.placement.SmGroup`; `at` is its number in the order; its cohorts begin at `first`; of the one that
+#: `gpusim.engine.sm_groups.SmGroup`; `at` is its number in the order; its cohorts begin at `first`; of the one that
 #: ends first, `ending` is the place of the kernel and `number` its own. `held_load`, `held_traffic` and, of kernels
 #: that multiply matrices, `held_matrix_...` are the sums over its cohorts, `load` and `matrix_load` what its rates are
 #: for. `room` and `gets` are those of the kernel that is being placed, `differs`: only the split keeps it away.
@@ -85,7 +85,7 @@ SM_GROUP: Final = np.dtype(
     ],
     align=True,
 )
-#: `gpusim.engine.placement.Cohort`: its kernel by its place.
+#: `gpusim.engine.sm_groups.Cohort`: its kernel by its place.
 COHORT: Final = np.dtype(
     [("kernel", "u4"), ("blocks", "u4"), ("number", "i8"), ("remaining_ns", "f8"), ("rate", "f8")], align=True
 )
@@ -184,7 +184,7 @@ def copy_cohort(to: Any, source: Any) -> None:
 
 @jit
 def put(group: Any, kernel: Any, blocks: int) -> None:
-    """`_put`."""
+    """`gpusim.engine.sm_groups.put`."""
     group.threads += blocks * kernel.threads
     group.regs += blocks * kernel.regs
     group.smem_bytes += blocks * kernel.smem_bytes

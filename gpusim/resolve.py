@@ -1,0 +1,91 @@
+"""What the arguments of `import gpusim` stand for besides a step: a schedule, a launch mode, a seed, a number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpusim.arguments import whole
+from gpusim.defaults import DEFAULT_STREAMS, LAUNCH_MODES, MAX_EVALUATIONS, RECOMMENDED
+from gpusim.errors import OptionError, UnknownNameError
+from gpusim.formats.trace import Trace
+from gpusim.io.file_limits import MAX_INTEGER
+from gpusim.plan.schedule import check_streams as check_streams
+from gpusim.step import Step, as_step
+
+if TYPE_CHECKING:
+    from gpusim.plan.schedule import Schedule
+    from gpusim.plan.tasks import LaunchMode
+
+AnyStep = Step | Trace | str | Path
+Progress = Callable[[str, float, int], None]
+"""Called with what is being done, the share that is done, and the best time so far in ns (0: none yet)."""
+Say = Callable[[str], None]
+"""Called with each stage of work on a GPU."""
+
+
+def ignore(*_: object) -> None:
+    """Nobody wants to know."""
+
+
+def launch_mode(launch: str) -> LaunchMode:
+    """The launch mode of that name. Raises `UnknownNameError`."""
+    if launch not in LAUNCH_MODES:
+        raise UnknownNameError("launch mode", str(launch), LAUNCH_MODES)
+    return "stream" if launch == "stream" else "graph"
+
+
+def check_seed(seed: object) -> int:
+    """The seed. Raises `OptionError` for one out of its range."""
+    return whole("seed", seed, 0, MAX_INTEGER, f"a whole number between 0 and {MAX_INTEGER}")
+
+
+def check_schedule_arguments(schedule: object, streams: object) -> int:
+    """Refuse an unknown policy or a number of streams out of its range before long work; gives that number."""
+    from gpusim.search.by_name import check_policy
+
+    count = check_streams(streams)
+    if is_policy(schedule):
+        check_policy(str(schedule))
+    return count
+
+
+def is_policy(schedule: object) -> bool:
+    """Whether `schedule` names a policy: any text that is no file of a schedule."""
+    from gpusim.policies.registry import POLICIES
+
+    if not isinstance(schedule, str):
+        return False
+    known = schedule == RECOMMENDED or schedule in POLICIES
+    return known or not (schedule.endswith((".json", ".json.gz")) or os.path.isfile(schedule))
+
+
+def count(argument: str, value: object) -> int | None:
+    """A number of 1 or more, or None. Raises `OptionError`."""
+    if value is None:
+        return None
+    return whole(argument, value, 1, MAX_EVALUATIONS, f"a whole number from 1 to {MAX_EVALUATIONS:,}")
+
+
+def resolve_schedule(
+    step: AnyStep, schedule: str | Path | Schedule, streams: int = DEFAULT_STREAMS, progress: Progress | None = None
+) -> Schedule:
+    """The schedule that a policy's name, a file or a `Schedule` stands for, known to be legal for the step.
+
+    Raises `ScheduleError`, `UnknownNameError`, and `OptionError` for the number of streams.
+    """
+    from gpusim.plan.schedule import Schedule as ScheduleValue
+    from gpusim.plan.schedule import read_schedule
+    from gpusim.search.by_name import schedule_of
+
+    step = as_step(step)
+    streams = check_schedule_arguments(schedule, streams)
+    if is_policy(schedule):
+        return schedule_of(step.graph, str(schedule), streams, progress or ignore)
+    if isinstance(schedule, str | Path):
+        return read_schedule(Path(schedule), step.graph)
+    if not isinstance(schedule, ScheduleValue):
+        raise OptionError(f"{type(schedule).__name__} is no schedule: give a policy's name, a file or a Schedule")
+    return schedule.check(step.graph)
