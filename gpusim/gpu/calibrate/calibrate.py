@@ -72,9 +72,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     )
     sources["copies"] = f"{when}; pinned copies of 512 MiB, and 4 KiB in a graph for the latency"
     sources["copies.switch_ns"] = f"{when}; copies of 1 MiB in turns with kernels in a graph, mean of both directions"
-    sources["copies.kernel_slowdown"] = (
-        f"{when}; five kinds of kernels beside copies, mean of both directions"
-    )
+    sources["copies.kernel_slowdown"] = f"{when}; five kinds of kernels beside copies, mean of both directions"
     memory = msgspec.structs.replace(
         base.memory,
         dram_bytes=properties.total_memory,
