@@ -135,7 +135,7 @@ def load(trace: str | Path | Trace | Files, hw: str | Path | HardwareModel | Non
 def _load(file: str) -> Trace:
     """The trace of a bundled name or a file, gpusim's own or a profile."""
     if file not in bundled_traces():
-        from gpusim.importers.read import is_foreign
+        from gpusim.importers.recognise import is_foreign
 
         if is_foreign(file):
             from gpusim.importers.build import import_files

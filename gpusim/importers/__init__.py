@@ -1,9 +1,34 @@
-"""Traces that people already have: profiles, execution traces and CUDA graphs, read and made gpusim traces."""
+"""Traces that people already have: profiles, execution traces and CUDA graphs, read and made gpusim traces.
+
+Names are imported when they are first used: whoever reads a trace of gpusim's own loads no importer.
+"""
 
 from __future__ import annotations
 
-from gpusim.importers.build import Imported, import_contents, import_files
-from gpusim.importers.doctor import Report, examine
-from gpusim.importers.read import is_foreign, read_files
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpusim.importers.build import Imported, import_contents, import_files
+    from gpusim.importers.doctor import Report, examine
+    from gpusim.importers.read import read_files
+    from gpusim.importers.recognise import is_foreign
 
 __all__ = ["Imported", "Report", "examine", "import_contents", "import_files", "is_foreign", "read_files"]
+
+_MODULE_OF = {
+    "Imported": "build",
+    "import_contents": "build",
+    "import_files": "build",
+    "Report": "doctor",
+    "examine": "doctor",
+    "read_files": "read",
+    "is_foreign": "recognise",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the package, imported from its module on first use."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'gpusim.importers' has no attribute '{name}'")
+    return getattr(import_module(f"gpusim.importers.{_MODULE_OF[name]}"), name)

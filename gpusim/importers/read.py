@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,13 +18,13 @@ from gpusim.importers.kineto import read_kineto
 from gpusim.importers.model import ImportFileError, Profile
 from gpusim.importers.ncu import read_ncu
 from gpusim.importers.nsys import read_nsys
-from gpusim.importers.stream_json import GZIP_START, Progress, as_utf8, unpacked
+from gpusim.importers.recognise import GPUSIM_TRACE, known_name
+from gpusim.importers.stream_json import Progress, as_utf8, unpacked
 from gpusim.io.file_limits import MAX_DOCUMENT_BYTES
 from gpusim.io.known_formats import LOOKED_AT_BYTES, known_format, profile_format
 from gpusim.io.opening import UnreadableError, open_file
 from gpusim.text import shortened
 
-GPUSIM_TRACE: Final = "gpusim-trace"
 _READ: Final = "read are Kineto JSON, nsys SQLite, ncu CSV, execution traces, Chakra .et, dumps of CUDA graphs"
 
 
@@ -63,42 +62,6 @@ def read_data(data: bytes, name: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Co
     else:
         _read_open(io.BytesIO(data), len(data), name, contents, None, max_bytes)
     return contents
-
-
-def is_foreign(file: str) -> bool:
-    """Whether a file begins as one in a format of another tool, or is a folder. False for one that cannot be opened."""
-    try:
-        if os.path.isdir(file):
-            return True
-        with open_file(Path(file)) as opened:
-            return _is_foreign(opened, Path(file).stat().st_size, file)
-    except (OSError, ValueError, UnreadableError):  # ValueError: a NUL in the name
-        return False
-
-
-def is_foreign_data(data: bytes, name: str) -> bool:
-    """The same of a file in memory."""
-    return _is_foreign(io.BytesIO(data), len(data), name)
-
-
-def _is_foreign(opened: IO[bytes], size_bytes: int, name: str) -> bool:
-    start = opened.read(LOOKED_AT_BYTES)
-    try:
-        if start.startswith(ZIP_START):
-            with naming_damage(name):
-                entries = members(opened, size_bytes, name, MAX_DOCUMENT_BYTES)
-                return any(_known_name(member) for member, _, _ in entries)
-        if start.startswith(GZIP_START):
-            start = zlib.decompressobj(wbits=31).decompress(start, LOOKED_AT_BYTES)
-    except (zlib.error, ImportFileError):
-        return False
-    return start[257:262] == b"ustar" or profile_format(start, name) not in ("", GPUSIM_TRACE)
-
-
-def _known_name(name: str) -> bool:
-    """Whether a member of an archive is named as a profile: weights, which torch saves as zip archives, are not."""
-    base = name.rpartition("/")[2].lower()
-    return not base.startswith("._") and base.removesuffix(".gz").endswith((".json", ".csv", ".et"))
 
 
 def _read_file(file: str, contents: Contents, report: Progress | None) -> None:
@@ -143,7 +106,7 @@ def _read_open(
 
 def _in_folder(path: Path) -> str:
     """Why a folder is not read: each rank of a run is a profile of its own."""
-    names = sorted(entry.name for entry in path.iterdir() if _known_name(entry.name) or entry.suffix == ".sqlite")
+    names = sorted(entry.name for entry in path.iterdir() if known_name(entry.name) or entry.suffix == ".sqlite")
     shown = ", ".join(shortened(name, 60) for name in names[:3])
     if not names:
         return "is a folder, with no profile in it"

@@ -10,7 +10,8 @@ import msgspec
 from gpusim.errors import TraceError
 from gpusim.formats.trace import Op, Storage, Tensor, Trace
 from gpusim.importers.build import import_contents
-from gpusim.importers.read import is_foreign_data, read_data
+from gpusim.importers.read import read_data
+from gpusim.importers.recognise import is_foreign_data
 from gpusim.io.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, PARTS_AT_A_TIME
 from gpusim.io.files import Document, encode_json
 from gpusim.io.sandbox import read_apart

@@ -12,7 +12,7 @@ import pytest
 
 from gpusim.errors import FileError, OutputError, TraceError
 from gpusim.importers import examine
-from gpusim.importers.read import is_foreign
+from gpusim.importers.recognise import is_foreign
 from gpusim.io import opening
 from gpusim.io.files import read_bytes, read_toml, write_bytes
 from gpusim.io.opening import TooLargeError, UnreadableError, open_file, read_limited
