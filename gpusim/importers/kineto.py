@@ -185,7 +185,7 @@ def read_kineto(pieces: Iterator[bytes], name: str) -> Profile:
     profile.resolution_ns = 1 if fraction or not profile.activities else NS_PER_US
     profile.nodes = len(operators.start)
     _facts(profile, source.rest)
-    if any(wait.recorded >= 0 and wait.source is not None for wait in profile.waits):
+    if any(wait.recorded >= 0 and wait.by_event for wait in profile.waits):
         # The profiler knows its records: the others were made before the profile began, and order nothing in it.
         profile.waits = [wait for wait in profile.waits if wait.recorded >= 0]
     profile.activities.sort(key=lambda activity: (activity.start_ns, activity.lane))
@@ -274,8 +274,8 @@ def _wait(args: _Args) -> Wait | None:
         source = whole(args.waited_stream)
         waiting = whole(args.stream) if kind == "Stream Wait Event" else None
         if recorded < 0 or source < 0:
-            return Wait(correlation, -1, None, waiting)
-        return Wait(correlation, recorded, source, waiting)
+            return Wait(correlation, -1, None, waiting, by_event=True)
+        return Wait(correlation, recorded, source, waiting, by_event=True)
     if kind == "Stream Sync":
         return Wait(correlation, correlation, whole(args.stream), None)
     if kind in ("Context Sync", "Device Sync"):

@@ -129,6 +129,8 @@ class Wait:
     stream: int | None
     """Stream that waits; None for all, after a wait of the host."""
     process: int = 0
+    by_event: bool = False
+    """Whether the record of an event is waited for, and not all that a stream or the device has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,8 @@ NAMELESS = [
     kernel("a", 10, 10.5, 7, 1), kernel("b", 30.5, 5, 8, 4),
     sync("Stream Wait Event", 3, stream=8, wait_on_stream=-1, wait_on_cuda_event_record_corr_id=-1),
 ]  # fmt: skip
+#: The same with a wait of the host for a stream, which names no record either, and needs none.
+NAMELESS_SYNCED = [*NAMELESS, sync("Stream Sync", 5, stream=8)]
 IDLE = [kernel("k", 10.5 + 5 * n + 900 * (n // 5), 4, 7, n) for n in range(10)]
 NCU = "ID,Kernel Name,Block Size,Grid Size,gpu__time_duration.sum"
 
@@ -284,6 +286,13 @@ def test_own_trace_is_described_as_it_is(name: str) -> None:
     kernels = [kernel for op in trace.ops for kernel in op.kernels if kernel.kind == "kernel"]
     assert (report.kernels, report.busy_ns) == (len(kernels), sum(kernel.dur_ns for kernel in kernels))
     assert report.gpus == ("NVIDIA H200",)
+
+
+def test_wait_of_the_host_for_a_stream_does_not_name_what_others_wait_for(tmp_path: Path) -> None:
+    imported = import_files([str(path) for path in kineto(*NAMELESS_SYNCED)(tmp_path)])
+    assert imported.source.dependency_quality == "assumed"
+    assert "unknown-waits" in [finding.code for finding in imported.findings]
+    assert [[(edge.op, edge.kind) for edge in op.after] for op in imported.trace.ops] == [[], [(0, "assumed")]]
 
 
 def test_imported_trace_is_described_with_its_quality_and_what_it_shows(tmp_path: Path) -> None:
