@@ -218,7 +218,9 @@ def _get(count: int) -> Callable[[_Machine], None]:
 
 def _class(machine: _Machine) -> None:
     name, module = machine.pop(), machine.pop()
-    machine.fail(f"asks for '{shortened(f'{module}.{name}')}', which is no plain value")
+    if type(name) is not str or type(module) is not str:  # the text of any other value may have no end
+        machine.fail("asks for a class without a name, which is no plain value")
+    machine.fail(f"asks for '{shortened(f'{module[:200]}.{name[:200]}')}', which is no plain value")
 
 
 def _old_class(machine: _Machine) -> None:

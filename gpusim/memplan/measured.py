@@ -91,6 +91,8 @@ class _Reader:
 
     def __init__(self, file: str) -> None:
         self.file = file
+        self._blocks_left = MAX_EVENTS
+        """Of all segments together: many of them may be one list."""
 
     def snapshot(self, document: Any) -> MemorySnapshot:
         traces = self._list(document, "device_traces", "$")
@@ -139,7 +141,11 @@ class _Reader:
     def _blocks(self, segment: Any, where: str) -> Iterator[tuple[int, int]]:
         """Address and size of the blocks in use of a segment, one behind the other."""
         address = self._number(segment, "address", where, MAX_ADDRESS)
-        for number, block in enumerate(self._list(segment, "blocks", where)):
+        blocks = self._list(segment, "blocks", where)
+        self._blocks_left -= len(blocks)
+        if self._blocks_left < 0:
+            raise MeasurementError(self.file, f"has more than {MAX_EVENTS:,} blocks", place=f"{where}.blocks")
+        for number, block in enumerate(blocks):
             place = f"{where}.blocks[{number}]"
             size = self._number(block, "size", place)
             if self._get(block, "state", place) == "active_allocated":

@@ -200,12 +200,26 @@ def test_plain_values_are_read_as_python_reads_them(protocol: int) -> None:
         (b"X\x01\x00\x00\x00\xff.", "text that is not UTF-8"),
         (b"(" * 1000 + b".", "takes a value that is not there"),
         (b"]" * 7_000_000 + b".", "values of more than 512 MiB"),
+        # Texts of these values would take more levels than Python has, and more memory than there is.
+        (b")" + b"\x85" * 100_000 + b")\x93.", "a class without a name"),
+        (b")" + b"q\x00h\x00\x86" * 60 + b")\x93.", "a class without a name"),
     ],
 )
 def test_hostile_and_broken_pickles_are_refused(tmp_path: Path, data: bytes, problem: str) -> None:
     path = tmp_path / "broken.pickle"
     path.write_bytes(data)
     with pytest.raises(MeasurementError, match="is no memory snapshot: .*" + problem):
+        read_snapshot(path)
+
+
+def test_blocks_of_all_segments_count_together(tmp_path: Path) -> None:
+    """A few kilobytes can name one list of blocks as that of a million segments."""
+    blocks = [{"size": 512, "state": "inactive"}] * 2_000
+    segment = {"device": 0, "address": 0, "total_size": 0, "blocks": blocks}
+    event = {"action": "alloc", "addr": 1, "size": 1}
+    path = tmp_path / "wide.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [[event]], "segments": [segment] * 2_000}, protocol=4))
+    with pytest.raises(MeasurementError, match=r"\$\.segments\[500\]\.blocks: has more than 1,000,000 blocks"):
         read_snapshot(path)
 
 
