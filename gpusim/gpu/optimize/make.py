@@ -5,7 +5,6 @@ The step is tried as ATen calls and as the kernels that Inductor makes of it; th
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -140,11 +139,14 @@ class StepMaker:
             entry, trace, schedule = cached
             of_kernels = other.made if entry.frontend == "inductor" else captured
             assert of_kernels is not None
-            with put_back(step), restored(captured):
-                ready = self.executor.prepare(of_kernels, trace, schedule)
-            before = Candidate(of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns)
-            with contextlib.suppress(ReplayError):
+            try:
+                with put_back(step), restored(captured):
+                    ready = self.executor.prepare(of_kernels, trace, schedule)
+                before = Candidate(of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns)
                 verified = self._verified(step, captured, rates, [before], kept)
+            except CANNOT_RUN as cause:
+                self.say(f"what was found before does not run: {(str(cause) or type(cause).__name__).splitlines()[0]}")
+            else:
                 captured.graph = None
                 return self._gained(
                     verified, eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"

@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from gpusim.errors import GpuError
+from gpusim.formats.trace import Trace
 from gpusim.gpu.optimize import cache, choose
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import Captured
-from gpusim.gpu.optimize.executors import CpuExecutor
+from gpusim.gpu.optimize.executors import CpuExecutor, Ready
+from gpusim.plan.schedule import Schedule
 from tests.support.optimizing import batches, close, fast, net
 
 X = batches(1)[0][0]
@@ -33,6 +36,18 @@ class Counted(CpuExecutor):
 class OtherGpu(Counted):
     def facts(self) -> dict[str, str]:
         return {**super().facts(), "gpu": "another"}
+
+
+class NotAtOnce(Counted):
+    """Cannot prepare the first schedule that it is asked for."""
+
+    refused = False
+
+    def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
+        if not self.refused:
+            self.refused = True
+            raise GpuError("out of something")
+        return super().prepare(captured, trace, schedule)
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +154,14 @@ def test_an_empty_variable_means_no_cache(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert isinstance(fast(net().eval(), X), OptimizedStep)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_schedule_that_does_not_run_any_more_is_searched_anew(tmp_path: Path) -> None:
+    fast(net().eval(), X, executor=Counted())
+    lines: list[str] = []
+    step = fast(net().eval(), X, executor=NotAtOnce(), say=lines.append)
+    assert "what was found before does not run: out of something" in lines
+    assert step.gain.decided_by != "what was found before"
 
 
 def test_the_oldest_entries_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
