@@ -60,7 +60,7 @@ def fused(step: UserStep, captured: Captured) -> Captured:
 def _check_aligned(captured: Captured) -> None:
     """Raise `CaptureError` for memory of the user's that begins where no kernel of Inductor's expects it."""
     for index, tensor in captured.live.items():
-        begin = tensor.untyped_storage().data_ptr()
-        if tensor.device.type == "cuda" and begin % ALIGNED_BYTES:
+        begins = (tensor.untyped_storage().data_ptr(), tensor.data_ptr())
+        if tensor.device.type == "cuda" and any(begin % ALIGNED_BYTES for begin in begins):
             name = captured.trace.tensors[index].name
             raise CaptureError(f"the memory of '{name}' does not begin at a multiple of {ALIGNED_BYTES} bytes")

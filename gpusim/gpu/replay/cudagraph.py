@@ -24,7 +24,8 @@ def own_workspaces() -> Iterator[None]:
 
     torch keeps one workspace for each stream and hands it to whoever uses the stream; torch.compile frees them all
     when it records graphs of its own. A graph that was recorded with such a workspace would then write to memory of
-    somebody else.
+    somebody else. This frees them, too: a graph that the user records by hand needs the same care as beside
+    torch.compile.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:

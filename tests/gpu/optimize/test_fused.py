@@ -474,14 +474,17 @@ def test_code_of_a_recorded_graph_is_held_as_it_was() -> None:
 def test_memory_that_begins_at_an_odd_place_is_refused() -> None:
     from types import SimpleNamespace
 
-    def state(begin: int) -> Any:
+    def state(begin: int, offset: int = 0) -> Any:
         storage = SimpleNamespace(data_ptr=lambda: begin)
-        tensor = SimpleNamespace(untyped_storage=lambda: storage, device=torch.device("cuda"))
+        tensor = SimpleNamespace(
+            untyped_storage=lambda: storage, data_ptr=lambda: begin + offset, device=torch.device("cuda")
+        )
         return SimpleNamespace(live={0: tensor}, trace=SimpleNamespace(tensors=[SimpleNamespace(name="weight")]))
 
     fusing._check_aligned(state(64))
-    with pytest.raises(CaptureError, match="the memory of 'weight' does not begin at a multiple of 16 bytes"):
-        fusing._check_aligned(state(68))
+    for odd in (state(68), state(64, offset=4)):
+        with pytest.raises(CaptureError, match="the memory of 'weight' does not begin at a multiple of 16 bytes"):
+            fusing._check_aligned(odd)
 
 
 def test_only_updates_in_place_are_kept_from_inductor() -> None:
