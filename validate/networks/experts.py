@@ -52,6 +52,11 @@ def experts_small(batch: int) -> tuple[nn.Module, torch.Tensor]:
     return Mixture(384, 1024, 8, 3, 6), torch.randn(batch, 96, 384)
 
 
+def experts_medium(batch: int) -> tuple[nn.Module, torch.Tensor]:
+    """4 layers of 6 experts, 512 wide, 128 tokens."""
+    return Mixture(512, 1408, 6, 4, 8), torch.randn(batch, 128, 512)
+
+
 def experts_large(batch: int) -> tuple[nn.Module, torch.Tensor]:
     """4 layers of 12 experts, 640 wide, 160 tokens."""
     return Mixture(640, 1792, 12, 4, 10), torch.randn(batch, 160, 640)

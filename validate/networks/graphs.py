@@ -54,6 +54,11 @@ def graphs_small(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return _graph(batch, 200, 800, 128, 4, 3)
 
 
+def graphs_medium(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """6 relations, 3 layers, graphs of 320 nodes, 192 wide."""
+    return _graph(batch, 320, 1600, 192, 6, 3)
+
+
 def graphs_large(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """8 relations, 4 layers, graphs of 500 nodes, 256 wide."""
     return _graph(batch, 500, 3000, 256, 8, 4)

@@ -37,6 +37,12 @@ def recommendation_small(batch: int):
     return Recommender(16, 20_000, 32, 13), (torch.randn(batch, 13), *ids), _click_loss
 
 
+def recommendation_medium(batch: int):
+    """20 tables of 30,000 rows, 48 wide."""
+    ids = tuple(torch.randint(0, 30_000, (batch, 6)) for _ in range(20))
+    return Recommender(20, 30_000, 48, 13), (torch.randn(batch, 13), *ids), _click_loss
+
+
 def recommendation_large(batch: int):
     """26 tables of 50,000 rows, 64 wide."""
     ids = tuple(torch.randint(0, 50_000, (batch, 8)) for _ in range(26))

@@ -81,6 +81,11 @@ def unet_small(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return UNet(64, (1, 2, 4)), (torch.randn(batch, 4, 32, 32), torch.rand(batch))
 
 
+def unet_medium(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """96 channels, 48 x 48."""
+    return UNet(96, (1, 2, 3)), (torch.randn(batch, 4, 48, 48), torch.rand(batch))
+
+
 def unet_large(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """128 channels, 64 x 64."""
     return UNet(128, (1, 2, 3, 4)), (torch.randn(batch, 4, 64, 64), torch.rand(batch))
