@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 import torch
 
-from gpusim.api import simulate
+from gpusim.api.predict import simulate
+from gpusim.api.resolve import resolve_schedule
 from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.capture import build_step
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM, joint_graph
@@ -34,7 +35,6 @@ from gpusim.gpu.replay.execute import InitialState, Runner
 from gpusim.gpu.replay.timing import time_typical
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import program_order_releases
-from gpusim.resolve import resolve_schedule
 from gpusim.step import load
 from gpusim.trace.dependencies import dependencies
 

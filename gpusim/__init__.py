@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from gpusim.analysis.limits import Limits
     from gpusim.analysis.simulation import Simulated
     from gpusim.analysis.transfer import Transfer
-    from gpusim.api import (
+    from gpusim.api.gpu import (
+        calibrate,
+        calibrate_links,
+        capture,
+        capture_step,
+        checkpoint_policy,
+        mark_offloads,
+        optimize,
+        replay,
+    )
+    from gpusim.api.predict import (
         explain,
         explore,
         limits,
@@ -35,6 +45,8 @@ if TYPE_CHECKING:
         write_parallel_plan,
         write_perfetto,
     )
+    from gpusim.api.transfer import transfer
+    from gpusim.api.what_if import WhatIf, whatif
     from gpusim.bounds.bounds import Bounds
     from gpusim.engine.base import Timeline
     from gpusim.errors import (
@@ -53,22 +65,10 @@ if TYPE_CHECKING:
     from gpusim.layerwise.explore import Parallel
     from gpusim.memplan.compare import MemoryComparison
     from gpusim.memplan.plan import MemoryPlan
-    from gpusim.on_gpu import (
-        calibrate,
-        calibrate_links,
-        capture,
-        capture_step,
-        checkpoint_policy,
-        mark_offloads,
-        optimize,
-        replay,
-    )
     from gpusim.plan.schedule import Schedule
     from gpusim.search.explore import Explored
     from gpusim.search.verdict import Verdict
-    from gpusim.several import transfer
     from gpusim.step import Step, load
-    from gpusim.what_if import WhatIf, whatif
 
 __all__ = [
     "Bounds",
@@ -124,7 +124,7 @@ __all__ = [
 
 #: Module -> the public names that it defines.
 _DEFINED_IN = {
-    "gpusim.api": (
+    "gpusim.api.predict": (
         "explain",
         "explore",
         "limits",
@@ -151,7 +151,7 @@ _DEFINED_IN = {
     "gpusim.formats.hardware": ("HardwareModel",),
     "gpusim.memplan.compare": ("MemoryComparison",),
     "gpusim.memplan.plan": ("MemoryPlan",),
-    "gpusim.on_gpu": (
+    "gpusim.api.gpu": (
         "calibrate",
         "calibrate_links",
         "capture",
@@ -172,9 +172,9 @@ _DEFINED_IN = {
     "gpusim.search.verdict": ("Verdict",),
     "gpusim.analysis.simulation": ("Simulated",),
     "gpusim.analysis.transfer": ("Transfer",),
-    "gpusim.several": ("transfer",),
+    "gpusim.api.transfer": ("transfer",),
     "gpusim.step": ("Step", "load"),
-    "gpusim.what_if": ("WhatIf", "whatif"),
+    "gpusim.api.what_if": ("WhatIf", "whatif"),
     "gpusim.formats.trace": ("Trace",),
 }
 _MODULE_OF = {name: module for module, names in _DEFINED_IN.items() for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpusim.for_pages import Sensitivities
+from gpusim.api.dashboard import Sensitivities
 from gpusim.report.breakdown import Part, largest
 from gpusim.report.summary import Summary
 from gpusim.report.waterfall import WaterfallRow, longest_ns

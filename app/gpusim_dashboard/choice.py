@@ -10,7 +10,7 @@ from typing import Final
 import streamlit as st
 
 import gpusim
-from gpusim import for_pages
+from gpusim.api import dashboard
 from gpusim.defaults import DEFAULT_STREAMS, DEFAULT_TRACE, RECOMMENDED, SEARCH
 from gpusim.errors import GpusimError, OptionError, TraceError, UnknownNameError
 from gpusim_dashboard.cache import cached
@@ -46,7 +46,7 @@ class Choice:
     @property
     def searchable(self) -> bool:
         """Whether other schedules can be searched: not where a profile has no data dependencies."""
-        return for_pages.searchable(self.trace)
+        return dashboard.searchable(self.trace)
 
     @property
     def words(self) -> str:
@@ -66,23 +66,23 @@ class Upload:
 @cached
 def bundled_trace(name: str) -> tuple[str, gpusim.Trace]:
     """Hash and value of a bundled trace."""
-    return for_pages.bundled_trace(name)
+    return dashboard.bundled_trace(name)
 
 
 @cached
 def hardware_model(name: str) -> gpusim.HardwareModel:
     """A bundled hardware model."""
-    return for_pages.hardware_model(name)
+    return dashboard.hardware_model(name)
 
 
 def policies() -> tuple[str, ...]:
     """What may be chosen: the recommended schedule, the policies, and the best schedule that the search found."""
-    return (RECOMMENDED, *for_pages.registered_policies(), SEARCH)
+    return (RECOMMENDED, *dashboard.registered_policies(), SEARCH)
 
 
 def take_upload(data: bytes, file: str) -> None:
     """Check an uploaded file, keep it, and look at it. Raises `TraceError`."""
-    trace = for_pages.uploaded_trace(data, file)
+    trace = dashboard.uploaded_trace(data, file)
     content = shelf().put(file, data)
     name = f"{UPLOAD}{content[:NAME_DIGITS]}"
     st.session_state.uploads[name] = Upload(file, content, trace)
@@ -92,7 +92,7 @@ def take_upload(data: bytes, file: str) -> None:
 def look_at(name: str) -> None:
     """Look at a step as a new session would: on its own GPU, with the recommended schedule."""
     state = st.session_state
-    state.trace, state.hw = name, for_pages.home_hardware(trace_of(name)[1])
+    state.trace, state.hw = name, dashboard.home_hardware(trace_of(name)[1])
     state.policy, state.streams = RECOMMENDED, DEFAULT_STREAMS
 
 
@@ -103,7 +103,7 @@ def _reopened(name: str) -> Upload:
     if file is None:
         raise TraceError(name, f"the uploaded file is gone; upload it again. {BOUNDS}, until it is restarted")
     content = hashlib.sha256(file.data).hexdigest()
-    upload = Upload(file.name, content, for_pages.uploaded_trace(file.data, file.name))
+    upload = Upload(file.name, content, dashboard.uploaded_trace(file.data, file.name))
     st.session_state.uploads[name] = upload
     return upload
 
@@ -149,7 +149,7 @@ def begin(link: Mapping[str, str]) -> list[str]:
 
 def as_begun(name: str) -> Choice:
     """A bundled step as a session that opens it looks at it."""
-    return chosen(name, for_pages.home_hardware(trace_of(name)[1]), RECOMMENDED, DEFAULT_STREAMS)
+    return chosen(name, dashboard.home_hardware(trace_of(name)[1]), RECOMMENDED, DEFAULT_STREAMS)
 
 
 def first() -> Choice:
@@ -183,6 +183,6 @@ def check_policy(name: str) -> None:
 
 def check_streams(text: str) -> None:
     """Raises `OptionError` for a number of streams that no GPU has."""
-    most = for_pages.MAX_STREAMS
+    most = dashboard.MAX_STREAMS
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= most):
         raise OptionError(f"a number between 1 and {most}")

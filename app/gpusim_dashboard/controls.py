@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import streamlit as st
 
 import gpusim
-from gpusim import for_pages
+from gpusim.api import dashboard
 from gpusim.defaults import RECOMMENDED, SEARCH
 from gpusim_dashboard import choice, view
 from gpusim_dashboard.pages import FIRST, HARDWARE, SCHEDULE, STEP
@@ -54,7 +54,7 @@ def _take(name: str) -> None:
     before = state[name]
     state[name] = state[f"pick_{name}"]
     if name == "trace":
-        one, other = (for_pages.home_hardware(choice.trace_of(each)[1]) for each in (before, state.trace))
+        one, other = (dashboard.home_hardware(choice.trace_of(each)[1]) for each in (before, state.trace))
         state.hw = state.hw if one == other else other
 
 
@@ -81,5 +81,5 @@ def policy_label(name: str) -> str:
         return "recommended by the verdict"
     if name == SEARCH:
         return "search: the best found by searching"
-    policy = for_pages.registered_policies()[name]
+    policy = dashboard.registered_policies()[name]
     return f"{name} ({policy.source}{', slow' if policy.slow else ''})"

@@ -20,9 +20,9 @@ import msgspec
 import streamlit as st
 
 import gpusim
+from gpusim.api.dashboard import Concurrency
 from gpusim.defaults import QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import GpusimError, TraceError
-from gpusim.for_pages import Concurrency
 from gpusim.io.files import Document, decode_document, encode_json, write_bytes
 from gpusim.report.breakdown import Breakdown
 from gpusim.report.summary import Summary, summarize
@@ -32,7 +32,7 @@ from gpusim_dashboard.choice import Choice
 SCHEMA: Final = "gpusim-kept/2"
 #: What an exploration follows from, in the package.
 SOURCES = (
-    "analysis/side_by_side.py", "api.py", "bounds", "defaults.py", "engine", "formats", "plan", "policies",
+    "analysis/side_by_side.py", "api", "bounds", "defaults.py", "engine", "formats", "plan", "policies",
     "report/breakdown.py", "report/summary.py", "rules", "search", "step.py", "trace",
 )  # fmt: skip
 #: Files that stay; each has some hundred KiB.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from gpusim import for_pages
+from gpusim.api import dashboard
 
 #: Sizes of a picture, in its own units.
 WIDTH, HEIGHT, RADIUS = 240, 64, 5.0
@@ -72,7 +72,7 @@ OTHER: Final = Kind("Other steps", "Captured on a GPU and bundled.", (1, 2, 1, 2
 def samples() -> dict[str, list[dict[str, Any]]]:
     """The bundled steps by kind, in the order of `KINDS`; of a kind first training, the usual dtype, small ones."""
     entries_of: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-    for entry in for_pages.manifest():
+    for entry in dashboard.manifest():
         entries_of.setdefault(entry["kind"], []).append(entry)
     return {kind: sorted(entries, key=_order) for kind, entries in entries_of.items() if entries}
 

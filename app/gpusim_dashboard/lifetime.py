@@ -18,7 +18,7 @@ from streamlit.runtime import Runtime
 from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 
 if TYPE_CHECKING:
-    from gpusim.for_pages import Exploration
+    from gpusim.api.dashboard import Exploration
 
 #: How often the thread looks, and for how long a session must be gone: a connection may break for a moment.
 LOOK_S, GONE_S = 0.25, 0.6

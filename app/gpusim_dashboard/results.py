@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import gpusim
-from gpusim import for_pages
+from gpusim.api import dashboard
+from gpusim.api.dashboard import Sensitivities
+from gpusim.api.resolve import resolve_schedule
 from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, QUICK_BUDGET_S, QUICK_EVALUATIONS, RECOMMENDED, SEARCH
-from gpusim.for_pages import Sensitivities
 from gpusim.report.breakdown import Breakdown, breakdown
-from gpusim.resolve import resolve_schedule
 from gpusim.units import counted
 from gpusim_dashboard import kept, turns
 from gpusim_dashboard.cache import cached
@@ -83,7 +83,7 @@ class Shown:
     @property
     def searched(self) -> bool:
         """Whether it is no policy's, hence only good for its own step."""
-        return self.policy not in for_pages.registered_policies()
+        return self.policy not in dashboard.registered_policies()
 
     @property
     def used(self) -> int:
@@ -121,7 +121,7 @@ def shown_of(choice: Choice) -> Shown:
     """
     if choice.policy in (RECOMMENDED, SEARCH):
         if not choice.searchable:
-            schedule = for_pages.observed_schedule(step_of(choice))
+            schedule = dashboard.observed_schedule(step_of(choice))
             return Shown(schedule.policy, schedule.stream_count, schedule, False)
         explored = explored_of(choice)
         if choice.policy == RECOMMENDED:
@@ -165,27 +165,27 @@ def explained_of(choice: Choice, schedule: gpusim.Schedule, launch: str = DEFAUL
 def _explained(
     content: str, hardware: str, schedule: gpusim.Schedule, launch: str, _choice: Choice
 ) -> gpusim.Explained:
-    return for_pages.explained(step_of(_choice), schedule, timeline_of(_choice, schedule, launch))
+    return dashboard.explained(step_of(_choice), schedule, timeline_of(_choice, schedule, launch))
 
 
-def concurrency_of(choice: Choice, schedule: gpusim.Schedule) -> for_pages.Concurrency:
+def concurrency_of(choice: Choice, schedule: gpusim.Schedule) -> dashboard.Concurrency:
     """The modules that a schedule runs side by side."""
     return _concurrency(choice.content, choice.hardware.name, schedule, choice)
 
 
 @cached
-def _concurrency(content: str, hardware: str, schedule: gpusim.Schedule, _choice: Choice) -> for_pages.Concurrency:
-    return for_pages.concurrency(step_of(_choice), schedule, timeline_of(_choice, schedule))
+def _concurrency(content: str, hardware: str, schedule: gpusim.Schedule, _choice: Choice) -> dashboard.Concurrency:
+    return dashboard.concurrency(step_of(_choice), schedule, timeline_of(_choice, schedule))
 
 
-def as_imported_of(choice: Choice) -> for_pages.AsImported:
+def as_imported_of(choice: Choice) -> dashboard.AsImported:
     """The answers for a profile without data dependencies."""
     return _as_imported(choice.content, choice.hardware.name, step_of(choice))
 
 
 @cached
-def _as_imported(content: str, hardware: str, _step: gpusim.Step) -> for_pages.AsImported:
-    return for_pages.as_imported(_step)
+def _as_imported(content: str, hardware: str, _step: gpusim.Step) -> dashboard.AsImported:
+    return dashboard.as_imported(_step)
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def baseline_of(choice: Choice, shown: Shown) -> gpusim.Simulated:
 def _baseline(
     content: str, hardware: str, policy: str, streams: int, schedule: int, _shown: Shown, _step: gpusim.Step
 ) -> gpusim.Simulated:
-    return for_pages.changed(_step, _shown.what_if, streams=streams)
+    return dashboard.changed(_step, _shown.what_if, streams=streams)
 
 
 def answer_of(choice: Choice, question: Question, shown: Shown) -> gpusim.Simulated:
@@ -233,7 +233,7 @@ def _answer(
 ) -> gpusim.Simulated:
     changes = asdict(_question)
     name, gpu = changes.pop("trace"), changes.pop("gpu")
-    return for_pages.changed(other_step(name, gpu), _what_if, **changes)
+    return dashboard.changed(other_step(name, gpu), _what_if, **changes)
 
 
 def other_step(name: str, gpu: str) -> gpusim.Step:
@@ -250,7 +250,7 @@ def usual_question(choice: Choice, gpu: str, shown: Shown) -> Question:
         trace=choice.name,
         gpu=gpu,
         launch=DEFAULT_LAUNCH,
-        streams=min(for_pages.MAX_STREAMS, shown.streams),
+        streams=min(dashboard.MAX_STREAMS, shown.streams),
         sms=model.limits.sms,
         bandwidth=1.0,
         launch_cost=1.0,
@@ -273,7 +273,7 @@ def sensitivities_of(choice: Choice, question: Question, base: gpusim.Simulated)
 
 @cached
 def _sensitivities(content: str, policy: str, asked: str, schedule: int, _base: gpusim.Simulated) -> Sensitivities:
-    return for_pages.sensitivities(_base)
+    return dashboard.sensitivities(_base)
 
 
 def limits_of(choice: Choice) -> gpusim.Limits:
@@ -288,13 +288,13 @@ def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> gpusi
 
 
 @cached
-def results_files(pattern: str = "*.json") -> dict[str, for_pages.Results]:
+def results_files(pattern: str = "*.json") -> dict[str, dashboard.Results]:
     """File name -> results of every replay that ships with gpusim; empty where none do."""
-    return for_pages.results(pattern)
+    return dashboard.results(pattern)
 
 
 def fused_ways_of(choice: Choice) -> list[Way]:
     """What fused kernels were measured to take for this step on its GPU; empty where nobody measured them."""
     from gpusim.report.advice import fused_ways
 
-    return fused_ways(choice.trace.model, choice.hardware.gpu, results_files(for_pages.FUSED_RESULTS).values())
+    return fused_ways(choice.trace.model, choice.hardware.gpu, results_files(dashboard.FUSED_RESULTS).values())

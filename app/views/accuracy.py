@@ -8,7 +8,7 @@ from gpusim_dashboard import html, results, view
 from gpusim_dashboard.address import Settings
 from gpusim_dashboard.choice import current
 
-from gpusim import for_pages
+from gpusim.api import dashboard
 from gpusim.report.figures.accuracy import accuracy_figure
 from gpusim.text import message
 from gpusim.units import NS_PER_MS
@@ -40,7 +40,7 @@ if not everything:
     )
 else:
     name, cases = groups[0]
-    accuracy = for_pages.fidelity(cases)
+    accuracy = dashboard.fidelity(cases)
     assert accuracy is not None
     html.answer(
         "yes",
@@ -78,10 +78,10 @@ if not cases:
     st.info("No replay matches all of these filters.")
     st.stop()
 for gpu in sorted({each.gpu for each in shown}):
-    other = for_pages.gpu_model(gpu)
+    other = dashboard.gpu_model(gpu)
     if other is not None and other.name != choice.hardware.name:
         view.uncalibrated(other)
-accuracy = for_pages.fidelity(cases)
+accuracy = dashboard.fidelity(cases)
 if accuracy is None:
     st.caption("Sequential graphs only: no errors of concurrent schedules to sum up.")
 else:

@@ -12,7 +12,7 @@ from gpusim_dashboard.html import Head
 from gpusim_dashboard.results import Shown
 
 import gpusim
-from gpusim import for_pages
+from gpusim.api import dashboard
 from gpusim.defaults import DEFAULT_STREAMS, DEFAULT_TRACE, RECOMMENDED
 from gpusim.report.figures.compared import Compared, compared_figure
 from gpusim.report.figures.timeline import Look
@@ -30,7 +30,7 @@ def side(cell: Any, mark: str, name: str, policy: str) -> Choice:
     trace = settings.select(
         cell, f"Step of {name}", f"{mark}step", steps, usual, format_func=labels(steps, trace_label)
     )
-    home = state.hw if trace == state.trace else for_pages.home_hardware(choosing.trace_of(trace)[1])
+    home = state.hw if trace == state.trace else dashboard.home_hardware(choosing.trace_of(trace)[1])
     hw = settings.select(cell, f"GPU of {name}", f"{mark}on", gpusim.list_hardware(), home, format_func=hardware_label)
     chosen = settings.select(
         cell, f"Schedule of {name}", f"{mark}by", choosing.policies(), policy, format_func=policy_label

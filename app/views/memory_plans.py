@@ -7,7 +7,7 @@ from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import current
 
 import gpusim
-from gpusim.for_pages import category_bytes
+from gpusim.api.dashboard import category_bytes
 from gpusim.report.figures.memory_front import memory_front_figure
 from gpusim.units import MIB, NS_PER_US, format_bytes, format_ns
 

@@ -7,8 +7,8 @@ from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice, current
 
 import gpusim
+from gpusim.api.dashboard import bundled_topologies
 from gpusim.errors import GpusimError
-from gpusim.for_pages import bundled_topologies
 from gpusim.io.files import encode_json
 from gpusim.report.figures.parallel import parallel_figure
 from gpusim.report.parallel_table import COMMUNICATION, explanation, search_line

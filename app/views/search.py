@@ -8,7 +8,7 @@ from gpusim_dashboard import charts, html, kept, lifetime, results, view
 from gpusim_dashboard.address import Settings
 from gpusim_dashboard.choice import current
 
-from gpusim import for_pages
+from gpusim.api import dashboard
 from gpusim.defaults import DEFAULT_BUDGET_S
 from gpusim.errors import GpusimError, OptionError
 from gpusim.io.files import compress
@@ -29,9 +29,9 @@ if not choice.searchable:
     )
 settings = Settings("search", choice.content, choice.hardware.name)
 key = kept.exploration_key(choice)
-job: for_pages.Exploration | None = state.get("job") if state.get("job_key") == key else None
+job: dashboard.Exploration | None = state.get("job") if state.get("job_key") == key else None
 running = job is not None and job.running
-policies = for_pages.registered_policies()
+policies = dashboard.registered_policies()
 
 top = st.columns([2, 1, 1, 3], vertical_alignment="bottom")
 budget_s = settings.number(
@@ -78,7 +78,7 @@ settings.finish()
 wrong = ""
 if asked and choice.streams > 1:
     try:
-        for_pages.check_partitions(results.step_of(choice), asked, choice.streams)
+        dashboard.check_partitions(results.step_of(choice), asked, choice.streams)
     except GpusimError as error:
         wrong = str(error)
         st.error(view.plain(wrong), icon=":material/error:")
@@ -87,7 +87,7 @@ if top[1].button("Start", type="primary", disabled=running or bool(wrong), width
         state.job.interrupt()
     limit = ["--evaluations", str(evaluations)] if evaluations else []
     parts = ["--partitions", asked] if asked and choice.streams > 1 else []
-    job = for_pages.explore_beside(
+    job = dashboard.explore_beside(
         results.step_of(choice),
         streams=choice.streams,
         budget_s=float(budget_s or DEFAULT_BUDGET_S),
@@ -105,7 +105,7 @@ if top[2].button("Stop", disabled=not running, width="stretch") and job is not N
     job.stop()
 
 
-def table(rows: list[for_pages.Row]) -> None:
+def table(rows: list[dashboard.Row]) -> None:
     """The schedules so far, the fastest first."""
     view.table(
         [

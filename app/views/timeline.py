@@ -6,7 +6,7 @@ from gpusim_dashboard import clicks, html, measured, perfetto, results, uploads,
 from gpusim_dashboard.address import Settings
 from gpusim_dashboard.choice import current
 
-from gpusim import for_pages
+from gpusim.api import dashboard
 from gpusim.defaults import LAUNCH_MODES
 from gpusim.errors import OptionError
 from gpusim.io.files import compress
@@ -29,7 +29,7 @@ cells = st.columns([3, 2, 3, 2], vertical_alignment="bottom")
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
 graph = results.step_of(choice).graph.choosing(shown.schedule.variants)
-labels = for_pages.op_labels(graph.trace)
+labels = dashboard.op_labels(graph.trace)
 busy = [op for op, tasks in enumerate(graph.tasks) if tasks]
 names = {graph.trace.ops[op].name: op for op in busy}
 
@@ -176,7 +176,7 @@ with left:
         st.caption("Of the worst delay, of an op that is looked for, or of a bar that is clicked.")
 with right:
     st.header("Critical path", anchor=False)
-    totals = for_pages.path_of(timeline, graph.hardware).totals_ns()
+    totals = dashboard.path_of(timeline, graph.hardware).totals_ns()
     view.table(
         [
             {

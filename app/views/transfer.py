@@ -11,7 +11,7 @@ from gpusim_dashboard.controls import hardware_label
 from gpusim_dashboard.html import Head
 
 import gpusim
-from gpusim import for_pages
+from gpusim.api import dashboard
 from gpusim.defaults import DEFAULT_STREAMS
 from gpusim.errors import OptionError
 from gpusim.units import format_times_ns
@@ -27,7 +27,7 @@ if not choice.searchable:
         "a schedule is tuned only where data dependencies are known; the verdict says what this profile can"
     )
 settings = Settings("transfer", choice.content)
-batches = {choice.trace.model.batch: choice.name, **for_pages.batches(choice.trace)}
+batches = {choice.trace.model.batch: choice.name, **dashboard.batches(choice.trace)}
 cells = st.columns(2)
 own = choice.trace.model.batch
 near = [name for name in (choice.hardware.name, "h200", "a100-80gb") if name in gpusim.list_hardware()]

@@ -6,7 +6,7 @@ from gpusim_dashboard.choice import current
 from gpusim_dashboard.html import Head
 
 import gpusim
-from gpusim.for_pages import Concurrency
+from gpusim.api.dashboard import Concurrency
 from gpusim.report.advice import bound_in_words, headline, note_without_graph, reason, ways
 from gpusim.report.breakdown import Breakdown
 from gpusim.report.code_lines import (

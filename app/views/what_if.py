@@ -13,7 +13,7 @@ from gpusim_dashboard.html import Head
 from gpusim_dashboard.results import Question
 
 import gpusim
-from gpusim import for_pages
+from gpusim.api import dashboard
 from gpusim.defaults import LAUNCH_MODES
 from gpusim.report.advice import bound_in_words
 from gpusim.units import counted, format_bytes, format_ns, format_times_ns
@@ -29,7 +29,7 @@ LAUNCHED = {"graph": "one CUDA graph", "stream": "the host"}
 choice = current()
 view.heading(choice)
 settings = Settings("what-if", choice.content, choice.hardware.name)
-batches = for_pages.batches(choice.trace)
+batches = dashboard.batches(choice.trace)
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
 
@@ -100,7 +100,7 @@ def setting(cells: Iterator[Any], mark: str) -> tuple[Question, int]:
     )
     name = choice.name if batch == own else batches[batch]
     step = results.other_step(name, gpu)
-    ops = for_pages.longest_ops(step, OPS_OFFERED)
+    ops = dashboard.longest_ops(step, OPS_OFFERED)
     words = {"": "none"} | {step.trace.ops[op].name: f"{view.option(label)}: {format_ns(ns)}" for op, label, ns in ops}
     index = {step.trace.ops[op].name: op for op, _, _ in ops}
     op = settings.select(

@@ -25,10 +25,10 @@ def bench(trace_argument: str | None, trace: str | None, hardware: str | None, s
     TRACE is googlenet-train-b8 where none is given.
     """
     trace = one_trace(trace_argument, trace, DEFAULT_TRACE)
-    from gpusim import for_commands
+    from gpusim.api import commands
     from gpusim.report.bench_table import bench_document, print_bench
 
-    measured = for_commands.bench(load_step(trace, hardware), seconds, say)
+    measured = commands.bench(load_step(trace, hardware), seconds, say)
     if as_json:
         print_json(bench_document(measured))
     else:

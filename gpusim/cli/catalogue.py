@@ -11,10 +11,10 @@ from gpusim.cli.common import json_option, print_json
 @json_option
 def traces(as_json: bool) -> None:
     """List the bundled traces."""
-    from gpusim import for_commands
+    from gpusim.api import commands
     from gpusim.report.tables import print_traces
 
-    rows = for_commands.trace_entries()
+    rows = commands.trace_entries()
     if as_json:
         print_json({"traces": rows})
     else:
@@ -25,11 +25,11 @@ def traces(as_json: bool) -> None:
 @json_option
 def policies(as_json: bool) -> None:
     """List the policies that --policy takes."""
-    from gpusim import for_commands
+    from gpusim.api import commands
     from gpusim.defaults import DEFAULT_POLICY, RECOMMENDED
     from gpusim.report.tables import print_policies
 
-    known = for_commands.registered_policies()
+    known = commands.registered_policies()
     if as_json:
         fields = ("name", "summary", "source", "max_streams", "slow")
         rows = [{field: getattr(policy, field) for field in fields} for policy in known]
@@ -49,13 +49,13 @@ def policies(as_json: bool) -> None:
 @json_option
 def hardware(compare: tuple[str, str] | None, as_json: bool) -> None:
     """List the bundled hardware models, or compare two."""
-    from gpusim import for_commands
+    from gpusim.api import commands
     from gpusim.report.tables import print_hardware
 
     if compare is not None:
         _compare(*compare, as_json=as_json)
         return
-    models = for_commands.hardware_models()
+    models = commands.hardware_models()
     if as_json:
         print_json({"hardware": models})
     else:
@@ -64,10 +64,10 @@ def hardware(compare: tuple[str, str] | None, as_json: bool) -> None:
 
 def _compare(one: str, other: str, *, as_json: bool) -> None:
     """Every measured number of two models, and what predictions of small bundled steps make of the difference."""
-    from gpusim import for_commands
+    from gpusim.api import commands
     from gpusim.report.hardware_comparison import JUDGED_BY, compared_document, print_compared
 
-    document = compared_document(one, other, for_commands.compare_hardware(one, other, JUDGED_BY))
+    document = compared_document(one, other, commands.compare_hardware(one, other, JUDGED_BY))
     if as_json:
         print_json(document)
     else:

@@ -98,10 +98,10 @@ def capture(
         raise OptionError(problem, argument="hw", value=hardware)
     if counters and estimate:
         raise OptionError("--counters: nothing runs with --estimate, so there is nothing to count")
-    from gpusim import for_commands
+    from gpusim.api import commands
     from gpusim.report.tables import captured_document, print_captured
 
-    captured = for_commands.capture_spec(
+    captured = commands.capture_spec(
         spec,
         mode=mode,  # type: ignore[arg-type]
         batch=batch,
@@ -152,7 +152,7 @@ def replay(
 ) -> None:
     """Run a schedule on this GPU from its trace alone, check its outputs, and time it against the sequential graph."""
     import gpusim
-    from gpusim import api, for_commands, on_gpu, resolve
+    from gpusim.api import commands, gpu, predict, resolve
     from gpusim.report.tables import print_measurement
 
     trace = one_trace(trace_argument, trace)
@@ -164,26 +164,26 @@ def replay(
     schedule: gpusim.Schedule | gpusim.MemoryPlan
     if plan_file is not None:
         step = load_step(trace, hardware)
-        on_gpu.check_replay(step, trust_code)
-        schedule = api.load_memory_plan(step, plan_file)
+        gpu.check_replay(step, trust_code)
+        schedule = predict.load_memory_plan(step, plan_file)
     else:
         named, most_streams = chosen_schedule(policy, streams, schedule_file)
         resolve.check_schedule_arguments(named, most_streams)
         step = load_step(trace, hardware)
-        on_gpu.check_replay(step, trust_code)
+        gpu.check_replay(step, trust_code)
         schedule = resolve.resolve_schedule(step, named, most_streams)
     measurement = gpusim.replay(
         step, schedule, seed=seed, trust_code=trust_code, check_outputs=False, command=command_line(), say=say
     )
     if target is not None:
-        for_commands.write_measurement(measurement, target)
+        commands.write_measurement(measurement, target)
     if timeline_target is not None and isinstance(schedule, gpusim.Schedule):
-        for_commands.write_side_by_side(step, schedule, timeline_target, seed, measurement, trust_code)
+        commands.write_side_by_side(step, schedule, timeline_target, seed, measurement, trust_code)
     if as_json:
         print_json(measurement)
     else:
         print_measurement(measurement, step.trace)
-    for_commands.require_equal(measurement)
+    commands.require_equal(measurement)
 
 
 @click.command()
@@ -209,18 +209,18 @@ def calibrate(output: str | None, base: str, rules_file: str | None, gpus: int |
     if target is None and rules_target is None:
         raise OptionError("give -o FILE for a hardware model, --rules FILE for a check of the rules, or both")
     import gpusim
-    from gpusim import for_commands
+    from gpusim.api import commands
     from gpusim.io.files import write_bytes, write_document
     from gpusim.report.tables import print_hardware
     from gpusim.validation.rules import print_rules, rules_markdown
 
-    model = for_commands.hardware_model(base)
+    model = commands.hardware_model(base)
     measured = report = None
     if target is not None:
         measured = gpusim.calibrate(model, command=command_line(), say=say)
         write_document(target, measured, indent=1)
     if rules_target is not None:
-        report = for_commands.check_rules(measured or model, command_line(), say)
+        report = commands.check_rules(measured or model, command_line(), say)
         write_document(rules_target, report, indent=1)
         text = rules_markdown(report, measured or model, rules_target.name)
         write_bytes(rules_target.with_suffix(".md"), text.encode())
@@ -293,7 +293,7 @@ def validate(
         return
     if traces_folder is not None:
         raise OptionError("--traces goes with --again")
-    from gpusim.for_commands import require_gpu_alone
+    from gpusim.api.commands import require_gpu_alone
     from gpusim.validation.recipe import check_recipe, read_recipe
     from gpusim.validation.tables import print_results
 

@@ -46,7 +46,7 @@ def import_command(
 
     Several FILEs are joined as files of one run: a profile with its execution trace, ncu table or CUDA graph.
     """
-    from gpusim.foreign import import_trace
+    from gpusim.api.other_tools import import_trace
     from gpusim.report.doctor_text import imported_document, imported_lines
 
     target = check_output(output)
@@ -75,7 +75,7 @@ def import_command(
 @json_option
 def doctor(files: tuple[str, ...], as_json: bool) -> None:
     """Say what FILE is, what is in it, and what is wrong or missing; exit code 1 where there is anything to say."""
-    from gpusim.foreign import doctor as examine
+    from gpusim.api.other_tools import doctor as examine
     from gpusim.report.doctor_text import doctor_lines
 
     with progress_bar(not as_json) as report:
@@ -124,7 +124,7 @@ def export(
 ) -> None:
     """Write a schedule of TRACE for other tools and people: Perfetto, HTA, TraceLens, Chakra, a table, Python."""
     import gpusim
-    from gpusim.foreign import export as write
+    from gpusim.api.other_tools import export as write
 
     written = {kind: path for kind, path in outputs.items() if path is not None}
     if not written:

@@ -65,12 +65,12 @@ def memory(
 ) -> None:
     """Compare memory policies of TRACE: peak memory, step time, copies, recomputation; none of it needs a GPU."""
     import gpusim
-    from gpusim import for_commands
+    from gpusim.api import commands
     from gpusim.report.memory_table import memory_document, print_memory
 
     figures = check_figures(html_file, png_file)
     target, viewer = check_output(output), check_output(snapshot)
-    run = None if measured is None else for_commands.read_memory_snapshot(Path(measured))
+    run = None if measured is None else commands.read_memory_snapshot(Path(measured))
     step = load_step(trace, hardware)
     with progress_bar(not as_json) as report, named("memory_limit", "--budget"):
         comparison = gpusim.memory(

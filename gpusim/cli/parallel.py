@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpusim.api import BATCH_NORMS, OBJECTIVES
+from gpusim.api.predict import BATCH_NORMS, OBJECTIVES
 from gpusim.cli.common import (
     check_output,
     hardware_option,

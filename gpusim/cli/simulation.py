@@ -83,8 +83,8 @@ def explore(
 ) -> None:
     """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
     import gpusim
-    from gpusim.foreign import searchable
-    from gpusim.on_gpu import check_gpu
+    from gpusim.api.gpu import check_gpu
+    from gpusim.api.other_tools import searchable
     from gpusim.report.tables import explored_document, print_explored
     from gpusim.report.trial_table import print_trial, trial_document
 
@@ -108,7 +108,7 @@ def explore(
         )
     trial = None
     if measure is not None:
-        from gpusim.for_commands import try_best
+        from gpusim.api.commands import try_best
 
         explored, trial = try_best(explored, measure, command=command_line(), say=say, trust_code=trust_code)
     if target is not None:
@@ -126,7 +126,7 @@ def explore(
 
 def _explore_imported(step: Step, output: str | None, as_json: bool) -> None:
     """The answers for an imported trace without data dependencies."""
-    from gpusim.foreign import as_imported
+    from gpusim.api.other_tools import as_imported
     from gpusim.report.as_imported_text import as_imported_lines
 
     imported = as_imported(step)
@@ -227,7 +227,7 @@ def simulate(
 
 
 def _document(step: Step, simulated: Simulated, engine: str) -> dict[str, Any]:
-    from gpusim.for_commands import predicted_eager_ns
+    from gpusim.api.commands import predicted_eager_ns
 
     truth = step.trace.ground_truth
     eager = {

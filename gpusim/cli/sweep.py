@@ -99,7 +99,7 @@ def sweep(
 
 
 def _from_options(traces: tuple[str, ...], options: dict[str, Any]) -> Sweep:
-    from gpusim.resolve import check_streams
+    from gpusim.api.resolve import check_streams
     from gpusim.sweep.spec import Sweep
 
     for count in options.get("streams", ()):

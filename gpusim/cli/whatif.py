@@ -130,7 +130,7 @@ def figure(
         html_file = f"{_name_of(source)}-{kind}.html" if source and kind != FIDELITY else f"{kind}.html"
     files = check_figures(html_file, png_file)
     if kind == FIDELITY:
-        from gpusim.for_commands import validation_results
+        from gpusim.api.commands import validation_results
         from gpusim.report.figures.comparisons import measured_figure
 
         files.write(measured_figure(validation_results(source)), "predicted against measured")

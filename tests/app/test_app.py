@@ -121,10 +121,10 @@ def test_every_kind_has_a_picture_and_words_for_those_who_do_not_see_it() -> Non
 
 
 def test_a_kind_that_nobody_has_described_is_offered_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusim import for_pages
+    from gpusim.api import dashboard
 
     entries = [{**entry, "kind": "new"} for entry in read_manifest()]
-    monkeypatch.setattr(for_pages, "manifest", lambda: entries)
+    monkeypatch.setattr(dashboard, "manifest", lambda: entries)
     app = opened()
     assert [each.value for each in app.subheader] == ["Other steps"]
     assert {each.key for each in app.button if each.key.startswith("sample ")} == {

@@ -91,7 +91,7 @@ def chakra_json() -> tuple[Document, ...]:
 @functools.cache
 def chakra() -> bytes:
     import gpusim
-    from gpusim.foreign import export
+    from gpusim.api.other_tools import export
     from tests.fuzz.bases import as_trace, traces
 
     with tempfile.TemporaryDirectory() as folder:

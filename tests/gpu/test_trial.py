@@ -199,7 +199,7 @@ def test_command_prints_the_measured_result_as_json(
 
     play([700, 600, 650])
     write_trace(WIDE, tmp_path / "t.json")
-    monkeypatch.setattr("gpusim.on_gpu.check_gpu", lambda step, trust_code: None)
+    monkeypatch.setattr("gpusim.api.gpu.check_gpu", lambda step, trust_code: None)
     line = ["gpusim", "explore", str(tmp_path / "t.json"), "--budget", "0.1", "--measure", "2", "--json"]
     monkeypatch.setattr(sys, "argv", line)
     main()

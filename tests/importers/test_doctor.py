@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import gpusim
+from gpusim.api.other_tools import export
 from gpusim.cli import cli
-from gpusim.foreign import export
 from gpusim.importers import examine, import_files
 from gpusim.trace.store import load_trace, write_trace
 from tests.support import importer_files as made

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from gpusim.foreign import export
+from gpusim.api.other_tools import export
 from gpusim.importers import import_files
 from gpusim.importers.edges import observed_edges
 from gpusim.importers.model import Activity, Edge, Wait

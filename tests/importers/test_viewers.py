@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import gpusim
-from gpusim.foreign import export
+from gpusim.api.other_tools import export
 from gpusim.importers import examine
 
 pytestmark = [

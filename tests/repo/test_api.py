@@ -348,7 +348,7 @@ def test_text_that_names_a_file_is_a_schedule_file(step: gpusim.Step, best: gpus
 
 def test_replay_looks_for_a_gpu_before_it_explores(step: gpusim.Step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("gpusim.on_gpu.resolve_schedule", lambda *_: pytest.fail("explored"))
+    monkeypatch.setattr("gpusim.api.gpu.resolve_schedule", lambda *_: pytest.fail("explored"))
     with pytest.raises(gpusim.GpuError, match=r"^no GPU: "):
         gpusim.replay("squeezenet1_1-infer-b1", "recommended")
 

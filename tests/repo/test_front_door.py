@@ -12,11 +12,9 @@ OPEN = (
     "gpusim.api",
     "gpusim.defaults",
     "gpusim.errors",
-    "gpusim.for_pages",
     "gpusim.io.file_limits",
     "gpusim.io.files",
     "gpusim.report",
-    "gpusim.resolve",
     "gpusim.text",
     "gpusim.units",
 )

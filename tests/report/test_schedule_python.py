@@ -17,9 +17,9 @@ import torch
 from click.testing import CliRunner
 
 import gpusim
+from gpusim.api.other_tools import export
 from gpusim.cli import cli
 from gpusim.errors import GpusimError, OperatorError, OptionError, OutputError
-from gpusim.foreign import export
 from gpusim.formats.trace import Trace
 from gpusim.gpu.replay.allowlist import allowed_operators
 from gpusim.gpu.replay.execute import InitialState, results_of

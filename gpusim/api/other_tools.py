@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from gpusim.api.resolve import AnyStep, Progress, ignore
 from gpusim.errors import OptionError
 from gpusim.io.files import compress, write_bytes
-from gpusim.resolve import AnyStep, Progress, ignore
 from gpusim.step import as_step
 from gpusim.text import short_value
 from gpusim.trace.store import TRACE_SUFFIXES, write_trace
@@ -31,7 +31,7 @@ def import_trace(
     device: int | None = None,
     rank: int | None = None,
     gpu: str | None = None,
-    command: str = "gpusim.foreign.import_trace",
+    command: str = "gpusim.api.other_tools.import_trace",
     progress: Progress = ignore,
 ) -> Imported:
     """Read the files of one run as a trace of one step, and write it.

@@ -2,11 +2,6 @@
 
 Each takes a `Step`, or what `load` takes: a bundled name, a trace file, a `Trace`. Errors name Python's arguments;
 the command line translates them into its options.
-
-Who calls them: the command line calls these, `gpusim.what_if`, `gpusim.on_gpu` and `gpusim.for_commands`, and nothing
-beneath them (an import contract in `pyproject.toml`). The dashboard explores, simulates and finds limits with them
-(`tests/repo/test_front_door.py` lists what else it reaches). A sweep's worker evaluates thousands of schedules of one
-step, and takes the shortest way that `explore` takes, too: `gpusim.engine.evaluate`.
 """
 
 from __future__ import annotations
@@ -15,6 +10,16 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpusim.api.resolve import (
+    AnyStep,
+    Progress,
+    check_seed,
+    check_streams,
+    count,
+    ignore,
+    launch_mode,
+    resolve_schedule,
+)
 from gpusim.arguments import file_path, memory_bytes, real, text, whole
 from gpusim.defaults import (
     DEFAULT_BUDGET_S,
@@ -28,7 +33,6 @@ from gpusim.defaults import (
 )
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.formats.hardware import bundled_hardware
-from gpusim.resolve import AnyStep, Progress, check_seed, check_streams, count, ignore, launch_mode, resolve_schedule
 from gpusim.step import as_step
 from gpusim.trace.store import bundled_traces
 from gpusim.units import format_bytes

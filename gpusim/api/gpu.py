@@ -8,14 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpusim.arguments import memory_bytes, real, whole
-from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
-from gpusim.errors import GpuError, OptionError
-from gpusim.formats.hardware import HardwareModel, load_hardware
-from gpusim.formats.trace import Dtype, Frontend, Mode
-from gpusim.io.file_limits import MAX_NODE_GPUS
-from gpusim.memplan.plan import MemoryPlan
-from gpusim.resolve import (
+from gpusim.api.resolve import (
     AnyStep,
     Say,
     check_schedule_arguments,
@@ -25,6 +18,13 @@ from gpusim.resolve import (
     is_policy,
     resolve_schedule,
 )
+from gpusim.arguments import memory_bytes, real, whole
+from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
+from gpusim.errors import GpuError, OptionError
+from gpusim.formats.hardware import HardwareModel, load_hardware
+from gpusim.formats.trace import Dtype, Frontend, Mode
+from gpusim.io.file_limits import MAX_NODE_GPUS
+from gpusim.memplan.plan import MemoryPlan
 from gpusim.step import Step, as_step, load
 
 if TYPE_CHECKING:

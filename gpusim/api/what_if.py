@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusim.api import simulate
+from gpusim.api.predict import simulate
+from gpusim.api.resolve import AnyStep, count, is_policy, launch_mode
 from gpusim.arguments import real, text
 from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, DEFAULT_STREAMS, RECOMMENDED
 from gpusim.errors import OptionError
 from gpusim.notebook import html_table, short_name, short_repr
-from gpusim.resolve import AnyStep, count, is_policy, launch_mode
 from gpusim.step import as_step
 from gpusim.units import format_ns
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusim.api import simulate
+from gpusim.api.gpu import needs_torch
+from gpusim.api.predict import simulate
+from gpusim.api.resolve import Say
 from gpusim.errors import HardwareError, MeasurementError, PlanError
 from gpusim.formats.hardware import HardwareModel, bundled_hardware, load_hardware, read_hardware
 from gpusim.formats.trace import Dtype, Frontend, MemoryFormat, Mode
-from gpusim.on_gpu import needs_torch
-from gpusim.resolve import Say
 from gpusim.step import Step, load
 from gpusim.trace.store import bundled_traces, load_trace, read_manifest
 

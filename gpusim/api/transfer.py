@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpusim.api.resolve import AnyStep, Progress, check_seed, check_streams, ignore
 from gpusim.arguments import whole
 from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS, MAX_EVALUATIONS, QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import OptionError
 from gpusim.formats.hardware import HardwareModel
-from gpusim.resolve import AnyStep, Progress, check_seed, check_streams, ignore
 from gpusim.step import Step, as_step, load
 from gpusim.trace.store import bundled_traces, load_trace, other_batches, read_manifest
 

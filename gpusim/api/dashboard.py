@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpusim.analysis.side_by_side import Concurrency as Concurrency
+from gpusim.api.resolve import launch_mode
 from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_SEED
 from gpusim.errors import GpusimError
 from gpusim.formats.hardware import HardwareModel, bundled_hardware, default_hardware, load_hardware
 from gpusim.formats.trace import Trace
 from gpusim.importers.upload import parse_upload
 from gpusim.plan.schedule import MAX_STREAMS as MAX_STREAMS
-from gpusim.resolve import launch_mode
 from gpusim.step import Step
 from gpusim.trace.op_names import op_label
 from gpusim.trace.store import bundled_traces, other_batches, parse_trace, read_manifest
