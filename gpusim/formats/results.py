@@ -93,6 +93,8 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     empty where nobody looked, and where dropout makes every step another one."""
     optimize_s: float = 0.0
     """What `gpusim.optimize` took, for rows of policy `optimize`."""
+    compiled_before: bool = False
+    """Whether Triton's cache held kernels when `gpusim.optimize` began: it then took less than a first start does."""
 
     @property
     def outputs(self) -> str:

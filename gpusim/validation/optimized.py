@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,30 +43,44 @@ def optimize_cases(
 
     check_recipe_code(recipe, recipe.name, trust_code)
     make_folder(folder, "results")
-    results = _newest(recipe, folder)
     errors: list[GpusimError] = []
     for case in cases:
-        if results is not None and any(_is_done(row, case) for row in results.cases):
+        results = _newest(recipe, folder)
+        if results is not None and any(_is_done(row, case, recipe) for row in results.cases):
             say(f"measured before: {case.trace_name}")
             continue
         say(f"optimizing {case.trace_name}")
         try:
-            measured: Measured = alone(measure, asked_of(case, recipe))
-            if results is not None and results.gpu != measured.gpu.name:
-                raise RecipeError(recipe.name, f"results in '{folder}' are of {results.gpu}; give another folder")
+            alone(measure, asked_of(case, recipe), Keeper(case, recipe, folder, command))
         except GpusimError as cause:
             errors.append(cause)
             say(f"failed: {case.trace_name}: {cause}")
-            continue
-        row = row_of(case, measured)
-        results = _with(results, row, recipe, measured, command)
-        write_results(results, folder)
-        for name, problem in measured.left_out.items():
-            say(f"left out: {name} of {case.trace_name}: {problem}")
-        say(f"{row.trace}: {in_words(row)}")
+        results = _newest(recipe, folder)
+        for row in () if results is None else results.cases:
+            if _is_of(row, case):
+                say(f"{row.trace}: {in_words(row)}")
+    results = _newest(recipe, folder)
     if results is None:
         raise errors[0] if errors else RecipeError(recipe.name, "has no case to measure")
     return results
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Writes a row into the newest results of a recipe, in whatever process measures it."""
+
+    case: Case
+    recipe: Recipe
+    folder: Path
+    command: str
+
+    def __call__(self, measured: Measured) -> None:
+        """Raises `RecipeError` where the results are of another GPU."""
+        results = _newest(self.recipe, self.folder)
+        if results is not None and results.gpu != measured.gpu.name:
+            raise RecipeError(self.recipe.name, f"results in '{self.folder}' are of {results.gpu}; give another folder")
+        row = row_of(self.case, measured)
+        write_results(_with(results, row, self.recipe, measured, self.command), self.folder)
 
 
 def asked_of(case: Case, recipe: Recipe) -> Asked:
@@ -81,7 +96,8 @@ def asked_of(case: Case, recipe: Recipe) -> Asked:
         batch=case.batch,
         dtype=case.dtype,
         memory_format=case.memory_format,
-        peers=tuple(dict.fromkeys((*recipe.against, *case.against))),
+        peers=recipe.against,
+        further=tuple(peer for peer in case.against if peer not in recipe.against),
         streams=recipe.streams,
         budget_s=recipe.budget_s,
         seed=recipe.seed,
@@ -142,6 +158,7 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
         baseline_peak_bytes=measured.peer_bytes,
         deviations=measured.deviations,
         optimize_s=measured.optimize_s,
+        compiled_before=measured.compiled_before,
     )
 
 
@@ -158,8 +175,13 @@ def _newest(recipe: Recipe, folder: Path) -> Results | None:
     return max(runs, key=lambda each: each.date, default=None)
 
 
-def _is_done(row: ResultCase, case: Case) -> bool:
+def _is_of(row: ResultCase, case: Case) -> bool:
+    """Whether a row is of this case, by the code of now."""
     return (row.trace, row.memory_format, row.commit) == (case.trace_name, case.memory_format, code_version())
+
+
+def _is_done(row: ResultCase, case: Case, recipe: Recipe) -> bool:
+    return _is_of(row, case) and {*recipe.against, *case.against} <= set(row.baselines)
 
 
 def _with(results: Results | None, row: ResultCase, recipe: Recipe, measured: Measured, command: str) -> Results:

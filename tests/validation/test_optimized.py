@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from gpusim.errors import CaptureError, RecipeError, TrustError
+from gpusim.errors import CaptureError, GpuError, RecipeError, TrustError
 from gpusim.formats.results import Baseline, read_all_results
 from gpusim.formats.trace import Gpu, Timing
 from gpusim.gpu.capture.models import ModelStep, default_loss
 from gpusim.gpu.optimize import measure as measuring
 from gpusim.gpu.optimize import peers
 from gpusim.gpu.optimize.measure import Asked, Measured, optimized, times_in_turns
-from gpusim.gpu.optimize.peers import Contender, deviation, tensors_of, user_step
+from gpusim.gpu.optimize.peers import Contender, Exact, tensors_of, user_step
 from gpusim.validation import optimized as running
 from gpusim.validation.optimized import optimize_cases
 from gpusim.validation.recipe import read_recipe
@@ -44,15 +44,20 @@ def timing(ns: int) -> Timing:
     return Timing(median_ns=ns, lo_ns=ns - 1, hi_ns=ns + 1, rounds=3)
 
 
-def measured(gpu: str = "NVIDIA H200") -> Measured:
+def measured(*peers: Any, gpu: str = "NVIDIA H200") -> Measured:
     return Measured(
         gpu=Gpu(name=gpu, driver="1", cuda="13", torch="2", cudnn="9", sm_clock_mhz=1980, mem_clock_mhz=1),
         optimized=timing(400_000),
-        peers={"eager": timing(4_000_000), "torch_compile_own_graph": timing(500_000)},
+        peers={
+            "eager": timing(4_000_000),
+            **dict.fromkeys(peers, timing(600_000)),
+            "torch_compile_own_graph": timing(500_000),
+        },
         peer_bytes={"torch_compile_own_graph": 1000},
         deviations={"optimize": 1e-4, "torch_compile_own_graph": 1e-4},
         left_out={},
         optimize_s=20.0,
+        compiled_before=False,
         sequential_ns=800_000,
         predicted_ns=390_000,
         predicted_sequential_ns=800_000,
@@ -73,12 +78,12 @@ def recipe_file(tmp_path: Path, text: str = RECIPE) -> Path:
 
 def test_rows_are_of_the_optimized_step_with_its_baselines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Asked] = []
-    monkeypatch.setattr(running, "alone", lambda work, each: (asked.append(each), measured())[1])
+    monkeypatch.setattr(running, "alone", lambda work, each, keep: (asked.append(each), keep(measured())))
     recipe = read_recipe(recipe_file(tmp_path))
     results = optimize_cases(recipe, recipe.case, tmp_path / "out", "command", lambda _: None)
-    assert [each.peers for each in asked] == [
-        ("eager", "torch_compile_own_graph", "torch_compile_max_autotune"),
-        ("eager", "torch_compile_own_graph"),
+    assert [(each.peers, each.further) for each in asked] == [
+        (("eager", "torch_compile_own_graph"), ("torch_compile_max_autotune",)),
+        (("eager", "torch_compile_own_graph"), ()),
     ]
     (row, _) = results.cases
     assert (row.network, row.mode, row.batch, row.policy, row.kernels, row.frontend) == (
@@ -101,24 +106,66 @@ def test_an_interrupted_run_goes_on_and_a_failed_case_is_left_out(
     recipe = read_recipe(recipe_file(tmp_path))
     lines: list[str] = []
 
-    def only_inference(work: Any, asked: Asked) -> Measured:
+    def only_inference(work: Any, asked: Asked, keep: Any) -> None:
         if asked.mode == "train":
             raise CaptureError("it reads a value")
-        return measured()
+        keep(measured(*asked.peers, *asked.further))
 
     monkeypatch.setattr(running, "alone", only_inference)
     assert len(optimize_cases(recipe, recipe.case, tmp_path / "out", "c", lines.append).cases) == 1
     assert any("it reads a value" in line for line in lines)
-    monkeypatch.setattr(running, "alone", lambda work, asked: measured() if asked.mode == "train" else 1 / 0)
+    monkeypatch.setattr(
+        running, "alone", lambda work, asked, keep: keep(measured()) if asked.mode == "train" else 1 / 0
+    )
     assert len(optimize_cases(recipe, recipe.case, tmp_path / "out", "c", lines.append).cases) == 2
     assert "measured before: googlenet-infer-b1" in lines
 
 
+def test_a_case_that_dies_with_its_last_peer_keeps_its_row_and_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = read_recipe(recipe_file(tmp_path))
+
+    def dies(work: Any, asked: Asked, keep: Any) -> None:
+        keep(measured(*asked.peers))
+        raise GpuError("killed for memory")
+
+    monkeypatch.setattr(running, "alone", dies)
+    results = optimize_cases(recipe, recipe.case[:1], tmp_path / "out", "c", lambda _: None)
+    assert [set(row.baselines) for row in results.cases] == [{"eager", "torch_compile_own_graph"}]
+    monkeypatch.setattr(running, "alone", lambda work, asked, keep: keep(measured(*asked.peers, *asked.further)))
+    results = optimize_cases(recipe, recipe.case[:1], tmp_path / "out", "c", lambda _: None)
+    assert ["torch_compile_max_autotune" in row.baselines for row in results.cases] == [True]
+
+
+def test_what_is_measured_is_kept_before_the_peers_that_take_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers that fail are left out with a reason, and the second time all are in turns again."""
+    step = model_step("infer")
+    monkeypatch.setattr(measuring, "require_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(measuring, "load_step", lambda *_, **__: step)
+    monkeypatch.setattr(measuring, "gpu_facts", lambda _: measured().gpu)
+    monkeypatch.setattr(measuring, "optimize", lambda target, inputs, warn, **options: fast(target, inputs))
+
+    def make(peer: str, step: ModelStep) -> Contender:
+        if peer == "torch_compile_combo_kernels":
+            raise ValueError("no such kernel\nand more")
+        return Contender(user_step(step, step.module, step.module), step.module)
+
+    monkeypatch.setattr(measuring, "make", make)
+    kept: list[Measured] = []
+    further = ("torch_compile_max_autotune", "torch_compile_combo_kernels")
+    asked = Asked("net", "infer", 4, "fp32", "contiguous", ("eager",), further, 3, 0.02, 0)  # type: ignore[arg-type]
+    measuring.measure(asked, kept.append)
+    assert [set(each.peers) for each in kept] == [{"eager"}, {"eager", "torch_compile_max_autotune"}]
+    assert kept[1].left_out == {"torch_compile_combo_kernels": "no such kernel"}
+    assert set(kept[1].deviations) == {"optimize", "eager", "torch_compile_max_autotune"}
+
+
 def test_rows_of_another_gpu_are_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = read_recipe(recipe_file(tmp_path))
-    monkeypatch.setattr(running, "alone", lambda *_: measured())
+    monkeypatch.setattr(running, "alone", lambda work, asked, keep: keep(measured()))
     optimize_cases(recipe, recipe.case[:1], tmp_path / "out", "c", lambda _: None)
-    monkeypatch.setattr(running, "alone", lambda *_: measured("NVIDIA A100"))
+    monkeypatch.setattr(running, "alone", lambda work, asked, keep: keep(measured(gpu="NVIDIA A100")))
     lines: list[str] = []
     results = optimize_cases(recipe, recipe.case, tmp_path / "out", "c", lines.append)
     assert len(results.cases) == 1
@@ -166,7 +213,7 @@ def test_the_step_of_a_recipe_is_optimized_as_a_user_writes_it(monkeypatch: pyte
     monkeypatch.setattr(measuring, "optimize", lambda target, inputs, warn, **options: fast(target, inputs))
     for mode in ("train", "infer"):
         step = model_step(mode)
-        asked = Asked("net", mode, 4, "fp32", "contiguous", (), 3, 0.02, 0)  # type: ignore[arg-type]
+        asked = Asked("net", mode, 4, "fp32", "contiguous", (), (), 3, 0.02, 0)  # type: ignore[arg-type]
         found = optimized(step, step.module, asked)(*tensors_of(step))
         assert isinstance(found, torch.Tensor)
 
@@ -179,19 +226,20 @@ def test_a_step_that_comes_back_as_it_was_is_a_failed_case(monkeypatch: pytest.M
     monkeypatch.setattr(measuring, "optimize", as_it_was)
     step = model_step("infer")
     with pytest.raises(CaptureError, match="it reads a value"):
-        optimized(step, step.module, Asked("net", "infer", 4, "fp32", "contiguous", (), 3, 0.02, 0))
+        optimized(step, step.module, Asked("net", "infer", 4, "fp32", "contiguous", (), (), 3, 0.02, 0))
 
 
 def test_deviation_is_from_the_step_in_fp64_and_leaves_the_models_state() -> None:
     for mode in ("train", "infer"):
         step = model_step(mode)
         initial = {key: value.clone() for key, value in step.module.state_dict().items()}
+        exact = Exact(step)
         good = Contender(user_step(step, step.module, step.module), step.module)
-        found = deviation(step, good, initial)
+        found = exact.deviation(good)
         assert found is not None
         assert 0 < found < 1e-5
         bad = replace(good, call=user_step(step, step.module, lambda x, model=step.module: model(x * 1.01)))
-        worse = deviation(step, bad, initial)
+        worse = exact.deviation(bad)
         assert worse is not None
         assert worse > 1e-3
         for key, value in step.module.state_dict().items():
@@ -201,7 +249,7 @@ def test_deviation_is_from_the_step_in_fp64_and_leaves_the_models_state() -> Non
 def test_no_deviation_is_told_where_dropout_makes_every_step_another_one() -> None:
     step = model_step("train", dropout=0.5)
     contender = Contender(user_step(step, step.module, step.module), step.module)
-    assert deviation(step, contender, step.module.state_dict()) is None
+    assert Exact(step).deviation(contender) is None
 
 
 def test_contenders_take_turns_and_times_are_of_one_call() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ from gpusim.gpu.capture.models import ModelStep, load_step
 from gpusim.gpu.device import gpu_facts, require_gpu, set_precision
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.front import optimize
-from gpusim.gpu.optimize.peers import Call, Contender, deviation, make, tensors_of, user_step
+from gpusim.gpu.optimize.peers import Call, Contender, Exact, make, tensors_of, user_step
 from gpusim.gpu.replay.timing import median_interval
 
 #: Rounds in which contenders take turns, and the length of each contender's part of a round.
@@ -36,6 +38,8 @@ class Asked:
     dtype: Dtype
     memory_format: MemoryFormat
     peers: tuple[Baseline, ...]
+    further: tuple[Baseline, ...]
+    """Peers that take longest to make: all is measured and kept before, and again with them."""
     streams: int
     budget_s: float | None
     seed: int
@@ -54,6 +58,8 @@ class Measured:
     left_out: dict[str, str]
     """Peers that failed, and why."""
     optimize_s: float
+    compiled_before: bool
+    """Whether Triton's cache held kernels when it began: `optimize_s` is then less than a first start takes."""
     sequential_ns: int
     predicted_ns: int
     predicted_sequential_ns: int
@@ -65,13 +71,20 @@ class Measured:
     frontend: Frontend
 
 
-def measure(asked: Asked) -> Measured:
+Keep = Callable[[Measured], None]
+
+
+def measure(asked: Asked, keep: Keep) -> None:
     """Optimize a step, make its peers, and time all in turns. Call it in a process of its own.
 
-    Raises `CaptureError` where the step cannot be optimized.
+    `keep` gets what was measured as soon as it is, and once more with the `further` peers among them. Raises
+    `CaptureError` where the step cannot be optimized.
     """
+    say = stopwatch()
     device = require_gpu()
     set_precision(asked.dtype)
+    compiled_before = holds_kernels(device)
+    say("loading the model")
     step = load_step(
         asked.spec,
         mode=asked.mode,
@@ -81,43 +94,75 @@ def measure(asked: Asked) -> Measured:
         device=device,
         seed=asked.seed,
     )
-    initial = copy.deepcopy(step.module.state_dict())
+    exact = Exact(step)
     model = copy.deepcopy(step.module)
     begin = perf_counter()
-    fast = optimized(step, model, asked)
+    fast = optimized(step, model, asked, say)
     optimize_s = perf_counter() - begin
     contenders = {"optimize": Contender(fast, model)}
     left_out: dict[str, str] = {}
-    for peer in asked.peers:
-        try:
-            contenders[peer] = make(peer, step)
-        except Exception as cause:  # torch.compile raises errors of many kinds
-            left_out[peer] = (str(cause) or type(cause).__name__).splitlines()[0]
-    deviations = {name: deviation(step, each, initial) for name, each in contenders.items()}
-    times = times_in_turns({name: each.call for name, each in contenders.items()}, batches_of(step))
+    deviations: dict[str, float | None] = {}
+    gpu: Gpu | None = None
     gain = fast.gain
     assert gain is not None
-    return Measured(
-        gpu=gpu_facts(lambda: fast(*tensors_of(step))),
-        optimized=times.pop("optimize"),
-        peers=times,
-        peer_bytes={name: each.peak_bytes for name, each in contenders.items() if name != "optimize"},
-        deviations={name: value for name, value in deviations.items() if value is not None},
-        left_out=left_out,
-        optimize_s=optimize_s,
-        sequential_ns=gain.sequential_ns,
-        predicted_ns=gain.predicted_ns,
-        predicted_sequential_ns=gain.predicted_sequential_ns,
-        streams=gain.streams,
-        policy=gain.policy,
-        kernels_chosen=gain.kernels_chosen,
-        peak_bytes=gain.peak_bytes,
-        worst_error=gain.worst_error,
-        frontend=gain.frontend,
-    )
+    for peers in filter(None, (asked.peers, asked.further)):
+        for peer in peers:
+            say(f"making {peer}")
+            try:
+                contenders[peer] = make(peer, step)
+            except Exception as cause:  # torch.compile raises errors of many kinds
+                left_out[peer] = (str(cause) or type(cause).__name__).splitlines()[0]
+                say(f"left out {peer}: {left_out[peer]}")
+        say("comparing with FP64")
+        deviations |= {name: exact.deviation(each) for name, each in contenders.items() if name not in deviations}
+        say("timing all in turns")
+        times = times_in_turns({name: each.call for name, each in contenders.items()}, batches_of(step))
+        gpu = gpu or gpu_facts(lambda: fast(*tensors_of(step)))
+        measured = Measured(
+            gpu=gpu,
+            optimized=times.pop("optimize"),
+            peers=times,
+            peer_bytes={name: each.peak_bytes for name, each in contenders.items() if name != "optimize"},
+            deviations={name: value for name, value in deviations.items() if value is not None},
+            left_out=left_out,
+            optimize_s=optimize_s,
+            compiled_before=compiled_before,
+            sequential_ns=gain.sequential_ns,
+            predicted_ns=gain.predicted_ns,
+            predicted_sequential_ns=gain.predicted_sequential_ns,
+            streams=gain.streams,
+            policy=gain.policy,
+            kernels_chosen=gain.kernels_chosen,
+            peak_bytes=gain.peak_bytes,
+            worst_error=gain.worst_error,
+            frontend=gain.frontend,
+        )
+        keep(measured)
+        say("kept what was measured")
 
 
-def optimized(step: ModelStep, model: torch.nn.Module, asked: Asked) -> OptimizedStep:
+def stopwatch() -> Callable[[str], None]:
+    """Says what is done, with the seconds since it was made."""
+    begin = perf_counter()
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"  {perf_counter() - begin:6.1f} s {text}\n")
+        sys.stderr.flush()
+
+    return say
+
+
+def holds_kernels(device: torch.device) -> bool:
+    """Whether Triton's cache on disk holds any kernel."""
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+
+    folder = Path(triton_cache_dir(device.index or 0))
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def optimized(
+    step: ModelStep, model: torch.nn.Module, asked: Asked, say: Callable[[str], None] = lambda _: None
+) -> OptimizedStep:
     """The step, as a user hands it to `gpusim.optimize`. Raises `CaptureError` where it comes back as it was."""
     target: Call = model if step.loss is None else user_step(step, model, model)
     problems: list[str] = []
@@ -127,6 +172,7 @@ def optimized(step: ModelStep, model: torch.nn.Module, asked: Asked) -> Optimize
         streams=asked.streams,
         budget_s=asked.budget_s,
         seed=asked.seed,
+        say=say,
         warn=problems.append,
     )
     if not isinstance(fast, OptimizedStep):

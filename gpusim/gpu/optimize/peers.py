@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -151,25 +152,39 @@ def _copied(result: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.clone, result)
 
 
-def deviation(step: ModelStep, contender: Contender, initial: dict[str, Any]) -> float | None:
-    """How far outputs and gradients of one step are from the same step in FP64, over their norm; the larger of both.
+class Exact:
+    """One step in FP64 from the state that the step's model is in now, computed when first asked for."""
 
-    `initial` is the state that all models start from, and the contender's model is left in. None where dropout makes
-    every step another one.
-    """
-    if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in contender.model.modules()):
-        return None
-    contender.model.load_state_dict(initial)
-    output = contender.call(*tensors_of(step))
-    reference = copy.deepcopy(step.module).double()
-    reference.load_state_dict(initial)
-    exact = ModelStep(step.network, reference, _doubled(step.inputs), step.target, step.loss)
-    wanted = user_step(exact, reference, reference)(*tensors_of(exact))
-    errors = [_apart(pytree.tree_leaves(output), pytree.tree_leaves(wanted))]
-    gradients = [[p.grad for p in model.parameters()] for model in (contender.model, reference)]
-    errors.append(_apart(*gradients))
-    contender.model.load_state_dict(initial)
-    return max(errors)
+    def __init__(self, step: ModelStep) -> None:
+        self._step = step
+        self._initial = copy.deepcopy(step.module.state_dict())
+
+    @cached_property
+    def _wanted(self) -> tuple[list[Any], list[Any]]:
+        """What it returns, and its gradients."""
+        step = self._step
+        reference = copy.deepcopy(step.module).double()
+        reference.load_state_dict(self._initial)
+        exact = ModelStep(step.network, reference, _doubled(step.inputs), step.target, step.loss)
+        returned = user_step(exact, reference, reference)(*tensors_of(exact))
+        return pytree.tree_leaves(returned), [p.grad for p in reference.parameters()]
+
+    def deviation(self, contender: Contender) -> float | None:
+        """How far outputs and gradients of one step are from these, over their norm; the larger of both.
+
+        The contender's model is left in the initial state. None where dropout makes every step another one.
+        """
+        if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in contender.model.modules()):
+            return None
+        contender.model.load_state_dict(self._initial)
+        output = contender.call(*tensors_of(self._step))
+        returned, gradients = self._wanted
+        errors = (
+            _apart(pytree.tree_leaves(output), returned),
+            _apart([p.grad for p in contender.model.parameters()], gradients),
+        )
+        contender.model.load_state_dict(self._initial)
+        return max(errors)
 
 
 def _doubled(inputs: Sequence[Any]) -> tuple[Any, ...]:
