@@ -1,1 +1,1 @@
-"""File formats: one document, one file. What they hold, not what is done with it."""
+"""The documents that gpusim reads and writes, one module per file format."""

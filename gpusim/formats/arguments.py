@@ -1,4 +1,4 @@
-"""The encoding of operator arguments in a trace: walk it without knowing torch.
+"""Walk and check the encoded operator arguments of a trace, without torch.
 
 Plain JSON stands for itself (null, true, 3, 0.5, "mean", lists). Everything else is an object with one key:
 `{"tensor": 12}`, `{"float": "inf"}`, `{"dtype": "float32"}`, `{"device": "cuda"}`, `{"layout": "strided"}`,
@@ -19,13 +19,13 @@ CHOICES = {
     "layout": ("strided",),
     "memory_format": ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format"),
 }
-#: No operator's arguments nest deeper than a list of lists; far deeper ones would exhaust Python's stack.
+#: Limit on nested lists. Operators need two levels; far deeper nesting would exhaust Python's stack.
 MAX_DEPTH = 32
 TAGS = frozenset({TENSOR, "float", "dtype", "device", "layout", "memory_format"})
 
 
 def tensor_refs(value: Any) -> Iterator[int]:
-    """Indices of the tensors that an encoded argument (or list, or dict of arguments) mentions, in order."""
+    """Yield the indices of the tensors in an encoded argument, or in a list or dict of them, in order."""
     if isinstance(value, dict):
         if len(value) == 1 and isinstance(value.get(TENSOR), int):
             yield value[TENSOR]
@@ -38,14 +38,14 @@ def tensor_refs(value: Any) -> Iterator[int]:
 
 
 def renumbered(value: Any, places: Mapping[int, int]) -> Any:
-    """An encoded argument (or list of arguments) whose tensors have other indices."""
+    """Return an encoded argument (or list of arguments) with its tensor indices mapped through `places`."""
     if isinstance(value, dict) and TENSOR in value:
         return {TENSOR: places[value[TENSOR]]}
     return [renumbered(part, places) for part in value] if isinstance(value, list | tuple) else value
 
 
 def count_values(values: Any, depth: int = MAX_DEPTH) -> int:
-    """Values in a list of arguments or a dict of them, and in the lists among them to `depth`; an object is one."""
+    """Count the values in a list or dict of arguments, nested lists included to `depth`; an object counts as one."""
     parts = values.values() if isinstance(values, dict) else values
     count = len(values)
     for part in parts:
@@ -55,7 +55,7 @@ def count_values(values: Any, depth: int = MAX_DEPTH) -> int:
 
 
 def problem_with(value: Any, depth: int = MAX_DEPTH) -> str | None:
-    """What is wrong with an encoded argument, or None."""
+    """Return a message for an invalid encoded argument, or None if it is valid."""
     if isinstance(value, dict):
         if len(value) != 1 or next(iter(value)) not in TAGS:
             return f"an encoded argument has one key of {', '.join(sorted(TAGS))}, found {_as_said(value)}"
@@ -75,7 +75,7 @@ def problem_with(value: Any, depth: int = MAX_DEPTH) -> str | None:
 
 
 def _as_said(value: Any) -> str:
-    """A value in a message: short, and a list without what is in it, which may nest deep."""
+    """Return a value as shown in messages: shortened, and lists without their elements, which may nest deep."""
     if isinstance(value, dict):
         return f"the keys {shortened(repr(sorted(map(str, value))))}" if value else "no key"
     return "a list" if isinstance(value, list | tuple) else shortened(repr(value))

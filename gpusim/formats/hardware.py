@@ -32,7 +32,7 @@ SmemSplits = Annotated[
 SmThreads = Annotated[int, Meta(ge=1, le=file_limits.MAX_SM_THREADS)]
 Fraction = Annotated[float, Meta(ge=0, le=file_limits.MAX_UNCERTAINTY)]
 
-#: What a number of `GraphCosts`, `StreamCosts` or `Contention` measures: only a time may be scaled as a cost.
+#: Quantity of a number in `GraphCosts`, `StreamCosts` or `Contention`; only times may be scaled as costs.
 Measure = Literal["time", "count", "exponent", "ratio"]
 TimeNs = Annotated[float, Meta(ge=0, le=file_limits.MAX_COST_NS, extra={"measure": "time"})]
 Starts = Annotated[float, Meta(ge=0, le=file_limits.MAX_FACTOR, extra={"measure": "count"})]
@@ -43,57 +43,57 @@ Weight = Annotated[float, Meta(ge=0, le=1, extra={"measure": "ratio"})]
 
 
 class Limits(Document, frozen=True, kw_only=True):
-    """What one SM and one block may hold, and in which steps it is handed out."""
+    """Capacity of an SM and limits of a block, with allocation granularities."""
 
     compute_capability: str
-    """Such as `9.0`."""
+    """For example `9.0`."""
     sms: Annotated[int, Meta(ge=1, le=file_limits.MAX_SMS)]
-    """SMs of the GPU."""
+    """Number of SMs."""
     warp_threads: Annotated[int, Meta(ge=1, le=file_limits.MAX_WARP_THREADS)]
-    """Threads of a warp; a block takes whole warps."""
+    """Threads per warp; a block takes whole warps."""
     threads_per_sm: SmThreads
-    """Threads resident at once."""
+    """Resident threads per SM."""
     blocks_per_sm: Annotated[int, Meta(ge=1, le=file_limits.MAX_SM_BLOCKS)]
-    """Blocks resident at once (block slots)."""
+    """Resident blocks per SM (block slots)."""
     threads_per_block: SmThreads
-    """Most threads of a block."""
+    """Maximum threads per block."""
     regs_per_sm: SmRegs
-    """32-bit registers of an SM."""
+    """32-bit registers per SM."""
     regs_per_block: SmRegs
-    """Most registers of a block."""
+    """Maximum registers per block."""
     regs_per_thread: SmRegs
-    """Most registers of a thread."""
+    """Maximum registers per thread."""
     reg_granularity: SmRegs
-    """Registers are handed out to a warp in multiples of this."""
+    """Registers are allocated to a warp in multiples of this."""
     sub_partitions: Annotated[int, Meta(ge=1, le=file_limits.MAX_SUB_PARTITIONS)]
-    """Warp schedulers of an SM, each with its own part of the register file."""
+    """Warp schedulers per SM, each with its own part of the register file."""
     smem_per_sm_bytes: SmemBytes
-    """Shared memory of an SM with the largest carve-out."""
+    """Shared memory per SM at the largest carve-out."""
     smem_per_block_bytes: SmemBytes
-    """Most shared memory of one block, opt-in included."""
+    """Maximum shared memory per block, opt-in included."""
     smem_granularity_bytes: SmemBytes
-    """A block gets a multiple of this."""
+    """Shared memory is allocated to a block in multiples of this."""
     smem_reserved_bytes: Annotated[int, Meta(ge=0, le=file_limits.MAX_SMEM_BYTES)]
-    """Shared memory that the driver takes of every block."""
+    """Shared memory that the driver reserves in every block."""
     smem_splits_bytes: SmemSplits = ()
-    """What an SM's shared memory can be set to, ascending; the rest is L1 cache. Empty where it cannot be set."""
+    """Carve-outs of an SM, ascending; the rest is L1 cache. Empty if the carve-out is fixed."""
     resident_grids: Annotated[int, Meta(ge=1, le=file_limits.MAX_RESIDENT_GRIDS)]
-    """Kernels that may run on the GPU at once."""
+    """Maximum number of concurrent kernels."""
 
 
 class Memory(Document, frozen=True, kw_only=True):
-    """Device memory, its cache, and what they deliver."""
+    """Size and bandwidth of device memory, and L2 cache."""
 
     dram_bytes: DeviceBytes
-    """Device memory."""
+    """Size of device memory."""
     dram_bytes_per_ns: Rate
-    """Bandwidth of device memory: reached, if calibrated, else the data sheet's peak."""
+    """Bandwidth of device memory: measured if calibrated, else the data sheet's peak."""
     l2_bytes: DeviceBytes
-    """L2 cache."""
+    """Size of the L2 cache."""
 
 
 class Rates(Document, frozen=True, kw_only=True):
-    """Dense arithmetic peaks in FLOP per ns (= GFLOP/s); where a format has no unit of its own, the rate it runs at."""
+    """Dense arithmetic peaks in FLOP per ns (= GFLOP/s). A format without its own unit has the rate it runs at."""
 
     fp32: Rate
     """FP32 without tensor cores."""
@@ -103,103 +103,101 @@ class Rates(Document, frozen=True, kw_only=True):
     """BF16 on tensor cores, FP32 accumulation."""
 
     def of(self, dtype: Dtype) -> float:
-        """The peak of a trace's dtype."""
+        """Return the peak rate for a trace's dtype, in FLOP per ns."""
         return {"fp32": self.fp32, "tf32": self.tf32, "bf16": self.bf16}[dtype]
 
 
 class Copies(Document, frozen=True, kw_only=True):
-    """Copies between host and device: one engine for each direction."""
+    """Copies between host and device, with one copy engine per direction."""
 
     h2d_bytes_per_ns: Rate
-    """Host to device."""
+    """Bandwidth from host to device."""
     d2h_bytes_per_ns: Rate
-    """Device to host."""
+    """Bandwidth from device to host."""
     both_bytes_per_ns: Rate
-    """Both directions at once, in total."""
+    """Total bandwidth with both directions busy."""
     latency_ns: TimeNs
-    """Fixed part of one copy."""
+    """Fixed time of a copy."""
     switch_ns: TimeNs = 0.0
-    """Extra delay in a CUDA graph from a kernel to a copy that waits for it, and from a copy to a kernel."""
+    """Extra delay in a CUDA graph between a kernel and a dependent copy, either way round."""
     kernel_slowdown: Ratio = 0.0
-    """How much longer kernels take beside copies of one direction, as a share of their time; twice that beside both."""
+    """Slowdown of kernels during copies in one direction, as a share of their time; twice that during both."""
 
 
 class GraphCosts(Document, frozen=True, kw_only=True):
-    """Costs of a CUDA graph's replay."""
+    """Launch costs in a replayed CUDA graph."""
 
     chain_ns: TimeNs
-    """End of a kernel to the start of its only successor."""
+    """Gap from the end of a kernel to the start of its only successor."""
     fork_ns: TimeNs
-    """From one of three or more successors of a kernel to the next; the last two are ready together."""
+    """Delay between successive ones of three or more successors of a kernel; the last two are ready together."""
     join_ns: TimeNs
     """Extra delay of a kernel for each predecessor beyond the first."""
     busy_ns: TimeNs = 0.0
-    """What a kernel loses to starts of others while it runs, where there are many; what waits for it starts later."""
+    """Most time a kernel loses to start interference; its successors start later by it."""
     busy_starts: Starts = 0.0
-    """Starts of others to which half of that is lost; 0: the first takes all of it."""
+    """Starts of other kernels at which half of `busy_ns` is lost; 0: the first start costs all of it."""
     branch_ns: TimeNs = 0.0
-    """Extra delay of everything that waits, in a graph that is no straight line: one of several streams."""
+    """Extra delay of every dependent node in a graph with branches, that is, of several streams."""
     front_end_ns: TimeNs
-    """Least time between two kernel starts."""
+    """Minimum interval between kernel starts."""
     memory_node_ns: TimeNs
-    """Extra delay around a memset or memcpy node."""
+    """Extra delay at a memset or memcpy node."""
 
 
 class StreamCosts(Document, frozen=True, kw_only=True):
-    """Costs of launches from the host into streams."""
+    """Costs of launching kernels into streams from the host."""
 
     launch_ns: TimeNs
-    """Host time of one kernel launch."""
+    """Host time of a kernel launch."""
     start_ns: TimeNs
-    """Launch call to the kernel's start on an idle GPU."""
+    """Time from the launch call to the kernel's start on an idle GPU."""
     chain_ns: TimeNs
-    """End of a kernel to the start of the next one in its stream, already launched."""
+    """Gap between kernels of one stream, the second already launched."""
     event_ns: TimeNs
-    """End of a kernel to the start of a kernel of another stream that waits for its event."""
+    """Gap from a kernel to one of another stream that waits for its event."""
     event_host_ns: TimeNs
-    """Host time of recording an event and of waiting for it, together."""
+    """Host time to record an event and to wait for it, together."""
     queues: Queues
     """Hardware queues in use (CUDA_DEVICE_MAX_CONNECTIONS)."""
     max_queues: Queues
-    """Most there can be."""
+    """Maximum number of hardware queues."""
 
 
 class Contention(Document, frozen=True, kw_only=True):
-    """Slowdown of kernels that run together (docs/hardware-rules.md)."""
+    """Slowdown of concurrent kernels (docs/hardware-rules.md)."""
 
     younger_slowdown: Ratio
-    """a: every kernel but the oldest runs at 1 / (1 + a) of the rate of its share of the SMs."""
+    """a: each kernel except the oldest runs at 1 / (1 + a) of the rate of its share of the SMs."""
     sharing_exponent: Exponent = 0.0
-    """p: blocks take load^p times as long as on an SM that is full of them, load being the sum of the blocks' shares.
+    """p: blocks take load^p times as long as on an SM full of their kernel; load is the sum of the blocks' shares.
 
-    At most 1: an SM that holds more gets no less done.
+    At most 1: a fuller SM does no less work.
 
-    0 where it is not used: SMs are then shared out as one pool (`gpusim.engine.pool`), else one by one
-    (`gpusim.engine.placement`).
+    0: contention follows the pool of SMs (`gpusim.engine.pool`), not each SM (`gpusim.engine.placement`).
     """
     matrix_exponent: Exponent = 0.0
-    """p of kernels that multiply matrices, which keep an SM busier than others do; 0: as for all others."""
+    """p of GEMM-like kernels, which keep an SM busier; 0: `sharing_exponent` holds for them too."""
     cross_load: Weight = 1.0
-    """How much the blocks of kernels that multiply matrices count in the load of the others on an SM, and the other way
-    round: the two kinds wait for different things; 1: as much as those of their own kind."""
+    """Weight of GEMM-like kernels in the load of other kernels on an SM, and vice versa: the two use different
+    resources; 1: full weight."""
 
 
 class Uncertainty(Document, frozen=True, kw_only=True):
-    """How far predictions have been from measurements, as a share of the time (90 % of cases lie within)."""
+    """Prediction error that held for 90 % of measured cases, as a share of the time."""
 
     sequential_frac: Fraction
-    """For sequential schedules."""
+    """Error of sequential schedules."""
     schedule_frac: Fraction
-    """For all others."""
+    """Error of all other schedules."""
     cache_frac: Fraction = 0.0
-    """How much longer still a schedule on several streams may take where its step may lose the L2 cache
-    (`gpusim.plan.l2_cache`)."""
+    """Further slowdown of a schedule on several streams whose step may lose the L2 cache (`gpusim.plan.l2_cache`)."""
     variants_frac: Fraction = 0.0
-    """How much longer still a schedule may take that runs variants: they are timed apart from the step, and those that
-    came out fast are chosen."""
+    """Further slowdown of a schedule with variants: they are timed outside the step, and choosing the fastest favours
+    lucky timings."""
 
     def late_frac(self, streams: int, may_lose_cache: bool, other_kernels: bool = False) -> float:
-        """What a schedule may take more than predicted, over and above the error of any prediction."""
+        """Return the further slowdown of a schedule beyond its prediction error, as a share of the time."""
         cache = self.cache_frac if may_lose_cache and streams > 1 else 0.0
         return (1 + cache) * (1 + (self.variants_frac if other_kernels else 0.0)) - 1
 
@@ -210,13 +208,13 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     schema: Literal["gpusim-hardware/1"]
     """`gpusim-hardware/1`."""
     name: str
-    """The name for `--hw`; equals the file's name without `.json`."""
+    """Name for `--hw`; equals the file name without `.json`."""
     gpu: str
-    """Name as the driver reports it: `NVIDIA H200`."""
+    """Name reported by the driver, for example `NVIDIA H200`."""
     calibrated: bool
-    """Whether the costs and contention were measured on this GPU, by `gpusim calibrate`."""
+    """True if costs and contention were measured on this GPU by `gpusim calibrate`."""
     limits: Limits
-    """Capacity of an SM, a block and the GPU."""
+    """Limits of the GPU, an SM and a block."""
     memory: Memory
     """Device memory and L2 cache."""
     rates: Rates
@@ -224,28 +222,28 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     copies: Copies
     """Copies between host and device."""
     graph: GraphCosts
-    """Launch costs inside a CUDA graph."""
+    """Launch costs in a CUDA graph."""
     stream: StreamCosts
     """Launch costs from the host."""
     contention: Contention
-    """Slowdown of kernels that run together."""
+    """Slowdown of concurrent kernels."""
     uncertainty: Uncertainty
-    """Intervals of predictions."""
+    """Prediction intervals."""
     sources: dict[str, str]
-    """Text for each number, by section (`"graph"`) or by field (`"graph.chain_ns"`); the field's own text goes
-    first."""
+    """Source of each number, by section (`"graph"`) or field (`"graph.chain_ns"`); the field's entry takes
+    precedence."""
 
     def interval_ns(
         self, predicted_ns: int, streams: int, may_lose_cache: bool, other_kernels: bool = False
     ) -> tuple[int, int]:
-        """The interval around a prediction that 90 % of measurements of past schedules lay in."""
+        """Return the prediction interval in ns, which held 90 % of past measurements."""
         spread = self.uncertainty.schedule_frac if streams > 1 else self.uncertainty.sequential_frac
         late = 1 + self.uncertainty.late_frac(streams, may_lose_cache, other_kernels)
         return round(predicted_ns / (1 + spread)), round(predicted_ns / (1 - spread) * late)
 
     @property
     def label(self) -> str:
-        """The name as outputs show it: an uncalibrated model always says so."""
+        """Name for display, marked `(uncalibrated)` if the model is."""
         return self.name if self.calibrated else f"{self.name} (uncalibrated)"
 
     def __repr__(self) -> str:
@@ -264,7 +262,7 @@ class HardwareModel(Document, frozen=True, kw_only=True):
 
 
 def measure_of(section: type[GraphCosts | StreamCosts | Contention]) -> dict[str, Measure]:
-    """Field -> what it measures. Raises `TypeError` for a field that does not say."""
+    """Return the quantity that each field measures. Raises `TypeError` for a field without one."""
     measures: dict[str, Measure] = {}
     for name, annotation in get_type_hints(section, include_extras=True).items():
         tags = [meta.extra["measure"] for meta in get_args(annotation) if isinstance(meta, Meta) and meta.extra]
@@ -281,7 +279,7 @@ def read_hardware(path: Path) -> HardwareModel:
         numbers = getattr(model, section)
         for field in msgspec.structs.fields(numbers):
             source = model.sources.get(f"{section}.{field.name}", model.sources.get(section, ""))
-            # What a file may leave out, and does, is no number of its own.
+            # A field left at its default holds no number of the file, so it needs no source.
             if not source.strip() and getattr(numbers, field.name) != field.default:
                 raise HardwareError(str(path), "has no source", place=f"$.{section}.{field.name}")
     if model.stream.queues > model.stream.max_queues:
@@ -291,12 +289,12 @@ def read_hardware(path: Path) -> HardwareModel:
 
 
 def bundled_hardware() -> dict[str, Path]:
-    """Name -> file of every hardware model that ships with gpusim, sorted by name."""
+    """Return the file of each bundled hardware model, by name, sorted."""
     return {path.stem: path for path in sorted(resource_dir("hwmodels").glob("*.json"))}
 
 
 def load_hardware(name_or_file: str) -> HardwareModel:
-    """A hardware model by file name (`.json`) or bundled name. Raises `HardwareError`, `UnknownNameError`."""
+    """Load a hardware model by file name (`.json`) or bundled name. Raises `HardwareError`, `UnknownNameError`."""
     if name_or_file.endswith(".json") or os.path.isfile(name_or_file):
         return read_hardware(Path(name_or_file))
     bundled = bundled_hardware()
@@ -306,12 +304,12 @@ def load_hardware(name_or_file: str) -> HardwareModel:
 
 
 def default_hardware(gpu: str) -> HardwareModel:
-    """The model to begin with for a trace captured on this GPU: its own, or `DEFAULT_HARDWARE` where there is none."""
+    """Return the hardware model of the GPU that a trace was captured on, or `DEFAULT_HARDWARE` if none is bundled."""
     return hardware_for_gpu(gpu) or load_hardware(DEFAULT_HARDWARE)
 
 
 def hardware_for_gpu(gpu: str) -> HardwareModel | None:
-    """The bundled model of the GPU that a trace was captured on, or None where there is none."""
+    """Return the bundled model of the GPU that a trace was captured on, or None."""
     for path in bundled_hardware().values():
         stat = path.stat()
         model = _read_once(path, stat.st_mtime_ns, stat.st_size)
@@ -322,5 +320,5 @@ def hardware_for_gpu(gpu: str) -> HardwareModel | None:
 
 @functools.lru_cache(maxsize=32)
 def _read_once(path: Path, mtime_ns: int, size_bytes: int) -> HardwareModel:
-    """A bundled model; a file that has changed is another key, so it is read again."""
+    """Read a bundled model; time and size are in the cache key, so a changed file is read again."""
     return read_hardware(path)

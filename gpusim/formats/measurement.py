@@ -1,4 +1,4 @@
-"""The measurement document: what a replayed schedule took on a GPU, beside what was predicted."""
+"""The measurement document: measured and predicted times of a replayed schedule."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SCHEMA: Final = "gpusim-measurement/1"
 
 
 class OutputCheck(Document, frozen=True, kw_only=True):
-    """Outputs, gradients and changed states of the schedule, compared with the sequential run on the same data."""
+    """Comparison of a schedule's outputs, gradients and changed states with a sequential run on the same data."""
 
     equal: bool
-    """Within the tolerance."""
+    """True if all tensors agree within the tolerance."""
     bit_equal: bool
-    """Every compared tensor agrees bit for bit."""
+    """True if all tensors agree bit for bit."""
     sequential_repeats: bool
-    """Whether two sequential runs agree bit for bit: where they do not, no schedule can be held to it."""
+    """True if two sequential runs agree bit for bit; otherwise no schedule can be expected to."""
     worst_error: Annotated[float, Meta(ge=0)]
     """Largest ||schedule - sequential|| / ||sequential|| over all compared tensors."""
     sequential_error: Annotated[float, Meta(ge=0)]
@@ -34,16 +34,16 @@ class OutputCheck(Document, frozen=True, kw_only=True):
     compared: Count
     """Number of tensors compared."""
     sensitive: bool = True
-    """Whether the outputs change with the input by more than a tolerance; equal ones show nothing where they do not."""
+    """True if the outputs depend on the input by more than a tolerance; otherwise equal outputs prove nothing."""
     fp32_error: Annotated[float, Meta(ge=0)] | None = None
-    """Of a TF32 step's schedule with variants: how far it is from a run in FP32, the role that is worst. It is held to
-    `tolerance`, which is twice what follows at least."""
+    """Error against a run in FP32, for a TF32 step's schedule with variants, in the worst role. Checked against
+    `tolerance`, at least twice `sequential_fp32_error`."""
     sequential_fp32_error: Annotated[float, Meta(ge=0)] | None = None
-    """How far the captured kernels are from that run, in the same role."""
+    """Error of the captured kernels against that run, in the same role."""
 
 
 def outputs_in_words(equal: bool, bit_equal: bool, sensitive: bool) -> str:
-    """How outputs compare with the sequential run's, in a word or two."""
+    """Return the result of an output check in a few words."""
     if not equal:
         return "DIFFERENT"
     if not sensitive:
@@ -52,65 +52,65 @@ def outputs_in_words(equal: bool, bit_equal: bool, sensitive: bool) -> str:
 
 
 class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):
-    """One replay: schedule and sequential graph, timed in turns."""
+    """One replay of a schedule, timed in turns with the sequential graph."""
 
     schema: Literal["gpusim-measurement/1"]
     """`gpusim-measurement/1`."""
     trace: str
     """Name of the trace."""
     trace_hash: str
-    """Its structure hash."""
+    """Structure hash of the trace."""
     policy: str
-    """Who made the schedule."""
+    """Policy or program that made the schedule."""
     streams: Positive
-    """Its number of streams."""
+    """Number of streams."""
     schedule: Timing
-    """The schedule's CUDA graph, measured."""
+    """Measured time of the schedule's CUDA graph."""
     sequential: Timing
-    """The same ops on one stream in recorded order, in a CUDA graph, measured in turns with it."""
+    """Measured time of the sequential CUDA graph, taken in turns with the schedule's."""
     predicted_ns: Nanoseconds
-    """What the engine predicts for the schedule."""
+    """Predicted time of the schedule."""
     predicted_interval_ns: tuple[Nanoseconds, Nanoseconds] = (0, 0)
-    """What 90 % of measurements of past schedules lay in, around such a prediction."""
+    """Prediction interval, which held 90 % of past measurements."""
     predicted_sequential_ns: Nanoseconds
-    """What the engine predicts for the sequential graph."""
+    """Predicted time of the sequential graph."""
     hardware: str
-    """Hardware model of the prediction; ends in `(uncalibrated)` where it is."""
+    """Hardware model of the prediction, marked `(uncalibrated)` if it is."""
     outputs: OutputCheck
-    """Comparison of the results."""
+    """Comparison of the outputs."""
     peak_bytes: Count
-    """Most memory allocated while the schedule was recorded; the sequential graph's is below."""
+    """Peak memory while the schedule was recorded."""
     sequential_peak_bytes: Count
-    """The same for the sequential graph."""
+    """Peak memory while the sequential graph was recorded."""
     events: Count
-    """Events that the schedule needs."""
+    """Number of CUDA events in the schedule."""
     gpu: Gpu
-    """GPU, software and clocks."""
+    """GPU, software versions and clocks."""
     date: str
-    """Day, `yyyy-mm-dd`."""
+    """Date, `yyyy-mm-dd`."""
     command: str
     """Command line."""
     gpusim: str = ""
-    """Version of gpusim that measured and predicted, with a hash of its code; files until 2026-11-23 have none."""
+    """Version of gpusim, with a hash of its code; absent in files up to 2026-11-23."""
 
     @property
     def speedup(self) -> float:
-        """Sequential graph over schedule, measured."""
+        """Measured speed-up over the sequential graph."""
         return self.sequential.median_ns / self.schedule.median_ns
 
     @property
     def prediction_error(self) -> float:
-        """(predicted - measured) / measured, of the schedule."""
+        """Prediction error of the schedule, (predicted - measured) / measured."""
         return self.predicted_ns / self.schedule.median_ns - 1.0
 
     @property
     def sequential_error(self) -> float:
-        """(predicted - measured) / measured, of the sequential graph."""
+        """Prediction error of the sequential graph, (predicted - measured) / measured."""
         return self.predicted_sequential_ns / self.sequential.median_ns - 1.0
 
     @property
     def outputs_text(self) -> str:
-        """How the outputs compare with the sequential run's, in a word or two."""
+        """Result of the output check in a few words."""
         return outputs_in_words(self.outputs.equal, self.outputs.bit_equal, self.outputs.sensitive)
 
     def __repr__(self) -> str:
@@ -136,5 +136,5 @@ def read_measurement(path: Path) -> Measurement:
 
 
 def write_measurement(measurement: Measurement, path: Path) -> None:
-    """Write a measurement as JSON; all or nothing. Raises `OutputError`."""
+    """Write a measurement as JSON, atomically. Raises `OutputError`."""
     write_document(path, measurement, indent=1)

@@ -1,4 +1,4 @@
-"""The memory plan file: what of a step's memory moves to the host or is computed again, by op name and storage."""
+"""The memory plan file: storages that a step moves to the host or recomputes, by op name and storage."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ SCHEMA: Final = "gpusim-memory-plan/1"
 
 
 class OffloadEntry(Document, frozen=True, kw_only=True):
-    """A storage that moves to the host and back."""
+    """A storage offloaded to the host and brought back."""
 
     storage: Count
     """Index into the trace's `storages`."""
     after: str
     """The op after which it is copied out."""
     free: str
-    """The op before which its GPU memory is let go; what follows waits for the copy out."""
+    """The op before which its GPU memory is freed; later ops wait for the copy out."""
     back: str
     """The op before which it is allocated again and copied back."""
 
 
 class RedoEntry(Document, frozen=True, kw_only=True):
-    """Storages that are let go and computed again."""
+    """Storages that are freed and recomputed."""
 
     before: str
-    """The op before which that happens."""
+    """The op before which they are recomputed."""
     ops: tuple[str, ...]
-    """What runs again, in order."""
+    """Ops that run again, in order."""
     storages: tuple[Count, ...]
-    """What that brings back."""
+    """Storages that the ops restore."""
 
 
 class MemoryPlanDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
@@ -41,22 +41,22 @@ class MemoryPlanDocument(Document, frozen=True, kw_only=True, omit_defaults=Fals
     trace: str
     """Name of the trace."""
     trace_hash: str
-    """Its structure hash."""
+    """Structure hash of the trace."""
     policy: str
-    """Who made the plan."""
+    """Policy or program that made the plan."""
     made_by: str = ""
-    """Version of gpusim and hardware model."""
+    """Version of gpusim, and hardware model."""
     predicted_ns: Nanoseconds = 0
     """Predicted time of the step."""
     predicted_peak_bytes: Count = 0
-    """Predicted peak of the memory that is allocated."""
+    """Predicted peak of allocated memory."""
     offloads: tuple[OffloadEntry, ...] = ()
-    """What moves to the host."""
+    """Storages offloaded to the host."""
     redos: tuple[RedoEntry, ...] = ()
-    """What is computed again."""
+    """Storages recomputed."""
     held: tuple[Count, ...] = ()
-    """Storages that stay to the end of the step."""
+    """Storages kept until the end of the step."""
     barriers: tuple[str, ...] = ()
-    """Ops after which all copies so far are waited for."""
+    """Ops after which the step waits for all earlier copies."""
     order: tuple[str, ...] = ()
-    """Launch order; empty: as recorded."""
+    """Launch order; empty for the recorded order."""

@@ -1,4 +1,4 @@
-"""Measurement of a few kernels run together."""
+"""Measurements of two or three concurrent kernels."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from gpusim.io.files import Document, Nanoseconds, PositiveNanoseconds
 
 
 class PairCase(Document, frozen=True, kw_only=True):
-    """Two or three ops of one kernel each, forked, run side by side and joined."""
+    """Two or three single-kernel ops, measured concurrently between a fork and a join."""
 
     trace: str
     ops: tuple[str, ...]
     kernels: tuple[str, ...]
     alone_ns: Annotated[tuple[PositiveNanoseconds, ...], Meta(min_length=1)]
-    """Each by itself in the same place; launch costs included."""
+    """Time of each op alone between the same fork and join, launch costs included, in ns."""
     empty_ns: Nanoseconds = 0
-    """Between two stamps with nothing between them; 0 in files that do not say."""
+    """Time between two adjacent timestamps, in ns; 0 if the file has none."""
     together_ns: PositiveNanoseconds
     predicted_ns: Nanoseconds
     fitted: bool = False
     cold: bool = False
-    """Whether nothing of theirs was in the L2 cache. Where it was, what they read was there from a run just before."""
+    """True if the L2 cache held none of the ops' data; otherwise a run just before had left their inputs there."""
 
     @property
     def slowdown(self) -> float:
-        """Together, over the longest alone."""
+        """Time together over the longest time alone."""
         return self.together_ns / max(self.alone_ns)
 
     @property
     def error(self) -> float:
-        """(predicted - measured) / measured slow-down."""
+        """Prediction error of the time together, (predicted - measured) / measured."""
         return self.predicted_ns / self.together_ns - 1.0

@@ -1,4 +1,4 @@
-"""The document of a plan for several GPUs: how each layer of a step is split."""
+"""The parallel plan document: the split of each layer of a step over several GPUs."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ PlanGpus = Annotated[int, Meta(ge=1, le=file_limits.MAX_PLAN_GPUS)]
 
 
 class LayerSplit(Document, frozen=True, kw_only=True):
-    """Parts of a layer's output; GPUs 0, 1, ... have them, channels running fastest."""
+    """Split of a layer's output into parts for GPUs 0, 1, ..., with channels varying fastest."""
 
     name: str
-    """The layer."""
+    """Name of the layer."""
     n: Degree = 1
-    """Of samples."""
+    """Parts along samples."""
     c: Degree = 1
-    """Of channels."""
+    """Parts along channels."""
     h: Degree = 1
-    """Of the height, or of a sequence."""
+    """Parts along the height or the sequence."""
     w: Degree = 1
-    """Of the width."""
+    """Parts along the width."""
     replicated: bool = False
-    """Every GPU computes all of it."""
+    """True if every GPU computes the whole layer."""
 
 
 class ParallelPlan(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """A layer that is not listed is split by samples."""
+    """A plan for several GPUs; unlisted layers are split by samples."""
 
     schema: Literal["gpusim-parallel-plan/1"]
     """`gpusim-parallel-plan/1`."""
     network: str
-    """What it is for."""
+    """Name of the network."""
     gpus: PlanGpus
-    """GPUs."""
+    """Number of GPUs."""
     made_by: str = ""
     """`layer`, `data`, `model`, `owt`, or a program."""
     layers: Annotated[tuple[LayerSplit, ...], Meta(max_length=file_limits.MAX_PARTS)] = ()
-    """Layers."""
+    """Splits of the layers."""
 
 
 def read_plan(path: Path) -> ParallelPlan:

@@ -1,4 +1,4 @@
-"""The document with the results of a validation recipe."""
+"""The results document of a validation recipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpusim.io.files import (
 
 SCHEMA: Final = "gpusim-results/1"
 Kernels = Literal["captured", "chosen", "inductor"]
-#: What an optimized step is held against.
+#: Baselines of an optimized step.
 Baseline = Literal[
     "eager",
     "torch_compile_reduce_overhead",
@@ -34,7 +34,7 @@ Baseline = Literal[
 
 
 class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
-    """One replayed schedule: predicted, measured, and what it is compared with."""
+    """One replayed schedule: prediction, measurement and baselines."""
 
     trace: str
     network: str
@@ -47,7 +47,7 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     streams: Positive
     predicted_ns: PositiveNanoseconds
     predicted_interval_ns: tuple[Nanoseconds, Nanoseconds] = (0, 0)
-    """The interval that the prediction came with: 90 % of measurements are to lie in it."""
+    """Prediction interval, expected to hold 90 % of measurements, in ns."""
     measured_ns: PositiveNanoseconds
     interval_ns: tuple[Nanoseconds, Nanoseconds]
     sequential_ns: PositiveNanoseconds
@@ -57,18 +57,18 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     slowest_ns: Nanoseconds = 0
     sequential_fastest_ns: Nanoseconds = 0
     sequential_slowest_ns: Nanoseconds = 0
-    """Fastest and slowest recordings of the two, beside those of median time; 0 where they were not kept."""
+    """Times of the fastest and slowest recordings of both graphs, in ns; 0 if not kept."""
     eager_ns: Nanoseconds
     outputs_equal: bool
     bit_equal: bool
     outputs_sensitive: bool = True
-    """As in a measurement. Runs that did not look have True; GoogLeNet's inference was not sensitive in them."""
+    """As in a measurement. True in runs without the check, where GoogLeNet's inference was in fact not sensitive."""
     worst_error: float
     sequential_error: float
     """Difference between two sequential runs."""
     fitted: bool
     worth_it: bool
-    """Whether any schedule of this step was predicted to win beyond the model's uncertainty."""
+    """True if any schedule of this step was predicted to win beyond the model's uncertainty."""
     bounds_ns: dict[str, Nanoseconds]
     predicted_peak_bytes: Count
     measured_peak_bytes: Count
@@ -76,54 +76,54 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     events: Count
     sm_clock_mhz: Count
     memory_budget_bytes: Count = 0
-    """Of a memory plan that was made for a budget; 0 for all others."""
+    """Memory budget of a memory plan; 0 if none."""
     baselines: dict[str, Nanoseconds] = {}
     commit: str = ""
-    """Version and hash of the code that predicted, where the prediction was kept before the measurement."""
+    """Version and hash of the predicting code, if the prediction was stored before the measurement."""
     date: str = ""
-    """When the case was measured, where a file joins several days."""
+    """Date of the measurement, if a file joins several days."""
     versions: dict[str, str] = {}
-    """As of `Results`, for this case."""
+    """Software versions of this case, as in `Results`."""
     kernels: Kernels = "captured"
-    """Whose kernels ran: those that were captured, some `chosen` among others, or a compiler's."""
+    """Kernels that ran: `captured` ones, some `chosen` variants, or a compiler's."""
     baseline_peak_bytes: dict[str, Count] = {}
-    """Most memory that making and running each of `baselines` took, where that was looked at."""
+    """Peak memory of building and running each of `baselines`, if measured."""
     deviations: dict[str, float] = {}
-    """How far outputs or gradients are from the same step in FP64, over their norm, by baseline and for `optimize`;
-    empty where nobody looked, and where dropout makes every step another one."""
+    """Relative error of outputs or gradients against the same step in FP64, by baseline and for `optimize`; empty if
+    not measured, or if dropout makes every step differ."""
     optimize_s: float = 0.0
-    """What `gpusim.optimize` took, for rows of policy `optimize`."""
+    """Duration of `gpusim.optimize`, in s, for rows of policy `optimize`."""
     compiled_before: bool = False
-    """Whether Triton's cache held kernels when `gpusim.optimize` began: it then took less than a first start does."""
+    """True if Triton's cache held kernels when `gpusim.optimize` began, which then took less than a first start."""
 
     @property
     def outputs(self) -> str:
-        """How the outputs compare with the sequential run's, in a word or two."""
+        """Result of the output check in a few words."""
         return outputs_in_words(self.outputs_equal, self.bit_equal, self.outputs_sensitive)
 
     @property
     def speedup(self) -> float:
-        """Sequential graph over schedule, measured."""
+        """Measured speed-up over the sequential graph."""
         return self.sequential_ns / self.measured_ns
 
     @property
     def predicted_speedup(self) -> float:
-        """The same, predicted."""
+        """Predicted speed-up over the sequential graph."""
         return self.predicted_sequential_ns / self.predicted_ns
 
     @property
     def error(self) -> float:
-        """(predicted - measured) / measured."""
+        """Prediction error, (predicted - measured) / measured."""
         return self.predicted_ns / self.measured_ns - 1.0
 
     @property
     def sequential_prediction_error(self) -> float:
-        """The same for the sequential graph, which is anchored to its time at capture: how well that repeats."""
+        """Prediction error of the sequential graph; anchored at capture, so it shows how well that time repeats."""
         return self.predicted_sequential_ns / self.sequential_ns - 1.0
 
 
 class Results(Document, frozen=True, kw_only=True, omit_defaults=False):
-    """Everything one run of a recipe measured."""
+    """All cases measured in one run of a recipe."""
 
     schema: str
     recipe: str
@@ -143,7 +143,7 @@ def read_results(path: Path) -> Results:
 
 
 def read_all_results(folder: Path, pattern: str = "*.json") -> dict[str, Results]:
-    """Name -> results of every results file in a folder, or those named so; other JSON documents are left alone.
+    """Return the results files in a folder that match a pattern, by name; other JSON documents are skipped.
 
     Raises `MeasurementError` for a broken file.
     """
@@ -155,7 +155,7 @@ def read_all_results(folder: Path, pattern: str = "*.json") -> dict[str, Results
 
 
 def first_of_each_step(runs: Sequence[Results]) -> list[Results]:
-    """The runs without the cases of steps that an earlier one of them has."""
+    """Return the runs, each without the cases of steps that an earlier run has."""
     firsts, seen = [], set[str]()
     for run in runs:
         firsts.append(msgspec.structs.replace(run, cases=tuple(case for case in run.cases if case.trace not in seen)))
@@ -164,6 +164,6 @@ def first_of_each_step(runs: Sequence[Results]) -> list[Results]:
 
 
 def results_name(results: Results) -> str:
-    """`<recipe>_<gpu>_<yyyymmdd>`, the GPU as one short word."""
+    """Return `<recipe>_<gpu>_<yyyymmdd>`, the GPU as one short word."""
     gpu = results.gpu.replace("NVIDIA", "").strip().replace(" ", "-").lower()
     return f"{results.recipe}_{gpu}_{results.date.replace('-', '')}"

@@ -1,4 +1,4 @@
-"""The report of `gpusim calibrate --rules`: what experiments say of each rule that the engines follow."""
+"""The report of `gpusim calibrate --rules`: experiments on the rules that the engines follow."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ SCHEMA: Final = "gpusim-rules/1"
 
 
 class Rule(Document, frozen=True, kw_only=True):
-    """One rule, and what an experiment found."""
+    """One engine rule and the result of its experiment."""
 
     name: str
     rule: str
-    """What the engines take to be so."""
+    """The rule, as the engines assume it."""
     holds: bool | None
-    """Whether the experiment agrees; null where it only measures numbers."""
+    """True if the experiment agrees; null if it only measures numbers."""
     found: str
-    """What was seen, in a sentence."""
+    """The observation, in a sentence."""
     numbers: dict[str, float]
-    """Measured numbers by name; times in ns, rates in bytes a ns, slow-downs as factors."""
+    """Measured numbers by name: times in ns, rates in bytes per ns, slowdowns as factors."""
 
 
 class Rules(Document, frozen=True, kw_only=True):
-    """All experiments of one run."""
+    """A report on all rules."""
 
     schema: Literal["gpusim-rules/1"]
     gpu: Gpu
     date: str
     command: str
     gpusim: str = ""
-    """Version of gpusim that measured, with a hash of its code."""
+    """Version of gpusim, with a hash of its code."""
     rules: tuple[Rule, ...]
     hyper_q: HyperQ | None = None
 

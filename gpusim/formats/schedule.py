@@ -12,23 +12,23 @@ SCHEMA: Final = "gpusim-schedule/1"
 
 
 class Partition(Document, frozen=True, kw_only=True):
-    """Some SMs for some streams; streams that no partition names share the SMs that are left."""
+    """SMs reserved for some streams; streams outside all partitions share the remaining SMs."""
 
     sms: Positive
-    """How many of the GPU's SMs."""
+    """Number of SMs."""
     streams: tuple[Count, ...]
-    """The streams that run on them, and on no other."""
+    """Streams confined to these SMs."""
 
 
 class Placement(Document, frozen=True, kw_only=True):
-    """Where one op runs; its place in the list is its place in the launch order."""
+    """Stream and variant of one op; its list index is its position in the launch order."""
 
     op: str
     """Name of the op."""
     stream: Count
-    """Its stream, below `streams`."""
+    """Stream, below `streams`."""
     variant: str = ""
-    """Which of the op's variants runs, by name; empty: the captured kernels."""
+    """Name of the op's variant that runs; empty for the captured kernels."""
 
 
 class ScheduleDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
@@ -39,19 +39,19 @@ class ScheduleDocument(Document, frozen=True, kw_only=True, omit_defaults=False)
     trace: str
     """Name of the trace, for messages."""
     trace_hash: str
-    """Structure hash of the trace; it decides."""
+    """Structure hash of the trace, which decides."""
     policy: str
-    """Who made it: a policy's name, or `search`."""
+    """Policy that made the schedule, or `search`."""
     streams: Positive
     """Number of streams."""
     made_by: str
-    """Version of gpusim, hardware model and seed."""
+    """Version of gpusim, hardware model, seed."""
     predicted_ns: Nanoseconds
-    """Predicted time of the step; 0 where it was not simulated."""
+    """Predicted time of the step; 0 if not simulated."""
     placements: tuple[Placement, ...]
-    """Every op of the trace once, in launch order."""
+    """Each op of the trace once, in launch order."""
     partitions: tuple[Partition, ...] = ()
-    """SM partitions; where there are none, all streams share the whole GPU."""
+    """SM partitions; if empty, all streams share the GPU."""
 
 
 def read_schedule_document(path: Path) -> ScheduleDocument:

@@ -1,7 +1,7 @@
 """The topology document: GPUs, nodes, the links between them, and measured times of collectives.
 
-A bundled topology has the name of its GPU's hardware model, such as `h200`. A GPU without one is taken to be alone with
-others of its kind on PCIe, by the data sheet (`fallback`).
+A bundled topology has the name of its GPU's hardware model, for example `h200`. A GPU without one gets `fallback`:
+eight GPUs of its kind on PCIe.
 """
 
 from __future__ import annotations
@@ -30,75 +30,75 @@ Points = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1, max
 
 
 class Link(Document, frozen=True, kw_only=True):
-    """What one GPU (`node`) or one node (`network`) sends and receives."""
+    """Link of a GPU (`node`) or of a node (`network`)."""
 
     bytes_per_ns: Rate
-    """In each direction, as collectives reach it."""
+    """Bandwidth per direction, as collectives reach it."""
     latency_ns: TimeNs
-    """Fixed part of a transfer."""
+    """Fixed time of a transfer."""
     source: str
-    """Where from."""
+    """Source."""
 
 
 class Links(Document, frozen=True, kw_only=True):
-    """Links; what is left out is not there."""
+    """Links of a topology; an omitted link does not exist."""
 
     node: Link | None = None
-    """Of each GPU, within a node."""
+    """Link of each GPU within a node."""
     network: Link | None = None
-    """Of each node."""
+    """Link of each node."""
 
 
 class Curve(Document, frozen=True, kw_only=True):
-    """A collective, measured within one node."""
+    """Measured times of a collective within one node."""
 
     collective: Collective
-    """Which."""
+    """Collective."""
     gpus: Group
-    """How many."""
+    """Number of GPUs."""
     points: Points
     """Bytes of a GPU's buffer and ns, ascending. The buffer is the summed array, the whole array after an all-gather
     or before a reduce-scatter, or what a GPU sends in an all-to-all."""
     source: str
-    """Where from."""
+    """Source."""
 
 
 class Topology(Document, frozen=True, kw_only=True):
-    """Several GPUs of one kind."""
+    """Several GPUs of one kind and the links between them."""
 
     schema: Literal["gpusim-topology/1"]
     """`gpusim-topology/1`."""
     name: str
     """File name without `.json`."""
     hardware: str
-    """Hardware model of its GPUs."""
+    """Hardware model of the GPUs."""
     nodes: Nodes
-    """Nodes."""
+    """Number of nodes."""
     gpus_per_node: NodeGpus
-    """GPUs of each."""
+    """GPUs per node."""
     links: Links
-    """Between GPUs and between nodes."""
+    """Links between GPUs and between nodes."""
     curves: tuple[Curve, ...] = ()
-    """Measured collectives; without any, times follow from links."""
+    """Measured collectives; if empty, times follow from links."""
     collective_sms: Count = 0
-    """SMs that a collective takes."""
+    """SMs that a collective occupies."""
     collective_sms_source: str = ""
-    """Where from."""
+    """Source."""
     dram_per_wire_byte: Annotated[float, Meta(ge=0, le=16)] = 0.0
-    """Memory traffic for each byte on a GPU's link."""
+    """DRAM traffic per byte on a GPU's link."""
     dram_per_wire_byte_source: str = ""
-    """Where from."""
+    """Source."""
     sync: Sync = "all_reduce"
-    """How gradients are added up."""
+    """How gradients are summed."""
 
     @property
     def gpus(self) -> int:
-        """GPUs of all nodes."""
+        """Total number of GPUs."""
         return self.nodes * self.gpus_per_node
 
     @property
     def measured(self) -> bool:
-        """Whether any collective was measured on it."""
+        """True if any collective was measured."""
         return bool(self.curves)
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Topology(Document, frozen=True, kw_only=True):
 
 
 def read_topology(path: Path) -> Topology:
-    """Read and check a topology. Raises `TopologyError` with file, place and what is wrong."""
+    """Read and check a topology. Raises `TopologyError` with file, place and reason."""
     topology = read_document(path, Topology, SCHEMA, TopologyError)
     for place, curve in enumerate(topology.curves):
         sizes = [size for size, _ in curve.points]
@@ -137,12 +137,12 @@ def read_topology(path: Path) -> Topology:
 
 
 def bundled_topologies() -> dict[str, Path]:
-    """Name -> file of every topology that ships with gpusim."""
+    """Return the file of each bundled topology, by name."""
     return {path.stem: path for path in sorted(resource_dir("topologies").glob("*.json"))}
 
 
 def load_topology(name_or_file: str) -> Topology:
-    """A topology by file name (`.json`) or bundled name. Raises `TopologyError`, `UnknownNameError`."""
+    """Load a topology by file name (`.json`) or bundled name. Raises `TopologyError`, `UnknownNameError`."""
     if name_or_file.endswith(".json") or os.path.isfile(name_or_file):  # a name may be longer than a file has
         return read_topology(Path(name_or_file))
     bundled = bundled_topologies()
@@ -152,17 +152,17 @@ def load_topology(name_or_file: str) -> Topology:
 
 
 def default_topology(hardware: HardwareModel) -> Topology:
-    """The bundled topology of a GPU, else `fallback`."""
+    """Return the bundled topology of a GPU, or `fallback`."""
     bundled = bundled_topologies()
     return read_topology(bundled[hardware.name]) if hardware.name in bundled else fallback(hardware)
 
 
-#: A host of the cloud has eight GPUs.
+#: Cloud hosts have eight GPUs.
 _FALLBACK_GPUS: Final = 8
 
 
 def fallback(hardware: HardwareModel) -> Topology:
-    """Eight GPUs of one host on PCIe, as fast as their copies to the host: nothing of it measured between GPUs."""
+    """Return eight GPUs of one host on PCIe, with the bandwidth of copies to the host; no link is measured."""
     rate = min(hardware.copies.h2d_bytes_per_ns, hardware.copies.d2h_bytes_per_ns)
     source = f"copies to the host of hardware model {hardware.name}; not measured between GPUs"
     return Topology(
@@ -176,7 +176,7 @@ def fallback(hardware: HardwareModel) -> Topology:
 
 
 def check_gpus(topology: Topology, gpus: int, source: str = "") -> None:
-    """Raise `TopologyError` where the topology has fewer GPUs, or lacks a link that so many need."""
+    """Raise `TopologyError` if the topology has fewer GPUs, or lacks a link between them."""
     where = source or topology.name
     if gpus > topology.gpus:
         have = f"{topology.nodes} x {topology.gpus_per_node} = {topology.gpus} GPUs"

@@ -1,6 +1,6 @@
-"""The trace document: one captured step, as frozen values.
+"""The trace document: one captured step as frozen values.
 
-Times are integer nanoseconds, sizes bytes. Tensors, storages and ops are referred to by their index.
+Times are integers in ns, sizes are in bytes. Tensors, storages and ops are referred to by index.
 The JSON Schema and docs/formats.md are generated from these classes.
 """
 
@@ -16,7 +16,7 @@ from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.units import counted
 
 SCHEMA: Final = "gpusim-trace/2"
-#: Versions that are read, too. Version 1 has captured steps of operators alone: nothing imported, nothing compiled.
+#: Older versions that are still read. Version 1 has captured eager steps only, none imported or compiled.
 OLDER_SCHEMAS: Final = ("gpusim-trace/1",)
 
 Dim3 = tuple[Positive, Positive, Positive]
@@ -44,108 +44,107 @@ TaskKind = Literal["kernel", "memset", "memcpy"]
 Blas = Literal["cublas", "cublaslt"]
 EdgeKind = Literal["stream", "event", "data", "graph", "assumed"]
 Quality = Literal["data", "graph", "event", "stream", "assumed", "none"]
-#: Target of an op that is a kernel of Inductor's, whose code the trace has under `source`.
+#: Target of an op that is an Inductor kernel; the trace has its code under `sources`.
 KERNEL: Final = "inductor.kernel"
 Composition = Literal["native", "by_sample", "forward_pool", "by_index", "fused", "joined"]
 
 
 class Gpu(Document, frozen=True, kw_only=True):
-    """The GPU and software that a trace or measurement was taken with."""
+    """GPU and software of a capture or measurement."""
 
     name: str
-    """As the driver reports it: `NVIDIA H200`; ties the trace to a hardware model."""
+    """Name reported by the driver, for example `NVIDIA H200`; ties the trace to a hardware model."""
     driver: str
-    """Driver version, empty where it could not be read."""
+    """Driver version; empty if unknown."""
     cuda: str
-    """CUDA version of torch."""
+    """CUDA version of the torch build."""
     torch: str
     """torch version."""
     cudnn: str
-    """cuDNN version, as torch numbers it."""
+    """cuDNN version in torch's numbering."""
     sm_clock_mhz: Count
-    """SM clock seen while the GPU was busy with this step; 0 where it could not be read."""
+    """SM clock during this step; 0 if unknown."""
     mem_clock_mhz: Count
-    """Memory clock, likewise."""
+    """Memory clock during this step; 0 if unknown."""
 
 
 class ImportedFrom(Document, frozen=True, kw_only=True):
-    """The profile that a trace was imported from, and what it shows of the step."""
+    """The profile that a trace was imported from."""
 
     format: str
     """`kineto`, `nsys-sqlite`, `ncu-csv`, `chakra-et` or `chakra-json`."""
     writer: str
-    """The program that wrote the profile."""
+    """Program that wrote the profile."""
     files: tuple[str, ...]
-    """Names of the files, without folders."""
+    """File names without folders."""
     step: str
-    """Which part of the file: a `ProfilerStep#7`, an NVTX range, a repeating period, or the whole file."""
+    """Part of the file: a `ProfilerStep#7`, an NVTX range, a repeating period, or the whole file."""
     device: Count
-    """Number of the GPU in the file."""
+    """GPU number in the file."""
     dependency_quality: Quality
-    """What the edges in `ops[].after` rest on. `data` and `graph` are those of the program. `event` is streams and
-    recorded waits, `stream` the order on streams, `assumed` the observed order across streams, too. `none`: the file
-    has no order."""
+    """Origin of the edges in `ops[].after`: `data` and `graph` come from the program, `event` from streams and recorded
+    waits, `stream` from stream order, `assumed` from observed order across streams. `none`: no order in the file."""
     observed_ns: StepNs
-    """From the start of the first GPU record to the end of the last one, in the file; 0 in a file without times."""
+    """Time from the start of the first GPU record to the end of the last; 0 in a file without times."""
     busy_ns: StepNs
-    """Part of it in which at least one kernel, copy or memset ran."""
+    """Part of it with at least one kernel, copy or memset running."""
     concurrent_ns: StepNs
-    """Part of it in which at least two ran."""
+    """Part of it with at least two running."""
     resimulated_ns: StepNs = 0
-    """The same step by its launches, edges and durations alone; 0 where the file has no times."""
+    """Time of the step simulated from launches, edges and durations alone; 0 in a file without times."""
     streams: Count = 1
-    """Streams with work."""
+    """Number of streams with work."""
 
 
 class Provenance(Document, frozen=True, kw_only=True):
-    """Where a trace comes from."""
+    """Origin of a trace."""
 
     gpu: Gpu
     """GPU and software."""
     date: str
-    """Day of the capture, `yyyy-mm-dd`."""
+    """Date of the capture, `yyyy-mm-dd`."""
     command: str
     """Command line that made the trace."""
     gpusim: str
-    """Version of gpusim that wrote it, with a hash of its code; without one in traces until 2026-11-23."""
+    """Version of gpusim, with a hash of its code; no hash in traces up to 2026-11-23."""
     counters: str = ""
-    """What counted the kernels' traffic and instructions; where nothing did, traffic is estimated from sizes."""
+    """Profiler that counted traffic and instructions; if empty, traffic is estimated from sizes."""
     estimated: str = ""
-    """What launch shapes and times of the kernels rest on, where no GPU has run the step; such a trace has the GPU's
+    """Source of estimated launch shapes and kernel times, if no GPU has run the step; the trace then has the GPU's
     name and cannot be replayed."""
     imported_from: ImportedFrom | None = None
-    """Set where the trace is a profile of somebody else's run; such a trace has no tensors and cannot be replayed."""
+    """Set for a trace imported from a profile; it has no tensors and cannot be replayed."""
 
 
 class Model(Document, frozen=True, kw_only=True):
-    """What was captured."""
+    """The captured model and how the step runs it."""
 
     spec: str
-    """As given to `gpusim capture`: `torchvision:NAME`, `timm:NAME` or `file.py:function`; of a step captured in Python
-    the class or function."""
+    """Argument of `gpusim capture`: `torchvision:NAME`, `timm:NAME` or `file.py:function`; for a step captured in
+    Python, its class or function."""
     network: str
-    """`NAME` or `function` of the spec."""
+    """`NAME` or `function` in the spec."""
     mode: Mode
-    """Forward only, or forward, loss, backward and optimizer."""
+    """`infer`: forward; `train`: forward, loss, backward and optimizer."""
     batch: Positive
     """Batch size."""
     dtype: Dtype
     """`tf32`: float32 tensors, TF32 allowed in matrix products and convolutions; `bf16`: parameters and inputs in
     bfloat16."""
     memory_format: MemoryFormat
-    """Layout of 4-dimensional tensors."""
+    """Memory layout of 4-dimensional tensors."""
     frontend: Frontend
-    """Who turned the model into ops: `aten` calls operators as eager PyTorch does, `inductor` compiles to fused
-    kernels, whose code is in `sources`."""
+    """Tool that turned the model into ops: `aten` calls operators like eager PyTorch, `inductor` compiles fused
+    kernels, with code in `sources`."""
     optimizer: str | None = None
-    """`sgd_momentum` for a training step of a SPEC; for a step of the user's own its optimizers, such as `AdamW`."""
+    """`sgd_momentum` for a training step of a SPEC; for a user's own step its optimizers, for example `AdamW`."""
     fixed: tuple[str, ...] = ()
-    """What stays as it was in the captured step although the user's code would change it, such as a factor that
-    follows from the number of the step."""
+    """Values frozen at capture although the user's code changes them, for example a factor that follows from the
+    number of the step."""
 
 
 class TensorInit(Document, frozen=True, kw_only=True):
-    """How replay fills a tensor that exists before the step, so that values stay in the model's range."""
+    """Values with which replay fills a tensor that exists before the step, in the model's range."""
 
     kind: Literal["normal", "uniform", "integers", "constant", "values"]
     """`normal`: a = mean, b = standard deviation; `uniform`, `integers`: a = smallest, b = largest; `constant`: a;
@@ -159,140 +158,140 @@ class TensorInit(Document, frozen=True, kw_only=True):
 
 
 class Storage(Document, frozen=True, kw_only=True):
-    """A piece of memory; tensors that alias share one."""
+    """A block of memory; aliasing tensors share one."""
 
     bytes: StorageBytes
     """Size."""
 
 
 class Tensor(Document, frozen=True, kw_only=True):
-    """A tensor: a shape and strides over a storage."""
+    """A tensor: shape and strides over a storage."""
 
     shape: Dimensions
     """Size of each dimension."""
     stride: Dimensions
-    """Distance of neighbours in each dimension, in elements."""
+    """Stride of each dimension, in elements."""
     dtype: str
-    """torch's name without the prefix: `float32`, `int64` ..."""
+    """torch's name without prefix, for example `float32`."""
     storage: Count
     """Index into `storages`."""
     offset: Elements = 0
-    """First element, in elements from the storage's start."""
+    """Offset of the first element in the storage, in elements."""
     role: Role
-    """What the tensor is to the step."""
+    """Role of the tensor in the step."""
     name: str = ""
-    """Parameter or buffer name where there is one."""
+    """Name of the parameter or buffer, if any."""
     init: TensorInit | None = None
-    """Set for every tensor that the step reads without having written it."""
+    """Initial values; set for tensors that the step reads before writing."""
 
 
 class Counters(Document, frozen=True, kw_only=True):
     """Hardware counters of one launch, gathered with Nsight Compute."""
 
     dram_bytes: Count
-    """DRAM traffic, read and written; replaces the estimate from tensor sizes."""
+    """DRAM traffic, reads and writes; replaces the estimate from tensor sizes."""
     l2_bytes: Count
     """L2 traffic."""
     instructions: Count
-    """Instructions executed, by warp."""
+    """Executed warp instructions."""
     tensor_instructions: Count
-    """Of these, on tensor cores."""
+    """Warp instructions on tensor cores."""
     smem_config_bytes: SmemBytes | None = None
-    """Part of an SM's L1 cache that the driver made shared memory for this launch."""
+    """Shared memory carve-out that the driver chose for this launch."""
 
 
 class Kernel(Document, frozen=True, kw_only=True):
     """One GPU launch (or memory operation) of an op."""
 
     name: str
-    """Demangled."""
+    """Demangled name."""
     dur_ns: StepNs
-    """Median over `samples` runs, alone on the GPU."""
+    """Median duration over `samples` runs, alone on the GPU."""
     kind: TaskKind = "kernel"
-    """What it is."""
+    """Kind of launch."""
     grid: Grid = (1, 1, 1)
     """Blocks in x, y, z."""
     block: Block = (1, 1, 1)
-    """Threads of a block in x, y, z."""
+    """Threads per block in x, y, z."""
     cluster: Cluster | None = None
-    """Blocks of a cluster; null where there is none or it is not known. Capture records none, and no rule reads it."""
+    """Blocks per cluster; null if none or unknown. Capture records none, and no rule reads it."""
     regs_per_thread: Annotated[int, Meta(ge=0, le=file_limits.MAX_THREAD_REGS)] = 0
-    """Registers of a thread."""
+    """Registers per thread."""
     smem_bytes: SmemBytes = 0
-    """Shared memory of a block, static and dynamic together."""
+    """Shared memory per block, static and dynamic."""
     smem_static_bytes: SmemBytes | None = None
-    """Static part, where the profiler tells the two apart."""
+    """Static part of it; null if unknown."""
     smem_dynamic_bytes: SmemBytes | None = None
-    """The two parts where the profiler tells them apart."""
+    """Dynamic part of it; null if unknown."""
     lo_ns: StepNs = 0
-    """10th percentile of the samples."""
+    """10th percentile of the duration."""
     hi_ns: StepNs = 0
-    """90th percentile of the samples."""
+    """90th percentile of the duration."""
     samples: Count = 0
-    """Runs measured."""
+    """Number of measured runs."""
     bytes: StorageBytes = 0
-    """Bytes moved or set, for `memcpy` and `memset`."""
+    """Bytes copied or set, for `memcpy` and `memset`."""
     counters: Counters | None = None
-    """Hardware counters, where they were gathered."""
+    """Hardware counters, if gathered."""
 
 
 class VariantSettings(Document, frozen=True, kw_only=True):
-    """How a variant's call differs from the captured one; what is left out is as captured."""
+    """Settings that a variant's call changes; omitted ones are as captured."""
 
     cudnn: bool = True
-    """false: the call does not use cuDNN (torch's own convolution)."""
+    """false: the call avoids cuDNN (torch's own convolution)."""
     benchmark: bool = False
     """cuDNN times its algorithms at the first call and takes the fastest (`torch.backends.cudnn.benchmark`)."""
     deterministic: bool = False
-    """Only algorithms that give the same bits each time (`torch.backends.cudnn.deterministic`)."""
+    """Only deterministic algorithms (`torch.backends.cudnn.deterministic`)."""
     tf32: bool | None = None
-    """Whether TF32 may be used; null: as the trace's dtype says."""
+    """Permits TF32; null: as the trace's dtype says."""
     memory_format: MemoryFormat | None = None
-    """4-dimensional arguments are converted to this layout before the call, and results back to the traced one."""
+    """Layout to which 4-dimensional arguments are converted for the call; results are converted back."""
     blas: Blas | None = None
-    """Library of matrix products (`torch.backends.cuda.preferred_blas_library`)."""
+    """Library for matrix products (`torch.backends.cuda.preferred_blas_library`)."""
     composition: Composition | None = None
-    """Other operators of torch in place of the op's own. `native`, `by_sample`: batch norm by torch's own kernels, or
-    sample by sample. `forward_pool`: backward of an average pool as a pool. `by_index`: backward of a max pool by its
-    indices. `fused`: convolution and ReLU by cuDNN. `joined`: elementwise ops as one kernel."""
+    """Alternative lowering of the operator. `native`, `by_sample`: batch norm by torch's own kernels, or sample by
+    sample. `forward_pool`: backward of an average pool as a pool. `by_index`: backward of a max pool by its indices.
+    `fused`: convolution and ReLU by cuDNN. `joined`: elementwise ops fused into one kernel."""
 
 
 class Variant(Document, frozen=True, kw_only=True):
-    """Another way to run an op: the same operator under other settings of its library, with other kernels."""
+    """Another way to run an op: the same operator under other library settings, with other kernels."""
 
     name: str
     """Unique in the op; schedules refer to it."""
     settings: VariantSettings
-    """How the call differs."""
+    """Settings of the call."""
     kernels: tuple[Kernel, ...]
-    """As an op's, conversions between layouts included."""
+    """Kernels launched, layout conversions included."""
     covers: tuple[Count, ...] = ()
-    """Ops before or after this one that it computes, too; they then run nothing (`gpusim.trace.fusion`)."""
+    """Other ops fused into this one, which then launch nothing (`gpusim.trace.fusion`)."""
 
 
 class After(Document, frozen=True, kw_only=True):
-    """An earlier op that must have ended, in an imported trace."""
+    """A dependency on an earlier op, in an imported trace."""
 
     op: Count
-    """Index of an earlier op."""
+    """Index of the earlier op."""
     kind: EdgeKind
-    """`data`: one makes what the other uses; `graph`: an edge of a CUDA graph; `event`: a recorded wait; `stream`:
-    same stream, in this order; `assumed`: nothing but the observed order."""
+    """`data`: producer and consumer; `graph`: an edge of a CUDA graph; `event`: a recorded wait; `stream`: order on one
+    stream; `assumed`: observed order only."""
 
 
 class Observed(Document, frozen=True, kw_only=True):
-    """Where and when an imported op ran; times from the start of the step's first GPU record."""
+    """Stream and times of an imported op, from the start of the step's first GPU record."""
 
     stream: Count
-    """Number of the stream in the profile."""
+    """Stream number in the profile."""
     start_ns: StepNs
-    """When it began."""
+    """Start time."""
     launch_ns: int | None = None
-    """When the call that launched it began, negative before the first record; null where the file does not say."""
+    """Start time of the launch call, negative before the first record; null if unknown."""
 
 
 class Source(Document, frozen=True, kw_only=True):
-    """Code of a kernel, as Inductor wrote it; replay compiles and runs it only where the trace is trusted."""
+    """Code of a kernel, as written by Inductor; replay compiles and runs it only if the trace is trusted."""
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     """Hash of `text`; ops refer to it."""
@@ -306,82 +305,82 @@ class Op(Document, frozen=True, kw_only=True):
     name: str
     """Unique in the trace; schedules refer to it."""
     target: str
-    """Operator and overload: `aten.convolution.default`; `inductor.kernel` for code of the trace's."""
+    """Operator and overload, `aten.convolution.default`, or `inductor.kernel`."""
     args: tuple[Any, ...] = ()
     """Positional arguments, encoded (docs/formats.md)."""
     kwargs: dict[str, Any] = {}
-    """Keyword arguments, likewise."""
+    """Keyword arguments, encoded likewise."""
     outputs: tuple[int | None, ...] = ()
-    """Tensors returned, flattened; null where the op returns no tensor in that place."""
+    """Returned tensors, flattened; null for a result that is no tensor."""
     reads: tuple[Count, ...] = ()
-    """Tensors whose elements it reads."""
+    """Tensors with elements that it reads."""
     writes: tuple[Count, ...] = ()
-    """Tensors whose elements it writes, new ones and those changed in place."""
+    """Tensors that it writes, new or in place."""
     random: bool = False
-    """It draws random numbers; such ops keep their order, since they share the generator."""
+    """True if it draws random numbers; random ops share a generator and keep their order."""
     phase: Phase = "forward"
     """Part of the step."""
     layer: str = ""
-    """Path of the module it belongs to, such as `inception3a.branch1.conv`."""
+    """Path of its module, for example `inception3a.branch1.conv`."""
     host_ns: StepNs = 0
-    """Time of the call on the host, eager, median."""
+    """Median host time of the eager call."""
     moved_bytes: StorageBytes = 0
-    """Bytes of the tensors that it reads and writes, where an imported trace has sizes and no tensors."""
+    """Bytes read and written, in an imported trace with sizes but no tensors."""
     kernels: tuple[Kernel, ...] = ()
-    """What it launches, in order."""
+    """Kernels launched, in order."""
     workspace_bytes: StorageBytes = 0
-    """GPU memory that it takes for itself while it runs, beside its tensors; 0 in traces until 2026-11-23."""
+    """Temporary GPU memory besides its tensors; 0 in traces up to 2026-11-23."""
     variants: tuple[Variant, ...] = ()
-    """Other ways to run it, captured with `gpusim capture --variants`."""
+    """Kernel variants, captured with `gpusim capture --variants`."""
     after: tuple[After, ...] = ()
-    """Earlier ops that must have ended, beyond what tensors say; only imported traces have any."""
+    """Dependencies beyond those through tensors; only in imported traces."""
     observed: Observed | None = None
-    """Where and when it ran, in an imported trace."""
+    """Observed stream and times, in an imported trace."""
     source: str = ""
-    """Hash of the kernel's code, for `inductor.kernel`; empty for all others."""
+    """Hash of the kernel's code, for `inductor.kernel`; else empty."""
 
 
 class Timing(Document, frozen=True, kw_only=True):
     """A wall time measured without a profiler, over several rounds."""
 
     median_ns: Nanoseconds
-    """Median over rounds; for a CUDA graph, of its recording of median time."""
+    """Median over rounds; for a CUDA graph, of the recording with median time."""
     lo_ns: Nanoseconds
-    """Lower end of the interval that holds the median in at least 95 % of cases."""
+    """Lower end of the 95 % confidence interval of the median."""
     hi_ns: Nanoseconds
-    """Upper end."""
+    """Upper end of it."""
     rounds: Count
-    """Rounds measured."""
+    """Number of rounds."""
     fastest_ns: Nanoseconds = 0
-    """Time of the fastest recording, where the one of median time out of several of a CUDA graph was timed."""
+    """Time of the fastest of several CUDA graph recordings."""
     slowest_ns: Nanoseconds = 0
-    """Time of the slowest of them."""
+    """Time of the slowest recording."""
 
 
 class GroundTruth(Document, frozen=True, kw_only=True):
-    """What the captured step takes, unprofiled."""
+    """Measured times of the captured step, without a profiler."""
 
     eager: Timing
-    """The model's own eager step (with torch.optim's SGD in training), host time included."""
+    """Time of the eager step (with torch.optim's SGD in training), host time included."""
     graph: Timing
-    """The ops of this trace, in order, on one stream, in a CUDA graph."""
+    """Time of the sequential CUDA graph."""
     attributed_frac: Annotated[float, Meta(ge=0, le=1)]
-    """Share of the profiled GPU time that was tied to an op."""
+    """Share of the profiled GPU time attributed to ops."""
     unattributed: tuple[str, ...] = ()
-    """Names of what was not tied to one."""
+    """Kernels that were not attributed."""
 
 
 class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
     """One captured step."""
 
     schema: Literal["gpusim-trace/1", "gpusim-trace/2"]
-    """`gpusim-trace/2`. Version 1 has captured steps only, and is read as this one."""
+    """`gpusim-trace/2`. Version 1 is read too."""
     provenance: Provenance
-    """Where the trace comes from."""
+    """Origin of the trace."""
     model: Model
-    """What was captured."""
+    """Captured model."""
     storages: Annotated[tuple[Storage, ...], Meta(max_length=file_limits.MAX_PARTS)]
-    """Pieces of memory."""
+    """Blocks of memory."""
     tensors: Annotated[tuple[Tensor, ...], Meta(max_length=file_limits.MAX_PARTS)]
     """Views of storages."""
     ops: Annotated[tuple[Op, ...], Meta(max_length=file_limits.MAX_PARTS)]
@@ -389,11 +388,11 @@ class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
     ground_truth: GroundTruth | None = None
     """Measured times of the whole step."""
     sources: Annotated[tuple[Source, ...], Meta(max_length=file_limits.MAX_PARTS)] = ()
-    """Code of the kernels, in a trace of the front end `inductor`."""
+    """Code of the kernels, with front end `inductor`."""
 
     @property
     def name(self) -> str:
-        """See `named_trace`; an imported trace has the name of its file."""
+        """Name of the trace (see `named_trace`); an imported trace has the name of its file."""
         return self.model.network if self.provenance.imported_from is not None else trace_name(self.model)
 
     def __repr__(self) -> str:
@@ -405,12 +404,12 @@ class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
 
 
 def trace_name(model: Model) -> str:
-    """The name under which a capture of `model` is bundled."""
+    """Return the name under which a capture of `model` is bundled."""
     return named_trace(model.network, model.mode, model.batch, model.dtype, model.frontend)
 
 
 def named_trace(network: str, mode: Mode, batch: int, dtype: Dtype, frontend: Frontend) -> str:
-    """`<network>-<train|infer>-b<batch>[-<dtype>][-<frontend>]`; TF32 and ATen are not spelled out."""
+    """Return `<network>-<train|infer>-b<batch>[-<dtype>][-<frontend>]`; TF32 and ATen are left out."""
     parts = [network, mode, f"b{batch}"]
     if dtype != "tf32":
         parts.append(dtype)

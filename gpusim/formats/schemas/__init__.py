@@ -1,7 +1,7 @@
-"""JSON Schemas of the documents, generated from the classes that read them, with their docstrings as descriptions.
+"""JSON Schemas of the documents, generated from their classes, with docstrings as descriptions.
 
-The generated files lie beside this module and ship with the package; `scripts/make_schemas.py` writes them. A schema
-knows types, ranges and names. What documents must satisfy beyond that (references, order, sizes) is checked on reading.
+The generated files are in this package; `scripts/make_schemas.py` writes them. A schema
+has types, ranges and names. Further conditions (references, order, sizes) are checked on reading.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ARGUMENT: dict[str, Any] = {
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a kind of document. Raises `UnknownNameError`."""
+    """Return the JSON Schema (draft 2020-12) of a kind of document. Raises `UnknownNameError`."""
     document = _document(kind)
     generated = msgspec.json.schema(document)
     definitions: dict[str, Any] = generated["$defs"]
@@ -82,23 +82,23 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 def schema_text(kind: str) -> bytes:
-    """The JSON Schema of a kind of document, as its file holds it."""
+    """Return the JSON Schema of a kind of document, as stored in its file."""
     return msgspec.json.format(msgspec.json.encode(schema_of(kind)), indent=1) + b"\n"
 
 
 def schema_file(kind: str) -> Path:
-    """The shipped file with the JSON Schema of a kind of document. Raises `UnknownNameError`."""
+    """Return the shipped JSON Schema file of a kind of document. Raises `UnknownNameError`."""
     _document(kind)
     return Path(__file__).parent / f"{kind}.schema.json"
 
 
 def structs_of(document: type[Document]) -> list[type[msgspec.Struct]]:
-    """The classes a document is made of, itself first, each once."""
+    """Return the classes of a document, itself first, each once."""
     return list(dict.fromkeys(_structs(msgspec.inspect.type_info(document))))
 
 
 def field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """The texts below a class's fields, by field; a field may have none."""
+    """Return the docstring below each field of a class; a field may have none."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(struct))).body
     assert isinstance(definition, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -121,7 +121,7 @@ def _document(kind: str) -> type[Document]:
 
 
 def _null_last(schema: Any) -> None:
-    """Bring alternatives into one order: msgspec's differs between its versions."""
+    """Sort alternatives with null last; the order differs between versions of msgspec."""
     for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
         _null_last(part)
     if isinstance(schema, dict) and "anyOf" in schema:
@@ -129,7 +129,7 @@ def _null_last(schema: Any) -> None:
 
 
 def _structs(info: Any) -> Iterator[type[msgspec.Struct]]:
-    """Walk msgspec's description of a type."""
+    """Yield the structs in msgspec's description of a type."""
     if isinstance(info, msgspec.inspect.StructType):
         yield info.cls
         for field in info.fields:
