@@ -1,1 +1,1 @@
-"""From a model to a trace."""
+"""Capture of one step of a model as a trace."""

@@ -1,4 +1,4 @@
-"""A step as a flat list of ATen calls, before it has run on its own: what recording gives and `record` takes."""
+"""A recorded step as a flat list of ATen calls: the output of recording and the input of `record`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpusim.formats.trace import Phase, Role
 
 @dataclass(frozen=True)
 class Value:
-    """What an argument refers to: the result (or its `index`-th part) of the call or input named `node`."""
+    """Reference to the result (or its `index`-th part) of the call or input named `node`."""
 
     node: str
     index: int | None = None
@@ -31,7 +31,7 @@ class Call:
     phase: Phase
     layer: str
     line: str = ""
-    """`file:line` of the user's code that made it, where that is known."""
+    """`file:line` of the user's code that made the call, or "" where unknown."""
 
 
 @dataclass(frozen=True)
@@ -45,41 +45,41 @@ class State:
 
 @dataclass(frozen=True)
 class OwnResults:
-    """What the model's own code computed while it was recorded, and the random numbers that it began with."""
+    """Results of the model's own step, and the random number states at its start."""
 
     outputs: list[torch.Tensor]
     gradients: list[torch.Tensor]
     states: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Name of a state that the step has changed -> its elements afterwards."""
+    """Name of a state that the step changed -> its elements after the step."""
     rng: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    """States of the default generators of the CPU and, where there is one, of the GPU, before the step."""
+    """States of the default generators of the CPU and the GPU (None without a GPU) before the step."""
 
 
 @dataclass(frozen=True)
 class JointGraph:
-    """Calls in execution order. `inputs` are the names of the states (and constants) in graph order."""
+    """A step as calls in execution order; `inputs` maps graph inputs, in graph order, to states and constants."""
 
     calls: tuple[Call, ...]
     inputs: dict[str, State]
     outputs: tuple[Value, ...]
     gradients: tuple[Value, ...]
     own: OwnResults | None = None
-    """None where the model's own step is still to be run."""
+    """None where the model's own step has not run yet."""
     fixed: tuple[str, ...] = field(default=())
-    """What stays as it was in this step although the user's code would change it, in words."""
+    """Values that the user's code would change from step to step but the trace keeps constant, in words."""
     live: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Input of the graph -> the tensor itself, of which `inputs` has a copy; known where the step is the user's own."""
+    """Graph input -> the original tensor, of which `inputs` has a copy; only for the user's own step."""
     returned: tuple[Value | None, ...] = ()
-    """What each tensor that the user's step returned is in the graph; None: a tensor that the step did not touch."""
+    """Graph value of each tensor that the user's step returned; None: the step did not touch the tensor."""
     gradient_names: tuple[str, ...] = ()
-    """The parameter of each of `gradients`, where the step is the user's own."""
+    """Parameter name of each of `gradients`; only for the user's own step."""
 
 
 WGRAD = "_wgrad"
 
 
 def split_convolution_backward(call: Call) -> list[Call]:
-    """Gradient of the input (keeps the name) and gradient of the weight and bias (`..._wgrad`) as two calls."""
+    """Split `convolution_backward` into the gradient of the input (same name) and of weight and bias (`..._wgrad`)."""
     if call.function is not torch.ops.aten.convolution_backward.default:
         return [call]
     mask = call.args[10]
@@ -91,12 +91,12 @@ def split_convolution_backward(call: Call) -> list[Call]:
 
 
 def with_split_convolutions(graph: JointGraph) -> JointGraph:
-    """The graph with each `convolution_backward` as two calls that do not need each other."""
+    """Return the graph with each `convolution_backward` as two independent calls."""
     calls = [part for call in graph.calls for part in split_convolution_backward(call)]
     split = {call.name.removesuffix(WGRAD) for call in calls if call.name.endswith(WGRAD)}
 
     def renamed(value: Value) -> Value:
-        """Results 1 and 2 of a split convolution_backward come from its second half."""
+        """Redirect results 1 and 2 of a split convolution_backward to its second half."""
         later = value.node in split and value.index in (1, 2)
         return Value(value.node + WGRAD, value.index) if later else value
 

@@ -1,4 +1,4 @@
-"""`gpusim capture`: from a model to a trace, with the checks that make it worth believing."""
+"""`gpusim capture`: record a model's step as a trace and check it against the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpusim.trace.dependencies import dependencies
 
 @dataclass(frozen=True)
 class Captured:
-    """A trace, what checking it gave, and the profiler's view of one iteration."""
+    """A checked trace with its errors against the model, and the profile of one iteration."""
 
     trace: Trace
     loss_error: float
@@ -41,7 +41,7 @@ class Captured:
 
 @explain_out_of_memory
 def capture(options: CaptureOptions, say: Say = lambda _: None) -> Captured:
-    """Capture one step on the current GPU. Raises `CaptureError` where a check fails, `GpuError` without a GPU."""
+    """Capture one step on the current GPU. Raises `CaptureError` for a failed check, `GpuError` without a GPU."""
     device = require_gpu()
     check_frontend(options)
     set_precision(options.dtype)
@@ -72,7 +72,7 @@ def capture_recorded(
     state.restore()
     workspaces = op_workspaces(runner, state, releases)
     say("profiling its kernels")
-    profile = profile_ops(runner, state, releases, sum(issue_ns))  # issued one by one again, not at the eager pace
+    profile = profile_ops(runner, state, releases, sum(issue_ns))  # issued one by one, not at the eager pace
     loss_error, gradient_error = rebuilt.loss_error, rebuilt.gradient_error
     del runner, state, rebuilt, graph, initial
     say("timing the sequential CUDA graph, rebuilt from the trace")
@@ -93,10 +93,10 @@ def capture_recorded(
 
 
 def time_sequential(trace: Trace, seed: int) -> Timing:
-    """Time of the sequential CUDA graph of a trace, rebuilt from the trace alone, as replay will do it.
+    """Return the time of the sequential CUDA graph, rebuilt from the trace alone as in a replay.
 
-    Call it in a process of its own: where in memory a graph's tensors lie changes its time by several percent at
-    batch 1, and the model's own tensors would move them.
+    Call it in a process of its own. The addresses of a graph's tensors change its time by several percent at batch 1,
+    and the model's own tensors would shift them.
     """
     device = require_gpu()
     set_precision(trace.model.dtype)
@@ -110,7 +110,7 @@ def time_sequential(trace: Trace, seed: int) -> Timing:
 
 
 def build_step(options: CaptureOptions, device: torch.device) -> ModelStep:
-    """The model of the options, on the device."""
+    """Build the model of the options on the device."""
     return load_step(
         options.spec,
         mode=options.mode,

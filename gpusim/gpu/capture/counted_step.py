@@ -1,4 +1,4 @@
-"""The program that ncu runs: a step from its trace, once to warm up and once within the profiler's range."""
+"""Program run under ncu: a trace's step, once for warm-up and once within the profiler's range."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(file: str, seed: int) -> None:
     check_operators(trace, file)
     device = require_gpu()
     set_precision(trace.model.dtype)
-    runner = Runner(trace, device, trust_code=True)  # of a capture that has just run this code
+    runner = Runner(trace, device, trust_code=True)  # the capture has just run this code
     state = make_initial(trace, device, seed)
     runner.bind(state.tensors)
     releases = program_order_releases(trace)

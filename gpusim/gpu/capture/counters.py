@@ -1,9 +1,9 @@
-"""`gpusim capture --counters`: what Nsight Compute (`ncu`) counts of each kernel of a step, put into its trace.
+"""`gpusim capture --counters`: add Nsight Compute (`ncu`) hardware counters of each kernel to a trace.
 
-A process of its own, under ncu, runs the step from the trace in recorded order on one stream; ncu replays each kernel
-as often as the metrics need passes. Clocks and caches are left alone: the kernels count what they do in the step.
-Launches are matched with the trace's kernels by order, and name, grid and block must agree for every one; of names only
-what all tools write alike (`gpusim.trace.kernel_names`).
+A separate process runs the step from the trace under ncu, in recorded order on one stream. ncu replays each kernel once
+per pass that the metrics need. Clocks and caches are not controlled, so the counts are those of the step. Launches are
+matched with the trace's kernels by order; name, grid and block must agree. Names are compared only in the part that all
+tools write alike (`gpusim.trace.kernel_names`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpusim.io.scratch import scratch_folder
 from gpusim.trace.kernel_names import base_name, shown_name
 from gpusim.trace.store import write_trace
 
-#: Fields of `Counters`, and the metric that each is.
+#: ncu metric of each field of `Counters`.
 METRICS: dict[str, str] = {
     "dram_bytes": "dram__bytes.sum",
     "l2_bytes": "lts__t_bytes.sum",
@@ -35,7 +35,7 @@ METRICS: dict[str, str] = {
     "smem_config_bytes": "launch__shared_mem_config_size",
 }
 TIMEOUT_S = 1800
-#: Where installers put it, beside PATH.
+#: Install locations to search after PATH.
 PLACES = ("/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 DENIED = "ERR_NVGPUCTRPERM"
 _FACTORS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -44,7 +44,7 @@ _UNIT = re.compile(r"^([KMGT]?)(?:byte|inst)$")
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch as ncu saw it."""
+    """A kernel launch in ncu's table."""
 
     name: str
     grid: Dim3
@@ -53,7 +53,9 @@ class Launch:
 
 
 def with_counters(trace: Trace, seed: int, say: Callable[[str], None] = lambda _: None) -> Trace:
-    """The trace with counters in every kernel. Raises `GpuError` without ncu or its permission, `CaptureError`."""
+    """Return the trace with counters in every kernel. Raises `GpuError` without ncu or its permission,
+    `CaptureError`.
+    """
     ncu = find_ncu()
     kernels = sum(kernel.kind == "kernel" for op in trace.ops for kernel in op.kernels)
     say(f"counting what {kernels} kernels do, with {ncu}")
@@ -81,7 +83,7 @@ def with_counters(trace: Trace, seed: int, say: Callable[[str], None] = lambda _
 
 
 def find_ncu() -> str:
-    """The ncu to use. Raises `GpuError` where there is none."""
+    """Return the path of ncu. Raises `GpuError` where there is none."""
     program = shutil.which("ncu") or next((path for place in PLACES for path in sorted(glob.glob(place))[::-1]), None)
     if program is None:
         raise GpuError("no ncu (Nsight Compute) on PATH: counters need it; without counters they are estimated")
@@ -89,14 +91,16 @@ def find_ncu() -> str:
 
 
 def ncu_version(ncu: str) -> str:
-    """`ncu` and its version, as it says itself."""
+    """Return "ncu" with its version."""
     done = subprocess.run([ncu, "--version"], capture_output=True, text=True, timeout=60)
     version = re.search(r"[Vv]ersion (\S+)", done.stdout)
     return f"ncu {version[1]}" if version else "ncu"
 
 
 def ncu_command(ncu: str, step: Path, table: Path, seed: int) -> list[str]:
-    """Run `gpusim.gpu.capture.counted_step` under ncu, which writes a table with a row for each launch."""
+    """Return the command that runs `gpusim.gpu.capture.counted_step` under ncu and writes a table with a row per
+    launch.
+    """
     return [
         ncu,
         "--clock-control=none",
@@ -116,9 +120,9 @@ def ncu_command(ncu: str, step: Path, table: Path, seed: int) -> list[str]:
 
 
 def parse_ncu(text: str) -> list[Launch]:
-    """The launches in ncu's raw table (`--csv --page raw`), in order. Raises `CaptureError`.
+    """Return the launches in ncu's raw table (`--csv --page raw`), in order. Raises `CaptureError`.
 
-    Lines before the header are ncu's own; the row below it has units.
+    Lines before the header are ncu's log; the row below the header has the units.
     """
     lines = text.splitlines()
     start = next((number for number, line in enumerate(lines) if line.replace('"', "").startswith("ID,")), None)
@@ -146,7 +150,7 @@ def parse_ncu(text: str) -> list[Launch]:
 
 
 def attach(trace: Trace, launches: Sequence[Launch]) -> Trace:
-    """The trace with each launch's counters in its kernel. Raises `CaptureError` at the first that does not match."""
+    """Return the trace with each launch's counters in its kernel. Raises `CaptureError` at the first mismatch."""
     places = [
         (op, number)
         for op, node in enumerate(trace.ops)
@@ -183,7 +187,7 @@ def _shape(name: str, grid: Dim3, block: Dim3) -> str:
 
 
 def _dim3(text: str) -> Dim3:
-    """`(64, 8, 1)` or `(64 8 1)`."""
+    """Parse `(64, 8, 1)` or `(64 8 1)`."""
     x, y, z = (int(number) for number in re.findall(r"\d+", text))
     return x, y, z
 
@@ -199,7 +203,7 @@ def _number(text: str, unit: str, metric: str, launch: str) -> int:
 
 
 def _reason(text: str) -> str:
-    """The line in which ncu, or the program, says what went wrong."""
+    """Return the line in which ncu, or the program, reports the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("==ERROR==")]
     return (errors or lines or ["it said nothing"])[-1].removeprefix("==ERROR==").strip()

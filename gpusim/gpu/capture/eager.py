@@ -1,4 +1,4 @@
-"""The model's own eager step: its wall time, and the host's pace in each of its phases."""
+"""Wall time of the model's own eager step, and the host's issue time for each of its phases."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from gpusim.gpu.capture.user_step import Phases, UserStep
 from gpusim.gpu.replay.timing import median_interval
 from gpusim.plan.eager import STEPS_IN_A_ROW
 
-#: Rounds of timing; in each the step's wall time and the host's pace, in turns.
+#: Timing rounds; each measures the step's wall time and the host's pace, in turns.
 EAGER_ROUNDS = 25
 WARMUP_STEPS = 5
 
 
 @dataclass(frozen=True)
 class EagerTimes:
-    """What the model's own eager step takes, and how long the host takes to issue each of its phases."""
+    """Wall time of the model's own eager step, and the host's issue time per phase."""
 
     wall: Timing
-    """One of `STEPS_IN_A_ROW` steps in a row, from a quiet GPU to a quiet GPU, as a user's loop would run them."""
+    """Time per step of `STEPS_IN_A_ROW` steps in a row, between synchronizations, as in a user's loop."""
     pace: Mapping[Phase | None, int]
-    """Medians, in ns."""
+    """Median issue time of each phase, in ns."""
 
 
 def time_eager(step: ModelStep | UserStep, rounds: int = EAGER_ROUNDS) -> EagerTimes:
     """Time the model's own eager step and the host's pace in its phases, in turns.
 
-    Taken one after the other, the pace of host-bound steps was 13 % below to 27 % above the wall time
-    (`validate/traces`): the host's pace drifts. So both are of the same moments.
+    Measured one after the other, the pace of host-bound steps was 13 % below to 27 % above the wall time
+    (`validate/traces`), since the host's speed drifts. In turns, both see the same drift.
     """
     phases = step.phases if isinstance(step, UserStep) else _eager_phases(step, copy.deepcopy(step.module))
     for _ in range(WARMUP_STEPS):
@@ -59,18 +59,17 @@ def time_eager(step: ModelStep | UserStep, rounds: int = EAGER_ROUNDS) -> EagerT
 
 
 def _run(phases: Phases) -> None:
-    """One step."""
+    """Run one step."""
     value: Any = None
     for _, run in phases:
         value = run(value)
 
 
 def _issue_times(phases: Phases) -> dict[Phase | None, int]:
-    """Host time that each phase of one step takes to issue, in ns; every phase begins with a quiet GPU.
+    """Return the host time to issue each phase of one step, in ns; the GPU is idle at the start of every phase.
 
-    The ops of a trace are called one by one from Python, autograd and the optimizer issue theirs in a pace of their
-    own. The launch queue holds about a thousand kernels: behind a GPU that still works on the phase before, a long
-    phase would wait for the GPU and be taken for a slow one.
+    The ops of a trace are called one by one from Python; autograd and the optimizer issue theirs at another pace. The
+    launch queue holds about a thousand kernels: behind a busy GPU, a long phase would wait for the GPU and appear slow.
     """
     times: dict[Phase | None, int] = {}
     value: Any = None
@@ -83,9 +82,9 @@ def _issue_times(phases: Phases) -> dict[Phase | None, int]:
 
 
 def paced(trace: Trace, host_ns: Sequence[int], pace: Mapping[Phase | None, int]) -> list[int]:
-    """Host times of the ops, scaled so that each phase takes what it takes in the model's own eager step.
+    """Return the ops' host times, scaled so that each phase takes as long as in the model's own eager step, in ns.
 
-    A step whose phases nobody told apart has one pace, under None.
+    A step that was not split into phases has one pace, under None.
     """
     if None in pace:
         everything = sum(host_ns)
@@ -100,7 +99,7 @@ def paced(trace: Trace, host_ns: Sequence[int], pace: Mapping[Phase | None, int]
 
 
 def _eager_phases(step: ModelStep, module: torch.nn.Module) -> Phases:
-    """The phases of the eager step in order; each is given what the one before it returned."""
+    """Return the phases of the eager step in order; each receives the result of the one before."""
     if step.loss is None:
 
         def infer(_: Any) -> Any:

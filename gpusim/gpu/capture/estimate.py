@@ -1,4 +1,4 @@
-"""A step that no GPU has run: its operators recorded on tensors without elements, its kernels estimated."""
+"""Estimated traces without a GPU: operators recorded on meta tensors, kernel times from a model."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ META = torch.device("meta")
 
 
 def capture_estimated(options: CaptureOptions, hardware: HardwareModel, say: Callable[[str], None]) -> Trace:
-    """The step of `options` as a trace of `hardware`'s GPU, made without any: shapes are exact, times are estimates.
+    """Return the step of `options` as a trace for `hardware`'s GPU, made without that GPU: exact shapes, estimated
+    times.
 
-    Weights take memory on the host, activations none. Raises `CaptureError` for a step that depends on the elements of
-    tensors, or that has an operator for which torch knows no shapes.
+    Weights take host memory, activations none. Raises `CaptureError` for a step that depends on the elements of
+    tensors, or has an operator without shape inference in torch.
     """
     if options.frontend != "aten" or options.variants:
         raise CaptureError("an estimate has neither variants nor kernels of Inductor: those are known where they run")
@@ -52,7 +53,7 @@ def capture_estimated(options: CaptureOptions, hardware: HardwareModel, say: Cal
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Turn what torch says of tensors without elements into one line."""
+    """Turn torch's errors about meta tensors into one line."""
     try:
         yield
     except NotImplementedError as cause:
@@ -62,10 +63,10 @@ def _refusing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Attention and dropout by the fused operators that a GPU would take, where other devices get a decomposition.
+    """Route attention and dropout to the fused operators of a GPU, where other devices get a decomposition.
 
-    A mode does not see what torch's own functions call, such as attention inside of `nn.MultiheadAttention`: there the
-    names are replaced.
+    A mode does not see calls from within torch's own functions, such as attention in `nn.MultiheadAttention`; for those
+    the names are replaced.
     """
     functional = torch.nn.functional
     attention, dropout = functional.scaled_dot_product_attention, functional.dropout
@@ -83,7 +84,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 class _Instead(TorchFunctionMode):
-    """Calls other functions in place of some of torch's."""
+    """Mode that replaces some of torch's functions."""
 
     def __init__(self, instead: Mapping[Any, Callable[..., torch.Tensor]]) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class _Instead(TorchFunctionMode):
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """As `dropout` in aten/src/ATen/native/Dropout.cpp does it on a GPU: its mask has a byte for each element."""
+    """Dropout as on a GPU, with a mask of one byte per element (aten/src/ATen/native/Dropout.cpp)."""
     if inplace:
         return torch.ops.aten.dropout_.default(input, p, training)
     if training and 0.0 < p < 1.0 and input.numel():

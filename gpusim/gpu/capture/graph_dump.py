@@ -1,7 +1,7 @@
-"""Dumping a captured CUDA graph with its true edges: `gpusim import PROFILE GRAPH.json` reads the file.
+"""Dump of a captured CUDA graph with its true edges, for `gpusim import PROFILE GRAPH.json`.
 
-torch 2.13 and later tell a graph's nodes themselves (`CUDAGraph.get_graph_data`); before, from 2.11 on, cuda-bindings
-are asked. The graph must be made with `torch.cuda.CUDAGraph(keep_graph=True)`.
+torch 2.13 and later list a graph's nodes (`CUDAGraph.get_graph_data`); torch 2.11 and 2.12 need cuda-bindings. The
+graph must be made with `torch.cuda.CUDAGraph(keep_graph=True)`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _KEPT = ("index", "node_type", "tools_id", "kernel_name", "grid_dim", "block_dim
 
 
 def dump_graph(graph: Any, path: Path) -> int:
-    """Write the nodes and edges of a captured `torch.cuda.CUDAGraph` as JSON; how many nodes it has.
+    """Write the nodes and edges of a captured `torch.cuda.CUDAGraph` as JSON, and return the number of nodes.
 
-    Raises `GpuError` where neither torch nor cuda-bindings can tell them, `OutputError` where the file cannot be
+    Raises `GpuError` where neither torch nor cuda-bindings lists the nodes, `OutputError` where the file cannot be
     written.
     """
     nodes, edges = _from_torch(graph) or _from_bindings(graph)
@@ -31,7 +31,9 @@ def dump_graph(graph: Any, path: Path) -> int:
 
 
 def _from_torch(graph: Any) -> tuple[list[dict[str, Any]], list[dict[str, int]]] | None:
-    """What torch tells; None before 2.13, and where its driver has no numbers that profilers show (CUDA 13.1)."""
+    """Nodes and edges from torch; None before 2.13, or with a driver without the node ids of profilers (before CUDA
+    13.1).
+    """
     if not hasattr(graph, "get_graph_data"):
         return None
     try:
@@ -43,7 +45,7 @@ def _from_torch(graph: Any) -> tuple[list[dict[str, Any]], list[dict[str, int]]]
 
 
 def _kernel_name(driver: Any, params: Any) -> str:
-    """The name of a node's kernel, which a library loads as a function or as a kernel; empty where neither is told."""
+    """Return the kernel name of a node, loaded as a function or as a library kernel; "" where unknown."""
     for ask, handle in ((driver.cuFuncGetName, params.func), (driver.cuKernelGetName, getattr(params, "kern", None))):
         if handle is not None and int(handle):
             failed, name = ask(handle)

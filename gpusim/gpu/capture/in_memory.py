@@ -1,7 +1,7 @@
-"""Capturing in Python: a model that lives in memory, with its own loss and optimizer, or a step function.
+"""Capture from Python: a model in memory with its own loss and optimizer, or a step function.
 
-The step runs on the user's own objects, and everything that it changes is put back: parameters, buffers, gradients,
-states of optimizers, random numbers.
+The step runs on the user's own objects. Everything it changes is restored: parameters, buffers, gradients, optimizer
+states, random number states.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def capture(
 ) -> Trace:
     """Capture one step of a model on the current GPU: inference, or training where `loss` or `optimizer` is given.
 
-    `inputs` and `targets` are what `model(*inputs, **kwargs)` and `loss(output, *targets)` take, tensors in any
-    structure; one that is no tuple stands for a tuple of one. Without `loss`, the output must be the loss. `dtype` says
-    how products are computed: `fp32`, `tf32` (the default for 32-bit parameters), or `bf16`. `autocast` is
+    `inputs` and `targets` are the arguments of `model(*inputs, **kwargs)` and `loss(output, *targets)`: tensors in any
+    structure; anything but a tuple counts as a tuple of one. Without `loss`, the output must be the loss. `dtype` sets
+    the precision of products: `fp32`, `tf32` (the default for 32-bit parameters), or `bf16`. `autocast` is
     `torch.bfloat16` or True. `frontend` is `aten` or `inductor`. Raises `CaptureError`, with the line of the user's
-    code, for what a trace cannot hold, and `GpuError` without a GPU.
+    code, for a step that a trace cannot hold, and `GpuError` without a GPU.
     """
     device = require_gpu()
     step = model_step(
@@ -85,11 +85,12 @@ def capture_step(
     seed: int = DEFAULT_SEED,
     say: Say = lambda _: None,
 ) -> Trace:
-    """Capture what `function(*inputs, **kwargs)` does on the current GPU: forward, backward, optimizer, in its own way.
+    """Capture one call of `function(*inputs, **kwargs)` on the current GPU: a step with its own forward, backward,
+    optimizer.
 
-    It is called several times, and must make the same calls each time. Modules and optimizers are found through its
-    closure, globals and arguments; what it changes of them is put back. Arguments and errors are those of `capture`;
-    `mode` is `train` where the function reaches an optimizer.
+    The function is called several times and must make the same calls each time. Modules and optimizers are found
+    through its closure, globals and arguments; their changes are undone. Arguments and errors are those of `capture`;
+    `mode` defaults to `train` where the function reaches an optimizer.
     """
     step = function_step(function, inputs, require_gpu(), kwargs=kwargs, name=name)
     if mode is None:
@@ -98,7 +99,7 @@ def capture_step(
 
 
 def _capture(step: UserStep, options: CaptureOptions, say: Say) -> Trace:
-    """The GPU's side of both."""
+    """Record, check and measure a step, for `capture` and `capture_step`."""
     check_frontend(options)
     with precision(options.dtype), Untouched(step).around() as untouched:
         say("recording its operators")
@@ -120,7 +121,7 @@ def model_step(
     clip_grad_value: float | None = None,
     name: str | None = None,
 ) -> UserStep:
-    """One step of a model as functions, for arguments as `capture` takes them. Raises `CaptureError`."""
+    """Return one step of a model as functions; arguments as in `capture`. Raises `CaptureError`."""
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"model: a torch.nn.Module is needed, this is a {type(model).__name__}")
     given, wanted = (value if isinstance(value, tuple) else (value,) for value in (inputs, targets))
@@ -178,7 +179,7 @@ def function_step(
     kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> UserStep:
-    """A step function of the user's. Raises `CaptureError` for what is none."""
+    """Return a user's step function as a step. Raises `CaptureError` for an object that is not callable."""
     if not callable(function):
         raise CaptureError(f"step function: something to call is needed, this is a {type(function).__name__}")
     given = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -202,7 +203,7 @@ def options_of(
     variants: bool,
     frontend: Frontend = "aten",
 ) -> CaptureOptions:
-    """What is asked for, in the words of a SPEC's capture."""
+    """Return the options of a capture from Python, in the form that the command line gives."""
     kinds = {parameter.dtype for parameter in step.parameters().values()}
     kinds |= {tensor.dtype for _, tensor in step.named.values() if tensor.is_floating_point()}
     odd = kinds - {torch.float32, torch.bfloat16}
@@ -242,7 +243,7 @@ def check_devices(
 
 
 def _named(prefix: str, values: Any, role: Role) -> dict[str, tuple[Role, torch.Tensor]]:
-    """The tensors in a structure: input.0, input.1 ..."""
+    """Name the tensors in a structure: input.0, input.1 ..."""
     tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     return {f"{prefix}.{place}": (role, tensor) for place, tensor in enumerate(tensors)}
 
@@ -266,11 +267,11 @@ def _autocast_dtype(autocast: torch.dtype | bool | None) -> torch.dtype | None:
 
 
 def _spec(of: Any) -> str:
-    """Where a class or function is from, as a trace's `spec`."""
+    """Return the qualified name of a class or function, as a trace's `spec`."""
     name = getattr(of, "__qualname__", type(of).__qualname__)
     return f"{getattr(of, '__module__', type(of).__module__)}.{name}"
 
 
 def _short(name: str) -> str:
-    """A name as traces have it: lower case, digits and underscores."""
+    """Turn a name into lower case with underscores, as in traces."""
     return re.sub(r"\W+", "_", name).strip("_").lower() or "step"

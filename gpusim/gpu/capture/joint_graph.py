@@ -1,8 +1,7 @@
 """One step of a model as a flat list of ATen calls: forward, loss, backward and optimizer in one graph.
 
-`gpusim.gpu.capture.listen` records what the dispatcher sees, so the calls are the ones eager PyTorch makes, with layer
-and phase. `aten.convolution_backward` becomes two ops, one for the gradient of the input and one for that of the
-weight: they do not need each other.
+`gpusim.gpu.capture.listen` records at the dispatcher, so the calls are those of eager PyTorch, with layer and phase.
+`aten.convolution_backward` becomes two independent ops: the gradient of the input and that of the weight.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from gpusim.gpu.capture.listen import Layers, Listener
 from gpusim.gpu.capture.models import ModelStep
 from gpusim.gpu.replay.tensors import copy_sharing
 
-#: SGD with momentum, as torch.optim.SGD(lr, momentum) does it from the second step on. The rate is small so that
-#: thousands of steps on one batch of random data stay finite.
+#: SGD with momentum, as torch.optim.SGD(lr, momentum) from the second step on. The rate is small so that thousands of
+#: steps on one batch of random data stay finite.
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
-#: Parameters that one fused update takes. A launch of torch's multi-tensor kernels takes at most this many pairs
-#: (depth_to_max_tensors in ATen/native/cuda/MultiTensorApply.cuh), so smaller lists would add launches and larger ones
-#: would only make early gradients wait for late ones.
+#: Parameters per fused update. A launch of torch's multi-tensor kernels takes at most this many pairs
+#: (depth_to_max_tensors in ATen/native/cuda/MultiTensorApply.cuh): smaller lists would add launches, larger ones would
+#: only delay early gradients.
 OPTIMIZER_BUCKET = 64
 
 
 def joint_graph(step: ModelStep) -> JointGraph:
-    """Record one step. Raises `CaptureError` where the step depends on data values or does what a trace cannot hold."""
+    """Record one step. Raises `CaptureError` where the step depends on data values or a trace cannot hold it."""
     module = step.module
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
@@ -83,7 +82,7 @@ def _values(listener: Listener, tensors: list[torch.Tensor]) -> list[Value]:
 
 
 def layer_names(modules: dict[str, torch.nn.Module]) -> dict[torch.nn.Module, str]:
-    """Module -> its path; the names of several modules come before theirs."""
+    """Return module -> path; a module with several names gets the first."""
     names: dict[torch.nn.Module, str] = {}
     for prefix, module in modules.items():
         for path, child in module.named_modules():
@@ -99,7 +98,7 @@ def sgd_step(parameters: list[torch.Tensor], gradients: list[torch.Tensor], mome
 
 
 def _sgd(triples: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
-    """The update in buckets, the last layers (whose gradients come first) first."""
+    """Update in buckets, last layers first, since their gradients arrive first."""
     triples = triples[::-1]
     for begin in range(0, len(triples), OPTIMIZER_BUCKET):
         parameters, gradients, momenta = zip(*triples[begin : begin + OPTIMIZER_BUCKET], strict=True)

@@ -1,7 +1,7 @@
-"""Listening to a step while it runs: every ATen call that torch's dispatcher sees, with layer, phase and source line.
+"""Recording of a running step: every ATen call at torch's dispatcher, with layer, phase and source line.
 
-The calls are those that eager PyTorch makes, below autograd and autocast. They run for real on real tensors, so a
-recording changes what the step changes; tensors that exist before it are copied when a call first takes them.
+The calls are those of eager PyTorch, below autograd and autocast. They run on real tensors, so recording changes the
+same state as the step; a tensor that exists before the step is copied when a call first takes it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _OPTIMIZERS: Final = str(Path(_TORCH) / "optim")
 _CLIPPING: Final = str(Path(_TORCH) / "nn" / "utils" / "clip_grad.py")
 _AUTOGRAD: Final = str(Path(_TORCH) / "autograd" / "__init__.py")
 _GPUSIM: Final = str(Path(__file__).parents[1])
-#: Autograd nodes without a place in the forward, those that add to `.grad`, have a number beyond all others.
+#: Autograd nodes without a place in the forward, which add to `.grad`, have a number beyond all others.
 _NO_NUMBER: Final = 2**62
-#: Operators whose result is the same tensor again.
+#: Operators that return their input unchanged.
 _SAME: Final = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
-#: Methods of tensors that read elements past the dispatcher.
+#: Tensor methods that read elements without passing the dispatcher.
 _READS_PAST: Final = {
     torch.Tensor.numpy: "numpy()",
     torch.Tensor.tolist: "tolist()",
@@ -46,19 +46,19 @@ _READS_PAST: Final = {
 
 
 class Layers:
-    """Which layer runs now, and which one ran when autograd made a node."""
+    """The current layer, and the layer of each autograd node."""
 
     def __init__(self, names: Mapping[torch.nn.Module, str], owners: Mapping[int, str]) -> None:
         self.names = names
         self.owners = owners
-        """id of a parameter -> its layer."""
+        """Layer of a parameter, by the parameter's id."""
         self._stack = [""]
         self._numbers: list[int] = []
         self._paths: list[str] = []
 
     @contextmanager
     def follow(self) -> Iterator[None]:
-        """Watch all modules as they are called."""
+        """Track the calls of all modules."""
         handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -82,11 +82,11 @@ class Layers:
         self._paths.append(self._stack[-1])
 
     def now(self) -> str:
-        """The layer whose forward runs."""
+        """Return the layer whose forward is running."""
         return self._stack[-1]
 
     def of_node(self, node: Any) -> str:
-        """The layer whose forward made a node of autograd's."""
+        """Return the layer whose forward made an autograd node."""
         number = node._sequence_nr()
         if number >= _NO_NUMBER:
             return self.owners.get(id(getattr(node, "variable", None)), "")
@@ -95,12 +95,12 @@ class Layers:
 
 
 class Listener(TorchDispatchMode):
-    """Records the calls made while it is entered; `graph` gives them.
+    """Recorder of the calls made while it is entered; `graph` returns them.
 
-    `states` are tensors known before, and come first in the graph, in this order; others get a name of `name`.
-    Tensors of `host` hold numbers that the host computes with, such as an optimizer's count of steps: what is computed
-    from them is not recorded. Raises `CaptureError`, with the line of the user's code, for what depends on the elements
-    of tensors.
+    `states` are tensors known before the step; they come first in the graph, in this order. Other tensors are named by
+    `name`. Tensors of `host` hold numbers of the host, such as an optimizer's step count; computations on them are not
+    recorded. Raises `CaptureError`, with the line of the user's code, for a step that depends on the elements of
+    tensors.
     """
 
     def __init__(
@@ -116,16 +116,16 @@ class Listener(TorchDispatchMode):
         self.device = device
         self.layers = layers or Layers({}, {})
         self.strict = strict
-        """Whether what a trace cannot hold is refused; a step that only warms up may do it."""
+        """Whether to refuse calls that a trace cannot hold; warm-up steps may make them."""
         self.phase: Phase | None = None
-        """The phase of all calls, where it is not read off the stack."""
+        """Phase of all calls; None: read from the call stack."""
         self.calls: list[Call] = []
         self.line = ""
         self._naming = fx.Graph()
         self._host = WeakTensorKeyDictionary()
         self._host.update((tensor, True) for tensor in host)
         self._known = WeakTensorKeyDictionary()
-        """Tensors whose elements are known when the code is read: `torch.tensor(3.0)` and what is computed from it."""
+        """Tensors whose elements are constants of the code: `torch.tensor(3.0)` and values computed from it."""
         self._values = WeakTensorKeyDictionary()
         self._by_place: dict[tuple[Any, ...], Value] = {}
         self._storages: dict[int, StorageWeakRef] = {}
@@ -135,7 +135,7 @@ class Listener(TorchDispatchMode):
         self._made: set[int] = set()
         """Numbers of the storages that calls made."""
         self._arrived = WeakTensorKeyDictionary()
-        """Tensors that were copied from the host during the step."""
+        """Tensors copied from the host during the step."""
         for state in states:
             self._add_input(state.tensor, state.name, state.role)
 
@@ -169,7 +169,7 @@ class Listener(TorchDispatchMode):
             function, known = torch.ops.aten.lift_fresh_copy.default, True  # the constant itself must not change
         result = function(*args, **kwargs)
         parts = [part for part in pytree.tree_leaves(result) if isinstance(part, torch.Tensor)]
-        # Attention also returns the seed of its dropout, which is on the host while no graph is recorded.
+        # Attention also returns its dropout seed, which is on the host while no graph is recorded.
         if parts and all(part.device.type != self.device.type for part in parts):
             self._refuse_copy_to_host(tensors)
             self._host.update((part, True) for part in parts)
@@ -181,7 +181,7 @@ class Listener(TorchDispatchMode):
         return result
 
     def _without_out(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that writes into an `out` argument, as one that returns a result and a copy of that."""
+        """Turn a call with an `out` argument into a call that returns a result and a copy of the result into `out`."""
         wanted = [(a.name, str(a.type)) for a in function._schema.arguments if not a.is_out]
         packet = function.overloadpacket
         for overload in (getattr(packet, name) for name in packet.overloads()):
@@ -194,7 +194,7 @@ class Listener(TorchDispatchMode):
         raise self.error(f"{function} writes into tensors of another shape, or into several")
 
     def _keep(self, result: Any, value: Value, known: bool) -> None:
-        """Remember what a call returned."""
+        """Register the results of a call."""
         many = isinstance(result, list | tuple)
         for index, part in enumerate(result if many else [result]):
             if isinstance(part, torch.Tensor):
@@ -209,12 +209,12 @@ class Listener(TorchDispatchMode):
         return self
 
     def listen(self, step: Callable[[], Any]) -> Any:
-        """What `step` returns, recorded."""
+        """Run `step` while recording, and return its result."""
         with self.layers.follow(), _Reads(self), self:
             return step()
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
-        """What a tensor is in the graph, or None where the step did not touch it."""
+        """Return the graph value of a tensor, or None where the step did not touch it."""
         value = self._values.get(tensor)
         return value if isinstance(value, Value) else self._by_place.get(self._place(tensor))
 
@@ -225,7 +225,7 @@ class Listener(TorchDispatchMode):
         returned: Iterable[Value | None] = (),
         gradient_names: Iterable[str] = (),
     ) -> JointGraph:
-        """The calls so far, with convolution's backward split."""
+        """Return the calls so far, with `convolution_backward` split."""
         joint = JointGraph(
             tuple(self.calls),
             dict(self._inputs),
@@ -244,7 +244,7 @@ class Listener(TorchDispatchMode):
 
     @property
     def live(self) -> Mapping[str, torch.Tensor]:
-        """Input of the graph -> the tensor itself, which the step has changed."""
+        """Input of the graph -> the original tensor, as the step left it."""
         return self._live
 
     # --- What is refused ---
@@ -264,11 +264,11 @@ class Listener(TorchDispatchMode):
             raise self.error("the step copies a tensor to the host; a captured step stays on the GPU")
 
     def error(self, problem: str) -> CaptureError:
-        """A problem at the line of the user's code that runs now."""
+        """Return an error at the current line of the user's code."""
         return CaptureError(f"{self.line}: {problem}" if self.line else problem)
 
     def check_read(self, tensor: torch.Tensor, how: str) -> None:
-        """Raise `CaptureError` where the user's code reads a tensor's elements past the dispatcher."""
+        """Raise `CaptureError` where the user's code reads a tensor's elements without the dispatcher."""
         self._look_at_stack()
         if self.strict and not self._is_known(tensor):
             raise self.error(f"the step reads the elements of a tensor ({how}); a captured step is the same for all")
@@ -276,7 +276,7 @@ class Listener(TorchDispatchMode):
     # --- Where a call comes from ---
 
     def _look_at_stack(self) -> Phase:
-        """Set `line` to the user's line that runs now, and return the phase that the code of torch's above it is in."""
+        """Set `line` to the user's current line, and return the phase of torch's code on the stack above it."""
         phase: Phase = "forward"
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
@@ -292,7 +292,7 @@ class Listener(TorchDispatchMode):
         return phase
 
     def _name(self, function: Any) -> str:
-        """A name that no other call has, made as `torch.fx` makes them."""
+        """Return a unique call name, made as in `torch.fx`."""
         name = self._naming._target_to_str(function.overloadpacket.__name__)
         name_of_call: str = self._naming._graph_namespace.create_name(name, None)
         return name_of_call
@@ -306,20 +306,20 @@ class Listener(TorchDispatchMode):
         return tensor in self._known or self._is_of_host(tensor)
 
     def _comes_in(self, function: Any, args: tuple[Any, ...]) -> bool:
-        """Whether a call copies from the host into a tensor that the step has not touched: an input arrives."""
+        """Whether a call copies host data into a tensor that the step has not touched yet: an arriving input."""
         if function is not torch.ops.aten.copy_.default or not self._is_of_host(args[1]) or self._is_of_host(args[0]):
             return False
         return args[0].numel() > 1 and self.value_of(args[0]) is None
 
     def _on_host(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call on numbers that the host knows, and record nothing."""
+        """Run a call on host values without recording it."""
         result = function(*args, **kwargs)
         for part in pytree.tree_leaves(result):
             if isinstance(part, torch.Tensor):
                 self._values.pop(part, None)
                 self._by_place.pop(self._place(part), None)
                 if part.device.type == self.device.type and not any(self._is_same_kind(part, arg) for arg in args):
-                    self._arrived[part] = True  # a batch, copied to the GPU
+                    self._arrived[part] = True  # a batch copied to the GPU
                 else:
                     self._host[part] = True
         return result
@@ -336,13 +336,13 @@ class Listener(TorchDispatchMode):
             self._made.add(place[0])
 
     def _place(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """Where a tensor lies: its storage's number, and how it looks at it."""
+        """Identify a tensor by its storage's number and its view of the storage."""
         weak = StorageWeakRef(tensor.untyped_storage())
-        self._storages.setdefault(weak.cdata, weak)  # keeps the number from being used again, not the memory
+        self._storages.setdefault(weak.cdata, weak)  # keeps the number from reuse, not the memory
         return weak.cdata, tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype
 
     def _value(self, tensor: torch.Tensor) -> Value:
-        """What a tensor is in the graph; one that is new here existed before the step."""
+        """Return the graph value of a tensor; an unknown tensor existed before the step and becomes an input."""
         value = self._values.get(tensor)
         if value is None:
             value = self._by_place.get(self._place(tensor))
@@ -352,7 +352,7 @@ class Listener(TorchDispatchMode):
         return value
 
     def _add_input(self, tensor: torch.Tensor, name: str, role: Role) -> Value:
-        """Make a tensor an input of the graph, and copy it before the step may change it."""
+        """Add a tensor to the graph's inputs, with a copy from before any change."""
         number = StorageWeakRef(tensor.untyped_storage()).cdata
         if number in self._made:
             raise self.error("a tensor of the step is seen through one that torch's dispatcher did not show")
@@ -373,7 +373,7 @@ class Listener(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """Refuses what reads a tensor's elements past the dispatcher."""
+    """Mode that refuses reads of a tensor's elements without the dispatcher."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__()

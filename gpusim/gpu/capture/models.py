@@ -33,7 +33,7 @@ DEFAULT_IMAGE_SIZE = 224
 
 @dataclass(frozen=True)
 class ModelStep:
-    """A model with inputs, ready to run one step: `loss` is None for inference."""
+    """A model with its inputs, ready for one step; `loss` is None for inference."""
 
     network: str
     module: nn.Module
@@ -43,7 +43,7 @@ class ModelStep:
 
     @property
     def optimizer_name(self) -> str | None:
-        """As a trace has it."""
+        """Optimizer name in the trace."""
         return "sgd_momentum" if self.loss is not None else None
 
 
@@ -90,9 +90,10 @@ def load_step(
 
 
 def default_loss(output: Any, target: torch.Tensor | None) -> torch.Tensor:
-    """Cross-entropy of every [batch, classes] output against one target, those after the first weighted 0.3.
+    """Return the cross-entropy of each [batch, classes] output against one target, outputs after the first weighted
+    0.3.
 
-    Without a target (outputs that are no class scores): the mean square of all floating-point outputs.
+    Without a target (outputs are not class scores): the mean square of all floating-point outputs.
     """
     tensors = _float_tensors(output)
     if target is None:
@@ -164,7 +165,7 @@ def _library(module: str, package: str) -> Any:
 
 @contextmanager
 def _user_code(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong in the user's own file into one line with the place in it."""
+    """Turn any error in the user's file into one line with its place."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -177,10 +178,10 @@ def _user_code(path: Path) -> Iterator[None]:
 
 
 def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[Any, ...], LossFunction | None]:
-    """Run the user's own file, as its command line says in words: `file.py:function`."""
+    """Load `file.py:function`; this runs the user's file, which the command line names explicitly."""
     if not os.path.isfile(path):
         raise CaptureError(f"{path}: no such file")
-    name = f"gpusim_spec_{path.stem}"  # `json.py` must not take the place of Python's json
+    name = f"gpusim_spec_{path.stem}"  # `json.py` must not replace Python's json
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None

@@ -1,8 +1,7 @@
-"""The user's own optimizer in a step that is recorded once and replayed many times.
+"""The user's optimizer in a step that is recorded once and replayed many times.
 
-A CUDA graph cannot ask the host for the number of the step. Where an optimizer of torch's can count on the GPU, it does
-so while it is captured (`capturable`); where it cannot, what follows from the count stays as it was in the captured
-step.
+A CUDA graph cannot read the step count from the host. Optimizers of torch that can count on the GPU (`capturable`) do
+so during the capture; for others, values that depend on the count keep their value of the captured step.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 
 from gpusim.errors import CaptureError
 
-#: Optimizers that no trace can hold, and why.
+#: Optimizers that a trace cannot hold, with the reason.
 REFUSED = {
     "LBFGS": "it calls the model as often as the values of the loss ask for",
     "Adafactor": "its steps depend on norms that it reads from the GPU",
@@ -26,7 +25,7 @@ REFUSED = {
 
 
 def refuse(optimizer: Any) -> None:
-    """Raise `CaptureError` for what is no optimizer of torch's kind, and for those that no trace can hold."""
+    """Raise `CaptureError` for an object that is not a torch optimizer, and for the optimizers in `REFUSED`."""
     if not isinstance(optimizer, Optimizer):
         raise CaptureError(f"optimizer: a torch.optim.Optimizer is needed, this is a {type(optimizer).__name__}")
     for kind in type(optimizer).__mro__:
@@ -35,12 +34,12 @@ def refuse(optimizer: Any) -> None:
 
 
 def name_of(optimizers: Sequence[Optimizer]) -> str | None:
-    """The optimizers' names, as a trace has them."""
+    """Return the optimizers' names as in a trace, joined with " + "."""
     return " + ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers)) or None
 
 
 def named_states(optimizers: Sequence[Optimizer], names: dict[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that optimizers keep, such as `exp_avg.layer.weight`; `names` are those of parameters by id."""
+    """Yield the state tensors of optimizers, such as `exp_avg.layer.weight`; `names` has parameter names by id."""
     for number, optimizer in enumerate(optimizers):
         mark = f"{number}." if number else ""
         for place, group in enumerate(optimizer.param_groups):
@@ -54,7 +53,7 @@ def named_states(optimizers: Sequence[Optimizer], names: dict[int, str]) -> Iter
 
 
 def counted_by_host(optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:
-    """Counts of steps, and rates, in the host's memory, where optimizers that do not count on the GPU have them."""
+    """Return step counts and rates in host memory, of optimizers that do not count on the GPU."""
     counts: list[torch.Tensor] = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -68,7 +67,7 @@ def counted_by_host(optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:
 
 @contextmanager
 def counting_on(device: torch.device, optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Let optimizers that can, count their steps on the device. Afterwards all are as they were."""
+    """Let optimizers count their steps on the device where they can; restore all of them afterwards."""
     before = [_Before(optimizer) for optimizer in optimizers]
     try:
         for optimizer in optimizers:
@@ -87,13 +86,13 @@ def counting_on(device: torch.device, optimizers: Sequence[Optimizer]) -> Iterat
 
 
 def _can_count(device: torch.device) -> bool:
-    """Whether torch lets optimizers count their steps on a device of this kind."""
+    """Whether torch supports capturable optimizers on this device type."""
     asked = importlib.import_module("torch.optim.optimizer")
     return device.type in asked._get_capturable_supported_devices()
 
 
 class _Before:
-    """An optimizer's options and states, to go back to."""
+    """Saved options and states of an optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer

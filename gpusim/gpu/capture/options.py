@@ -1,4 +1,4 @@
-"""What `gpusim capture` is asked for."""
+"""Options of `gpusim capture`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpusim.gpu.inductor.styles import DEFAULT_STYLE, settings_of
 from gpusim.gpu.inductor.versions import require_supported
 
 Say = Callable[[str], None]
-"""Is told what capture does now."""
+"""Receiver of progress messages."""
 
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """What `gpusim capture` is asked for."""
+    """Options of one capture."""
 
     spec: str
     mode: Mode
@@ -26,15 +26,15 @@ class CaptureOptions:
     memory_format: MemoryFormat = "contiguous"
     frontend: Frontend = "aten"
     style: str = DEFAULT_STYLE
-    """How the front end `inductor` compiles."""
+    """Compile style of the front end `inductor`."""
     seed: int = DEFAULT_SEED
     variants: bool = False
-    """Whether other kernels of the operators that have some are measured, too."""
+    """Whether to measure other kernels of the operators that have some."""
     command: str = ""
 
 
 def check_frontend(options: CaptureOptions) -> None:
-    """Raise `CaptureError` before any work where this torch has no such front end."""
+    """Raise `CaptureError`, before any work, for a front end that this torch does not support."""
     if options.frontend == "inductor":
         require_supported()
         settings_of(options.style)

@@ -1,4 +1,4 @@
-"""A step rebuilt from its recorded calls alone, and how far its results are from those of the model itself."""
+"""Rebuild of a step from its recorded calls alone, and its error against the model's own results."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from gpusim.plan.sync import program_order_releases
 from gpusim.version import code_version
 
 #: Largest ||rebuilt - model's own|| of a result over its scale (`gpusim.gpu.replay.compare`). The rebuilt step calls
-#: the same operators on the same data; what differs is the order of atomic additions, and the rounding that grows from
-#: it through the layers.
+#: the same operators on the same data. Only the order of atomic additions differs, and the rounding that grows from it
+#: through the layers.
 CHECK_TOLERANCE: dict[Dtype, float] = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}
 
-#: Largest error of one gradient or state of Inductor's kernels, without TF32. Their sums are rounded otherwise than the
-#: operators', and a deep network multiplies that: 0.021 was measured for the first gradient of ResNet-50 (training,
-#: batch 8, H200). What a wrong kernel leaves is as wrong as it is large.
+#: Largest error of one gradient or state from Inductor's kernels, without TF32. Their sums are rounded in another order
+#: than the operators', and a deep network amplifies that: 0.021 was measured for the first gradient of ResNet-50
+#: (training, batch 8, H200). A wrong kernel leaves errors as large as its results.
 FUSED_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A step as a trace without times, and how far its results are from the model's own."""
+    """A step as a trace without times, with its error against the model's own results."""
 
     trace: Trace
     recorded: Recorded
@@ -50,7 +50,7 @@ class Rebuilt:
 def rebuild(
     step: ModelStep | UserStep, graph: JointGraph, options: CaptureOptions, device: torch.device, own: bool = False
 ) -> Rebuilt:
-    """The step from its recorded calls alone, checked against the model's own. Raises `CaptureError`.
+    """Rebuild the step from its recorded calls and check it against the model. Raises `CaptureError`.
 
     `own` is for a step that only this process runs, with operators of any kind.
     """
@@ -73,7 +73,7 @@ def bare_trace(
     fixed: Sequence[str] = (),
     own: bool = False,
 ) -> Trace:
-    """The trace before anything has been timed; its operators are all on the allow-list, but for an `own` step."""
+    """Return the trace without times; unless `own`, all its operators are on the allow-list."""
     trace = Trace(
         schema=SCHEMA,
         provenance=Provenance(
@@ -117,8 +117,8 @@ def check_against_model(
     """Run the trace's ops on the model's own tensors and compare with the model's own step.
 
     Returns the largest errors of an output (the loss, in training) and of a gradient, over their scales
-    (`gpusim.gpu.replay.compare`). Raises `CaptureError` over `CHECK_TOLERANCE`, and where the trace does not end in the
-    state that recording ended in.
+    (`gpusim.gpu.replay.compare`). Raises `CaptureError` over `CHECK_TOLERANCE`, or where the trace's final state
+    differs from the recorded one.
     """
     runner = Runner(trace, device, own_step)
     state = InitialState.copy_of(recorded.initial)
@@ -127,7 +127,7 @@ def check_against_model(
     noise = rounding_noise(runner, state, releases, options.seed)
     _seed(graph, options.seed)
     runner.run_in_order(releases)
-    # An output may be an input handed on, which `results_of` leaves out.
+    # An output may be an input passed through, which `results_of` leaves out.
     rebuilt: dict[int, Any] = {i: runner.tensors[i] for i in recorded.final} | results_of(trace, runner.tensors)
     own = graph.own
     if own is None:
@@ -150,10 +150,10 @@ def check_against_model(
 def check_against_calls(
     calls: Rebuilt, trace: Trace, fused: Recorded, graph: JointGraph, options: CaptureOptions, device: torch.device
 ) -> tuple[float, float]:
-    """Run a step of fused kernels and compare all that it makes with the same step as ATen calls.
+    """Run a step of fused kernels and compare all its results with the same step as ATen calls.
 
-    Both run without TF32, and each result may be `FUSED_TOLERANCE` off. With TF32, all results of one role together may
-    be `TIMES_AS_FAR` as far from that as the ATen calls are. Returns and raises as `check_against_model`.
+    Both run without TF32, and each result may differ by `FUSED_TOLERANCE`. With TF32, all results of one role together
+    may differ by `TIMES_AS_FAR` times the error of the ATen calls. Returns and raises as `check_against_model`.
     """
     dtype: Dtype = "fp32" if options.dtype == "tf32" else options.dtype
     exact = fused.final
@@ -186,7 +186,7 @@ def _end_of(
     device: torch.device,
     shaken: bool = False,
 ) -> tuple[Results, dict[int, float]]:
-    """What a step leaves, by tensor id, and by how much rounding moves it where it was `shaken`."""
+    """Return the results of a step by tensor id, and, where `shaken`, how far rounding moves each."""
     runner = Runner(trace, device, own=True)
     state = InitialState.copy_of(begun.initial)
     runner.bind(state.tensors)
@@ -204,13 +204,13 @@ def _refuse_error(result: str, error: float, limit: float) -> None:
 
 
 def _held(runner: Runner, indices: Iterable[int]) -> Results:
-    """Tensors that a runner holds."""
+    """Return the tensors that a runner holds."""
     held = {index: runner.tensors[index] for index in indices}
     return {index: tensor for index, tensor in held.items() if tensor is not None}
 
 
 def _own_step(step: ModelStep) -> OwnResults:
-    """Outputs (the loss, in training) and gradients of a copy of the model, computed by the model itself."""
+    """Compute outputs (the loss, in training) and gradients on a copy of the model, with the model's own code."""
     module = copy.deepcopy(step.module)
     if step.loss is None:
         with torch.no_grad():
@@ -230,7 +230,7 @@ def _worst(
     noise: Mapping[int, float],
     noun: str,
 ) -> float:
-    """The largest error of these results. Raises `CaptureError` where it is over the limit, naming the result."""
+    """Return the largest error of these results. Raises `CaptureError`, with the result's name, over the limit."""
     if len(indices) != len(wanted):
         raise CaptureError(f"the rebuilt step has {len(indices)} {noun}s, the model's own {len(wanted)}")
     if not indices:
@@ -251,7 +251,7 @@ def _in_words(error: float) -> str:
 
 
 def _name(trace: Trace, index: int) -> str:
-    """A tensor as people may find it: by its own name, or the op that makes it and that op's layer."""
+    """Describe a tensor by its own name, or by the op that makes it and the op's layer."""
     if trace.tensors[index].name:
         return f"'{trace.tensors[index].name}'"
     makers = [op for op in trace.ops if index in op.outputs]
@@ -260,7 +260,7 @@ def _name(trace: Trace, index: int) -> str:
 
 
 def _seed(graph: JointGraph, seed: int) -> None:
-    """Begin with the random numbers that the model's own step began with."""
+    """Restore the random number state at the start of the model's own step."""
     if graph.own is not None and graph.own.rng is not None:
         set_rng_state(graph.own.rng)
     else:

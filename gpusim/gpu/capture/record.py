@@ -1,7 +1,7 @@
-"""From a joint graph to the trace's ops, tensors and storages, by running it once on real tensors.
+"""Turn a joint graph into a trace's ops, tensors and storages by running it once on real tensors.
 
-Which tensors share memory, and which an op changes in place, is seen on the tensors themselves: storages are told
-apart by weak references, so nothing has to be kept alive for it.
+Shared memory and in-place changes are observed on the tensors themselves. Storages are told apart by weak references,
+which keep no memory alive.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from gpusim.gpu.replay.encode import encode
 from gpusim.gpu.replay.operators import is_random, written_arguments
 from gpusim.gpu.replay.tensors import copy_sharing, flat_results
 
-#: Operators that return a view although their schema does not say so.
+#: Operators that return a view although their schema does not declare one.
 UNDECLARED_VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias")
-#: Constants and integer tensors up to this size are kept element by element.
+#: Largest constant or integer tensor, in elements, that is kept element by element.
 MAX_KEPT_VALUES = 4096
 
 
 @dataclass
 class Recorded:
-    """Ops, tensors and storages of a step, the ids of its results, and the tensors that existed before it."""
+    """Ops, tensors and storages of a step, the ids of its results, and the tensors from before it."""
 
     ops: list[Op]
     tensors: list[Tensor]
@@ -38,17 +38,17 @@ class Recorded:
     outputs: list[int]
     gradients: list[int]
     initial: dict[int, torch.Tensor]
-    """Tensor id -> the tensor before the step (a copy)."""
+    """Tensor id -> copy of the tensor before the step."""
     final: dict[int, torch.Tensor]
-    """Tensor id -> its elements after the step: outputs, gradients and what the step changed in place."""
+    """Tensor id -> elements after the step: outputs, gradients and tensors changed in place."""
     named: dict[int, str] = field(default_factory=dict)
-    """Tensor id -> the input of the joint graph that it is, for what exists before the step."""
+    """Tensor id -> name of its joint graph input, for tensors from before the step."""
     sources: list[Source] = field(default_factory=list)
-    """Code of kernels, where the ops are Inductor's."""
+    """Kernel sources, where the ops are Inductor's."""
     returned: list[int | None] = field(default_factory=list)
-    """Tensor id of each tensor that the user's step returns; None: one that the step does not touch."""
+    """Tensor id of each tensor that the user's step returns; None: the step does not touch the tensor."""
     results: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
-    """Call -> tensor id of each of its results by place, which an op's outputs leave out where there is none."""
+    """Call name -> tensor ids of its results by position; None for an absent result, which the op's outputs omit."""
 
 
 @dataclass
@@ -62,18 +62,18 @@ class _Recorder:
     results: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
 
     def storage(self, tensor: torch.Tensor) -> tuple[int, bool]:
-        """Index of the tensor's storage, and whether it is new."""
+        """Return the index of the tensor's storage, and whether it is new."""
         weak = StorageWeakRef(tensor.untyped_storage())
         if weak.cdata in self.storage_ids:
             return self.storage_ids[weak.cdata], False
-        # The weak reference keeps the storage's address from being used again, not its memory.
+        # The weak reference keeps the storage's address from reuse, not its memory.
         self.keep.append(weak)
         self.storage_ids[weak.cdata] = len(self.storages)
         self.storages.append(Storage(bytes=tensor.untyped_storage().nbytes()))
         return len(self.storages) - 1, True
 
     def tensor(self, tensor: torch.Tensor, role: Role = "activation", **fields: Any) -> int:
-        """Index of the tensor, entered where this view of this storage is new."""
+        """Return the tensor's index; a new view of the storage is entered first."""
         storage, _ = self.storage(tensor)
         shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
         key = (storage, shape, stride, offset, tensor.dtype)
@@ -89,7 +89,7 @@ class _Recorder:
 def record(graph: JointGraph, own: bool = False) -> Recorded:
     """Run the calls in order and record them. Raises `CaptureError` for an undeclared in-place change.
 
-    `own` is for steps that only this process runs: their operators need not be on the allow-list.
+    `own` is for steps that only this process runs; their operators need not be on the allow-list.
     """
     calls = live_calls(graph)
     for call in calls:
@@ -149,7 +149,7 @@ def record(graph: JointGraph, own: bool = False) -> Recorded:
 
 
 def live_calls(graph: JointGraph) -> list[Call]:
-    """The calls that matter: whose results are used, or that change memory which is used later or outlives the step.
+    """Return the live calls: their results are used, or they change memory that is used later or outlives the step.
 
     Memory is followed through views: writing to a slice of a tensor counts as writing to the tensor.
     """
@@ -169,12 +169,12 @@ def live_calls(graph: JointGraph) -> list[Call]:
 
 
 def _arguments(call: Call) -> set[str]:
-    """Names of the calls and inputs that a call's arguments mention."""
+    """Return the names of the calls and inputs among a call's arguments."""
     return {v.node for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)}
 
 
 def _alias_groups(graph: JointGraph) -> Callable[[str], str]:
-    """A function from a name to one name that stands for all that may share its memory."""
+    """Return a function from a name to the representative of all names that may share its memory."""
     parent: dict[str, str] = {}
 
     def find(name: str) -> str:
@@ -196,7 +196,7 @@ def _used_names(calls: list[Call], graph: JointGraph) -> set[str]:
 
 
 def _last_uses(calls: list[Call], graph: JointGraph) -> dict[int, list[str]]:
-    """For each call, the names that nothing uses after it."""
+    """Return, for each call, the names without any later use."""
     last: dict[str, int] = {}
     for position, call in enumerate(calls):
         last[call.name] = position
@@ -218,7 +218,7 @@ def _get(value: Value, env: dict[str, Any]) -> Any:
 
 
 def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
-    """Run one call and describe it."""
+    """Run one call and describe it as an op."""
     args, kwargs = pytree.tree_map_only(Value, lambda v: _get(v, env), (call.args, call.kwargs))
     if not isinstance(call.function, torch._ops.OpOverload):
         raise CaptureError(f"{_at(call)}the step calls {call.function}, which is no ATen operator")
@@ -256,7 +256,7 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
     parts = result if isinstance(result, list | tuple) else [result]
     recorder.results[call.name] = tuple(recorder.tensor(p) if isinstance(p, torch.Tensor) else None for p in parts)
     if not writes:
-        reads = []  # a view: it looks at no element
+        reads = []  # a view reads no element
     return Op(
         name=call.name,
         target=str(call.function),
@@ -272,12 +272,12 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
 
 
 def _at(call: Call) -> str:
-    """The line of the user's code that a message begins with."""
+    """Return the message prefix with the line of the user's code."""
     return f"{call.line}: " if call.line else ""
 
 
 def _refuse_shapes_from_data(call: Call, args: tuple[Any, ...]) -> None:
-    """Raise `CaptureError` for a result whose shape depends on values; an index of integers has the index's shape."""
+    """Raise `CaptureError` for a result whose shape depends on values; an integer index has the index's shape."""
     masks = any(getattr(part, "dtype", None) in (torch.bool, torch.uint8) for part in pytree.tree_leaves(args[1:]))
     function = call.function
     if torch.Tag.dynamic_output_shape in function.tags and (function._schema.name != "aten::index" or masks):
@@ -286,7 +286,8 @@ def _refuse_shapes_from_data(call: Call, args: tuple[Any, ...]) -> None:
 
 
 def initial_values(tensor: torch.Tensor, state: State) -> TensorInit:
-    """How replay makes a tensor like this one: exact where small and integral or constant, else its distribution.
+    """Return the recipe for a tensor like this one in replay: exact if small and integral or constant, else a
+    distribution.
 
     A tensor without elements, on the device `meta` or of length 0, is a constant.
     """
@@ -307,7 +308,7 @@ def initial_values(tensor: torch.Tensor, state: State) -> TensorInit:
 
 
 def set_roles(tensors: list[Tensor], indices: list[int], role: Role) -> None:
-    """Give activations the role that they have at the end of the step, in place."""
+    """Set the role of activations at the end of the step, in place."""
     import msgspec
 
     for index in indices:

@@ -1,4 +1,4 @@
-"""A step of the user's own: what it may touch, how it is recorded, and how everything is as before afterwards."""
+"""A step of the user's own: its state, its recording, and the restoration of everything it changed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from gpusim.gpu.capture.joint_graph import layer_names
 from gpusim.gpu.capture.listen import Layers, Listener
 
 Phases = Sequence[tuple[Phase | None, Callable[[Any], Any]]]
-"""The phases of a step in order; each is given what the one before it returned. The last returns the outputs.
+"""The phases of a step in order; each receives the result of the one before. The last returns the outputs.
 
-One under None is all of a step whose phases nobody told apart."""
+A single phase under None is a whole step that was not split into phases.
+"""
 
-#: Attributes of modules that are put back, such as `training` and a model's own counters.
+#: Types of module attributes that are restored, such as `training` and a model's own counters.
 _PLAIN = (bool, int, float, str, type(None))
-#: How deep objects are looked into for modules and optimizers: a trainer in a list, its model, is two.
+#: Depth of the search for modules and optimizers within objects: a trainer in a list is 1, its model 2.
 DEPTH = 4
-#: Longer lists are not looked into.
+#: Longest list that is searched.
 MOST_PARTS = 1_000
 
 
 @dataclass
 class UserStep:
-    """A step as functions of the user's, with the modules, optimizers and named tensors that it uses."""
+    """A step as the user's functions, with the modules, optimizers and named tensors that it uses."""
 
     network: str
     phases: Phases
@@ -43,21 +44,21 @@ class UserStep:
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: Sequence[Optimizer] = ()
     named: Mapping[str, tuple[Role, torch.Tensor]] = field(default_factory=dict)
-    """Inputs and targets."""
+    """Inputs and targets by name."""
 
     @property
     def optimizer_name(self) -> str | None:
         return optim.name_of(self.optimizers)
 
     def run(self) -> Any:
-        """One step; returns its outputs."""
+        """Run one step and return its outputs."""
         value: Any = None
         for _, phase in self.phases:
             value = phase(value)
         return value
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """All parameters by name; those of optimizers without a module are `parameter.0`."""
+        """Parameters by name; those of optimizers without a module are `parameter.0` and so on."""
         parameters = {
             ".".join(part for part in (prefix, name) if part): parameter
             for prefix, module in self.modules.items()
@@ -69,7 +70,7 @@ class UserStep:
         return parameters | {f"parameter.{place}": parameter for place, parameter in enumerate(others.values())}
 
     def states(self) -> list[State]:
-        """Every tensor that the step may begin with, in a fixed order."""
+        """Return every tensor that the step may read at its start, in a fixed order."""
         parameters = self.parameters()
         names = {id(parameter): name for name, parameter in parameters.items()}
         states = [State(name, "parameter", parameter) for name, parameter in parameters.items()]
@@ -88,14 +89,16 @@ class UserStep:
 
 
 class Untouched:
-    """Puts everything back that steps change: tensors, gradients, optimizers, modes, random numbers."""
+    """Restorer of the state that steps change: tensors, gradients, optimizers, modes, random numbers."""
 
     def __init__(self, step: UserStep) -> None:
         self.step = step
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def keep(self, live: Mapping[str, torch.Tensor], before: Mapping[str, State], copy: bool) -> None:
-        """Remember what tensors were before the step that first touched them; in copies where that will change."""
+        """Save tensors as they were before the step that first touched them; `copy`: later steps would change the saved
+        ones.
+        """
         for node, tensor in live.items():
             if id(tensor) not in self._tensors:
                 state = before[node].tensor
@@ -123,21 +126,21 @@ class Untouched:
 
 
 def rng_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """States of the default generators of the CPU and of the step's GPU."""
+    """Return the states of the default generators of the CPU and of the step's GPU."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 def set_rng_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    """Go back to what `rng_state` gave."""
+    """Restore the states from `rng_state`."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1])
 
 
 def record_step(step: UserStep, untouched: Untouched, seed: int) -> JointGraph:
-    """Record the second of three steps: the first makes the optimizer's states, the third shows what changes.
+    """Record the second of three steps: the first makes the optimizer's states, the third shows which values change.
 
-    Raises `CaptureError`, with the line of the user's code, for what a trace cannot hold.
+    Raises `CaptureError`, with the line of the user's code, for a step that a trace cannot hold.
     """
     _hear(step, untouched, strict=False)
     torch.manual_seed(seed)
@@ -147,7 +150,7 @@ def record_step(step: UserStep, untouched: Untouched, seed: int) -> JointGraph:
 
 
 def _hear(step: UserStep, untouched: Untouched, strict: bool = True) -> JointGraph:
-    """One step, recorded."""
+    """Run one step and record it."""
     parameters = step.parameters()
     owners = {id(parameter): name.rpartition(".")[0] for name, parameter in parameters.items()}
     layers = Layers(layer_names(dict(step.modules)), owners)
@@ -191,12 +194,12 @@ def _hear(step: UserStep, untouched: Untouched, strict: bool = True) -> JointGra
 
 
 def _of_step(listener: Listener, tensors: Sequence[torch.Tensor]) -> list[tuple[Value, torch.Tensor]]:
-    """Tensors that are in the graph, with what they are there."""
+    """Return the tensors in the graph, each with its graph value."""
     return [(value, tensor) for tensor in tensors if (value := listener.value_of(tensor)) is not None]
 
 
 def _changes(calls: Sequence[Call], again: Sequence[Call]) -> list[str]:
-    """Numbers that are others in the next step, in words. Raises `CaptureError` where the calls are others."""
+    """Describe numbers that differ in the next step. Raises `CaptureError` where the calls themselves differ."""
     changes: dict[str, None] = {}
     for one, other in zip(calls, again, strict=False):
         shape_one, shape_other = _shape(one), _shape(other)
@@ -217,20 +220,20 @@ def _changes(calls: Sequence[Call], again: Sequence[Call]) -> list[str]:
 
 
 def _other_constants(graph: JointGraph, again: JointGraph) -> list[str]:
-    """Constants of the user's code that are others in the next step, in words."""
+    """Describe constants of the user's code that differ in the next step."""
     pairs = zip(graph.inputs.values(), again.inputs.values(), strict=False)
     changed = [a.name for a, b in pairs if a.role == b.role == "constant" and not torch.equal(a.tensor, b.tensor)]
     return [f"the elements of '{name}', which the host makes" for name in changed]
 
 
 def _shape(call: Call) -> Any:
-    """A call without its floating-point numbers."""
+    """Return a key of a call that ignores floating-point numbers."""
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     return call.function, spec, [float if isinstance(leaf, float) else leaf for leaf in leaves]
 
 
 def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer]]:
-    """Modules and optimizers that a function can use, by the names that it has for them."""
+    """Return the modules and optimizers that a function can reach, by the names that it has for them."""
     modules: dict[str, torch.nn.Module] = {}
     optimizers: list[Optimizer] = []
     seen: set[int] = set()
@@ -253,7 +256,7 @@ def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer
             for key, part in _names_of(value).items():
                 look(part, key, depth + 1)
         elif isinstance(value, list | tuple | dict) and len(value) > MOST_PARTS:
-            return  # data, and no trainer
+            return  # data, not a trainer
         elif isinstance(value, list | tuple):
             for place, part in enumerate(value):
                 look(part, f"{name}.{place}", depth + 1)
@@ -269,7 +272,7 @@ def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer
 
 
 def _names_of(function: types.FunctionType) -> dict[str, Any]:
-    """What a function's code refers to by name: closure, globals, defaults."""
+    """Return the values that a function's code refers to by name: closure, globals, defaults."""
     code = function.__code__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     values = {name: cell.cell_contents for name, cell in cells.items() if _is_filled(cell)}

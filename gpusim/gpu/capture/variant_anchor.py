@@ -1,10 +1,10 @@
-"""What variants take in a step: their times anchored to measured CUDA graphs, as those of the captured kernels are.
+"""Variant times anchored to measured CUDA graphs, as the times of the captured kernels are.
 
-Variants are timed call by call, and a kernel takes longer or shorter among others: what lies in the caches, what ran
-before. How much differs by kind: in graphs of Inception-v3 and SqueezeNet on an H200, convolutions with their ReLU took
-0.94 to 1.02 of it, elementwise kernels of several ops 1.00 to 1.27 (research/2026-11-23-variants.md). So the step is
-run on one stream with the variants of each name, in turns with the captured kernels, and variants of that name are
-taken to be as much slower or faster as that graph asks for.
+Variants are timed call by call, but a kernel's time depends on its context: cache contents and the kernels before it.
+The effect differs by kind: in graphs of Inception-v3 and SqueezeNet on an H200, convolutions with their ReLU took 0.94
+to 1.02 of the isolated time, fused elementwise kernels 1.00 to 1.27 (research/2026-11-23-variants.md). So the step is
+run on one stream with the variants of each name, in turns with the captured kernels, and the times of those variants
+are scaled by one factor to match that graph.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from gpusim.plan.lower import lower
 from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule
 
-#: How far factors lie from 1, and recordings of one graph from each other, as standard deviations. Where variants are
-#: a small part of the step, the graph says more about recordings than about them, and the factor stays near 1: its
-#: mean for normal distributions.
+#: Standard deviations of the factors around 1, and between recordings of one graph. Where variants are a small part of
+#: the step, the graph says more about recordings than about variants, and the factor, a posterior mean of normal
+#: distributions, stays near 1.
 SPREAD, RECORDING_FRAC = 0.2, 0.01
-#: What is further off is no difference in context, and nothing that one factor explains.
+#: Limit of a factor; a larger deviation is not an effect of context, and one factor does not explain it.
 MOST_FACTOR: Final = 1.5
 
 
 def anchored_variants(trace: Trace, seed: int = DEFAULT_SEED, say: Callable[[str], None] = lambda _: None) -> Trace:
-    """The trace with the times of variants multiplied by a factor for each name, as measured graphs ask for.
+    """Scale the times of variants by a factor for each name, fitted to measured graphs.
 
-    Measures on the current GPU, in a process of its own. A trace of a GPU that has no hardware model stays as it is.
-    Raises `GpuError` without a GPU.
+    Measures on the current GPU, in a process of its own. A trace of a GPU without hardware model stays as it is. Raises
+    `GpuError` without a GPU.
     """
     hardware = hardware_for_gpu(trace.provenance.gpu.name)
     if hardware is None:
@@ -60,10 +60,10 @@ def anchored_variants(trace: Trace, seed: int = DEFAULT_SEED, say: Callable[[str
 
 
 def anchor_factor(graph: OpGraph, variants: Sequence[int], captured_ns: int, varied_graph_ns: int) -> float:
-    """What to multiply the times of variants by, from the measured graphs of the captured kernels and of `variants`.
+    """Return the factor for the times of variants from the measured graphs of the captured kernels and of `variants`.
 
-    Both on one stream, in recorded order, measured beside each other: whatever makes that machine slower or faster than
-    the trace says for the captured kernels is left out.
+    Both graphs are measured in turns, on one stream in recorded order; a slowdown or speed-up of the machine that the
+    captured kernels share cancels out.
     """
     engine = FastEngine()
     predicted_ns, with_variants_ns = (
@@ -81,7 +81,7 @@ def anchor_factor(graph: OpGraph, variants: Sequence[int], captured_ns: int, var
 
 
 def with_times(trace: Trace, factors: Mapping[str, float]) -> Trace:
-    """The trace with the times of variants multiplied by the factor of their name."""
+    """Multiply the times of variants by the factor of their name."""
     ops = (
         msgspec.structs.replace(
             op, variants=tuple(scaled(variant, factors.get(variant.name, 1.0)) for variant in op.variants)
@@ -92,7 +92,7 @@ def with_times(trace: Trace, factors: Mapping[str, float]) -> Trace:
 
 
 def scaled(variant: Variant, factor: float) -> Variant:
-    """A variant with its times multiplied."""
+    """Multiply the times of one variant."""
     kernels = (
         msgspec.structs.replace(
             kernel,

@@ -1,10 +1,9 @@
-"""`gpusim capture --variants`: the kernels and times of each op's other algorithms.
+"""`gpusim capture --variants`: kernels and times of each op's alternative algorithms.
 
-Every distinct call (operator, arguments, shapes, kernels) is run under each of the settings that torch lets one choose,
-in one profiler session, with the call as captured among them; so are ops with others that can be run as one with them
-(`gpusim.gpu.replay.fusion`). Operators of which an op has such variants already (of chains: of that name) are left as
-they are. What launches the kernels that are there already is left out, and so is what is no better in any respect:
-neither faster nor smaller. Slower kernels that leave room for their neighbours stay.
+Every distinct call (operator, arguments, shapes, kernels) runs under each available setting of torch, in one profiler
+session with the call as captured; so do operator fusions (`gpusim.gpu.replay.fusion`). Operators that already have
+variants (fusions: of that name) are skipped. A variant is dropped if it launches the same kernels as an earlier one, or
+is neither faster nor smaller than the captured kernels. Slower kernels that leave room for their neighbours stay.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from gpusim.gpu.replay.variants import settings_for
 from gpusim.rules.occupancy import kernel_demand
 
 ITERATIONS = 7
-#: Head start of the host in an iteration, in spin cycles a call: calls take some 10 to 100 us of host time.
+#: Head start of the host in an iteration, in spin cycles per call: a call takes about 10 to 100 us of host time.
 SPIN_CYCLES_PER_CALL = 200_000
-#: Most variants kept of one op, the fastest ones.
+#: Most variants kept per op, fastest first.
 MAX_VARIANTS = 4
-#: The same of those that cover others.
+#: Most fused variants kept per op.
 MAX_COVERING = 3
-#: A smaller difference in time or demand is none.
+#: Smallest relative difference in time or demand that counts.
 TOLERANCE_FRAC = 0.02
 
 Launches = tuple[tuple[Any, ...], ...]
 Measured = dict[tuple[int, str], tuple[Kernel, ...]]
-"""Kernels by op and name of the settings; the empty name stands for the call as captured."""
+"""Kernels by op and settings name; the empty name is the call as captured."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One call that is timed: an op that stands for all equal ones, under one of the settings; None: as captured."""
+    """One timed call: the representative of a group of equal ops, under one of the settings; None: as captured."""
 
     op: int
     name: str
@@ -57,9 +56,9 @@ class _Call:
 
 
 def with_variants(trace: Trace, seed: int = DEFAULT_SEED, say: Callable[[str], None] = lambda _: None) -> Trace:
-    """The trace with variants, measured on the current GPU in a process of its own. Raises `GpuError` without one.
+    """Add variants to a trace, measured on the current GPU in a process of its own. Raises `GpuError` without a GPU.
 
-    It may be any trace that was captured on this kind of GPU: the step is rebuilt from it.
+    The trace may come from any GPU of this kind: the step is rebuilt from it.
     """
     return anchored_variants(with_measured_variants(trace, seed, say), seed, say)
 
@@ -71,10 +70,10 @@ def with_measured_variants(
     own: bool = False,
     tf32: tuple[bool, bool] | None = None,
 ) -> Trace:
-    """As `with_variants`, with the times that the calls take by themselves.
+    """As `with_variants`, with the times of isolated calls.
 
-    `own` is as for `Runner`. `tf32` says whether matrix products and convolutions may use TF32, where that is not as
-    the trace's dtype has it.
+    `own` is as for `Runner`. `tf32` says whether matrix products and convolutions may use TF32, where that differs from
+    the trace's dtype.
     """
     measured: Measured = {}
     for autotuned, doing in ((False, "profiling other algorithms"), (True, "letting cuDNN time its algorithms")):
@@ -94,10 +93,11 @@ def with_measured_variants(
 def measure_calls(
     trace: Trace, seed: int, autotuned: bool, own: bool = False, tf32: tuple[bool, bool] | None = None
 ) -> Measured:
-    """Kernels of the calls that cuDNN's autotuner is to choose, or of all others, those as captured among them.
+    """Return the kernels of the calls left to cuDNN's autotuner, or of all other calls with the captured ones among
+    them.
 
-    Call it in a process of its own: torch allows one profiler session a process, and the algorithm that the autotuner
-    chose would be that of every later call of the same arguments.
+    Call it in a process of its own: torch allows one profiler session per process, and the autotuner's choice would
+    stick to every later call with the same arguments.
     """
     device = require_gpu()
     set_precision(trace.model.dtype)
@@ -112,10 +112,10 @@ def measure_calls(
 
 
 def in_turns(calls: Sequence[_Call]) -> list[_Call]:
-    """Round by round one call of each op that has one left, neighbours under different settings.
+    """Order calls round by round, one per op, with neighbours under different settings.
 
-    Right behind another call of the same op, a call would find its arguments in the cache; right behind one of another
-    op under the same settings, often the kernel's instructions. In a step it finds neither.
+    Right after another call of the same op, a call would find its arguments in the cache; right after another op under
+    the same settings, often the kernel's instructions. In a step it finds neither.
     """
     of_op: dict[int, list[_Call]] = {}
     for call in calls:
@@ -128,7 +128,7 @@ def in_turns(calls: Sequence[_Call]) -> list[_Call]:
 
 
 def variants_from(trace: Trace, measured: Measured) -> list[tuple[Variant, ...]]:
-    """The variants of each op that are new, from what was measured of the ops that stand for others."""
+    """Return the new variants of each op, from the measurements of the group representatives."""
     hardware = hardware_for_gpu(trace.provenance.gpu.name)
     result: list[tuple[Variant, ...]] = [()] * len(trace.ops)
     tried = ways_to_try(trace)
@@ -152,7 +152,7 @@ def variants_from(trace: Trace, measured: Measured) -> list[tuple[Variant, ...]]
 
 
 def ways_to_try(trace: Trace) -> dict[int, dict[str, Chain]]:
-    """For each op the ways to run it that are to be measured, by name; those that cover other ops among them."""
+    """Return the settings and fusions to measure for each op, by name."""
     plain = {op.target for op in trace.ops for variant in op.variants if not variant.covers}
     covering = {(op.target, variant.name) for op in trace.ops for variant in op.variants if variant.covers}
     chains = chains_of(trace)
@@ -170,7 +170,7 @@ def ways_to_try(trace: Trace) -> dict[int, dict[str, Chain]]:
 
 
 def equal_calls(trace: Trace) -> dict[int, list[int]]:
-    """Ops that have ways to try: the first of each distinct call, and all that are like it."""
+    """Group ops with settings to measure: the first of each distinct call -> all ops equal to it."""
     groups: dict[Any, list[int]] = {}
     for index, ways in ways_to_try(trace).items():
         behind = dict.fromkeys(covers for way in ways.values() for covers in (way.covers,))
@@ -180,19 +180,19 @@ def equal_calls(trace: Trace) -> dict[int, list[int]]:
 
 
 def _signature(trace: Trace, op: Op) -> Any:
-    """What makes two calls launch the same kernels: operator, arguments but for which tensors, their shapes."""
+    """Return a key of calls that launch the same kernels: operator, non-tensor arguments, tensor shapes."""
     shapes = [(t.shape, t.stride, t.dtype) for t in (trace.tensors[i] for i in (*op.reads, *op.writes))]
     arguments = [argument for argument in op.args if not (isinstance(argument, dict) and "tensor" in argument)]
     return op.target, repr(arguments), repr(sorted(op.kwargs)), tuple(shapes), launches(op.kernels)
 
 
 def launches(kernels: Sequence[Kernel]) -> Launches:
-    """Kernels by name and launch shape, not by time."""
+    """Describe kernels by name and launch shape, without time."""
     return tuple((k.name, k.kind, k.grid, k.block, k.regs_per_thread, k.smem_bytes) for k in kernels)
 
 
 def _all_calls(trace: Trace, autotuned: bool) -> list[_Call]:
-    """What `measure_calls` runs, op by op; without the autotuner each op as captured, too."""
+    """List the calls that `measure_calls` runs, op by op; without the autotuner, also each op as captured."""
     calls = []
     tried = ways_to_try(trace)
     for op in equal_calls(trace):
@@ -206,12 +206,12 @@ def _all_calls(trace: Trace, autotuned: bool) -> list[_Call]:
 
 
 def _works(runner: Runner, call: _Call) -> bool:
-    """Run it once, as a warm-up, and record it; what refuses its arguments or a CUDA graph is no variant."""
+    """Run a call once as warm-up and record it; a call that refuses its arguments or a CUDA graph is no variant."""
     try:
         _run(runner, call)
         torch.cuda.synchronize()
         _record(runner, call)
-    except (ReplayError, RuntimeError):  # the latter: a recording that the refusal spoilt
+    except (ReplayError, RuntimeError):  # RuntimeError: a recording that the refusal invalidated
         if call.settings is None:
             raise
         return False
@@ -219,7 +219,7 @@ def _works(runner: Runner, call: _Call) -> bool:
 
 
 def _record(runner: Runner, call: _Call) -> None:
-    """Record it in a graph of its own, which `torch.cuda.graph` would collect all garbage for, each time."""
+    """Record a call in a graph of its own; `torch.cuda.graph` would collect garbage each time."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(_recording_stream()):
         graph.capture_begin(capture_error_mode="thread_local")
@@ -232,7 +232,7 @@ def _record(runner: Runner, call: _Call) -> None:
 
 @functools.cache
 def _recording_stream() -> torch.cuda.Stream:
-    """One for all recordings: libraries keep a workspace for each stream."""
+    """Return one stream for all recordings, since libraries keep a workspace per stream."""
     return torch.cuda.Stream()
 
 
@@ -246,13 +246,15 @@ def _run(runner: Runner, call: _Call) -> None:
 
 
 def _profile(runner: Runner, calls: Sequence[_Call]) -> list[tuple[Kernel, ...]]:
-    """Kernels of each call: medians over `ITERATIONS`, one session. Raises `CaptureError` for lost kernels."""
+    """Return the kernels of each call: medians over `ITERATIONS` in one session. Raises `CaptureError` for lost
+    kernels.
+    """
     if not calls:
         return []
     with profiled() as session:
         for iteration in range(ITERATIONS + 1):
             torch.cuda.synchronize()
-            for first in range(0, len(calls), 32):  # the spin kernel has a limit, and so has the launch queue
+            for first in range(0, len(calls), 32):  # the spin kernel and the launch queue have limits
                 torch.cuda._sleep(SPIN_CYCLES_PER_CALL * min(32, len(calls) - first))
                 for number in range(first, min(first + 32, len(calls))):
                     with record_function(f"{RANGE}{iteration}:{number}"):
@@ -264,11 +266,11 @@ def _profile(runner: Runner, calls: Sequence[_Call]) -> list[tuple[Kernel, ...]]
 def choose_variants(
     control: Sequence[Kernel], variants: Sequence[Variant], hardware: HardwareModel | None, ops: Sequence[Op] = ()
 ) -> tuple[Variant, ...]:
-    """The variants worth keeping beside the captured kernels (`control`), fastest first.
+    """Return the variants worth keeping next to the captured kernels (`control`), fastest first.
 
-    Each has kernels of its own, and is faster than the captured ones or takes less of the GPU: less of it at most, or
-    less of it over time. Without a hardware model, nobody can tell what they take: faster ones stay. Those that cover
-    some of `ops` are held against the kernels of these, too, and there each launch less counts.
+    Each has other kernels than the captured ones, and is faster or takes less of the GPU: less at its peak, or less
+    over time. Without a hardware model the share is unknown, so only faster ones stay. Variants that fuse `ops` are
+    compared with the kernels of these ops, too, and each saved launch counts.
     """
     seen = {launches(control)}
     kept: list[Variant] = []
@@ -285,7 +287,7 @@ def choose_variants(
 
 
 def _merits(kernels: Sequence[Kernel], hardware: HardwareModel | None, gap_ns: float) -> tuple[float, ...]:
-    """Time with a gap for each launch, largest share of the GPU's SMs at any time, share times time; less is better."""
+    """Return time with a gap per launch, peak share of the GPU's SMs, and share times time; less is better."""
     total_ns = _total_ns(kernels) + gap_ns * len(kernels)
     if hardware is None:
         return (total_ns,)

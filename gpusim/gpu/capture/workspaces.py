@@ -1,4 +1,4 @@
-"""How much GPU memory each op takes for itself while it runs: cuDNN's workspaces, temporaries of torch."""
+"""GPU memory that each op allocates for itself while it runs: cuDNN's workspaces, temporaries of torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _PEAK, _NOW = "requested_bytes.all.peak", "requested_bytes.all.current"
 
 
 def op_workspaces(runner: Runner, state: InitialState, releases: Sequence[Iterable[int]]) -> list[int]:
-    """For each op the bytes asked for at most while it ran, less what it left; `state` is as before in the end.
+    """Return each op's peak allocation while it runs, less the bytes it leaves, in bytes; `state` is restored at the
+    end.
 
-    The allocator keeps these counts on the host, so nothing is waited for. What a library keeps from its first call on,
-    such as cuBLAS's workspace of a stream, is not an op's: the step runs once before.
+    The allocator keeps these counts on the host, so no synchronization is needed. Memory that a library keeps from its
+    first call on, such as cuBLAS's workspace of a stream, does not count: the step runs once before.
     """
     workspace_bytes = [0] * len(runner.trace.ops)
     for counted in (False, True):
