@@ -1,1 +1,1 @@
-"""From a trace and a schedule to a measurement."""
+"""Replay of a schedule on the GPU from a trace."""

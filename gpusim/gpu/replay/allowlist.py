@@ -1,9 +1,9 @@
-"""The allow-list: which operators a trace may call, and with what. The check needs no torch and no GPU.
+"""Allow-list of the operators that a trace may call, and of their arguments. The check needs no torch and no GPU.
 
-A trace is a file from anywhere; replaying it must run operators and nothing else. So each op names one of the operators
-in `aten_operators.txt`, with its overload, and its arguments are tensors of the trace, numbers, booleans, null, lists
-of these, and words that torch's schemas enumerate. `gpusim.gpu.replay.saved` and `gpusim.gpu.replay.size_rules` add
-what torch itself does not check.
+A trace is an untrusted file; replaying it must run operators and nothing else. So each op names an operator of
+`aten_operators.txt`, with its overload. Its arguments are tensors of the trace, numbers, booleans, null, lists of
+these, and keywords that torch's schemas enumerate. `gpusim.gpu.replay.saved` and `gpusim.gpu.replay.size_rules` add the
+checks that torch itself omits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _APPROXIMATE: Final[Words] = {"approximate": (None, ("none", "tanh"))}
 _ROUNDING: Final[Words] = {"rounding_mode": (None, ("trunc", "floor"))}
 _SCATTER: Final[Words] = {"reduce": (None, ("add", "multiply"))}
 _SCATTER_REDUCE: Final[Words] = {"reduce": (4, ("sum", "prod", "mean", "amax", "amin"))}
-#: Words that arguments may be: operator -> name of the argument -> its position (None: by name only) and its words.
+#: Keywords allowed as arguments: operator -> argument name -> its position (None: by name only) and keywords.
 WORDS: Final[dict[str, Words]] = {
     **dict.fromkeys(("aten.gelu", "aten.gelu_", "aten.gelu_backward"), _APPROXIMATE),
     **dict.fromkeys(("aten.div", "aten.div_"), _ROUNDING),
     **dict.fromkeys(("aten.scatter", "aten.scatter_"), _SCATTER),
     **dict.fromkeys(("aten.scatter_reduce", "aten.scatter_reduce_"), _SCATTER_REDUCE),
 }
-#: Operators that make a tensor out of no tensor: without a device, torch would put it into the host's memory.
+#: Operators that make a tensor without a tensor argument; without a device, torch would put it into host memory.
 FACTORIES: Final = frozenset(
     f"aten.{name}"
     for name in [
@@ -53,20 +53,20 @@ FACTORIES: Final = frozenset(
         "zeros",
     ]
 )
-#: New tensors whose shape is one of the arguments: its position.
+#: Position of the shape among the arguments, for operators that make a tensor of a given shape.
 SIZES: Final = {
     **dict.fromkeys((f"aten.{n}" for n in ("empty", "empty_strided", "full", "ones", "rand", "randn", "zeros")), 0),
     **dict.fromkeys((f"aten.new_{n}" for n in ("empty", "empty_strided", "full", "ones", "zeros")), 1),
 }
-#: What a rule may raise on arguments that it does not expect. A rule that cannot be evaluated refuses the op.
+#: Errors that a rule may raise on unexpected arguments. A rule that cannot be evaluated refuses the op.
 UNCHECKABLE: Final = (ArithmeticError, ValueError, LookupError, TypeError, RecursionError)
-#: Numbers beyond this fit into no argument.
+#: Bound of integer arguments: larger numbers overflow 64 bits.
 MAX_INTEGER: Final = 2**63
 
 
 @functools.cache
 def allowed_operators() -> frozenset[str]:
-    """Names with overload, such as `aten.convolution.default`."""
+    """Return operator names with overload, such as `aten.convolution.default`."""
     text = resources.files("gpusim.gpu.replay").joinpath("aten_operators.txt").read_text(encoding="utf-8")
     return frozenset(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#"))
 
@@ -77,7 +77,7 @@ def base_name(target: str) -> str:
 
 
 def check_operators(trace: Trace, file: str) -> None:
-    """Raise `OperatorError` for the first op that replay does not run, naming file, place and operator."""
+    """Raise `OperatorError` for the first op that replay refuses, with file, place and operator."""
     if trace.provenance.imported_from is not None:
         problem = "is imported from a profile, which has kernels and no tensors: replay cannot run it"
         raise OperatorError(f"{file}: {problem}; capture the step with `gpusim capture` on its GPU")
@@ -85,7 +85,7 @@ def check_operators(trace: Trace, file: str) -> None:
         problem = "is estimated, without the values that its tensors begin with: replay cannot run it"
         raise OperatorError(f"{file}: {problem}; capture the step with `gpusim capture` on its GPU")
     if trace.model.frontend == "inductor":
-        return  # code, which runs only where it is trusted (`gpusim.trace.trust`): there is nothing left to guard
+        return  # code runs only where trusted (`gpusim.trace.trust`), so there is nothing left to guard
     for index, op in enumerate(trace.ops):
         if op.target not in allowed_operators():
             raise OperatorError(
@@ -108,7 +108,7 @@ def check_operators(trace: Trace, file: str) -> None:
 
 
 def _problem_with_arguments(op: Op) -> tuple[str, str]:
-    """Where an op's arguments are not what replay takes, and why; two empty texts where all are."""
+    """Return the place and reason of the first refused argument of an op, or two empty strings."""
     words = WORDS.get(base_name(op.target), {})
     positional = {place: choices for place, choices in words.values() if place is not None}
     for place, value in enumerate(op.args):
@@ -125,7 +125,7 @@ def _problem_with_arguments(op: Op) -> tuple[str, str]:
 
 
 def _problem_with_value(value: Any, words: tuple[str, ...]) -> str:
-    """Why an encoded argument is refused, or nothing."""
+    """Return the reason to refuse an encoded argument, or ""."""
     if isinstance(value, str):
         if value in words:
             return ""
@@ -151,7 +151,7 @@ def _problem_with_value(value: Any, words: tuple[str, ...]) -> str:
 
 
 def _problem_with_sizes(op: Op, trace: Trace) -> str:
-    """Why the number or the shape of an op's results is refused, or nothing: both are known before the call."""
+    """Return the reason to refuse the number or shape of an op's results, or ""; both are known before the call."""
     name = base_name(op.target)
     first = op.args[0] if op.args else None
     if name in SIZES and len(op.args) > SIZES[name] and op.outputs and op.outputs[0] is not None:

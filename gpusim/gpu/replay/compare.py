@@ -1,9 +1,9 @@
-"""Whether two runs of a step give the same results: what is compared, and how far apart it may be.
+"""Comparison of the results of two runs of a step, with tolerances.
 
-The rule for one tensor, in capture and in replay: ||result - wanted|| is at most the limit of the dtype times a scale.
-The scale is ||wanted||, and where the tensor is what is left of larger terms that cancel, what rounding of those terms
-makes of it (`scales`). A gradient that is zero in theory, such as that of a bias before batch norm, is nothing but
-rounding: two correct runs differ by as much as it has, and any wrong one by far more.
+The rule for one tensor, in capture and in replay: ||result - wanted|| is at most the dtype's limit times a scale. The
+scale is ||wanted||, or, where the tensor is the remainder of larger terms that cancel, the rounding error of those
+terms (`scales`). A gradient that is zero in theory, such as that of a bias before batch norm, is pure rounding error:
+two correct runs differ by its own size, and a wrong run by far more.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from gpusim.errors import ReplayError
 from gpusim.formats.measurement import OutputCheck
 from gpusim.formats.trace import Dtype, Trace
 
-#: Largest difference of a result from the sequential run over its scale, by dtype: what the order of atomic additions
-#: in a kernel can do to a gradient. Schedules whose kernels are deterministic agree bit for bit.
+#: Largest difference of a result from the sequential run over its scale, by dtype: the effect that the order of atomic
+#: additions in a kernel can have on a gradient. Schedules whose kernels are deterministic agree bit for bit.
 TOLERANCE: dict[Dtype, float] = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 2e-2}
 
-#: How many times the noise of `gpusim.gpu.replay.rounding` a result may be off. Noise comes from moving the terms of a
-#: sum; in another order, its partial sums are rounded otherwise, too. Measured on a CPU, with one thread instead of two
-#: and without oneDNN: where results of 15 training steps differ by more than 1e-3 of their norm, that is at most 14
-#: times the noise in FP32 and 1.4 times in bf16, where sums are kept in FP32.
+#: Largest difference of a result, in multiples of the noise of `gpusim.gpu.replay.rounding`. Noise comes from shifting
+#: the terms of a sum; another order also rounds the partial sums differently. Measured on a CPU, with one thread
+#: instead of two and without oneDNN: where results of 15 training steps differ by more than 1e-3 of their norm, the
+#: difference is at most 14 times the noise in FP32 and 1.4 times in bf16, where sums are kept in FP32.
 NOISE_FACTOR: dict[Dtype, float] = {"fp32": 32.0, "tf32": 32.0, "bf16": 4.0}
 
-#: `TOLERANCE` of a schedule that runs variants, of all results of one role together: a gradient that is zero but for
-#: rounding has no digits to compare. With TF32 there is a better measure, `TIMES_AS_FAR`.
+#: `TOLERANCE` of a schedule that runs variants, for all results of one role together: a gradient that is zero but for
+#: rounding has no digits to compare. With TF32, `TIMES_AS_FAR` is a better measure.
 VARIANT_TOLERANCE: dict[Dtype, float] = {"fp32": 2e-3, "tf32": 5e-2, "bf16": 2e-1}
 
-#: With TF32, operands are rounded to 10 bits of mantissa, and another algorithm rounds others. A training step of
-#: Inception-v3 multiplies that until gradients of two correct runs differ by a third (measured on an H200). So a
-#: schedule with variants may be as many times as far from a run in FP32 as the captured kernels are.
+#: Largest error of a schedule with variants against a run in FP32, in multiples of the captured kernels' error. TF32
+#: rounds operands to 10 bits of mantissa, and another algorithm rounds other operands. A training step of Inception-v3
+#: amplifies that until gradients of two correct runs differ by a third (measured on an H200).
 TIMES_AS_FAR = 2.0
 
-#: Stands for the error of a result that is not finite: JSON has no infinity.
+#: Error of a result that is not finite: JSON has no infinity.
 NOT_FINITE = 1e300
 
-#: Where no noise was measured, a result's scale is its norm.
+#: No measured noise: a result's scale is its norm.
 NO_NOISE: Mapping[int, float] = MappingProxyType({})
 
 Results = dict[int, torch.Tensor]
-"""Results of a run by the index of their tensor."""
+"""Results of a run by tensor index."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far two sets of results are apart."""
+    """Differences between two sets of results."""
 
     bit_equal: bool
     worst_error: float
@@ -58,11 +58,10 @@ class Comparison:
 
 
 def scales(trace: Trace, wanted: Results, noise: Mapping[int, float], limit: float) -> dict[int, float]:
-    """For each result, the norm that its error is divided by before it is compared with `limit`.
+    """Return, for each result, the norm that divides its error before the comparison with `limit`.
 
-    That is ||wanted||, or where `NOISE_FACTOR` times its noise is more than `limit` of that, as much as makes this the
-    largest error allowed; but no more than the norm of all results of its role together: what moves further than that
-    is no rounding.
+    That is ||wanted||. Where `NOISE_FACTOR` times the noise exceeds `limit` times ||wanted||, the scale grows to allow
+    that error, but not beyond the norm of all results of the role together: a larger difference is not rounding.
     """
     norms = {index: _norm(tensor) for index, tensor in wanted.items()}
     together: dict[str, float] = {}
@@ -79,7 +78,7 @@ def scales(trace: Trace, wanted: Results, noise: Mapping[int, float], limit: flo
 def errors(
     trace: Trace, results: Results, wanted: Results, noise: Mapping[int, float], limit: float
 ) -> dict[int, float]:
-    """||result - wanted|| over its scale, for each result."""
+    """Return ||result - wanted|| over its scale, for each result."""
     return {
         index: _over(_distance(results[index], wanted[index]), scale)
         for index, scale in scales(trace, wanted, noise, limit).items()
@@ -101,7 +100,7 @@ def compare(trace: Trace, results: Results, wanted: Results, noise: Mapping[int,
 
 
 def errors_by_role(trace: Trace, results: Results, wanted: Results) -> dict[str, float]:
-    """||result - wanted|| / ||wanted|| over all elements of all results of a role (`output`, `grad`, ...)."""
+    """Return ||result - wanted|| / ||wanted|| over all elements of all results of a role (`output`, `grad`, ...)."""
     differences: dict[str, float] = {}
     norms: dict[str, float] = {}
     for index, reference in wanted.items():
@@ -114,7 +113,9 @@ def errors_by_role(trace: Trace, results: Results, wanted: Results) -> dict[str,
 def check_same_kernels(
     trace: Trace, results: Results, wanted: Results, repeated: Comparison, noise: Mapping[int, float] = NO_NOISE
 ) -> OutputCheck:
-    """Whether a schedule of the captured kernels gives the sequential run's results; `repeated` is of two of those."""
+    """Check that a schedule of the captured kernels gives the sequential run's results; `repeated` compares two such
+    runs.
+    """
     comparison = compare(trace, results, wanted, noise)
     tolerance = max(TOLERANCE[trace.model.dtype], 3 * repeated.worst_error)
     return OutputCheck(
@@ -131,10 +132,10 @@ def check_same_kernels(
 def check_variants(
     trace: Trace, results: Results, wanted: Results, repeated: Comparison, in_fp32: Results | None = None
 ) -> OutputCheck:
-    """Whether a schedule with variants computes the step as well as the captured kernels do.
+    """Check that a schedule with variants computes the step as well as the captured kernels do.
 
-    With results of the captured ops `in_fp32`, role by role: it may be `TIMES_AS_FAR` as far from those as the
-    sequential run is. Without, its results are compared with the sequential run's, role by role.
+    With the captured ops' results `in_fp32`, role by role: the error against them may be `TIMES_AS_FAR` times that of
+    the sequential run. Without, results are compared with the sequential run's, role by role.
     """
     comparison = compare(trace, results, wanted)
     apart = max(errors_by_role(trace, results, wanted).values(), default=0.0)
@@ -171,7 +172,7 @@ def _norm(tensor: torch.Tensor) -> float:
 
 
 def _over(difference: float, scale: float) -> float:
-    """An error; a result that is zero whatever is rounded may not be anything else."""
+    """Return an error over its scale; a result with scale zero must match exactly."""
     if not difference:
         return 0.0
     error = difference / scale if scale else math.inf

@@ -1,4 +1,4 @@
-"""Recording a schedule: streams and events inside one CUDA graph."""
+"""Recording of a schedule as streams and events in one CUDA graph."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from gpusim.trace.fusion import covered_by, place_fused
 
 @contextmanager
 def own_workspaces() -> Iterator[None]:
-    """Within, a CUDA graph that is recorded takes cuBLAS's workspaces from its own memory.
+    """Within this context, a recorded CUDA graph takes cuBLAS's workspaces from its own memory.
 
-    torch keeps one workspace for each stream and hands it to whoever uses the stream; torch.compile frees them all
-    when it records graphs of its own. A graph that was recorded with such a workspace would then write to memory of
-    somebody else. This frees them, too: a graph that the user records by hand needs the same care as beside
-    torch.compile.
+    torch keeps one workspace per stream and hands it to every user of the stream; torch.compile frees them all when it
+    records its own graphs. A graph recorded with such a workspace would then write to foreign memory. This context
+    frees them, too: graphs that the user records by hand need the same care as with torch.compile.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:
@@ -36,23 +35,23 @@ def own_workspaces() -> Iterator[None]:
 
 @dataclass
 class RecordedGraph:
-    """A CUDA graph of one schedule. `tensors` are its results' memory, valid until the next replay."""
+    """CUDA graph of one schedule, with the memory of its results (`tensors`), valid until the next replay."""
 
     graph: torch.cuda.CUDAGraph
     sync: SyncPlan
     tensors: list[torch.Tensor | None]
     peak_bytes: int
-    """Most memory that the step needs at once: its initial state and what recording it allocated at most."""
+    """Peak memory of the step, in bytes: its initial state plus the peak allocation of the recording."""
 
     def replay(self) -> None:
         self.graph.replay()
 
 
 class GraphRecorder:
-    """Records schedules of one trace; its streams are made once, so that libraries keep their workspaces for them.
+    """Recorder of one trace's schedules; it reuses its streams, because libraries keep workspaces per stream.
 
-    With `own_workspaces` each graph has cuBLAS's workspaces in its own memory, so that it stays right whatever else
-    the process does; `peak_bytes` then counts them.
+    With `own_workspaces` each graph has cuBLAS's workspaces in its own memory, so nothing else in the process can
+    invalidate it; `peak_bytes` then counts them.
     """
 
     def __init__(self, runner: Runner, preds: Sequence[Sequence[int]], *, own_workspaces: bool = False) -> None:
@@ -63,7 +62,7 @@ class GraphRecorder:
         self._parted: dict[tuple[Partition, ...], tuple[Partitions, list[torch.cuda.Stream]]] = {}
 
     def record(self, schedule: Schedule, warm: bool = False) -> RecordedGraph:
-        """Record a legal schedule. `warm` runs it once before, eagerly: libraries set up on first use of a stream.
+        """Record a legal schedule. `warm` runs it once before, eagerly: libraries initialize on first use of a stream.
 
         Raises `GpuError` where this GPU or driver has no SM partitions.
         """
@@ -80,7 +79,7 @@ class GraphRecorder:
             self.runner.choose(())
 
     def _lanes(self, count: int, partitions: tuple[Partition, ...]) -> list[torch.cuda.Stream]:
-        """The streams of a schedule, made where they are not there yet."""
+        """Return the streams of a schedule, creating missing ones."""
         if not partitions:
             while len(self._streams) < count:
                 self._streams.append(torch.cuda.Stream())

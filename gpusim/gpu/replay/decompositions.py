@@ -1,9 +1,9 @@
-"""The same result out of other operators of torch: what an op computes, on more SMs or with fewer steps.
+"""Alternative lowerings: the result of an op from other operators of torch, on more SMs or in fewer steps.
 
-Batch norm's kernels have one block a channel: the first layers of a CNN, with 32 or 64 channels of large images, leave
-most SMs without work. `by_sample` takes each channel of each sample for a channel of its own, with the operators that
-torch has for batch norm over several GPUs (`torch.nn.SyncBatchNorm`): each sample is as a GPU of its own there. The
-backward of a max pool looks for the windows of each place; `by_index` adds each gradient where its maximum was.
+Batch norm's kernels have one block per channel: the first layers of a CNN, with 32 or 64 channels of large images,
+leave most SMs idle. `by_sample` treats each channel of each sample as a channel of its own, with the operators that
+torch has for batch norm over several GPUs (`torch.nn.SyncBatchNorm`), where each sample plays the part of one GPU. The
+backward of a max pool searches the windows of each place; `by_index` adds each gradient at the place of its maximum.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from gpusim.formats.trace import Composition, Op, Trace, VariantSettings
 
 Composed = Callable[..., Any]
 
-#: A composition has up to nine launches, of some 2 us each: shorter ops are not worth trying.
+#: Shortest op worth trying: an alternative has up to nine launches of about 2 us each.
 MIN_OP_NS: Final = 12_000
 
 
 def composed(target: str, composition: Composition) -> Composed:
-    """What to call in place of the operator `target`; takes its arguments. Raises `ValueError` where there is none."""
+    """Return the function that replaces the operator `target`, with its arguments. Raises `ValueError` if there is
+    none.
+    """
     if (target, composition) not in _COMPOSED:
         raise ValueError(f"{target} has no composition '{composition}'")
     return _COMPOSED[target, composition]
 
 
 def compositions_for(op: Op, trace: Trace) -> dict[str, VariantSettings]:
-    """The compositions to try for an op, by name; only of ops of at least `MIN_OP_NS`."""
+    """Return the alternatives to try for an op, by name; empty for ops shorter than `MIN_OP_NS`."""
     if sum(kernel.dur_ns for kernel in op.kernels) < MIN_OP_NS:
         return {}
     names = [name for target, name in _COMPOSED if target == op.target and _applies(name, op, trace)]
@@ -52,7 +54,7 @@ def _applies(name: Composition, op: Op, trace: Trace) -> bool:
 def _native_forward(
     image: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
 ) -> list[Any]:
-    """torch's own batch norm; cuDNN's has an empty fourth result more, memory for its backward."""
+    """Run torch's own batch norm; cuDNN's has a fourth, empty result for its backward."""
     normed = torch.ops.aten.native_batch_norm.default(image, weight, bias, mean, variance, training, momentum, eps)
     return [*normed, image.new_empty(0, dtype=torch.uint8)]
 
@@ -60,7 +62,7 @@ def _native_forward(
 def _native_backward(
     image: Any, grad: Any, weight: Any, mean: Any, variance: Any, saved_mean: Any, saved_invstd: Any, eps: float, _: Any
 ) -> Any:
-    """torch's own; what cuDNN saves of the variance is the inverse standard deviation, too."""
+    """Run torch's own backward; cuDNN's saved variance is also the inverse standard deviation."""
     return torch.ops.aten.native_batch_norm_backward.default(
         grad, image, weight, mean, variance, saved_mean, saved_invstd, True, eps, [True, True, True]
     )
@@ -69,14 +71,16 @@ def _native_backward(
 def _forward_by_sample(
     image: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
 ) -> list[Any]:
-    """Result, mean and inverse standard deviation of each channel; running statistics change in place."""
+    """Return result, mean and inverse standard deviation of each channel; running statistics change in place."""
     image = image.contiguous()
     saved = statistics_by_sample(image, mean, variance, momentum, eps)
     return [torch.ops.aten.batch_norm_elemt.default(image, weight, bias, *saved, eps), *saved]
 
 
 def statistics_by_sample(image: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
-    """Mean and inverse standard deviation of each channel of a contiguous image; running statistics change in place."""
+    """Return mean and inverse standard deviation of each channel of a contiguous image; running statistics change in
+    place.
+    """
     samples, channels = image.shape[:2]
     of_sample = torch.ops.aten.batch_norm_stats.default(_channels_of_samples(image), eps)
     dtype = image.dtype if mean is None else mean.dtype
@@ -102,7 +106,7 @@ def _backward_by_sample(
     eps: float,
     mask: list[bool],
 ) -> list[Any]:
-    """Gradients of the image, the weight and the bias; those that `mask` leaves out are None."""
+    """Return the gradients of image, weight and bias; None where `mask` leaves one out."""
     grad, image = grad.contiguous(), image.contiguous()
     samples, channels = image.shape[:2]
     sums = torch.ops.aten.batch_norm_backward_reduce.default(
@@ -139,21 +143,21 @@ def _cudnn_backward_by_sample(
 
 
 def _channels_of_samples(image: Any) -> Any:
-    """[N, C, ...] as [1, N C, ...]."""
+    """View [N, C, ...] as [1, N C, ...]."""
     return image.view(1, image.shape[0] * image.shape[1], -1)
 
 
 def _pool_backward(
     grad: Any, _image: Any, size: Any, stride: Any, padding: Any, ceil_mode: bool, include_pad: bool, divisor: Any
 ) -> Any:
-    """An average over a window of odd size around each place is its own adjoint, if all averages have one divisor."""
+    """Run the adjoint of an average pool: with odd windows, stride 1 and one divisor, the pool is its own adjoint."""
     return torch.ops.aten.avg_pool2d.default(grad, size, stride, padding, ceil_mode, True, divisor)
 
 
 def _pool_backward_by_index(
     grad: Any, image: Any, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, indices: Any
 ) -> Any:
-    """Each gradient added to the place of its window's maximum; in any order, so results differ by rounding."""
+    """Add each gradient at the place of its window's maximum; the order varies, so results differ by rounding."""
     layout = torch.contiguous_format if image.is_contiguous() else torch.channels_last
     result = torch.zeros_like(image, dtype=grad.dtype, memory_format=layout)
     indices, grad = indices.contiguous(memory_format=layout), grad.contiguous(memory_format=layout)
@@ -179,9 +183,9 @@ _TRAINING: Final = {
     "aten.native_batch_norm.default": 5,
     "aten.native_batch_norm_backward.default": 7,
 }
-"""Place of the argument that says whether statistics are those of the batch; they always are without it."""
+"""Position of the argument that selects batch statistics; without it, statistics are always those of the batch."""
 _IMAGE: Final = {"aten.native_batch_norm_backward.default": 1}
-"""Place of the image among the arguments, where it is not the first."""
+"""Position of the image among the arguments, where it is not the first."""
 _COMPOSED: Final[dict[tuple[str, Composition], Composed]] = {
     ("aten.cudnn_batch_norm.default", "native"): _native_forward,
     ("aten.cudnn_batch_norm.default", "by_sample"): _cudnn_forward_by_sample,

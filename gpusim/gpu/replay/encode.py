@@ -1,4 +1,4 @@
-"""Operator arguments to and from the JSON encoding that `gpusim.formats.arguments` describes."""
+"""Conversion of operator arguments to and from the JSON encoding of `gpusim.formats.arguments`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from gpusim.errors import CaptureError, OperatorError, ReplayError
 
-#: torch's value for each name that a trace may use: nothing else of torch is looked up by a name from a file.
+#: torch's value of each dtype name in a trace; no other name from a file is looked up in torch.
 DTYPES: dict[str, torch.dtype] = {
     "bool": torch.bool,
     "uint8": torch.uint8,
@@ -43,9 +43,9 @@ _NAMED: dict[str, dict[str, Any]] = {
 
 
 def encode(value: Any, tensor_id: Callable[[torch.Tensor], int], device: torch.device) -> Any:
-    """An operator argument as plain JSON; tensors become references, the step's device `cuda`.
+    """Encode an operator argument as plain JSON; tensors become references, the step's device `cuda`.
 
-    Raises `CaptureError` for what has no encoding, and for another device.
+    Raises `CaptureError` for a value without encoding, and for another device.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -73,9 +73,9 @@ def encode(value: Any, tensor_id: Callable[[torch.Tensor], int], device: torch.d
 def decode(
     value: Any, tensors: Sequence[torch.Tensor | None], device: torch.device, without: Container[int] = ()
 ) -> Any:
-    """The argument that `encode` encoded; the step's device becomes `device`, the tensors `without` None.
+    """Decode an argument; the step's device becomes `device`, the tensors `without` become None.
 
-    Raises `OperatorError` for what no captured step has, and `ReplayError` for a tensor that is not there.
+    Raises `OperatorError` for a value that no captured step has, and `ReplayError` for an absent tensor.
     """
     if isinstance(value, list | tuple):
         return [decode(part, tensors, device, without) for part in value]

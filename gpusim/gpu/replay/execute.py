@@ -1,4 +1,4 @@
-"""Running a trace's ops: the tensors by id, the calls resolved once."""
+"""Execution of a trace's ops, with tensors by id and calls resolved once."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from gpusim.trace.trust import check_trace_code
 
 
 class Runner:
-    """Runs ops of a trace on `device`, holding every live tensor by its id.
+    """Runner of a trace's ops on `device`; it holds every live tensor by id.
 
-    `bind` gives the tensors that exist before the step. Memory that no op returns is made when an op first writes it.
-    Raises `OperatorError` for an operator not allowed here, and `TrustError` for code in the trace unless `trust_code`.
-    `own` is for a step that gpusim recorded from the user's own code in this run, which may call any operator: nothing
-    of it comes from a file. `functions` are what its ops call, where they have been made before.
+    `bind` sets the tensors from before the step. Memory that no op returns is allocated when an op first writes it.
+    Raises `OperatorError` for a forbidden operator, and `TrustError` for code in the trace unless `trust_code`. `own`
+    is for a step recorded from the user's own code in this run: nothing of it comes from a file, so it may call any
+    operator. `functions` are its resolved calls, where they exist already.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Runner:
         if not own and trace.model.frontend != "inductor":
             check_result_sizes(trace, self.functions, device)
         self.variants: Sequence[int] = ()
-        """For each op the number of the variant that `run` runs, counted from 1, or 0; empty: as captured."""
+        """Variant that `run` uses for each op, counted from 1; 0: as captured. Empty: all as captured."""
         self.covered: dict[int, int] = {}
-        """Ops that `run` leaves to the variant of another one, and that other one."""
+        """Fused op -> the op whose variant does its work, so that `run` skips it."""
         self._kept: dict[tuple[int, VariantSettings], Kept] = {}
         self.tensors: list[torch.Tensor | None] = [None] * len(trace.tensors)
         self.initial_bytes = sum(
@@ -74,16 +74,16 @@ class Runner:
         self._result_views = _result_views(trace) if self._lazy else {}
 
     def bind(self, tensors: dict[int, torch.Tensor]) -> None:
-        """Set tensors by id; they are used in place, and stay."""
+        """Set tensors by id; they are used in place and kept."""
         for index, tensor in tensors.items():
             self.tensors[index] = tensor
 
     def choose(self, variants: Sequence[int]) -> None:
-        """What `run` runs from now on; see `variants`."""
+        """Set the `variants` for later calls of `run`."""
         self.variants, self.covered = canonical_variants(self.trace, variants), covered_by(self.trace, variants)
 
     def run(self, op: int) -> None:
-        """Run one op on the current stream, unless the variant of another op has done its work."""
+        """Run one op on the current stream, unless another op's variant covers it."""
         if op in self.covered:
             return
         variant = self.trace.ops[op].variants[self.variants[op] - 1] if self.variants and self.variants[op] else None
@@ -97,9 +97,9 @@ class Runner:
                     self._keep(each, index, part)
 
     def call_chain(self, chain: Sequence[int], settings: VariantSettings) -> list[list[Any]]:
-        """Call ops, in recorded order, as one under these settings: the results of each, None where nobody needs them.
+        """Call ops, in recorded order, as one fused call; returns the results of each, None for unused ones.
 
-        Raises `ReplayError` with the first op and the reason where they cannot be.
+        Raises `ReplayError` with the first op and the reason where fusion fails.
         """
         calls: list[Call] = []
         made_before: set[int] = set()
@@ -112,20 +112,20 @@ class Runner:
         return self._tried(chain[0], lambda: call_chain(targets, calls, settings, outputs, kept))
 
     def arguments(self, op: int, without: Container[int] = ()) -> Call:
-        """An op's arguments, decoded; None for the tensors `without`."""
+        """Return an op's decoded arguments; None for the tensors `without`."""
         node = self.trace.ops[op]
         if self._lazy:
             self._make_views(op)
         kwargs = {key: decode(value, self.tensors, self.device, without) for key, value in node.kwargs.items()}
         args = decode(list(node.args), self.tensors, self.device, without)
         if torch.Tag.inplace_view in getattr(self.functions[op], "tags", ()):
-            args[0] = args[0].detach()  # it changes a tensor's shape; the one under that id keeps its own
+            args[0] = args[0].detach()  # it changes a tensor's shape; the tensor under that id keeps its own
         return args, kwargs
 
     def call(self, op: int, args: list[Any], kwargs: dict[str, Any], settings: VariantSettings | None = None) -> Any:
-        """Call an op's operator, under these settings in this thread, or as the variant that `variants` names.
+        """Call an op's operator under these settings in this thread, or as the variant that `variants` names.
 
-        Raises `ReplayError` with the op and the reason where it refuses.
+        Raises `ReplayError` with the op and the reason of a failure.
         """
         node = self.trace.ops[op]
         call = call_here
@@ -136,11 +136,11 @@ class Runner:
         return self._tried(op, lambda: call(self.functions[op], args, kwargs, settings, self._outputs(op)))
 
     def _outputs(self, op: int) -> list[Tensor | None]:
-        """What an op returns, as the trace has it."""
+        """Return the results of an op as declared in the trace."""
         return [None if index is None else self.trace.tensors[index] for index in self.trace.ops[op].outputs]
 
     def _tried(self, op: int, call: Callable[[], Any]) -> Any:
-        """What `call`, a call of this op, returns. Raises `ReplayError`."""
+        """Run `call`, a call of this op, and return its results. Raises `ReplayError`."""
         try:
             with torch.no_grad():
                 return call()
@@ -151,7 +151,7 @@ class Runner:
             raise ReplayError(f"op {describe(self.trace.ops[op])} failed: {problem}") from cause
 
     def store(self, op: int, result: Any) -> None:
-        """Keep what an op returned, by tensor id."""
+        """Keep an op's results by tensor id."""
         node = self.trace.ops[op]
         results = flat_results(result)
         if len(results) != len(node.outputs) and not _uses_fixed_results_only(node):
@@ -159,7 +159,7 @@ class Runner:
             raise ReplayError(f"{problem} (torch {torch.__version__})")
         for written in set(node.writes) - set(node.outputs):
             tensor = self.tensors[written]
-            # Some operators make an argument larger that is too small for their result.
+            # Some operators enlarge an argument that is too small for their result.
             if tensor is not None and tuple(tensor.shape) != self.trace.tensors[written].shape:
                 raise ReplayError(f"op {describe(node)} has changed the shape of tensor {written}, which it writes")
         for place, (index, part) in enumerate(zip(node.outputs, results, strict=False)):
@@ -173,7 +173,9 @@ class Runner:
                     self.tensors[index] = self._memory_view(index, writing=False)
 
     def _keep(self, op: int, index: int, part: Any) -> None:
-        """Keep one result. Raises `ReplayError` for what is no tensor, and for one that reaches beyond its memory."""
+        """Keep one result. Raises `ReplayError` for an object that is not a tensor, and for a tensor beyond its
+        memory.
+        """
         if type(part) is not torch.Tensor:
             problem = f"returned a {type(part).__name__} where its trace has tensor {index}"
             raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
@@ -183,7 +185,7 @@ class Runner:
         self.tensors[index] = part
 
     def _check_declared(self, op: int, index: int, part: torch.Tensor) -> None:
-        """Raise `ReplayError` where a result is not what the trace declares: what follows was checked against that."""
+        """Raise `ReplayError` where a result differs from its declaration, which later ops were checked against."""
         declared = self.trace.tensors[index]
         if tuple(part.shape) != declared.shape or part.dtype != DTYPES[declared.dtype]:
             returned = f"{str(part.dtype).removeprefix('torch.')} of shape {list(part.shape)}"
@@ -203,14 +205,14 @@ class Runner:
                 raise ReplayError(f"op {describe(self.trace.ops[op])} {problem}")
 
     def reserve(self, storages: Iterable[int]) -> None:
-        """Make the memory of storages that no op returns, on the current stream."""
+        """Allocate storages that no op returns, on the current stream."""
         for storage in storages:
             index = self._of_storage[storage][0]
             if self.tensors[index] is None:
                 self.tensors[index] = self._memory_view(index, writing=True)
 
     def _make_views(self, op: int) -> None:
-        """Make the tensors of an op's arguments that are other views of memory that is there, or that it writes."""
+        """Make the arguments of an op that are further views of existing memory, or of memory that the op writes."""
         node = self.trace.ops[op]
         written = {self.trace.tensors[index].storage for index in node.writes}
         for index in tensor_refs([*node.args, *node.kwargs.values()]):
@@ -231,7 +233,7 @@ class Runner:
         return view.set_(memory, declared.offset, declared.shape, declared.stride)
 
     def run_in_order(self, releases: Sequence[Iterable[int]] | None = None) -> None:
-        """Run all ops in recorded order on the current stream, letting go of storages where `releases` says so."""
+        """Run all ops in recorded order on the current stream, and free storages as in `releases`."""
         for op in range(len(self.trace.ops)):
             if releases is not None:
                 self.release(releases[op])
@@ -244,14 +246,14 @@ class Runner:
                 self.tensors[index] = None
 
     def drop_temporaries(self) -> None:
-        """Drop all tensors but those that exist before the step."""
+        """Drop all tensors except those from before the step."""
         for index, tensor in enumerate(self.trace.tensors):
             if tensor.init is None:
                 self.tensors[index] = None
 
 
 def _result_views(trace: Trace) -> dict[int, list[int]]:
-    """For each storage the results of the step in it that no op has among its arguments or returns."""
+    """Return, for each storage, the step's results in it."""
     results_in: dict[int, list[int]] = {}
     for index, tensor in enumerate(trace.tensors):
         if tensor.role in ("output", "gradient"):
@@ -261,19 +263,19 @@ def _result_views(trace: Trace) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class InitialState:
-    """The tensors that exist before the step, with a copy to go back to."""
+    """Tensors from before the step, with a copy to restore them."""
 
     tensors: dict[int, torch.Tensor]
     pristine: dict[int, torch.Tensor]
 
     @classmethod
     def of(cls, tensors: dict[int, torch.Tensor]) -> InitialState:
-        """These tensors themselves, to be changed in place by the step."""
+        """Wrap these tensors without a copy; the step changes them in place."""
         return cls(tensors, {index: tensor.clone() for index, tensor in tensors.items()})
 
     @classmethod
     def copy_of(cls, tensors: dict[int, torch.Tensor]) -> InitialState:
-        """Copies of these tensors that share memory among each other as these do."""
+        """Copy these tensors; copies share memory where the originals do."""
         return cls.of(copy_sharing(tensors))
 
     def restore(self) -> None:
@@ -285,14 +287,14 @@ class InitialState:
 def _uses_fixed_results_only(op: Op) -> bool:
     """Whether a call may return fewer results than the trace has: attention at inference leaves some out.
 
-    Those that may be missing, and what comes behind them, are used by nobody.
+    The results that may be missing, and those after them, are unused.
     """
     varying = VARYING.get(op.target, ())
     return bool(varying) and all(index is None for index in op.outputs[min(varying) :])
 
 
 def make_initial(trace: Trace, device: torch.device, seed: int) -> InitialState:
-    """Fill the tensors that exist before the step from their `init`; aliases share memory as in the trace."""
+    """Make the tensors from before the step and fill them as in `init`; aliases share memory as in the trace."""
     generator = torch.Generator(device=device).manual_seed(seed)
     memory: dict[int, torch.Tensor] = {}
     result: dict[int, torch.Tensor] = {}
@@ -314,12 +316,12 @@ def make_initial(trace: Trace, device: torch.device, seed: int) -> InitialState:
 def _made(
     trace: Trace, tensor: Tensor, memory: dict[int, torch.Tensor], generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
-    """A tensor that exists before the step, filled; `memory` holds the storages made so far."""
+    """Make and fill a tensor from before the step; `memory` holds the storages made so far."""
     if tensor.dtype not in DTYPES:
         raise ReplayError(f"tensor of unknown dtype '{tensor.dtype[:80]}'")
     dtype = DTYPES[tensor.dtype]
     last = tensor.offset + sum((n - 1) * d for n, d in zip(tensor.shape, tensor.stride, strict=True))
-    # Asked here: `set_` would make the storage larger.
+    # Checked here because `set_` would enlarge the storage.
     if 0 not in tensor.shape and (last + 1) * dtype.itemsize > trace.storages[tensor.storage].bytes:
         raise ValueError(f"shape {list(tensor.shape)} reaches beyond its storage")
     if tensor.storage not in memory:
@@ -349,7 +351,7 @@ def _fill(view: torch.Tensor, tensor: Tensor, generator: torch.Generator) -> Non
 
 
 def results_of(trace: Trace, tensors: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
-    """Copies of what the step produces, by tensor id: outputs, gradients, and the states it changes in place."""
+    """Copy the results of the step by tensor id: outputs, gradients, and states changed in place."""
     written = {trace.tensors[t].storage for op in trace.ops for t in op.writes}
     wanted: dict[int, torch.Tensor] = {}
     for index, tensor in enumerate(trace.tensors):

@@ -1,10 +1,10 @@
-"""Ops that feed each other as one: a convolution with the ReLU behind it, elementwise ops in one kernel.
+"""Operator fusion: a convolution with the ReLU behind it, elementwise ops in one kernel.
 
-Each kernel of a step costs a launch, and an elementwise one reads and writes all it works on once more. cuDNN has
-convolutions that add a bias and end in a ReLU (`fused`); in inference, batch norm is a factor and a summand of each
-channel, and goes into the weights. What is left of elementwise ops behind each other becomes one kernel (`joined`),
-compiled when it is first called (`torch.cuda.jiterator`). So do sums of several gradients, in place of the last sum,
-and for a step of SGD torch has a kernel. Without a GPU, plain operators stand for cuDNN's and for compiled ones.
+Each kernel of a step costs a launch, and an elementwise kernel reads and writes all its data again. cuDNN has
+convolutions that add a bias and end in a ReLU (`fused`). In inference, batch norm is a factor and a summand per
+channel, folded into the weights. Remaining elementwise ops in sequence become one kernel (`joined`), compiled at its
+first call (`torch.cuda.jiterator`). So do sums of several gradients, in place of the last sum; for a step of SGD torch
+has a kernel. Without a GPU, plain operators replace cuDNN's and the compiled ones.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gpusim.trace.dependencies import dependencies
 from gpusim.trace.fusion import CoverRules
 
 Kept = dict[str, Any]
-"""What a chain needs that the step does not change, such as weights with batch norm in them; made at its first call."""
+"""Constants of a fusion, such as weights with batch norm folded in; made at its first call."""
 Call = tuple[list[Any], dict[str, Any]]
-"""Arguments of an op, by place and by name."""
+"""Positional and named arguments of an op."""
 Results = list[list[Any]]
 Chained = Callable[[list[Call], bool, Kept], Results]
 
@@ -34,13 +34,13 @@ RELUS: Final = ("aten.relu.default", "aten.relu_.default")
 SUMS: Final = ("aten.add.Tensor", "aten.add_.Tensor")
 SUM: Final = SUMS[0]
 RELU_BACKWARD: Final = "aten.threshold_backward.default"
-#: One step of SGD with momentum, as `torch.optim` launches it.
+#: One step of SGD with momentum as launched by `torch.optim`.
 SGD: Final = ("aten._foreach_mul_.Scalar", "aten._foreach_add_.List", "aten._foreach_add_.List")
 
-#: Most sums in one kernel: an elementwise kernel of torch's takes eight tensors.
+#: Most sums in one kernel: torch's elementwise kernels take eight tensors.
 MAX_SUMS: Final = 7
 
-#: Chains by the kinds of their operators, and the settings to try for each, by name.
+#: Chains by the kinds of their operators, with the settings to try for each, by name.
 _FUSED: Final = {
     "fused": VariantSettings(composition="fused"),
     "fused_channels_last": VariantSettings(composition="fused", memory_format="channels_last"),
@@ -50,14 +50,14 @@ _JOINED: Final = {"joined": VariantSettings(composition="joined")}
 
 @dataclass(frozen=True)
 class Chain:
-    """One way to run an op and those that it covers."""
+    """One way to fuse an op with the ops that it covers."""
 
     covers: tuple[int, ...]
     settings: VariantSettings
 
 
 def chains_of(trace: Trace) -> dict[int, dict[str, Chain]]:
-    """For each op that can be run with some behind it, or before it, the ways to try, by name."""
+    """Return the fusions to try for each op that can run together with ops behind or before it, by name."""
     rules = CoverRules(trace, dependencies(trace))
     chains: dict[int, dict[str, Chain]] = {}
     for *earlier, last in _sums(trace, rules):
@@ -73,13 +73,13 @@ def chains_of(trace: Trace) -> dict[int, dict[str, Chain]]:
                 assert settings.composition is not None
                 suits = settings.memory_format is None or trace.model.memory_format == "contiguous"
                 if suits and _function(targets, settings.composition) and _applies(trace, (index, *covers), settings):
-                    # The longest chain of a name stands.
+                    # The longest chain of a name wins.
                     chains.setdefault(index, {})[name] = Chain(covers, settings)
     return chains
 
 
 def _sums(trace: Trace, rules: CoverRules) -> Iterator[tuple[int, ...]]:
-    """Sums of more than two tensors, added one after the other: gradients from several users of one tensor."""
+    """Find sums of more than two tensors, added one after the other: gradients from several users of one tensor."""
 
     def added(op: Op) -> bool:
         tensors = _tensors(trace, op)
@@ -103,7 +103,9 @@ def _sums(trace: Trace, rules: CoverRules) -> Iterator[tuple[int, ...]]:
 
 
 def _sgd_steps(trace: Trace) -> Iterator[tuple[int, ...]]:
-    """Momentum times a factor, plus gradients; parameters plus that: three ops on the same lists of tensors."""
+    """Find steps of SGD: three ops on the same lists (momentum times a factor, plus gradients; parameters plus
+    momentum).
+    """
     ops = [(index, op) for index, op in enumerate(trace.ops) if op.target in SGD]
     for scale, op in ops:
         if op.target != SGD[0] or op.kwargs:
@@ -118,7 +120,7 @@ def _sgd_steps(trace: Trace) -> Iterator[tuple[int, ...]]:
 
 
 def _behind(trace: Trace, rules: CoverRules, op: int) -> Iterator[tuple[int, ...]]:
-    """The next op of those that work on an op's result, the next two; as far as they could be covered."""
+    """Yield the chains that start from an op's result, one or two ops long, as far as they could be covered."""
     covers: tuple[int, ...] = ()
     last = op
     while len(covers) < 2:
@@ -136,12 +138,12 @@ def _behind(trace: Trace, rules: CoverRules, op: int) -> Iterator[tuple[int, ...
 
 
 def _takes(op: Op, tensor: int) -> bool:
-    """Whether a tensor is what the op works on: its first argument."""
+    """Whether a tensor is the op's first argument, its main operand."""
     return bool(op.args) and op.args[0] == {"tensor": tensor}
 
 
 def _applies(trace: Trace, chain: tuple[int, ...], settings: VariantSettings) -> bool:
-    """Whether the arguments are those that the chain's function is made for."""
+    """Whether the arguments are supported by the chain's function."""
     ops = [trace.ops[op] for op in chain]
     first = ops[0]
     if any(op.kwargs for op in ops):
@@ -170,31 +172,32 @@ def _applies(trace: Trace, chain: tuple[int, ...], settings: VariantSettings) ->
 
 
 def _constant(trace: Trace, ops: list[Op]) -> bool:
-    """Whether the step changes none of what ops take beside what they work on: it goes into factors that are kept."""
+    """Whether all operands but the first are constant in the step, so that they can be folded once."""
     written = {trace.tensors[t].storage for op in trace.ops for t in op.writes}
     fixed = (tensor for op in ops for tensor in _tensors(trace, op)[1:])
     return all(tensor.init is not None and tensor.storage not in written for tensor in fixed)
 
 
 def _unseen(trace: Trace, ops: list[Op]) -> bool:
-    """Whether nobody looks at what batch norm returns beside its result, which is nothing in inference."""
+    """Whether the additional results of batch norm are unused; they are empty in inference."""
     extra = {t for op in ops if op.target in NORMS for t in op.outputs[1:]}
     return not any(extra & set(other.reads) for other in trace.ops)
 
 
 def _tensors(trace: Trace, op: Op) -> list[Tensor]:
-    """An op's arguments that are tensors."""
+    """Return the tensors among an op's arguments."""
     return [trace.tensors[each["tensor"]] for each in op.args if isinstance(each, dict) and "tensor" in each]
 
 
 def _all_fp32(trace: Trace, ops: list[Op]) -> bool:
-    """Whether all arguments are 32-bit floats: the kernels made here mix no types."""
+    """Whether all arguments are 32-bit floats: the kernels made here do not mix types."""
     return all(tensor.dtype == "float32" for op in ops for tensor in _tensors(trace, op))
 
 
 def fused(targets: tuple[str, ...], composition: Composition) -> Chained:
-    """What to call in place of these operators; takes the arguments of each, whether images are to be channels last
-    within, and what was kept. Raises `ValueError` where there is none.
+    """Return the function that replaces these operators. Raises `ValueError` where there is none.
+
+    It takes the arguments of each operator, whether to use channels-last images internally, and the kept constants.
     """
     function = _function(targets, composition)
     if function is None:
@@ -221,7 +224,7 @@ def _function(targets: tuple[str, ...], composition: Composition) -> Chained | N
 
 
 def _convolution_relu(calls: list[Call], channels_last: bool, kept: Kept) -> Results:
-    """[batch norm and] ReLU in a convolution of cuDNN."""
+    """Run [batch norm and] ReLU within a convolution of cuDNN."""
     image, weight, bias, stride, padding, dilation, _, _, groups = calls[0][0]
 
     def folded() -> tuple[Any, Any]:
@@ -242,14 +245,14 @@ def _convolution_relu(calls: list[Call], channels_last: bool, kept: Kept) -> Res
 
 
 def _convolution_then_bias_relu(calls: list[Call], _: bool, _kept: Kept) -> Results:
-    """The bias and the ReLU of a convolution in one kernel behind it."""
+    """Run a convolution, then its bias and ReLU in one kernel."""
     image, weight, bias, *rest = calls[0][0]
     product = torch.ops.aten.convolution.default(image, weight, None, *rest)
     return [[None], [_elementwise("shifted_relu", product, bias.view(-1, 1, 1))]]
 
 
 def _norm_relu(calls: list[Call], _: bool, kept: Kept) -> Results:
-    """Batch norm and the ReLU behind it; in training with statistics sample by sample (`by_sample`)."""
+    """Run batch norm with the ReLU behind it; in training with statistics sample by sample (`by_sample`)."""
     image, weight, bias, mean, variance, training, momentum, eps = calls[0][0]
     if not training:
         factor, summand = _keep(kept, "norm", lambda: _factor_and_summand(calls[0][0], None))
@@ -267,18 +270,18 @@ def _sum_relu(calls: list[Call], _: bool, _kept: Kept) -> Results:
 
 
 def _sum_masked(calls: list[Call], _: bool, _kept: Kept) -> Results:
-    """The sum of two gradients where the ReLU's result, the second argument of its backward, is positive."""
+    """Return the sum of two gradients where the ReLU's result, the second argument of its backward, is positive."""
     return [[None], [_elementwise("masked_sum", *calls[0][0], calls[1][0][1])]]
 
 
 def _sum_of_all(calls: list[Call], _: bool, _kept: Kept) -> Results:
-    """All that is added, in one kernel; what is added up so far is the argument that is not there."""
+    """Return the sum of all addends in one kernel; the partial sums are the absent arguments."""
     tensors = [tensor for arguments, _ in calls for tensor in arguments if tensor is not None]
     return [*([None] for _ in calls[1:]), [_elementwise(f"sum_of_{len(tensors)}", *tensors)]]
 
 
 def _sgd(calls: list[Call], _: bool, _kept: Kept) -> Results:
-    """torch's own kernel for all of it; parameters and momenta change in place."""
+    """Run torch's own fused SGD kernel; parameters and momenta change in place."""
     (momenta, momentum), (_, gradients), (parameters, _) = (arguments for arguments, _ in calls)
     torch.ops.aten._fused_sgd_.default(
         parameters,
@@ -296,7 +299,7 @@ def _sgd(calls: list[Call], _: bool, _kept: Kept) -> Results:
 
 
 def _factor_and_summand(norm: list[Any], bias: Any) -> tuple[Any, Any]:
-    """Batch norm in inference as a factor and a summand of each channel, behind a convolution with this bias."""
+    """Return inference batch norm as a factor and a summand per channel, behind a convolution with this bias."""
     _, weight, shift, mean, variance, *_, eps = norm
     factor = torch.rsqrt(variance + eps) * (1 if weight is None else weight)
     before = -mean if bias is None else bias - mean
@@ -304,7 +307,7 @@ def _factor_and_summand(norm: list[Any], bias: Any) -> tuple[Any, Any]:
 
 
 def _keep(kept: Kept, name: str, make: Callable[[], Any]) -> Any:
-    """What `make` makes, once; not within a recording, whose memory is gone with it."""
+    """Return the result of `make`, kept from the first call; not kept in a recording, which frees its memory."""
     if name in kept:
         return kept[name]
     value = make()
@@ -313,7 +316,7 @@ def _keep(kept: Kept, name: str, make: Callable[[], Any]) -> Any:
     return value
 
 
-#: Kernels of one element: the text of each for the GPU, and the same by torch's operators.
+#: Kernels per element: GPU source, and the same with torch's operators.
 _KERNELS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "shifted_relu": ("(T x, T b) { T y = x + b; return y < T(0) ? T(0) : y; }", lambda x, b: torch.relu(x + b)),
     "scaled_relu": (
@@ -333,7 +336,7 @@ _KERNELS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
 
 
 def _kernel(name: str) -> tuple[str, Callable[..., Any]]:
-    """One of `_KERNELS`, or `sum_of_N` tensors."""
+    """Return one of `_KERNELS`, or `sum_of_N` tensors."""
     if not name.startswith("sum_of_"):
         return _KERNELS[name]
     names = [f"x{place}" for place in range(int(name.removeprefix("sum_of_")))]
@@ -342,13 +345,13 @@ def _kernel(name: str) -> tuple[str, Callable[..., Any]]:
 
 
 def _elementwise(name: str, *tensors: Any) -> Any:
-    """One of `_KERNELS` for each element of tensors that are spread to one shape."""
+    """Apply one of `_KERNELS` to each element of tensors, broadcast to one shape."""
     return _compiled(name)(*tensors) if tensors[0].is_cuda else _kernel(name)[1](*tensors)
 
 
 @functools.cache
 def _compiled(name: str) -> Callable[..., Any]:
-    """Made ready once for the life of the process; compiled at the first call for each kind of arguments."""
+    """Return the jiterator function, kept for the life of the process; compiled at the first call per argument type."""
     function: Callable[..., Any] = torch.cuda.jiterator._create_jit_fn(
         f"template <typename T> T {name}{_kernel(name)[0]}"
     )

@@ -1,8 +1,8 @@
-"""SM partitions on the GPU: streams that may use only some of its SMs (CUDA green contexts).
+"""SM partitions on the GPU: streams restricted to some of its SMs (CUDA green contexts).
 
 torch's `GreenContext` cuts every partition from the whole GPU, so two of them may get the same SMs. Here the GPU is
-split once, into groups as small as it allows, and partitions are made of whole groups: they are disjoint. The calls
-are those of the CUDA driver API (cuda.h of CUDA 13.0, section "Green Contexts"; there since CUDA 12.5), which torch
+split once, into the smallest possible groups, and partitions are made of whole groups, so they are disjoint. The calls
+are those of the CUDA driver API (cuda.h of CUDA 13.0, section "Green Contexts"; available since CUDA 12.5), which torch
 does not wrap, and the streams are torch's `ExternalStream`.
 """
 
@@ -41,7 +41,7 @@ class _Resource(ctypes.Structure):
 
 @dataclass(frozen=True)
 class SmGroups:
-    """How the GPU lets its SMs be split: into `count` groups of `group_sms` SMs, and `left_sms` that fill none."""
+    """Split of the GPU's SMs: `count` groups of `group_sms` SMs, and `left_sms` left over."""
 
     sms: int
     group_sms: int
@@ -50,9 +50,9 @@ class SmGroups:
 
 
 class Partitions:
-    """Disjoint partitions of the current GPU, and streams of them; they last as long as this object.
+    """Disjoint partitions of the current GPU and their streams; both last as long as this object.
 
-    `sms[i]` is what partition i got. Raises `GpuError` without a GPU, where the driver has no green contexts, and
+    `sms[i]` is the size of partition i. Raises `GpuError` without a GPU, where the driver has no green contexts, and
     where the sizes do not fit.
     """
 
@@ -70,14 +70,14 @@ class Partitions:
             self.sms.append(sum(member.sms for member in members))
 
     def stream(self, partition: int) -> torch.cuda.Stream:
-        """A new stream whose kernels run on the SMs of a partition only, in a CUDA graph, too."""
+        """Return a new stream whose kernels run only on the SMs of a partition, in a CUDA graph, too."""
         pointer = self._driver.stream(self._contexts[partition])
         self._streams.append(pointer)
         stream: torch.cuda.Stream = torch.cuda.ExternalStream(pointer.value, device=self._driver.device)
         return stream
 
     def close(self) -> None:
-        """Give the partitions back; no stream of them, and no graph recorded on one, may be used after this."""
+        """Destroy the partitions; their streams, and graphs recorded on them, must not be used afterwards."""
         torch.cuda.synchronize()
         while self._streams:
             self._driver.call("cuStreamDestroy_v2", self._streams.pop())
@@ -86,17 +86,17 @@ class Partitions:
 
 
 def sm_groups() -> SmGroups:
-    """How the current GPU lets its SMs be split. Raises as `Partitions` does."""
+    """Return the SM split of the current GPU. Raises as `Partitions` does."""
     driver = _Driver()
     groups, left = driver.split()
     return _groups_of(driver.device_sms, groups, left)
 
 
 def deal_groups(sizes: Sequence[int], groups: SmGroups) -> list[tuple[int, int, bool]]:
-    """For each partition its first group, the one after its last, and whether the SMs left over are with it.
+    """Return, for each partition, its first group, the one after its last, and whether the left-over SMs belong to it.
 
-    Only the last partition can have those, where whole groups do not make its size. Raises `GpuError` for a size that
-    cannot be had, and for more groups than there are.
+    Only the last partition can have those, where whole groups do not make its size. Raises `GpuError` for an impossible
+    size, and for too many groups.
     """
     dealt: list[tuple[int, int, bool]] = []
     first = 0
@@ -122,12 +122,12 @@ def _groups_of(device_sms: int, groups: Sequence[_Resource], left: _Resource) ->
 
 
 class _Driver:
-    """The calls of the CUDA driver that partitions need."""
+    """The CUDA driver calls for partitions."""
 
     def __init__(self) -> None:
         self.device = require_gpu()
         torch.cuda.init()
-        torch.cuda.current_stream().synchronize()  # the primary context is there
+        torch.cuda.current_stream().synchronize()  # initializes the primary context
         try:
             self._library: Any = ctypes.CDLL(_LIBRARY)
             self._library.cuGreenCtxStreamCreate  # noqa: B018
@@ -140,7 +140,7 @@ class _Driver:
         self.device_sms = int(self._all.sms)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call the driver. Raises `GpuError` with the driver's own name of what went wrong."""
+        """Call the driver. Raises `GpuError` with the driver's error name."""
         status = getattr(self._library, name)(*arguments)
         if status:
             text = ctypes.c_char_p()
@@ -149,7 +149,7 @@ class _Driver:
             raise GpuError(f"no SM partitions: {name} says {reason} (torch {torch.__version__})")
 
     def split(self) -> tuple[list[_Resource], _Resource]:
-        """The GPU's SMs in groups as small as it allows, and those that fill none."""
+        """Return the GPU's SMs in the smallest possible groups, and the left-over SMs."""
         smallest = ctypes.c_uint(max(1, self._all.smallest))
         count = ctypes.c_uint()
         none = ctypes.c_void_p()
@@ -170,7 +170,7 @@ class _Driver:
         return list(groups[: count.value]), left
 
     def context(self, members: Sequence[_Resource]) -> ctypes.c_void_p:
-        """A green context of groups that come from one split."""
+        """Make a green context of groups from one split."""
         resources = (_Resource * len(members))(*members)
         described, context = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuDevResourceGenerateDesc", ctypes.byref(described), resources, ctypes.c_uint(len(members)))
@@ -178,7 +178,7 @@ class _Driver:
         return context
 
     def stream(self, context: ctypes.c_void_p) -> ctypes.c_void_p:
-        """A stream of a green context."""
+        """Make a stream of a green context."""
         pointer = ctypes.c_void_p()
         flags = ctypes.c_uint(_NON_BLOCKING)
         self.call("cuGreenCtxStreamCreate", ctypes.byref(pointer), context, flags, ctypes.c_int(0))

@@ -1,8 +1,8 @@
-"""What a trace says about the values of a tensor: bounds, and exact sequences. Needs no torch.
+"""Values of a tensor that are known from a trace: bounds, and exact sequences. Needs no torch.
 
-A few operators trust the numbers in a tensor: the rows that an embedding bag takes, the classes of a loss, the image of
-a box. Such numbers must be known before anything runs: they come from a tensor that the trace fills and nothing
-changes, or from an operator whose results follow from its arguments. What is not known has no bounds.
+A few operators trust the numbers in a tensor: the rows of an embedding bag, the classes of a loss, the image of a box.
+Such numbers must be known before anything runs: they come from a tensor that the trace fills and nothing changes, or
+from an operator whose results follow from its arguments. Unknown values have no bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from gpusim.formats.trace import Op, Tensor, Trace
 
 Bounds = tuple[float, float]
 
-#: Results hold elements of the first argument, and no others; the first ones also in its order, where both are dense.
+#: Operators whose results hold only elements of the first argument; those of `_SAME_ORDER` also in its order, where
+#: both are dense.
 _SAME_ORDER: Final = frozenset(
     f"aten.{name}"
     for name in [
@@ -51,7 +52,7 @@ _SAME_VALUES: Final = _SAME_ORDER | {
         "unbind.int",
     ]
 }
-#: Results that are one number in every place: the position of the number, or the number.
+#: Operators whose result is one number everywhere: the position of the number, or None for zero.
 _CONSTANT: Final[dict[str, int | None]] = {
     "aten.full.default": 1,
     "aten.full_like.default": 1,
@@ -60,17 +61,17 @@ _CONSTANT: Final[dict[str, int | None]] = {
     "aten.zeros_like.default": None,
     "aten.new_zeros.default": None,
 }
-#: Whole numbers in this range survive each type that they may be in here.
+#: Range of whole numbers that each type represents exactly.
 _MAX_EXACT: Final = {"int64": 2**53, "int32": 2**31 - 1, "float32": 2**24, "float64": 2**53, "float16": 2048}
-#: Chains of operators are followed this far.
+#: Longest chain of operators to follow.
 _MAX_STEPS: Final = 64
 
 
 class KnownValues:
     """Bounds and sequences of the tensors of one trace.
 
-    `made` gives the op that returns a tensor first, and its place there, `again` the tensors that were there before an
-    op returns them, `written` the ops that declare a change of a storage, in order.
+    `made` gives the op that first returns a tensor, and the tensor's position there; `again` the tensors that existed
+    before an op returns them; `written` the ops that declare a change of a storage, in order.
     """
 
     def __init__(
@@ -98,7 +99,9 @@ class KnownValues:
         self._initial = initial
 
     def bounds(self, index: int, steps: int = _MAX_STEPS) -> Bounds | None:
-        """Smallest and largest number that tensor `index` may hold when an op takes it; None where that is open."""
+        """Return the smallest and largest number that tensor `index` may hold when an op takes it; None where
+        unknown.
+        """
         if index not in self._bounds:
             tensor = self.trace.tensors[index]
             bounds = None
@@ -109,7 +112,7 @@ class KnownValues:
         return self._bounds[index]
 
     def sequence(self, index: int, steps: int = _MAX_STEPS) -> Sequence[int] | None:
-        """The whole numbers of a tensor of one dimension and without gaps, in order; None where they are open."""
+        """Return the whole numbers of a one-dimensional dense tensor, in order; None where unknown."""
         if index not in self._sequences:
             self._sequences[index] = self._sequence(index, steps)
         return self._sequences[index]
@@ -136,7 +139,9 @@ class KnownValues:
         return sequence if sequence is not None and len(sequence) == tensor.shape[0] else None
 
     def rising(self, index: int) -> Bounds | None:
-        """First and last number of a tensor whose sequence is known, has such, and never falls."""
+        """Return first and last number of a tensor whose sequence is known, not empty, and never falls;
+        otherwise None.
+        """
         if index not in self._rising:
             numbers = self.sequence(index)
             rises = numbers and (
@@ -146,7 +151,7 @@ class KnownValues:
         return self._rising[index]
 
     def origin(self, index: int) -> int:
-        """The tensor that tensor `index` is a view or a copy of."""
+        """Return the tensor that tensor `index` is a view or a copy of."""
         for _ in range(_MAX_STEPS):
             op = self._maker(index)
             source = _tensor_of(op.args[0]) if op is not None and op.target in _SAME_VALUES and op.args else None
@@ -156,12 +161,12 @@ class KnownValues:
         return index
 
     def _maker(self, index: int) -> Op | None:
-        """The op that made a tensor; None for one that is there before the step."""
+        """Return the op that made a tensor; None for a tensor from before the step."""
         place = self._made.get(index)
         return None if place is None or self.trace.tensors[index].init is not None else self.trace.ops[place[0]]
 
     def _unchanged(self, index: int) -> bool:
-        """Whether nothing but what filled a tensor's storage first writes to it."""
+        """Whether only the op or `init` that first filled a tensor's storage writes to it."""
         if index in self._again:
             return False
         storage = self.trace.tensors[index].storage
@@ -219,7 +224,7 @@ def _bounds_of_init(tensor: Tensor) -> Bounds | None:
 
 
 def _whole(bounds: Bounds | None, limit: int) -> Bounds | None:
-    """Bounds as whole numbers, outwards: so they hold after rounding, too. None beyond the limit."""
+    """Round bounds outwards to whole numbers, so that they hold after rounding, too. None beyond the limit."""
     if bounds is None or not all(math.isfinite(end) for end in bounds):
         return None
     low, high = math.floor(bounds[0]), math.ceil(bounds[1])
@@ -236,7 +241,7 @@ def _sequence_of_init(tensor: Tensor) -> Sequence[int] | None:
 
 
 def _range_of(op: Op) -> range | None:
-    """What `arange` makes of whole numbers that rise."""
+    """Return the rising whole numbers that `arange` makes, or None."""
     numbers = [*op.args] if len(op.args) > 1 else [0, *op.args]
     if not 2 <= len(numbers) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
         return None

@@ -1,4 +1,4 @@
-"""Operators as torch knows them: from a name to a callable, and what a call changes."""
+"""torch's operators: lookup by name, and the arguments that a call changes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from gpusim.gpu.replay.saved_facts import UNDECLARED_WRITES
 
 @functools.cache
 def resolve(target: str, own: bool = False) -> torch._ops.OpOverload:
-    """The overload of an allowed operator, and nothing else that its name may reach; of the user's `own` step of any.
+    """Return the overload of an allowed operator, or of any operator for the user's `own` step.
 
-    Raises `OperatorError` for one that is not allowed or not in this torch.
+    No other attribute of torch can be reached through a name. Raises `OperatorError` for one that is not allowed or not
+    in this torch.
     """
     if not own and target not in allowed_operators():
         raise OperatorError(f"operator '{target}' is not on the allow-list of replay")
@@ -38,9 +39,9 @@ def resolve(target: str, own: bool = False) -> torch._ops.OpOverload:
 
 
 def check_schemas(trace: Trace) -> None:
-    """Hold each op to the schema of its operator: number, names and types of arguments, and what it changes.
+    """Check each op against its operator's schema: number, names and types of arguments, and declared changes.
 
-    Raises `OperatorError`, naming trace, place and operator.
+    Raises `OperatorError` with trace, place and operator.
     """
     for index, op in enumerate(trace.ops):
         problem = _problem_with_schema(op, resolve(op.target)._schema)
@@ -69,7 +70,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float) or _is_tagged(value, "float")
 
 
-#: What each kind of argument may be in a trace. A tensor may be null, as torch hands undefined ones on, or a number,
+#: Check of each argument kind in a trace. A tensor may be null, since torch passes undefined ones on, or a number,
 #: which torch takes for a tensor in sums and products and refuses elsewhere.
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "Tensor": lambda value: value is None or _is_tagged(value, "tensor") or _is_number(value),
@@ -93,12 +94,12 @@ def _is_tagged(value: Any, tag: str) -> bool:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether an encoded argument is of a type of torch's schemas."""
+    """Whether an encoded argument matches a type of torch's schemas."""
     if kind.kind() == "OptionalType":
         return value is None or _fits(value, kind.getElementType())
     if kind.kind() == "ListType":
         element = kind.getElementType()
-        # torch takes one number for a list of them.
+        # torch accepts one number for a list of numbers.
         if not isinstance(value, list | tuple):
             return str(element) in ("int", "SymInt", "float") and _fits(value, element)
         return all(_fits(part, element) for part in value)
@@ -107,7 +108,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def written_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors among the arguments whose elements a call changes."""
+    """Return the tensor arguments whose elements a call changes."""
     written: list[torch.Tensor] = []
     for position, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -125,5 +126,5 @@ def is_random(function: Any) -> bool:
 
 
 def describe(op: Op) -> str:
-    """An op for messages: name and operator."""
+    """Describe an op by name and operator, for messages."""
     return f"'{op.name}' ({op.target})"

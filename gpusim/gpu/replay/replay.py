@@ -46,7 +46,7 @@ def replay(
 
     Raises `ScheduleError` for an illegal schedule, `OperatorError` for a forbidden operator, `TrustError` for a trace
     with code where not `trust_code`, `GpuError` without a GPU or memory. Outputs that differ are reported in the
-    measurement, not raised; `require_equal` raises.
+    measurement; `require_equal` raises for them.
     """
     trace, hardware = graph.trace, graph.hardware
     check_trace_code(trace, trace.name, trust_code)
@@ -121,7 +121,7 @@ def replay(
     ]
 
 
-#: Recordings and rounds of a trial: enough to tell schedules apart by a percent or two, and no more.
+#: Recordings and rounds of a trial: enough to tell schedules apart that differ by one or two percent.
 TRIAL_RECORDINGS, TRIAL_ROUNDS = 3, 7
 
 
@@ -129,7 +129,7 @@ TRIAL_RECORDINGS, TRIAL_ROUNDS = 3, 7
 def trial_ns(
     graph: OpGraph, schedules: Sequence[Schedule], *, seed: int = DEFAULT_SEED, trust_code: bool = False
 ) -> list[int]:
-    """A quick measurement of schedules against each other, to choose one that `replay` then measures by itself.
+    """Measure schedules against each other quickly, to choose one for `replay`; returns median times in ns.
 
     Raises as `replay` does. Outputs are not compared here.
     """
@@ -144,14 +144,14 @@ def trial_ns(
     runner.bind(state.tensors)
     recorder = GraphRecorder(runner, graph.preds)
     for each in legal:
-        _record(recorder, state, each)  # libraries set up on first use of a stream
+        _record(recorder, state, each)  # libraries initialize on first use of a stream
     contenders = {str(number): partial(recorder.record, each) for number, each in enumerate(legal)}
     times = time_typical(contenders, TRIAL_RECORDINGS, TRIAL_ROUNDS)
     return [times[str(number)].median_ns for number in range(len(legal))]
 
 
 def require_equal(measurement: Measurement) -> None:
-    """Raise `ReplayError` where the schedule's outputs were not those of the sequential run."""
+    """Raise `ReplayError` where the schedule's outputs differ from those of the sequential run."""
     outputs = measurement.outputs
     if not outputs.equal:
         raise ReplayError(
@@ -166,7 +166,7 @@ def _record(recorder: GraphRecorder, state: InitialState, schedule: Schedule) ->
 
 
 def _results(trace: Trace, recorded: RecordedGraph, state: InitialState, seed: int) -> dict[int, torch.Tensor]:
-    """Results of one run from the initial state, with the generator set back."""
+    """Return the results of one run from the initial state, with the generator reset."""
     state.restore()
     torch.cuda.manual_seed(seed)
     recorded.replay()

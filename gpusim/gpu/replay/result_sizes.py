@@ -1,8 +1,8 @@
-"""Whether an op's results are as large as its trace declares, known before the call: torch evaluates shapes alone.
+"""Check of result sizes against the trace before a call: torch evaluates shapes alone.
 
-Sizes among the arguments (`repeat`, `constant_pad_nd`, the upsampling operators ...) may ask for any amount of memory.
-On torch's fake tensors, which have no memory, the same call tells the shapes of its results. Shapes and types of real
-results are compared with the trace again, after the call (`gpusim.gpu.replay.execute`).
+Sizes among the arguments (`repeat`, `constant_pad_nd`, the upsampling operators ...) may request any amount of memory.
+The same call on torch's fake tensors, which have no memory, gives the shapes of its results. Shapes and types of real
+results are compared with the trace again after the call (`gpusim.gpu.replay.execute`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from gpusim.gpu.replay.encode import DTYPES, decode
 from gpusim.gpu.replay.saved_facts import VARYING
 from gpusim.gpu.replay.tensors import flat_results
 
-#: torch cannot tell, or refuses: then the call itself gives the reason, or its results are looked at.
+#: Errors that leave the shapes unknown or the call refused: then the call itself gives the reason, or its results are
+#: checked.
 _UNKNOWN = (
     UnsupportedOperatorException,
     DynamicOutputShapeException,
@@ -45,8 +46,8 @@ _UNKNOWN = (
 def check_result_sizes(trace: Trace, functions: list[Callable[..., Any]], device: torch.device) -> None:
     """Raise `OperatorError` for the first op whose results would not have the declared shapes and types.
 
-    Ops alike in operator, arguments and shapes are evaluated once. A call that torch cannot evaluate, or refuses, is
-    left to the check after the call, and so are results whose shape depends on the version of a library.
+    Ops with the same operator, arguments and shapes are evaluated once. A call that torch cannot evaluate, or refuses,
+    is left to the check after the call, and so are results whose shape depends on a library's version.
     """
     seen: set[tuple[Any, ...]] = set()
     # A fallback would run the operator on real tensors of these sizes.
@@ -63,7 +64,7 @@ def check_result_sizes(trace: Trace, functions: list[Callable[..., Any]], device
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within, torch does not print a traceback for each call that it refuses."""
+    """Keep torch from printing a traceback for each call that it refuses."""
     log = logging.getLogger(fake_tensor.__name__)
     before, log.disabled = log.disabled, True
     try:
@@ -73,7 +74,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _key(trace: Trace, op: Op) -> tuple[Any, ...]:
-    """Everything that the shapes of an op's results follow from, and what is declared for them."""
+    """Return a key of everything that determines the shapes of an op's results, and of their declarations."""
     numbers: dict[int, int] = {}
     for tensor in tensor_refs([*op.args, *op.kwargs.values()]):
         numbers.setdefault(tensor, len(numbers))
@@ -112,7 +113,7 @@ def _problem(trace: Trace, op: Op, function: Callable[..., Any], device: torch.d
 
 
 def _without_memory(trace: Trace, index: int, device: torch.device) -> torch.Tensor:
-    """A fake tensor as the trace declares it, on a storage of the declared size."""
+    """Make a fake tensor as declared in the trace, on a storage of the declared size."""
     tensor = trace.tensors[index]
     dtype = DTYPES[tensor.dtype]
     if 0 in tensor.shape:

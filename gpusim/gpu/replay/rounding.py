@@ -1,10 +1,9 @@
-"""How far rounding alone moves each result of a step.
+"""Effect of rounding on each result of a step.
 
-Two correct runs of a step differ: atomic additions come in another order, another kernel sums other parts first. By how
-much is measured here and not guessed: the step runs again with every tensor that it makes moved by one unit in the
-last place, up or down at random (Monte Carlo arithmetic: Parker, "Monte Carlo Arithmetic", UCLA 1997). What comes out
-of a long sum of large terms that cancel moves by far more than one unit of its own: its noise is as large as rounding
-of what was summed.
+Two correct runs of a step differ: atomic additions come in another order, another kernel sums other parts first. The
+difference is measured: the step runs again with every new tensor perturbed by one unit in the last place, up or down at
+random (Monte Carlo arithmetic: Parker, "Monte Carlo Arithmetic", UCLA 1997). A small result of large terms that cancel
+moves by far more than one unit of its own: its noise is as large as the rounding of its terms.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import torch
 from gpusim.formats.trace import Trace
 from gpusim.gpu.replay.execute import InitialState, Runner, results_of
 
-#: Runs with shaken tensors; the noise is the largest of them and of one run that is only repeated.
+#: Perturbed runs; the noise is the largest over them and one plain repetition.
 SHAKEN_RUNS = 2
 
 
 def rounding_noise(
     runner: Runner, state: InitialState, releases: Sequence[Iterable[int]], seed: int
 ) -> dict[int, float]:
-    """For each result of the step by tensor id, the norm of what rounding changes.
+    """Return, for each result of the step by tensor id, the norm of the change from rounding.
 
-    `state` is bound to `runner`; it is as before afterwards, and the runner holds no temporaries.
+    `state` is bound to `runner`; it is restored afterwards, and the runner holds no temporaries.
     """
     plain = _results(runner, state, releases, seed, None)
     noise = dict.fromkeys(plain, 0.0)
@@ -43,7 +42,7 @@ def _results(
     seed: int,
     shaking: torch.Generator | None,
 ) -> dict[int, torch.Tensor]:
-    """Results of one run from the initial state; with a generator, every new tensor is shaken."""
+    """Return the results of one run from the initial state; with a generator, every new tensor is perturbed."""
     new_tensors = _made(runner.trace)
     state.restore()
     torch.manual_seed(seed)
@@ -59,7 +58,7 @@ def _results(
 
 
 def _made(trace: Trace) -> list[list[int]]:
-    """For each op the results that are in memory of their own: no views, and nothing that is changed in place."""
+    """Return, for each op, the results in memory of their own: neither views nor changed in place."""
     known = {tensor.storage for tensor in trace.tensors if tensor.init is not None}
     new_tensors: list[list[int]] = []
     for op in trace.ops:
@@ -73,11 +72,11 @@ def _made(trace: Trace) -> list[list[int]]:
 
 
 def _shake(tensor: torch.Tensor | None, generator: torch.Generator) -> None:
-    """Move each element by one unit in the last place, up or down at random."""
+    """Perturb each element by one unit in the last place, up or down at random."""
     if tensor is None or not tensor.is_floating_point():
         return
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        return  # several elements are one in memory
+        return  # several elements share memory
     eps = torch.finfo(tensor.dtype).eps
     factors = torch.empty_like(tensor).bernoulli_(0.5, generator=generator)
     tensor.mul_(factors.mul_(2 * eps).add_(1 - eps))

@@ -1,10 +1,10 @@
-"""Checks of what operators trust: what a forward saved for its backward, and numbers looked up. Needs no torch.
+"""Checks of operands that operators trust: a forward's saved tensors, and looked-up numbers. Needs no torch.
 
-A backward reads the places of maxima, means and sums of exponentials that its forward saved, and does not look whether
-they fit: wrong ones make it read or write beyond a tensor. In a captured step they are results of the forward, and
-nothing has changed them; so they must be here. Shapes are those that the trace declares; replay holds results to them
-(`gpusim.gpu.replay.execute`), but for those that depend on the version of a library (`VARYING`). Rules on sizes alone
-are in `gpusim.gpu.replay.size_rules`.
+A backward takes the places of maxima, means and sums of exponentials that its forward saved without checking them:
+wrong ones make it read or write beyond a tensor. In a captured step they are unchanged results of the forward; so they
+must be here. Shapes are those that the trace declares; replay checks results against them
+(`gpusim.gpu.replay.execute`), except for those that depend on a library's version (`VARYING`). Rules on sizes alone are
+in `gpusim.gpu.replay.size_rules`.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from gpusim.gpu.replay.size_rules import (
 
 
 class SavedRules:
-    """The rules on one trace. Its references are known to be in range, and its operators to be allowed."""
+    """The rules applied to one trace, whose references are in range and whose operators are allowed."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self._forwards: dict[tuple[str, ...], int] = {}
-        """Forward that saves nothing, with the arguments that it shares with its backward -> its last call so far."""
+        """Last call so far of each forward that saves nothing, by the arguments shared with its backward."""
         self._made: dict[int, tuple[int, int]] = {}
-        """Tensor -> the op that returns it first, and in which place."""
+        """Tensor -> the op that first returns it, and the position there."""
         self._again: set[int] = set()
-        """Tensors that an op returns although they are there before: changed in place, or viewed once more."""
+        """Tensors that exist before an op returns them: changed in place, or viewed once more."""
         self._written: dict[int, list[int]] = {}
         varying: dict[int, str] = {}
         for index, op in enumerate(trace.ops):
@@ -68,7 +68,7 @@ class SavedRules:
         self.known = KnownValues(trace, self._made, self._again, self._written)
 
     def problem(self, index: int) -> str:
-        """Why op `index` is refused, or nothing. Ask for all ops in order."""
+        """Return the reason to refuse op `index`, or "". Call it for all ops in order."""
         op = self.trace.ops[index]
         if op.target in UNSAVED:
             self._forwards[_shared(op, UNSAVED[op.target].same.values())] = index
@@ -84,7 +84,7 @@ class SavedRules:
         )
 
     def _undeclared_writes(self, op: Op) -> str:
-        """What an operator changes without a word in its schema is in `writes`, too."""
+        """Refuse undeclared writes: changes that an operator's schema omits must be in `writes`."""
         positions, flag = UNDECLARED_WRITES.get(op.target.rpartition(".")[0], ((), None))
         if flag is not None and len(op.args) > flag and op.args[flag] is False:
             return ""
@@ -92,7 +92,7 @@ class SavedRules:
         return "it changes its statistics, and its 'writes' do not say so" if changed - {*op.writes} else ""
 
     def _returned_again(self, index: int, op: Op) -> str:
-        """A tensor that is there is returned by ops that change it, which 'writes' says, and by views of its memory."""
+        """Refuse an op that returns an existing tensor, unless `writes` declares a change or the op makes views."""
         for tensor in op.outputs:
             if tensor is None or tensor not in self._again or tensor in op.writes or op.target in VIEWS:
                 continue
@@ -101,7 +101,7 @@ class SavedRules:
         return ""
 
     def _taken_as_saved(self, op: Op) -> str:
-        """Results that vary are for the backward alone."""
+        """Refuse other users of a result that only the backward may take, because its size varies."""
         rule = BACKWARDS.get(op.target)
         for place, value in enumerate((*op.args, *op.kwargs.values())):
             if rule is not None and place < len(op.args) and place in rule.saved:
@@ -113,7 +113,7 @@ class SavedRules:
         return ""
 
     def _backward(self, index: int, op: Op) -> str:
-        """A backward has what its forward saved."""
+        """Check that a backward takes what its forward saved."""
         rule = BACKWARDS.get(op.target)
         if rule is None:
             return ""
@@ -138,7 +138,7 @@ class SavedRules:
             tensor = tensor_at(self.trace, op, place)
             if tensor is None:
                 continue
-            # A schedule may move an op that changes it here, unless nothing but the forward does.
+            # A schedule may move an op that changes it here, unless only the forward does.
             if op.args[place][TENSOR] in self._again:
                 return f"argument {place} is made more than once"
             if max(self._written.get(tensor.storage, [0])[-1:]) > forward:
@@ -148,7 +148,9 @@ class SavedRules:
         return self._shapes_of_backward(op, saver, rule)
 
     def _forward_of(self, index: int, op: Op, rule: Backward) -> int | None:
-        """The op that saved what a backward takes; of an embedding, which saves nothing, the last on its indices."""
+        """Return the op that saved a backward's operands; for an embedding, which saves nothing, the last on its
+        indices.
+        """
         for place in rule.saved:
             value = op.args[place]
             if isinstance(value, dict) and TENSOR in value:
@@ -157,11 +159,11 @@ class SavedRules:
         return None if rule.saved else self._forwards.get((rule.forwards[0], *_shared(op, rule.same)[1:]))
 
     def _read_by(self, saver: Op, op: Op, place: int) -> bool:
-        """Whether a forward declares that it reads the argument that its backward takes, too."""
+        """Whether a forward declares reading the argument that its backward also takes."""
         return op.args[place][TENSOR] in saver.reads
 
     def _counts(self, op: Op, place: int) -> bool:
-        """Whether an argument is of integers: places or classes."""
+        """Whether an argument has integers: places or classes."""
         tensor = tensor_at(self.trace, op, place)
         return tensor is not None and "int" in tensor.dtype
 
@@ -191,7 +193,7 @@ class SavedRules:
         return ""
 
     def _places(self, op: Op) -> str:
-        """Rows, classes, lengths and images that an operator looks up without a check are known, and there are such."""
+        """Refuse lookups without bounds check unless their rows, classes, lengths or images are known to exist."""
         if op.target in BAG:
             return self._bag(op)
         if op.target == "aten._ctc_loss.default":
@@ -201,13 +203,15 @@ class SavedRules:
         return ""
 
     def _within(self, op: Op, place: int, count: int) -> bool:
-        """Whether every number in an argument is known to be 0 or more and below `count`."""
+        """Whether every number in an argument is known to be at least 0 and below `count`."""
         value = op.args[place]
         bounds = self.known.bounds(value[TENSOR]) if isinstance(value, dict) and TENSOR in value else None
         return bounds is not None and bounds[0] >= 0 and bounds[1] < count
 
     def _bag(self, op: Op) -> str:
-        """Rows of an embedding bag are rows of its table, and its offsets rise from 0 to the number of rows taken."""
+        """Check that rows of an embedding bag are in its table, and that offsets rise from 0 to at most the number of
+        rows.
+        """
         weight, rows, offsets = (tensor_at(self.trace, op, place) for place in range(3))
         if weight is None or rows is None or offsets is None or len(weight.shape) != 2:
             return "it has no table, rows and offsets"
@@ -226,7 +230,7 @@ class SavedRules:
         return ""
 
     def _labels(self, op: Op) -> str:
-        """Labels of a CTC loss are classes, and its lengths those of its sequences."""
+        """Check that labels of a CTC loss are classes, and that lengths match its sequences."""
         scores, labels = tensor_at(self.trace, op, 0), tensor_at(self.trace, op, 1)
         lengths = [*op.args[2:4], (), ()][:2]
         if scores is None or labels is None or len(scores.shape) != 3 or labels.dtype not in ("int32", "int64"):
@@ -245,7 +249,7 @@ class SavedRules:
         return "" if self._within(op, 1, classes) else f"nothing in the trace shows that its labels are below {classes}"
 
     def _boxes(self, op: Op) -> str:
-        """Boxes are rows of five numbers of which the first is that of an image: put there by `cat`, as models do."""
+        """Check that boxes are rows of five numbers, the first an existing image: joined by `cat`, as models do."""
         images, boxes = tensor_at(self.trace, op, 0), tensor_at(self.trace, op, 1)
         if images is None or boxes is None or len(images.shape) != 4 or boxes.shape[1:] != (5,):
             return "it has no images and boxes"
@@ -261,12 +265,12 @@ class SavedRules:
 
 
 def ordered_inputs(trace: Trace) -> frozenset[int]:
-    """Tensors that exist before the step and whose order counts: the offsets of embedding bags."""
+    """Return the tensors from before the step whose order matters: the offsets of embedding bags."""
     bags = [op for op in trace.ops if op.target in BAG]
     known = SavedRules(trace).known if bags else None
     return frozenset(known.origin(index) for op in bags for index in tensor_refs(op.args[2]) if known is not None)
 
 
 def _shared(op: Op, places: Iterable[int]) -> tuple[str, ...]:
-    """An operator and some of its arguments, to find the forward that a backward belongs to."""
+    """Return an operator and some of its arguments, as the key that links a backward to its forward."""
     return (op.target, *(repr(op.args[place]) if place < len(op.args) else "" for place in places))

@@ -1,7 +1,7 @@
-"""Facts on operators: which forward a backward belongs to, what it takes from there, and which sizes go together.
+"""Facts on operators: the forward of each backward, the operands taken from it, and sizes that must agree.
 
-They are read off torch's schemas and kernels; `gpusim.gpu.replay.saved` and `gpusim.gpu.replay.size_rules` hold the ops
-of a trace to them.
+They are read off torch's schemas and kernels; `gpusim.gpu.replay.saved` and `gpusim.gpu.replay.size_rules` check the
+ops of a trace against them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Backward:
-    """Which forward an operator belongs to, by positions of arguments and results."""
+    """Link of a backward operator to its forward, by positions of arguments and results."""
 
     forwards: tuple[str, ...]
     saved: dict[int, int] = field(default_factory=dict)
-    """Argument -> result of the forward that it must be, unchanged."""
+    """Argument position -> result of the forward that it must be, unchanged."""
     same: dict[int, int] = field(default_factory=dict)
-    """Argument -> argument of the forward that it must be."""
+    """Argument position -> argument of the forward that it must be."""
     grad: int | None = 0
-    """The argument that has the shape of the forward's first result."""
+    """Position of the argument with the shape of the forward's first result."""
 
 
 def _pool(name: str, indices: int) -> dict[str, Backward]:
@@ -98,7 +98,7 @@ VARYING: Final[dict[str, tuple[int, ...]]] = {
     "aten._scaled_dot_product_flash_attention.default": (1, 4, 5, 6),
     "aten._scaled_dot_product_cudnn_attention.default": (1, 4, 5, 6),
 }
-#: Forwards that save something for a backward only where this argument is true.
+#: Forwards that save for a backward only where this argument is true.
 SAVES_IF: Final = {
     "aten._scaled_dot_product_efficient_attention.default": 4,
     "aten._scaled_dot_product_cudnn_attention.default": 4,
@@ -108,12 +108,12 @@ SEQUENCE_LENGTHS: Final = {
     "aten._scaled_dot_product_flash_attention_backward.default": {8: 1, 9: 2},
     "aten._scaled_dot_product_cudnn_attention_backward.default": {11: 1, 12: 2},
 }
-#: Packed sequences, which no trace holds: arguments that are null.
+#: Arguments of packed sequences, which must be null: no trace holds such sequences.
 NULL_ARGUMENTS: Final = {
     "aten._scaled_dot_product_flash_attention_backward.default": (6, 7),
     "aten._scaled_dot_product_cudnn_attention_backward.default": (9, 10),
 }
-#: Batch norm: positions of weight, bias, mean and variance, each null or one number a channel.
+#: Batch norm: positions of weight, bias, mean and variance, each null or one number per channel.
 PER_CHANNEL: Final = {
     "aten.native_batch_norm.default": (1, 2, 3, 4),
     "aten.cudnn_batch_norm.default": (1, 2, 3, 4),
@@ -122,12 +122,12 @@ PER_CHANNEL: Final = {
     "aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4),
     "aten._native_batch_norm_legit_no_training.default": (1, 2, 3, 4),
 }
-#: What an argument is that a call leaves out: operator -> position -> value.
+#: Default values of arguments that a call leaves out: operator -> position -> value.
 DEFAULTS: Final[dict[str, dict[int, Any]]] = {
     "aten._embedding_bag.default": {3: False, 4: 0, 5: False, 6: None},
     "aten._ctc_loss.default": {4: 0},
 }
-#: Rows of a weight that a backward makes a gradient for: positions of the number, and of the weight of the forward.
+#: Rows of a weight that a backward makes a gradient for: positions of the number, and of the forward's weight.
 WEIGHT_ROWS: Final = {
     "aten.embedding_dense_backward.default": (2, 0),
     "aten._embedding_bag_backward.default": (6, 0),
@@ -144,7 +144,7 @@ BOX_FORWARDS: Final = frozenset(
     f"torchvision.{name}.default" for name in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool")
 )
 #: Operators that change arguments although their schema does not say so: argument positions written in training mode,
-#: and the position of the flag that says whether it is (None: always).
+#: and the position of the training flag (None: always).
 UNDECLARED_WRITES: Final[dict[str, tuple[tuple[int, ...], int | None]]] = {
     "aten.cudnn_batch_norm": ((3, 4), 5),
     "aten.native_batch_norm": ((3, 4), 5),
@@ -153,9 +153,9 @@ UNDECLARED_WRITES: Final[dict[str, tuple[tuple[int, ...], int | None]]] = {
     "aten.batch_norm_gather_stats": ((3, 4), None),
     "aten.batch_norm_gather_stats_with_counts": ((3, 4), None),
 }
-#: Optimizers in one kernel: number of their lists; the last one of all but SGD is that of the steps.
+#: Optimizers in one kernel: number of their lists; except for SGD, the last list has the steps.
 FUSED_LISTS: Final = {"_fused_adam_": 6, "_fused_adamw_": 6, "_fused_sgd_": 3, "_fused_adagrad_": 4}
-#: Gradients that have the argument's first dimensions: number of dimensions at the end that may differ.
+#: Gradients with the argument's leading dimensions: number of trailing dimensions that may differ.
 LEADING: Final = {
     **dict.fromkeys((f"aten.{n}1d_backward.default" for n in ("reflection_pad", "replication_pad")), 1),
     **dict.fromkeys(
@@ -175,11 +175,11 @@ LEADING: Final = {
 }
 
 
-#: Backward of a softmax: a gradient and a result of one shape.
+#: Backward of a softmax: gradient and result have one shape.
 ALIKE: Final = frozenset({"aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"})
 
 
-#: Operators whose results lie in the memory of their argument.
+#: Operators whose results share their argument's memory.
 VIEWS: Final = frozenset(
     f"aten.{name}"
     for name in [

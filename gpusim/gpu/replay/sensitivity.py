@@ -1,8 +1,8 @@
-"""Whether a step's results show what its ops computed.
+"""Check that a step's outputs depend on its ops.
 
-A trace keeps how its weights were spread, not the weights. Where that lets a signal die out on its way (GoogLeNet as
-torchvision starts it: 0.01 for every convolution, and at inference no batch statistics to make up for it), the outputs
-are the last layer's bias whatever the ops before it did, and comparing them says nothing.
+A trace keeps the distribution of its weights, not the weights. Where that lets a signal die out (GoogLeNet as
+initialized by torchvision: 0.01 for every convolution, and at inference no batch statistics to compensate), the outputs
+are the last layer's bias whatever the ops before it compute, and comparing them shows nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gpusim.gpu.replay.saved import ordered_inputs
 
 
 def make_sensitive(runner: Runner, state: InitialState, releases: Sequence[Iterable[int]], seed: int) -> bool:
-    """Whether the outputs of an inference step depend on its input; weights that are too small for that are enlarged.
+    """Return whether the outputs of an inference step depend on its input; weights too small for that are enlarged.
 
-    `state` is bound to `runner`, and is as before in the end but for such weights: each of two dimensions or more, and
-    whose elements are smaller on average than He initialisation would have them (root of 2 / inputs of an output; He et
-    al. 2015), then is as large as that. Training steps are left alone: gradients depend on everything.
+    `state` is bound to `runner`, and is restored at the end except for such weights: those with two dimensions or more,
+    and elements smaller on average than He initialization (root of 2 / inputs of an output; He et al. 2015), are scaled
+    up to it. Training steps are left alone: gradients depend on everything.
     """
     if runner.trace.model.mode != "infer" or _change(runner, state, releases, seed) >= _least(runner.trace):
         return True
@@ -34,7 +34,7 @@ def make_sensitive(runner: Runner, state: InitialState, releases: Sequence[Itera
 
 
 def _least(trace: Trace) -> float:
-    """How much outputs must change with the input, so that no error as large as that passes for equal."""
+    """Return the least relative change of outputs with the input, so that no error of this size passes for equal."""
     return TOLERANCE[trace.model.dtype]
 
 
@@ -48,7 +48,7 @@ def _enlarge(state: InitialState, index: int) -> None:
 
 
 def _change(runner: Runner, state: InitialState, releases: Sequence[Iterable[int]], seed: int) -> float:
-    """How much the output that changes most does with another input: ||other - output|| / ||output||."""
+    """Return the largest relative change of an output with another input: ||other - output|| / ||output||."""
     outputs = _outputs(runner, state, releases)
     generator = torch.Generator(device=runner.device).manual_seed(seed + 1)
     ordered = ordered_inputs(runner.trace)
@@ -81,6 +81,6 @@ def _outputs(
 
 
 def _shuffle(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Other values of the same range: the elements in another order."""
+    """Shuffle the elements: other values with the same distribution."""
     order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
     tensor.copy_(tensor.reshape(-1)[order].reshape(tensor.shape))

@@ -1,6 +1,7 @@
-"""Sizes that an operator trusts: weights fit to the image, gradients to results, the tensors of a list to each other.
+"""Checks of sizes that operators trust: weights against the image, gradients against results, tensors of lists.
 
-Shapes are those that the trace declares; replay holds results to them (`gpusim.gpu.replay.execute`). Needs no torch.
+Shapes are those that the trace declares; replay checks results against them (`gpusim.gpu.replay.execute`). Needs no
+torch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gpusim.gpu.replay.saved_facts import ALIKE, FUSED_LISTS, LEADING, PER_CHANN
 
 
 def size_problem(trace: Trace, op: Op) -> str:
-    """Why weights, statistics, gradients or dimensions do not fit to the image; empty where they do."""
+    """Return why weights, statistics, gradients or dimensions do not fit the image, or ""."""
     image = tensor_at(trace, op, 0)
     for place in PER_CHANNEL.get(op.target, ()):
         tensor = tensor_at(trace, op, place)
@@ -46,7 +47,7 @@ def size_problem(trace: Trace, op: Op) -> str:
 
 
 def _transform_problem(trace: Trace, op: Op) -> str:
-    """A Fourier transform goes along dimensions that are there, and back to the length that its argument has."""
+    """Check that a Fourier transform has existing dimensions, and goes back to its argument's length."""
     image, dims = tensor_at(trace, op, 0), op.args[1] if len(op.args) > 1 else ()
     rank = 0 if image is None else len(image.shape)
     if image is None or not dims or not isinstance(dims, list | tuple) or not all(isinstance(d, int) for d in dims):
@@ -63,7 +64,9 @@ def _transform_problem(trace: Trace, op: Op) -> str:
 
 
 def lists_problem(trace: Trace, op: Op) -> str:
-    """The lists of an optimizer's kernel are of one length and of the same shapes; single numbers are single."""
+    """Check that an optimizer kernel's lists have one length and the same shapes, and that scalars are single
+    numbers.
+    """
     name = op.target.split(".")[1]
     lists = [value if isinstance(value, list | tuple) else () for value in op.args]
     single = [*op.kwargs.values(), *(value for value in op.args if isinstance(value, dict))]
@@ -86,7 +89,7 @@ def lists_problem(trace: Trace, op: Op) -> str:
 
 
 def fused_step_problem(trace: Trace, index: int, op: Op) -> str:
-    """A variant that runs a step of SGD in one kernel: the lists of the ops that it stands for fit, too."""
+    """Check the lists of the ops that a fused step of SGD replaces."""
     for variant in op.variants:
         chain = [trace.ops[place] for place in sorted((index, *variant.covers)) if place < len(trace.ops)]
         if variant.settings.composition != "fused" or not chain or not chain[0].target.startswith("aten._foreach"):
@@ -101,7 +104,9 @@ def fused_step_problem(trace: Trace, index: int, op: Op) -> str:
 
 
 def _together(trace: Trace, lists: Sequence[Sequence[Any]]) -> str:
-    """Tensors in one place of each list have one shape and type and no gaps: the kernel walks them as one."""
+    """Check that tensors at one place of each list have one shape and type and no gaps: the kernel indexes them
+    as one.
+    """
     if len({len(value) for value in lists}) > 1:
         return "its lists are not of one length"
     for together in zip(*lists, strict=True):
@@ -113,17 +118,17 @@ def _together(trace: Trace, lists: Sequence[Sequence[Any]]) -> str:
 
 
 def tensor_at(trace: Trace, op: Op, place: int) -> Tensor | None:
-    """The tensor that an op has as this argument."""
+    """Return the tensor at this argument position; None where there is none."""
     return tensor_of(trace, op.args[place] if place < len(op.args) else None)
 
 
 def tensor_of(trace: Trace, value: Any) -> Tensor | None:
-    """The tensor that an encoded argument is; None where it is something else."""
+    """Return the tensor that an encoded argument refers to; None for another argument."""
     return trace.tensors[value[TENSOR]] if isinstance(value, dict) and TENSOR in value else None
 
 
 def _unfolded(op: Op) -> tuple[int, ...] | None:
-    """The shape of what `unfold` makes, from the arguments of its backward."""
+    """Return the shape of the result of `unfold`, from the arguments of its backward."""
     sizes, dim, size, step = op.args[1:5] if len(op.args) == 5 else ((), 0, 0, 0)
     whole = isinstance(sizes, list | tuple) and all(isinstance(each, int) for each in (*sizes, dim, size, step))
     if not whole or not sizes or not -len(sizes) <= dim < len(sizes) or step < 1 or not 0 <= size <= sizes[dim]:
@@ -134,7 +139,7 @@ def _unfolded(op: Op) -> tuple[int, ...] | None:
 
 
 def _scales_fit(op: Op, image: Tensor | None) -> bool:
-    """Whether a resampling's scales, where they are given, make its output size out of its input size."""
+    """Whether a resampling's scales, where given, match its input and output sizes."""
     backward = "_backward" in op.target
     before = op.args[2] if backward and len(op.args) > 2 else image.shape if image is not None else ()
     after, scales = op.args[1] if len(op.args) > 1 else (), op.args[4 if backward else 3 :]
@@ -148,7 +153,7 @@ def _scales_fit(op: Op, image: Tensor | None) -> bool:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether a tensor's elements fill its stretch of memory, each once; one without elements does."""
+    """Whether a tensor's elements fill its stretch of memory, each once; true without elements."""
     if 0 in shape:
         return True
     expected = 1

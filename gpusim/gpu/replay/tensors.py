@@ -1,4 +1,4 @@
-"""Small things about tensors that recording and replay share."""
+"""Tensor helpers that recording and replay share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def flat_results(result: Any) -> list[Any]:
-    """What a call returned, as a flat list: one entry for each tensor (or None or number) in order."""
+    """Flatten a call's results: one entry per tensor (or None or number), in order."""
     if isinstance(result, list | tuple):
         return [part for item in result for part in flat_results(item)]
     return [] if result is None and not isinstance(result, torch.Tensor) else [result]
@@ -25,7 +25,7 @@ def lies_in_storage(tensor: torch.Tensor) -> bool:
 
 
 def copy_sharing(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies with the same strides; tensors of one storage are again of one storage."""
+    """Copy tensors with their strides; tensors of one storage share a storage again."""
     memory: dict[int, torch.UntypedStorage] = {}
     result = {}
     for index, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Wall times of GPU work, measured fairly: warmed up, interleaved, as medians with intervals."""
+"""Wall times of GPU work: warmed up, interleaved, as medians with intervals."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from gpusim.formats.trace import Timing
 from gpusim.units import ms_to_ns
 
 ROUNDS = 25
-#: Recordings made of each contender. Where a graph's tensors come to lie in memory changes its time: recordings of one
-#: schedule differ by up to 8 % at batch 1 (research/2026-11-23-capture-and-replay.md).
-#: An odd number, so that one is in the middle.
+#: Recordings per contender. The addresses of a graph's tensors change its time: recordings of one schedule differ by up
+#: to 8 % at batch 1 (research/2026-11-23-capture-and-replay.md). An odd number, so that one is in the middle.
 RECORDINGS = 7
-#: Rounds and their length, in ms, for telling recordings apart.
+#: Rounds, and their length in ms, for comparing recordings.
 TRIAL_ROUNDS, TRIAL_MS = 3, 6.0
-#: No further recording is made where less memory than this many times a recording's own is free.
+#: Least free memory for one more recording, in multiples of a recording's size.
 MEMORY_RESERVE = 2.0
 #: GPU time of one round of one contender, in ms: long against an event's resolution (about 1 us) and a launch.
 ROUND_MS = 10.0
@@ -29,7 +28,7 @@ WARMUP_MS = 25.0
 
 
 def median_interval(samples_ns: Sequence[int]) -> Timing:
-    """Median with its 95 % interval by order statistics (binomial, normal approximation)."""
+    """Return the median with its 95 % interval by order statistics (binomial, normal approximation)."""
     ordered = sorted(samples_ns)
     n = len(ordered)
     half = 0.98 * math.sqrt(n)
@@ -41,7 +40,7 @@ def median_interval(samples_ns: Sequence[int]) -> Timing:
 def time_interleaved(
     contenders: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, round_ms: float = ROUND_MS
 ) -> dict[str, Timing]:
-    """Time of one call of each contender, in rounds that take turns, so that drift of the clocks hits all alike.
+    """Return the time of one call of each contender, in rounds that take turns, so that clock drift affects all alike.
 
     Each round times many calls between two CUDA events and takes their mean; the result is the median over rounds.
     """
@@ -55,26 +54,26 @@ def time_interleaved(
 
 
 class Recording(Protocol):
-    """A recorded graph: it can be replayed, and says what memory it holds."""
+    """A recorded graph that can be replayed, with its memory size."""
 
     peak_bytes: int
 
     def replay(self) -> None:
-        """Run it once."""
+        """Replay the graph once."""
 
 
 Recorder = Callable[[], Recording]
-"""Makes one more recording of a contender."""
+"""Maker of one more recording of a contender."""
 
 
 def time_typical(
     recorders: Mapping[str, Recorder], recordings: int = RECORDINGS, rounds: int = ROUNDS
 ) -> dict[str, Timing]:
-    """Time of each contender's recording of median time, all timed in turns.
+    """Return the time of each contender's recording of median time, all timed in turns.
 
-    Where memory does not hold all of them they are timed in groups, each in turns with the first contender.
-    A prediction knows nothing of where tensors come to lie, so it is held to the recording in the middle, for the
-    sequential graph as for the others. `fastest_ns` and `slowest_ns` of the result tell how far apart they were.
+    Where memory does not hold all of them they are timed in groups, each in turns with the first contender. A
+    prediction does not know the addresses of tensors, so it is compared with the middle recording, for the sequential
+    graph as for the others. `fastest_ns` and `slowest_ns` of the result give the spread.
     """
     kept: dict[str, Recording] = {}
     spread: dict[str, list[int]] = {}
@@ -82,7 +81,7 @@ def time_typical(
     for name, make in recorders.items():
         first = next(iter(kept), name)
         gc.collect()
-        torch.cuda.empty_cache()  # of recordings that are gone
+        torch.cuda.empty_cache()  # of dropped recordings
         if len(kept) > 1 and free_bytes() <= (recordings + 1) * kept[first].peak_bytes:
             timings = _time_in_turns(kept, rounds) | timings
             kept = {first: kept[first]}
@@ -103,9 +102,9 @@ def _time_in_turns(recordings: Mapping[str, Recording], rounds: int) -> dict[str
 
 
 def pick_typical(make: Recorder, recordings: int) -> tuple[Recording, list[int]]:
-    """The recording of median time out of several, and the times of all in ns.
+    """Return the recording of median time out of several, and the times of all in ns.
 
-    They are alive together, so that each comes to lie elsewhere in memory; where memory runs short there are fewer.
+    They are alive together, so that each gets other addresses; with little memory there are fewer.
     """
     alive: list[Recording] = []
     times: list[int] = []
@@ -117,7 +116,7 @@ def pick_typical(make: Recorder, recordings: int) -> tuple[Recording, list[int]]
 
 
 def free_bytes() -> int:
-    """Memory that the GPU has free."""
+    """Return the free memory of the GPU, in bytes."""
     return torch.cuda.mem_get_info()[0]
 
 
@@ -132,7 +131,7 @@ def _round(run: Callable[[], object], repeats: int) -> int:
 
 
 def _repeats(run: Callable[[], object], round_ms: float) -> int:
-    """Warm up and find how many calls fill a round."""
+    """Warm up, and return the number of calls that fill a round."""
     run()
     torch.cuda.synchronize()
     one_ms = max(_round(run, 3) / 1e6, 1e-3)

@@ -1,8 +1,8 @@
-"""Running an op under other settings of its library: other algorithms, other layouts, other kernels.
+"""Variants of an op under other library settings: other algorithms, layouts, kernels.
 
-What torch lets one choose for a single call: cuDNN or not, its autotuner, deterministic algorithms, TF32, the layout of
-the arguments, the library of matrix products, and the same result by other operators (`compositions`). Conversions of
-layouts are part of the variant, so the tensors between ops stay as the trace has them, and so do all other kernels.
+The settings are those that torch offers for a single call: cuDNN or not, its autotuner, deterministic algorithms, TF32,
+the layout of the arguments, the library of matrix products, and alternative lowerings (`compositions`). Layout
+conversions are part of the variant, so the tensors between ops and all other kernels stay as in the trace.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpusim.gpu.replay.decompositions import composed, compositions_for
 from gpusim.gpu.replay.fusion import Call, Kept, fused
 from gpusim.gpu.replay.tensors import flat_results
 
-#: Operators that have variants, beside those of `compositions`.
+#: Operators that have variants, in addition to those of `compositions`.
 CONVOLUTIONS = ("aten.convolution.default", "aten.convolution_backward.default")
 PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
 
-#: What is tried for each: name and settings.
+#: Settings to try for each, by name.
 CONVOLUTION_SETTINGS: dict[str, VariantSettings] = {
     "benchmark": VariantSettings(benchmark=True),
     "deterministic": VariantSettings(deterministic=True),
@@ -42,7 +42,7 @@ PRODUCT_SETTINGS: dict[str, VariantSettings] = {
 
 
 def settings_for(op: Op, trace: Trace) -> dict[str, VariantSettings]:
-    """The settings to try for an op, by name; none for most ops, and none that ask for what already is."""
+    """Return the settings to try for an op, by name; none for most ops, and none that equal the captured ones."""
     tried: dict[str, VariantSettings] = {}
     if op.target in CONVOLUTIONS:
         tried = CONVOLUTION_SETTINGS
@@ -60,7 +60,7 @@ def settings_for(op: Op, trace: Trace) -> dict[str, VariantSettings]:
 
 @contextmanager
 def applied(settings: VariantSettings) -> Iterator[None]:
-    """The settings hold within; afterwards everything is as before. Process-wide: one thread at a time."""
+    """Apply the settings within this context, process-wide: one thread at a time."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
     library = torch.backends.cuda.preferred_blas_library() if settings.blas is not None else None
@@ -84,7 +84,7 @@ def applied(settings: VariantSettings) -> Iterator[None]:
 
 @functools.cache
 def _set_library_quietly(name: str) -> None:
-    """torch says once in a process, at the first library set, that choosing one is experimental."""
+    """Set the library without torch's one-time warning that choosing one is experimental."""
     with quiet():
         torch.backends.cuda.preferred_blas_library(name)
 
@@ -92,11 +92,11 @@ def _set_library_quietly(name: str) -> None:
 def call_variant(
     function: Any, args: list[Any], kwargs: dict[str, Any], settings: VariantSettings, outputs: list[Tensor | None]
 ) -> list[Any]:
-    """Call an operator under these settings; results have the strides of `outputs`, flat. Raises what it raises.
+    """Call an operator under these settings; the results are flat, with the strides of `outputs`. Raises its errors.
 
-    What cuDNN's autotuner is to choose runs in a thread of its own. torch keeps the algorithm of a convolution's first
-    call in a thread for every further one of the same arguments, whether the autotuner is on by then or not: in one
-    thread, either all calls of these arguments would have been autotuned or none.
+    Calls left to cuDNN's autotuner run in a separate thread. torch keeps the algorithm of a convolution's first call in
+    a thread for all later calls with the same arguments, with or without the autotuner: in one thread, either all calls
+    with these arguments would be autotuned or none.
     """
     if not settings.benchmark:
         return call_here(function, args, kwargs, settings, outputs)
@@ -111,14 +111,14 @@ def call_variant(
 
 @functools.cache
 def _autotuned() -> ThreadPoolExecutor:
-    """The thread of autotuned calls, one for the life of the process."""
+    """Return the thread of autotuned calls, one for the life of the process."""
     return ThreadPoolExecutor(1, thread_name_prefix="autotuned")
 
 
 def call_here(
     function: Any, args: list[Any], kwargs: dict[str, Any], settings: VariantSettings, outputs: list[Tensor | None]
 ) -> list[Any]:
-    """As `call_variant`, in this thread."""
+    """Run `call_variant` in this thread."""
     if settings.composition is not None:
         function = composed(str(function), settings.composition)
     with applied(settings):
@@ -137,12 +137,12 @@ def call_chain(
     outputs: list[list[Tensor | None]],
     kept: Kept,
 ) -> list[list[Any]]:
-    """Call operators that feed each other as one, under these settings; results as those of `call_variant`, by op."""
+    """Call a chain of operators as one fused call under these settings; results per op, as of `call_variant`."""
     assert settings.composition is not None
     function = fused(targets, settings.composition)
     with applied(settings):
         results = function(calls, settings.memory_format == "channels_last", kept)
-    # cuDNN's batch norm returns one tensor more than torch's, which is left out there.
+    # cuDNN's batch norm returns one tensor more than torch's; it is left out.
     return [
         [_as_traced(part, tensor) for part, tensor in zip(parts, tensors, strict=False)]
         for parts, tensors in zip(results, outputs, strict=True)
@@ -150,14 +150,14 @@ def call_chain(
 
 
 def _converted(value: Any, layout: torch.memory_format) -> Any:
-    """A 4-dimensional tensor in another layout; anything else as it is."""
+    """Return a 4-dimensional tensor in another layout; other values unchanged."""
     if isinstance(value, torch.Tensor) and value.dim() == 4:
         return value.contiguous(memory_format=layout)
     return value
 
 
 def _as_traced(part: Any, tensor: Tensor | None) -> Any:
-    """A result with the strides that the trace has for it: the ops that read it were captured with those."""
+    """Return a result with the strides of the trace, which its readers were captured with."""
     if tensor is None or not isinstance(part, torch.Tensor) or tuple(part.stride()) == tensor.stride:
         return part
     copy = torch.empty_strided(tensor.shape, tensor.stride, dtype=part.dtype, device=part.device)
