@@ -1,1 +1,1 @@
-"""Everything that needs torch and a GPU: capture, replay, calibrate. Nothing else in gpusim imports torch."""
+"""Capture, replay and calibration: everything that needs torch and a GPU. Nothing else in gpusim imports torch."""

@@ -1,4 +1,4 @@
-"""The GPU and the software around it: is it there, what is it, how fast does it run just now."""
+"""The current GPU and its software: presence, identity, clocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def require_gpu() -> torch.device:
-    """The current CUDA device. Raises `GpuError` where there is none."""
+    """Return the current CUDA device. Raises `GpuError` where there is none."""
     if not torch.cuda.is_available():
         raise GpuError(
             "no GPU: this command runs kernels on a CUDA GPU, and torch "
@@ -28,12 +28,14 @@ def require_gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-#: GPU work to have queued while the clocks are read, in ns: longer than reading them takes.
+#: GPU work queued while the clocks are read, in ns: longer than the reading takes.
 BUSY_NS = 400e6
 
 
 def gpu_facts(busy: Callable[[], object] | None = None) -> Gpu:
-    """Name, driver, versions, and the clocks while the GPU runs `busy` over and over (0 where they cannot be read)."""
+    """Return name, driver, versions, and the clocks while the GPU runs `busy` repeatedly (0 where they cannot
+    be read).
+    """
     if busy is not None:
         _queue_work(busy)
     driver, sm_clock, mem_clock = _nvidia_smi()
@@ -73,7 +75,7 @@ def _nvidia_smi() -> tuple[str, int, int]:
 
 
 def set_precision(dtype: Dtype) -> None:
-    """Switch TF32 on or off, as a trace's dtype says, and keep cuDNN to its heuristics (no autotuning)."""
+    """Switch TF32 on or off for a trace's dtype, and keep cuDNN to its heuristics (no autotuning)."""
     allow = dtype == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = allow
     torch.backends.cudnn.allow_tf32 = allow
@@ -82,7 +84,7 @@ def set_precision(dtype: Dtype) -> None:
 
 @contextmanager
 def precision(dtype: Dtype) -> Iterator[None]:
-    """`set_precision` for as long as this lasts."""
+    """Apply `set_precision` within this context."""
     before = (
         torch.backends.cuda.matmul.allow_tf32,
         torch.backends.cudnn.allow_tf32,
@@ -97,12 +99,12 @@ def precision(dtype: Dtype) -> Iterator[None]:
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:
-    """Element type of parameters and activations."""
+    """Return the element type of parameters and activations."""
     return torch.bfloat16 if dtype == "bf16" else torch.float32
 
 
 def explain_out_of_memory(function: Callable[Params, Result]) -> Callable[Params, Result]:
-    """Turn torch's out-of-memory error into a one-line `GpuError` with what was asked and what there is."""
+    """Turn torch's out-of-memory error into a one-line `GpuError` with the memory used and free."""
 
     @functools.wraps(function)
     def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
@@ -123,7 +125,9 @@ def explain_out_of_memory(function: Callable[Params, Result]) -> Callable[Params
 
 
 def _out_of_memory(error: BaseException | None) -> torch.cuda.OutOfMemoryError | None:
-    """The out-of-memory error behind an error. Within a capture, ending the capture fails in its turn."""
+    """Return the out-of-memory error in an error's chain, or None. Ending a failed capture raises another error over
+    it.
+    """
     while error is not None and not isinstance(error, torch.cuda.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return error

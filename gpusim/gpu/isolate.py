@@ -1,4 +1,4 @@
-"""Running a function in a process of its own: torch allows one profiler session a process, and a crash stays there."""
+"""Functions run in a process of their own: torch allows one profiler session per process, and a crash stays there."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Result = TypeVar("Result")
 
 
 def alone(work: Callable[..., Result], *args: object) -> Result:
-    """Run a module-level function in a fresh process, which gives the GPU back at its end. Raises what it raises.
+    """Run a module-level function in a new process, which frees the GPU at its end. Raises the function's errors.
 
-    Raises `GpuError` where the process died without a word (killed for memory, a crash in a library).
+    Raises `GpuError` where the process died without an error (killed for memory, a crash in a library).
     """
     try:
         spawn = multiprocessing.get_context("spawn")
@@ -34,7 +34,7 @@ def alone(work: Callable[..., Result], *args: object) -> Result:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Start processes that do not run the user's script again: it may have no `if __name__ == "__main__"`."""
+    """Start processes that do not run the user's script again, which may lack `if __name__ == "__main__"`."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

@@ -1,7 +1,7 @@
-"""The measured timeline of a replayed schedule beside the simulated one, for Perfetto.
+"""Measured timeline of a replayed schedule next to the simulated one, for Perfetto.
 
-The profiler slows a replay (by 30 % for GoogLeNet training 8 on an H200) and shows lanes of the executor's own choice,
-not the streams of the capture: good for looking, not for timing.
+The profiler slows a replay (by 30 % for GoogLeNet training 8 on an H200) and shows the executor's streams, not those of
+the capture: use it to inspect, not to time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpusim.plan.schedule import Schedule
 
 @explain_out_of_memory
 def measured_events(graph: OpGraph, schedule: Schedule, seed: int, trust_code: bool) -> list[dict[str, Any]]:
-    """GPU events of one profiled replay of a legal schedule. Raises `GpuError` without a GPU."""
+    """Return the GPU events of one profiled replay of a legal schedule. Raises `GpuError` without a GPU."""
     device = require_gpu()
     trace = graph.trace
     set_precision(trace.model.dtype)

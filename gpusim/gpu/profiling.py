@@ -1,9 +1,8 @@
 """Durations and launch shapes of each op's kernels, from one session of torch's profiler.
 
-Kernels are tied to ops by data that never failed in practice: kernel -> launch call by `correlation`, launch call ->
-op by the annotated range around it on the same thread. The GPU is held back by a spin kernel at the start of every
-iteration, so that the kernels then run back to back, as they do in a CUDA graph, and not one by one at the pace of
-the host.
+Kernels are matched to ops in two steps: kernel -> launch call by `correlation`, launch call -> op by the annotated
+range around it on the same thread. A spin kernel holds the GPU back at the start of every iteration, so that the
+kernels run back to back as in a CUDA graph, not at the host's pace.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from gpusim.units import us_to_ns
 
 ITERATIONS = 9
 WARMUP_ITERATIONS = 3
-#: Range names: the profiler shows them as user annotations.
+#: Prefix of range names, which the profiler shows as user annotations.
 RANGE = "gpusim::"
-#: Clock rate assumed when turning a wish for time into spin cycles; too short only means less of a head start.
+#: Clock rate assumed when converting time to spin cycles; too short only means less of a head start.
 SPIN_CYCLES_PER_NS = 2.0
 MIN_ATTRIBUTED_FRAC = 0.999
 
@@ -41,19 +40,19 @@ _KINDS: dict[str, TaskKind] = {"kernel": "kernel", "gpu_memset": "memset", "gpu_
 
 @dataclass(frozen=True)
 class Profile:
-    """Kernels of each op, and how much of the GPU's time could be tied to one."""
+    """Kernels of each op, and the share of GPU time matched to an op."""
 
     kernels: list[tuple[Kernel, ...]]
     attributed_frac: float
     unattributed: tuple[str, ...]
     events: list[dict[str, Any]]
-    """The GPU events of one iteration, for export beside a simulated timeline."""
+    """GPU events of one iteration, for export next to a simulated timeline."""
 
 
 def profile_ops(runner: Runner, state: InitialState, releases: Sequence[Sequence[int]], host_ns: int) -> Profile:
-    """Run the step `ITERATIONS` times under the profiler, one session. Raises `CaptureError` for lost kernels.
+    """Run the step `ITERATIONS` times in one profiler session. Raises `CaptureError` for lost kernels.
 
-    `host_ns` is the host time of one iteration, for the length of the head start.
+    `host_ns` is the host time of one iteration, and sets the head start.
     """
     for _ in range(WARMUP_ITERATIONS):
         runner.run_in_order(releases)
@@ -76,7 +75,7 @@ def profile_ops(runner: Runner, state: InitialState, releases: Sequence[Sequence
 
 @contextmanager
 def profiled() -> Iterator[Any]:
-    """A session of torch's profiler for CPU and GPU, whose warnings do not reach the terminal."""
+    """Run a session of torch's profiler for CPU and GPU; its warnings do not reach the terminal."""
     with quiet():
         session = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
         session.__enter__()
@@ -88,7 +87,7 @@ def profiled() -> Iterator[Any]:
 
 
 def exported_events(session: Any) -> list[dict[str, Any]]:
-    """The trace events of a finished profiler session."""
+    """Return the trace events of a finished profiler session."""
     with scratch_folder() as folder:
         path = folder / "trace.json"
         with quiet():
@@ -98,7 +97,7 @@ def exported_events(session: Any) -> list[dict[str, Any]]:
 
 
 def attribute(events: list[dict[str, Any]], n_ops: int) -> Profile:
-    """Kernels of each op from the profiler's events. Iteration 0 is left out: a session can lose its first."""
+    """Return the kernels of each op from the profiler's events, without iteration 0: a session can lose its first."""
     ranges = _Ranges(events)
     launches = {
         event["args"]["correlation"]: event
@@ -134,7 +133,7 @@ def attribute(events: list[dict[str, Any]], n_ops: int) -> Profile:
 
 
 class _Ranges:
-    """The annotated ranges, found by thread and time."""
+    """The annotated ranges, searchable by thread and time."""
 
     def __init__(self, events: list[dict[str, Any]]) -> None:
         ranges_of: dict[Any, list[tuple[float, float, tuple[int, int]]]] = {}
@@ -148,7 +147,7 @@ class _Ranges:
         self._starts = {thread: [r[0] for r in ranges] for thread, ranges in self._by_thread.items()}
 
     def find(self, launch: dict[str, Any]) -> tuple[int, int] | None:
-        """(iteration, op) of the range around a launch call."""
+        """Return (iteration, op) of the range around a launch call, or None."""
         starts = self._starts.get(launch["tid"], [])
         index = bisect.bisect_right(starts, launch["ts"]) - 1
         if index < 0:
@@ -157,7 +156,7 @@ class _Ranges:
         return key if begin <= launch["ts"] <= end else None
 
     def within_iterations(self, launch: dict[str, Any]) -> bool:
-        """Whether the launch lies between two ops of one iteration: then it ought to belong to an op."""
+        """Whether the launch lies between two ops of one iteration, so that it should belong to an op."""
         starts = self._starts.get(launch["tid"], [])
         index = bisect.bisect_right(starts, launch["ts"]) - 1
         if index < 0 or index + 1 >= len(starts):
@@ -167,7 +166,7 @@ class _Ranges:
 
 
 def _merge(runs: list[list[dict[str, Any]]], op: int) -> tuple[Kernel, ...]:
-    """One list of kernels from several iterations: the sequence seen most often, durations as medians."""
+    """Merge several iterations into one list of kernels: the most frequent sequence, with median durations."""
     runs = [sorted(run, key=lambda event: event["launched"]) for run in runs]
     shapes = Counter(tuple(event["name"] for event in run) for run in runs)
     shape, seen = shapes.most_common(1)[0]
@@ -178,7 +177,7 @@ def _merge(runs: list[list[dict[str, Any]]], op: int) -> tuple[Kernel, ...]:
 
 
 def kernel_of(events: list[dict[str, Any]]) -> Kernel:
-    """One kernel from the profiler's events of several runs of it."""
+    """Return one kernel from the profiler's events of several runs of it."""
     durations = sorted(us_to_ns(event["dur"]) for event in events)
     first, args = events[0], events[0]["args"]
     cut = len(durations) // 10
@@ -204,7 +203,7 @@ def kernel_of(events: list[dict[str, Any]]) -> Kernel:
 def host_times(
     runner: Runner, state: InitialState, releases: Sequence[Sequence[int]], iterations: int = 7
 ) -> list[int]:
-    """Host time of each op's call in ns, eager and unprofiled: medians over `iterations` after a warm-up."""
+    """Return the host time of each op's call in ns, eager and unprofiled: medians over `iterations` after a warm-up."""
     samples: list[list[int]] = [[] for _ in runner.trace.ops]
     for iteration in range(iterations + 2):
         state.restore()

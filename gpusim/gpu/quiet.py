@@ -1,4 +1,4 @@
-"""Warnings of torch's libraries that no user can act on, kept from the terminal."""
+"""Suppression of warnings from torch's libraries that no user can act on."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 STDERR = 2
-#: A line of torch's or Kineto's log below an error: `[W1123 07:12:33 profiler_kineto.cpp:331] ...`, `WARNING:2026-...`.
+#: A log line of torch or Kineto below an error: `[W1123 07:12:33 profiler_kineto.cpp:331] ...`, `WARNING:2026-...`.
 WARNING_LINE = re.compile(rb"\[[WI]\S* |(INFO|STAGE|WARNING|USDT):\d{4}-\d\d-\d\d")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep warnings from the terminal; only around calls of libraries that print nothing else.
+    """Keep warnings from the terminal; only for calls of libraries that print nothing else.
 
-    torch, Kineto and CUPTI write theirs to file descriptor 2, past Python. Every other line is passed on.
+    torch, Kineto and CUPTI write to file descriptor 2, bypassing Python. Every other line is passed on.
     """
     try:
         terminal = os.dup(STDERR)

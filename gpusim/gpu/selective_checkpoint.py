@@ -1,7 +1,7 @@
-"""A memory plan for torch's own machinery: as a policy of selective checkpointing, and as marks for its offload pass.
+"""A memory plan for torch's own tools: a policy of selective checkpointing, and marks for its offload pass.
 
-Both see the calls of a forward pass by operator, not by the names of a trace. So the n-th call of an operator is taken
-for the n-th op of the trace with that operator: the model must make the same calls as when it was captured.
+Both see the calls of a forward pass by operator, without the names of a trace. So the n-th call of an operator is
+matched with the trace's n-th op of that operator: the model must make the same calls as when it was captured.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PolicyFunction = Callable[..., CheckpointPolicy]
 
 
 def policy_fn(trace: Trace, plan: MemoryPlan) -> PolicyFunction:
-    """The plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`.
+    """Return the plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`.
 
-    What the plan computes again is `PREFER_RECOMPUTE`, all else `MUST_SAVE`. What it moves is saved: this machinery
-    moves nothing before torch 2.12. Make a new one for each forward pass: it counts calls.
+    Tensors that the plan recomputes are `PREFER_RECOMPUTE`, all others `MUST_SAVE`. Tensors that it moves are saved:
+    torch offloads nothing here before 2.12. Make a new one for each forward pass, since it counts calls.
     """
     again = {op for redo in plan.redos for op in redo.ops}
     wanted: dict[str, list[bool]] = defaultdict(list)
@@ -44,7 +44,7 @@ def policy_fn(trace: Trace, plan: MemoryPlan) -> PolicyFunction:
 
 
 def mark_offloads(nodes: Iterable[Any], trace: Trace, plan: MemoryPlan) -> int:
-    """Set `meta["should_offload"]` of the nodes of a forward graph whose results the plan moves; how many there are.
+    """Set `meta["should_offload"]` of the forward graph nodes whose results the plan moves; returns their number.
 
     `nodes` are those of the graph that torch's activation offloading gets, in order (`graph_module.graph.nodes`).
     """

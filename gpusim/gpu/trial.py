@@ -1,7 +1,7 @@
-"""Predict, then try on the GPU: the best few schedules of an exploration are timed, and the fastest is the result.
+"""Trial of predicted schedules on the GPU: the best few are timed, and the fastest is the result.
 
-What `gpusim explore --measure` and recipes with `measure` have in common. A search finds what the model overrates; a
-trial of a few schedules costs seconds and settles which of them is fastest.
+Shared by `gpusim explore --measure` and recipes with `measure`. A search tends to pick schedules that the model
+overrates; a trial of a few schedules takes seconds and finds the fastest of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEQUENTIAL = "sequential"
 def fastest(
     graph: OpGraph, schedules: Sequence[Schedule], seed: int, *, trust_code: bool = False
 ) -> tuple[list[int], int]:
-    """What each schedule took on this GPU in a quick measurement, and which was the fastest, the first of equals.
+    """Return a quick measurement of each schedule on this GPU, in ns, and the index of the first fastest.
 
     Raises as `gpusim.gpu.replay.replay.replay` does.
     """
@@ -39,7 +39,7 @@ def try_best(
 ) -> tuple[Explored, Trial]:
     """Try the `count` schedules predicted best; the fastest, replayed and checked, becomes the exploration's best.
 
-    The sequential schedule stays where it was not slower. Raises as `gpusim.gpu.replay.replay.replay` does, and
+    The sequential schedule stays best unless another was faster. Raises as `gpusim.gpu.replay.replay.replay` does, and
     `ReplayError` where outputs differ.
     """
     from gpusim.gpu.replay.replay import replay, require_equal

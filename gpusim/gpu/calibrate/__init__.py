@@ -1,1 +1,1 @@
-"""Constants and rules of the hardware model, measured on the GPU at hand."""
+"""Calibration: constants and rules of the hardware model, measured on the current GPU."""

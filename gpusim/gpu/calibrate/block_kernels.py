@@ -1,7 +1,7 @@
-"""Kernels that say where and when each of their blocks ran, made with NVRTC, and the graphs they are launched from.
+"""Kernels that record SM and time of each of their blocks, compiled with NVRTC, and the graphs that launch them.
 
-`Hold` keeps its place for a set time without using issue slots, so that nothing but placement shows. Work kernels
-(`WORK`) do one kind of work for a set time and count how much they got done.
+`Hold` occupies its place for a set time without using issue slots, so that only placement shows. Work kernels (`WORK`)
+do one kind of work for a set time and count the work done.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from gpusim.errors import GpuError
 from gpusim.units import KIB, MIB
 
-#: Blocks that one experiment can note.
+#: Most blocks that one experiment can record.
 ROWS = 40_000
-#: Largest shared memory that the kernels are set up for.
+#: Largest dynamic shared memory of the kernels, in bytes.
 MAX_SMEM = 200 * KIB
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES and CU_FUNC_ATTRIBUTE_NUM_REGS of the driver API.
 _MAX_DYNAMIC_SMEM, _NUM_REGS = 8, 4
@@ -100,22 +100,22 @@ _MEMORY = (
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of work: what a warp does in a chunk, as CUDA, and on how much memory."""
+    """One kind of work: the CUDA code of a warp's chunk, and the memory that it reads."""
 
     setup: str
     chunk: str
     sink: str
     mask: int = 0
-    """Last index of the memory that it goes through, in the units in which it reads."""
+    """Last index of the memory to read, in units of one read."""
     chunk_bytes: int = 0
-    """Bytes that a warp reads in a chunk."""
+    """Bytes that a warp reads per chunk."""
 
     @property
     def source(self) -> str:
         return _WORK_SOURCE.replace("SETUP", self.setup).replace("CHUNK", self.chunk).replace("SINK", self.sink)
 
 
-#: Memory that work goes through: more than the L2 cache holds by far, and well within it.
+#: Memory that work reads, in bytes: far more than the L2 cache holds, and well within it.
 DRAM_BYTES, L2_BYTES = 4096 * MIB, 16 * MIB
 
 WORK: Final[Mapping[str, Work]] = {
@@ -146,21 +146,21 @@ WORK: Final[Mapping[str, Work]] = {
 
 @dataclass(frozen=True)
 class Hold:
-    """A kernel that only keeps its place; one whose `delay_us` is larger is started that much later."""
+    """A kernel that only occupies its place; a larger `delay_us` starts it that much later."""
 
     blocks: int
     threads: int
     hold_us: float
     delay_us: float = 0.0
     vary_us: float = 0.0
-    """Blocks hold up to this much longer, each by a random part of it."""
+    """Largest random extra time of a block, in us."""
     smem_bytes: int = 0
     priority: int = 0
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where and when the blocks of one kernel ran, by block; times in ns from the first start of the experiment."""
+    """SM, start and end of each block of one kernel; times in ns from the first start of the experiment."""
 
     sm: tuple[int, ...]
     start_ns: tuple[int, ...]
@@ -168,10 +168,12 @@ class Blocks:
 
 
 class BlockBench:
-    """The kernels compiled, and the memory they note into."""
+    """The compiled kernels and their record memory."""
 
     def __init__(self, sm_clock_mhz: int) -> None:
-        """`sm_clock_mhz` is the clock under load, which turns cycles of work kernels into time."""
+        """Prepare the kernels; `sm_clock_mhz` is the clock under load, which converts cycles of work kernels to
+        time.
+        """
         self.mhz = sm_clock_mhz
         self.rows = torch.zeros(ROWS * 3, dtype=torch.int64, device="cuda")
         self.hold = _compiled(HOLD_SOURCE, "hold")
@@ -179,7 +181,7 @@ class BlockBench:
         self.work: dict[str, Any] = {}
         self.data: torch.Tensor | None = None
         self.timer_sms: frozenset[int] = frozenset()
-        """Where the timers of the last `place` lay."""
+        """SMs that held the timers of the last `place`."""
         self.sms: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
         self._launch(0, Hold(1, 32, 1))
         torch.cuda.synchronize()
@@ -187,7 +189,7 @@ class BlockBench:
     def place(self, holds: Sequence[Hold]) -> list[Blocks]:
         """Run kernels as parallel branches of one CUDA graph, started in order of their delays.
 
-        The timers that delay are placed before anything else: behind a kernel whose blocks wait, they would wait, too.
+        The delaying timers are placed before anything else: behind a kernel with waiting blocks, they would wait, too.
         """
         if sum(hold.blocks for hold in holds) > ROWS - 100:
             raise GpuError(f"an experiment notes at most {ROWS - 100} blocks")
@@ -217,9 +219,9 @@ class BlockBench:
     def chains(
         self, width: int, length: int, hold: Hold, beside: tuple[str, int, int] | None = None
     ) -> list[list[Blocks]]:
-        """`width` independent chains of `length` kernels in one CUDA graph; kernels by chain.
+        """Run `width` independent chains of `length` kernels in one CUDA graph; returns kernels by chain.
 
-        `beside` is a kernel (kind of work, blocks, warps of a block) that runs all along.
+        `beside` is a kernel (kind of work, blocks, warps per block) that runs all the time.
         """
         root, lanes = self._stream(99, 0), [self._stream(i, 0) for i in range(width)]
         arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -247,7 +249,7 @@ class BlockBench:
         return [blocks[chain * length : (chain + 1) * length] for chain in range(width)]
 
     def fork(self, width: int, hold: Hold) -> list[Blocks]:
-        """`width` kernels that wait for one, in one CUDA graph, in the order in which they were recorded."""
+        """Run `width` kernels that wait for one, in one CUDA graph; returns them in recorded order."""
         root, lanes = self._stream(99, 0), [self._stream(i, 0) for i in range(width)]
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -262,9 +264,9 @@ class BlockBench:
         return self._replayed(graph, [hold.blocks] * width)
 
     def rates(self, parts: Sequence[tuple[str, int, int]], window_us: float = 60.0, rounds: int = 3) -> list[float]:
-        """Chunks a us that kernels (kind of work, blocks, warps of a block) get done beside each other; medians.
+        """Return chunks per us of concurrent kernels (kind of work, blocks, warps per block), as medians.
 
-        All blocks must be resident at once: they wait for each other, and then work for the same time.
+        All blocks must be resident at once: they wait for each other, then work for the same time.
         """
         for kind, _, _ in parts:
             self._prepare_work(kind)
@@ -289,7 +291,7 @@ class BlockBench:
         return [sorted(times)[len(times) // 2] for times in zip(*samples[1:], strict=True)]
 
     def _replayed(self, graph: Any, blocks: Sequence[int]) -> list[Blocks]:
-        """The second replay: the first may still set things up."""
+        """Return the blocks of the second replay; the first may include initialization."""
         for _ in range(2):
             torch.cuda.synchronize()
             graph.replay()
@@ -318,7 +320,7 @@ class BlockBench:
         )
 
     def _prepare_work(self, kind: str) -> None:
-        """Compile it, and have the memory that it goes through."""
+        """Compile the work kernel and allocate the memory that it reads."""
         if self.data is None:
             self.data = torch.zeros(DRAM_BYTES // 4, dtype=torch.int32, device="cuda")
         if kind not in self.work:
@@ -327,7 +329,7 @@ class BlockBench:
     def _launch_work(
         self, part: tuple[str, int, int], base: int, arrived: torch.Tensor, total: int, cycles: int, skew: int
     ) -> None:
-        """A work kernel that starts when `total` blocks are there; `skew` is where in its memory it begins."""
+        """Launch a work kernel that starts once `total` blocks are resident; `skew` is its first place in memory."""
         kind, blocks, warps = part
         mask = WORK[kind].mask
         self.work[kind](
@@ -344,7 +346,7 @@ class BlockBench:
 
 
 def _compiled(source: str, name: str) -> Any:
-    """A kernel that may have up to `MAX_SMEM` of shared memory."""
+    """Compile a kernel that may use up to `MAX_SMEM` of shared memory."""
     kernel = torch.cuda._compile_kernel(source, name)
     code = ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(kernel.func, _MAX_DYNAMIC_SMEM, MAX_SMEM)
     if code:

@@ -1,6 +1,7 @@
-"""`gpusim calibrate`: the constants of a hardware model, measured on the GPU at hand.
+"""`gpusim calibrate`: constants of a hardware model, measured on the current GPU.
 
-What cannot be measured from outside (granularities, limits of a block) stays as in the base model, with its source.
+Constants that cannot be measured from outside (granularities, limits of a block) are copied from the base model, with
+their source.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.version import code_version
 
 REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
-#: Numbers that stay as they are: one of an experiment of its own, one that was chosen with the others fitted for each
+#: Constants that calibration keeps: measured by an experiment of its own, or chosen with the others fitted for each
 #: value (research/2026-11-23-fidelity.md, research/2026-11-23-calibration.md).
 KEPT = ("uncertainty.cache_frac", "uncertainty.variants_frac", "contention.cross_load")
 JOIN_SOURCE = "not measured; kernels of one block that waited for several others on an H200 started no later"
@@ -37,7 +38,7 @@ LIMITS_FROM_DRIVER = {
 
 
 def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = lambda _: None) -> HardwareModel:
-    """Measure everything that `gpusim` can measure. Raises `GpuError` where the GPU is not the base model's."""
+    """Measure every measurable constant. Raises `GpuError` where the GPU is not the base model's."""
     require_gpu()
     facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
     if facts.name != base.gpu:
@@ -122,7 +123,7 @@ def _listed(values: Iterable[float]) -> str:
 
 
 def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
-    """Costs of CUDA graphs, with a note on how each was found."""
+    """Return the costs of CUDA graphs, with a note on each measurement."""
     cycles = bench.spin_cycles(bench.SPIN_US)
 
     def spin() -> None:
@@ -157,9 +158,10 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
 
 
 def fork_ns() -> float:
-    """From one successor of a kernel to the next in a CUDA graph, but the last two (docs/hardware-rules.md).
+    """Return the time between successive starts of a kernel's successors in a CUDA graph, without the last two, in ns.
 
-    Of up to six: wider forks start in another order, and later, on an H200.
+    The rule is in docs/hardware-rules.md. At most six successors are used: wider forks start in another order, and
+    later, on an H200.
     """
     blocks = BlockBench(sm_clock_mhz=0)
     gaps: list[int] = []
@@ -171,7 +173,7 @@ def fork_ns() -> float:
 
 
 def stream_costs() -> tuple[StreamCosts, dict[str, str]]:
-    """Costs of streams, with a note on how each was found."""
+    """Return the costs of streams, with a note on each measurement."""
     cycles = bench.spin_cycles(bench.SPIN_US * 2)
     solo_ns = bench.profiled_ns(lambda: torch.cuda._sleep(cycles))
     launch_ns = bench.host_launch_ns()

@@ -1,8 +1,8 @@
-"""Times of collectives among the GPUs of this machine, as curves of a topology: `gpusim calibrate --gpus N`.
+"""Times of collectives among the GPUs of one machine, as curves of a topology: `gpusim calibrate --gpus N`.
 
-Each rank is a process (`python -m gpusim.gpu.calibrate.collectives`), started and watched by
-`gpusim.gpu.layerwise.launch`. A time is that of the slowest rank, the median over rounds of several calls in a row, so
-that what the host takes to launch one is hidden behind the one before it as far as it is shorter.
+Each rank is a process (`python -m gpusim.gpu.calibrate.collectives`), started and monitored by
+`gpusim.gpu.layerwise.launch`. A time is the slowest rank's median over rounds of several calls in a row, so that the
+previous call hides the host's launch time where that is shorter.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from gpusim.gpu.layerwise.__main__ import join, leave
 from gpusim.gpu.layerwise.launch import launch
 
 COLLECTIVES: Final[tuple[Collective, ...]] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-#: Sizes of a GPU's buffer on GPUs; on CPUs (tests) the first few.
+#: Buffer sizes per GPU, in bytes; on CPUs (tests) the first few.
 SIZES: Final = tuple(4**power * 256 for power in range(12))
 _CPU_SIZES: Final = SIZES[:2]
-#: Rounds, and calls in a row of one.
+#: Rounds, and calls in a row per round.
 _ROUNDS, _CALLS = 7, 20
-#: Most bytes that all calls of a round move, so that large sizes are called fewer times.
+#: Most bytes that all calls of a round move; it limits the number of calls with large sizes.
 _ROUND_BYTES: Final = 4 << 30
 TIMEOUT_S: Final = 600.0
 MODULE: Final = "gpusim.gpu.calibrate.collectives"
 
 
 def measure_collectives(gpus: int, base: Topology, source: str) -> Topology:
-    """`base` with curves measured among 2, 4, ... and `gpus` GPUs of this machine.
+    """Return `base` with curves measured among 2, 4, ... and `gpus` GPUs of this machine.
 
-    Raises `GpuError` for fewer GPUs than that (without any, CPUs are measured by gloo), and where a rank fails.
+    Raises `GpuError` if there are fewer GPUs (without any, CPUs are measured with gloo), and where a rank fails.
     """
     there = torch.cuda.device_count()
     if 0 < there < gpus:
@@ -56,7 +56,7 @@ def measure_collectives(gpus: int, base: Topology, source: str) -> Topology:
 
 
 def time_collective(name: Collective, size_bytes: int, device: torch.device) -> int:
-    """Median time in ns of one collective with buffers of that size, the slowest rank's."""
+    """Return the slowest rank's median time of one collective with buffers of `size_bytes`, in ns."""
     run = _prepared(name, size_bytes, device)
     calls = max(1, min(_CALLS, _ROUND_BYTES // size_bytes))
     for _ in range(3):
@@ -76,7 +76,7 @@ def time_collective(name: Collective, size_bytes: int, device: torch.device) -> 
 
 
 def _prepared(name: Collective, size_bytes: int, device: torch.device) -> Callable[[], object]:
-    """One call. The size is that of `gpusim.formats.topology.Curve.points`."""
+    """Return a function that makes one call; the size is defined in `gpusim.formats.topology.Curve.points`."""
     gpus = dist.get_world_size()
     elements = max(gpus, size_bytes // 4 // gpus * gpus)
     whole = torch.ones(elements, device=device)
@@ -97,7 +97,7 @@ def _wait(device: torch.device) -> None:
 
 
 def main() -> int:
-    """One rank; rank 0 writes the curves to standard output."""
+    """Run one rank; rank 0 writes the curves to standard output."""
     device = join()
     sizes = SIZES if device.type == "cuda" else _CPU_SIZES
     points_of = {name: [[size, time_collective(name, size, device)] for size in sizes] for name in COLLECTIVES}

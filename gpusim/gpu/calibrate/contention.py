@@ -1,4 +1,4 @@
-"""Fitting the contention constants: schedules of the calibration steps, replayed and simulated."""
+"""Fit of the contention constants: schedules of the calibration steps, replayed and simulated."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from gpusim.policies.random_schedules import random_schedule
 from gpusim.policies.registry import POLICIES
 
 CALIBRATION_NET = f"{Path(calibration_net.__file__)}:{calibration_net.branching.__name__}"
-#: Steps that are captured and replayed: three of a network made for it, and four of real ones, which leave more
-#: kernels of a few microseconds and of batch norm beside each other. These networks count as fitted ever after.
+#: Calibration steps: three of a network made for this, and four of real networks, which run more short kernels and
+#: batch norms concurrently. These networks count as fitted from then on.
 STEPS: tuple[CaptureOptions, ...] = (
     CaptureOptions(spec=CALIBRATION_NET, mode="infer", batch=1),
     CaptureOptions(spec=CALIBRATION_NET, mode="train", batch=4),
@@ -39,27 +39,27 @@ STEPS: tuple[CaptureOptions, ...] = (
     CaptureOptions(spec="torchvision:densenet121", mode="infer", batch=1),
     CaptureOptions(spec="torchvision:densenet121", mode="train", batch=8),
 )
-#: Schedules replayed of each: policy and streams, and random ones.
+#: Schedules replayed per step: policy and number of streams, and random ones.
 SCHEDULES = tuple((policy, n) for policy in ("wavefront", "round_robin", "critical_path") for n in (2, 4, 8))
 RANDOM_SCHEDULES = 8
 RECORDINGS = 2
-#: Least exponent that stands for itself.
+#: Least exponent; 0 has a special meaning.
 LEAST = 1e-6
 Constants = tuple[float, ...]
 """Values of the constants that are fitted together."""
 Build = Callable[[HardwareModel, Constants], HardwareModel]
-"""The model with these values."""
-#: An error as large as this counts in proportion, no longer by its square: the recordings of one step (GoogLeNet,
-#: inference) differ by several percent, by where its tensors lie, and it must not decide for all others.
+"""Function that sets these constants in a model."""
+#: Errors beyond this count linearly, not by their square: recordings of one step (GoogLeNet, inference) differ by
+#: several percent through the addresses of tensors, and one step must not outweigh all others.
 OUTLIER = 0.02
-#: Where the least loss is looked for: a grid, and then points so far apart.
+#: Grid for the first search of the least loss, then the spacing of points.
 BY_BLOCK_GRID = (tuple(number / 10 for number in range(1, 8)), tuple(number / 10 for number in range(1, 10)))
 BY_BLOCK_SPACING, BY_BLOCK_MOST = (0.05, 0.05), (1.0, 1.0)
 POOLED_GRID, POOLED_SPACING = ((0.0, 0.4, 0.8, 1.2, 1.6),), (0.1,)
 POOLED_MOST = (math.inf,)
-#: Points along each constant; how often they are laid around the lowest point found.
+#: Points along each constant, and rounds of refinement around the lowest point.
 AROUND, ROUNDS = 5, 3
-#: Times the loss where a surface was laid; to more than that it does not lead.
+#: Limit on a surface's minimum, in multiples of the loss at its centre.
 MUCH_MORE = 1.25
 
 
@@ -71,23 +71,23 @@ class Point:
     hardware: HardwareModel
     measured_ns: int
     weight: float = 1.0
-    """One over the number of schedules of its step: each step counts alike."""
+    """1 / number of schedules of the step, so that each step has the same weight."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Fitted constants and what is left."""
+    """Fitted constants and their residuals."""
 
     sharing_exponent: float
     matrix_exponent: float
     younger_slowdown: float
-    """Fitted after the others, for the SMs as one pool."""
+    """Fitted after the others, for the pooled model of the SMs."""
     chain_ns: float
-    """Median gap that the traces are anchored to."""
+    """Median gap of the anchored traces, in ns."""
     residuals: tuple[float, ...]
-    """|log(predicted / measured)| of each schedule, block by block."""
+    """|log(predicted / measured)| of each schedule, with block-level SMs."""
     pooled_residuals: tuple[float, ...]
-    """The same for the SMs as one pool."""
+    """|log(predicted / measured)| of each schedule, with pooled SMs."""
 
     @property
     def median(self) -> float:
@@ -100,22 +100,24 @@ class Fit:
 
 @dataclass(frozen=True)
 class Measured:
-    """The calibration steps, replayed."""
+    """Replays of the calibration steps."""
 
     points: tuple[Point, ...]
     gaps_ns: tuple[float, ...]
-    """Gap that each trace is anchored to."""
+    """Anchored gap of each trace, in ns."""
     branches_ns: tuple[float, ...]
-    """What each step's gaps take more in a graph that is no straight line."""
+    """Extra gap of each step in a graph with branches, in ns."""
 
     @property
     def branch_ns(self) -> float:
-        """Median over the steps. Never below 0: a recording of either graph may lie better in memory."""
+        """Median branch cost over the steps, in ns; at least 0, since a recording may get better addresses by
+        chance.
+        """
         return max(0.0, statistics.median(self.branches_ns))
 
 
 def measure_points(model: HardwareModel, say: Callable[[str], None]) -> Measured:
-    """Capture and replay the calibration steps; the points have the branch cost that was found."""
+    """Capture and replay the calibration steps; the points include the measured branch cost."""
     replayed = []
     for options in STEPS:
         trace = alone(_capture, options)
@@ -145,10 +147,10 @@ def points_of(
     schedules: Sequence[Schedule],
     measured_ns: Sequence[int],
 ) -> list[Point]:
-    """The points of one step: schedules and what they took.
+    """Return the points of one step: schedules with their measured times.
 
-    The trace is anchored to the sequential graph that was timed in the same process, `sequential_ns`: it differs from
-    the capture's by what two recordings differ.
+    The trace is anchored to the sequential graph timed in the same process (`sequential_ns`), which differs from the
+    capture's as much as two recordings do.
     """
     truth = trace.ground_truth
     assert truth is not None
@@ -162,7 +164,7 @@ def points_of(
 
 
 def fit(points: Sequence[Point], gaps: Sequence[float]) -> Fit:
-    """Least loss of log(predicted / measured) over both exponents, then over the slow-down."""
+    """Minimize the loss of log(predicted / measured) over both exponents, then over the slow-down."""
     constants = _least(points, by_block, BY_BLOCK_GRID, BY_BLOCK_SPACING, BY_BLOCK_MOST)
     exponent, matrix_exponent = constants
 
@@ -181,15 +183,15 @@ def fit(points: Sequence[Point], gaps: Sequence[float]) -> Fit:
 
 
 def by_block(model: HardwareModel, constants: Constants) -> HardwareModel:
-    """The model with these exponents, its SMs one by one."""
+    """Return the model with these exponents and block-level SMs."""
     exponent, matrix_exponent = constants
-    # 0 would stand for the pool, and for the same as other kernels
+    # 0 would select the pooled model, or the exponent of other kernels
     least = max(exponent, LEAST), max(matrix_exponent, LEAST)
     return with_contention(model, *least, model.contention.younger_slowdown)
 
 
 def with_contention(model: HardwareModel, exponent: float, matrix_exponent: float, slowdown: float) -> HardwareModel:
-    """The model with other constants of what kernels do to each other."""
+    """Return the model with other contention constants."""
     return msgspec.structs.replace(
         model,
         contention=msgspec.structs.replace(
@@ -199,18 +201,18 @@ def with_contention(model: HardwareModel, exponent: float, matrix_exponent: floa
 
 
 def with_branch_cost(model: HardwareModel, branch_ns: float) -> HardwareModel:
-    """The model with another cost of graphs that are no straight line."""
+    """Return the model with another branch overhead."""
     return msgspec.structs.replace(model, graph=msgspec.structs.replace(model.graph, branch_ns=branch_ns))
 
 
 def _least(
     points: Sequence[Point], build: Build, grid: Sequence[Sequence[float]], spacing: Constants, most: Constants
 ) -> Constants:
-    """The constants with the least loss, by the smooth surface that lies nearest to it.
+    """Return the constants with the least loss, found on a smooth surface fitted to it.
 
-    Times jump where blocks go elsewhere, so that single constants are better than their neighbours by chance; and two
-    constants make up for each other, so the least lies in a valley along none of them. A search that goes from point
-    to point ends in either. Hence the lowest point of a quadratic surface, again and again around the last one.
+    Times jump where blocks move to other SMs, so single points beat their neighbours by chance; and two constants
+    compensate each other, so the minimum lies in an oblique valley. A search from point to point gets stuck in either.
+    Hence the lowest point of a quadratic surface, refitted several times around the last one.
     """
 
     def loss(constants: Constants) -> float:
@@ -224,15 +226,15 @@ def _least(
         ]
         around = {at: loss(at) for at in itertools.product(*axes)}
         lowest = _lowest(around, best, spacing)
-        # No further than the points that are known: beyond, the surface is a guess. And a bad one where it leads to
-        # much more loss than there is where it was laid.
+        # Stay within the known points: beyond them the surface is extrapolated. It is also unreliable where it leads to
+        # a much larger loss than that at its centre.
         lowest = tuple(min(max(value, axis[0]), axis[-1]) for value, axis in zip(lowest, axes, strict=True))
         best = lowest if loss(lowest) <= MUCH_MORE * loss(best) else best
     return best
 
 
 def _lowest(losses: Mapping[Constants, float], centre: Constants, spacing: Constants) -> Constants:
-    """The lowest point of the quadratic surface through the losses, the low ones most."""
+    """Return the lowest point of a quadratic surface fitted to the losses, with more weight on low ones."""
     values = np.array(list(losses.values()))
     places = (np.array(list(losses)) - centre) / spacing
     count = len(centre)
@@ -245,7 +247,7 @@ def _lowest(losses: Mapping[Constants, float], centre: Constants, spacing: Const
         bend[i, j] += value
         bend[j, i] += value
     bent, axes = np.linalg.eigh(bend)
-    # Along an axis in which it does not bend upwards: to the end of what is known.
+    # Along an axis without upward curvature, go to the end of the known range.
     slope = axes.T @ coefficients[1 : 1 + count]
     steps = np.where(bent > 1e-9, -slope / np.maximum(bent, 1e-9), -np.sign(slope) * AROUND)
     return tuple(float(value) for value in centre + axes @ steps * spacing)
@@ -257,13 +259,13 @@ def _loss(points: Sequence[Point], build: Build, constants: Constants) -> float:
 
 
 def huber(error: float) -> float:
-    """The square of an error, and beyond `OUTLIER` what grows in proportion (Huber, 1964)."""
+    """Return the square of an error, continued linearly beyond `OUTLIER` (Huber, 1964)."""
     size = abs(error)
     return size**2 if size < OUTLIER else OUTLIER * (2.0 * size - OUTLIER)
 
 
 def errors(points: Sequence[Point], build: Build, constants: Constants) -> list[float]:
-    """log(predicted / measured) of each point with these constants."""
+    """Return log(predicted / measured) of each point with these constants."""
     engine = FastEngine()
     return [
         math.log(engine.run(point.plan, build(point.hardware, constants)).makespan_ns / point.measured_ns)
@@ -278,7 +280,7 @@ def _capture(options: CaptureOptions) -> Trace:
 
 
 def _replay(trace: Trace, schedules: tuple[Schedule, ...], model: HardwareModel) -> tuple[int, list[int], float]:
-    """Measured time of the sequential graph and of each schedule, and what a branch costs each gap."""
+    """Return the measured times of the sequential graph and of each schedule, and the branch cost per gap, in ns."""
     from gpusim.gpu.calibrate.linear_graph import branch_cost_ns
     from gpusim.gpu.replay.replay import replay, require_equal
 

@@ -1,6 +1,6 @@
-"""Copies between host and device, measured: by size and direction, beside each other, beside kernels, and between them.
+"""Measurements of host-device copies: by size and direction, concurrently, with kernels, and between kernels.
 
-Everything runs in a CUDA graph, on streams as a memory plan has them. All need a GPU.
+Everything runs in a CUDA graph, on the streams of a memory plan. All need a GPU.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ Direction = Literal["h2d", "d2h"]
 Calls = Sequence[Callable[[], object]]
 Lanes = Mapping[Direction, Calls]
 DIRECTIONS: tuple[Direction, Direction] = ("h2d", "d2h")
-#: Sizes of the sweep: from what a launch takes longer than, to what a layer saves at most.
+#: Sizes of the sweep, in bytes: from shorter than a launch to the most that a layer saves.
 SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-#: Bytes that one graph of the sweep moves, as far as copies are no fewer than `FEWEST` and no more than `MOST`.
+#: Bytes that one graph of the sweep moves, with at least `FEWEST` and at most `MOST` copies.
 SWEPT_BYTES, FEWEST, MOST = 512 * MIB, 4, 64
-#: Large copies, where only the rate matters.
+#: Size of large copies, where only the rate matters, in bytes.
 LARGE_BYTES = 64 * MIB
 SPIN_US = 50.0
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Work of one kind and copies of some directions at the same time."""
+    """Times of one kind of kernels and of copies in some directions, alone and concurrently."""
 
     kernels_alone_ns: float
     kernels_ns: float
-    """The kernels beside copies that outlast them."""
+    """Time of the kernels with copies that outlast them, in ns."""
     copies_alone_ns: float
     copies_ns: float
-    """The copies beside kernels that outlast them."""
+    """Time of the copies with kernels that outlast them, in ns."""
 
     @property
     def slowdown(self) -> float:
-        """What the kernels take longer, as a share of their time."""
+        """Slow-down of the kernels, as a fraction of their time alone."""
         return self.kernels_ns / self.kernels_alone_ns - 1.0
 
     @property
     def copy_slowdown(self) -> float:
-        """What the copies take longer, likewise."""
+        """Slow-down of the copies, as a fraction of their time alone."""
         return self.copies_ns / self.copies_alone_ns - 1.0
 
 
@@ -56,14 +56,14 @@ def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 
 class CopyBench:
-    """Buffers and streams for copies, made once."""
+    """Reusable buffers and streams for copies."""
 
     def __init__(self) -> None:
         self.ops, self.outs, self.backs = (torch.cuda.Stream() for _ in range(3))
         self._pairs: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def pairs(self, size: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Device and pinned host buffers of this size, a pair for each copy: a plan moves each tensor to its own."""
+        """Return device and pinned host buffers of this size, a pair per copy: a plan gives each tensor its own."""
         have = self._pairs.setdefault(size, [])
         while len(have) < count:
             device = torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -71,16 +71,16 @@ class CopyBench:
         return have[:count]
 
     def forget(self) -> None:
-        """Give the buffers back."""
+        """Free the buffers."""
         self._pairs.clear()
 
     def copies(self, size: int, count: int, direction: Direction) -> list[Callable[[], object]]:
-        """Calls that each copy another pair."""
+        """Return calls that each copy another pair."""
         pairs = self.pairs(size, count)
         return [partial(_copy, *(pair if direction == "h2d" else pair[::-1])) for pair in pairs]
 
     def graph_ns(self, ops: Calls, lanes: Lanes) -> float:
-        """Time of a graph with these calls one after the other on each stream, all from its start."""
+        """Return the time of a graph with these calls in sequence on each stream, all from its start, in ns."""
         for call in (*ops[:1], *(calls[0] for calls in lanes.values() if calls)):
             call()
         torch.cuda.synchronize()
@@ -99,7 +99,9 @@ class CopyBench:
         return event_ns(graph.replay, calls=2, rounds=7)
 
     def in_turns_ns(self, kernel: Callable[[], object], copies: Calls) -> float:
-        """Time of a graph of kernel, copy, kernel, copy ...: each waits for the one before, on another stream."""
+        """Return the time of a graph of kernel, copy, kernel, copy ..., each waiting for the previous on another
+        stream, in ns.
+        """
         kernel()
         copies[0]()
         torch.cuda.synchronize()
@@ -115,7 +117,7 @@ class CopyBench:
 
 
 def sweep(bench: CopyBench) -> dict[Direction, dict[int, float]]:
-    """Direction -> size -> ns of one copy of many, one after the other."""
+    """Return direction -> size -> ns per copy, for many copies in a row."""
     times_ns: dict[Direction, dict[int, float]] = {"h2d": {}, "d2h": {}}
     for size in SIZES:
         count = max(FEWEST, min(MOST, SWEPT_BYTES // size))
@@ -126,14 +128,14 @@ def sweep(bench: CopyBench) -> dict[Direction, dict[int, float]]:
 
 
 def line(points: dict[int, float]) -> tuple[float, float]:
-    """Fixed ns and bytes a ns of copies, from their times by size: the largest two give the rate."""
+    """Return the fixed ns and the bytes per ns of copies from their times by size; the largest two give the rate."""
     sizes = sorted(points)
     rate = (sizes[-1] - sizes[-2]) / (points[sizes[-1]] - points[sizes[-2]])
     return max(0.0, points[sizes[0]] - sizes[0] / rate), rate
 
 
 def both_ways(bench: CopyBench, count: int = 8) -> dict[Direction, float]:
-    """Bytes a ns of each direction while the other one is busy, with twice as many copies."""
+    """Return the bytes per ns of each direction while the other one, with twice as many copies, is busy."""
     rates: dict[Direction, float] = {}
     for direction, other in zip(DIRECTIONS, DIRECTIONS[::-1], strict=True):
         lanes = {
@@ -146,7 +148,7 @@ def both_ways(bench: CopyBench, count: int = 8) -> dict[Direction, float]:
 
 
 def switch_ns(bench: CopyBench, direction: Direction, count: int = 32) -> float:
-    """What it takes longer to go from a kernel to a copy and on to a kernel than the two alone, each way one half."""
+    """Return the extra time to switch from a kernel to a copy and back, in ns; each switch costs half."""
     cycles = spin_cycles(SPIN_US)
 
     def spin() -> None:
@@ -160,7 +162,7 @@ def switch_ns(bench: CopyBench, direction: Direction, count: int = 32) -> float:
 
 
 def kernels_by_kind() -> dict[str, Callable[[], object]]:
-    """A call of each kind whose time beside copies is measured: what it is bound by decides."""
+    """Return a call for each kind of kernel to measure with copies; the kinds have different bottlenecks."""
     a, b = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
     c, d = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     large, out = torch.randn(64 * MIB, device="cuda"), torch.empty(64 * MIB, device="cuda")
@@ -177,7 +179,7 @@ def kernels_by_kind() -> dict[str, Callable[[], object]]:
 
 
 def beside(bench: CopyBench, kernel: Callable[[], object], directions: Sequence[Direction]) -> Beside:
-    """Kernels beside copies: first kernels that copies outlast, then copies that kernels outlast."""
+    """Measure kernels with copies that outlast them, then copies with kernels that outlast them."""
     one_ns = bench.graph_ns([kernel] * 8, {}) / 8
     copy_ns = max(bench.graph_ns((), {d: bench.copies(LARGE_BYTES, 8, d)}) for d in directions) / 8
     copies = 16
@@ -198,7 +200,7 @@ def beside(bench: CopyBench, kernel: Callable[[], object], directions: Sequence[
 
 
 def ends_ns(bench: CopyBench, ops: Calls, lanes: Lanes, rounds: int = 7) -> dict[str, float]:
-    """When the ops and each lane of copies have ended, launched on streams behind a kernel that outlasts the launches.
+    """Return the end times of the ops and of each copy stream, launched behind a kernel that outlasts the launches.
 
     Medians in ns, by `ops` or the direction.
     """
@@ -223,7 +225,7 @@ def ends_ns(bench: CopyBench, ops: Calls, lanes: Lanes, rounds: int = 7) -> dict
 
 
 def _issue(stream: torch.cuda.Stream, calls: Calls) -> torch.cuda.Event:
-    """Issue calls on a stream; the event of their end."""
+    """Issue calls on a stream, and return the event of their end."""
     with torch.cuda.stream(stream):
         for call in calls:
             call()
@@ -233,7 +235,7 @@ def _issue(stream: torch.cuda.Stream, calls: Calls) -> torch.cuda.Event:
 
 
 def costs_beside_kernels() -> tuple[float, float]:
-    """`switch_ns` and `kernel_slowdown` of `gpusim/rules/copies.py`: means over both directions, and over kinds."""
+    """Return `switch_ns` and `kernel_slowdown` of `gpusim/rules/copies.py`: means over directions and kinds."""
     bench = CopyBench()
     switches_ns = [switch_ns(bench, direction) for direction in DIRECTIONS]
     slowdowns = [beside(bench, kernel, [d]).slowdown for kernel in kernels_by_kind().values() for d in DIRECTIONS]
@@ -242,7 +244,7 @@ def costs_beside_kernels() -> tuple[float, float]:
 
 
 def measure() -> dict[str, object]:
-    """Everything above, as numbers for a file."""
+    """Run all measurements, as numbers for a file."""
     bench = CopyBench()
     points = sweep(bench)
     result: dict[str, object] = {

@@ -1,7 +1,7 @@
-"""Experiments that each pin one rule of the block dispatcher: where blocks go, when, and what they share.
+"""Experiments that each test one rule of the block dispatcher: placement, start times, shared resources.
 
-Each takes a bench (`gpusim.gpu.calibrate.block_kernels.BlockBench`) that runs kernels, looks at where and when their
-blocks ran, and says whether the engines' rule agrees. research/2026-11-23-calibration.md lists them.
+Each runs kernels on a bench (`gpusim.gpu.calibrate.block_kernels.BlockBench`), reads where and when their blocks ran,
+and reports whether the engines' rule agrees. research/2026-11-23-calibration.md lists them.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from gpusim.gpu.calibrate.block_kernels import ROWS, WORK, Blocks, Hold
 from gpusim.rules.occupancy import Footprint, kernel_footprint
 from gpusim.units import KIB
 
-#: Registers of a thread of the holding kernel; far from limiting anything.
+#: Registers per thread of the holding kernel; far from a limit.
 HOLD_REGS = 16
 
 
 class Bench(Protocol):
-    """Runs kernels; see `BlockBench`."""
+    """Interface of `BlockBench`."""
 
     sms: int
     timer_sms: frozenset[int]
 
     def place(self, holds: Sequence[Hold]) -> list[Blocks]:
-        """Kernels as branches of a CUDA graph."""
+        """Run kernels as branches of a CUDA graph."""
 
     def chains(
         self, width: int, length: int, hold: Hold, beside: tuple[str, int, int] | None = None
     ) -> list[list[Blocks]]:
-        """Independent chains in a CUDA graph, beside a kernel of work (kind, blocks, warps a block)."""
+        """Run independent chains in a CUDA graph, next to a kernel of work (kind, blocks, warps per block)."""
 
     def rates(self, parts: Sequence[tuple[str, int, int]]) -> list[float]:
-        """Chunks of work a us of kernels (kind, blocks, warps a block) side by side."""
+        """Return chunks of work per us of concurrent kernels (kind, blocks, warps per block)."""
 
 
 def rules(bench: Bench, limits: Limits, say: Callable[[str], None] = lambda _: None) -> Iterator[Rule]:
-    """All experiments, one after the other."""
+    """Run all experiments in sequence."""
     for experiment in (most_room, head_of_line, draining, priorities, splits, gaps):
         say(f"blocks: {experiment.__name__.replace('_', ' ')}")
         yield experiment(bench, limits)
@@ -54,14 +54,14 @@ def rules(bench: Bench, limits: Limits, say: Callable[[str], None] = lambda _: N
 
 # --- Where ---
 
-#: Blocks of the first kernel, of 256 threads, as shares of one for each SM: they leave even and uneven room.
+#: Blocks of the first kernel, of 256 threads, per SM: they leave even and uneven room.
 FIRST_BLOCKS = (0.5, 1.0, 1.5, 3.8, 5.94, 7.6)
 
 
 def most_room(bench: Bench, limits: Limits) -> Rule:
-    """A second kernel's blocks beside a first one's that are spread unevenly.
+    """Place a second kernel next to the unevenly spread blocks of a first one.
 
-    All blocks of the first are still there; those of the timers before it are the only ones that have ended.
+    All blocks of the first are still resident; only those of the timers before it have ended.
     """
     right, wrong = 0, []
     for share in FIRST_BLOCKS:
@@ -91,9 +91,9 @@ def most_room(bench: Bench, limits: Limits) -> Rule:
 def spread(
     before: Sequence[int], threads: int, blocks: int, new_threads: int, limits: Limits, first: Collection[int] = ()
 ) -> Counter[tuple[int, int]]:
-    """How many SMs have n blocks of a first kernel and get m of a second, placed where there is most room.
+    """Count the SMs with n blocks of a first kernel and m of a second, which goes where there is most room.
 
-    Of SMs with as much room, those in `first` come first, then one that has had it for longer.
+    Of SMs with equal room, those in `first` come first, then the one that has had it for longest.
     """
     room = [
         min((limits.threads_per_sm - held * threads) // new_threads, limits.blocks_per_sm - held) for held in before
@@ -111,9 +111,9 @@ def spread(
 
 
 def head_of_line(bench: Bench, limits: Limits) -> Rule:
-    """A first kernel leaves room that its own waiting blocks cannot use, but a second kernel's could.
+    """Leave room that a first kernel's waiting blocks cannot use, but a second kernel's could.
 
-    All have SMs with the same split of shared memory, which would keep them apart, too.
+    All have the same shared-memory split, since different ones would keep them apart, too.
     """
     two, small = Hold(2 * bench.sms, 256, 60, smem_bytes=100 * KIB), Hold(75, 64, 15, delay_us=15)
     first, second = bench.place([replace(two, blocks=two.blocks + 100), small])
@@ -135,7 +135,7 @@ def head_of_line(bench: Bench, limits: Limits) -> Rule:
 
 
 def draining(bench: Bench, limits: Limits) -> Rule:
-    """Blocks of a full GPU end one by one, and another kernel waits for their places."""
+    """Let blocks of a full GPU end one by one while another kernel waits for their places."""
     full = bench.sms * (limits.threads_per_sm // 256)
     first, second = bench.place([Hold(full, 256, 40, vary_us=60), Hold(bench.sms, 256, 15, delay_us=15)])
     ends = sorted(first.end_ns)
@@ -152,7 +152,7 @@ def draining(bench: Bench, limits: Limits) -> Rule:
 
 
 def priorities(bench: Bench, limits: Limits) -> Rule:
-    """A kernel of higher priority beside one that has blocks waiting."""
+    """Start a kernel of higher priority while another has blocks waiting."""
     full = bench.sms * (limits.threads_per_sm // 256)
     overtaking = {}
     for priority in (0, -1):
@@ -169,7 +169,7 @@ def priorities(bench: Bench, limits: Limits) -> Rule:
 
 # --- Shared memory ---
 
-#: Threads and KiB of shared memory of a block.
+#: Threads and KiB of shared memory per block.
 SHAPES = (
     (64, 0), (128, 0), (256, 0), (1024, 0), (256, 1), (256, 4), (1024, 4), (64, 8), (256, 16), (1024, 20), (128, 48),
     (256, 64), (128, 99), (128, 160),
@@ -177,7 +177,7 @@ SHAPES = (
 
 
 def splits(bench: Bench, limits: Limits) -> Rule:
-    """One block of a first kernel on every SM, then one of a second; each of `SHAPES` beside each."""
+    """Place one block of a first kernel on every SM, then one of a second, for each pair of `SHAPES`."""
     right, wrong = 0, []
     for one in SHAPES:
         for other in SHAPES:
@@ -205,7 +205,7 @@ def splits(bench: Bench, limits: Limits) -> Rule:
 
 
 def joins(first: Footprint, second: Footprint, limits: Limits) -> bool:
-    """Whether a block of the second kernel may join an SM that one block of the first has to itself."""
+    """Whether a block of the second kernel may join an SM with one block of the first."""
     return (
         first.own_split_bytes >= second.split_bytes
         and first.smem_bytes + second.smem_bytes <= first.own_split_bytes
@@ -221,20 +221,19 @@ def _footprint(shape: tuple[int, int], limits: Limits) -> Footprint:
 
 # --- Gaps ---
 
-#: Blocks (as a multiple of the SMs, or a number) and threads of the kernels in chains, and how many chains.
+#: Blocks (in SMs, or a number) and threads of the kernels in chains, and the number of chains.
 CHAINED = ((0, 32), (1, 128), (4, 256))
 WIDTHS = (1, 2, 4, 8)
 CHAIN_KERNELS = 10
-#: How far the gap of one kernel may move with the number of chains: three ticks of an H200's clock, and 2 % of a kernel
-#: of 5 us.
+#: Largest change of a kernel's gap with the number of chains: three ticks of an H200's clock, and 2 % of a 5 us kernel.
 GAP_TOLERANCE_NS = 100
 
 
 def gaps(bench: Bench, limits: Limits) -> Rule:
-    """From the last block's end to the next kernel's first start, in chains side by side; each kernel with itself.
+    """Measure the time from the last block's end to the next kernel's first start, in concurrent chains of one kernel.
 
-    Between kernels the gap may differ: what it depends on is part of a kernel's traced time. Chains that fill the GPU
-    to the last thread are measured, not judged: their blocks can only start where others have just left.
+    The gap may differ between kernels; that part belongs to a kernel's traced time. Chains that fill the GPU completely
+    are measured, not judged: their blocks can only start where others have just left.
     """
     numbers: dict[str, float] = {}
     spreads, fuller = [], []
@@ -270,12 +269,12 @@ def gaps(bench: Bench, limits: Limits) -> Rule:
 # --- Numbers ---
 
 
-#: Kernels beside a chain: kinds of work, and how many SMs have no block of them.
+#: Kernels running next to a chain: kind of work, and number of SMs without a block of it.
 BESIDE = (("fma", 12), ("tensor", 12), ("latency", 12), ("l2", 12), ("dram", 112), ("dram", 12))
 
 
 def gaps_beside(bench: Bench) -> Rule:
-    """The gap of a chain of small kernels while another kernel works all along."""
+    """Measure the gap of a chain of small kernels while another kernel runs all the time."""
     numbers: dict[str, float] = {}
     for kind, spared in ((None, 0), *BESIDE):
         beside = kind and (kind, bench.sms - spared, 8)
@@ -294,7 +293,7 @@ def gaps_beside(bench: Bench) -> Rule:
 
 
 def bandwidth(bench: Bench) -> Rule:
-    """Bytes a ns from DRAM and from the L2 cache, by SMs in use and warps on each."""
+    """Measure bytes per ns from DRAM and from the L2 cache, by SMs in use and warps on each."""
     numbers: dict[str, float] = {}
     for kind in ("dram", "l2"):
         for part in (1 / 32, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0):
@@ -317,7 +316,9 @@ SHARED_WARPS = ((4, 4), (8, 8), (16, 16), (4, 16), (16, 4))
 
 
 def sharing(bench: Bench) -> Rule:
-    """Each kind of work beside each on the same SM: times as long as alone with as many warps."""
+    """Measure the slow-down of each kind of work with each other on one SM, against running alone with as many
+    warps.
+    """
     kinds = list(WORK)
     alone = {
         (kind, warps): bench.rates([(kind, bench.sms, warps)])[0]

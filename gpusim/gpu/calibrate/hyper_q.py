@@ -1,4 +1,4 @@
-"""Measure launches into many streams (`gpusim.formats.hyper_q`): each number of queues in a process of its own."""
+"""Measurement of launches into many streams (`gpusim.formats.hyper_q`), with one process per number of queues."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gpusim.gpu.calibrate.microbench import event_ns, idle_sync_ns, spin_cycles
 from gpusim.gpu.device import require_gpu
 from gpusim.version import code_version
 
-#: Streams that exist, in use or not.
+#: Number of streams, used or not.
 STREAMS = 64
 RUNS = 9
-#: Runs of the one kernel that all times are divided by.
+#: Runs of the single kernel that is the unit of time.
 RUNS_ALONE = 45
-#: From one launch to the next. Left to itself Python takes 10 to 30 us, and never the same from one run to another;
-#: so launches go by the clock, and one that comes late delays none after it.
+#: Interval between launches, in ns. Unpaced, Python takes 10 to 30 us, and varies between runs; so launches follow the
+#: clock, and a late one delays none after it.
 PACE_NS = 20_000
 PROCESS_TIMEOUT_S = 180
 
 
 class _Units(TypedDict):
-    """What one process measured: of each of `SHAPES` its time and the host's pace, in ns but for `units`."""
+    """Results of one process: time and host pace for each of `SHAPES`, in ns except `units`."""
 
     units: list[float]
     launch_ns: list[float]
@@ -42,7 +42,7 @@ class _Units(TypedDict):
 
 
 def measure_hyper_q(command: str, say: Callable[[str], None] = lambda _: None) -> HyperQ:
-    """The whole table, on the current GPU. Raises `GpuError` without one or where a process fails."""
+    """Measure the whole table on the current GPU. Raises `GpuError` without one or where a process fails."""
     require_gpu()
     cells: list[HyperQCell] = []
     spins, firsts = [], []
@@ -71,7 +71,7 @@ def measure_hyper_q(command: str, say: Callable[[str], None] = lambda _: None) -
 
 
 def _in_process(connections: int) -> _Units:
-    """One number of queues: it is set for a process before it first uses the GPU."""
+    """Measure one number of queues, which must be set before a process first uses the GPU."""
     environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
     program = "import json; from gpusim.gpu.calibrate.hyper_q import units; print(json.dumps(units()))"
     done = subprocess.run(
@@ -85,7 +85,7 @@ def _in_process(connections: int) -> _Units:
 
 
 def units() -> _Units:
-    """Time of each of `SHAPES` over that of one kernel, and the host's pace in its runs. In this process."""
+    """Measure, in this process, the time of each of `SHAPES` in units of one kernel, and the host's pace."""
     cycles = spin_cycles(SPIN_US)
     lanes = [torch.cuda.Stream() for _ in range(STREAMS)]
     for lane in lanes:
@@ -95,7 +95,9 @@ def units() -> _Units:
     firsts: list[float] = []
 
     def run(order: Sequence[int]) -> tuple[float, float]:
-        """Time of all, less what the host takes to notice their end, and time from one launch to the next."""
+        """Return the total time, without the host's delay in noticing the end, and the interval between launches, in
+        ns.
+        """
         torch.cuda.synchronize()
         begin = perf_counter_ns()
         first = last = 0

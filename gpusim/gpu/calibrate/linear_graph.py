@@ -1,4 +1,4 @@
-"""What it costs a CUDA graph not to be a straight line: the same step with and without an idle branch beside it."""
+"""Branch overhead of a CUDA graph: the same step with and without an idle branch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpusim.gpu.replay.timing import time_typical
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.sync import plan_sync
 
-#: Recordings of either graph: where tensors come to lie changes its time by more than what is looked for.
+#: Recordings per graph: the addresses of tensors change its time by more than the overhead.
 RECORDINGS = 5
 LINE, BRANCH = "line", "branch"
 
@@ -34,10 +34,10 @@ class _Recorded:
 
 @explain_out_of_memory
 def branch_cost_ns(trace: Trace, hardware: HardwareModel, seed: int = DEFAULT_SEED) -> float:
-    """Extra time of each gap between kernels of the sequential graph, once one tiny kernel has a branch of its own.
+    """Return the extra time of each gap in the sequential graph once one tiny kernel has a branch of its own, in ns.
 
-    The kernel starts with the step and has ended long before it does; nothing waits for it but the end of the graph.
-    Raises `GpuError` without a GPU or memory.
+    The kernel starts with the step and ends long before it; only the end of the graph waits for it. Raises `GpuError`
+    without a GPU or memory.
     """
     check_operators(trace, trace.name)
     device = require_gpu()
@@ -51,7 +51,7 @@ def branch_cost_ns(trace: Trace, hardware: HardwareModel, seed: int = DEFAULT_SE
     for lane in lanes.values():
         with torch.cuda.stream(lane):
             tiny.zero_()
-    with torch.cuda.stream(lanes[LINE]):  # libraries set up on first use of a stream
+    with torch.cuda.stream(lanes[LINE]):  # libraries initialize on first use of a stream
         runner.run_in_order(releases)
     torch.cuda.synchronize()
 

@@ -1,8 +1,8 @@
-"""Micro-benchmarks: each pins one constant of the hardware model. All need a GPU.
+"""Micro-benchmarks, each for one constant of the hardware model. All need a GPU.
 
-The work is torch's spin kernel (`torch.cuda._sleep`: one block of one thread that counts cycles), which uses nothing
-but time, and small real kernels where the kind of work matters. Times on the GPU are medians of CUDA-event timings,
-those of the host the 10th percentile.
+The work is torch's spin kernel (`torch.cuda._sleep`: one block of one thread that counts cycles), which uses no
+bandwidth, and small real kernels where the kind of work matters. GPU times are medians of CUDA-event timings, host
+times the 10th percentile.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from gpusim.units import GIB, KIB, NS_PER_US
 
 SPIN_US = 5
 ROUNDS = 15
-#: What the profiler calls work on the GPU.
+#: Profiler categories of GPU work.
 GPU_CATEGORIES = ("kernel", "gpu_memset", "gpu_memcpy")
 
 Branches = Sequence[Sequence[Callable[[], object]]]
 
 
 def undisturbed(times: Sequence[float]) -> float:
-    """The 10th percentile: what the host takes where nothing else has the processor. Medians differ between runs."""
+    """Return the 10th percentile, the host time on an otherwise idle processor. Medians differ between runs."""
     return sorted(times)[len(times) // 10]
 
 
 def event_ns(run: Callable[[], object], calls: int = 1, rounds: int = ROUNDS) -> float:
-    """Median GPU time of one of `calls` calls of `run`, in ns."""
+    """Return the median GPU time of one of `calls` calls of `run`, in ns."""
     run()
     torch.cuda.synchronize()
     times = []
@@ -51,14 +51,14 @@ def event_ns(run: Callable[[], object], calls: int = 1, rounds: int = ROUNDS) ->
 
 
 def spin_cycles(target_us: float) -> int:
-    """Cycles of the spin kernel that take about `target_us`."""
+    """Return the spin kernel's cycles for about `target_us`."""
     long = 4_000_000
     per_cycle = (event_ns(lambda: torch.cuda._sleep(2 * long)) - event_ns(lambda: torch.cuda._sleep(long))) / long
     return round(target_us * NS_PER_US / per_cycle)
 
 
 def graph_of(stages: Sequence[Branches]) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of stages one after another; a stage is branches side by side, a branch a list of calls."""
+    """Return a CUDA graph of stages in sequence; a stage is parallel branches, a branch a list of calls."""
     width = max(len(stage) for stage in stages)
     streams = [torch.cuda.Stream() for _ in range(width)]
     for stage in stages[:1]:
@@ -80,13 +80,13 @@ def graph_of(stages: Sequence[Branches]) -> torch.cuda.CUDAGraph:
 
 
 def graph_ns(stages: Sequence[Branches]) -> float:
-    """Time of one replay, in ns."""
+    """Return the time of one replay, in ns."""
     graph = graph_of(stages)
     return event_ns(graph.replay, calls=10)
 
 
 def profiled_kernel(call: Callable[[], object], repeats: int = 50) -> Kernel:
-    """The one kernel of a call as the profiler sees it, launched back to back: shape and median duration."""
+    """Return the single kernel of a call, launched back to back, from the profiler: shape and median duration."""
     call()
     torch.cuda.synchronize()
     with profiled() as session:
@@ -101,7 +101,7 @@ def profiled_kernel(call: Callable[[], object], repeats: int = 50) -> Kernel:
 
 
 def profiled_names(call: Callable[[], object]) -> list[str]:
-    """The kernels, memsets and copies of one call, as the profiler sees them."""
+    """Return the profiler's names of the kernels, memsets and copies of one call."""
     call()
     torch.cuda.synchronize()
     with profiled() as session:
@@ -111,12 +111,14 @@ def profiled_names(call: Callable[[], object]) -> list[str]:
 
 
 def profiled_ns(call: Callable[[], object]) -> float:
-    """Median duration of a call's one kernel as the profiler sees it, in ns."""
+    """Return the profiler's median duration of a call's single kernel, in ns."""
     return float(profiled_kernel(call).dur_ns)
 
 
 def memset_gap_ns(length: int = 40) -> float:
-    """Gap around a memset node between small kernels in a CUDA graph, over the profiled times of both, in ns."""
+    """Return the gap around a memset node between small kernels in a CUDA graph, in ns, without their profiled
+    times.
+    """
     data, out = torch.randn(150_000, device="cuda"), torch.empty(20_000, device="cuda")
 
     def kernel() -> None:
@@ -141,7 +143,7 @@ def memset_gap_ns(length: int = 40) -> float:
 
 
 def idle_sync_ns() -> float:
-    """Host time of waiting for a GPU that has nothing to do, in ns."""
+    """Return the host time of waiting for an idle GPU, in ns."""
     times = []
     for _ in range(200):
         begin = perf_counter_ns()
@@ -151,16 +153,16 @@ def idle_sync_ns() -> float:
 
 
 def parallel_chains_ns(width: int, call: Callable[[], object], length: int = 40) -> float:
-    """Time of one step of `width` independent chains in one graph."""
+    """Return the time of one step of `width` independent chains in one graph, in ns."""
     return graph_ns([[[call] * length] * width]) / length
 
 
-#: Rounds of a host time: each is short, so that some are undisturbed.
+#: Rounds of a host time; each is short, so that some are undisturbed.
 HOST_ROUNDS = 100
 
 
 def host_launch_ns(launches: int = 50) -> float:
-    """Host time of launching an almost empty kernel, in ns."""
+    """Return the host time of launching an almost empty kernel, in ns."""
     times = []
     for _ in range(HOST_ROUNDS):
         torch.cuda.synchronize()
@@ -172,7 +174,7 @@ def host_launch_ns(launches: int = 50) -> float:
 
 
 def event_host_ns(pairs: int = 50) -> float:
-    """Host time of recording an event and making another stream wait for it, in ns."""
+    """Return the host time of recording an event and making another stream wait for it, in ns."""
     one, other = torch.cuda.Stream(), torch.cuda.Stream()
     events = [torch.cuda.Event() for _ in range(pairs)]
     times = []
@@ -187,9 +189,11 @@ def event_host_ns(pairs: int = 50) -> float:
 
 
 def stream_chain_ns(cycles: int, length: int = 200, streams: int = 1) -> float:
-    """Time of one kernel of a chain launched ahead of time from the host, over `streams` streams with events."""
+    """Return the time per kernel, in ns, of a chain launched ahead of time by the host, over `streams` streams with
+    events.
+    """
     lanes = [torch.cuda.Stream() for _ in range(streams)]
-    hold = cycles * 3 * length  # the head start: the host launches the whole chain meanwhile
+    hold = cycles * 3 * length  # the head start: meanwhile the host launches the whole chain
     times = []
     for _ in range(ROUNDS):
         torch.cuda.synchronize()
@@ -211,7 +215,7 @@ def stream_chain_ns(cycles: int, length: int = 200, streams: int = 1) -> float:
 
 
 def start_latency_ns() -> float:
-    """Launch call to completion of an almost empty kernel seen from an idle host, in ns (start and notice included)."""
+    """Return the time from launch call to noticed completion of an almost empty kernel, from an idle host, in ns."""
     times = []
     for _ in range(200):
         torch.cuda.synchronize()
@@ -223,7 +227,9 @@ def start_latency_ns() -> float:
 
 
 def depth_first_units(streams: int, depth: int, spin_us: float = 2000.0) -> float:
-    """Time of `streams` streams with `depth` one-block kernels each, launched depth first, over one kernel's time."""
+    """Return the time of `streams` streams with `depth` one-block kernels each, launched depth first, in kernel
+    times.
+    """
     cycles = spin_cycles(spin_us)
     lanes = [torch.cuda.Stream() for _ in range(streams)]
     one = event_ns(lambda: torch.cuda._sleep(cycles), rounds=5)
@@ -246,10 +252,10 @@ QUEUE_STREAMS, QUEUE_DEPTH = 32, 4
 
 
 def queue_count(connections: int | None) -> float:
-    """Hardware queues in use, seen in a fresh process with CUDA_DEVICE_MAX_CONNECTIONS set (None: left alone).
+    """Return the number of hardware queues in a new process with CUDA_DEVICE_MAX_CONNECTIONS set (None: default).
 
-    k streams of d kernels dealt over q queues take (k / q)(d - 1) + 1 kernel times depth first: a queue's head, waiting
-    for its stream, blocks what is behind it.
+    k streams of d kernels over q queues take (k / q)(d - 1) + 1 kernel times depth first: a queue's head, waiting for
+    its stream, blocks the launches behind it.
     """
     environment = dict(os.environ)
     if connections is not None:
@@ -266,14 +272,16 @@ def queue_count(connections: int | None) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes a ns that a large device-to-device copy reads and writes."""
+    """Return the bytes per ns that a large device-to-device copy reads and writes."""
     source = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / event_ns(lambda: target.copy_(source), calls=5)
 
 
 def host_copy_rates() -> tuple[float, float, float, float]:
-    """Bytes a ns host to device, device to host, both at once in total, and the fixed ns of a small copy (pinned)."""
+    """Return bytes per ns host to device, device to host, both at once in total, and the fixed ns of a small copy
+    (pinned).
+    """
     size = GIB // 2
     host_in, host_out = (torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2))
     device_in, device_out = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
@@ -302,6 +310,6 @@ def host_copy_rates() -> tuple[float, float, float, float]:
 
 
 def small_kernel() -> Callable[[], object]:
-    """A real kernel of a microsecond, what a network at small batch is made of: ReLU of 150,000 elements."""
+    """Return a real kernel of a microsecond, as in networks at small batch: ReLU of 150,000 elements."""
     small = torch.randn(1, 192, 28, 28, device="cuda")
     return lambda: torch.relu(small)

@@ -1,7 +1,6 @@
-"""The network that contention is calibrated on: branches of many shapes, made for this and like no network in use.
+"""The network for the calibration of contention: branches of many shapes, unlike any network in use.
 
-Contention constants are fitted to schedules of this network alone, so every real network is one that nothing was
-fitted on.
+It keeps real networks out of most of the fit: predictions for networks that nothing was fitted on are evidence.
 """
 
 from __future__ import annotations
@@ -81,5 +80,5 @@ class BranchingNet(nn.Module):
 
 
 def branching(batch: int) -> tuple[nn.Module, torch.Tensor]:
-    """The network and a batch, for `gpusim capture gpusim/gpu/calibrate/network.py:branching`."""
+    """Return the network and a batch, for `gpusim capture gpusim/gpu/calibrate/network.py:branching`."""
     return BranchingNet(), torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE)

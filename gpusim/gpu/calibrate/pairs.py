@@ -1,9 +1,9 @@
-"""Random pairs and triples of a trace's kernels run together on the GPU, beside what the model predicts of them.
+"""Random pairs and triples of a trace's kernels, run concurrently on the GPU and predicted by the model.
 
-One CUDA graph holds all of them in shuffled order, each between two kernels that note the time: each op alone, and
-each pair or triple forked, side by side, and joined. Two such graphs are timed: before each, either its ops run once by
-themselves, or the L2 cache is filled with something else. That one counts in which ops take most nearly what they take
-in the step: kernels of training steps find less in the cache there than right behind themselves, those of inference at
+One CUDA graph holds all of them in shuffled order, each between two kernels that record the time: each op alone, and
+each pair or triple forked, concurrent, and joined. Two such graphs are timed: before each measurement, one runs its ops
+once by themselves, the other fills the L2 cache with other data. The graph whose ops take nearest to their times in the
+step counts: kernels of training steps find less in the cache there than right after themselves, those of inference at
 batch 1 more than nothing (research/2026-11-23-capture-and-replay.md).
 """
 
@@ -29,15 +29,15 @@ from gpusim.gpu.replay.execute import Runner, make_initial
 from gpusim.plan.kernels import kernel_tasks
 from gpusim.plan.tasks import Plan, Task
 
-#: Kernels shorter than this are lost in the clock's steps, longer ones make the graph slow.
+#: Range of kernel durations, in ns: shorter ones are lost in the clock's resolution, longer ones make the graph slow.
 MIN_NS, MAX_NS = 2_500, 80_000
-#: Longest over shortest of a pair or triple: beside one much longer, a kernel's slow-down would not show.
+#: Largest ratio of durations in a pair or triple: next to a much longer kernel, a slow-down would not show.
 MAX_RATIO = 2.5
-#: Every fourth is a triple.
+#: Every n-th case is a triple.
 TRIPLE_EVERY = 4
 REPLAYS = 40
 EMPTY_STAGES = 10
-#: How much is read to leave nothing else in the L2 cache, in sizes of that cache.
+#: Data read to evict everything else from the L2 cache, in sizes of that cache.
 EVICTING_SIZES = 6
 
 STAMP_SOURCE = """
@@ -51,12 +51,12 @@ extern "C" __global__ void stamp(long long* out, int slot) {
 
 @dataclass(frozen=True)
 class _Stages:
-    """What runs between each two stamps, in order: ops side by side, one op, or nothing."""
+    """The work between each two stamps, in order: concurrent ops, one op, or nothing."""
 
     stages: tuple[tuple[int, ...], ...]
 
     def times(self, samples_ns: torch.Tensor) -> dict[tuple[int, ...], float]:
-        """Mean time of each distinct stage in ns."""
+        """Return the mean time of each distinct stage, in ns."""
         means = samples_ns.double().mean(0).tolist()
         times_of: dict[tuple[int, ...], list[float]] = {}
         for stage, time_ns in zip(self.stages, means, strict=True):
@@ -100,9 +100,9 @@ def measure_pairs(trace: Trace, hardware: HardwareModel, count: int, seed: int) 
 
 
 def draw(trace: Trace, count: int, rng: random.Random) -> list[tuple[int, ...]]:
-    """Distinct pairs and triples of ops that have one kernel of a suitable length and change no parameter or state.
+    """Draw distinct pairs and triples of ops that have one kernel of suitable length and change no parameter or state.
 
-    Order counts, since the elder of two kernels is served first. None reads what another of them writes.
+    Order counts, since the older of two kernels is served first. No op reads a storage that another one writes.
     """
     lasting = {tensor.storage for tensor in trace.tensors if tensor.init is not None}
     usable = [op for op in range(len(trace.ops)) if _usable(trace, op, lasting)]
@@ -119,24 +119,25 @@ def draw(trace: Trace, count: int, rng: random.Random) -> list[tuple[int, ...]]:
 
 
 def _usable(trace: Trace, op: int, lasting: Collection[int]) -> bool:
-    """Whether it can be measured; `lasting` are the storages that live beyond the step, which views may write to."""
+    """Whether an op can be measured; `lasting` are the storages that outlive the step, which views may write to."""
     kernels = trace.ops[op].kernels
     changes = any(trace.tensors[t].storage in lasting for t in trace.ops[op].writes)
     return len(kernels) == 1 and kernels[0].kind == "kernel" and MIN_NS <= kernels[0].dur_ns <= MAX_NS and not changes
 
 
 def _apart(trace: Trace, ops: Sequence[int]) -> bool:
-    """Whether no op touches a storage that another one writes: side by side they would race."""
+    """Whether no op touches a storage that another one writes, which would be a race."""
     touched = [{trace.tensors[t].storage for t in (*trace.ops[op].reads, *trace.ops[op].writes)} for op in ops]
     written = [{trace.tensors[t].storage for t in trace.ops[op].writes} for op in ops]
     return all(not (mine & theirs) for i, mine in enumerate(written) for j, theirs in enumerate(touched) if i != j)
 
 
 def predict(tasks: Sequence[Task], alone_ns: Sequence[float], empty_ns: float, hardware: HardwareModel) -> float:
-    """Time between two stamps with these kernels side by side, from their times between stamps alone.
+    """Predict the time between two stamps with these kernels side by side, from their times between stamps alone, in
+    ns.
 
-    `empty_ns` is the time between two stamps with nothing between them. A stamp takes that, less one gap; a kernel
-    what it takes alone, less the two gaps and the stamp.
+    `empty_ns` is the time between two stamps with nothing between them. A stamp takes that less one gap; a kernel takes
+    its time alone less the two gaps and the stamp.
     """
     gap_ns = hardware.graph.chain_ns
     stamp_ns = max(0.0, empty_ns - gap_ns)
@@ -153,7 +154,7 @@ def predict(tasks: Sequence[Task], alone_ns: Sequence[float], empty_ns: float, h
 
 
 def unlike_the_step(trace: Trace, times: Mapping[tuple[int, ...], float]) -> float:
-    """How far ops alone are from their times in the step: root mean square of the ratio's logarithm.
+    """Return the deviation of ops alone from their times in the step: root mean square of the ratio's logarithm.
 
     `times` has ns by stage.
     """
@@ -177,7 +178,7 @@ def _measure(runner: Runner, stages: _Stages, cold: bool) -> dict[tuple[int, ...
     runner.run_in_order()
     tensors = list(runner.tensors)
     lanes = [torch.cuda.Stream() for _ in range(max(map(len, stages.stages)))]
-    for lane in lanes:  # libraries set up on first use of a stream
+    for lane in lanes:  # libraries initialize on first use of a stream
         with torch.cuda.stream(lane):
             _run_each(runner, sorted({op for stage in stages.stages for op in stage}))
     stamp(0)
@@ -209,7 +210,9 @@ def _run_each(runner: Runner, ops: Sequence[int]) -> None:
 
 
 def _evictor(device: torch.device) -> Callable[[], object]:
-    """Reads so much that the L2 cache holds nothing else. It only reads: what is written would have to leave, too."""
+    """Return a call that reads enough to evict the L2 cache. It only reads, since written data would need
+    write-back.
+    """
     cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     unused = torch.zeros(EVICTING_SIZES * cache_bytes // 4, dtype=torch.float32, device=device)
     largest = torch.zeros((), dtype=torch.float32, device=device)
@@ -217,7 +220,7 @@ def _evictor(device: torch.device) -> Callable[[], object]:
 
 
 def _side_by_side(lanes: Sequence[torch.cuda.Stream], calls: Sequence[Callable[[], None]]) -> None:
-    """Fork from the first lane, one call in each, and join."""
+    """Fork from the first stream, run one call in each, and join."""
     for lane in lanes[1 : len(calls)]:
         lane.wait_stream(lanes[0])
     for lane, call in zip(lanes, calls, strict=False):

@@ -1,4 +1,4 @@
-"""`gpusim calibrate --rules`: whether the rules that the engines follow hold on the GPU at hand."""
+"""`gpusim calibrate --rules`: check the engines' rules on the current GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusim.gpu.calibrate.start_interference import starts_beside
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.version import code_version
 
-#: Clock taken where the driver does not tell it.
+#: SM clock assumed where the driver does not report one.
 ASSUMED_MHZ = 1980
 
 

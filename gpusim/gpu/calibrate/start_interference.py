@@ -1,8 +1,9 @@
-"""What a kernel loses to others that start while it runs: `graph.busy_ns` and `graph.busy_starts`.
+"""Start interference: the time a kernel loses to others that start while it runs (`graph.busy_ns`,
+`graph.busy_starts`).
 
-One op's calls, or the calibration network's, run between two stamps beside chains of kernels of one thread that only
-count cycles. Those take no room and no bandwidth: what is lost beside them is lost to their starts and ends. That it is
-the starts is seen by putting a single end, or an end and a start, beside a call.
+One op's calls, or the calibration network's, run between two stamps next to chains of one-thread kernels that only
+count cycles. Those take no room and no bandwidth, so any loss comes from their starts and ends. A single end, or an end
+and a start, next to a call shows that it is the starts.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from gpusim.gpu.calibrate.network import branching
 from gpusim.gpu.calibrate.pairs import STAMP_SOURCE
 from gpusim.units import NS_PER_US
 
-#: Calls of one op in a row, how often each case is in a graph, and how often a graph is replayed.
+#: Calls of one op in a row, repetitions of each case in a graph, and replays of a graph.
 CALLS, DRAWS, REPLAYS = 12, 4, 12
-#: Chains beside it: how many, and how long each of their kernels runs, in us.
+#: Concurrent chains: their number, and the duration of each of their kernels in us.
 BESIDE: Final = ((1, 20.0), (1, 5.0), (1, 2.0), (1, 0.5), (2, 2.0), (2, 0.5), (4, 20.0), (4, 5.0), (4, 2.0))
-#: A kernel beside it that only runs.
+#: Name of the case with one concurrent kernel that only runs.
 RUNS: Final = "a kernel that only runs"
-#: The network whose kernels say how many starts cost how much: its inference at this batch.
+#: Network whose kernels give the loss by number of starts, and its inference batch.
 NETWORK, NETWORK_BATCH = "calibration network", 1
-#: Where half of it may be lost, in starts.
+#: Candidates for the half point, in starts.
 HALVES = tuple(number / 10 for number in range(1, 200))
-#: From the end of one kernel to the start of the next, nearly; how long a spin before a single event lasts.
+#: Approximate gap between kernels, and duration of a spin before a single event, in us.
 GAP_US, LEAD_US = 0.9, 8.0
-#: How much of what many starts cost a kernel that only runs may cost.
+#: Largest loss to a concurrent kernel that only runs, as a fraction of the loss to many starts.
 RUNS_FRAC = 0.25
 
 Call = Callable[[], object]
@@ -42,7 +43,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: a call, how often it is made in a row, and how many kernels it has."""
+    """A measured subject: its call, the calls in a row, and the kernels per call."""
 
     call: Call
     calls: int = CALLS
@@ -51,48 +52,49 @@ class Subject:
 
 @dataclass(frozen=True)
 class Single:
-    """What a call loses to one event beside it, in ns."""
+    """Loss of a call to one concurrent event, in ns."""
 
     end_ns: float
-    """To an end while it runs."""
+    """Loss to an end while it runs."""
     start_ns: float
-    """To an end and the start that follows it, while it runs."""
+    """Loss to an end and the following start, while it runs."""
     late_ns: float
-    """To such a start once it has ended."""
+    """Loss to such a start after it has ended."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """What a kernel of one subject takes alone, and more beside one that only runs; and than that where others start.
+    """Kernel time of one subject alone, its extra time next to a running kernel, and the further loss where others
+    start.
 
-    In ns. A graph that is no straight line takes a little more or less for itself, so starts are not set against the
-    kernel alone.
+    In ns. A graph with branches has a small overhead of its own, so starts are compared with the case of one running
+    kernel, not with the kernel alone.
     """
 
     alone_ns: float
     runs_ns: float
     beside: tuple[tuple[float, float], ...]
-    """Starts while a kernel runs and its gap passes, and what it loses to them; as `BESIDE`."""
+    """Starts while a kernel and its gap pass, and the loss to them in ns; in the order of `BESIDE`."""
 
     def limit_ns(self, half: float) -> float:
-        """What many starts cost, if `half` of them cost half of it: least squares."""
+        """Return the loss to many starts, in ns, if `half` starts cost half of it: least squares."""
         shares = [(starts / (starts + half), lost_ns) for starts, lost_ns in self.beside]
         return sum(share * lost_ns for share, lost_ns in shares) / sum(share * share for share, _ in shares)
 
     def squares(self, half: float) -> float:
-        """What is left of its squares then, as a part of the limit's."""
+        """Return the residual squares of that fit, relative to the limit."""
         limit_ns = self.limit_ns(half)
         return sum((starts / (starts + half) - lost_ns / limit_ns) ** 2 for starts, lost_ns in self.beside)
 
 
 def starts_beside() -> Rule:
-    """Measure it. Needs a GPU."""
+    """Measure the rule. Needs a GPU."""
     measured = subjects()
     return judged({name: measure(subject) for name, subject in measured.items()}, measure_single(measured["GEMM"].call))
 
 
 def judged(losses: Mapping[str, Lost], single: Single) -> Rule:
-    """The rule, from what each op and the network lost, and a GEMM to a single end or start."""
+    """Return the rule, from the losses of each op and the network, and a GEMM's loss to a single end or start."""
     network = losses[NETWORK]
     half = half_starts(network)
     numbers = {
@@ -125,12 +127,12 @@ def judged(losses: Mapping[str, Lost], single: Single) -> Rule:
 
 
 def half_starts(lost: Lost) -> float:
-    """To how many starts half of the limit is lost: least squares."""
+    """Return the number of starts that cost half of the limit: least squares."""
     return min(HALVES, key=lost.squares)
 
 
 def subjects() -> dict[str, Subject]:
-    """Calls of one small kernel each, and the calibration network, where each kernel comes behind another one."""
+    """Return calls of one small kernel each, and the calibration network, where each kernel follows another."""
     x = torch.randn(1, 128, 28, 28, device="cuda")
     mean, var, weight, bias = (torch.rand(128, device="cuda") for _ in range(4))
     a, b = torch.randn(196, 512, device="cuda"), torch.randn(512, 128, device="cuda")
@@ -157,7 +159,7 @@ def subjects() -> dict[str, Subject]:
 
 
 def measure(subject: Subject, seed: int = DEFAULT_SEED) -> Lost:
-    """What kernels of `subject` lose; all cases are in one CUDA graph, in shuffled order."""
+    """Measure the losses of `subject`'s kernels; all cases are in one CUDA graph, in shuffled order."""
     rng = random.Random(seed)
     cycles_per_us = spin_cycles(1000) / 1000
 
@@ -175,7 +177,7 @@ def measure(subject: Subject, seed: int = DEFAULT_SEED) -> Lost:
         kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, slot])
 
     lanes = [torch.cuda.Stream() for _ in range(1 + max(width for width, _ in BESIDE))]
-    with torch.cuda.stream(lanes[0]):  # libraries set up on first use of a stream
+    with torch.cuda.stream(lanes[0]):  # libraries initialize on first use of a stream
         subject.call()
     stamp(0)
     torch.cuda.synchronize()
@@ -190,7 +192,7 @@ def measure(subject: Subject, seed: int = DEFAULT_SEED) -> Lost:
                         spin(rng.random() * (hold_us + 1))
                     for _ in range(max(1, round(span_us / (hold_us + 0.5)))):
                         spin(hold_us)
-            spin(3 + 3 * rng.random())  # the others are under way, at no fixed moment of theirs
+            spin(3 + 3 * rng.random())  # the others are under way, at a random phase
             stamp(2 * number)
             for _ in range(subject.calls):
                 subject.call()
@@ -208,7 +210,7 @@ def measure(subject: Subject, seed: int = DEFAULT_SEED) -> Lost:
 
 
 def measure_single(call: Call, seed: int = DEFAULT_SEED) -> Single:
-    """What a call of several us loses to one end beside it, to an end and a start, and to a start after it."""
+    """Measure a call of several us with one concurrent end, with an end and a start, and with a start after it."""
     rng = random.Random(seed)
     cycles_per_us = spin_cycles(1000) / 1000
 
@@ -216,7 +218,7 @@ def measure_single(call: Call, seed: int = DEFAULT_SEED) -> Single:
         torch.cuda._sleep(round(time_us * cycles_per_us))
 
     takes_us = event_ns(graph_of([[[call] * CALLS]]).replay) / NS_PER_US / CALLS
-    # Moments of the end, from that at which the spin before the stamp ends; a start follows an end by a gap.
+    # Times of the end, from the end of the spin before the stamp; a start follows an end by a gap.
     within = [GAP_US + takes_us * (0.15 + 0.7 * number / 15) for number in range(16)]
     after = [2 * GAP_US + takes_us + 0.2 * number for number in range(16)]
     cases = [("end", at) for at in within] + [("start", at - GAP_US) for at in within] + [("late", at) for at in after]
@@ -248,13 +250,13 @@ def measure_single(call: Call, seed: int = DEFAULT_SEED) -> Single:
 
 
 def _replayed(graph: Any, stamps: torch.Tensor, cases: Sequence[Any], kernels: int) -> dict[Any, float]:
-    """Mean time of one kernel in each case, in ns."""
+    """Return the mean time of one kernel in each case, in ns."""
     times_of: dict[Any, list[float]] = {}
     for replay in range(REPLAYS + 2):
         graph.replay()
         torch.cuda.synchronize()
         noted = stamps.cpu().view(-1, 2)
-        if replay >= 2:  # the first may still set things up
+        if replay >= 2:  # the first may include initialization
             for case, time_ns in zip(cases, (noted[:, 1] - noted[:, 0]).tolist(), strict=True):
                 times_of.setdefault(case, []).append(time_ns / kernels)
     return {case: statistics.fmean(times) for case, times in times_of.items()}
