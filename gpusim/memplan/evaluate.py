@@ -56,9 +56,9 @@ class MemoryEvaluator:
         """The step that keeps all."""
         return self.time(program_of(self.storages, MemoryPlan())).makespan_ns
 
-    def program(self, plan: MemoryPlan) -> Program:
-        """The instructions of a plan, known to run. Raises `PlanError`."""
-        program = program_of(self.storages, check_memory_plan(self.storages, plan))
+    def program(self, plan: MemoryPlan, *, barriers_first: bool = True) -> Program:
+        """The instructions of a plan, known to run; as `program_of`. Raises `PlanError`."""
+        program = program_of(self.storages, check_memory_plan(self.storages, plan), barriers_first=barriers_first)
         check_program(self.storages, program)
         return program
 
@@ -69,9 +69,9 @@ class MemoryEvaluator:
         check_timeline(lowered, timeline.start_ns, timeline.end_ns, self.storages)
         return timeline
 
-    def evaluate(self, plan: MemoryPlan) -> Outcome:
-        """Memory and time of a plan. Raises `PlanError` for one that cannot run."""
-        program = self.program(plan)
+    def evaluate(self, plan: MemoryPlan, *, barriers_first: bool = True) -> Outcome:
+        """Memory and time of a plan; as `program_of`. Raises `PlanError` for one that cannot run."""
+        program = self.program(plan, barriers_first=barriers_first)
         step_ns = self.time(program).makespan_ns
         without_ns = self.time(program, copies=False).makespan_ns if plan.has_copies else step_ns
         size = self.storages.bytes

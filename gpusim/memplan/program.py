@@ -42,19 +42,24 @@ class Instruction(msgspec.Struct, frozen=True, gc=False):
 Program = tuple[Instruction, ...]
 
 
-def program_of(storages: Storages, plan: MemoryPlan) -> Program:
-    """The instructions of a plan; `gpusim.memplan.checks` says whether they can run."""
-    return _with_frees(storages, list(_actions(storages, plan)), frozenset(plan.held))
+def program_of(storages: Storages, plan: MemoryPlan, *, barriers_first: bool = True) -> Program:
+    """The instructions of a plan; `gpusim.memplan.checks` says whether they can run.
+
+    A barrier does not wait for copies out that begin at its own op: those run beside the ops that follow. Without
+    `barriers_first` it does, as in plans that were replayed before 2026-11-24.
+    """
+    return _with_frees(storages, list(_actions(storages, plan, barriers_first)), frozenset(plan.held))
 
 
-def _actions(storages: Storages, plan: MemoryPlan) -> Iterator[Instruction]:
+def _actions(storages: Storages, plan: MemoryPlan, barriers_first: bool) -> Iterator[Instruction]:
     """Everything but the frees that follow from last uses."""
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
-    for op in plan.barriers:  # before the copies out that begin there: those run beside the ops that follow
-        after[op].append(Instruction("barrier"))
+    barriers = [(op, Instruction("barrier")) for op in plan.barriers]
+    outs = [(offload.after, Instruction("out", storage=offload.storage)) for offload in plan.offloads]
+    for op, instruction in barriers + outs if barriers_first else outs + barriers:
+        after[op].append(instruction)
     for offload in plan.offloads:
-        after[offload.after].append(Instruction("out", storage=offload.storage))
         before[offload.free].append(Instruction("free", storage=offload.storage))
     order = plan.order or range(len(storages.trace.ops))
     for offload in _by_need(storages, plan, order):

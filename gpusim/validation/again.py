@@ -17,6 +17,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
 from gpusim.validation.chosen import hardware_of
+from gpusim.validation.memory_again import memory_again, plans_path
 from gpusim.validation.recipe import Recipe
 from gpusim.validation.replayed import SUFFIX, read_replayed
 
@@ -51,12 +52,14 @@ def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tu
     """A results file as it is, and the same with what is predicted of its schedules now.
 
     `traces` are looked at before those that `trace_files` names. The schedules lie in the file beside it
-    (`gpusim.validation.replayed`), one for each of its cases. Raises
+    (`gpusim.validation.replayed`), one for each of its cases, and so do memory plans (`memory_again`). Raises
     `MeasurementError` where they are those of other cases, or a trace is missing or has changed, and `ScheduleError`
     where one is not legal for its trace.
     """
     files = {**trace_files(results), **(traces or {})}
     then = read_results(results)
+    if is_file(plans_path(results)):
+        return then, memory_again(results, then, files)
     beside = results.with_name(results.stem + SUFFIX)
     schedules = read_replayed(beside)
     if len(schedules) != len(then.cases):

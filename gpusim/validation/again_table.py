@@ -10,6 +10,7 @@ from rich.table import Table
 
 from gpusim.formats.results import ResultCase, Results
 from gpusim.report.tables import console
+from gpusim.validation.memory_tables import memory_cases, memory_summary
 from gpusim.validation.statistics import by_step, fidelity
 
 
@@ -31,14 +32,29 @@ def again_document(then: Results, now: Results) -> dict[str, Any]:
                 "predicted_ns": again.predicted_ns,
                 "then_ns": case.predicted_ns,
                 "fitted": case.fitted,
+                **_peaks(case, again),
             }
             for case, again in zip(then.cases, now.cases, strict=True)
         ],
     }
 
 
+def _peaks(case: ResultCase, again: ResultCase) -> dict[str, int]:
+    """Of a memory plan also its peaks."""
+    if not memory_cases([case]):
+        return {}
+    return {
+        "measured_peak_bytes": case.measured_peak_bytes,
+        "predicted_peak_bytes": again.predicted_peak_bytes,
+        "then_peak_bytes": case.predicted_peak_bytes,
+    }
+
+
 def print_again(then: Results, now: Results) -> None:
-    """Errors of schedules on several streams: then and now, left-out and fitted networks, and each step now."""
+    """Errors of schedules on several streams: then and now, left-out and fitted networks, and each step now.
+
+    Of memory plans also what `memory_summary` says of them now.
+    """
     table = Table(title=f"{then.recipe} on {then.gpu}, {len(then.cases)} schedules")
     table.add_column("networks", no_wrap=True)
     table.add_column("predicted")
@@ -51,6 +67,8 @@ def print_again(then: Results, now: Results) -> None:
     for step, cases in by_step(now.cases).items():
         _add_row(table, step, "now", cases)
     console().print(table)
+    for line in memory_summary(memory_cases(now.cases)):
+        console().print(line)
 
 
 def _add_row(table: Table, name: str, when: str, cases: Sequence[ResultCase]) -> None:

@@ -28,6 +28,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace
 from gpusim.validation.case_work import result_case
 from gpusim.validation.chosen import Chosen, hardware_of
+from gpusim.validation.memory_again import ReplayedPlan, plans_path, read_replayed_plans, write_replayed_plans
 from gpusim.validation.predictions import trace_sha256
 from gpusim.validation.recipe import Case, Recipe
 from gpusim.validation.tables import write_results
@@ -35,9 +36,6 @@ from gpusim.version import code_version
 
 SCHEMA: Final = "gpusim-memory-predictions/1"
 SUFFIX: Final = ".memory.predicted.json.gz"
-#: Beside a results file: its memory plans, which can be predicted again.
-PLANS_SUFFIX: Final = ".plans.json.gz"
-PLANS_SCHEMA: Final = "gpusim-replayed-memory/1"
 
 
 class PredictedPlan(Document, frozen=True, kw_only=True):
@@ -68,21 +66,6 @@ class MemoryPredictions(Document, frozen=True, kw_only=True, omit_defaults=False
     keep_all_peak_bytes: Count
     bounds_ns: dict[str, Nanoseconds]
     plans: tuple[PredictedPlan, ...]
-
-
-class ReplayedPlan(Document, frozen=True, kw_only=True):
-    """A memory plan that was replayed, of the trace with this hash."""
-
-    trace_sha256: str
-    budget_bytes: Count
-    plan: MemoryPlanDocument
-
-
-class ReplayedPlans(Document, frozen=True, kw_only=True):
-    """All memory plans of a results file."""
-
-    schema: Literal["gpusim-replayed-memory/1"]
-    plans: tuple[ReplayedPlan, ...]
 
 
 def memory_predictions_path(trace: Path) -> Path:
@@ -190,9 +173,9 @@ class MemoryResults:
         earlier = {name: each for name, each in read_all_results(folder).items() if each.recipe == recipe.name}
         if earlier:
             name, self.results = max(earlier.items(), key=lambda item: item[1].date)
-            path = folder / f"{name}{PLANS_SUFFIX}"
-            if path.is_file():
-                self.plans = read_document(path, ReplayedPlans, PLANS_SCHEMA, RecipeError).plans
+            path = plans_path(folder / f"{name}.json")
+            if is_file(path):
+                self.plans = read_replayed_plans(path)
 
     def has(self, path: Path) -> bool:
         """Whether this very trace was measured."""
@@ -238,11 +221,12 @@ class MemoryResults:
         sha256 = trace_sha256(path)
         self.plans = (
             *(plan for plan in self.plans if plan.plan.trace != trace.name),
-            *(ReplayedPlan(trace_sha256=sha256, budget_bytes=p.budget_bytes, plan=p.plan) for p in predictions.plans),
+            *(
+                ReplayedPlan(trace_sha256=sha256, budget_bytes=p.budget_bytes, plan=p.plan, barriers_first=True)
+                for p in predictions.plans
+            ),
         )
-        written = write_results(self.results, self.folder)
-        beside = written.with_name(written.name.removesuffix(".json") + PLANS_SUFFIX)
-        write_document(beside, ReplayedPlans(schema=PLANS_SCHEMA, plans=self.plans))
+        write_replayed_plans(self.plans, write_results(self.results, self.folder))
         return len(rows)
 
 

@@ -22,14 +22,17 @@ def peak_error(case: ResultCase) -> float:
 
 
 def memory_lines(cases: Sequence[ResultCase]) -> list[str]:
-    """What the predictions of memory plans are worth, and a row for each; nothing where there are none.
+    """What the predictions of memory plans are worth, and a row for each; nothing where there are none."""
+    planned = memory_cases(cases)
+    return [*memory_summary(planned), "", *memory_table(planned)] if planned else []
+
+
+def memory_summary(planned: Sequence[ResultCase]) -> list[str]:
+    """What the predictions of memory plans are worth, in lines.
 
     Errors are of networks that no constant was fitted on. The step that keeps all is anchored to its own time, and
     plans without copies or recomputation with it: only the others say something of predicted times.
     """
-    planned = memory_cases(cases)
-    if not planned:
-        return []
     apart = [case for case in planned if not case.fitted]
     lines: list[str] = []
     peaks = sorted(abs(peak_error(case)) for case in apart)
@@ -43,7 +46,7 @@ def memory_lines(cases: Sequence[ResultCase]) -> list[str]:
     right, pairs = order_right(apart)
     if pairs:
         lines.append(f"- {right} of {pairs} pairs of plans of one step that differ by more than 2 % in the right order")
-    return [*lines, "", *memory_table(planned)]
+    return lines
 
 
 def order_right(cases: Sequence[ResultCase], margin: float = 0.02) -> tuple[int, int]:

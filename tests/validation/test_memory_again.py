@@ -1,0 +1,115 @@
+"""Memory plans of a results file, predicted again; and those that were replayed, held to what was measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from gpusim.cli import cli
+from gpusim.errors import MeasurementError
+from gpusim.formats.results import ResultCase, read_results
+from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.plan import MemoryPlan
+from gpusim.plan.graph import OpGraph
+from gpusim.trace.store import read_trace
+from gpusim.validation.again import predict_again, trace_files
+from gpusim.validation.chosen import hardware_of
+from gpusim.validation.memory_again import plans_path, read_replayed_plans, write_replayed_plans
+from gpusim.validation.memory_tables import peak_error
+
+RESULTS = Path(__file__).parents[2] / "validate" / "results"
+FILES = sorted(path for path in RESULTS.glob("memory_*.json"))
+#: Plans that were replayed before copies' costs beside kernels were measured.
+FIRST = RESULTS / "memory_h200_20261123.json"
+#: How much an error may grow by a change of a rule, as a share of the measured value.
+MAY_GROW = 0.005
+
+
+def test_there_are_replayed_plans() -> None:
+    assert FIRST in FILES
+
+
+@pytest.mark.parametrize("results", FILES, ids=lambda path: path.stem)
+def test_predictions_of_replayed_plans_have_not_become_worse(results: Path) -> None:
+    """A change of a rule, of the planner's instructions or of the allocator shows here."""
+    then, now = predict_again(results)
+    moved = [c.error for c in now.cases if c.predicted_ns != c.predicted_sequential_ns]
+    before = [c.error for c in then.cases if c.predicted_ns != c.predicted_sequential_ns]
+    assert len(moved) >= 8
+    assert max(map(abs, moved)) <= max(map(abs, before)) + MAY_GROW
+    assert sum(map(abs, moved)) <= sum(map(abs, before)) + MAY_GROW * len(before)
+    assert max(abs(peak_error(case)) for case in now.cases) <= 0.01
+
+
+def test_first_plans_run_the_instructions_of_their_day() -> None:
+    """Without the costs that were not known then, the predictions of that day come out to the nanosecond."""
+    then = read_results(FIRST)
+    files = trace_files(FIRST)
+    evaluators = {}
+    for name in {case.trace for case in then.cases}:
+        trace = read_trace(files[name])
+        hardware = hardware_of(trace)
+        copies = msgspec.structs.replace(hardware.copies, switch_ns=0.0, kernel_slowdown=0.0)
+        evaluators[name] = MemoryEvaluator(OpGraph.build(trace, msgspec.structs.replace(hardware, copies=copies)))
+    for case, replayed in zip(then.cases, read_replayed_plans(plans_path(FIRST)), strict=True):
+        evaluator = evaluators[case.trace]
+        plan = MemoryPlan.from_document(replayed.plan, evaluator.graph.trace)
+        outcome = evaluator.evaluate(plan, barriers_first=replayed.barriers_first)
+        assert (outcome.step_ns, outcome.peak_bytes) == (case.predicted_ns, case.predicted_peak_bytes)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """The first results, with plans and traces beside them as in the tree."""
+    folder = tmp_path / "validate" / "results"
+    folder.mkdir(parents=True)
+    for path in (FIRST, plans_path(FIRST)):
+        shutil.copy(path, folder / path.name)
+    traces = tmp_path / "validate" / "traces"
+    traces.mkdir()
+    shutil.copy(RESULTS.parent / "traces" / "memory.zip", traces / "memory.zip")
+    return folder / FIRST.name
+
+
+def test_command_says_times_and_peaks(copied: Path) -> None:
+    ran = CliRunner().invoke(cli, ["validate", str(copied), "--again", "--json"], catch_exceptions=False)
+    cases = json.loads(ran.stdout)["cases"]
+    assert len(cases) == len(read_results(copied).cases)
+    for case in cases:
+        assert abs(case["predicted_peak_bytes"] / case["measured_peak_bytes"] - 1) <= 0.01
+        assert case["then_peak_bytes"] > 0
+    table = CliRunner().invoke(cli, ["validate", str(copied), "--again"], catch_exceptions=False).output
+    assert "memory plans, peaks: error median" in " ".join(table.split())
+
+
+def test_plans_of_other_cases_are_refused(copied: Path) -> None:
+    plans = read_replayed_plans(plans_path(copied))
+    write_replayed_plans(plans[1:], copied)
+    with pytest.raises(MeasurementError, match="14 cases, and 13 memory plans beside it"):
+        predict_again(copied)
+    write_replayed_plans((plans[1], plans[0], *plans[2:]), copied)
+    with pytest.raises(MeasurementError, match="is not the memory plan in its place"):
+        predict_again(copied)
+
+
+def test_missing_trace_is_named(copied: Path) -> None:
+    (copied.parent.parent / "traces" / "memory.zip").unlink()
+    with pytest.raises(MeasurementError, match="there is no trace 'resnet50-train-b16'"):
+        predict_again(copied)
+
+
+def test_another_step_is_refused(copied: Path) -> None:
+    with pytest.raises(MeasurementError, match="is another step than that of"):
+        predict_again(copied, {"resnet50-train-b16": trace_files(FIRST)["vgg16-train-b16"]})
+
+
+def test_a_row_says_what_it_is_of() -> None:
+    """Rows without copies and recomputation repeat the anchored step and are not counted as evidence."""
+    cases: list[ResultCase] = list(read_results(FIRST).cases)
+    anchored = [case.policy for case in cases if case.predicted_ns == case.predicted_sequential_ns]
+    assert set(anchored) == {"caffe", "layrub_intra"}
