@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 
 from gpusim.gpu.calibrate.copies import measure
@@ -27,7 +28,7 @@ def main() -> None:
         "gpusim": code_version(),
         **measure(),
     }
-    Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    Path(sys.argv[1]).write_text(json.dumps(msgspec.to_builtins(result), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ _ClusterSize = Annotated[int, Meta(ge=1, le=file_limits.MAX_CLUSTER)]
 Grid = tuple[_GridX, _GridYZ, _GridYZ]
 Block = tuple[_BlockSize, _BlockSize, _BlockSize]
 Cluster = tuple[_ClusterSize, _ClusterSize, _ClusterSize]
+BytesPerNs = Annotated[float, Meta(ge=file_limits.MIN_RATE, le=file_limits.MAX_RATE)]
 SmemBytes = Annotated[int, Meta(ge=0, le=file_limits.MAX_SMEM_BYTES)]
 
 Role = Literal[
@@ -357,6 +358,15 @@ class Timing(Document, frozen=True, kw_only=True):
     """Time of the slowest recording."""
 
 
+class HostLink(Document, frozen=True, kw_only=True):
+    """Rates of copies to and from pinned memory, measured."""
+
+    h2d_bytes_per_ns: BytesPerNs
+    """Host to device."""
+    d2h_bytes_per_ns: BytesPerNs
+    """Device to host."""
+
+
 class GroundTruth(Document, frozen=True, kw_only=True):
     """Measured times of the captured step, without a profiler."""
 
@@ -368,6 +378,8 @@ class GroundTruth(Document, frozen=True, kw_only=True):
     """Share of the profiled GPU time attributed to ops."""
     unattributed: tuple[str, ...] = ()
     """Kernels that were not attributed."""
+    link: HostLink | None = None
+    """Of a step in training; stands for the hardware model's."""
 
 
 class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):

@@ -1,4 +1,4 @@
-"""Anchoring: a trace's own sequential run sets the gap between its kernels.
+"""Anchoring: a trace's own sequential run sets the gap between its kernels, and its own link the rate of copies.
 
 The capture times the sequential CUDA graph without a profiler, and what that takes over the sum of its kernels is the
 gap of this trace (`gpusim.rules.anchor`). Everything concurrent is still predicted. On a GPU that the trace was not
@@ -40,6 +40,22 @@ def anchor(trace: Trace, hardware: HardwareModel) -> Anchor:
     return Anchor(gap_ns, rules.scale(*measured, gap_ns))
 
 
-def anchored(hardware: HardwareModel, chain_ns: float) -> HardwareModel:
-    """The hardware model with another gap between the kernels of a chain."""
-    return msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, chain_ns=chain_ns))
+def anchored(trace: Trace, hardware: HardwareModel, chain_ns: float) -> HardwareModel:
+    """The hardware model with another gap between the kernels of a chain, and with the trace's link on its own GPU.
+
+    Both directions at once are scaled by as much as the two alone are.
+    """
+    anchored_to = msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, chain_ns=chain_ns))
+    link = trace.ground_truth.link if trace.ground_truth is not None else None
+    if link is None or trace.provenance.gpu.name != hardware.gpu:
+        return anchored_to
+    copies = hardware.copies
+    alone = copies.h2d_bytes_per_ns + copies.d2h_bytes_per_ns
+    share = (link.h2d_bytes_per_ns + link.d2h_bytes_per_ns) / alone
+    measured = msgspec.structs.replace(
+        copies,
+        h2d_bytes_per_ns=link.h2d_bytes_per_ns,
+        d2h_bytes_per_ns=link.d2h_bytes_per_ns,
+        both_bytes_per_ns=copies.both_bytes_per_ns * share,
+    )
+    return msgspec.structs.replace(anchored_to, copies=measured)

@@ -53,7 +53,7 @@ class OpGraph:
         tasks = kernel_tasks(trace, hardware, fitted.scale)
         any_variants = any(op.variants for op in trace.ops)
         variants = variant_tasks(trace, hardware, fitted.scale) if any_variants else ()
-        graph = cls(trace, anchored(hardware, fitted.chain_ns), dependencies(trace), tasks, variants)
+        graph = cls(trace, anchored(trace, hardware, fitted.chain_ns), dependencies(trace), tasks, variants)
         graph.work_preds  # noqa: B018  (all else rests on it, and it says where a step has too many)
         return graph
 

@@ -7,7 +7,7 @@ beside a copy take `1 + kernel_slowdown` times as long, beside both directions `
 a copy that waits for a kernel starts `switch_ns` later than a kernel would, and so does a kernel that waits for a copy.
 Source: copies of several sizes on an H200, single, in pairs, beside kernels and in turns with them
 (`gpusim.gpu.calibrate.copies`). Constants: `Copies.h2d_bytes_per_ns`, `d2h_bytes_per_ns`, `both_bytes_per_ns`,
-`latency_ns`, `switch_ns`, `kernel_slowdown`.
+`latency_ns`, `switch_ns`, `kernel_slowdown`. A trace may have bandwidths of its own machine (`gpusim.plan.anchor`).
 """
 
 from __future__ import annotations

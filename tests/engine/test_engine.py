@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gpusim.bounds.bounds import bounds
 from gpusim.engine.base import Timeline, busy_ns, concurrency
-from gpusim.formats.hardware import HardwareModel
-from gpusim.formats.trace import Trace
+from gpusim.formats.hardware import Copies, HardwareModel
+from gpusim.formats.trace import HostLink, Trace
 from gpusim.plan.anchor import anchor
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import Buffer, Plan, Task
@@ -299,6 +299,24 @@ def test_trace_of_another_gpu_or_without_a_measured_time_is_not_anchored() -> No
     elsewhere = make_hardware(chain_ns=50, gpu="another GPU")
     assert anchor(chain_trace(5), hardware).chain_ns == 50
     assert anchor(chain_trace(5, graph_ns=9000), elsewhere).chain_ns == 50
+
+
+def test_measured_link_stands_for_that_of_the_model_on_its_own_gpu() -> None:
+    """Both directions at half the rate of the model: so are the two together, and latency stays."""
+    hardware = make_hardware()
+    hardware = msgspec.structs.replace(
+        hardware,
+        copies=Copies(h2d_bytes_per_ns=20.0, d2h_bytes_per_ns=40.0, both_bytes_per_ns=30.0, latency_ns=1.0),
+    )
+    trace = chain_trace(5, graph_ns=9000)
+    assert trace.ground_truth is not None
+    link = HostLink(h2d_bytes_per_ns=10.0, d2h_bytes_per_ns=20.0)
+    trace = msgspec.structs.replace(trace, ground_truth=msgspec.structs.replace(trace.ground_truth, link=link))
+    assert OpGraph.build(trace, hardware).hardware.copies == Copies(
+        h2d_bytes_per_ns=10.0, d2h_bytes_per_ns=20.0, both_bytes_per_ns=15.0, latency_ns=1.0
+    )
+    elsewhere = msgspec.structs.replace(hardware, gpu="another GPU")
+    assert OpGraph.build(trace, elsewhere).hardware.copies == hardware.copies
 
 
 # --- Views, buffers ---

@@ -9,16 +9,19 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
+from gpusim.formats.trace import HostLink
 from gpusim.gpu.calibrate.microbench import event_ns, spin_cycles
 from gpusim.units import KIB, MIB
 
 Direction = Literal["h2d", "d2h"]
 Calls = Sequence[Callable[[], object]]
 Lanes = Mapping[Direction, Calls]
+#: A kernel, and a copy that waits for it.
+Turn = tuple[Callable[[], object], Direction, Callable[[], object]]
 DIRECTIONS: tuple[Direction, Direction] = ("h2d", "d2h")
 #: Sizes of the sweep, in bytes: from shorter than a launch to the most that a layer saves.
 SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
@@ -27,6 +30,10 @@ SWEPT_BYTES, FEWEST, MOST = 512 * MIB, 4, 64
 #: Size of large copies, where only the rate matters, in bytes.
 LARGE_BYTES = 64 * MIB
 SPIN_US = 50.0
+#: What a layer saves, small and large: the copies of which the rate of a plan's link is the difference.
+LINK_BYTES: Final = (8 * MIB, 40 * MIB)
+#: Copies of each direction in its graph.
+LINK_COPIES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -98,21 +105,23 @@ class CopyBench:
                 self.ops.wait_stream(self.backs if direction == "h2d" else self.outs)
         return event_ns(graph.replay, calls=2, rounds=7)
 
-    def in_turns_ns(self, kernel: Callable[[], object], copies: Calls) -> float:
+    def in_turns_ns(self, turns: Sequence[Turn]) -> float:
         """Return the time of a graph of kernel, copy, kernel, copy ..., each waiting for the previous on another
         stream, in ns.
         """
-        kernel()
-        copies[0]()
+        for kernel, _, copy in (turns[0], turns[-1]):
+            kernel()
+            copy()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.ops, capture_error_mode="thread_local"):
-            for copy in copies:
+            for kernel, direction, copy in turns:
                 kernel()
-                self.outs.wait_stream(self.ops)
-                with torch.cuda.stream(self.outs):
+                stream = self.backs if direction == "h2d" else self.outs
+                stream.wait_stream(self.ops)
+                with torch.cuda.stream(stream):
                     copy()
-                self.ops.wait_stream(self.outs)
+                self.ops.wait_stream(stream)
         return event_ns(graph.replay, calls=2, rounds=7)
 
 
@@ -132,6 +141,49 @@ def line(points: dict[int, float]) -> tuple[float, float]:
     sizes = sorted(points)
     rate = (sizes[-1] - sizes[-2]) / (points[sizes[-1]] - points[sizes[-2]])
     return max(0.0, points[sizes[0]] - sizes[0] / rate), rate
+
+
+def link(bench: CopyBench) -> HostLink | None:
+    """Return the rates that copies of a memory plan reach: in turns with kernels that change what is copied, both directions
+    in one graph, each tensor in a host buffer of its own. None where the host has no pinned memory for them.
+    """
+    try:
+        costs_ns = {size: turn_costs_ns(bench, size) for size in LINK_BYTES}
+    except RuntimeError:  # torch has no error of its own for pinned memory that cannot be had
+        return None
+    finally:
+        bench.forget()
+    return link_of(costs_ns)
+
+
+def turn_costs_ns(bench: CopyBench, size: int) -> dict[Direction, float]:
+    """Return what one more copy of a direction adds to such a graph, without its kernel, in ns."""
+    pairs = bench.pairs(size, LINK_COPIES)
+    kernels = [partial(device.add_, 1) for device, _ in pairs]
+    turns: dict[Direction, list[Turn]] = {
+        direction: list(
+            zip(kernels, [direction] * LINK_COPIES, bench.copies(size, LINK_COPIES, direction), strict=True)
+        )
+        for direction in DIRECTIONS
+    }
+    kernels_ns = bench.graph_ns(kernels, {})
+    base_ns = bench.in_turns_ns([*turns["d2h"], *turns["h2d"]])
+    more_ns: dict[Direction, float] = {
+        "d2h": bench.in_turns_ns([*turns["d2h"], *turns["d2h"], *turns["h2d"]]),
+        "h2d": bench.in_turns_ns([*turns["d2h"], *turns["h2d"], *turns["h2d"]]),
+    }
+    return {direction: (time_ns - base_ns - kernels_ns) / LINK_COPIES for direction, time_ns in more_ns.items()}
+
+
+def link_of(costs_ns: Mapping[int, Mapping[Direction, float]]) -> HostLink | None:
+    """Return the link whose copies of two sizes cost this; None where the larger one costs no more."""
+    small, large = sorted(costs_ns)
+    more_ns = {direction: costs_ns[large][direction] - costs_ns[small][direction] for direction in DIRECTIONS}
+    if min(more_ns.values()) <= 0.0:
+        return None
+    return HostLink(
+        h2d_bytes_per_ns=(large - small) / more_ns["h2d"], d2h_bytes_per_ns=(large - small) / more_ns["d2h"]
+    )
 
 
 def both_ways(bench: CopyBench, count: int = 8) -> dict[Direction, float]:
@@ -155,7 +207,7 @@ def switch_ns(bench: CopyBench, direction: Direction, count: int = 32) -> float:
         torch.cuda._sleep(cycles)
 
     copies = bench.copies(MIB, count, direction)
-    turns = bench.in_turns_ns(spin, copies)
+    turns = bench.in_turns_ns([(spin, direction, copy) for copy in copies])
     alone = bench.graph_ns([spin] * count, {}) + bench.graph_ns((), {direction: copies})
     bench.forget()
     return (turns - alone) / count / 2
@@ -252,6 +304,7 @@ def measure() -> dict[str, object]:
         "lines": {d: line(times_ns) for d, times_ns in points.items()},
         "both_bytes_per_ns": both_ways(bench),
         "switch_ns": {d: switch_ns(bench, d) for d in DIRECTIONS},
+        "link": link(bench),
     }
     rows = {}
     for name, kernel in kernels_by_kind().items():

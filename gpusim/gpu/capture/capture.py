@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from gpusim.formats.trace import GroundTruth, Timing, Trace
+from gpusim.formats.trace import GroundTruth, HostLink, Timing, Trace
+from gpusim.gpu.calibrate.copies import CopyBench, link
 from gpusim.gpu.capture.calls import JointGraph
 from gpusim.gpu.capture.eager import paced, time_eager
 from gpusim.gpu.capture.joint_graph import joint_graph
@@ -76,9 +77,13 @@ def capture_recorded(
     loss_error, gradient_error = rebuilt.loss_error, rebuilt.gradient_error
     del runner, state, rebuilt, graph, initial
     say("timing the sequential CUDA graph, rebuilt from the trace")
-    graph_time = alone(time_sequential, trace, options.seed)
+    graph_time, host_link = alone(time_sequential, trace, options.seed)
     truth = GroundTruth(
-        eager=eager.wall, graph=graph_time, attributed_frac=profile.attributed_frac, unattributed=profile.unattributed
+        eager=eager.wall,
+        graph=graph_time,
+        attributed_frac=profile.attributed_frac,
+        unattributed=profile.unattributed,
+        link=host_link,
     )
     ops = tuple(
         msgspec.structs.replace(op, host_ns=host, kernels=kernels, workspace_bytes=workspace)
@@ -92,11 +97,12 @@ def capture_recorded(
     return Captured(trace, loss_error, gradient_error, profile)
 
 
-def time_sequential(trace: Trace, seed: int) -> Timing:
+def time_sequential(trace: Trace, seed: int) -> tuple[Timing, HostLink | None]:
     """Return the time of the sequential CUDA graph, rebuilt from the trace alone as in a replay.
 
-    Call it in a process of its own. The addresses of a graph's tensors change its time by several percent at batch 1,
-    and the model's own tensors would shift them.
+    For a step in training also the link to the host, which memory plans use. Call it in a process of its own. The
+    addresses of a graph's tensors change its time by several percent at batch 1, and the model's own tensors would
+    shift them.
     """
     device = require_gpu()
     set_precision(trace.model.dtype)
@@ -106,7 +112,8 @@ def time_sequential(trace: Trace, seed: int) -> Timing:
     n = len(trace.ops)
     alone = Schedule.in_recorded_order(n)
     recorder.record(alone, warm=True)
-    return time_typical({"graph": lambda: recorder.record(alone)})["graph"]
+    timing = time_typical({"graph": lambda: recorder.record(alone)})["graph"]
+    return timing, link(CopyBench()) if trace.model.mode == "train" else None
 
 
 def build_step(options: CaptureOptions, device: torch.device) -> ModelStep:

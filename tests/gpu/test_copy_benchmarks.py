@@ -1,0 +1,43 @@
+"""What the measured times of copies say of a link; the benchmarks themselves need a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from gpusim.formats.trace import HostLink
+from gpusim.gpu.calibrate.copies import CopyBench, line, link_of, turn_costs_ns
+from gpusim.units import MIB
+
+
+def test_rate_is_the_difference_of_two_sizes() -> None:
+    """2 MiB more in 1,024 and 2,048 ns: what each copy costs beside its bytes drops out."""
+    costs_ns = {2 * MIB: {"d2h": 5_000.0, "h2d": 7_000.0}, 4 * MIB: {"d2h": 6_024.0, "h2d": 9_048.0}}
+    assert link_of(costs_ns) == HostLink(d2h_bytes_per_ns=2048.0, h2d_bytes_per_ns=1024.0)
+
+
+def test_times_that_say_nothing_give_no_link() -> None:
+    assert link_of({1: {"d2h": 5.0, "h2d": 7.0}, 2: {"d2h": 5.0, "h2d": 8.0}}) is None
+
+
+def test_line_takes_its_rate_from_the_largest_sizes() -> None:
+    assert line({100: 60.0, 1000: 150.0, 2000: 250.0}) == (50.0, 10.0)
+
+
+def test_cost_of_a_copy_leaves_its_kernel_out() -> None:
+    """Kernels of 10, copies out of 100, copies back of 200, and 5 for each turn: each copy costs its time and the 5."""
+
+    class Made(CopyBench):
+        def __init__(self) -> None:
+            pass
+
+        def pairs(self, size, count):  # type: ignore[no-untyped-def]
+            return [(torch.zeros(1), torch.zeros(1))] * count
+
+        def graph_ns(self, ops, lanes):  # type: ignore[no-untyped-def]
+            return 10.0 * len(ops)
+
+        def in_turns_ns(self, turns):  # type: ignore[no-untyped-def]
+            copies_ns = {"d2h": 100.0, "h2d": 200.0}
+            return sum(10.0 + 5.0 + copies_ns[direction] for _, direction, _ in turns)
+
+    assert turn_costs_ns(Made(), 4) == {"d2h": 105.0, "h2d": 205.0}
