@@ -144,8 +144,10 @@ def line(points: dict[int, float]) -> tuple[float, float]:
 
 
 def link(bench: CopyBench) -> HostLink | None:
-    """Return the rates that copies of a memory plan reach: in turns with kernels that change what is copied, both directions
-    in one graph, each tensor in a host buffer of its own. None where the host has no pinned memory for them.
+    """Return the rates that copies of a memory plan reach, or None without enough pinned memory.
+
+    Copies run in turns with kernels that change what is copied, both directions in one graph, each tensor in a host
+    buffer of its own.
     """
     try:
         costs_ns = {size: turn_costs_ns(bench, size) for size in LINK_BYTES}
