@@ -1,4 +1,4 @@
-"""What every engine takes and gives: Plan + HardwareModel -> Timeline."""
+"""The engine interface: Plan + HardwareModel -> Timeline."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ ENGINES: Final = ("fast", "reference")
 
 @dataclass(frozen=True, repr=False)
 class Timeline:
-    """Start and end of each task of a plan, in ns from the start of the step, and what the GPU was doing between."""
+    """Simulated start and end of each task of a plan, in ns from the start of the step, with the load over time."""
 
     plan: Plan
     start_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
     ready_ns: tuple[int, ...]
-    """When each task's predecessors had ended and it had been launched."""
+    """Time at which each task was launched and its predecessors had ended, in ns."""
     occupied: tuple[tuple[int, float], ...] = ()
-    """Share of the GPU's residency in use from each time on, where the engine records it."""
+    """Steps (ns, occupied share of the GPU); empty if not recorded."""
     bandwidth: tuple[tuple[int, float], ...] = ()
-    """DRAM traffic in bytes a ns from each time on, where the engine records it."""
+    """Steps (ns, DRAM traffic in bytes per ns); empty if not recorded."""
     causes: Causes | None = None
-    """Why each task waited and what it lost, where the engine was asked to record it."""
+    """Causes of waits and lost time; None if not recorded."""
 
     @property
     def makespan_ns(self) -> int:
-        """From the start of the step to the end of its last task."""
+        """Time from the start of the step to the end of its last task, in ns."""
         return max(self.end_ns, default=0)
 
     @cached_property
     def memory(self) -> tuple[tuple[int, int], ...]:
-        """Bytes allocated from each time on: a buffer lives from its first task's start to its last task's end."""
+        """Steps (ns, live bytes); a buffer lives from the start of its first task to the end of its last."""
         changes: dict[int, int] = {0: self.plan.kept_bytes}
         for buffer in self.plan.buffers:
             begin = min(self.start_ns[task] for task in buffer.tasks)
@@ -55,7 +55,7 @@ class Timeline:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes allocated at any time."""
+        """Peak of the live bytes."""
         return max((level for _, level in self.memory), default=0)
 
     def __repr__(self) -> str:
@@ -72,18 +72,18 @@ class Timeline:
 
 
 class Engine(Protocol):
-    """An engine: same plan, same hardware, same timeline, on every machine."""
+    """A deterministic simulator: the same plan and hardware model give the same timeline on every machine."""
 
     name: str
 
     def run(self, plan: Plan, hardware: HardwareModel, record: bool = ...) -> Timeline:
-        """Simulate `plan`; `record`: with its causes. Raises `PlanError` for a plan that cannot run."""
+        """Simulate `plan`, with its causes if `record`. Raises `PlanError` for a plan that cannot run."""
         ...
 
 
 def engine_by_name(name: str) -> Engine:
-    """An engine by its name on the command line. Raises `UnknownNameError`."""
-    # Each import only where it is asked for: one brings numba, the other SimPy.
+    """Return the engine of a name in `ENGINES`. Raises `UnknownNameError`."""
+    # Imported on demand: the fast engine needs numba, the reference engine SimPy.
     if name == "fast":
         from gpusim.engine.fast import FastEngine
 
@@ -96,14 +96,14 @@ def engine_by_name(name: str) -> Engine:
 
 
 def concurrency(timeline: Timeline) -> float:
-    """Average number of tasks that run at once while any runs."""
+    """Return the mean number of concurrent tasks over the time in which any task runs."""
     busy = busy_ns(timeline.start_ns, timeline.end_ns)
     total = sum(e - s for s, e in zip(timeline.start_ns, timeline.end_ns, strict=True))
     return total / busy if busy else 0.0
 
 
 def busy_ns(starts: Sequence[int], ends: Sequence[int]) -> int:
-    """Length of the union of the intervals."""
+    """Return the length of the union of the intervals, in ns."""
     total, reach = 0, 0
     for start, end in sorted(zip(starts, ends, strict=True)):
         if end > reach:

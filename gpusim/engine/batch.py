@@ -1,4 +1,4 @@
-"""Many schedules of one op graph at once, on all cores: the fast engine without Python objects in between."""
+"""Batches of schedules of one op graph, simulated on all cores by the fast engine without Python objects."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Layout
 from gpusim.plan.tasks import LaunchMode
 
-#: Bytes of plans that one thread works on at a time, so that they stay in its core's cache.
+#: Bytes of plans that a thread simulates at a time, so that they stay in its core's cache.
 CHUNK_BYTES = 1 << 19
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What became of each schedule of a batch."""
+    """Results of a batch, one entry per schedule."""
 
     makespan_ns: npt.NDArray[np.int64]
     peak_bytes: npt.NDArray[np.int64] | None
-    """As `Timeline.peak_bytes`; None where it was not asked for."""
+    """As `Timeline.peak_bytes`; None if not requested."""
 
 
 class BatchEngine:
-    """Simulates schedules of one op graph, which is encoded once.
+    """Simulator of schedules of one op graph, which is encoded once.
 
-    What `evaluate` gives is what lowering each schedule and running an engine gives, whatever the number of threads.
+    `evaluate` returns the same numbers as lowering each schedule and running an engine, for any number of threads.
     """
 
     def __init__(self, graph: OpGraph, layout: Layout | None = None) -> None:
-        """`layout` splits the SMs into partitions (`gpusim.plan.partitions.lay_out`); streams are as it says."""
+        """Encode the graph; `layout` (`gpusim.plan.partitions`) assigns SMs and streams to partitions."""
         self.arrays = OpArrays.of(graph, layout)
         self.layout = layout
         self.record = encode_hardware(graph.hardware, 1 if layout is None else len(layout.sms))
@@ -47,7 +47,7 @@ class BatchEngine:
         self.queues = graph.hardware.stream.queues
 
     def with_times(self, factors: npt.NDArray[np.float64]) -> BatchEngine:
-        """The same with the time of each task multiplied, captured kernels' and variants', in the arrays' order."""
+        """Return a copy with task times multiplied by `factors`, one per row of `arrays.tasks`."""
         other = copy.copy(self)
         tasks = self.arrays.tasks.copy()
         tasks["dur_ns"] *= factors
@@ -64,12 +64,12 @@ class BatchEngine:
         peak: bool = False,
         threads: int | None = None,
     ) -> Evaluated:
-        """Simulate each schedule: launch orders of op indices, and streams by op index, both schedules x ops.
+        """Simulate schedules and return their makespans and, with `peak`, their peak memory.
 
-        `variants`, of the same shape, has the number of each op's variant, counted from 1, or 0 for the captured
-        kernels; it may be left out. `threads` is one for each core by default. Raises `PlanError` for a launch order
-        that is not legal, a negative stream, a variant that an op does not have, and a schedule whose queues wait for
-        each other.
+        `orders` has op indices in launch order and `streams` the stream of each op, both of shape (schedules, ops).
+        `variants`, of the same shape, has the number of each op's variant, from 1, or 0 for the captured kernels.
+        `threads` defaults to one per core. Raises `PlanError` for an illegal launch order, a negative stream, an
+        unknown variant, and a schedule whose queues deadlock.
         """
         orders, streams = self._checked(orders, streams)
         chosen = self._chosen(variants, orders.shape)
@@ -91,20 +91,20 @@ class BatchEngine:
         return Evaluated(makespan_ns, peaks if peak else None)
 
     def encode(self, orders: npt.ArrayLike, streams: npt.ArrayLike, *, mode: LaunchMode = "graph") -> EncodedPlans:
-        """The schedules as plans, to be simulated more than once."""
+        """Lower schedules to plans that can be simulated repeatedly."""
         orders, streams = self._checked(orders, streams)
         encoded = EncodedPlans(self, len(orders), int(streams.max(initial=0)) + 1, mode)
         encoded.lower(orders, streams, 0, len(orders))
         return encoded
 
     def eager_ns(self, steps: int) -> int:
-        """The makespan of eager steps one after another: ops in recorded order, launched one by one on one stream."""
+        """Return the makespan of consecutive eager steps, in ns: ops launched in recorded order on one stream."""
         order = np.arange(len(self.arrays.ops))
         one = self.encode([order], [np.zeros_like(order)], mode="stream").plans
         count = int(one.tasks[0])
         plans = Plans.of_size(1, steps * count, 0, stream_mode=True)
         for all_steps, step in ((plans.nodes, one.nodes), (plans.launches, one.launches)):
-            # As bytes, it is not copied field by field.
+            # A copy of bytes is faster than one field by field.
             all_steps.view(np.uint8).reshape(steps, -1)[:] = step[0, :count].view(np.uint8)
         plans.nodes[0]["previous"] = np.arange(-1, steps * count - 1)
         del one
@@ -113,7 +113,7 @@ class BatchEngine:
         return int(plans.makespan_ns[0])
 
     def _checked(self, orders: npt.ArrayLike, streams: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """Both as arrays of the right shape; streams of any numbers become small ones."""
+        """Return both as int32 arrays of shape (schedules, ops), with large stream numbers made consecutive."""
         orders = np.require(orders, np.int32, ("C", "W"))
         streams = np.require(streams, np.int32, ("C", "W"))
         if orders.ndim != 2 or orders.shape != streams.shape or orders.shape[1] != len(self.arrays.ops):
@@ -127,7 +127,7 @@ class BatchEngine:
         return orders, streams
 
     def _chosen(self, variants: npt.ArrayLike | None, shape: tuple[int, ...]) -> Indices | None:
-        """Variants as an array of the right shape, or None."""
+        """Return the variants as an int32 array of shape (schedules, ops), or None."""
         if variants is None:
             return None
         chosen = np.require(variants, np.int32, ("C", "W"))
@@ -137,7 +137,7 @@ class BatchEngine:
 
 
 class EncodedPlans:
-    """Room for `size` plans of an op graph, and what one thread needs to simulate them."""
+    """Buffers for `size` plans of an op graph and their simulation by one thread."""
 
     def __init__(self, engine: BatchEngine, size: int, n_streams: int, mode: LaunchMode) -> None:
         self.engine = engine
@@ -151,11 +151,11 @@ class EncodedPlans:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the plans."""
+        """Size of the plans, in bytes."""
         return sum(array.nbytes for array in self.plans)
 
     def lower(self, orders: Indices, streams: Indices, first: int, last: int, variants: Indices | None = None) -> None:
-        """Lower schedules `first` to `last` - 1. Raises `PlanError`, naming the schedule."""
+        """Lower schedules `first` to `last` - 1. Raises `PlanError` with the number of the schedule."""
         record, arrays = self.engine.record, self.engine.arrays
         self.first, self.count = first, last - first
         wrong = lower_schedules(record, arrays, orders, streams, variants, self.plans, self._lowering, first, last)
@@ -166,7 +166,7 @@ class EncodedPlans:
             link_plans(record, arrays.tasks, self.plans, 0, self.count)
 
     def simulate(self) -> npt.NDArray[np.int64]:
-        """The makespan of each plan in ns. Raises `PlanError` for queues that wait for each other."""
+        """Simulate the plans and return their makespans, in ns. Raises `PlanError` if queues deadlock."""
         launches = self.plans.launches if self.mode == "stream" else None
         tasks = self.engine.arrays.tasks
         simulate_plans(self.engine.record, tasks, self.plans, launches, self._room, 0, self.count)
@@ -176,7 +176,7 @@ class EncodedPlans:
         return self.plans.makespan_ns[: self.count]
 
     def peaks(self) -> npt.NDArray[np.int64]:
-        """The most memory of each plan, which has been simulated, in bytes."""
+        """Return the peak memory of each simulated plan, in bytes."""
         peak_bytes = np.zeros(self.count, np.int64)
         find_peaks(self.engine.arrays, self.plans, self._buffers, peak_bytes)
         return peak_bytes

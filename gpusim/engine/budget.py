@@ -1,7 +1,7 @@
-"""What bounds a simulation, in every engine: the times it may reach, the blocks it places, and the events it takes.
+"""Limits of a simulation, shared by all engines: simulated time, placed blocks and number of events.
 
-Every event starts or ends work, so a simulation ends by itself. The budget of events is the proof of that at run time:
-no plan can need as many, and one that does stops with a line.
+Every event starts or ends work, so a simulation always terminates. The event budget checks that at run time: no plan
+can need as many events, and a simulation that exceeds the budget stops with an error.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from gpusim.plan.tasks import MAX_TIME_NS, Plan, Task
 from gpusim.rules.dispatch import MOST_BLOCKS, placed_blocks
 from gpusim.rules.occupancy import NO_FOOTPRINT
 
-#: Blocks of one SM and of one GPU that engines have room for; the largest GPUs have 32 and 5,000.
+#: Limits on resident blocks per SM and per GPU; the largest GPUs have 32 and 5,000.
 MOST_BLOCKS_PER_SM: Final = 4096
 MOST_RESIDENT_BLOCKS: Final = 1 << 30
-#: Events for each task, and for each block that is placed. A task becomes ready, starts and ends, with a look at the
-#: front end each time, and each end of blocks ends one block at least.
+#: Event budget per task and per placed block. A task becomes ready, starts and ends, with a check of the front end each
+#: time, and each event that ends blocks ends at least one.
 EVENTS: Final = 16
 
 
 @cache
 def _costs() -> dict[str, tuple[str, ...]]:
-    """The times of each section of the hardware model that delay something."""
+    """Return the fields that hold delays, by section of the hardware model."""
     sections = {"graph": measure_of(GraphCosts), "stream": measure_of(StreamCosts)}
     times = {section: tuple(name for name in units if units[name] == "time") for section, units in sections.items()}
     return {**times, "copies": ("latency_ns", "switch_ns")}
 
 
 def blocks_to_place(task: Task, sms: int) -> int:
-    """Blocks that engines place for a kernel on so many SMs; each takes the time of a block of a full wave."""
+    """Return the number of blocks placed for a kernel on `sms` SMs, each as long as a block of a full wave."""
     return placed_blocks(min(task.blocks, MOST_BLOCKS), sms * task.blocks_per_sm)
 
 
 def work_of(plan: Plan, hardware: HardwareModel) -> int:
-    """What a plan has to do, in tasks and blocks: `EVENTS` for each of them are the budget."""
+    """Return the number of tasks and placed blocks of a plan; the budget is `EVENTS` times that."""
     by_block = hardware.contention.sharing_exponent > 0
     blocks = 0
     for task in plan.tasks:
@@ -47,7 +47,7 @@ def work_of(plan: Plan, hardware: HardwareModel) -> int:
 
 
 def check_costs(hardware: HardwareModel) -> None:
-    """Raise `PlanError` for a GPU whose costs or sizes are beyond what engines count exactly."""
+    """Raise `PlanError` for costs or sizes of a GPU beyond what engines count exactly."""
     for section, names in _costs().items():
         for name in names:
             time_ns = getattr(getattr(hardware, section), name)
@@ -61,11 +61,11 @@ def check_costs(hardware: HardwareModel) -> None:
 
 
 def too_many_events(events: int, task: int | None, time_ns: float | None) -> PlanError:
-    """The error of a simulation that has used its budget; `task` and `time_ns` of the last event, where known."""
+    """Return the error for an exceeded event budget; `task` and `time_ns` belong to the last event, if known."""
     where = "" if task is None else f"; task {task}, time {time_ns:.0f} ns"
     return PlanError(f"the simulation passed {events} events without an end{where}")
 
 
 def too_long(time_ns: float) -> PlanError:
-    """The error of a simulation whose clock would skip nanoseconds."""
+    """Return the error for a simulated time at which the clock would skip nanoseconds."""
     return PlanError(f"the simulation takes {time_ns:.6g} ns; at most {MAX_TIME_NS} ns (104 days) can be simulated")

@@ -1,4 +1,4 @@
-"""Makespan and peak memory of schedules of one step, by the shortest way to an engine's numbers."""
+"""Makespan and peak memory of schedules of one step, on the fastest path of an engine."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The numbers of one schedule."""
+    """Makespan and peak memory of one schedule."""
 
     makespan_ns: int
     peak_bytes: int
 
 
 class Evaluator:
-    """Evaluates schedules of one step.
+    """Evaluator of schedules of one step.
 
-    The fast engine has a compiled lowering of its own, to the same times, which takes all schedules on the whole GPU.
-    Other engines, and schedules on partitions of the SMs, run on plans.
+    The fast engine lowers schedules on the whole GPU in compiled code, with the same times. Other engines, and
+    schedules with SM partitions, run on plans.
     """
 
     def __init__(self, graph: OpGraph, engine: str | Engine = DEFAULT_ENGINE) -> None:
@@ -38,7 +38,7 @@ class Evaluator:
         self._engine = engine_by_name(engine) if isinstance(engine, str) else engine
 
     def evaluate(self, schedule: Schedule, mode: LaunchMode = "graph") -> Evaluation:
-        """Makespan and peak memory of a schedule. Raises `PlanError` for one that is not legal."""
+        """Return makespan and peak memory of a schedule. Raises `PlanError` for an illegal one."""
         if self._needs_plan(schedule):
             timeline = self._engine.run(lower(self.graph, schedule, mode), self.graph.hardware)
             return Evaluation(timeline.makespan_ns, timeline.peak_bytes)
@@ -47,7 +47,7 @@ class Evaluator:
         return Evaluation(int(batch.makespan_ns[0]), int(batch.peak_bytes[0]))
 
     def makespan_ns(self, schedule: Schedule, mode: LaunchMode = "graph") -> int:
-        """The makespan alone, which takes less time. Raises `PlanError` for a schedule that is not legal."""
+        """Return only the makespan, which is faster. Raises `PlanError` for an illegal schedule."""
         if self._needs_plan(schedule):
             return self._engine.run(lower(self.graph, schedule, mode, memory=False), self.graph.hardware).makespan_ns
         return int(self._run(schedule, mode, peak=False).makespan_ns[0])
@@ -61,6 +61,6 @@ class Evaluator:
 
     @cached_property
     def _batch(self) -> BatchEngine:
-        from gpusim.engine.batch import BatchEngine  # it brings numba, which the reference engine goes without
+        from gpusim.engine.batch import BatchEngine  # imports numba, which the reference engine does not need
 
         return BatchEngine(self.graph)

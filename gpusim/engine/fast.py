@@ -1,6 +1,6 @@
-"""The fast engine: the reference's rules compiled with numba. Same plan, same times, same causes; no series over time.
+"""The fast engine: the rules of the reference engine compiled with numba, with equal times and causes.
 
-The rules are in `gpusim.engine.compiled`; research/2026-11-23-engine-rules.md says how to change one in both engines.
+It records no series over time. The code is in `gpusim.engine.compiled`; CONTRIBUTING.md says how to add a rule.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gpusim.plan.tasks import Plan, check_plan
 
 
 class FastEngine:
-    """Simulates a plan as the reference engine does; see `gpusim.engine.base.Engine`."""
+    """Compiled engine with the times of the reference engine; see `gpusim.engine.base.Engine`."""
 
     name = "fast"
 
     def run(self, plan: Plan, hardware: HardwareModel, record: bool = False) -> Timeline:
-        """Simulate `plan`; `record` keeps causes. Raises `PlanError`."""
+        """Simulate `plan`, with its causes if `record`. Raises `PlanError`."""
         if not len(plan):
             return Timeline(plan, (), (), (), causes=Causes((), (), (), (), (), ()) if record else None)
         encoded = encode_plan(plan, hardware)

@@ -1,26 +1,26 @@
-"""The block dispatcher, SM by SM: where blocks go, when, and how fast they run beside others.
+"""The block dispatcher, SM by SM: placement of blocks and their rates under contention.
 
-The rules, in one place (research/2026-11-23-engine-rules.md, "Where blocks go", has the measurement behind each):
+The rules (research/2026-11-23-engine-rules.md, "Where blocks go", has the measurement behind each):
 
-1. *Head of line.* Blocks are placed kernel by kernel, in the order of their starts: behind a kernel with blocks left to
-   place, nobody gets any placed (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).
-2. *Most room.* The next block goes to the SM that could take the most further blocks of its kernel (Gilman et al.,
+1. *Head of line.* Blocks are placed kernel by kernel, in start order: while a kernel has unplaced blocks, no later
+   kernel gets any placed (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).
+2. *Most room.* The next block goes to the SM with room for the most further blocks of its kernel (Gilman et al.,
    "Demystifying the Placement Policies of the NVIDIA GPU Thread Block Scheduler", 2020); of several, to the one that
-   has had so much room for longest.
-3. *Shared-memory split.* An SM's shared memory is set to a size while it is empty and keeps that while any block runs
-   there. A kernel joins only where that is room for as many of its blocks as an SM could hold. Where it has to wait for
-   SMs to empty, they do so one after the other, and each is filled up at once: its blocks then crowd on a few SMs.
-4. *Sharing.* The load of an SM is the sum of its blocks' shares, one over the number of such blocks that it could
-   hold: full of one kernel's blocks, it has load 1. Blocks take load^p times as long as at load 1, below 1, too; and at
-   load 1 the time that makes their kernel take what it takes alone, wave by wave. Kernels that multiply matrices have a
-   p of their own, and count only in part in the load of others, as others in theirs (`cross_load`).
-5. *DRAM.* Where the traffic of all would exceed the bandwidth, those who use it slow down alike.
+   has had that much room for longest.
+3. *Carve-out.* The shared memory carve-out of an SM is set while it is empty and stays while any block runs there. A
+   kernel joins only if the carve-out has room for as many of its blocks as an SM could hold. A kernel that waits for
+   SMs to empty fills each of them at once, so its blocks crowd on a few SMs.
+4. *Contention.* The load of an SM is the sum of its blocks' shares; a share is one over the number of the kernel's
+   blocks that an SM could hold, so an SM full of one kernel has load 1. Blocks take load^p times as long as at load 1,
+   also below 1. The time at load 1 is such that the kernel alone takes its measured time, wave by wave. GEMM-like
+   kernels have a p of their own. Each kind counts in the load of the other with the factor `cross_load`.
+5. *DRAM.* If the total traffic would exceed the bandwidth, all kernels with traffic slow down by one factor.
 
-Rules 1 to 4 hold in each SM partition by itself. SMs that hold the same are one group, blocks placed on a group at one
-time are one cohort: they go on alike. So a kernel costs a few steps, not one for each of its blocks. And between two
-changes of what a group holds its rates stay as they are, so a step costs as much as what it changes.
+Rules 1 to 4 hold within each SM partition. SMs with equal contents form a group, and blocks placed on a group at the
+same time form a cohort, which progresses alike. A kernel thus costs a few steps, not one per block. The rates of a
+group stay constant between changes of its contents, so the cost of a step is proportional to its changes.
 
-It is driven as `gpusim.engine.pool.SmPool` is, which shares the SMs out as one pool.
+The interface is that of `gpusim.engine.pool.SmPool`, which treats all SMs as one pool.
 """
 
 from __future__ import annotations
@@ -37,49 +37,49 @@ from gpusim.plan.tasks import Task
 from gpusim.rules import contention, dispatch, dram, lost_time
 from gpusim.rules.occupancy import NO_FOOTPRINT
 
-#: A cohort with less than this left to do has ended. So has one whose end has come, whatever rounding left of it: far
-#: from the start of a step two times are further apart than this.
+#: A cohort with less remaining time than this has ended. So has one whose end time is reached, whatever rounding left:
+#: late in a step, adjacent floating-point times are further apart than this.
 ENDED_NS = 1e-6
-#: Groups whose next end is as near are looked at when a kernel's blocks end.
+#: When blocks of a kernel end, groups with an end within this time are checked as well.
 NEAR_NS = 1e-3
-#: Where there are as many groups of SMs, none is split any more: blocks that are too few for a whole group count as
-#: enough for it. Eight streams rarely make as many; without a limit, dozens make a group of every SM.
+#: Limit on groups of SMs. At the limit no group is split: blocks too few for a whole group count as one per SM.
+#: Eight streams rarely reach it; without a limit, dozens of streams would make every SM a group of its own.
 MOST_GROUPS = 32
-#: The partition of memory operations, which take no SM.
+#: Partition of memory operations, which need no SM.
 NO_SMS = -1
 
 
 @dataclass
 class SmPlacement:
-    """What runs on the SMs of one GPU. Call `advance` before any change, and `update` after it."""
+    """The kernels and blocks on one GPU. Call `advance` before any change, and `update` after it."""
 
     hardware: HardwareModel
     kernels: list[Placed] = field(default_factory=list)
-    """In the order of their starts."""
+    """Kernels in start order."""
     groups: list[SmGroup] = field(default_factory=list)
     others: SmGroup = field(default_factory=lambda: SmGroup(NO_SMS, 1))
-    """Memory operations."""
+    """Group of memory operations."""
     clock_ns: float = 0.0
-    """Since the GPU was last empty."""
+    """Time since the GPU was last empty, in ns."""
     slow: float = 1.0
-    """What is left of the rate of those who use DRAM (rule 5)."""
+    """Rate factor of kernels with DRAM traffic (rule 5)."""
     placed: int = 0
-    """Cohorts so far."""
+    """Number of cohorts placed so far."""
     known_rates: dict[tuple[float, float], tuple[float, float]] = field(default_factory=dict)
-    """By the loads of both classes: the same come up again and again, and powers take long."""
+    """Cache of rates by the loads of both classes: loads recur, and powers are slow."""
 
     @property
     def full(self) -> bool:
-        """Whether no further kernel may start: the GPU has no more grid slots."""
+        """True if the GPU has no free grid slot for another kernel."""
         return len(self.kernels) >= self.hardware.limits.resident_grids
 
     @property
     def indices(self) -> list[int]:
-        """The tasks that run, in the order of their starts."""
+        """Running tasks in start order."""
         return [kernel.index for kernel in self.kernels]
 
     def start(self, index: int, task: Task) -> None:
-        """Put a task on the GPU, at the end of the line."""
+        """Put a task on the GPU, last in start order."""
         traffic = dram.bytes_per_ns(self.hardware.memory, task.dram_bytes, task.dur_ns)
         if task.footprint == NO_FOOTPRINT or not task.blocks:
             kernel = Placed(index, task, 0, task.dur_ns, 0.0, traffic, on_sms=1)
@@ -102,7 +102,7 @@ class SmPlacement:
         self.kernels.append(kernel)
 
     def advance(self, elapsed_ns: float) -> None:
-        """Let time pass at the current rates."""
+        """Advance the clock; rates stay constant meanwhile."""
         self.clock_ns += elapsed_ns
 
     @property
@@ -111,11 +111,11 @@ class SmPlacement:
 
     @property
     def cohorts(self) -> list[Cohort]:
-        """All that runs."""
+        """All cohorts on the GPU."""
         return [cohort for group in self._all_groups for cohort in group.cohorts]
 
     def _touch(self, group: SmGroup) -> None:
-        """Bring a group up to now, before what it holds or the rates of its cohorts change."""
+        """Update the remaining times of a group to now, before its contents or rates change."""
         if not group.changed:
             elapsed_ns = self.clock_ns - group.updated_ns
             for cohort in group.cohorts:
@@ -124,9 +124,9 @@ class SmPlacement:
             group.changed = True
 
     def finish(self, index: int) -> bool:
-        """Take what has ended of a task off the GPU; whether that was all of it."""
+        """Remove the ended blocks of a task from the GPU; return True if the task has ended."""
         kernel = next(kernel for kernel in self.kernels if kernel.index == index)
-        ended_ns = ENDED_NS + self.clock_ns * 2.0**-50  # rounding of a large clock must not keep a cohort forever
+        ended_ns = ENDED_NS + self.clock_ns * 2.0**-50  # rounding of a large clock must not keep a cohort alive
         first_ns = min(group.end_ns for group in self._all_groups)
         for group in self._all_groups:
             if group.end_ns - self.clock_ns > NEAR_NS and group.end_ns > first_ns:
@@ -149,7 +149,7 @@ class SmPlacement:
         return True
 
     def _merge_empty(self) -> None:
-        """Empty SMs of a partition are alike again."""
+        """Merge the groups of empty SMs of each partition."""
         kept: dict[int, SmGroup] = {}
         for group in [group for group in self.groups if not group.blocks]:
             if group.partition in kept:
@@ -159,7 +159,7 @@ class SmPlacement:
                 kept[group.partition] = group
 
     def update(self) -> None:
-        """Place blocks and set the rate of every cohort."""
+        """Place blocks and recompute the rate of every cohort."""
         blocked: set[int] = set()
         for kernel in self.kernels:
             if kernel.left and kernel.task.partition not in blocked:
@@ -169,7 +169,7 @@ class SmPlacement:
         self._set_rates()
 
     def _place(self, kernel: Placed) -> None:
-        """Rules 2 and 3: place as many blocks of the kernel as there is room for."""
+        """Place as many blocks of a kernel as fit (rules 2 and 3)."""
         rooms = [self._room(group, kernel) for group in self.groups]
         if not any(rooms):
             kernel.crowds = kernel.crowds or any(self._only_split_differs(group, kernel) for group in self.groups)
@@ -179,7 +179,7 @@ class SmPlacement:
             self._spread(kernel, rooms)
 
     def _fill_up(self, kernel: Placed, rooms: list[int]) -> None:
-        """SM after SM, each to what it holds."""
+        """Fill one SM after the other with blocks."""
         for group, room in zip(list(self.groups), rooms, strict=True):
             if room and kernel.left:
                 wanted = -(-kernel.left // room)
@@ -188,14 +188,14 @@ class SmPlacement:
                 self._add(kernel, group, dispatch.blocks_per_fill(kernel.left, room, group.sms))
 
     def _spread(self, kernel: Placed, rooms: list[int]) -> None:
-        """Block after block, each to where there is most room."""
+        """Place block after block on the SM with the most room."""
         left, level = kernel.left, max(rooms)
         known = list(zip(self.groups, rooms, strict=True))
         while level and (a_block_each := sum(group.sms for group, room in known if room >= level)) <= left:
             left -= a_block_each
             level -= 1
         gets = {group: max(0, room - level) for group, room in known}
-        # Too few are left for all SMs with that much room; those that had no more from the start have had it longest.
+        # Too few blocks remain for all SMs with that much room; SMs with the least room at the start go first.
         for group, _ in sorted((each for each in known if each[1] >= level > 0), key=lambda each: each[1]):
             if left > 0:
                 if left < group.sms and len(self.groups) < MOST_GROUPS:
@@ -207,7 +207,7 @@ class SmPlacement:
                 self._add(kernel, group, blocks)
 
     def _add(self, kernel: Placed, group: SmGroup, blocks: int) -> None:
-        """Put `blocks` blocks on each SM of a group. The last of them may be fewer than that."""
+        """Put `blocks` blocks on each SM of a group; the last SM may get fewer."""
         if not group.blocks:
             group.split_bytes = kernel.task.footprint.own_split_bytes
         put(group, kernel.task, blocks)
@@ -221,7 +221,7 @@ class SmPlacement:
         group.cohorts.append(Cohort(kernel, group, self.placed, blocks, kernel.block_ns))
 
     def _split(self, group: SmGroup, sms: int) -> SmGroup:
-        """Leave `sms` SMs in a group; the others form a new one, with cohorts of their own."""
+        """Keep `sms` SMs in a group and return a new group of the others, with copies of the cohorts."""
         self._touch(group)
         others = replace(group, sms=group.sms - sms)
         others.cohorts = []
@@ -233,7 +233,7 @@ class SmPlacement:
         return others
 
     def _room(self, group: SmGroup, kernel: Placed) -> int:
-        """How many further blocks of the kernel an SM of the group can take."""
+        """Return the number of further blocks of a kernel that fit on an SM of a group."""
         if group.partition != kernel.task.partition:
             return 0
         if not group.blocks:
@@ -255,7 +255,7 @@ class SmPlacement:
         )
 
     def _only_split_differs(self, group: SmGroup, kernel: Placed) -> bool:
-        """Whether the kernel would fit there, were the SM's shared memory set to another size."""
+        """Return True if only the carve-out keeps a kernel off a group."""
         return (
             group.partition == kernel.task.partition
             and not dispatch.carveout_allows(group.split_bytes, kernel.task.footprint.split_bytes)
@@ -263,7 +263,7 @@ class SmPlacement:
         )
 
     def _set_rates(self) -> None:
-        """Rules 4 and 5, for groups that have changed."""
+        """Recompute rates (rules 4 and 5) of changed groups."""
         groups = self._all_groups
         for group in groups:
             if group.changed:
@@ -287,7 +287,7 @@ class SmPlacement:
                 self._set_end(group)
 
     def _rates(self, others: float, gemms: float) -> tuple[float, float]:
-        """Of kernels that are not GEMM-like, and of those that are, on an SM with these loads; 1 for none."""
+        """Return the rates of other and of GEMM-like kernels on an SM with these loads; 1 for a class without load."""
         if (others, gemms) not in self.known_rates:
             costs, rates = self.hardware.contention, [1.0, 1.0]
             for gemm, (own, other) in enumerate(((others, gemms), (gemms, others))):
@@ -297,7 +297,7 @@ class SmPlacement:
         return self.known_rates[others, gemms]
 
     def _set_end(self, group: SmGroup) -> None:
-        """The rates of a group's cohorts, and which of them ends first."""
+        """Set the rates of a group's cohorts and find the cohort that ends first."""
         group.changed, group.end_ns, group.ending = False, math.inf, None
         for cohort in group.cohorts:
             cohort.rate = group.rates[cohort.kernel.task.matrix]
@@ -308,7 +308,7 @@ class SmPlacement:
                 group.end_ns, group.ending = end_ns, cohort
 
     def next_end(self) -> tuple[float, int] | None:
-        """Time until blocks end at the current rates, and of which task: of those together, the first placed."""
+        """Return the time to the next end of blocks at the current rates, and its task; of several, the first."""
         ends = [(group.end_ns, group.ending.number, group.ending) for group in self._all_groups if group.ending]
         if not ends:
             return None
@@ -316,7 +316,7 @@ class SmPlacement:
         return max(0.0, end_ns - self.clock_ns), cohort.kernel.index
 
     def losses(self) -> Iterator[tuple[int, int, int, float]]:
-        """For each kernel that loses time now: which, the cause, the oldest other kernel (or -1), what part of it."""
+        """Yield (task, cause, oldest other task or -1, lost share of the time) for each kernel that loses time now."""
         for kernel in self.kernels:
             sms, task = kernel.task.partition_sms or self.hardware.limits.sms, kernel.task
             possible = lost_time.possible_blocks(kernel.left, kernel.on_sms, task.blocks_per_sm, sms)
@@ -342,7 +342,7 @@ class SmPlacement:
                 yield kernel.index, lost_time.DRAM, by, short / possible
 
     def _held_by(self, kernel: Placed) -> int:
-        """What the blocks that are not placed wait for: on most SMs, where it differs."""
+        """Return the resource that a kernel's unplaced blocks wait for on most SMs."""
         for other in self.kernels:
             if other is kernel:
                 break
@@ -366,7 +366,7 @@ class SmPlacement:
 
     @property
     def occupied(self) -> float:
-        """Share of the GPU's residency in use."""
+        """Occupied share of the GPU."""
         held = sum(
             cohort.blocks * group.sms / cohort.kernel.task.blocks_per_sm
             for group in self.groups
@@ -376,11 +376,11 @@ class SmPlacement:
 
     @property
     def traffic_bytes_per_ns(self) -> float:
-        """DRAM traffic at the current rates."""
+        """DRAM traffic at the current rates, in bytes per ns."""
         return sum(c.rate * c.blocks * c.group.sms * c.kernel.dram_bytes_per_ns for c in self.cohorts)
 
 
 def waves(task: Task, sms: int, hardware: HardwareModel) -> float:
-    """`gpusim.rules.contention.waves` of a task on so many SMs."""
+    """Return `gpusim.rules.contention.waves` of a task on `sms` SMs."""
     blocks = blocks_to_place(task, sms)
     return contention.waves(hardware.contention, blocks, task.blocks_per_sm, sms, int(task.matrix))

@@ -1,19 +1,18 @@
-"""The block dispatcher and the shared rates: which share of the GPU each running kernel holds, and how fast it runs.
+"""The block dispatcher with one pool of SMs: the share of the GPU that each running kernel holds, and its rate.
 
-The rules, in one place (research/2026-11-23-engine-rules.md has the evidence for each):
+The rules (research/2026-11-23-engine-rules.md has the evidence for each):
 
-1. *Leftover.* Kernels take SM resources in the order in which they started. A kernel's demand is a share of the GPU's
-   threads, registers, shared memory and block slots; it gets the largest part of it that fits into what is left.
-2. *Head of line.* Behind a kernel that did not get all its blocks placed, nobody gets any: the dispatcher serves one
+1. *Leftover.* Kernels take SM resources in start order. A kernel demands a share of the GPU's threads, registers,
+   shared memory and block slots; it gets the largest part of its demand that still fits.
+2. *Head of line.* While a kernel has unplaced blocks, no later kernel gets any placed: the dispatcher serves one
    kernel at a time (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).
-3. *Elder first.* The oldest running kernel is undisturbed. The others run at 1 / (1 + a) of what their blocks would
-   give: they wait for issue slots, caches and memory behind it. Kernels of a few warps are alone on their SMs and
-   lose less.
-4. *DRAM.* Where the traffic of all would exceed the bandwidth, those who use it slow down alike.
+3. *Oldest first.* The oldest running kernel runs undisturbed. Later ones run at 1 / (1 + a) of the rate of their
+   share: they wait for issue slots, caches and memory. Kernels of a few warps are alone on their SMs and lose less.
+4. *DRAM.* If the total traffic would exceed the bandwidth, all kernels with traffic slow down by one factor.
 
-Rules 1 to 3 hold in each SM partition by itself, as if it were the GPU; rule 4 holds for all partitions together.
+Rules 1 to 3 hold within each SM partition, as if it were the GPU; rule 4 holds for all partitions together.
 
-Nothing here knows about SimPy, streams or events: both the engines and the list scheduler drive it.
+The pool is independent of SimPy, streams and events: the engines and the list scheduler drive it.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from gpusim.formats.hardware import HardwareModel
 from gpusim.plan.tasks import Task
 from gpusim.rules import dram, lost_time, oldest_first
 
-#: Shares below this are rounding, not room.
+#: Smaller shares are rounding errors, not free room.
 EPSILON = 1e-9
 
 
 @dataclass(slots=True)
 class Running:
-    """A task that is on the GPU: what it still has to do, in ns alone, and how fast it does it."""
+    """A task on the GPU: its remaining work, as ns of time alone, and its rate."""
 
     index: int
     demand: tuple[float, float, float, float]
@@ -42,9 +41,9 @@ class Running:
     partition: int = 0
     rate: float = 0.0
     share: float = 0.0
-    """Part of its demand that it holds."""
+    """Satisfied part of its demand."""
     shared_rate: float = 0.0
-    """Its rate where DRAM is not short."""
+    """Rate without the DRAM limit."""
 
 
 class SmPool:
@@ -56,12 +55,12 @@ class SmPool:
 
     @property
     def full(self) -> bool:
-        """Whether no further kernel may start: the GPU has no more grid slots."""
+        """True if the GPU has no free grid slot for another kernel."""
         return len(self.running) >= self._hardware.limits.resident_grids
 
     @property
     def indices(self) -> list[int]:
-        """The tasks that run, in the order of their starts."""
+        """Running tasks in start order."""
         return [kernel.index for kernel in self.running]
 
     def start(self, index: int, task: Task) -> None:
@@ -80,23 +79,23 @@ class SmPool:
         )
 
     def advance(self, elapsed_ns: float) -> None:
-        """Let time pass at the current rates."""
+        """Advance all kernels by `elapsed_ns` at their current rates."""
         for kernel in self.running:
             kernel.remaining_ns -= elapsed_ns * kernel.rate
 
     def finish(self, index: int) -> bool:
-        """Take a finished task off the GPU; whether that was all of it, which it is here."""
+        """Remove a finished task; return True, since a pool runs each task as a whole."""
         self.running = [kernel for kernel in self.running if kernel.index != index]
         return True
 
     def update(self) -> None:
-        """Share out the GPU again: sets `share` and `rate` of every running kernel."""
+        """Recompute `share` and `rate` of every running kernel."""
         for partition in sorted({kernel.partition for kernel in self.running}):
             self._share_out([kernel for kernel in self.running if kernel.partition == partition])
         self._limit_traffic()
 
     def _share_out(self, running: list[Running]) -> None:
-        """Rules 1 to 3, among the kernels of one partition."""
+        """Apply rules 1 to 3 to the kernels of one partition."""
         left = [1.0, 1.0, 1.0, 1.0]
         blocked = False
         elder = True
@@ -121,7 +120,7 @@ class SmPool:
         return oldest_first.later_slowdown(self._hardware.contention, kernel.cover)
 
     def _limit_traffic(self) -> None:
-        """Rule 4, among all running kernels."""
+        """Apply rule 4 to all running kernels."""
         traffic = 0.0
         for kernel in self.running:
             traffic += kernel.rate * kernel.dram_bytes_per_ns
@@ -132,7 +131,7 @@ class SmPool:
                     kernel.rate *= slow
 
     def next_end(self) -> tuple[float, int] | None:
-        """Time until the next task ends at the current rates, and which: the oldest of those that end together."""
+        """Return the time to the next end at the current rates, and the task: of several, the oldest."""
         best: tuple[float, int] | None = None
         for kernel in self.running:
             if kernel.rate > 0.0:
@@ -142,7 +141,7 @@ class SmPool:
         return best
 
     def losses(self) -> Iterator[tuple[int, int, int, float]]:
-        """For each kernel that loses time now: which, the cause, the oldest other kernel (or -1), what part of it."""
+        """Yield (task, cause, oldest other task or -1, lost share of the time) for each kernel that loses time now."""
         for kernel in self.running:
             by = next((other.index for other in self.running if other is not kernel), -1)
             rates = (1.0, kernel.share, kernel.shared_rate, kernel.rate)
@@ -152,7 +151,7 @@ class SmPool:
                     yield kernel.index, cause, by, before - after
 
     def _scarce(self, kernel: Running) -> int:
-        """The resource that its blocks do not get enough of; `BLOCKS` where they stand behind another kernel's."""
+        """Return the scarcest resource of a kernel; `BLOCKS` if it waits behind another kernel."""
         left = [1.0, 1.0, 1.0, 1.0]
         for other in self.running:
             if other is kernel:
@@ -167,10 +166,10 @@ class SmPool:
 
     @property
     def occupied(self) -> float:
-        """Share of the GPU's residency in use."""
+        """Occupied share of the GPU."""
         return min(1.0, sum(kernel.share * kernel.residency for kernel in self.running))
 
     @property
     def traffic_bytes_per_ns(self) -> float:
-        """DRAM traffic at the current rates."""
+        """DRAM traffic at the current rates, in bytes per ns."""
         return sum(kernel.rate * kernel.dram_bytes_per_ns for kernel in self.running)

@@ -1,9 +1,9 @@
-"""The reference engine, on SimPy: readable, each rule in its own place, able to record everything.
+"""The reference engine, on SimPy: readable, with each rule in one place, and able to record everything.
 
-SimPy gives time, events and processes. Its Resource and Container are not used: they are FIFO with head-of-line
-blocking and would decide the dispatcher's policy for us. The block dispatcher is `gpusim.engine.pool`, the front end
-and the hardware queues are below. Equal times are settled by what happened: ends before arrivals before starts, then
-launch order.
+SimPy provides time, events and processes. Its Resource and Container are not used: they are FIFO with head-of-line
+blocking and would fix the dispatcher's policy. The block dispatcher is `gpusim.engine.placement` or
+`gpusim.engine.pool`; the front end and the hardware queues are below. At equal times, ends come before arrivals and
+arrivals before starts, then launch order decides.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from gpusim.formats.hardware import HardwareModel
 from gpusim.plan.tasks import MAX_TIME_NS, Plan, Task, check_plan
 from gpusim.rules import copies, launch, lost_time, queues, start_interference
 
-#: After all arrivals of the same instant.
+#: Priority after all arrivals at the same time.
 LATE = EventPriority(NORMAL + 1)
 
 COPY_DIRECTIONS = ("h2d", "d2h")
 
 
 class ReferenceEngine:
-    """Simulates a plan task by task; see `gpusim.engine.base.Engine`."""
+    """SimPy engine that decides the rules; see `gpusim.engine.base.Engine`."""
 
     name = "reference"
 
     def run(self, plan: Plan, hardware: HardwareModel, record: bool = True) -> Timeline:
-        """Simulate `plan`; `record` keeps causes, and residency and bandwidth over time. Raises `PlanError`."""
+        """Simulate `plan`, with causes, occupancy and bandwidth over time if `record`. Raises `PlanError`."""
         check_plan(plan)
         check_costs(hardware)
         simulation = _Simulation(plan, hardware, record)
@@ -66,7 +66,7 @@ class ReferenceEngine:
 
 
 class _Noted:
-    """What is noted of each task on the way: `gpusim.engine.causes.Causes`."""
+    """Recorder of the causes of each task during a simulation (`gpusim.engine.causes.Causes`)."""
 
     def __init__(self, tasks: int) -> None:
         self.last = [-1] * tasks
@@ -77,7 +77,7 @@ class _Noted:
         self.losses: list[list[Loss]] = [[] for _ in range(tasks)]
 
     def causes(self, plan: Plan, start_ns: tuple[int, ...], end_ns: tuple[int, ...], hardware: HardwareModel) -> Causes:
-        """All of it, when the plan has run."""
+        """Return the recorded causes of a finished simulation."""
         return Causes(
             last=tuple(self.last),
             interference_ns=tuple(self.interference_ns),
@@ -89,7 +89,7 @@ class _Noted:
 
 
 class _Simulation:
-    """One run: tasks wait for predecessors, then pass the front end or their hardware queue, then share a device."""
+    """One simulation run: tasks wait for predecessors, pass the front end or a hardware queue, then share a device."""
 
     def __init__(self, plan: Plan, hardware: HardwareModel, record: bool) -> None:
         self.env = simpy.Environment()
@@ -117,7 +117,7 @@ class _Simulation:
             _Host(self, before)
 
     def _graph_node(self, index: int, task: Task, previous: int | None) -> Generator[simpy.Event, Any, None]:
-        """A node starts once its predecessors have ended and the front end gets to it."""
+        """Process of a graph node: wait for the predecessors and the launch gap, then go to the front end."""
         costs = self.hardware.graph
         preds = {*task.deps, *([] if previous is None else [previous])}
         if preds:
@@ -134,18 +134,18 @@ class _Simulation:
         self.devices[task.device].arrive(index, task)
 
     def count_event(self, index: int) -> None:
-        """One step of the budget; raises `PlanError` where there are none left."""
+        """Take one event from the budget. Raises `PlanError` if it is exhausted."""
         self.events_left -= 1
         if self.events_left < 0:
             raise budget.too_many_events(self.events, index, self.env.now)
 
     def note_held(self, index: int, held: int, by: int) -> None:
-        """What kept a task that starts now, if anything did."""
+        """Record the resource and task that a starting task had to wait for, if any."""
         if self.env.now > self.ready[index] and by >= 0:
             self.noted.held[index], self.noted.held_by[index] = held, by
 
     def finished(self, index: int, starts_beside: int) -> None:
-        """A task has ended, and so many others have started on its GPU since it did."""
+        """Record the end of a task; `starts_beside` other kernels have started on its GPU while it ran."""
         self.end[index] = self.env.now
         if self.plan.mode == "graph":
             self.noted.interference_ns[index] = start_interference.lost_ns(self.hardware.graph, starts_beside)
@@ -154,7 +154,7 @@ class _Simulation:
 
 
 def _queue_predecessors(plan: Plan) -> list[int | None]:
-    """For each task the one before it in its queue."""
+    """Return each task's predecessor in its queue."""
     last: dict[tuple[int, int], int] = {}
     before: list[int | None] = []
     for index, task in enumerate(plan.tasks):
@@ -164,7 +164,7 @@ def _queue_predecessors(plan: Plan) -> list[int | None]:
 
 
 def _successors(plan: Plan, before: list[int | None]) -> list[list[int]]:
-    """For each task, those that wait for it, in launch order."""
+    """Return each task's successors, in launch order."""
     successors: list[list[int]] = [[] for _ in range(len(plan))]
     for index, (task, previous) in enumerate(zip(plan.tasks, before, strict=True)):
         for p in {*task.deps, *([] if previous is None else [previous])}:
@@ -174,7 +174,7 @@ def _successors(plan: Plan, before: list[int | None]) -> list[list[int]]:
 
 @dataclass
 class _CopyEngine:
-    """One direction of copies: one at a time, first come first served."""
+    """Copy engine of one direction: one copy at a time, first come first served."""
 
     waiting: deque[int] = field(default_factory=deque)
     active: int | None = None
@@ -184,7 +184,7 @@ class _CopyEngine:
 
 
 class _Device:
-    """A GPU: its front end, its SMs, its two copy engines. One timer runs to the next end of any work on it."""
+    """A GPU: front end, SMs and two copy engines, with one timer for the next end of any work."""
 
     def __init__(self, simulation: _Simulation, record: bool) -> None:
         self.simulation = simulation
@@ -197,17 +197,17 @@ class _Device:
         self.waiting: list[tuple[float, int, int]] = []
         self.starts = 0
         self.started: dict[int, int] = {}
-        """How many starts there were when a task had started, its own among them."""
+        """Number of starts up to and including that of a task, by task."""
         self.last_started = -1
         self.room_at = 0.0
-        """When a task last ended that had the last free grid slot, ..."""
+        """Last time at which a task freed a grid slot of a full GPU, in ns."""
         self.room_by = -1
-        """... and which."""
+        """The task that freed it."""
         self.copies = {direction: _CopyEngine() for direction in COPY_DIRECTIONS}
         self.copied = False
-        """Whether there has been any copy: most plans have none, and their engines are not looked at."""
+        """True once there has been a copy; plans without copies skip the copy engines."""
         self.sm_rate = 1.0
-        """How fast kernels go on beside the copies that are under way."""
+        """Rate of kernels next to the active copies."""
         self.record = record
         self.occupied: list[tuple[int, float]] = []
         self.bandwidth: list[tuple[int, float]] = []
@@ -215,7 +215,7 @@ class _Device:
         self._timer = 0
 
     def arrive(self, index: int, task: Task) -> None:
-        """A task is ready: to the front end, or to its copy engine."""
+        """Hand a ready task to the front end or to its copy engine."""
         self.simulation.count_event(index)
         if task.kind in COPY_DIRECTIONS:
             self._advance()
@@ -230,7 +230,7 @@ class _Device:
         self._at(at, LATE, self._start_next)
 
     def _start_next(self) -> None:
-        """Start the task that has been ready longest, if the front end and a grid slot are free."""
+        """Start the task that has been ready for longest, if the front end and a grid slot are free."""
         if not self.waiting or self.env.now < self.front_end_free or self.pool.full:
             return
         index = heapq.heappop(self.waiting)[-1]
@@ -250,7 +250,7 @@ class _Device:
             self._serve(self.front_end_free)
 
     def _advance(self) -> None:
-        """Bring all work up to now."""
+        """Advance all work to now."""
         elapsed = self.env.now - self._updated
         if elapsed:
             if self.record:
@@ -262,7 +262,7 @@ class _Device:
         self._updated = self.env.now
 
     def _note_losses(self, elapsed: float) -> None:
-        """What each task lost since the last change."""
+        """Record the time that each task lost since the last change."""
         since, until, losses = self._updated, self.env.now, self.simulation.noted.losses
         for index, cause, by, part in self.pool.losses():
             lost_ns = part * (elapsed * self.sm_rate)
@@ -280,7 +280,7 @@ class _Device:
                 losses[copy.active].append(Loss(LOSSES[lost_time.COPY], beside, since, until, lost_ns))
 
     def _update(self) -> None:
-        """Share rates out again and set the timer to the next end."""
+        """Recompute rates and set the timer to the next end."""
         self.pool.update()
         if self.copied:
             self._update_copies()
@@ -297,7 +297,7 @@ class _Device:
 
     def _end(self, index: int, timer: int) -> None:
         if timer != self._timer:
-            return  # the rates have changed since
+            return  # stale timer: the rates have changed
         self.simulation.count_event(index)
         self._advance()
         task = self.simulation.plan.tasks[index]
@@ -319,7 +319,7 @@ class _Device:
             self._serve(max(self.env.now, self.front_end_free))
 
     def _update_copies(self) -> None:
-        """Give each free engine its next copy; two directions at once share the link."""
+        """Start the next copy on each free engine and set the rates; both directions share the link."""
         rates = self.hardware.copies
         for copy in self.copies.values():
             if copy.active is None and copy.waiting:
@@ -335,7 +335,7 @@ class _Device:
         self.sm_rate = copies.sm_rate(rates, sum(copy.active is not None for copy in self.copies.values()))
 
     def _next_end(self) -> tuple[float, int] | None:
-        """Time until the next task ends at the current rates, or a part of its blocks, and which task that is."""
+        """Return the time to the next end of a task or of part of its blocks at the current rates, and that task."""
         end = self.pool.next_end()
         if not self.copied:
             return end
@@ -352,13 +352,13 @@ class _Device:
         event._value = None
         event.callbacks.append(lambda _: action())
         delay = max(0.0, time - self.env.now)
-        while self.env.now + delay < time:  # rounded down: the front end would find itself still busy, for good
+        while self.env.now + delay < time:  # rounded down: the front end would stay busy forever
             delay = math.nextafter(delay, math.inf)
         self.env.schedule(event, priority=priority, delay=delay)
 
 
 class _Host:
-    """Stream mode: one host thread launches in order into hardware queues; a queue's head blocks what is behind it."""
+    """Stream mode: one host thread launches in order into hardware queues; the head of a queue blocks later entries."""
 
     def __init__(self, simulation: _Simulation, before: list[int | None]) -> None:
         self.simulation = simulation
@@ -366,7 +366,7 @@ class _Host:
         self.before = before
         self.costs = simulation.hardware.stream
         tasks = simulation.plan.tasks
-        # Streams are dealt over the queues of their device in turn, in order of first launch.
+        # Streams are assigned to the queues of their device round-robin, in order of first launch.
         dealt: dict[int, int] = {}
         lanes: dict[tuple[int, int], tuple[int, int]] = {}
         for device, stream in simulation.plan.queues():
@@ -388,7 +388,7 @@ class _Host:
                 self.env.process(self._issue(queue))
 
     def _issue(self, queue: tuple[int, int]) -> Generator[simpy.Event, Any, None]:
-        """Issue the queue's entries in order; each waits at the head until it may start."""
+        """Issue the entries of a queue in order; each waits at the head until it may start."""
         waiting = self.queues[queue]
         ended, end = self.simulation.ended, self.simulation.end
         while waiting:
@@ -412,7 +412,7 @@ class _Host:
 
 
 def _note(series: list[tuple[int, float]], now: int, value: float) -> None:
-    """Append a step of a step function, replacing one at the same time."""
+    """Append a step to a step function, replacing a step at the same time."""
     if series and series[-1][0] == now:
         series[-1] = (now, value)
     elif not series or series[-1][1] != value:

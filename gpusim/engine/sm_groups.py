@@ -1,6 +1,6 @@
-"""What the block dispatcher (`gpusim.engine.placement`) keeps: groups of SMs that hold the same, kernels, and cohorts.
+"""State of the block dispatcher (`gpusim.engine.placement`): groups of equally filled SMs, kernels and cohorts.
 
-Blocks placed on a group at one time are one cohort: they go on alike.
+Blocks placed on a group at the same time form a cohort: they progress alike.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpusim.plan.tasks import Task
 
 @dataclass(slots=True, eq=False)
 class SmGroup:
-    """SMs of one partition that hold the same, what each of them holds, and the cohorts on them."""
+    """SMs of one partition with equal contents, the resources in use on each, and the cohorts on them."""
 
     partition: int
     sms: int
@@ -23,56 +23,56 @@ class SmGroup:
     blocks: int = 0
     split_bytes: int = 0
     cohorts: list[Cohort] = field(default_factory=list)
-    """In the order in which they were placed."""
+    """Cohorts in the order of their placement."""
     rates: tuple[float, float] = (1.0, 1.0)
-    """Of its cohorts, as far as they share SMs: of kernels that do not multiply matrices, and of those that do."""
+    """Rates under contention of the SMs: of other kernels, and of GEMM-like ones."""
     dram_bytes_per_ns: float = 0.0
-    """Their traffic at these rates."""
+    """DRAM traffic of the cohorts at these rates."""
     updated_ns: float = 0.0
-    """Up to when their remaining times are."""
+    """Clock for which the remaining times hold."""
     end_ns: float = math.inf
-    """When the first of them ends at the current rates."""
+    """End of the first cohort at the current rates."""
     ending: Cohort | None = None
-    """Which that is: of those that end together, the one that was placed first."""
+    """The cohort that ends first; of several, the one placed first."""
     changed: bool = False
-    """Whether its rates are to be set anew."""
+    """True if its rates must be recomputed."""
 
 
 @dataclass(slots=True, eq=False)
 class Placed:
-    """A kernel that is on the GPU."""
+    """A kernel on the GPU."""
 
     index: int
     task: Task
     left: int
-    """Blocks to be placed."""
+    """Blocks not yet placed."""
     block_ns: float
-    """Time of a block on an SM that is full of them."""
+    """Time of a block on an SM full of the kernel's blocks, in ns."""
     load: float
-    """What a block adds to the load of its SM."""
+    """Load that a block adds to its SM."""
     dram_bytes_per_ns: float
-    """Traffic of a block, on such an SM."""
+    """DRAM traffic of a block on an SM full of the kernel's blocks."""
     on_sms: int = 0
-    """Blocks that run."""
+    """Running blocks."""
     crowds: bool = False
-    """Whether it has to wait for SMs to empty."""
+    """True if it has to wait for SMs to empty."""
 
 
 @dataclass(slots=True, eq=False)
 class Cohort:
-    """Blocks of a kernel that go on alike: `blocks` on each SM of a group."""
+    """Blocks of a kernel that progress alike: `blocks` on each SM of a group."""
 
     kernel: Placed
     group: SmGroup
     number: int
-    """It is the number-th that was placed."""
+    """Sequence number of the placement."""
     blocks: int
     remaining_ns: float
     rate: float = 0.0
 
 
 def put(group: SmGroup, task: Task, blocks: int) -> None:
-    """Add blocks of a task to each SM of a group, or take them off."""
+    """Add blocks of a task to each SM of a group; a negative number removes them."""
     group.threads += blocks * task.footprint.threads
     group.regs += blocks * task.footprint.regs
     group.smem_bytes += blocks * task.footprint.smem_bytes

@@ -1,4 +1,4 @@
-"""Work on all cores: ranges of a batch, each computed by one thread that holds no lock of Python's."""
+"""Parallel work on ranges of a batch, one thread each; the work must release the GIL."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_ranges(count: int, threads: int | None, work: Callable[[int, int], None]) -> None:
-    """Call `work(first, last)` on ranges that cover 0 to `count`, one for each thread (default: for each core)."""
+    """Call `work(first, last)` on ranges that cover 0 to `count`, one per thread (default: one per core)."""
     parts = max(1, min(threads or cores(), count))
     edges = [count * part // parts for part in range(parts + 1)]
     if parts == 1:

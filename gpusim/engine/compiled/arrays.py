@@ -1,7 +1,7 @@
-"""What compiled functions work on: hardware, tasks, and the nodes of plans, as arrays of records.
+"""Data of compiled functions: hardware, tasks and nodes of plans, as arrays of records.
 
-The records of hardware and tasks take their fields from the classes themselves: a number added to a section of the
-hardware model or to `Demand` is a field here without further work.
+The records of hardware and tasks take their fields from the classes: a number added to a section of the hardware model
+or to `Demand` becomes a field here automatically.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpusim.rules.occupancy import Demand, Footprint
 Records = npt.NDArray[Any]
 Indices = npt.NDArray[np.int32]
 
-#: Sections of the hardware model whose numbers engines read: the functions of `gpusim.rules` take them as records, too.
+#: Sections of the hardware model that engines read; functions of `gpusim.rules` also accept them as records.
 SECTIONS: dict[str, Any] = {
     "memory": Memory,
     "copies": Copies,
@@ -41,13 +41,13 @@ SECTIONS: dict[str, Any] = {
 }
 LIMITS = ("sms", "resident_grids", "threads_per_sm", "blocks_per_sm", "regs_per_sm")
 
-#: Values of `kind`: the direction of a copy between host and device, or anything else.
+#: Values of `kind`: the direction of a copy between host and device, or other work.
 ON_DEVICE, H2D, D2H = -1, 0, 1
 KINDS = {"h2d": H2D, "d2h": D2H}
 
 NUMBERS = ("dur_ns", "extra_ns", "dram_bytes", "copy_bytes", "matrix")
 PLACES = ("partition", "partition_sms", "blocks", "blocks_per_sm")
-#: A task as far as it does not depend on the schedule.
+#: Data of a task that do not depend on the schedule.
 TASK = np.dtype(
     [
         *((name, "f8") for name in (*NUMBERS, *PLACES, *(field.name for field in fields(Demand)))),
@@ -56,21 +56,21 @@ TASK = np.dtype(
     ]
 )
 
-#: A task of one plan, and what becomes of it. -1 stands for none.
+#: A task of one plan and its simulated times; -1 stands for none.
 NODE = np.dtype(
     [
         ("row", "i4"),  # its record of `TASK`
         ("device", "i4"),
-        ("previous", "i4"),  # the one before it in its stream
-        ("first_dep", "i4"),  # in `deps`, which has neither `previous` nor anything twice
+        ("previous", "i4"),  # predecessor in its stream
+        ("first_dep", "i4"),  # in `deps`, without `previous` or duplicates
         ("n_deps", "i4"),
-        ("first_succ", "i4"),  # in `succs`, which has the next one of its stream, too
+        ("first_succ", "i4"),  # in `succs`, next task of its stream included
         ("n_succs", "i4"),
-        ("next_copy", "i4"),  # the one after it in its copy engine's line
-        ("waiting", "i4"),  # how many predecessors have not ended
-        ("started", "i4"),  # how many had started on its GPU when it had, itself among them
+        ("next_copy", "i4"),  # next one in the waiting list of its copy engine
+        ("waiting", "i4"),  # number of predecessors that have not ended
+        ("started", "i4"),  # number of starts on its GPU up to its own
         ("priority", "i8"),
-        ("gap_ns", "f8"),  # from the end of its last predecessor until it is ready (graph mode)
+        ("gap_ns", "f8"),  # end of its last predecessor to ready (graph mode)
         ("ready_ns", "f8"),
         ("start_ns", "f8"),
         ("end_ns", "f8"),
@@ -78,13 +78,13 @@ NODE = np.dtype(
     align=True,
 )
 
-#: What stream mode needs to know of a task besides.
+#: Data of a task for stream mode.
 LAUNCH = np.dtype(
     [
         ("queue", "i4"),  # hardware queue
-        ("behind", "i4"),  # the one after it in that queue
-        ("events", "i4"),  # how many waits for events the host issues before it
-        ("first_waiter", "i4"),  # those that wait for it: a list in `waiters`
+        ("behind", "i4"),  # next task in that queue
+        ("events", "i4"),  # number of event waits that the host issues before it
+        ("first_waiter", "i4"),  # tasks that wait for it: a linked list in `waiters`
         ("last_waiter", "i4"),
         ("host_ns", "f8"),
         ("launched_ns", "f8"),
@@ -94,11 +94,10 @@ LAUNCH = np.dtype(
 WAITER = np.dtype([("node", "i4"), ("next", "i4")], align=True)
 QUEUE = np.dtype([("head", "i4"), ("tail", "i4"), ("busy", "i4")], align=True)
 
-#: Groups of SMs at a time: one of memory operations, those that may be split, and one of each partition in any case;
-#: in whole rows.
+#: Maximum number of groups of SMs: memory operations, groups from splits, and one per partition; in whole rows.
 GROUPS = -(-(1 + MOST_GROUPS + MAX_PARTITIONS) // ROW) * ROW
 
-#: A GPU: its front end, its next end, and how much of `running`, `ready` and the copy engines is in use.
+#: A GPU: front end, next end, groups of SMs, and its parts of `running`, `ready` and the copy engines.
 DEVICE = np.dtype(
     [
         ("front_end_free", "f8"),
@@ -108,26 +107,26 @@ DEVICE = np.dtype(
         ("end_index", "i8"),
         ("serve_at", "f8"),
         ("running", "i8"),
-        ("starts", "i8"),  # so far
+        ("starts", "i8"),  # number of starts so far
         ("first_running", "i8"),
         ("groups", "i8"),
-        ("known", "i8"),  # a bit for each partition that has groups
-        ("unplaced", "i8"),  # kernels with blocks to be placed
-        ("waiting", "i8"),  # of the running ones, all before that number are placed
-        ("empty", "i8"),  # groups that hold nothing
-        ("touched", "i8"),  # groups that have changed
-        ("placed", "i8"),  # cohorts so far
+        ("known", "i8"),  # bit mask of partitions with groups
+        ("unplaced", "i8"),  # number of kernels with unplaced blocks
+        ("waiting", "i8"),  # all running kernels before this index are placed
+        ("empty", "i8"),  # number of empty groups
+        ("touched", "i8"),  # number of changed groups
+        ("placed", "i8"),  # number of cohorts so far
         ("clock_ns", "f8"),
         ("slow", "f8"),
-        ("wanted", "f8"),  # the traffic of all groups, nearly
-        ("end_ns", "f8"),  # when blocks end next, of which kernel, and in which group
+        ("wanted", "f8"),  # traffic of all groups, up to rounding
+        ("end_ns", "f8"),  # next end of blocks; the next two: kernel and group
         ("end_place", "i8"),
         ("end_number", "i8"),
-        ("settled", "i8"),  # whether the next three are up to date
-        ("alone", "i8"),  # whether no other group ends then
-        ("events_left", "i8"),  # until the event loop is to count them
-        ("all_of_it", "i8"),  # whether that was the end of the kernel, which is off the SMs already
-        ("ends", "f8", (GROUPS,)),  # of groups, by number
+        ("settled", "i8"),  # 1 if the next end is up to date
+        ("alone", "i8"),  # 1 if no other group ends at about that time
+        ("events_left", "i8"),  # remaining event budget of the blocks
+        ("all_of_it", "i8"),  # 1 if that end was the kernel's last, already removed
+        ("ends", "f8", (GROUPS,)),  # first end of each group, by index
         ("row_ends", "f8", (GROUPS // ROW,)),
         ("row_next", "f8", (GROUPS // ROW,)),
         ("row_at", "u4", (GROUPS // ROW,)),
@@ -141,7 +140,7 @@ DEVICE = np.dtype(
         ("ready", "i8"),
         ("first_ready", "i8"),
         ("copying", "i8"),
-        ("sm_rate", "f8"),  # of kernels beside the copies that are under way
+        ("sm_rate", "f8"),  # of kernels next to active copies
     ],
     align=True,
 )
@@ -149,14 +148,14 @@ DEVICE = np.dtype(
 
 @cache
 def hardware_dtype() -> np.dtype[np.void]:
-    """The record of a hardware model: a record for each section, as in the document."""
+    """Return the dtype of a hardware model: a record per section, as in the document."""
     names = {section: kind.__struct_fields__ for section, kind in SECTIONS.items()} | {"limits": LIMITS}
     sections = [(section, np.dtype([(name, "f8") for name in fields])) for section, fields in names.items()]
     return np.dtype([*sections, ("partitions", "f8")])
 
 
 def encode_hardware(hardware: HardwareModel, partitions: int = 1) -> Records:
-    """The hardware model, and into how many partitions its SMs are split, as an array of one record."""
+    """Return the hardware model and the number of SM partitions as an array of one record."""
     record = np.zeros(1, hardware_dtype())
     record["partitions"] = partitions
     for section, kind in SECTIONS.items():
@@ -168,14 +167,14 @@ def encode_hardware(hardware: HardwareModel, partitions: int = 1) -> Records:
 
 
 def encode_tasks(tasks: Sequence[Task]) -> Records:
-    """What tasks are, whatever the schedule: one record of `TASK` each."""
-    if len(set(map(id, tasks))) < len(tasks):  # steps in a row have the same tasks
+    """Return the data of tasks that do not depend on the schedule, as records of `TASK`."""
+    if len(set(map(id, tasks))) < len(tasks):  # repeated steps share their tasks
         once, which = _distinct(tasks)
         return encode_tasks(once)[which]
     rows = np.empty(len(tasks), TASK)
     for name in (*NUMBERS, *PLACES):
         rows[name] = np.fromiter(map(attrgetter(name), tasks), np.float64, len(tasks))
-    # Tasks share these: each is looked at once.
+    # Tasks share demands and footprints: each is encoded once.
     for kind, name, prefix in ((Demand, "demand", ""), (Footprint, "footprint", "footprint_")):
         distinct, which = _distinct(list(map(attrgetter(name), tasks)))
         for field in fields(kind):
@@ -187,7 +186,7 @@ def encode_tasks(tasks: Sequence[Task]) -> Records:
 
 
 def _distinct(objects: Sequence[Any]) -> tuple[list[Any], npt.NDArray[np.int64]]:
-    """Different objects, and which of them each one is."""
+    """Return the distinct objects, and the index of each object among them."""
     numbers = list(map(id, objects))
     once = dict(zip(numbers, objects, strict=True))
     place = dict(zip(once, range(len(once)), strict=True))
@@ -195,12 +194,11 @@ def _distinct(objects: Sequence[Any]) -> tuple[list[Any], npt.NDArray[np.int64]]
 
 
 class Plans(NamedTuple):
-    """Plans, one in each row, and what became of them.
+    """Plans, one per row, and their results.
 
-    `tasks` is how many of its nodes a plan uses, the first ones. `launches` has no columns in graph mode, `succs` none
-    in stream mode. `log` gets each start (the task's index) and each end (its complement) in the order in which they
-    happen. `ended` counts the tasks that ended; it is the complement of a task, and `makespan_ns` the time, where the
-    budget of events was used up.
+    A plan uses its first `tasks` nodes. `launches` has no columns in graph mode, `succs` none in stream mode. `log` has
+    each start (the task's index) and each end (its complement) in simulated order. `ended` counts the tasks that ended.
+    If the event budget was exceeded, `ended` is the complement of a task and `makespan_ns` the time reached.
     """
 
     nodes: Records
@@ -214,7 +212,7 @@ class Plans(NamedTuple):
 
     @classmethod
     def of_size(cls, plans: int, tasks: int, deps: int, stream_mode: bool) -> Plans:
-        """Room for `plans` plans of `tasks` tasks with at most `deps` dependencies in all."""
+        """Return arrays for `plans` plans, each with `tasks` tasks and at most `deps` dependencies."""
         return cls(
             nodes=np.zeros((plans, tasks), NODE),
             launches=np.zeros((plans, tasks if stream_mode else 0), LAUNCH),
@@ -228,7 +226,7 @@ class Plans(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """What is on the SMs block by block, one row for each device: see `gpusim.engine.compiled.sm_groups`."""
+    """Blocks on the SMs, one row per device (`gpusim.engine.compiled.sm_groups`)."""
 
     kernels: Records
     line: npt.NDArray[np.uint32]
@@ -237,8 +235,8 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of_size(cls, devices: int, grids: int, blocks_per_sm: int) -> Blocks:
-        """Room for `grids` kernels at a time on each device."""
-        cohorts = max(grids, blocks_per_sm) | 1  # a cohort has a block on an SM at least, or is a memory operation
+        """Return arrays for `grids` concurrent kernels per device."""
+        cohorts = max(grids, blocks_per_sm) | 1  # a cohort has at least a block on an SM, or is a memory operation
         groups = np.zeros((devices, GROUPS), SM_GROUP)
         groups["first"] = np.arange(GROUPS) * cohorts
         return cls(
@@ -250,20 +248,19 @@ class Blocks(NamedTuple):
 
 
 class More(NamedTuple):
-    """What a plan needs that has copies, is on several devices or in stream mode."""
+    """Further state for plans with copies, several devices or stream mode."""
 
     engines: Records
     queues: Records
     waiters: Records
     grids: int
-    """Kernels that a device may run at a time."""
+    """Maximum number of concurrent kernels per device."""
 
 
 class Room(NamedTuple):
-    """Where one simulation at a time keeps its state: one for each thread.
+    """State of one simulation at a time, one per thread.
 
-    `heaps` has one of ready tasks for each device, and behind them the line of what happens at a known time besides
-    ends and starts.
+    `heaps` has a heap of ready tasks per device, followed by the queue of all events other than ends and starts.
     """
 
     devices: Records
@@ -274,7 +271,7 @@ class Room(NamedTuple):
 
     @classmethod
     def for_plans(cls, plans: Plans, devices: int, queues: int, hardware: HardwareModel) -> Room:
-        """Room to simulate any of `plans`. What runs is in `running`, or block by block in `blocks`.
+        """Return the state to simulate any of `plans`; kernels run in `running` or, block by block, in `blocks`.
 
         Raises `PlanError` for a GPU beyond what engines simulate.
         """
@@ -296,7 +293,7 @@ class Room(NamedTuple):
                 waiters=np.zeros(plans.deps.shape[1] + tasks if stream_mode else 0, WAITER),
                 grids=grids,
             ),
-            # In the line, each task is ready once; in stream mode it is launched, resumed and its end is known, too. On
-            # several devices each arrival, start and end may schedule a look at a front end.
+            # In the event queue, each task becomes ready once; in stream mode it is also launched and resumed, and its
+            # end is announced. On several devices, each arrival, start and end may schedule a check of a front end.
             heaps=np.zeros((2 + (3 if stream_mode else 0) + (3 if devices > 1 else 0)) * tasks + 1, ENTRY),
         )

@@ -1,6 +1,6 @@
-"""Copy engines, compiled: one for each direction of a GPU, first come first served.
+"""Copy engines, compiled: one per direction of a GPU, first come first served.
 
-`engines[2 * device]` is the one for h2d, the one after it that for d2h.
+`engines[2 * device]` copies h2d, the next one d2h.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpusim.rules import copies as rules
 work_bytes, bytes_per_ns = rule(rules.work_bytes), rule(rules.bytes_per_ns)
 sm_rate, switch_ns = rule(rules.sm_rate), rule(rules.switch_ns)
 
-#: One engine: the task it works on, and the line behind it. -1 stands for none.
+#: A copy engine: its active task and a linked list of waiting ones; -1 stands for none.
 COPY_ENGINE = np.dtype(
     [("active", "i8"), ("head", "i8"), ("tail", "i8"), ("remaining_bytes", "f8"), ("rate", "f8")], align=True
 )
@@ -24,7 +24,7 @@ COPY_ENGINE = np.dtype(
 
 @jit
 def enqueue(nodes: Any, engine: Any, index: int) -> None:
-    """Put a copy at the end of its engine's line."""
+    """Append a copy to the waiting list of its engine."""
     nodes[index].next_copy = -1
     if engine.head < 0:
         engine.head = index
@@ -35,7 +35,7 @@ def enqueue(nodes: Any, engine: Any, index: int) -> None:
 
 @jit
 def advance(engines: Any, device: int, elapsed_ns: float) -> None:
-    """Let time pass at the current rates."""
+    """Advance the copies of a device at their current rates."""
     for place in range(2 * device, 2 * device + 2):
         engine = engines[place]
         engine.remaining_bytes -= elapsed_ns * engine.rate
@@ -45,11 +45,11 @@ def advance(engines: Any, device: int, elapsed_ns: float) -> None:
 def update(
     hw: Any, tasks: Any, nodes: Any, engines: Any, device: int, now: float, log: Any, logged: int, record: Any
 ) -> tuple[float, int, int, float]:
-    """Give each free engine its next copy and share the link.
+    """Start the next copy on each free engine and set the rates.
 
-    Time until the next copy ends, which, length of `log`, and how fast kernels go on beside them.
+    Return the time to the next end of a copy, that copy, the new length of `log`, and the rate of kernels.
 
-    Two directions at once share the link (`_Device._update_copies` and `_next_end` of the reference).
+    Both directions share the link (`_Device._update_copies` and `_next_end` of the reference).
     """
     h2d, d2h = engines[2 * device], engines[2 * device + 1]
     for place in range(2 * device, 2 * device + 2):

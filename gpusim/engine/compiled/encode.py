@@ -1,4 +1,4 @@
-"""A plan as arrays."""
+"""Encoding of a plan as arrays."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpusim.rules.queues import hardware_queue
 
 
 def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, int, int] | None:
-    """Its tasks, its nodes, and how many devices and hardware queues it uses.
+    """Return the tasks and nodes of a plan, and its numbers of devices and hardware queues.
 
-    None for a plan that `check_plan` refuses, but for a cycle, which is not looked for here.
+    None for a plan that `check_plan` refuses, except for cycles, which are not checked here.
     """
     tasks = plan.tasks
     for task in tasks:
@@ -47,7 +47,7 @@ def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, in
 
 
 def _dependencies(tasks: tuple[Task, ...]) -> tuple[array[int] | None, array[int], array[int]]:
-    """Of all tasks in turn: what each waits for besides the one before it, where that begins, and the one before it."""
+    """Return dependencies of all tasks without queue predecessors, the first index of each task's, and the latter."""
     last: dict[tuple[int, int], int] = {}
     flat, first, before = array("i"), array("q", [0]), array("i")
     for index, task in enumerate(tasks):
@@ -64,7 +64,7 @@ def _dependencies(tasks: tuple[Task, ...]) -> tuple[array[int] | None, array[int
 
 
 def _hardware_queues(plan: Plan, costs: StreamCosts) -> tuple[list[int], int]:
-    """The hardware queue of each task, and how many there are: streams are dealt over those of their device in turn."""
+    """Return the hardware queue of each task and their number; streams take the queues of a device round-robin."""
     dealt: dict[int, int] = {}
     numbers: dict[tuple[int, int], int] = {}
     number_of: dict[tuple[int, int], int] = {}

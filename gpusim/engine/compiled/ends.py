@@ -1,7 +1,7 @@
-"""Which part of a kernel's blocks ends first: `SmPlacement.next_end` compiled, by rows of eight groups.
+"""The next end of blocks: `SmPlacement.next_end` compiled, by rows of eight groups.
 
-`device.ends` has when the first cohort of each group ends, by the group's number in `device.order`; `row_ends`,
-`row_next` and `row_at` the first two of each row and which group has the first.
+`device.ends` has the first end of a cohort in each group, by the group's index in `device.order`. `row_ends` and
+`row_next` have the first two ends of each row, and `row_at` the group of the first.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from gpusim.engine.compiled.jit import int64, jit
 from gpusim.engine.placement import NEAR_NS
 
-#: Groups whose first end is known together.
+#: Groups per row.
 ROW: Final = 8
 
 
 @jit
 def note_end(device: Any, number: int, end_ns: float) -> None:
-    """When the first cohort of a group ends; and of its row of `ROW` groups the first end, whose, and the next."""
+    """Set the first end of a group, and recompute the first two ends of its row."""
     ends, row = device.ends, number >> 3 & 15
     ends[number] = end_ns
     at = row << 3
@@ -39,29 +39,29 @@ def note_end(device: Any, number: int, end_ns: float) -> None:
 
 @jit
 def earlier(a: float, b: float) -> float:
-    """The smaller of two numbers."""
+    """Return the smaller of two numbers."""
     return a if a < b else b
 
 
 @jit
 def later(a: float, b: float) -> float:
-    """The larger of two numbers."""
+    """Return the larger of two numbers."""
     return a if b < a else b
 
 
 @jit
 def next_end(device: Any, blocks: Any) -> None:
-    """`SmPlacement.next_end`, and whether that group ends `alone`, well before all others."""
+    """Find the next end as `SmPlacement.next_end`; `device.alone` is 1 if the group ends well before all others."""
     end_ns, next_ns, end_row = device.row_ends[0], device.row_next[0], int64(0)
     for row in range(1, (int64(device.groups) + ROW - 1) >> 3):
         row_ns = device.row_ends[row]
-        end_row = row if row_ns < end_ns else end_row  # the first of those at one time; reading here would branch
+        end_row = row if row_ns < end_ns else end_row  # the first of equal ones; reading here would branch
         next_ns = earlier(earlier(next_ns, device.row_next[row]), later(end_ns, row_ns))
         end_ns = earlier(row_ns, end_ns)
     end_number = int64(device.row_at[end_row])
     group = blocks.groups[int64(device.order[end_number])]
     device.alone = 1 if next_ns > end_ns + 2 * NEAR_NS else 0
-    if next_ns == end_ns:  # of those together, the one that was placed first
+    if next_ns == end_ns:  # of several, the one placed first
         for number in range(end_number + 1, int64(device.groups)):
             other = blocks.groups[int64(device.order[number])]
             if device.ends[number] == end_ns and other.number < group.number:

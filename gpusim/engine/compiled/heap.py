@@ -1,4 +1,4 @@
-"""A binary heap of records, smallest (time, rank, index) first. The caller keeps the count."""
+"""A binary heap of records, smallest (time, rank, index) first; the caller keeps the count."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def push(heap: Any, base: int, count: int, time: float, rank: int, index: int) -
 
 @jit
 def pop(heap: Any, base: int, count: int) -> None:
-    """Remove the first entry of the heap in `heap[base : base + count]`; read it before."""
+    """Remove the first entry of the heap in `heap[base : base + count]`; the caller reads it before."""
     count -= 1
     last = heap[base + count]
     time, rank, index = last.time, last.rank, last.index
@@ -68,7 +68,7 @@ def pop(heap: Any, base: int, count: int) -> None:
 
 @jit
 def not_before(now: float, at: float) -> float:
-    """When an event that is scheduled now for `at` happens: a clock adds a delay, and rounding must not lose it."""
+    """Return the time of an event scheduled for `at`, as `now` plus a delay that rounding does not make too short."""
     delay = max(0.0, at - now)
     while now + delay < at:
         delay = np.nextafter(delay, np.inf)

@@ -1,12 +1,12 @@
-"""How functions here are compiled, and how what was compiled is kept from one start to the next.
+"""Compilation with numba and its cache on disk.
 
-`jit` marks a function that only compiled functions call; `entry` one that Python calls. Entries are compiled at their
-first call, not at import, and kept on disk by numba: in the package's `__pycache__` where that is writable, else in the
-user's cache directory (`NUMBA_CACHE_DIR` goes before both), else not at all. `rule` compiles a function that the
-reference engine calls as it is, so that a rule is written once.
+`jit` marks a function called only by compiled functions, `entry` one called by Python. Entries are compiled at their
+first call, not at import. numba caches them in the package's `__pycache__` if that is writable, else in the user's
+cache directory (`NUMBA_CACHE_DIR` precedes both), else not at all. `rule` compiles a function that the reference engine
+calls as it is, so each rule is written once.
 
-numba looks at the entry's own file when it decides whether what it kept is still good, not at those of the functions
-that the entry calls. So what is kept here has a digest of the sources of the engine and the rules in its name.
+numba invalidates its cache when the entry's own file changes, not when a file of a called function does. The names of
+cached files therefore include a digest of the sources of the engine and the rules.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: Dividing by zero gives infinity instead of raising: no rule divides by zero, and the checks cost time. Nor are
-#: references to arrays counted (numba's own option for functions that allocate nothing): each part of an array that is
-#: passed on would cost two locked instructions.
+#: Division by zero gives infinity instead of raising: no rule divides by zero, and the checks cost time. References to
+#: arrays are not counted (numba's own option for functions that allocate nothing): each slice passed on would cost two
+#: locked instructions.
 OPTIONS = {"error_model": "numpy", "_nrt": False}
 
-#: Packages whose functions are compiled.
+#: Packages with compiled functions.
 SOURCES: Final = ("engine", "rules")
 
-#: Where rules are: plain functions, which call each other.
+#: Package of the rules: plain functions, which may call each other.
 RULES: Final = "gpusim.rules"
 
-#: A 64-bit integer. Where a constant or a narrower field is passed on, this keeps functions from being compiled twice.
+#: A 64-bit integer. Passing constants and narrower fields as this type avoids compiling a function twice.
 int64 = cast(Callable[[int], int], np.int64)
 
-#: A time that 64-bit integers still have.
+#: A time within the range of 64-bit integers, in ns.
 END_OF_TIME: Final = 2.0**62
 
-#: A number that is not negative. As an index, compiled code need not look whether it counts from the end.
+#: A non-negative number. As an index it needs no check for counting from the end.
 uint32 = cast(Callable[[int], int], np.uint32)
 
 
 def jit(function: Function) -> Function:
-    """Compile `function` as part of whatever entry calls it."""
+    """Compile `function` inline into the entries that call it."""
     return cast(
         Function, numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
     )
 
 
 def jit_apart(function: Function) -> Function:
-    """Compile `function` as part of whatever entry calls it, but as a function by itself where it is large."""
+    """Compile `function` with the entries that call it, but leave inlining to the compiler, for large functions."""
     return cast(Function, numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function))
 
 
 @functools.cache
 def rule(function: Function) -> Function:
-    """Compile a function of `gpusim.rules`, and the functions of it that this one calls, as `jit` does."""
+    """Compile a function of `gpusim.rules`, and the rules that it calls, as `jit` does."""
     read = (step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL")
     called = {name: function.__globals__.get(name) for name in read}
     compiled = {
@@ -74,15 +74,15 @@ def rule(function: Function) -> Function:
 
 
 def entry(function: Function) -> Function:
-    """Compile `function` at its first call and keep the result on disk; it runs without Python's lock.
+    """Compile `function` at its first call and cache it on disk; it runs without the GIL.
 
-    Arrays have to be writable and contiguous: numba compiles again for each other kind of array.
+    Arrays must be writable and contiguous: numba compiles again for each other kind of array.
     """
-    lock = threading.Lock()  # threads of a batch would each compile
+    lock = threading.Lock()  # else each thread of a batch would compile
 
     @functools.cache
     def compiled() -> Any:
-        function.__qualname__ += f"-{sources_digest()}"  # numba makes file names of it
+        function.__qualname__ += f"-{sources_digest()}"  # numba builds file names from it
         dispatcher: Any = numba.njit(nogil=True, **OPTIONS)(function)
         with contextlib.suppress(RuntimeError):  # no directory to write to: compile at every start
             dispatcher.enable_caching()
@@ -102,7 +102,7 @@ def entry(function: Function) -> Function:
 
 
 def is_kept(function: Callable[..., Any]) -> bool | None:
-    """Whether an entry, compiled for any arguments, is kept on disk; None where nothing can be."""
+    """Return True if an entry is cached on disk for any arguments; None if there is no cache."""
     folder = function.dispatcher().stats.cache_path  # type: ignore[attr-defined]
     if folder is None:
         return None
@@ -110,7 +110,7 @@ def is_kept(function: Callable[..., Any]) -> bool | None:
 
 
 def _forget_others(folder: Path, name: str) -> None:
-    """Remove what other versions of the sources left behind; who still runs one of them compiles again."""
+    """Remove cached files of other versions of the sources; a process that runs one of them compiles again."""
     for path in folder.glob(f"*.{name}-*.nb[ci]"):
         if sources_digest() not in path.name:
             with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def _forget_others(folder: Path, name: str) -> None:
 
 @functools.cache
 def sources_digest() -> str:
-    """A digest of `gpusim.engine` and `gpusim.rules`: it changes when any compiled function may have changed."""
+    """Return a digest of the sources of `gpusim.engine` and `gpusim.rules`, which contain all compiled functions."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[2]
     for path in sorted(path for name in SOURCES for path in (package / name).rglob("*.py")):

@@ -1,7 +1,7 @@
-"""What happens at a known time, as a line in that order, compiled: records of `ENTRY`, `line[head:tail]`.
+"""A queue of events in order of time, compiled: records of `ENTRY` in `line[head:tail]`.
 
-An entry goes to its place from the end: hardly any comes before what was known earlier. Those of one time are in the
-order in which they were put in; entries that are `LATE` come after all others of their time.
+Insertion searches from the end, since few events come before earlier insertions. Events at equal times keep the order
+of insertion; `LATE` events follow all others of their time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LATE: Final = 1
 
 @jit
 def insert(line: Any, head: int, tail: int, at: float, rank: int, index: int) -> int:
-    """Put in what happens at a time; the line's new tail."""
+    """Insert an event at time `at` and return the new tail."""
     place = tail
     while place > head:
         before = line[uint32(place - 1)]

@@ -1,4 +1,4 @@
-"""From what each task waits for to what waits for it, and the gap between them (graph mode), compiled."""
+"""Successors of each task and launch gaps (graph mode), compiled."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ lost_ns = rule(start_interference.lost_ns)
 
 @entry
 def link_plans(hardware: Records, tasks: Records, plans: Plans, first: int, last: int) -> None:
-    """Link plans `first` to `last` - 1: sets `succs`, and `first_succ`, `n_succs` and `gap_ns` of nodes."""
+    """Link plans `first` to `last` - 1: set `succs`, and `first_succ`, `n_succs` and `gap_ns` of nodes."""
     for plan in range(first, last):
         link(hardware[0], tasks, plans.nodes[plan, : plans.tasks[plan]], plans.deps[plan], plans.succs[plan])
 
 
 @jit
 def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
-    """Link one plan. The successors of a task are in launch order."""
+    """Link one plan, with the successors of a task in launch order."""
     for index in range(len(nodes)):
         nodes[index].n_succs = 0
     for index in range(len(nodes)):
@@ -36,7 +36,7 @@ def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
         node = nodes[index]
         queues += 1 if node.previous < 0 else 0
         node.first_succ = first
-        node.waiting = 0  # here: how many of its successors are in place
+        node.waiting = 0  # here: number of successors filled in
         first += node.n_succs
     for index in range(len(nodes)):
         node = nodes[index]

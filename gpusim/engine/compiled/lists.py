@@ -1,8 +1,8 @@
 """List scheduling against a running simulation, compiled: the loop of `gpusim.policies.shared.list_scheduling`.
 
-It is here and not beside the policies because compiled functions are kept by the sources of this package (see `jit`).
+It is in this package because the cache of compiled functions depends on its sources (see `jit`).
 
-Ready ops wait in a heap. Where more than `WIDE` do, those that find no room would be looked at again and again: they
+Ready ops wait in a heap. If more than `WIDE` wait, checking again and again those that do not fit would be slow; they
 then wait in a tree (`gpusim.engine.compiled.ready_tree`).
 """
 
@@ -22,8 +22,8 @@ from gpusim.engine.compiled.op_graph import OpArrays
 from gpusim.engine.compiled.pool import RUNNING
 from gpusim.engine.compiled.ready_tree import NEED, first_that_fits, plant, set_needs, share_of
 
-#: A stream: its op, which kernel of it is next, when that may start (-1: it runs, or there is none), and how many
-#: kernels had started when it had.
+#: A stream: its op, the index of the op's next kernel, the earliest start of that kernel (-1: running, or none), and
+#: the number of starts up to its own.
 LANE = np.dtype(
     [
         ("op", "i8"),
@@ -36,15 +36,15 @@ LANE = np.dtype(
     ],
     align=True,
 )
-#: What is known of an op: how many predecessors have not ended, when the last of them did, its stream, its place, and
-#: its place in the tree.
+#: State of an op: number of predecessors that have not ended, end of the last one, stream, position in the order, and
+#: leaf of the tree.
 STATE = np.dtype([("waiting", "i8"), ("ready_at", "f8"), ("stream", "i8"), ("place", "i8"), ("leaf", "i8")], align=True)
-#: As many ready ops wait in a heap.
+#: Number of ready ops above which they wait in a tree.
 WIDE = 64
 
 
 class ListRoom(NamedTuple):
-    """Where one list scheduling at a time keeps its state: one for each thread."""
+    """State of one list scheduling at a time, one per thread."""
 
     lanes: Records
     states: Records
@@ -55,7 +55,7 @@ class ListRoom(NamedTuple):
 
     @classmethod
     def of_size(cls, ops: int, streams: int) -> ListRoom:
-        """Room for `ops` ops on up to `streams` streams; each stream runs one kernel at a time."""
+        """Return the state for `ops` ops on up to `streams` streams; each stream runs one kernel at a time."""
         return cls(
             lanes=np.zeros(streams, LANE),
             states=np.zeros(ops, STATE),
@@ -81,10 +81,10 @@ def schedule_lists(
     last: int,
     events: int,
 ) -> None:
-    """List schedules `first` to `last` - 1: their makespans, the order of ops with kernels, and each op's stream.
+    """Fill makespans, orders of ops with kernels and streams of ops for list schedules `first` to `last` - 1.
 
-    Where `orders` and `placed` have one row only, each schedule overwrites it. A makespan of -1 stands for a schedule
-    in which nothing goes on, though ops are left; one of -2 for a schedule that took more than `events` events.
+    If `orders` and `placed` have only one row, each schedule overwrites it. A makespan of -1 marks a schedule that
+    deadlocked with ops left, one of -2 a schedule that took more than `events` events.
     """
     for number in range(first, last):
         row = number if len(orders) > 1 else 0
@@ -128,9 +128,9 @@ def schedule_one(
     events: int,
 ) -> float:
     """`_Scheduler.run`."""
-    leaves = int64(0)  # of the tree, once there is one
+    leaves = int64(0)  # of the tree; 0 before it is built
     base = n_ready = n_running = n_starts = n_order = int64(0)
-    rank = int64(0)  # entries of one priority: by op
+    rank = int64(0)  # equal priorities are ordered by op
     for number in range(len(lanes)):
         lane = lanes[number]
         lane.op = -1
@@ -178,7 +178,7 @@ def schedule_one(
                         break
                 op = held[leaf].index
             elif min_share > 0.0:
-                if not known:  # what is true until the next op is put on a stream
+                if not known:  # valid until the next op is put on a stream
                     known = True
                     urgent_from, threads, regs, smem, slots = room_left(tasks, ops, priority, lanes, running, n_running)
                 task = tasks[ops[op].first_row]
@@ -194,7 +194,7 @@ def schedule_one(
             else:
                 heap.pop(ready, base, n_ready)
             n_ready -= 1
-            # `_launch`: on the idle stream that one of its predecessors ran on, or the first one
+            # `_launch`: on the idle stream of a predecessor, or the first idle one
             number = -1
             for place in range(ops[op].first_pred, ops[op].first_pred + ops[op].n_preds):
                 if lanes[states[preds[place]].stream].idle:
@@ -227,7 +227,7 @@ def schedule_one(
         for place in range(n_held):
             heap.push(ready, base, n_ready, held[place].time, rank, held[place].index)
             n_ready += 1
-        # `_next_start`: the lane that has been ready longest
+        # `_next_start`: the stream that has been ready for longest
         starting = -1
         at = ready_at = np.inf
         if n_running < grids:
@@ -299,7 +299,7 @@ def schedule_one(
 def room_left(
     tasks: Any, ops: Any, priority: Any, lanes: Any, running: Any, n_running: int
 ) -> tuple[float, float, float, float, float]:
-    """The highest priority of ops on streams (`_urgent`), and what their kernels leave of each resource (`_room`)."""
+    """Return the highest priority of the ops on streams (`_urgent`) and the free share of each resource (`_room`)."""
     urgent_from = -np.inf
     threads = regs = smem = slots = 1.0
     for number in range(n_running):

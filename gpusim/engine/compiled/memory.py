@@ -1,4 +1,4 @@
-"""The most memory that plans of an op graph have allocated at any time, compiled."""
+"""Peak memory of simulated plans of an op graph, compiled."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gpusim.engine.compiled.op_graph import OpArrays
 
 @entry
 def find_peaks(graph: OpArrays, plans: Plans, left: Indices, peaks: npt.NDArray[np.int64]) -> None:
-    """`Timeline.peak_bytes` of as many simulated plans as `peaks` has places; `left` has one for each buffer."""
+    """Fill `peaks` with `Timeline.peak_bytes` of the first plans; `left` has room for a count per buffer."""
     for plan in range(len(peaks)):
         for buffer in range(len(left)):
             left[buffer] = 0
-        for index in range(plans.tasks[plan]):  # how many tasks use each buffer
+        for index in range(plans.tasks[plan]):  # number of tasks per buffer
             row = plans.nodes[plan, index].row
             for place in range(graph.first_buffer[row], graph.first_buffer[row + 1]):
                 left[graph.buffer_of[place]] += 1
         level = peak = graph.kept_bytes
         time_ns = 0.0
         for event in plans.log[plan, : 2 * plans.tasks[plan]]:
-            # Starts and ends as they happened. Only the level after all of one (rounded) time counts.
+            # Starts and ends in simulated order. Only the level after all events of a (rounded) time counts.
             node = plans.nodes[plan, event if event >= 0 else ~event]
             at = np.rint(node.start_ns if event >= 0 else node.end_ns)
             if at != time_ns:

@@ -1,4 +1,4 @@
-"""An op graph as arrays, and its schedules as plans without Python objects: `gpusim.plan.lower` compiled."""
+"""An op graph as arrays, and its schedules lowered without Python objects: `gpusim.plan.lower` compiled."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gpusim.plan.tasks import Task
 from gpusim.rules import queues as rules
 
 hardware_queue = rule(rules.hardware_queue)
-#: An op: its tasks are `rows` records of `TASK` from `first_row` on (none for a view), its predecessors and successors
-#: among ops with tasks are in `preds` and `succs`. Its variants, the captured kernels as the first, are in `variants`
-#: from `first_variant` on.
+#: An op. Its tasks are `rows` records of `TASK` from `first_row` on (none for a view); its predecessors and successors
+#: with tasks are in `preds` and `succs`. Its variants are in `variants` from `first_variant` on, the captured kernels
+#: first.
 OP = np.dtype(
     [
         ("first_row", "i4"),
@@ -36,16 +36,16 @@ OP = np.dtype(
     ],
     align=True,
 )
-#: A variant: its tasks are `rows` records of `TASK` from `first_row` on, the ops it covers in `covers` from
+#: A variant. Its tasks are `rows` records of `TASK` from `first_row` on; the ops fused into it are in `covers` from
 #: `first_cover` on.
 VARIANT = np.dtype([("first_row", "i4"), ("rows", "i4"), ("first_cover", "i4"), ("n_covers", "i4")], align=True)
 
 
 class OpArrays(NamedTuple):
-    """An op graph. `buffers` of a row are `buffer_of[first_buffer[row] : first_buffer[row + 1]]`.
+    """An op graph as arrays. The buffers of a row are `buffer_of[first_buffer[row] : first_buffer[row + 1]]`.
 
-    The rows of partition p are those of partition 0, `rows_of_partition` x p further on: a kernel takes longer on
-    fewer SMs.
+    Partition p has copies of the rows of partition 0, `rows_of_partition` x p later: a kernel takes longer on fewer
+    SMs.
     """
 
     tasks: Records
@@ -59,14 +59,14 @@ class OpArrays(NamedTuple):
     variants: Records
     covers: Indices
     partition_of: Indices
-    """The partition of each stream; of streams beyond it, the first."""
+    """Partition of each stream; later streams are in the first one."""
     rows_of_partition: int
     most_tasks: int
-    """Tasks of a plan at most, whichever variants it runs."""
+    """Maximum number of tasks of a plan, for any variants."""
 
     @classmethod
     def of(cls, graph: OpGraph, layout: Layout | None = None) -> OpArrays:
-        """The arrays of an op graph, on a GPU whose SMs are split as `layout` says; those of a whole GPU are kept."""
+        """Return the arrays of an op graph, with SMs split by `layout`; those of a whole GPU are cached."""
         if layout is not None:
             return cls._made(graph, layout)
         kept: OpArrays | None = graph.encoded.get("arrays")
@@ -77,7 +77,7 @@ class OpArrays(NamedTuple):
         return kept
 
     def _for(self, graph: OpGraph, alike: OpGraph) -> OpArrays:
-        """The arrays of a graph, these being of one that is like it but for its tasks or dependencies."""
+        """Return the arrays of a graph that differs from `alike`, their own graph, only in tasks or dependencies."""
         arrays = self
         if graph.tasks is not alike.tasks:
             arrays = arrays._replace(tasks=encode_tasks(_rows(graph)))
@@ -122,25 +122,25 @@ class OpArrays(NamedTuple):
 
 
 class _Ways(NamedTuple):
-    """All ways to run the ops of a graph, as captured first."""
+    """All ways to run the ops of a graph, captured kernels first."""
 
     rows: list[Task]
-    """All tasks that any schedule may run, those captured first."""
+    """Tasks of all variants, captured ones first."""
     captured: int
-    """How many of them are captured ones, which do the work of their op."""
+    """Number of captured tasks, which do the work of their op."""
     work_of: list[tuple[int, ...]]
-    """For each of the others the ops whose work it does."""
+    """Ops whose work each other task does."""
     first_of_op: Indices
-    """For each op where its variants begin in `variants`."""
+    """First variant of each op in `variants`."""
     number_of_op: Indices
-    """For each op how many it has."""
+    """Number of variants of each op."""
     variants: Records
     covers: list[int]
-    """The ops that variants cover, one after the other."""
+    """Ops fused into variants, concatenated."""
 
     @classmethod
     def of(cls, graph: OpGraph, ops: Records) -> _Ways:
-        """The ways of a graph; `ops` has the rows of each op as captured."""
+        """Return the variants of a graph; `ops` has the captured rows of each op."""
         rows = _rows(graph)
         captured = int(ops["rows"].sum())
         number = np.ones(len(graph), np.int32)
@@ -162,7 +162,7 @@ class _Ways(NamedTuple):
 
 
 def _rows(graph: OpGraph) -> list[Task]:
-    """All tasks that any schedule may run, those captured first."""
+    """Return the tasks of all variants, captured ones first."""
     captured = chain.from_iterable(graph.tasks)
     return [*captured, *(task for variants in graph.variants for tasks in variants for task in tasks)]
 
@@ -170,8 +170,9 @@ def _rows(graph: OpGraph) -> list[Task]:
 def _buffers_of_rows(
     buffers: OpBuffers, op_of: npt.NDArray[np.int64], work_of: Sequence[tuple[int, ...]]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """How many buffers each row has, and these one behind the other: captured rows do the work of the op `op_of` each,
-    those behind them that of the ops `work_of` each.
+    """Return the number of buffers of each row, and the buffers of all rows, concatenated.
+
+    A captured row does the work of its op in `op_of`, a later row that of its ops in `work_of`.
     """
     counts, numbers = buffers.of_ops(op_of)
     others = [list(dict.fromkeys(buffers.of_ops(np.array(work))[1].tolist())) for work in work_of]
@@ -182,7 +183,7 @@ def _buffers_of_rows(
 
 
 def _depend(ops: Records, graph: OpGraph) -> tuple[Indices, Indices]:
-    """Predecessors and successors of all ops, one behind the other; sets where those of each of `ops` are."""
+    """Return predecessors and successors of all ops, concatenated; set the range of each op in `ops`."""
     works = np.fromiter(graph.work_preds, np.int64, len(graph.work_preds))
     n_preds = np.zeros(len(ops), np.int32)
     n_preds[works] = np.fromiter(map(len, graph.work_preds.values()), np.int32, len(works))
@@ -196,8 +197,8 @@ def _depend(ops: Records, graph: OpGraph) -> tuple[Indices, Indices]:
 
 
 class LoweringRoom(NamedTuple):
-    """Where lowering one schedule at a time keeps its state: for each op its last task, the op that does its work and
-    its variant, for each stream its last task and its hardware queue.
+    """State of lowering one schedule at a time: last task, executing op and variant of each op; last task and hardware
+    queue of each stream.
     """
 
     last_of_op: Indices
@@ -208,7 +209,7 @@ class LoweringRoom(NamedTuple):
 
     @classmethod
     def of_size(cls, ops: int, streams: int) -> LoweringRoom:
-        """Room for schedules of `ops` ops on up to `streams` streams."""
+        """Return the state for schedules of `ops` ops on up to `streams` streams."""
         return cls(*(np.zeros(size, np.int32) for size in (ops, ops, ops, streams, streams)))
 
 
@@ -224,7 +225,7 @@ def lower_schedules(
     first: int,
     last: int,
 ) -> int:
-    """Lower schedules `first` to `last` - 1 to plans 0, 1, ...; number of the first that is not legal, or -1.
+    """Lower schedules `first` to `last` - 1 to plans 0, 1, ...; return the number of the first illegal one, or -1.
 
     `chosen` has the number of each op's variant, 0 for the captured kernels; None stands for zeros.
     """
@@ -277,8 +278,8 @@ def lower_one(
     last_of_stream: Any,
     queue_of_stream: Any,
 ) -> int:
-    """`gpusim.plan.lower.lower` for one schedule: how many tasks it has; -1 where its order is not legal, or a stream
-    or a variant is out of range.
+    """`gpusim.plan.lower.lower` for one schedule: return its number of tasks, or -1 if its order is illegal, or a
+    stream or variant is out of range.
     """
     for op in range(len(ops)):
         last_of_op[op] = -2  # not placed
@@ -307,7 +308,7 @@ def lower_one(
                 if done_by[op] < op and last_of_op[done_by[op]] < 0:
                     return -1
                 rows = 0
-        last_of_op[op] = -1  # a view: what depends on it depends on what it looks at, in `preds`
+        last_of_op[op] = -1  # a view: in `preds`, its dependents depend on its source
         if rows == 0:
             continue
         stream = stream_of[op]
@@ -319,7 +320,7 @@ def lower_one(
         for number in range(-1, n_covers):
             needing = op if number < 0 else covers[first_cover + number]
             if needing > op:
-                continue  # what it needs has ended before this op starts
+                continue  # its predecessors end before this op starts
             for place in range(ops[needing].first_pred, ops[needing].first_pred + ops[needing].n_preds):
                 before = preds[place]
                 if last_of_op[before] == -2:
@@ -330,8 +331,8 @@ def lower_one(
                 if last_of_op[before] < 0:
                     return -1
                 deps[filled] = last_of_op[before]
-                filled += 1 if stream_of[before] != stream else 0  # no branch: nobody can predict this one
-        if len(covers) > 0:  # an op may be waited for by its own name and those it covers
+                filled += 1 if stream_of[before] != stream else 0  # no branch: this one is unpredictable
+        if len(covers) > 0:  # an op and the ops fused into it are one task
             filled = first_dep + distinct(deps[first_dep:filled])
         if queue_of_stream[stream] < 0:
             queue_of_stream[stream] = hardware_queue(hw.stream, int64(dealt))
@@ -358,7 +359,7 @@ def lower_one(
 
 @jit
 def distinct(numbers: Any) -> int:
-    """Move each number that is there more than once to the front once, in order; how many that leaves."""
+    """Move the distinct numbers to the front, in order, and return their count."""
     kept = 0
     for index in range(len(numbers)):
         new = True
@@ -372,7 +373,7 @@ def distinct(numbers: Any) -> int:
 
 @jit
 def choose(ops: Any, variants: Any, covers: Any, chosen: Any, choice: Any, done_by: Any) -> bool:
-    """`gpusim.trace.fusion.canonical_variants`: fill `choice` and `done_by`; False where an op has no such variant."""
+    """`gpusim.trace.fusion.canonical_variants`: fill `choice` and `done_by`; return False for an unknown variant."""
     for op in range(len(ops)):
         if chosen[op] < 0 or chosen[op] >= ops[op].n_variants:
             return False

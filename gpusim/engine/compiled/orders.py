@@ -1,4 +1,4 @@
-"""Launch orders from keys, compiled: next is the op of smallest key among those whose predecessors are launched."""
+"""Launch orders from keys, compiled: of the ops with launched predecessors, the one with the smallest key is next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def orders_by_keys(
 ) -> None:
     """Fill `orders` (schedules x ops) for schedules `first` to `last` - 1; ops without kernels come last.
 
-    `ready` (heap entries) and `waiting` are room for one schedule; `hardware` ties what is compiled to the sources.
+    `ready` (heap entries) and `waiting` are scratch space for one schedule. `hardware` is not read.
     """
     ops = graph.ops
     base = rank = int64(0)

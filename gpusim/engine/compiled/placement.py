@@ -1,7 +1,7 @@
-"""`gpusim.engine.placement` compiled, rule by rule: which blocks are placed, and which end. A change there is one here.
+"""`gpusim.engine.placement` compiled, rule by rule: starts and ends of blocks. A change there is a change here, too.
 
-`gpusim.engine.compiled.spread` has where the blocks of a kernel go, `gpusim.engine.compiled.sm_groups` what runs, and
-how fast.
+`gpusim.engine.compiled.spread` places the blocks of a kernel; `gpusim.engine.compiled.sm_groups` keeps groups, cohorts
+and rates.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ placed_blocks = rule(dispatch.placed_blocks)
 block_load, bytes_per_ns = rule(contention.block_load), rule(dram.bytes_per_ns)
 block_bytes_per_ns = rule(dram.block_bytes_per_ns)
 
-#: What ends: parts of a kernel; these, and others took their place; the rest of it.
+#: Kind of an end: part of a kernel; a part replaced at once by equal blocks; the last part.
 PARTS, REFILLED, ALL_OF_IT = 0, 1, 2
 
 
 @jit_apart
 def go_on(hw: Any, device: Any, blocks: Any, ends: int, until_ns: float, record: Any) -> bool:
-    """Let blocks end, where the device is at such an end, and place others, as `SmPlacement.finish` and `update` do.
+    """End blocks if the device is at such an end, and place others, as `SmPlacement.finish` and `update` do.
 
-    The device is where `ends` is 1, which is no bool, as that would be compiled once for True and once for False. Goes
-    on with what ends up to `until_ns`, as long as no kernel ends as a whole. Gives True where one does: it is off the
-    GPU, and the next call is to place blocks. Else `device.end_at` and `device.end_index` are of the next end.
-    It is compiled as a function by itself: of all that the event loop does this takes longest, and by itself it keeps
-    more in registers. `record` is None but where causes are noted.
+    The device is at an end if `ends` is 1, an integer because a bool would be compiled for True and for False. The loop
+    continues with ends up to `until_ns` until a kernel ends as a whole. In that case the kernel is removed, the result
+    is True, and the next call places blocks. Otherwise `device.end_at` and `device.end_index` describe the next end.
+    It is a function of its own because it takes most of the event loop's time and so keeps more in registers. `record`
+    is None unless causes are recorded.
     """
     while True:
         ended = finish(hw, device, blocks) if ends == 1 else PARTS
@@ -101,7 +101,7 @@ def start(device: Any, blocks: Any, index: int, row: Any) -> None:
 
 @jit
 def prepare(hw: Any, row: Any, task: Any) -> None:
-    """What `start` needs of a task, which is the same in all plans; `row.on_sms` is the SMs of its partition."""
+    """Fill `row` with the data of a task that `start` needs in every plan; `row.on_sms` is the SMs of its partition."""
     prepare_blocks(hw, row, task)
     row.other_bytes_per_ns = 0.0 if task.matrix == 1 else row.dram_bytes_per_ns
     row.matrix_bytes_per_ns = row.dram_bytes_per_ns if task.matrix == 1 else 0.0
@@ -109,7 +109,7 @@ def prepare(hw: Any, row: Any, task: Any) -> None:
 
 @jit
 def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
-    """`prepare` but for the traffic by kind."""
+    """`prepare` without the traffic by kind."""
     traffic = bytes_per_ns(hw.memory, task.dram_bytes, task.dur_ns)
     count = int64(min(task.blocks, float(MOST_BLOCKS)))
     row.threads = task.footprint_threads
@@ -139,14 +139,14 @@ def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
 
 @jit
 def finish(hw: Any, device: Any, blocks: Any) -> int:
-    """`SmPlacement.finish` of the task whose end `set_rates` found to be the next.
+    """`SmPlacement.finish` of the task that `set_rates` found to end next.
 
-    Where the same blocks of the kernel follow, they are placed, too.
+    If equally many blocks of the same kernel take the freed room, they are placed here as well.
     """
     place = int64(device.end_place)
     kernel = blocks.kernels[place]
     ended_ns = ENDED_NS + device.clock_ns * 2.0**-50
-    # Where one group ends by itself, the others are not looked at.
+    # If one group ends alone, the others are not checked.
     first = int64(device.end_number) if device.alone == 1 else int64(0)
     behind = first + 1 if device.alone == 1 else int64(device.groups)
     for number in range(first, behind):
@@ -187,9 +187,9 @@ def finish(hw: Any, device: Any, blocks: Any) -> int:
 
 @jit
 def same_again(hw: Any, device: Any, group: Any, kernel: Any, ended: int) -> bool:
-    """Whether the room that blocks of a kernel leave is taken by as many blocks of it, and nothing else is placed.
+    """Return True if equally many blocks of the same kernel take the freed room and nothing else is placed.
 
-    That is so where it was the next to be placed and there was no room for it.
+    This holds if the kernel was next to be placed and had found no room.
     """
     return bool(
         hw.partitions == 1.0
@@ -204,9 +204,9 @@ def same_again(hw: Any, device: Any, group: Any, kernel: Any, ended: int) -> boo
 
 @jit
 def end_cohorts(device: Any, blocks: Any, place: int, at: int, ended_ns: float, due: int) -> int:
-    """`touch` a group, and take the cohorts of a kernel that have ended off it; how many blocks of an SM these were.
+    """`touch` a group, remove a kernel's ended cohorts and return their number of blocks per SM.
 
-    The cohort with the number `due` has ended in any case.
+    The cohort with number `due` has ended in any case.
     """
     group, cohorts = blocks.groups[at], blocks.cohorts
     elapsed_ns = device.clock_ns - group.updated_ns
@@ -242,11 +242,11 @@ def end_cohorts(device: Any, blocks: Any, place: int, at: int, ended_ns: float, 
 
 @jit
 def place_all(hw: Any, device: Any, blocks: Any) -> None:
-    """`SmPlacement.update` but for the rates."""
+    """`SmPlacement.update` without the rates."""
     if device.unplaced > 0:
         blocked = int64(0)  # a bit for each partition
         unbroken = True
-        number = int64(device.waiting)  # all before it are placed
+        number = int64(device.waiting)  # all earlier kernels are placed
         while number < device.running:
             place = int64(blocks.line[number])
             kernel = blocks.kernels[place]

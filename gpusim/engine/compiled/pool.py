@@ -1,7 +1,7 @@
-"""`gpusim.engine.pool` compiled, rule by rule and line by line. A change there is the same change here.
+"""`gpusim.engine.pool` compiled, rule by rule and line by line. A change there needs the same change here.
 
 The running kernels of one GPU are the records `running[base : base + count]`, in start order; the caller keeps the
-count. What only recordings need (residency in use) is left out.
+count. Values needed only for recordings (occupied share) are left out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpusim.rules import dram, oldest_first
 traffic_bytes_per_ns, slowed_frac = rule(dram.bytes_per_ns), rule(dram.slowed_frac)
 later_slowdown = rule(oldest_first.later_slowdown)
 
-#: `gpusim.engine.pool.Running`; `needs_sm` is `any(demand)`, `slowdown` how much longer it takes beside an older one,
-#: `younger_rate` its rate then with all of its demand, which saves a division each time.
+#: `gpusim.engine.pool.Running`; `needs_sm` is `any(demand)`, `slowdown` the factor on its time next to an older kernel,
+#: and `younger_rate` its inverse, which saves divisions.
 RUNNING = np.dtype(
     [
         ("index", "i8"),
@@ -41,7 +41,7 @@ RUNNING = np.dtype(
 
 @jit
 def start(hw: Any, running: Any, place: int, index: int, task: Any) -> None:
-    """`SmPool.start`: put a task on the GPU, at the end of the line."""
+    """`SmPool.start`: put a task on the GPU, last in start order."""
     kernel = running[place]
     kernel.index = index
     kernel.threads = task.threads
@@ -61,13 +61,13 @@ def start(hw: Any, running: Any, place: int, index: int, task: Any) -> None:
 
 @jit
 def finish(running: Any, base: int, count: int, index: int) -> None:
-    """`SmPool.finish`: take a finished task off the GPU; those behind it move up."""
+    """`SmPool.finish`: remove a finished task; later ones move up."""
     last = base + count - 1
     place = base
     while place < last and running[place].index != index:
         place += 1
     while place < last:
-        # field by field: as a whole, a record is copied byte by byte
+        # field by field: numba copies whole records byte by byte
         kernel, following = running[place], running[place + 1]
         kernel.index = following.index
         kernel.threads = following.threads
@@ -87,15 +87,15 @@ def finish(running: Any, base: int, count: int, index: int) -> None:
 
 @jit
 def update(hw: Any, running: Any, base: int, count: int, elapsed_ns: float) -> tuple[float, int]:
-    """`SmPool.advance`, `update` and `next_end`, in one pass: each loop more would be mispredicted once more.
+    """`SmPool.advance`, `update` and `next_end` in one pass: every further loop costs a branch misprediction.
 
-    Time until the next task ends at the new rates, and which; where none does, the time is infinite and the index -1.
+    Return the time to the next end at the new rates and its task, or infinity and -1 if there is none.
     """
     several = hw.partitions > 1.0
     traffic, end_ns, ending = 0.0, np.inf, int64(-1)
     for partition in range(int64(hw.partitions)):
         traffic, end_ns, ending = share_out(hw, running, base, count, elapsed_ns, several, float(partition))
-    if several:  # the sum in the order of starts, as in the reference
+    if several:  # sum in start order, as in the reference
         traffic = 0.0
         for number in range(count):
             kernel = running[base + number]
@@ -109,11 +109,11 @@ def update(hw: Any, running: Any, base: int, count: int, elapsed_ns: float) -> t
 def share_out(
     hw: Any, running: Any, base: int, count: int, elapsed_ns: float, several: bool, partition: float
 ) -> tuple[float, float, int]:
-    """`SmPool.advance` and `_share_out`: traffic that comes of it, and the next end if that is not too much.
+    """`SmPool.advance` and `_share_out`; return the traffic, and the next end and its task unless DRAM limits.
 
-    Where there are several partitions, those of one, of whose kernels alone.
+    With several partitions, only the kernels of `partition` count.
     """
-    threads = regs = smem = slots = 1.0  # left of each
+    threads = regs = smem = slots = 1.0  # free shares
     blocked = False
     traffic = 0.0
     elder = True
@@ -133,7 +133,7 @@ def share_out(
         rate = 1.0 if elder else kernel.younger_rate
         if kernel.needs_sm:
             fits = kernel.threads <= threads and kernel.regs <= regs and kernel.smem <= smem and kernel.slots <= slots
-            if not fits:  # asked once: four divisions for each kernel that fits would be most of the time
+            if not fits:  # one check first: four divisions per kernel that fits would take most of the time
                 if kernel.threads > threads:
                     share = min(share, threads / kernel.threads)
                 if kernel.regs > regs:

@@ -1,4 +1,4 @@
-"""`gpusim.rules.contention` compiled, with the rates of the loads that occur kept."""
+"""`gpusim.rules.contention` compiled, with a cache of rates by load."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from gpusim.engine.compiled.jit import int64, jit, rule
 from gpusim.rules import contention
 
 load_of, rate, waves = rule(contention.load), rule(contention.rate), rule(contention.waves)
-#: Loads whose rates are kept: a power of 2, of loads up to 2 each another place.
+#: Size of the cache, a power of 2; loads up to 2 have distinct slots.
 LOADS: Final = 512
 
 
 @jit
 def forget_loads(device: Any) -> None:
-    """No rate of any load is known."""
+    """Clear the cache of rates."""
     device.loads[:] = 0.0
 
 
 @jit
 def known_rates(hw: Any, device: Any, load: float) -> tuple[float, float]:
-    """The rates at this load of kernels that are not GEMM-like, and of those that are; powers take long.
+    """Return the rates of other and of GEMM-like kernels at a load; powers are slow.
 
-    They are looked up where they were of the same load the last time.
+    The slot of a load holds the rates of the load that used it last.
     """
     if load <= 0.0:
         return 1.0, 1.0

@@ -1,6 +1,6 @@
-"""Ready ops in a tree, by priority: the first that finds room, without looking at each.
+"""Ready ops in a tree by priority, to find the first one that fits without a scan.
 
-Its nodes have the least that any op below needs of each resource.
+Each node has the minimum demand for each resource of the ops below it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ import numpy as np
 from gpusim.engine.compiled import heap
 from gpusim.engine.compiled.jit import int64, jit
 
-#: Of the ready ops below a node of the tree, the least that any needs of each resource; infinite where there are none.
+#: Minimum demand for each resource among the ready ops below a node; infinite if there are none.
 NEED = np.dtype([("threads", "f8"), ("regs", "f8"), ("smem", "f8"), ("slots", "f8")], align=True)
 
 
 @jit
 def plant(tasks: Any, ops: Any, priority: Any, states: Any, ready: Any, n_ready: int, held: Any, needs: Any) -> int:
-    """Make the tree: a leaf for each op with kernels, by priority, listed in `held`; how many leaves it has room for.
+    """Build the tree from the ready ops of a heap and return its number of leaves, `leaves`.
 
-    It has the ready ops of a heap. Leaf i is the node behind `leaves + i`, the nodes below node n are 2n and 2n + 1.
+    It has a leaf per op with kernels, by priority, listed in `held`. Leaf i is node `leaves + i`; the children of node
+    n are 2n and 2n + 1.
     """
     base = count = rank = int64(0)
     for op in range(len(ops)):
         if ops[op].rows > 0:
             heap.push(held, base, count, -priority[op], rank, op)
             count += 1
-    # The heap shrinks from its end, where what it gives is kept: last first.
+    # Heap sort in place: popped entries fill the end, in reverse order.
     for left in range(count, 0, -1):
         time, op = held[0].time, held[0].index
         heap.pop(held, base, left)
@@ -54,7 +55,7 @@ def plant(tasks: Any, ops: Any, priority: Any, states: Any, ready: Any, n_ready:
 
 @jit
 def set_needs(needs: Any, leaves: int, leaf: int, threads: float, regs: float, smem: float, slots: float) -> None:
-    """What the op of a leaf needs; infinite where it is not ready."""
+    """Set the demand of a leaf's op, infinite if it is not ready, and update the nodes above."""
     node = leaves + leaf
     need = needs[node]
     need.threads = threads
@@ -75,7 +76,7 @@ def set_needs(needs: Any, leaves: int, leaf: int, threads: float, regs: float, s
 def first_that_fits(
     needs: Any, leaves: int, threads: float, regs: float, smem: float, slots: float, min_share: float
 ) -> int:
-    """The first leaf whose op is ready and gets `min_share` of its blocks of what is left, or -1."""
+    """Return the first leaf whose op is ready and gets `min_share` of its blocks from the free resources, or -1."""
     node = int64(1)
     while node > 0:
         need = needs[node]
@@ -93,7 +94,7 @@ def first_that_fits(
 
 @jit
 def share_of(task: Any, threads: float, regs: float, smem: float, slots: float) -> float:
-    """Share of its blocks that a kernel would get of what is left."""
+    """Return the share of a kernel's blocks that the free resources hold."""
     share = 1.0
     if task.threads > 0.0:
         share = min(share, max(0.0, threads) / task.threads)

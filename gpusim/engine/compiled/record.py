@@ -1,6 +1,6 @@
-"""What the compiled engine notes where a plan is simulated with its causes: `gpusim.engine.causes`.
+"""Recording of causes (`gpusim.engine.causes`) by the compiled engine.
 
-Compiled functions take a `Recording`, or None: then numba leaves out what is here.
+Compiled functions take a `Recording` or None; with None, numba leaves this code out.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ possible_blocks, slowed_blocks = rule(lost_time.possible_blocks), rule(lost_time
 short_blocks, missing, copy_part = rule(lost_time.short_blocks), rule(lost_time.missing), rule(lost_time.copy_part)
 alone_rate, full_bytes_per_ns = rule(contention.alone_rate), rule(copies.full_bytes_per_ns)
 
-#: Of each task, as `Causes` has it.
+#: Causes of a task, as in `Causes`.
 NOTED = np.dtype([("last", "i8"), ("interference_ns", "f8"), ("held", "i8"), ("held_by", "i8")], align=True)
-#: Of each device: who started last; when the last free grid slot was given back, and by whom; the last copies.
+#: State of a device: the last task started, the last task that freed a grid slot of a full GPU, and the last copies.
 UNIT = np.dtype([("started", "i8"), ("room_at", "f8"), ("room_by", "i8"), ("h2d", "i8"), ("d2h", "i8")], align=True)
-#: One `Loss`, in the order in which they are noted.
+#: A `Loss`; records are in recording order.
 LOST = np.dtype(
     [("task", "i8"), ("cause", "i8"), ("by", "i8"), ("from_ns", "f8"), ("until_ns", "f8"), ("lost_ns", "f8")],
     align=True,
 )
-#: Losses of a task that there is room for at first.
+#: Initial room for losses per task.
 LOSSES_OF_A_TASK = 64
 
 
 class Recording(NamedTuple):
-    """Room for what is noted of one plan; `noted` has the number of losses, stored or not."""
+    """Arrays for the causes of one plan; `noted` has the number of losses, stored or not."""
 
     tasks: npt.NDArray[Any]
     units: npt.NDArray[Any]
     losses: npt.NDArray[Any]
     noted: npt.NDArray[np.int64]
     rows: Any = None
-    """What all plans need of each task, ..."""
+    """Placement data of each task, from the event loop."""
     nodes: Any = None
-    """... and the plan's: both are the event loop's."""
+    """Nodes of the plan, from the event loop."""
 
     @classmethod
     def of_size(cls, tasks: int, devices: int, losses: int) -> Recording:
-        """Room for a plan of so many tasks on so many devices."""
+        """Return empty arrays for a plan of `tasks` tasks on `devices` devices."""
         noted, units = np.zeros(tasks, NOTED), np.zeros(devices, UNIT)
         noted["last"] = noted["held_by"] = -1
         for name in ("started", "room_by", "h2d", "d2h"):
@@ -65,7 +65,7 @@ class Recording(NamedTuple):
         launched_ns: tuple[float, ...],
         hardware: HardwareModel,
     ) -> Causes:
-        """What was noted, when the plan has run."""
+        """Return the recorded causes of a finished simulation."""
         losses: list[list[Loss]] = [[] for _ in plan.tasks]
         for task, cause, by, *times_ns in self.losses[: self.noted[0]].tolist():
             losses[task].append(Loss(causes.LOSSES[cause], by if by >= 0 else None, *times_ns))
@@ -81,7 +81,7 @@ class Recording(NamedTuple):
 
 @jit
 def note_start(record: Any, number: int, device: Any, index: int, ready_ns: float, now: float) -> None:
-    """What kept a task that starts now; before the front end is busy with it."""
+    """Record the resource that a starting task waited for; call it before the front end becomes busy with the task."""
     unit, noted = record.units[number], record.tasks[index]
     by_front_end = device.front_end_free > unit.room_at
     by = unit.started if by_front_end else unit.room_by
@@ -93,7 +93,7 @@ def note_start(record: Any, number: int, device: Any, index: int, ready_ns: floa
 
 @jit
 def note_copy_start(record: Any, number: int, to_device: bool, index: int, ready_ns: float, now: float) -> None:
-    """The same of a copy."""
+    """Record the resource that a starting copy waited for."""
     unit, noted = record.units[number], record.tasks[index]
     by = unit.h2d if to_device else unit.d2h
     noted.held = COPY_ENGINE if now > ready_ns and by >= 0 else NOTHING
@@ -102,7 +102,7 @@ def note_copy_start(record: Any, number: int, to_device: bool, index: int, ready
 
 @jit
 def note_end(record: Any, number: int, index: int, kind: int, now: float, was_full: bool) -> None:
-    """A task has ended: a copy of this direction (0, 1), or a kernel (-1) that may have made room for another."""
+    """Record the end of a copy of direction `kind` (0, 1), or of a kernel (-1) that may have freed a grid slot."""
     unit = record.units[number]
     if kind == 0:
         unit.h2d = index
@@ -115,7 +115,7 @@ def note_end(record: Any, number: int, index: int, kind: int, now: float, was_fu
 
 @jit
 def add_loss(record: Any, task: int, cause: int, by: int, since: float, until: float, lost_ns: float) -> None:
-    """Note one loss, where there is room for it."""
+    """Record one loss if there is room for it."""
     place = record.noted[0]
     record.noted[0] += 1
     if place < len(record.losses):
@@ -130,7 +130,7 @@ def add_loss(record: Any, task: int, cause: int, by: int, since: float, until: f
 
 @jit_apart
 def note_block_losses(hw: Any, device: Any, blocks: Any, record: Any, until: float, sm_rate: float) -> None:
-    """`SmPlacement.losses` of the time since the device was last updated."""
+    """`SmPlacement.losses` since the last update of the device."""
     since, elapsed_ns = device.updated, until - device.updated
     running = int64(device.running)
     for number in range(running):
@@ -167,7 +167,7 @@ def note_block_losses(hw: Any, device: Any, blocks: Any, record: Any, until: flo
 
 @jit
 def oldest_other(line: Any, kernels: Any, running: int, number: int) -> int:
-    """The oldest of the running kernels but for the `number`-th; -1 where there is none."""
+    """Return the oldest running kernel other than the `number`-th, or -1."""
     if number > 0:
         return int64(kernels[int64(line[0])].index)
     return int64(kernels[int64(line[1])].index) if running > 1 else int64(-1)
@@ -182,7 +182,7 @@ def held_by(hw: Any, device: Any, blocks: Any, number: int) -> int:
         if other.left > 0 and other.partition == kernel.partition:
             return int64(BLOCKS)
     scarcest, most = int64(BLOCKS), int64(0)
-    for first in range(int64(device.groups)):  # of the causes, each where it comes up first
+    for first in range(int64(device.groups)):  # each cause at its first occurrence
         cause, sms, seen = int64(-1), int64(0), False
         for each in range(int64(device.groups)):
             group = blocks.groups[int64(device.order[each])]
@@ -211,7 +211,7 @@ def held_by(hw: Any, device: Any, blocks: Any, number: int) -> int:
 
 @jit_apart
 def note_pool_losses(hw: Any, device: Any, running: Any, record: Any, until: float, sm_rate: float) -> None:
-    """`SmPool.losses` of the time since the device was last updated."""
+    """`SmPool.losses` since the last update of the device."""
     since, elapsed_ns = device.updated, until - device.updated
     base, count = int64(device.first_running), int64(device.running)
     for number in range(count):
@@ -264,7 +264,7 @@ def scarce(running: Any, base: int, number: int) -> int:
 def note_copy_losses(
     hw: Any, device: Any, blocks: Any, running: Any, engines: Any, number: int, record: Any, until: float
 ) -> None:
-    """What kernels lose to copies, and copies to each other, in the time since the last change."""
+    """Record losses of kernels to copies, and of copies to each other, since the last change."""
     since, elapsed_ns = device.updated, until - device.updated
     h2d, d2h = engines[2 * number], engines[2 * number + 1]
     lost_ns = copy_part(device.sm_rate, 1.0) * elapsed_ns

@@ -1,13 +1,12 @@
-"""The event loop, compiled: `gpusim.engine.reference` without recordings.
+"""The event loop, compiled: `gpusim.engine.reference` without series over time.
 
-What happens at one time happens in the reference's order: first ends, then what becomes ready, then starts; among
-equals in the order in which they were scheduled. Each device has the time of its next end. What happens at a time that
-is known otherwise is a line by time, not a heap: hardly anything is scheduled before what was scheduled earlier. Of the
-times at which a front end is to be looked at, only the first one counts where there is one device; several devices take
-turns in the order in which all those times were scheduled.
+Events at equal times follow the reference's order: ends, then arrivals, then starts; equal ones in the order in which
+they were scheduled. Each device keeps the time of its next end. All other events are in a time-ordered queue, not a
+heap, since few are scheduled before earlier ones. With one device, only the first scheduled check of the front end
+counts; several devices take turns in the order in which their checks were scheduled.
 
-What a search does not need (copies, several devices, stream mode) is in optional arguments: where they are None, numba
-leaves out the code that only those need.
+Features that a search does not need (copies, several devices, stream mode) are in optional arguments: if these are
+None, numba leaves their code out.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from gpusim.engine.compiled.record import (
 from gpusim.engine.compiled.stream_mode import READY, SERVES
 from gpusim.plan.tasks import MAX_TIME_NS
 
-#: What happens to a device: a task on it ends, a part of its blocks does, a copy joins a line, its front end may start.
+#: Event on a device: a task ends, part of its blocks ends, a copy arrives, its front end may start a task.
 ENDS, PARTS, ARRIVES, STARTS = 0, 1, 2, 3
 
 
@@ -49,10 +48,10 @@ def simulate_plans(
     runs: int = 1,
     record: Recording | None = None,
 ) -> None:
-    """Simulate plans `first` to `last` - 1: sets `ready_ns`, `start_ns`, `end_ns`, `ended`, `makespan_ns` and `log`.
+    """Simulate plans `first` to `last` - 1: set `ready_ns`, `start_ns`, `end_ns`, `ended`, `makespan_ns` and `log`.
 
-    `launches` is that of the plans in stream mode, else None; `runs` is how often a plan runs each of `tasks`. What is
-    noted of a single plan goes to `record`: that is rare, and no loop is compiled for one GPU alone.
+    `launches` belongs to the plans in stream mode, else it is None. A plan runs each of `tasks` up to `runs` times.
+    `record` gets the causes of a single plan; that is rare, so no recording loop is compiled for one GPU alone.
     Raises `PlanError` for a plan that takes too long or too many events (`gpusim.engine.budget`).
     """
     rows = np.empty(len(tasks) if room.blocks is not None else 0, sm_groups.PLACED)
@@ -103,10 +102,10 @@ def simulate(
     events: int,
     record: Any,
 ) -> None:
-    """`simulate_plans`; `rows` is room for what all plans need of each of `tasks`.
+    """`simulate_plans`; `rows` is scratch space for the placement data of each of `tasks`.
 
-    What runs is in `running`, or block by block in `blocks`. `more` is a `More`, or None where no plan has copies, is
-    on several devices or in stream mode. The budget is of `events` for each task and each block.
+    Running kernels are in `running` or, block by block, in `blocks`. `more` is a `More`, or None if no plan has copies,
+    several devices or stream mode. The budget is `events` per task and per block.
     """
     hw, device, number = hardware[0], devices[0], int64(0)
     grids, start_ns = int64(hw.limits.resident_grids), start_interval_ns(hw.graph, stream_launches is None)
@@ -121,7 +120,7 @@ def simulate(
     for plan in range(first, last):
         count = plans.tasks[plan]
         nodes, succs, log = plans.nodes[plan, :count], plans.succs[plan], plans.log[plan]
-        waiting, known = heaps[:count], heaps[count:]  # ready tasks: a heap for each device; other events: a line
+        waiting, known = heaps[:count], heaps[count:]  # ready tasks: a heap per device; other events: a queue
         head = tail = seq = logged = ended = index = int64(0)
         set_up(nodes, devices, blocks, more, events * work)
         if stream_launches is not None:
@@ -129,7 +128,7 @@ def simulate(
             tail = stream_mode.set_up(hw, launches, more.queues, known)
         else:
             for each in range(count):
-                if nodes[each].waiting == 0:  # -1: before all that happens at 0
+                if nodes[each].waiting == 0:  # -1: before all events at 0
                     tail = line.insert(known, head, tail, -1.0, IN_TURN, int64(each) << 3 | READY)
         now, events_left = 0.0, events * work
         while True:
@@ -168,7 +167,7 @@ def simulate(
                     if more is not None and tasks[node.row].kind != ON_DEVICE:
                         event_kind = ARRIVES
                     else:
-                        at_once = (  # nothing else happens before the front end would be looked at
+                        at_once = (  # no other event precedes the check of the front end
                             one_device
                             and device.ready == 0
                             and now >= device.front_end_free
@@ -268,7 +267,7 @@ def simulate(
                 device.end_at = not_before(now, now + delay_ns) if ending >= 0 else np.inf
             if blocks is not None and event_kind != PARTS:
                 until_ns = -np.inf
-                if more is None or (one_device and device.copying == 0):  # nothing else happens before
+                if more is None or (one_device and device.copying == 0):  # until the next other event
                     until_ns = min(known[uint32(head)].time if head < tail else np.inf, device.serve_at)
                 all_of_it = placement.go_on(hw, device, of_device(blocks, number), int64(0), until_ns, record)
                 device.all_of_it = 1 if all_of_it else 0
@@ -297,7 +296,7 @@ def simulate(
 
 @jit
 def of_device(blocks: Any, number: int) -> Any:
-    """What is on the SMs of one device."""
+    """Return the blocks on the SMs of one device."""
     return Blocks(blocks.kernels[number], blocks.line[number], blocks.groups[number], blocks.cohorts[number])
 
 
@@ -312,7 +311,7 @@ def note_losses(
     record: Any,
     until: float,
 ) -> None:
-    """Note what tasks on a device lost since it was last updated."""
+    """Record the losses of the tasks on a device since its last update."""
     sm_rate = 1.0 if more is None else float(device.sm_rate)
     if blocks is not None:
         note_block_losses(hw, device, of_device(blocks, number), record, until, sm_rate)
@@ -327,7 +326,7 @@ def note_losses(
 
 @jit
 def look_again(known: Any, head: int, tail: int, device: Any, number: int, one_device: bool, now: float) -> int:
-    """Have the front end of a device looked at as soon as it is free; the new tail of the line."""
+    """Schedule a check of a device's front end once it is free, and return the new tail of the event queue."""
     at = not_before(now, max(now, device.front_end_free))
     if one_device:
         device.serve_at = min(device.serve_at, at)
@@ -337,7 +336,7 @@ def look_again(known: Any, head: int, tail: int, device: Any, number: int, one_d
 
 @jit
 def set_up(nodes: Any, devices: Any, blocks: Any, more: Any, events: int) -> None:
-    """Bring nodes, devices and copy engines to the start of a run."""
+    """Reset nodes, devices and copy engines for a run."""
     for number in range(len(devices)):
         device = devices[number]
         device.front_end_free = device.updated = 0.0
@@ -360,7 +359,7 @@ def set_up(nodes: Any, devices: Any, blocks: Any, more: Any, events: int) -> Non
             engine.active = engine.head = engine.tail = -1
             engine.remaining_bytes = engine.rate = 0.0
         for index in range(len(nodes)):
-            devices[nodes[index].device].first_ready += 1  # here: how many tasks it has
+            devices[nodes[index].device].first_ready += 1  # here: number of its tasks
         first = 0
         for number in range(len(devices)):
             device = devices[number]
@@ -371,7 +370,7 @@ def set_up(nodes: Any, devices: Any, blocks: Any, more: Any, events: int) -> Non
 
 @jit
 def first_end(devices: Any) -> int:
-    """The device whose next end comes first."""
+    """Return the device with the earliest next end."""
     ending = 0
     for number in range(1, len(devices)):
         device, first = devices[number], devices[ending]

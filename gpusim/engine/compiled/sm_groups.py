@@ -1,13 +1,12 @@
-"""SMs that hold the same, the cohorts of blocks on them, and their rates: `gpusim.engine.placement` compiled.
+"""Groups of SMs with equal contents, the cohorts on them and their rates: `gpusim.engine.placement` compiled.
 
-What is on the SMs of a device is in its record and its row of `Blocks`. Kernels and groups stay where they are: `line`
-has the places of the `device.running` kernels in the order of their starts, `order` those of the `device.groups` groups
-in that of the reference's list, that of memory operations before them; behind these are the places that are free. What
-every step looks at is by number in that order: when the first cohort of each group ends, and its traffic. Everything
-else is done for groups that have changed; `touched_groups` has the places of these.
+The state of a device is its record and its row of `Blocks`. Kernels and groups keep their slots: `line` has the slots
+of the `device.running` kernels in start order, `order` those of the `device.groups` groups in the reference's order,
+with memory operations first; free slots follow. Values read at every step, the first end of each group and its traffic,
+are indexed by that order. All other work is done only for changed groups, whose slots are in `touched_groups`.
 
-Places are unsigned: so compiled code need not look whether they are negative and count from the end. Numbers that are
-divided by others are kept as floating point, which is faster to divide and exact for their sizes.
+Slots are unsigned, so compiled code need not check for negative indices. Dividends and divisors are floating-point
+numbers, which divide faster and are exact at their sizes.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from gpusim.rules import dram
 
 slowed_frac = rule(dram.slowed_frac)
 
-#: `gpusim.engine.sm_groups.Placed`, with what it needs of the task. `scanned` says that all groups have been looked at
-#: for it and what had room was used: from then on only groups that change can have room.
+#: `gpusim.engine.sm_groups.Placed`, with its data of the task. `scanned` is 1 once all groups have been checked and all
+#: room for it is used: from then on only groups that change can have room.
 PLACED: Final = np.dtype(
     [
         ("left", "i8"),
@@ -42,19 +41,19 @@ PLACED: Final = np.dtype(
         ("own_split_bytes", "f8"),
         ("block_ns", "f8"),
         ("dram_bytes_per_ns", "f8"),
-        # What a block adds to the load, and its traffic, by kind, one of them 0: sums of both need not ask, which is
-        # often mispredicted. A kernel multiplies matrices where its `matrix_load` is not 0.
+        # Load and traffic of a block by kind of kernel, one of them 0: sums over both need no branch, which would often
+        # be mispredicted. A kernel is GEMM-like if its `matrix_load` is not 0.
         ("other_load", "f8"),
         ("matrix_load", "f8"),
         ("other_bytes_per_ns", "f8"),
-        ("matrix_bytes_per_ns", "f8"),  # 128 bytes: a place is found without a multiplication
+        ("matrix_bytes_per_ns", "f8"),  # 128 bytes: indexing needs no multiplication
     ],
     align=True,
 )
-#: `gpusim.engine.sm_groups.SmGroup`; `at` is its number in the order; its cohorts begin at `first`; of the one that
-#: ends first, `ending` is the place of the kernel and `number` its own. `held_load`, `held_traffic` and, of kernels
-#: that multiply matrices, `held_matrix_...` are the sums over its cohorts, `load` and `matrix_load` what its rates are
-#: for. `room` and `gets` are those of the kernel that is being placed, `differs`: only the split keeps it away.
+#: `gpusim.engine.sm_groups.SmGroup`; `at` is its index in the order; its cohorts begin at `first`. `ending` is the slot
+#: of the kernel whose cohort ends first and `number` the number of that cohort. `held_load`, `held_traffic` and, for
+#: GEMM-like kernels, `held_matrix_...` are sums over its cohorts; its rates hold for `load` and `matrix_load`. `room`,
+#: `gets` and `differs` (only the carve-out keeps it away) describe the kernel being placed.
 SM_GROUP: Final = np.dtype(
     [
         ("at", "u4"),
@@ -85,18 +84,18 @@ SM_GROUP: Final = np.dtype(
     ],
     align=True,
 )
-#: `gpusim.engine.sm_groups.Cohort`: its kernel by its place.
+#: `gpusim.engine.sm_groups.Cohort`, with the slot of its kernel.
 COHORT: Final = np.dtype(
     [("kernel", "u4"), ("blocks", "u4"), ("number", "i8"), ("remaining_ns", "f8"), ("rate", "f8")], align=True
 )
-#: The traffic of all groups is added up in order where a running sum, which rounds otherwise, comes as near to the
-#: bandwidth as this.
+#: Share of the bandwidth up to which a running sum of the traffic decides; above, the traffic of all groups is added up
+#: in order, since the running sum rounds differently.
 SURELY_LESS: Final = 0.999
 
 
 @jit
 def set_up(device: Any, blocks: Any) -> None:
-    """Nothing runs: there is the group of memory operations alone."""
+    """Reset a device to the empty group of memory operations."""
     device.groups = device.unplaced = device.placed = device.touched = device.waiting = device.known = 0
     device.clock_ns = device.wanted = 0.0
     device.slow = 1.0
@@ -111,7 +110,7 @@ def set_up(device: Any, blocks: Any) -> None:
 
 @jit
 def new_group(device: Any, blocks: Any, partition: int, sms: int) -> None:
-    """An empty group, behind the others; when it ends is infinite already."""
+    """Append an empty group; its end is infinite already."""
     number = int64(device.groups)
     group = blocks.groups[int64(device.order[number])]
     group.at = number
@@ -165,7 +164,7 @@ def touch(device: Any, blocks: Any, at: int) -> None:
 
 @jit
 def note_change(device: Any, blocks: Any, at: int) -> None:
-    """The rates of a group are to be set anew."""
+    """Mark a group for recomputing its rates."""
     blocks.groups[at].changed = 1
     device.touched_groups[int64(device.touched)] = at
     device.touched += 1
@@ -174,7 +173,7 @@ def note_change(device: Any, blocks: Any, at: int) -> None:
 
 @jit
 def copy_cohort(to: Any, source: Any) -> None:
-    """All fields, one by one: as a whole, records are copied byte by byte."""
+    """Copy a cohort field by field: numba copies whole records byte by byte."""
     to.kernel = source.kernel
     to.number = source.number
     to.blocks = source.blocks
@@ -193,7 +192,7 @@ def put(group: Any, kernel: Any, blocks: int) -> None:
 
 @jit_apart
 def split(device: Any, blocks: Any, at: int, sms: int) -> int:
-    """`SmPlacement._split`: the place of the others, which get as many blocks as the group got before."""
+    """`SmPlacement._split`: return the slot of the new group, which has the same `gets` as the old one."""
     touch(device, blocks, at)
     group = blocks.groups[at]
     new = int64(device.order[int64(device.groups)])
@@ -229,7 +228,7 @@ def split(device: Any, blocks: Any, at: int, sms: int) -> int:
 
 @jit
 def add_up_traffic(blocks: Any, group: Any) -> None:
-    """The traffic of a group whose number of SMs has changed."""
+    """Recompute the traffic of a group whose number of SMs has changed."""
     traffic = matrix_traffic = 0.0
     first = int64(group.first)
     for number in range(first, first + int64(group.cohorts)):
@@ -247,8 +246,8 @@ def merge_empty(device: Any, blocks: Any) -> None:
     """`SmPlacement._merge_empty`."""
     groups, order, ends, traffic = blocks.groups, device.order, device.ends, device.traffic
     number, behind = int64(1), int64(device.groups)
-    first = changed = behind  # that is empty, and whose number changed
-    while number < device.groups and device.empty > 1:  # one by itself stays
+    first = changed = behind  # first empty group, and first with a changed index
+    while number < device.groups and device.empty > 1:  # a single empty group stays
         at = int64(order[number])
         into = int64(-1)
         if groups[at].blocks == 0:
@@ -275,10 +274,10 @@ def merge_empty(device: Any, blocks: Any) -> None:
             groups[int64(order[later])].at = later
         order[last] = at
         ends[last] = np.inf
-    for row in range(changed // ROW, (behind - 1) // ROW + 1):  # those before are as they were
+    for row in range(changed // ROW, (behind - 1) // ROW + 1):  # earlier rows are unchanged
         note_end(device, row * ROW, ends[row * ROW])
     kept = int64(0)
-    for number in range(int64(device.touched)):  # without those that are no more
+    for number in range(int64(device.touched)):  # drop the merged groups
         at = int64(device.touched_groups[number])
         if groups[at].changed == 1:
             device.touched_groups[kept] = at
@@ -306,7 +305,7 @@ def set_rates(hw: Any, device: Any, blocks: Any) -> tuple[float, int]:
 
 @jit_apart
 def limit_traffic(hw: Any, device: Any, blocks: Any) -> None:
-    """Rule 5: where it slows more or less than before, those who use DRAM are touched."""
+    """Apply rule 5: touch the groups with traffic if the slowdown has changed."""
     wanted = 0.0
     for number in range(int64(device.groups)):
         wanted += device.traffic[number]
@@ -321,11 +320,11 @@ def limit_traffic(hw: Any, device: Any, blocks: Any) -> None:
 
 @jit
 def set_end(hw: Any, device: Any, blocks: Any, at: int) -> None:
-    """What `SmPlacement._set_rates` does with a group that has changed, and `_set_end`."""
+    """`SmPlacement._set_rates` for one changed group, and `_set_end`."""
     group, kernels, cohorts = blocks.groups[at], blocks.kernels, blocks.cohorts
     first = int64(group.first)
     behind = first + int64(group.cohorts)
-    clock_ns, slow = device.clock_ns, device.slow  # stores below may change these, for all LLVM knows
+    clock_ns, slow = device.clock_ns, device.slow  # LLVM cannot know that stores below leave these unchanged
     load = load_of(hw.contention, group.held_load, group.held_matrix_load)
     matrix_load = load_of(hw.contention, group.held_matrix_load, group.held_load)
     if load != group.load and group.held_load > 0.0:

@@ -1,4 +1,4 @@
-"""Where the blocks of one kernel go: `SmPlacement._place` compiled, with the rules that it follows."""
+"""Placement of the blocks of one kernel: `SmPlacement._place` compiled, with its rules."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ blocks_per_fill = rule(dispatch.blocks_per_fill)
 
 @jit
 def place_blocks(hw: Any, device: Any, blocks: Any, kernel: Any, place: int) -> None:
-    """`SmPlacement._place`. Candidates are the groups with room, in their order.
+    """`SmPlacement._place`, with the groups that have room as candidates, in their order.
 
-    Where a kernel has been placed as far as it goes, only groups that have changed since can have room for it.
+    Once all room for a kernel is used, only groups that change later can have room for it.
     """
     groups, candidates = blocks.groups, device.candidates
     most = count = holds = int64(0)
@@ -51,7 +51,7 @@ def place_blocks(hw: Any, device: Any, blocks: Any, kernel: Any, place: int) -> 
     else:
         spread(device, blocks, kernel, place, count, most, kernel.left >= holds)
     kernel.scanned = 1
-    if on_empty and kernel.left > 0:  # an empty SM gets as many blocks as where the kernel is alone: it may hold more
+    if on_empty and kernel.left > 0:  # an empty SM gets as many blocks as a kernel alone gets; it may hold more
         for number in range(count):
             if room_for(hw, groups[int64(candidates[number])], kernel) > 0:
                 kernel.scanned = 0
@@ -59,7 +59,7 @@ def place_blocks(hw: Any, device: Any, blocks: Any, kernel: Any, place: int) -> 
 
 @jit
 def room_for(hw: Any, group: Any, kernel: Any) -> int:
-    """`SmPlacement._room` and, as `differs`, `_only_split_differs`. Quotients of such numbers round down exactly."""
+    """`SmPlacement._room` and, as `differs`, `_only_split_differs`. These quotients round down exactly."""
     group.differs = 0
     if group.blocks == 0:
         return int64(kernel.blocks_per_sm)
@@ -73,7 +73,7 @@ def room_for(hw: Any, group: Any, kernel: Any) -> int:
     if smem_bytes < kernel.smem_bytes:
         return int64(0)
     room = earlier(slots, threads / kernel.threads)
-    room = earlier(regs / kernel.regs, room)  # where it needs none: not less
+    room = earlier(regs / kernel.regs, room)  # if it needs no registers, infinity
     return int64(int(earlier(smem_bytes / kernel.smem_bytes, room)))
 
 
@@ -93,14 +93,14 @@ def fill_up(device: Any, blocks: Any, kernel: Any, place: int, count: int) -> No
 
 @jit
 def spread_on_one(device: Any, blocks: Any, kernel: Any, place: int, at: int) -> None:
-    """`SmPlacement._spread` where one group has room, which is most often so."""
+    """`SmPlacement._spread` for the usual case of one group with room."""
     group = blocks.groups[at]
     left, room, sms = int64(kernel.left), int64(group.room), int64(group.sms)
     if left >= room * sms:
         group.gets = room
         add(device, blocks, kernel, place, at)
         return
-    level = left // sms  # blocks for each SM, and some SMs get another one
+    level = left // sms  # blocks for each SM; some SMs get one more
     left -= level * sms
     group.gets = level
     others = at
@@ -115,7 +115,7 @@ def spread_on_one(device: Any, blocks: Any, kernel: Any, place: int, at: int) ->
 
 @jit_apart
 def spread(device: Any, blocks: Any, kernel: Any, place: int, count: int, most: int, all_of_it: bool) -> None:
-    """`SmPlacement._spread`; with `all_of_it`, all room is used, whatever the order."""
+    """`SmPlacement._spread`; with `all_of_it`, all room is used and the order does not matter."""
     groups, candidates = blocks.groups, device.candidates
     behind = count
     if not all_of_it:
@@ -152,7 +152,7 @@ def spread(device: Any, blocks: Any, kernel: Any, place: int, count: int, most: 
 
 @jit
 def add(device: Any, blocks: Any, kernel: Any, place: int, at: int) -> None:
-    """`SmPlacement._add` of as many blocks as the group `gets`."""
+    """`SmPlacement._add` of `gets` blocks per SM of the group."""
     group = blocks.groups[at]
     if group.blocks == 0:
         group.split_bytes = kernel.own_split_bytes

@@ -1,8 +1,8 @@
-"""The search of `gpusim.policies.ios` in one block, compiled: which stages there are, as plans, and the best of all.
+"""The search of `gpusim.policies.ios` within one block, compiled: enumerate stages, lower them, choose the best.
 
-It is here and not beside the policies because compiled functions are kept by the sources of this package (see `jit`).
-Sets of a block's nodes are bit masks, of at most `MOST_NODES` nodes. `succs` has the successors of each node within the
-block. Nothing here knows about the policy: its rules and words are in `gpusim.policies.ios`.
+It is in this package because the cache of compiled functions depends on its sources (see `jit`). Sets of a block's
+nodes are bit masks of at most `MOST_NODES` nodes. `succs` has the successors of each node within the block. The rules
+and terms of the policy are in `gpusim.policies.ios`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from gpusim.engine.compiled.jit import entry, int64, jit
 Masks = npt.NDArray[np.int64]
 
 MOST_NODES: Final = 60
-#: What `find_stages` may say instead of how much effort is left: there was too little, or a table is full.
+#: Results of `find_stages` in place of the remaining effort: effort exhausted, or a table is full.
 TOO_MUCH, NO_ROOM = -1, -2
 #: An odd number near 2^64 over the golden ratio, as a signed one: Fibonacci hashing (Knuth, TAOCP 3, section 6.4).
 _SPREAD: Final = -7046029254386353131
 
 
 class Sets(NamedTuple):
-    """Sets in the order in which they were found, and where each is: a hash table of places, counted from 1."""
+    """Sets in order of discovery, with a hash table of their positions, counted from 1."""
 
     values: Masks
     table: Masks
     used: Masks
-    """One number: how many there are."""
+    """Number of sets, as an array of one element."""
 
     @classmethod
     def of_size(cls, size: int) -> Sets:
@@ -39,11 +39,11 @@ class Sets(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Where the walk through the endings of a set is: at each depth one node more is in the ending."""
+    """State of the walk through the endings of a set: each depth adds one node to the ending."""
 
     ending: Masks
     below: Masks
-    """The node looked at last; those behind it were."""
+    """Node visited last at each depth; higher ones are done."""
     n_groups: Masks
     groups: Masks
 
@@ -65,9 +65,9 @@ def find_stages(
     stages: Sets,
     walk: Walk,
 ) -> int:
-    """All sets that can be left over, and all stages; gives how much of `effort` is left.
+    """Fill `states` with all sets that can remain and `stages` with all stages; return the remaining effort.
 
-    An ending takes an effort of 1, a new stage `stage_effort` more.
+    An ending costs an effort of 1, and a new stage `stage_effort` more.
     """
     nodes = len(succs)
     add(states, (int64(1) << nodes) - 1)
@@ -106,9 +106,9 @@ def choose_stages(
     last: Masks,
     walk: Walk,
 ) -> None:
-    """Of every set the least time of its stages, and the last of these; of equal ones the first found.
+    """Find the least time of each set as a sequence of stages, and its last stage; of equal ones the first found.
 
-    `ascending` has the places of the sets by value: what an ending leaves over is a smaller number.
+    `ascending` has the positions of the sets by value: removing an ending gives a smaller value.
     """
     for number in range(len(ascending)):
         at = ascending[number]
@@ -140,10 +140,10 @@ def lower_stages(
     n_groups: Masks,
     extra_ns: npt.NDArray[np.float64],
 ) -> None:
-    """Stages from `first` on, as many as there are plans, each as a plan: a queue for each group.
+    """Lower as many stages as there are plans, from `first` on, each to a plan with one queue per group.
 
-    The tasks of node i are `first_task[i]` to `first_task[i + 1]` - 1. Also sets how many groups a stage has, and the
-    largest extra gap before the first task of any.
+    The tasks of node i are `first_task[i]` to `first_task[i + 1]` - 1. Also set the number of groups of each stage, and
+    the largest extra gap before the first task of a group.
     """
     nodes = len(succs)
     groups = walk.groups[0]
@@ -171,13 +171,13 @@ def lower_stages(
 
 @entry
 def groups_of(succs: Masks, stage: int, groups: Masks) -> int:
-    """The groups of one stage: `connected`."""
+    """Return the number of groups of one stage (`connected`)."""
     return connected(succs, int64(stage), len(succs), groups)
 
 
 @jit
 def begin_walk(walk: Any, nodes: int) -> int:
-    """Before the first ending of a set: the depth to go on from."""
+    """Start the walk before the first ending of a set and return its depth."""
     walk.ending[0] = 0
     walk.below[0] = nodes
     walk.n_groups[0] = 0
@@ -186,9 +186,9 @@ def begin_walk(walk: Any, nodes: int) -> int:
 
 @jit
 def next_ending(succs: Any, state: int, max_group: int, max_groups: int, walk: Any, depth: int) -> int:
-    """Go on to the next ending of `state`, `walk.ending[depth]`; gives its depth, or -1 behind the last.
+    """Advance to the next ending of `state`, `walk.ending[depth]`, and return its depth, or -1 after the last.
 
-    An ending is extended in every way by nodes below its lowest, the latest first, so each comes up once.
+    An ending is extended in every way by nodes below its lowest, highest first, so each ending occurs once.
     """
     while depth >= 0:
         walk.below[depth] -= 1
@@ -199,7 +199,7 @@ def next_ending(succs: Any, state: int, max_group: int, max_groups: int, walk: A
         bit = int64(1) << node
         ending = walk.ending[depth]
         after = succs[node] & state
-        if state & bit == 0 or after & ~ending != 0:  # a successor in `state` stays behind
+        if state & bit == 0 or after & ~ending != 0:  # a successor would remain in `state`
             continue
         group, apart = bit, int64(0)
         for number in range(walk.n_groups[depth]):
@@ -222,7 +222,7 @@ def next_ending(succs: Any, state: int, max_group: int, max_groups: int, walk: A
 
 @jit
 def connected(succs: Any, stage: int, nodes: int, groups: Any) -> int:
-    """The parts of a stage that edges connect, as masks in ascending order; how many there are."""
+    """Fill `groups` with the connected components of a stage, as ascending masks, and return their number."""
     count = int64(0)
     for node in range(nodes - 1, -1, -1):
         bit = int64(1) << node
@@ -247,7 +247,7 @@ def connected(succs: Any, stage: int, nodes: int, groups: Any) -> int:
 
 @jit
 def members(mask: int) -> int:
-    """How many nodes there are in a set."""
+    """Return the number of nodes in a set."""
     count = int64(0)
     while mask != 0:
         mask &= mask - 1
@@ -257,7 +257,7 @@ def members(mask: int) -> int:
 
 @jit
 def slot_of(sets: Any, value: int) -> int:
-    """Where in the table a set is, or would be."""
+    """Return the slot of a set in the table, or its free slot."""
     last = len(sets.table) - 1
     slot = (value * int64(_SPREAD)) >> 20 & last
     while sets.table[slot] > 0 and sets.values[sets.table[slot] - 1] != value:
@@ -267,7 +267,7 @@ def slot_of(sets: Any, value: int) -> int:
 
 @jit
 def add(sets: Any, value: int) -> bool:
-    """Add a set if it is new; False where there is no room."""
+    """Add a set unless present; return False if there is no room."""
     slot = slot_of(sets, value)
     if sets.table[slot] == 0:
         if sets.used[0] == len(sets.values):

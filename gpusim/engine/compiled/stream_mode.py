@@ -1,7 +1,7 @@
-"""Stream mode, compiled: the host launches in order into hardware queues, whose heads block what is behind them.
+"""Stream mode, compiled: the host launches in order into hardware queues, whose heads block later entries.
 
-`_Host` of the reference is a few processes; here each of their steps is an event in the line of known events, which
-keeps the order of those of one time.
+`_Host` of the reference consists of a few processes. Here each of their steps is an event in the event queue, which
+keeps the order of events at equal times.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gpusim.rules import queues as rules
 host_launch_ns, launched_start_ns = rule(rules.host_launch_ns), rule(rules.launched_start_ns)
 stream_start_ns, event_start_ns = rule(rules.stream_start_ns), rule(rules.event_start_ns)
 
-#: What an event is for, in the lowest three bits of its index: a task is ready; those that wait for its end learn of
-#: it; the head of a queue has nothing to wait for any more; the host has launched; a front end is to be looked at.
+#: Kind of an event, in the lowest three bits of its index: a task is ready; waiters learn of an end; the head of a
+#: queue need not wait any more; the host has launched; a front end is to be checked.
 READY, ENDED, RESUMED, LAUNCHED, SERVES = 0, 1, 2, 3, 4
 
 
 @jit
 def set_up(hw: Any, launches: Any, queues: Any, known: Any) -> int:
-    """Bring queues to the start of a run and let the host begin; the tail of the line of events."""
+    """Reset the hardware queues, schedule the first launch and return the tail of the event queue."""
     for number in range(len(queues)):
         queue = queues[number]
         queue.head = queue.tail = -1
@@ -39,7 +39,7 @@ def set_up(hw: Any, launches: Any, queues: Any, known: Any) -> int:
 
 @jit
 def host_ns(hw: Any, launch: Any) -> float:
-    """Host time of one launch and of the events it waits for."""
+    """Return the host time of one launch, waits for events included, in ns."""
     return float(host_launch_ns(hw.stream, launch.host_ns, launch.events))
 
 
@@ -58,7 +58,7 @@ def happen(
     now: float,
     record: Any,
 ) -> int:
-    """One step of the host or of a queue; the new tail of the line of events."""
+    """Process one event of the host or of a hardware queue and return the new tail of the event queue."""
     index, event_kind = event >> 3, event & 7
     launch = launches[index]
     queue = queues[launch.queue]
@@ -99,7 +99,7 @@ def happen(
 
 @jit
 def must_wait(nodes: Any, launches: Any, deps: Any, waiters: Any, index: int) -> bool:
-    """Whether what a task needs has yet to end; if so, it is put down with each that has not ended."""
+    """Return True if a predecessor of a task has not ended, after registering the task with each such predecessor."""
     node = nodes[index]
     waits = node.previous >= 0 and nodes[node.previous].end_ns < 0.0
     for place in range(node.first_dep, node.first_dep + node.n_deps):
@@ -125,7 +125,7 @@ def must_wait(nodes: Any, launches: Any, deps: Any, waiters: Any, index: int) ->
 
 @jit
 def note_last(hw: Any, nodes: Any, launches: Any, deps: Any, index: int, now: float, record: Any) -> None:
-    """Which predecessor decides when a task may start that may now; -1 where it is its launch or its queue."""
+    """Record the predecessor that determines the start of a task; -1 if its launch or its queue does."""
     node = nodes[index]
     last, last_ns = int64(-1), max(now, launched_start_ns(hw.stream, launches[index].launched_ns))
     for place in range(node.first_dep, node.first_dep + node.n_deps):
@@ -140,7 +140,7 @@ def note_last(hw: Any, nodes: Any, launches: Any, deps: Any, index: int, now: fl
 
 @jit
 def start_at(hw: Any, nodes: Any, launches: Any, deps: Any, index: int) -> float:
-    """When a task may start whose predecessors have ended: after its launch, and after them."""
+    """Return the earliest start of a task after its launch and its predecessors, which have ended."""
     node = nodes[index]
     at = launched_start_ns(hw.stream, launches[index].launched_ns)
     for place in range(node.first_dep, node.first_dep + node.n_deps):

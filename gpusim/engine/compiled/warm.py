@@ -1,10 +1,10 @@
-"""What a first start compiles, on two cores.
+"""Compilation at a first start, on two cores.
 
-numba compiles one function at a time in a process. So where nothing is kept on disk yet, one process compiles the event
-loop, which takes as long as all others together, and one the others. What they have kept is then read from disk. They
-compile with fewer of LLVM's passes (`NUMBA_OPT=1`), which is a setting of a whole process and not for numba code of
-others here: a quarter less time to compile, code as fast within the noise of 8 %. Nor do they collect garbage, which
-takes a tenth of the time: they end with what they have made, 40 MB more.
+numba compiles one function at a time per process. With an empty cache, one helper process therefore compiles the event
+loop, which takes as long as all other entries together, and another compiles the others; this process then reads the
+cache. Helpers use fewer LLVM passes (`NUMBA_OPT=1`), a setting of a whole process that must not affect other numba code
+here: a quarter less time to compile, code as fast within the noise of 8 %. Helpers do not collect garbage either, which
+would take a tenth of the time: they end with 40 MB more memory.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from gpusim.engine.compiled.simulate import simulate, simulate_plans
 from gpusim.engine.threads import cores
 from gpusim.formats.hardware import HardwareModel, load_hardware
 
-#: What a command says while it compiles.
+#: Message of a command while it compiles.
 COMPILING = "compiling once, about 10 s"
-#: What is compiled beside the event loop.
+#: Entries other than the event loop.
 OTHERS = (lower_schedules, link_plans, find_peaks, schedule_lists, orders_by_keys)
-#: A helper looks for modules where this process does, however it was started.
+#: Program of a helper; it has the `sys.path` of this process, however that was started.
 _PROGRAM = (
     "import gc, sys; gc.disable(); sys.path[:] = sys.argv[2:]; "
     "from gpusim.engine.compiled import warm; warm.help_with(sys.argv[1])"
 )
-#: What a helper may be asked for.
+#: Parts that a helper may compile.
 BY_BLOCK, ONE_POOL, ALL_OTHERS = "by-block", "one-pool", "others"
 
 
 def needs_compiling() -> bool:
-    """Whether the event loop is yet to be compiled on this machine; where nothing can be kept, it is at every start."""
+    """Return True if the event loop is not cached on this machine; without a cache, it is compiled at every start."""
     return not is_kept(simulate)
 
 
 def warm_up(hardware: HardwareModel) -> float:
-    """Have all that a search on this GPU needs compiled, or read from disk; the seconds that took."""
+    """Compile all that a search on this GPU needs, or read it from the cache; return the time in s."""
     begin = time.monotonic()
     by_block = hardware.contention.sharing_exponent > 0.0
     first_start = is_kept(simulate) is False and not all(is_kept(each) for each in OTHERS)
@@ -66,7 +66,7 @@ def warm_up(hardware: HardwareModel) -> float:
             if helper.poll() is None:
                 helper.terminate()
                 helper.wait()
-    compile_simulate(hardware)  # read from disk, or whatever a helper did not keep
+    compile_simulate(hardware)  # from the cache, unless a helper failed
     compile_others()
     return time.monotonic() - begin
 
@@ -82,30 +82,30 @@ def _helper(part: str) -> subprocess.Popen[bytes]:
 
 
 def helper_command(part: str) -> list[str]:
-    """What a helper runs."""
+    """Return the command line of a helper."""
     return [sys.executable, "-c", _PROGRAM, part, *sys.path]
 
 
 def help_with(part: str) -> None:
-    """Compile what a helper is asked for, and keep it on disk."""
+    """Compile one part and cache it on disk."""
     if part == ALL_OTHERS:
         compile_others()
         return
-    model = load_hardware("h200")  # any will do but for its rule
+    model = load_hardware("h200")  # any model will do; only the rule for SMs matters
     exponent = 0.5 if part == BY_BLOCK else 0.0
     contention = msgspec.structs.replace(model.contention, sharing_exponent=exponent)
     compile_simulate(msgspec.structs.replace(model, contention=contention))
 
 
 def compile_simulate(hardware: HardwareModel) -> None:
-    """Compile the event loop for one GPU in graph mode with this GPU's rule for SMs: simulate none of no plans."""
+    """Compile the event loop for one GPU in graph mode with this GPU's rule for SMs, by simulating no plan."""
     plans = Plans.of_size(0, 0, 0, stream_mode=False)
     room = Room.for_plans(plans, 1, 1, hardware)
     simulate_plans(encode_hardware(hardware), np.zeros(0, TASK), plans, None, room, 0, 0)
 
 
 def compile_others() -> None:
-    """Compile `OTHERS`, in the same way."""
+    """Compile `OTHERS` in the same way."""
     hardware, graph, plans = np.zeros(1, hardware_dtype()), _no_ops(), Plans.of_size(0, 0, 0, stream_mode=False)
     table, ints, numbers = np.zeros((0, 0), np.int32), np.zeros(0, np.int32), np.zeros(0)
     integers = np.zeros(0, np.int64)
@@ -119,7 +119,7 @@ def compile_others() -> None:
 
 
 def _no_ops() -> OpArrays:
-    """An op graph without ops: arrays of the types that all others have."""
+    """Return an empty op graph, with arrays of the usual types."""
     return OpArrays(
         tasks=np.zeros(0, TASK),
         ops=np.zeros(0, OP),
