@@ -1,6 +1,6 @@
-"""Traces that people already have: profiles, execution traces and CUDA graphs, read and made gpusim traces.
+"""Importers: profiles, execution traces and CUDA graphs of other tools, converted to gpusim traces.
 
-Names are imported when they are first used: whoever reads a trace of gpusim's own loads no importer.
+Names are imported on first use, so that reading a gpusim trace loads no importer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the package, imported from its module on first use."""
+    """Import a name of the package from its module on first use."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'gpusim.importers' has no attribute '{name}'")
     return getattr(import_module(f"gpusim.importers.{_MODULE_OF[name]}"), name)

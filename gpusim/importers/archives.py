@@ -1,4 +1,4 @@
-"""Members of tar and zip archives, one after the other, in memory and within limits: none is written anywhere."""
+"""Members of tar and zip archives, read in sequence, in memory and within limits; nothing is written to disk."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from gpusim.io.packed import MAX_MEMBERS, problem_of_directory
 from gpusim.units import KIB, format_bytes
 
 ZIP_START: Final = b"PK\x03\x04"
-#: Others take a dictionary of any size (LZMA), or are rare.
+#: Supported zip methods. Others need a dictionary of any size (LZMA), or are rare.
 _PACKED_BY: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED: Final = 1
-#: Notes on members of a tar archive, such as long names: one of them, and all together. The library reads each as a
-#: whole, and matches patterns on it that take the square of its size.
+#: Largest extended header of a tar archive, such as a long name, one and in total. The library reads each as a whole,
+#: and matches patterns on it that take the square of its size.
 MAX_TAR_NOTE_BYTES: Final = 4096
 MAX_TAR_NOTES_BYTES: Final = 256 * KIB
 _GLOBAL_COPIES: Final = 256
 _NOTES: Final = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
 )  # fmt: skip
-#: What the libraries raise for a malformed archive, beside their own errors.
+#: Exceptions that the libraries raise for a malformed archive, in addition to their own.
 _DAMAGED: Final = (EOFError, ValueError, OverflowError, IndexError, AttributeError, RuntimeError, struct.error)
 
 
 def is_tar(first: bytes) -> bool:
-    """Whether text begins as a tar archive."""
+    """Whether data begins as a tar archive."""
     if first[257:262] == b"ustar":
         return True
     if len(first) < 512 or first[:1] in b"{[":
@@ -46,9 +46,9 @@ def is_tar(first: bytes) -> bool:
 
 
 def members(opened: IO[bytes], size_bytes: int, file: str, max_bytes: int) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Name, packed size and content of each ordinary file in an open archive, in its order.
+    """Yield name, packed size and content of each ordinary file in an open archive, in order.
 
-    Raises `ImportFileError`, and what the libraries raise: read it and the contents within `naming_damage`.
+    Raises `ImportFileError` and the libraries' errors: read it and the contents within `naming_damage`.
     """
     opened.seek(0)
     start = opened.read(len(ZIP_START))
@@ -62,7 +62,7 @@ def members(opened: IO[bytes], size_bytes: int, file: str, max_bytes: int) -> It
 
 @contextmanager
 def naming_damage(file: str) -> Iterator[None]:
-    """Turn what reading a damaged archive raises into an `ImportFileError`."""
+    """Turn the errors of a damaged archive into an `ImportFileError`."""
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, *_DAMAGED) as cause:
@@ -73,15 +73,18 @@ def naming_damage(file: str) -> Iterator[None]:
 
 class _TarFile(tarfile.TarFile):
     notes_bytes = 0
-    """Of all notes so far."""
+    """Size of all extended headers so far."""
 
 
 class _TarInfo(tarfile.TarInfo):
-    """A header of a tar archive with notes of bounded size and no sparse files; the library calls what begins `_`."""
+    """Header of a tar archive, with extended headers of bounded size and no sparse files.
+
+    The library calls the methods that begin with `_`.
+    """
 
     def _proc_member(self, archive: _TarFile) -> tarfile.TarInfo:
         if self.type in _NOTES:
-            # A global one is copied to every member.
+            # A global header is copied to every member.
             archive.notes_bytes += self.size * (_GLOBAL_COPIES if self.type == tarfile.XGLTYPE else 1)
             if not 0 <= self.size <= MAX_TAR_NOTE_BYTES or archive.notes_bytes > MAX_TAR_NOTES_BYTES:
                 raise tarfile.ReadError("its names, or notes on its members, are too long")

@@ -1,4 +1,4 @@
-"""From files to a gpusim trace: which profile, GPU and step, and the edges of the best source that was given."""
+"""Build of a gpusim trace from files: choice of profile, GPU and step, and edges from the best available source."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from gpusim.importers.to_trace import Origin, make_trace
 from gpusim.io import file_limits
 from gpusim.trace.check import check_trace
 
-#: Edges of a step: beyond, they would outnumber the most records eight times.
+#: Most edges of a step: eight times the most records.
 MAX_EDGES: Final = 8 * file_limits.MAX_PARTS
-#: Execution traces tried for one profile.
+#: Most execution traces tried for one profile.
 MAX_TRIED: Final = 64
 _NUMBERS: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 
 @dataclass(slots=True)
 class Imported:
-    """A trace, and what importing found out."""
+    """A trace with the findings of its import."""
 
     trace: Trace
     step: Step
@@ -41,14 +41,14 @@ class Imported:
 
     @property
     def source(self) -> ImportedFrom:
-        """What the trace says of its origin."""
+        """Origin recorded in the trace."""
         origin = self.trace.provenance.imported_from
         assert origin is not None
         return origin
 
     @property
     def error(self) -> float | None:
-        """How far the re-simulated step is from the observed one, as a share; None without times."""
+        """Relative error of the re-simulated step against the observed one; None without times."""
         source = self.source
         return source.resimulated_ns / source.observed_ns - 1 if source.resimulated_ns and source.observed_ns else None
 
@@ -63,10 +63,10 @@ def import_files(
     command: str = "",
     report: Progress | None = None,
 ) -> Imported:
-    """One step of the run in `files` as a trace. Raises `GpusimError`.
+    """Import one step of the run in `files` as a trace. Raises `GpusimError`.
 
-    `step` is a step's name or number, or `all`; `device` the GPU's number in the file; `gpu` its name, where the file
-    has none; `rank` picks a profile out of several.
+    `step` is a step's name or number, or `all`; `device` is the GPU's number in the file; `gpu` is its name, where the
+    file has none; `rank` selects one of several profiles.
     """
     return import_contents(
         read_files(list(files), report), files, step=step, device=device, gpu=gpu, rank=rank, command=command
@@ -83,7 +83,7 @@ def import_contents(
     rank: int | None = None,
     command: str = "",
 ) -> Imported:
-    """As `import_files`, of files that are read. Changes the records in `contents`: use them once."""
+    """Import files that are already read, as `import_files`. Changes the records in `contents`: use them once."""
     if contents.traces:
         raise ImportFileError(contents.traces[0], "is a trace of gpusim's already: give it to `gpusim explore`")
     profile, notes = _profile(contents, rank)
@@ -117,7 +117,7 @@ def import_contents(
 
 
 def _profile(contents: Contents, rank: int | None) -> tuple[Profile, list[Finding]]:
-    """The one profile to import. Raises `ImportFileError` or `OptionError`."""
+    """Return the single profile to import. Raises `ImportFileError` or `OptionError`."""
     with_kernels = [profile for profile in contents.profiles if any(a.kind == "kernel" for a in profile.activities)]
     if not with_kernels and contents.tables:
         return contents.tables[0], []
@@ -149,7 +149,7 @@ def _profile(contents: Contents, rank: int | None) -> tuple[Profile, list[Findin
 
 
 def _device(profile: Profile, wanted: int | None) -> tuple[tuple[int, int], list[Finding]]:
-    """Process and number of the device to import."""
+    """Return process and number of the device to import."""
     times: dict[tuple[int, int], int] = {}
     for activity in profile.activities:
         if activity.kind == "kernel":
@@ -169,8 +169,10 @@ def _device(profile: Profile, wanted: int | None) -> tuple[tuple[int, int], list
 
 
 def _join_operators(activities: Sequence[Activity], profile: Profile, contents: Contents) -> Joined:
-    """The join with the execution trace of the profile's rank. Of several, first that with the rank in its name, then
-    that at the same place among the files, then the others.
+    """Join with the execution trace of the profile's rank.
+
+    Of several traces, first the one with the rank in its name is tried, then the one at the same position among the
+    files, then the others.
     """
     place = next(number for number, other in enumerate(contents.profiles) if other is profile)
     order = sorted(
@@ -192,13 +194,13 @@ def _join_operators(activities: Sequence[Activity], profile: Profile, contents: 
 
 
 def _last_number(file: str) -> int | None:
-    """The last number in a file's name, by which ranks are told apart."""
+    """Return the last number in a file's name, which usually is the rank."""
     numbers = _NUMBERS.findall(file.rpartition("/")[2])
     return int(numbers[-1]) if numbers else None
 
 
 def _edges(contents: Contents, profile: Profile, activities: Sequence[Activity], chosen: Step) -> Joined:
-    """The edges of the step, from the best source that was given."""
+    """Return the edges of the step, from the best available source."""
     if contents.graphs:
         return join_graph(activities, profile, contents.graphs[0])
     if contents.operators:

@@ -1,7 +1,7 @@
 """Chakra execution traces: `.et` (length-delimited protocol buffers) and its JSON variant.
 
-Times are whole microseconds. mlcommons' own converter writes the order of the program as `data_deps`, so edges of a
-file that does not say otherwise count as assumed; gpusim's export says so in the attribute `true_data_deps`.
+Times are whole microseconds. mlcommons' own converter writes the program order as `data_deps`, so edges count as
+assumed unless the file says otherwise; gpusim's export does so in the attribute `true_data_deps`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Node:
 
 
 def read_chakra(pieces: Iterator[bytes], name: str) -> Profile:
-    """The kernels of a `.et` file and their edges. Raises `ImportFileError`."""
+    """Return the kernels of a `.et` file and their edges. Raises `ImportFileError`."""
     data = b"".join(pieces)
     if len(data) > MAX_DOCUMENT_BYTES // 4:
         raise ImportFileError(name, f"is larger than {format_bytes(MAX_DOCUMENT_BYTES // 4)}")
@@ -65,7 +65,7 @@ class _JsonNode(msgspec.Struct):
 
 
 def read_chakra_json(pieces: Iterator[bytes], name: str) -> Profile:
-    """The same from the JSON variant (`workload_graph`). Raises `ImportFileError`."""
+    """Return the kernels and edges of the JSON variant (`workload_graph`). Raises `ImportFileError`."""
     source = EventFile(pieces, name, "workload_graph", _JsonNode, ())
     nodes: list[_Node] = []
     for events in source.events():
@@ -138,7 +138,7 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
                 edges.append(Edge(before, after, "data" if true else "assumed"))
             else:
                 lost += before != after
-    if not true:  # kernels depend on operators alone there: without their order, all could run at once
+    if not true:  # kernels depend on operators alone there: without the operators' order, all could run at once
         edges += stream_edges(profile.activities, "assumed")
     profile.edges = edges
     profile.quality = "data" if true else "assumed"
@@ -181,7 +181,7 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
 
 
 def _gpu_before(node: _Node, by_number: dict[int, _Node], places: dict[int, int], limit: Work) -> set[int]:
-    """GPU nodes that a node waits for, directly or through operators on the CPU."""
+    """Return the GPU nodes that a node waits for, directly or through operators on the CPU."""
     gpu_nodes: set[int] = set()
     seen: set[int] = set()
     todo = list(node.before)
@@ -225,7 +225,7 @@ def _varint(data: bytes, place: int, name: str) -> tuple[int, int]:
 
 
 def _fields(data: bytes, name: str) -> Iterator[tuple[int, int, Any]]:
-    """Number, wire type and value of each field of a message."""
+    """Yield number, wire type and value of each field of a message."""
     place = 0
     while place < len(data):
         key, place = _varint(data, place, name)

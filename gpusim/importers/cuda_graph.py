@@ -1,6 +1,6 @@
-"""CUDA graphs: a dump of a captured graph's nodes and true edges (`gpusim.gpu.capture.graph_dump` writes one).
+"""CUDA graphs: a dump of a captured graph's nodes and true edges (written by `gpusim.gpu.capture.graph_dump`).
 
-Both that dump and what torch's `CUDAGraph.get_graph_data()` returns, saved as JSON, are read.
+The result of torch's `CUDAGraph.get_graph_data()`, saved as JSON, is read, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Node(msgspec.Struct):
 
 @dataclass(slots=True)
 class GraphNode:
-    """One node of a graph: a kernel, a copy, a memset, or nothing that runs on the GPU."""
+    """Node of a CUDA graph: a kernel, a copy, a memset, or a node without GPU work."""
 
     index: int
     kind: str
@@ -45,16 +45,16 @@ class GraphNode:
 
 @dataclass(slots=True)
 class GraphDump:
-    """The nodes of a graph, each edge with the later node."""
+    """Nodes of a graph; each edge is stored with its later node."""
 
     file: str
     nodes: list[GraphNode]
     profile: Profile
-    """What it is, for `gpusim doctor`."""
+    """Description for `gpusim doctor`."""
 
 
 def read_cuda_graph(pieces: Iterator[bytes], name: str) -> GraphDump:
-    """The graph in a dump. Raises `ImportFileError`."""
+    """Read the graph in a dump. Raises `ImportFileError`."""
     source = EventFile(pieces, name, "nodes", _Node, ("schema", "edges", "exec_graph_id", "torch"))
     nodes: list[GraphNode] = []
     for events in source.events():

@@ -1,4 +1,4 @@
-"""What a file is, who wrote it, what is in it, and what is wrong or missing: numbered findings with what to do."""
+"""Examination of a file: format, writer, contents, and numbered findings with remedies."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from gpusim.importers.stream_json import Progress
 from gpusim.trace.store import bundled_traces, load_trace, read_trace
 from gpusim.units import NS_PER_US
 
-#: Kernels shorter than this many ticks of the file's clock have more than a tenth of error.
+#: Kernels shorter than this many clock ticks have over 10 % timing error.
 TICKS: Final = 10
-#: GPUs stamp times about every 32 ns.
+#: Clock tick of GPU timestamps, about 32 ns.
 GPU_TICK_NS: Final = 32
-#: Share of the busy time in which kernels may run beside others without a word on their durations.
+#: Share of the busy time with concurrent kernels above which a finding warns about their durations.
 MAX_CONCURRENT: Final = 0.05
-#: Findings on a file alone that mean nothing where a profile with times is given with it.
+#: Findings on a single file that do not apply together with a profile with times.
 _OF_ONE_ALONE: Final = ("no-kernels", "no-times", "no-gpu-properties", "clocks")
-#: Share of a trace's GPU time that may be tied to no op.
+#: Share of a trace's GPU time without an op above which a finding warns.
 MAX_UNATTRIBUTED: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `gpusim doctor` says of a file, or of several files of one run."""
+    """Report of `gpusim doctor` on a file, or on several files of one run."""
 
     format: str
     writer: str
     gpus: tuple[str, ...]
     kernels: int
-    """All records of kernels, without copies and memsets."""
+    """Number of kernel records, without copies and memsets."""
     streams: int
-    """Streams with kernels, of all devices."""
+    """Number of streams with kernels, over all devices."""
     steps: int
     busy_ns: int
-    """Time in which at least one kernel ran, the sum over devices."""
+    """Time with at least one kernel running, in ns, summed over devices."""
     concurrent_frac: float
-    """Share of it in which at least two ran on one device."""
+    """Share of the busy time with at least two kernels running on one device."""
     dependency_quality: Quality
     findings: tuple[Finding, ...]
     what: str = ""
-    """The format in words."""
+    """Format in words."""
     imported: Imported | None = field(default=None, compare=False)
     refused: str = ""
-    """Why `gpusim import` would not take it; empty where it would."""
+    """Reason why `gpusim import` would refuse the file; empty where it would not."""
 
     def document(self) -> dict[str, Any]:
-        """The report as `--json` prints it."""
+        """Return the report in the form that `--json` prints."""
         return {
             "format": self.format,
             "writer": self.writer,
@@ -69,7 +69,7 @@ class Report:
 
 
 def examine(files: Sequence[str], report: Progress | None = None) -> Report:
-    """The report on one file, or on several of one run. Raises `TraceError` for what cannot be read."""
+    """Return the report on one file, or on several files of one run. Raises `TraceError` for an unreadable file."""
     if len(files) == 1 and files[0] in bundled_traces() and not Path(files[0]).exists():
         return _own(files[0], load_trace(files[0]))
     contents = read_files(list(files), report)
@@ -128,7 +128,7 @@ def examine(files: Sequence[str], report: Progress | None = None) -> Report:
 
 
 def _try(contents: Contents, files: Sequence[str]) -> tuple[Imported | None, str]:
-    """The import of what was read, or why there is none."""
+    """Import the contents; returns the reason where the import fails."""
     try:
         return import_contents(contents, files), ""
     except OptionError as cause:  # several profiles: each can be imported, by its rank
@@ -198,7 +198,7 @@ def _gpu_names(profiles: Sequence[Profile]) -> list[str]:
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Each code and text once, in order; of several profiles, the first with that code stands for all."""
+    """Drop repeated codes; of several profiles, the first finding with a code stands for all."""
     kept: dict[str, Finding] = {}
     for finding in findings:
         kept.setdefault(finding.code, finding)
@@ -206,7 +206,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _own(file: str, trace: Trace) -> Report:
-    """The report on a trace of gpusim's own, captured or imported."""
+    """Return the report on a gpusim trace, captured or imported."""
     provenance, source = trace.provenance, trace.provenance.imported_from
     kernels = [kernel for op in trace.ops for kernel in op.kernels if kernel.kind == "kernel"]
     findings = []

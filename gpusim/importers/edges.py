@@ -1,7 +1,7 @@
-"""What must have ended before what, from streams, recorded waits, execution traces and CUDA graphs; each edge says so.
+"""Edges between records, from streams, recorded waits, execution traces and CUDA graphs; each edge has its source.
 
-Without a better source, an edge across streams is assumed wherever the observed order allows it: that keeps every
-order the program may need, at the price of freedom.
+Without a better source, an edge across streams is assumed wherever the observed order allows it: that keeps every order
+the program may need, at the cost of freedom for schedules.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from gpusim.importers.model import Activity, Edge, Wait, Work
 
 Lane = tuple[int, int, int]
 
-#: Two records that follow each other may overlap by so much for the clock's sake.
+#: Largest overlap of two consecutive records that clock error explains, in ns.
 OVERLAP_NS = 1_000
-#: Waits of the host for more streams than this are left to the order on each stream.
+#: Most streams of a host wait; beyond, only the order on each stream counts.
 MAX_LANES = 256
-#: Edges for each record; each more counts as so many steps of work, for the memory that it takes.
+#: Edges per record; each further one counts as `MORE_STEPS` steps of work, for its memory.
 USUAL_EDGES, MORE_STEPS = 4, 24
 
 
 def observed_edges(
     activities: Sequence[Activity], waits: Sequence[Wait], has_waits: bool, resolution_ns: int, file: str = ""
 ) -> tuple[list[Edge], Quality, int]:
-    """Edges of a profile by itself, what they rest on, and how many recorded waits the timeline contradicts.
+    """Return the edges of a profile, their quality, and the number of recorded waits that contradict the timeline.
 
-    `activities` are in order of start. Raises `ImportFileError` where these are too many ways to look at.
+    `activities` are in order of start. Raises `ImportFileError` where they combine in too many ways.
     """
     work = Work(file)
     edges = stream_edges(activities)
@@ -51,7 +51,7 @@ def observed_edges(
 
 
 def stream_edges(activities: Sequence[Activity], kind: EdgeKind = "stream") -> list[Edge]:
-    """Each record after the one before it on its stream."""
+    """Return an edge from each record to the next on its stream."""
     last: dict[Lane, int] = {}
     edges = []
     for index, activity in enumerate(activities):
@@ -64,7 +64,7 @@ def stream_edges(activities: Sequence[Activity], kind: EdgeKind = "stream") -> l
 def _event_edges(
     activities: Sequence[Activity], waits: Sequence[Wait], overlap_ns: int, work: Work
 ) -> tuple[list[Edge], int]:
-    """Edges of waits: calls are numbered in the order in which the host made them."""
+    """Return the edges of waits; calls are numbered in the host's order."""
     lanes = _launches(activities)
     edges: list[Edge] = []
     contradicted = 0
@@ -92,7 +92,7 @@ def _event_edges(
 
 
 def _launches(activities: Sequence[Activity]) -> dict[Lane, list[tuple[int, int]]]:
-    """By stream, the correlations and indices of its records, in the order in which the host launched them."""
+    """Return, by stream, the correlations and indices of its records in launch order."""
     lanes: dict[Lane, list[tuple[int, int]]] = {}
     for index, activity in enumerate(activities):
         if activity.correlation >= 0:
@@ -103,7 +103,7 @@ def _launches(activities: Sequence[Activity]) -> dict[Lane, list[tuple[int, int]
 
 
 def _first_after(activities: Sequence[Activity], waits: Sequence[Wait], work: Work) -> set[int]:
-    """The first record on a waiting stream after each wait."""
+    """Return the first record on a waiting stream after each wait."""
     lanes = _launches(activities)
     first: set[int] = set()
     for wait in waits:
@@ -116,12 +116,12 @@ def _first_after(activities: Sequence[Activity], waits: Sequence[Wait], work: Wo
 
 
 def _assumed_edges(activities: Sequence[Activity], waiting: set[int] | None, work: Work) -> list[Edge]:
-    """Each record after the last one of every other stream that had ended when it began.
+    """Return edges to each record from the last record of every other stream that had ended when it began.
 
-    With `waiting`, only these records, and those of CUDA graphs after others of graphs.
+    With `waiting`, only edges to these records, and between records of CUDA graphs.
     """
     ended: dict[Lane, list[int]] = {}
-    """By stream, its records so far, in order of start."""
+    """Records so far by stream, in order of start."""
     told: dict[tuple[Lane, Lane], int] = {}
     edges: list[Edge] = []
     for index, activity in enumerate(activities):
@@ -150,7 +150,7 @@ def _assumed_edges(activities: Sequence[Activity], waiting: set[int] | None, wor
 
 
 def _without_doubles(edges: Iterable[Edge]) -> list[Edge]:
-    """One edge for each pair, the first kind given for it, in the order of the later record."""
+    """Return one edge per pair, of the first kind given, in the order of the later record."""
     kept: dict[tuple[int, int], Edge] = {}
     for edge in edges:
         kept.setdefault((edge.before, edge.after), edge)
@@ -158,7 +158,7 @@ def _without_doubles(edges: Iterable[Edge]) -> list[Edge]:
 
 
 def restricted(edges: Sequence[Edge], chosen: Sequence[int]) -> list[Edge]:
-    """Edges between the chosen records, renumbered by their places in `chosen`."""
+    """Return the edges between the chosen records, renumbered by their position in `chosen`."""
     place = {index: at for at, index in enumerate(chosen)}
     return [
         Edge(place[edge.before], place[edge.after], edge.kind)

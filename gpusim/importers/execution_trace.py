@@ -1,7 +1,7 @@
-"""Execution traces of PyTorch: operators with the tensors they read and write; no times of kernels.
+"""Execution traces of PyTorch: operators with the tensors they read and write, without kernel times.
 
-All schemas: 1.0.1 has `inputs` as a list and `rf_id` beside it, later ones `inputs.values` and `attrs`. What an
-operator writes is what it returns and what its schema marks `(a!)`. Tensor ids name values, storage ids memory.
+All schemas are read: 1.0.1 has `inputs` as a list and a separate `rf_id`, later ones `inputs.values` and `attrs`. An
+operator writes its results and the arguments that its schema marks `(a!)`. Tensor ids name values, storage ids memory.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ class _Node(msgspec.Struct):
 
 @dataclass(slots=True)
 class Operator:
-    """One call of an operator."""
+    """One operator call."""
 
     number: int
     name: str
     parent: int
     record_function: int
     reads: tuple[int, ...] = ()
-    """Storages whose values it uses."""
+    """Storages whose values the operator uses."""
     writes: tuple[int, ...] = ()
     makes: tuple[int, ...] = ()
-    """Tensor ids that it returns."""
+    """Tensor ids of its results."""
     takes: tuple[int, ...] = ()
-    """Tensor ids that it is given."""
+    """Tensor ids of its arguments."""
     children: int = 0
     thread: int = 0
     moved_bytes: int = 0
-    """Of the tensors that it is given and returns."""
+    """Size of its arguments and results, in bytes."""
     unknown_roles: bool = False
-    """What it writes is not known, such as a Triton kernel's: all of its tensors count as written."""
+    """Whether its writes are unknown, as for a Triton kernel: then all of its tensors count as written."""
 
 
 @dataclass(slots=True)
 class OperatorTrace:
-    """The operators of an execution trace, in the order in which they began."""
+    """Operators of an execution trace, in order of begin."""
 
     file: str
     schema: str
     operators: list[Operator]
     profile: Profile
-    """What it is, for `gpusim doctor`."""
+    """Description for `gpusim doctor`."""
 
 
 def read_execution_trace(pieces: Iterator[bytes], name: str) -> OperatorTrace:
-    """The operators of an execution trace. Raises `ImportFileError`."""
+    """Read the operators of an execution trace. Raises `ImportFileError`."""
     source = EventFile(pieces, name, "nodes", _Node, ("schema", "pid", "time"))
     operators: list[Operator] = []
     for nodes in source.events():
@@ -151,9 +151,10 @@ def _values(value: Any) -> list[Any]:
 
 
 def _tensors(values: list[Any], depth: int = 0) -> dict[tuple[int, int], int]:
-    """Tensor and storage ids of `[tensor, storage, offset, elements, item size, device]`, alone or in lists, and bytes.
+    """Return the bytes by tensor and storage id of `[tensor, storage, offset, elements, item size, device]`, single or
+    in lists.
 
-    A tensor that occurs twice counts once.
+    A repeated tensor counts once.
     """
     sizes_bytes: dict[tuple[int, int], int] = {}
     for value in values:
@@ -168,7 +169,7 @@ def _tensors(values: list[Any], depth: int = 0) -> dict[tuple[int, int], int]:
 
 
 def _written_places(schema: str) -> list[int]:
-    """Places of the arguments that an operator's schema marks as written: `Tensor(a!) self`."""
+    """Return the positions of the arguments that an operator's schema marks as written: `Tensor(a!) self`."""
     begin, end = schema.find("("), schema.rfind(") ->")
     if begin < 0 or end < begin or len(schema) > 10_000:
         return []

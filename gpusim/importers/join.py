@@ -1,6 +1,6 @@
-"""Joining files of one run: a profile with its execution trace, with a table of Nsight Compute, with a CUDA graph.
+"""Joins of files of one run: a profile with its execution trace, an Nsight Compute table, or a CUDA graph.
 
-A join that does not fit is an error, and never half done.
+A join that does not fit is an error, never partial.
 """
 
 from __future__ import annotations
@@ -16,38 +16,40 @@ from gpusim.importers.cuda_graph import GraphDump
 from gpusim.importers.execution_trace import Operator, OperatorTrace
 from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile, Work
 
-#: Share of the operators with kernels, or of their time, that must be found in the other file.
+#: Least share of the operators with kernels, or of their time, that must be found in the other file.
 MIN_MATCHED = 0.95
-#: Operators that one file may have and the other not, in one place.
+#: Most consecutive operators that only one of the files has.
 LOOK_AHEAD = 64
-#: Operators that must agree in a row to begin with.
+#: Operators in a row that must agree at the beginning.
 WINDOW = 8
-#: Operators that hand out memory begin so; they launch nothing.
+#: Prefixes of operators that allocate memory; they launch nothing.
 ALLOCATE = ("aten::empty", "aten::new_empty")
-#: Calls within calls that are looked at.
+#: Deepest nesting of calls that is followed.
 MAX_CALLS = 64
 _SPACES = re.compile(r"\s+")
-#: How a mangled name begins, and the length in front of each of its parts.
+#: Start of a mangled name, and the length before each of its parts.
 _MANGLED, _SIZE = re.compile(r"_ZN?[KVr]*(?:St)?"), re.compile(r"[0-9]{1,4}")
-#: The host reads a value of the GPU there, so all that follows waits for it.
+#: Operators where the host reads a value of the GPU, so that all later work waits for it.
 HOST_READS = ("aten::_local_scalar_dense", "aten::item")
 
 
 @dataclass(slots=True)
 class Joined:
-    """Edges of a join, what they rest on, and what it found."""
+    """Edges of a join, their quality, and its findings."""
 
     edges: list[Edge]
     quality: Quality
     findings: list[Finding]
     calls: dict[int, int] = field(default_factory=dict)
-    """By record the place of its operator call in the execution trace."""
+    """Record -> position of its operator call in the execution trace."""
     moved_bytes: dict[int, int] = field(default_factory=dict)
-    """By such a place the bytes of the operator's tensors."""
+    """Position of an operator call -> bytes of the operator's tensors."""
 
 
 def join_operators(activities: Sequence[Activity], profile: Profile, trace: OperatorTrace) -> Joined:
-    """Data dependencies of the records, from what their operators read and write. Raises `ImportFileError`."""
+    """Derive data dependencies of the records from the reads and writes of their operators. Raises
+    `ImportFileError`.
+    """
     matched, how = _by_record_function(activities, trace), "record function ids"
     if matched is None:
         matched, how = _by_names(activities, profile, trace), "the sequence of operator names"
@@ -70,7 +72,7 @@ def join_operators(activities: Sequence[Activity], profile: Profile, trace: Oper
 
 
 def _by_record_function(activities: Sequence[Activity], trace: OperatorTrace) -> dict[int, Operator] | None:
-    """The operator of each record by its id, or None where fewer than `MIN_MATCHED` have one of the same name."""
+    """Match records with operators by id; None where fewer than `MIN_MATCHED` have one of the same name."""
     by_id = {operator.record_function: operator for operator in trace.operators if operator.record_function >= 0}
     operator_of: dict[int, Operator] = {}
     with_op = 0
@@ -85,7 +87,7 @@ def _by_record_function(activities: Sequence[Activity], trace: OperatorTrace) ->
 
 
 def _by_names(activities: Sequence[Activity], profile: Profile, trace: OperatorTrace) -> dict[int, Operator] | None:
-    """The same by the names of all operators in order, of which a few may be in one file alone."""
+    """Match records with operators by the sequence of all names, with a few operators in one file alone."""
     numbers = [activity.op_call for activity in activities if activity.op_call >= 0]
     if not numbers:
         return None
@@ -119,7 +121,7 @@ def _by_names(activities: Sequence[Activity], profile: Profile, trace: OperatorT
 
 
 def _aligned(wanted: Sequence[str], names: Sequence[str], offset: int, place: int, work: Work) -> dict[int, int]:
-    """Places of equal names in two sequences, walked side by side; what only one has is stepped over."""
+    """Return positions of equal names in two sequences, skipping entries that only one of them has."""
     pairs: dict[int, int] = {}
     a, b = offset, place
     while a < len(wanted) and b < len(names):
@@ -146,13 +148,13 @@ def _aligned(wanted: Sequence[str], names: Sequence[str], offset: int, place: in
 
 
 class _Memory:
-    """Where in the program addresses were handed out, for operators that are in its order."""
+    """Program positions of memory allocations, for operators in program order."""
 
     def __init__(self, operators: Sequence[Operator]) -> None:
         self.operators = {operator.number: operator for operator in operators}
         self.place = {operator.number: place for place, operator in enumerate(operators)}
         self.allocated: dict[int, list[tuple[int, Operator]]] = {}
-        """By storage, in order: place and operator of each allocation."""
+        """Storage -> position and operator of each allocation, in order."""
         for place, operator in enumerate(operators):
             if operator.name.startswith(ALLOCATE):
                 for storage in operator.writes:
@@ -168,7 +170,7 @@ class _Memory:
         return False
 
     def is_other(self, storage: int, before: Operator, after: Operator) -> bool:
-        """Whether a storage was allocated anew between two operators, so that they mean different memory."""
+        """Whether a storage was allocated anew between two operators, so that they use different memory."""
         some = self.allocated.get(storage, [])
         at = bisect_left(some, self.place[after.number], key=lambda item: item[0]) - 1
         if at < 0 or some[at][0] < self.place[before.number]:
@@ -177,14 +179,15 @@ class _Memory:
 
 
 def _data_edges(activities: Sequence[Activity], matched: dict[int, Operator], memory: _Memory) -> list[Edge]:
-    """Edges by what is read and written. Storage ids are addresses, which are used again: an operator that writes a
-    storage it is not given has made it, and does not wait for those who used the address before. Nor does one that is
-    given a storage which was allocated since.
+    """Return edges from reads and writes.
+
+    Storage ids are addresses, which are reused. An operator that writes a storage it did not receive has created it,
+    and does not wait for earlier users of the address. Neither does one whose storage was allocated since.
     """
     operators = memory.operators
     edge_kinds: dict[tuple[int, int], EdgeKind] = {}
     writer: dict[int, int] = {}
-    """Last record that wrote each storage."""
+    """Storage -> last record that wrote it."""
     readers: dict[int, list[int]] = {}
     last_of_call: dict[int, int] = {}
     last_on_lane: dict[tuple[int, int, int], int] = {}
@@ -258,11 +261,11 @@ def _made_inside(
 
 
 def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump) -> Joined:
-    """The true edges of a CUDA graph for the records of one replay of it. Raises `ImportFileError`."""
+    """Return the true edges of a CUDA graph for the records of one replay of it. Raises `ImportFileError`."""
     nodes_of_work = [node for node in dump.nodes if node.kind in ("kernel", "memcpy", "memset")]
     by_tools_id = {node.tools_id: node.index for node in nodes_of_work if node.tools_id}
     place: dict[int, int] = {}
-    """By node its record."""
+    """Node -> its record."""
     if by_tools_id:
         for index, activity in enumerate(activities):
             if activity.graph_node in by_tools_id:
@@ -324,7 +327,7 @@ def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump
 
 
 def join_counters(activities: Sequence[Activity], table: Profile) -> list[Finding]:
-    """Give the kernels the counters of the table's kernels of that name and launch, the nth to the nth, in place.
+    """Copy the table's counters to the kernels, in place; the nth kernel of a name and launch size gets the nth row.
 
     Raises `ImportFileError` where none fits.
     """
@@ -366,7 +369,7 @@ def _name(name: str) -> str:
 
 
 def _base(name: str) -> str:
-    """A kernel's name without return type, template arguments, parameters and namespaces."""
+    """Return a kernel's name without return type, template arguments, parameters and namespaces."""
     mangled = _MANGLED.match(name)
     if mangled:
         return _last_part(name, mangled.end())
@@ -376,7 +379,7 @@ def _base(name: str) -> str:
 
 
 def _last_part(mangled: str, at: int) -> str:
-    """The innermost name of a mangled one (Itanium C++ ABI, section 5.1): parts with their lengths in front."""
+    """Return the innermost name of a mangled one (Itanium C++ ABI, section 5.1), whose parts follow their lengths."""
     part = ""
     while size := _SIZE.match(mangled, at):
         at = size.end() + int(size[0])

@@ -1,7 +1,8 @@
-"""Kineto: the JSON that torch.profiler writes, from 2020 to today, of NVIDIA and AMD GPUs.
+"""Kineto: the JSON of torch.profiler, from 2020 to today, for NVIDIA and AMD GPUs.
 
-A kernel is tied to an operator by the call that launched it: the call has the kernel's `correlation`, and the operator
-is the innermost one that runs on the call's thread when it begins. Without the call, `External id` ties them.
+A kernel is matched with an operator through the call that launched it: the call has the kernel's `correlation`, and the
+operator is the innermost one that runs on the call's thread when it begins. Without the call, `External id` matches
+them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ CALLS: Final = (
     "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver", "runtime", "driver",
 )  # fmt: skip
 OPERATORS: Final = ("cpu_op", "operator")
-#: Categories of accelerators whose records are not read begin so.
+#: Prefixes of the categories of other accelerators, whose records are not read.
 OTHER_ACCELERATORS: Final = ("mtia", "hpu", "privateuse1", "glow")
 #: Calls that start a kernel, in CUDA and HIP.
 LAUNCHES: Final = re.compile(
@@ -66,19 +67,19 @@ WANTED: Final = (
     "displayTimeUnit",
     "metadata",
 )
-#: In files of gpusim's: time of a kernel alone on the GPU, in us, and what was measured of the step.
+#: Keys in files written by gpusim: time of a kernel alone on the GPU, in us, and the step's ground truth.
 ALONE, GROUND_TRUTH = "alone (us)", "ground_truth"
 #: Latest time that a file may hold: the year 2100.
 MAX_TIME_NS: Final = 4_102_444_800_000_000_000
-#: Digits of a time; categories of events in a file.
+#: Most digits of a time, and most categories of events in a file.
 MAX_NUMBER_CHARS, MAX_CATEGORIES = 64, 1000
-#: Spans of modules in traces with `with_stack`.
+#: Prefix of module spans in traces with `with_stack`.
 MODULE: Final = "nn.Module: "
 _DIGITS: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class _Args(msgspec.Struct, gc=False):
-    """What is read of an event's `args`; numbers with a point are texts."""
+    """The fields read from an event's `args`; decimal numbers stay text."""
 
     device: Any = None
     stream: Any = None
@@ -115,7 +116,7 @@ _Role = Literal["call", "operator", "range", "python", "sync", "other", ""]
 
 
 def read_kineto(pieces: Iterator[bytes], name: str) -> Profile:
-    """The profile in a Kineto file. Raises `ImportFileError`."""
+    """Read the profile in a Kineto file. Raises `ImportFileError`."""
     source = EventFile(pieces, name, "traceEvents", _Event, WANTED, exact=True)
     profile = Profile(file=name, format="kineto", writer="torch.profiler (Kineto)")
     host, threads = Host(), Names()
@@ -124,7 +125,7 @@ def read_kineto(pieces: Iterator[bytes], name: str) -> Profile:
     fraction = False
     seen_events = out_of_range = negative = 0
     roles: dict[str, _Role | TaskKind] = {}
-    """By category."""
+    """Role of each category."""
     for events in source.events():
         seen_events += len(events)
         for event in events:
@@ -186,7 +187,7 @@ def read_kineto(pieces: Iterator[bytes], name: str) -> Profile:
     profile.nodes = len(operators.start)
     _facts(profile, source.rest)
     if any(wait.recorded >= 0 and wait.by_event for wait in profile.waits):
-        # The profiler knows its records: the others were made before the profile began, and order nothing in it.
+        # The profiler knows its own records: the others were made before the profile began, and order nothing in it.
         profile.waits = [wait for wait in profile.waits if wait.recorded >= 0]
     profile.activities.sort(key=lambda activity: (activity.start_ns, activity.lane))
     link(profile, host)
@@ -197,7 +198,7 @@ def read_kineto(pieces: Iterator[bytes], name: str) -> Profile:
 
 
 def _role(category: str) -> _Role | TaskKind:
-    """What events of a category are; empty for those that are not read."""
+    """Return the role of events of a category; empty for those that are not read."""
     category = category.lower()
     if category in KINDS:
         return KINDS[category]
@@ -235,9 +236,9 @@ def _activity(event: _Event, args: _Args, kind: TaskKind, text: str, start_ns: i
 
 
 def time_ns(time_us: object) -> int | None:
-    """Nanoseconds of a time in us, rounded; None where it is none.
+    """Convert a time in us to ns, rounded; None for an invalid time.
 
-    Texts are numbers with a point: digit by digit, since times since 1970 in ns are beyond a double's digits.
+    Decimal text is converted digit by digit, since times since 1970 in ns exceed a double's precision.
     """
     if type(time_us) is int:
         return time_us * NS_PER_US
@@ -254,7 +255,7 @@ def time_ns(time_us: object) -> int | None:
 
 
 def _number_in(value: object) -> int:
-    """The number of a process or thread, `stream 7` too; 0 without one."""
+    """Return the number of a process or thread, also in `stream 7`; 0 without one."""
     digits = _DIGITS.search(value) if isinstance(value, str) else None
     return lane_number(digits[0] if digits else value)
 

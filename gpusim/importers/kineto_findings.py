@@ -1,4 +1,4 @@
-"""What is wrong or missing in a Kineto file."""
+"""Findings on a Kineto file: wrong or missing data."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Final
 from gpusim.importers.model import GpuFacts, Profile
 from gpusim.text import shortened
 
-#: Share of the kernels' time that may belong to no operator without a word.
+#: Share of the kernels' time without an operator above which a finding warns.
 MAX_UNATTRIBUTED: Final = 0.001
-#: Launches without a kernel that are no loss: the profile may begin or end between the two.
+#: Launches without a kernel that do not count as loss: the profile may begin or end between the two.
 MAX_UNSEEN: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What reading the events counted."""
+    """Counts from reading the events."""
 
     launches: int
     """Calls that start a kernel."""
     out_of_range: int
-    """Events without a sensible time."""
+    """Events without a valid time."""
     negative: int
     """Events with a negative duration."""
     others: tuple[str, ...]
     """Other accelerators with records."""
     mended: bool
-    """Parts of the file were no JSON, and were read all the same."""
+    """Whether parts of the file were invalid JSON and read leniently."""
 
 
 def find(profile: Profile, counts: Counts) -> None:
-    """Add the findings to the profile; its records are linked."""
+    """Add the findings to the profile, whose records are linked."""
     if counts.others:
         text = f"records of another accelerator ({', '.join(counts.others)}) are in the file and are not read"
         profile.note("other-accelerator", text, "gpusim reads the records of NVIDIA and AMD GPUs")

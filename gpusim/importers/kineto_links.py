@@ -1,7 +1,7 @@
-"""Which call launched a GPU record of a Kineto file, and for which operator and module.
+"""Links from GPU records of a Kineto file to their launching call, operator and module.
 
 The call has the record's `correlation`, and the operator is the innermost one that runs on the call's thread when it
-begins. Without the call, `External id` ties a record to its operator; without a correlation, to its call.
+begins. Without the call, `External id` links a record to its operator; without a correlation, to its call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpusim.io.file_limits import MAX_PARTS
 
 
 class Columns:
-    """Spans on the host, as columns: a million operators take 50 MB."""
+    """Host spans, stored by column: a million operators take 50 MB."""
 
     def __init__(self) -> None:
         self.thread, self.start, self.end = array("q"), array("q"), array("q")
@@ -35,7 +35,7 @@ class Columns:
 
 
 class Names:
-    """Texts by number, each kept once."""
+    """Texts by number, each stored once."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -50,7 +50,7 @@ class Names:
         return number
 
     def phase(self, number: int) -> Phase:
-        """Of what runs inside an operator of this name."""
+        """Return the phase of calls inside an operator of this name."""
         phase = self._phases.get(number)
         if phase is None:
             text = self.texts[number]
@@ -75,13 +75,13 @@ class Call:
 
 @dataclass(slots=True)
 class Host:
-    """What a file shows of the host."""
+    """Host activity in a file."""
 
     operators: Columns = field(default_factory=Columns)
     modules: Columns = field(default_factory=Columns)
     names: Names = field(default_factory=Names)
     calls: dict[int, Call] = field(default_factory=dict)
-    """By correlation."""
+    """Calls by correlation."""
     uncorrelated: dict[int, deque[Call]] = field(default_factory=dict)
     """Launches without a correlation, by external id and in order."""
     launches: int = 0
@@ -93,7 +93,7 @@ def link(profile: Profile, host: Host) -> None:
     _correlate(profile.activities, host)
     launched = Counter((activity.correlation, activity.device) for activity in profile.activities)
     times: dict[int, list[tuple[int, int]]] = {}
-    """By thread: when a call began, and its correlation."""
+    """Begin and correlation of each call, by thread."""
     for activity in profile.activities:
         call = calls.get(activity.correlation)
         if call is not None:
@@ -132,7 +132,9 @@ def link(profile: Profile, host: Host) -> None:
 
 
 def _correlate(activities: list[Activity], host: Host) -> None:
-    """Number records and launches that have an external id and no correlation: the nth of an id with the nth."""
+    """Number records and launches that have an external id but no correlation: the nth record of an id with the nth
+    launch.
+    """
     if not host.uncorrelated:
         return
     number = max(0, *host.calls, *(activity.correlation for activity in activities))
@@ -148,7 +150,7 @@ def _phase(phases: Collection[Phase]) -> Phase:
 
 
 def _enclosing(spans: Columns, times: dict[int, list[tuple[int, int]]]) -> dict[int, tuple[int, ...]]:
-    """For each correlation, the spans of its thread that enclose its time, the outermost first."""
+    """Return, for each correlation, the spans of its thread that enclose its time, outermost first."""
     by_thread: dict[int, list[int]] = {}
     for index, thread in enumerate(spans.thread):
         if thread in times:

@@ -1,4 +1,4 @@
-"""What every importer makes of a file: GPU records with their launches, ranges, waits, operators and edges.
+"""Common result of all importers: GPU records with their launches, ranges, waits, operators and edges.
 
 Times are integer nanoseconds on the file's own clock.
 """
@@ -18,7 +18,7 @@ Format = Literal[
     "kineto", "nsys-sqlite", "ncu-csv", "execution-trace", "chakra-et", "chakra-json", "cuda-graph", "gpusim-trace"
 ]
 
-#: Formats as a sentence names them.
+#: Name of each format in messages.
 FORMAT_NAMES: dict[Format, str] = {
     "kineto": "a trace of torch.profiler (Kineto)",
     "nsys-sqlite": "an SQLite export of Nsight Systems",
@@ -32,24 +32,25 @@ FORMAT_NAMES: dict[Format, str] = {
 
 
 class ImportFileError(TraceError):
-    """A profile that cannot be read or holds no step."""
+    """Error of a profile that cannot be read or has no step."""
 
 
-#: Longest name of an operator or kernel that is looked at: those of CUTLASS have 3,000 characters.
+#: Longest operator or kernel name that is processed: those of CUTLASS have 3,000 characters.
 MAX_NAME: Final = 8192
-#: Steps of loops within loops over one file: a real one of a million records takes a tenth, all of them some 15 s.
+#: Most steps of nested loops for one file: a real one of a million records takes a tenth, and the limit is reached
+#: after about 15 s.
 MAX_WORK: Final = 50_000_000
 
 
 @dataclass(slots=True)
 class Work:
-    """Counts such steps, and ends what would take minutes or gigabytes."""
+    """Counter of work that stops an import before it takes minutes or gigabytes."""
 
     file: str
     left: int = field(default_factory=lambda: MAX_WORK)
 
     def spend(self, steps: int) -> None:
-        """Raise `ImportFileError` where these are too many."""
+        """Count steps. Raises `ImportFileError` beyond the limit."""
         self.left -= steps
         if self.left < 0:
             raise ImportFileError(self.file, "its records, streams and waits combine in too many ways to be followed")
@@ -76,14 +77,14 @@ class Activity:
     smem_dynamic_bytes: int = 0
     bytes: int = 0
     graph_node: int = 0
-    """CUPTI's number of the node of a CUDA graph; 0 outside of graphs."""
+    """CUPTI's number of the CUDA graph node; 0 outside of graphs."""
     process: int = 0
     launch_ns: int | None = None
-    """When the call that launched it began; None where the file does not say. Below 0 before the file's origin."""
+    """Begin of the launching call, in ns; None where unknown. Negative before the file's origin."""
     launch_end_ns: int | None = None
-    """When that call returned."""
+    """Return of the launching call, in ns."""
     shared_launch: bool = False
-    """Other records have the same launch: a CUDA graph, or one call with several kernels."""
+    """Whether other records share the launch: a CUDA graph, or one call with several kernels."""
     op: str = ""
     """Operator that launched it, such as `aten::mm`."""
     op_call: int = -1
@@ -94,11 +95,11 @@ class Activity:
     phase: Phase = "forward"
     counters: Counters | None = None
     alone_ns: int | None = None
-    """What it takes alone on the GPU, where the file says so."""
+    """Duration alone on the GPU, in ns, where the file has it."""
 
     @property
     def end_ns(self) -> int:
-        """When it ended."""
+        """End of the record, in ns."""
         return self.start_ns + self.dur_ns
 
     @property
@@ -119,23 +120,23 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Work launched after call `correlation` waits for what was launched before call `recorded` on `source`."""
+    """A wait: work launched after call `correlation` waits for work launched before call `recorded` on `source`."""
 
     correlation: int
     recorded: int
-    """-1 where the file does not say which record is waited for."""
+    """Call number of the awaited record; -1 where the file does not have it."""
     source: int | None
     """Stream waited for; None for all."""
     stream: int | None
-    """Stream that waits; None for all, after a wait of the host."""
+    """Waiting stream; None for all, after a wait of the host."""
     process: int = 0
     by_event: bool = False
-    """Whether the record of an event is waited for, and not all that a stream or the device has."""
+    """Whether the wait is for an event, not for all work of a stream or the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Activity `before` must have ended before activity `after` starts; both are indices."""
+    """A dependency: activity `before` ends before activity `after` starts; both are indices."""
 
     before: int
     after: int
@@ -144,25 +145,25 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong or missing in a file: a stable code, the reason, and what to do."""
+    """A problem in a file: a stable code, the reason, and the remedy."""
 
     code: str
     text: str
     action: str = ""
 
 
-#: Findings that say why a file has no kernels of a GPU.
+#: Findings that explain why a file has no GPU kernels.
 WITHOUT_KERNELS: Final = ("no-kernels", "no-times", "graphs-as-a-whole", "other-accelerator")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What a file says of a GPU."""
+    """Facts of a file about a GPU."""
 
     name: str = ""
     sms: int = 0
     max_clock_mhz: int = 0
-    """Of its SMs, which is not what they ran at."""
+    """Largest SM clock, in MHz; not the clock of the run."""
 
 
 @dataclass(slots=True)
@@ -179,7 +180,7 @@ class Profile:
     edges: list[Edge] | None = None
     """Edges that the file itself states; None where it states none."""
     quality: Quality = "none"
-    """What the edges rest on; set with them."""
+    """Source of the edges; set together with them."""
     findings: list[Finding] = field(default_factory=list)
     resolution_ns: int = 1
     has_times: bool = True
@@ -187,29 +188,31 @@ class Profile:
     torch: str = ""
     cuda: str = ""
     has_waits: bool = False
-    """The file records waits for events, so that their absence says something."""
+    """Whether the file records event waits, so that their absence is meaningful."""
     nodes: int = 0
-    """Operators or nodes, with kernels or without."""
+    """Number of operators or nodes, with or without kernels."""
     calls: list[str] = field(default_factory=list)
-    """Names of all operators in order of begin; `Activity.op_call` counts in it."""
+    """Names of all operators in order of begin, indexed by `Activity.op_call`."""
     ground_truth: GroundTruth | None = None
-    """What the step took without a profiler, where the file says so."""
+    """Times of the step without a profiler, where the file has them."""
 
     def note(self, code: str, text: str, action: str = "") -> None:
         """Add a finding."""
         self.findings.append(Finding(code, text, action))
 
     def kernels(self) -> list[Activity]:
-        """Its kernels, without copies and memsets."""
+        """Return the kernel records, without copies and memsets."""
         return [activity for activity in self.activities if activity.kind == "kernel"]
 
     def devices(self) -> list[int]:
-        """Devices with work, sorted."""
+        """Return the devices with work, sorted."""
         return sorted({activity.device for activity in self.activities})
 
 
 def busy(activities: Iterable[Activity]) -> tuple[int, int]:
-    """Time in which at least one of the activities runs, and at least two, in ns; each device by itself."""
+    """Return the time with at least one and with at least two activities running on one device, in ns, summed over
+    devices.
+    """
     marks: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for activity in activities:
         device_marks = marks.setdefault((activity.process if activity.device < 0 else 0, activity.device), [])
@@ -230,7 +233,7 @@ def busy(activities: Iterable[Activity]) -> tuple[int, int]:
 
 
 def whole(value: object, default: int = -1, limit: int = 2**63 - 1) -> int:
-    """A number of a file as an integer, or `default` where it is none or too large."""
+    """Convert a file's number to an integer; `default` where it is invalid or too large."""
     if value is None or isinstance(value, bool):
         return default
     if isinstance(value, int):
@@ -247,12 +250,12 @@ def whole(value: object, default: int = -1, limit: int = 2**63 - 1) -> int:
 
 
 def lane_number(value: object, default: int = 0) -> int:
-    """The number of a device or stream, `default` where it is none or larger than a trace can hold."""
+    """Return the number of a device or stream; `default` where it is invalid or larger than a trace can hold."""
     return max(0, whole(value, default, MAX_INTEGER))
 
 
 def dim3(value: object) -> tuple[int, int, int] | None:
-    """A launch size of a file, as a list or as text such as `[8, 1, 1]`; None where it is none."""
+    """Parse a launch size, a list or text such as `[8, 1, 1]`; None where it is invalid."""
     if isinstance(value, str) and len(value) < 80:
         value = value.strip("[]() ").replace(",", " ").split()
     if isinstance(value, list | tuple) and 1 <= len(value) <= 3:

@@ -1,6 +1,6 @@
-"""Nsight Compute: the CSV tables of its `raw` page (a row a kernel) and its `details` page (a row a metric).
+"""Nsight Compute: the CSV tables of its `raw` page (a row per kernel) and its `details` page (a row per metric).
 
-Numbers may have thousands separators and a comma for the point; each file has one convention, which is found first.
+Numbers may have thousands separators and a decimal comma; each file has one convention, which is detected first.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MAX_COLUMNS: Final = 20_000
 _HEADER: Final = re.compile(r'^"?ID"?[,;]')
 _SIZE: Final = re.compile(r"\d+")
 _TIME: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
-#: By the names of the `raw` page and of the `details` page.
+#: Metric names on the `raw` page and on the `details` page.
 _STATIC: Final = ("launch__shared_mem_per_block_static", "Static Shared Memory Per Block")
 _DYNAMIC: Final = ("launch__shared_mem_per_block_dynamic", "Dynamic Shared Memory Per Block")
 _REGISTERS: Final = ("launch__registers_per_thread", "Registers Per Thread")
-#: Between thousands, in some languages.
+#: Thousands separators of some languages.
 _SPACES: Final = str.maketrans("", "", " \u00a0\u202f\u2009'\u2019")
 _NS: Final = {
     "ns": 1,
@@ -52,7 +52,7 @@ _NOT_NUMBERS: Final = ("", "n/a", "nan", "(!) nan", "inf", "-")
 
 
 def read_ncu(pieces: Iterator[bytes], name: str) -> Profile:
-    """The kernels of a table of Nsight Compute, in its order. Raises `ImportFileError`."""
+    """Read the kernels of an Nsight Compute table, in its order. Raises `ImportFileError`."""
     data = b"".join(pieces)
     if len(data) > MAX_DOCUMENT_BYTES // 8:
         raise ImportFileError(name, f"is larger than {format_bytes(MAX_DOCUMENT_BYTES // 8)}")
@@ -135,7 +135,7 @@ def _raw(
             units = row
             continue
         if len(row) <= named or not row[place["ID"]].strip().isdecimal():
-            continue  # a line that the program printed, or the header of another table
+            continue  # a line of the program's output, or the header of another table
         if len(row) != len(header):
             raise ImportFileError(name, f"row {number + 2} of the table has {len(row)} cells for {len(header)} columns")
         identity[number] = {text: row[at] for text, at in place.items() if "__" not in text}
@@ -161,7 +161,7 @@ def _long(rows: list[list[str]], place: dict[str, int]) -> tuple[Table, dict[int
 
 
 def _comma_is_point(values: Iterator[str]) -> bool:
-    """Whether the file's numbers have a comma where others have a point."""
+    """Whether the file's numbers have a decimal comma."""
     points = commas = 0
     for value in values:
         text = value.translate(_SPACES)

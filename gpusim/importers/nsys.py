@@ -1,7 +1,7 @@
-"""Nsight Systems: the SQLite file that `nsys export --type sqlite` writes, schemas of 2021 to 2026.
+"""Nsight Systems: the SQLite file of `nsys export --type sqlite`, schemas of 2021 to 2026.
 
-Tables are read by the columns that the file has, since each release adds some and trimmed files lack others. Numbers
-of enumerations change between releases, so their names come from the file's own `ENUM_` tables. Times are integer
+Tables are read by the columns that the file has, since each release adds some and trimmed files lack others.
+Enumeration numbers change between releases, so their names come from the file's own `ENUM_` tables. Times are integer
 nanoseconds.
 """
 
@@ -26,21 +26,21 @@ TABLES: Final[dict[str, TaskKind]] = {
     "CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy",
     "CUPTI_ACTIVITY_KIND_MEMSET": "memset",
 }
-#: Longest name of a kernel or range that is kept.
+#: Longest kernel or range name that is kept.
 MAX_NAME: Final = 1024
-#: Share of the time of reading that the GPU records take, about.
+#: Approximate share of the reading time that GPU records take.
 _RECORDS: Final = 0.4
-#: Ranges and names of ranges that are kept.
+#: Most ranges, and names of ranges, that are kept.
 MAX_RANGES: Final = MAX_PARTS
-#: How often a node of a graph may have been made from another one's.
+#: Longest chain of graph nodes cloned from each other.
 MAX_CLONES: Final = 16
 _PUSH_POP, _START_END = 59, 60
-#: Kinds of copies by the end of their names in `ENUM_CUDA_MEMCPY_OPER`, with the numbers of files without that table.
+#: Kinds of copies by the end of their names in `ENUM_CUDA_MEMCPY_OPER`, and by number for files without that table.
 _COPIES: Final = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
     11: "unified HtoD", 12: "unified DtoH", 13: "unified DtoD",
 }  # fmt: skip
-#: Kinds of waits by a part of their names, as CUPTI and as the tables' labels have it, and by CUPTI's numbers.
+#: Kinds of waits by a part of their names, in CUPTI and in the tables' labels, and by CUPTI's numbers.
 _EVENT, _STREAM_WAIT, _STREAM, _CONTEXT = "event", "stream waits", "stream", "context"
 _SYNC_NAMES: Final = (
     ("STREAM_WAIT", _STREAM_WAIT),
@@ -51,12 +51,12 @@ _SYNC_NAMES: Final = (
     ("DEVICE", _CONTEXT),
 )
 _SYNC_NUMBERS: Final = {1: _EVENT, 2: _STREAM_WAIT, 3: _STREAM, 4: _CONTEXT}
-#: CUPTI's number where there is no stream or event.
+#: CUPTI's number for no stream or event.
 _NONE: Final = (-1, 2**32 - 1, 2**64 - 1)
 
 
 def read_nsys(source: Path | bytes, name: str, report: Progress | None = None) -> Profile:
-    """The profile in an export of Nsight Systems, a file or one in memory. Raises `ImportFileError`."""
+    """Read the profile in an Nsight Systems export, a file or data in memory. Raises `ImportFileError`."""
     with opened(source, name) as tables:
         return _profile(tables, report or (lambda share: None))
 
@@ -86,7 +86,7 @@ def _profile(base: Tables, report: Progress) -> Profile:
 
 
 def _texts(base: Tables, wanted: Collection[Any]) -> dict[Any, str]:
-    """The texts of these numbers in `StringIds`."""
+    """Return the texts of these numbers in `StringIds`."""
     if not wanted:
         return {}
     rows = base.rows("StringIds", ("id", "value"))
@@ -94,7 +94,7 @@ def _texts(base: Tables, wanted: Collection[Any]) -> dict[Any, str]:
 
 
 def _activities(base: Tables, profile: Profile) -> int:
-    """Read the GPU records; gives how many have no sensible times."""
+    """Read the GPU records, and return the number of those with invalid times."""
     wanted = (
         "start",
         "end",
@@ -165,7 +165,7 @@ def _activities(base: Tables, profile: Profile) -> int:
 
 
 def _first_text(some: Iterable[Any], texts: dict[Any, str]) -> str:
-    """The first of some numbers of texts, or texts themselves, that is a text; empty without any."""
+    """Return the first non-empty text among texts and numbers of texts; empty without any."""
     for value in some:
         if isinstance(value, str) and value:
             return shortened(value, MAX_NAME)
@@ -175,7 +175,7 @@ def _first_text(some: Iterable[Any], texts: dict[Any, str]) -> str:
 
 
 def _copies(base: Tables) -> dict[Any, str]:
-    """Kinds of copies by number."""
+    """Return the kinds of copies by number."""
     known = {name.rpartition(" ")[2].upper(): name for name in _COPIES.values() if " " not in name}
     kinds = dict(_COPIES)
     for number, name in base.rows("ENUM_CUDA_MEMCPY_OPER", ("id", "name"), 1000):
@@ -186,12 +186,14 @@ def _copies(base: Tables) -> dict[Any, str]:
 
 
 def _process(serialized: Any) -> int:
-    """The process in a `globalPid` or `globalTid`, with the machine's number above it; 0 where there is none."""
+    """Return the process in a `globalPid` or `globalTid`, which has the machine's number above it; 0 where there is
+    none.
+    """
     return whole(serialized, 0) >> 24
 
 
 def _gpus(base: Tables, profile: Profile) -> None:
-    """GPUs by the numbers that records have: CUDA's, where the file ties the two together."""
+    """Add GPUs by CUDA's device number, where the file has the mapping."""
     rows = {}
     for table in base.columns:
         if table.startswith("TARGET_INFO") and table.endswith("GPU"):
@@ -208,13 +210,13 @@ def _gpus(base: Tables, profile: Profile) -> None:
             profile.gpus.setdefault(number, facts)
     for number, (_, facts) in rows.items():
         profile.gpus.setdefault(number, facts)
-    if len({facts.name for _, facts in rows.values()}) == 1:  # all alike
+    if len({facts.name for _, facts in rows.values()}) == 1:  # all GPUs have one name
         for device in profile.devices():
             profile.gpus.setdefault(device, next(iter(rows.values()))[1])
 
 
 def _launches(base: Tables, profile: Profile) -> None:
-    """The call that launched each record: the same correlation, and the same process where the file has both."""
+    """Add the launching call of each record: same correlation, and same process where the file has both."""
     shared = Counter((a.process, a.correlation) for a in profile.activities)
     begun: dict[tuple[int, int], tuple[int, int]] = {}
     wanted = ("start", "end", "globalTid", "correlationId")
@@ -233,7 +235,7 @@ def _launches(base: Tables, profile: Profile) -> None:
 
 
 def _ranges(base: Tables, profile: Profile) -> None:
-    """Ranges of NVTX; in files without types of events, each that has an end."""
+    """Add NVTX ranges; in files without event types, every range with an end."""
     wanted = ("start", "end", "eventType", "text", "textId", "globalTid")
     ranges: list[tuple[Any, ...]] = []
     for row in base.rows("NVTX_EVENTS", wanted, MAX_RANGES):
@@ -248,9 +250,9 @@ def _ranges(base: Tables, profile: Profile) -> None:
 
 
 def _waits(base: Tables, profile: Profile) -> None:
-    """Waits of streams for events, and of the host for events, streams and the GPU.
+    """Add waits of streams for events, and of the host for events, streams and the GPU.
 
-    A wait names the record of its event by `eventSyncId`, in files that have it; else it is the event's last one.
+    A wait names the record of its event by `eventSyncId`, in files that have it; otherwise it is the event's last one.
     """
     records: dict[tuple[int, int], list[tuple[int, int]]] = {}
     exact: dict[tuple[int, int], tuple[int, int]] = {}
@@ -286,7 +288,7 @@ def _last_before(records: list[tuple[int, int]], number: int) -> tuple[int, int]
 
 
 def _sync_kinds(base: Tables) -> dict[Any, str]:
-    """Kinds of waits by number."""
+    """Return the kinds of waits by number."""
     kinds: dict[Any, str] = {}
     for table in ("ENUM_CUPTI_SYNC_TYPE", "ENUM_CUDA_SYNC_TYPE"):
         for number, name, label in base.rows(table, ("id", "name", "label"), 1000):
@@ -309,7 +311,7 @@ def _graph_ranges(base: Tables, profile: Profile) -> None:
     for span in profile.ranges:
         spans.setdefault(span.thread, []).append(span)
     wanted_at: dict[int, list[tuple[int, int]]] = {}
-    """By thread: when a node was captured, and which."""
+    """Capture time and number of each node, by thread."""
     for node in {activity.graph_node for activity in profile.activities} & captured.keys():
         at, steps = node, 0
         while captured[at][0] in captured and steps < MAX_CLONES:
@@ -324,7 +326,7 @@ def _graph_ranges(base: Tables, profile: Profile) -> None:
 
 
 def _innermost(spans: Iterable[Range], times: list[tuple[int, int]]) -> dict[int, str]:
-    """Of each numbered time, the name of the span around it that began last; of two that began together, the first."""
+    """Return, for each numbered time, the name of the span around it that began last; of equals, the first."""
     waiting = deque(sorted(enumerate(spans), key=lambda item: item[1].start_ns))
     around: list[tuple[int, int, Range]] = []
     names: dict[int, str] = {}

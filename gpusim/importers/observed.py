@@ -1,10 +1,9 @@
-"""The observed step again, from its launches, edges and durations alone: how well they explain the file's timeline.
+"""Re-simulation of the observed step from its launches, edges and durations: a check of how well they explain it.
 
-A record starts when all that it waits for has ended and its launch has reached the GPU. A few numbers come from the
-file: the usual time from a launch to the start on an idle GPU, and the usual gaps between a record and what it waits
-for. Gaps differ on its own stream and on another one, and alone on the GPU and beside other records. Usual gaps are
-means, since a step is a sum of them. A launch that the host was kept in counts as late, and none as later than the
-start that it led to.
+A record starts when its predecessors have ended and its launch has reached the GPU. A few numbers come from the file:
+the usual launch latency on an idle GPU, and the usual gaps between a record and its predecessors. Gaps are separate for
+the same stream and another one, and for an idle GPU and concurrent records. Usual gaps are means, since a step is a sum
+of them. A launch delayed by a long host call counts from its late end, but never later than the start it led to.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from gpusim.importers.edges import stream_edges
 from gpusim.importers.model import Activity, Edge
 from gpusim.units import counted, format_ns
 
-#: A gap of more than so many usual ones, and of more than so many ns, is a wait for something that is not in the file.
+#: A longer gap, in multiples of the usual one and in ns, is a wait for something outside the file.
 MANY_GAPS, LONG_NS = 10, 10_000
-#: A gap of fewer ns is a record that began before the end of what it waits for: not late, but early.
+#: A gap below this is a record that began too early: before its predecessor ended.
 EARLY_NS: Final = -LONG_NS
 
 
 @dataclass(frozen=True, slots=True)
 class Resimulation:
-    """Starts of the records in ns on the file's clock, and what the launches and edges of the file do not explain."""
+    """Simulated starts of the records in ns on the file's clock, and starts that launches and edges do not explain."""
 
     starts: list[int]
     waits: int
-    """Records that began much later than all that they are said to wait for."""
+    """Number of records that began much later than their predecessors allow."""
     waited_ns: int
-    """By how much, in all."""
+    """Total delay of these records, in ns."""
     waits_unlaunched: int
-    """Of these, without a launch in the file."""
+    """Number of these records without a launch in the file."""
     early: int
-    """Records that began much before the end of what they are said to wait for."""
+    """Number of records that began much before the end of a predecessor."""
 
     def reason(self) -> str:
-        """What the file does not explain, in words; empty where launches and edges explain all starts."""
+        """Describe the unexplained starts; empty where launches and edges explain all."""
         parts = []
         if self.waits:
             without = f", {self.waits_unlaunched} of them without a launch in the file" if self.waits_unlaunched else ""
@@ -51,9 +50,9 @@ class Resimulation:
 
 
 def resimulated(activities: Sequence[Activity], edges: Sequence[Edge]) -> Resimulation:
-    """Each record again, in the order of its stream. `activities` are in order of start.
+    """Simulate each record, in the order of its stream. `activities` are in order of start.
 
-    A record that waits for none starts as observed: what its stream did before is not in the step.
+    A record without predecessors starts as observed, since earlier work of its stream is outside the step.
     """
     before: list[list[int]] = [[] for _ in activities]
     for edge in (*stream_edges(activities), *edges):
@@ -86,7 +85,7 @@ def resimulated(activities: Sequence[Activity], edges: Sequence[Edge]) -> Resimu
 
 
 def makespan_ns(activities: Sequence[Activity], starts: Sequence[int] | None = None) -> int:
-    """From the first start to the last end, as observed or with other starts."""
+    """Return the time from the first start to the last end, observed or with other starts, in ns."""
     if not activities:
         return 0
     times = [activity.start_ns for activity in activities] if starts is None else starts
@@ -94,9 +93,9 @@ def makespan_ns(activities: Sequence[Activity], starts: Sequence[int] | None = N
 
 
 def _arrivals_ns(activities: Sequence[Activity], before: Sequence[Sequence[int]]) -> list[int | None]:
-    """When the launch of each record had reached the GPU; None without a launch of its own.
+    """Return the time when each record's launch reached the GPU; None without a launch of its own.
 
-    What a call takes longer than usual, loading a module or waiting for room, comes before the launch.
+    The excess of a long call, which loads a module or waits for room, comes before the launch.
     """
     lengths = [a.launch_end_ns - a.launch_ns for a in activities if a.launch_ns is not None and a.launch_end_ns]
     call_ns = median_low(lengths) if lengths else 0
@@ -114,7 +113,7 @@ def _arrivals_ns(activities: Sequence[Activity], before: Sequence[Sequence[int]]
         activity.start_ns - release_ns
         for index, (activity, release_ns) in enumerate(zip(activities, released, strict=True))
         if release_ns is not None
-        and before[index]  # of the first one nobody knows what ran before
+        and before[index]  # for the first record, the work before it is unknown
         and all(activities[b].end_ns <= release_ns for b in before[index])
     ]
     latency_ns = median_low(latencies) if latencies else 0
@@ -130,9 +129,9 @@ def _gaps_ns(
     arrivals: Sequence[int | None],
     beside: Sequence[bool],
 ) -> dict[tuple[bool, bool], list[int]]:
-    """Gaps between records and the last one that they wait for, by whether it is on their own stream, and `beside`.
+    """Return the gaps between records and their last predecessor, by whether both share a stream, and by `beside`.
 
-    Of records only whose launch was there before: others wait for the host.
+    Only records whose launch arrived before count: others wait for the host.
     """
     gaps: dict[tuple[bool, bool], list[int]] = {}
     for index, activity in enumerate(activities):
@@ -147,7 +146,7 @@ def _gaps_ns(
 
 
 def _beside(activities: Sequence[Activity]) -> list[bool]:
-    """Whether another record ran when each one began: a GPU with work starts more slowly than one without."""
+    """Return whether another record was running when each one began: a busy GPU starts work more slowly."""
     reached_ns = activities[0].start_ns if activities else 0
     beside = []
     for activity in activities:
@@ -157,7 +156,7 @@ def _beside(activities: Sequence[Activity]) -> list[bool]:
 
 
 def _usual_ns(gaps: Sequence[int]) -> float:
-    """Mean of all gaps but the long ones; 0 without any."""
+    """Return the mean of all gaps without the long ones; 0 without any."""
     if not gaps:
         return 0.0
     limit_ns = _long_ns(median_low(gaps))

@@ -1,6 +1,6 @@
-"""From records to ops: what one operator call launched is one op, and ops stand in the order in which the program ran.
+"""Grouping of records into ops: records of one operator call form one op, and ops are in program order.
 
-Only for records that an execution trace ties to operators. Without one, each record is an op of its own.
+Only for records that an execution trace links to operators. Otherwise each record is an op of its own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Groups = list[tuple[int, ...]]
 def grouped(
     activities: Sequence[Activity], edges: Sequence[Edge], calls: Mapping[int, int]
 ) -> tuple[Groups, list[dict[int, EdgeKind]]]:
-    """Records of each op, and for each op the earlier ones that it waits for, with the kind of that edge.
+    """Return the records of each op, and for each op its earlier predecessors with the kind of the edge.
 
-    `calls` has the place of each record's operator call in the program. Records of one call on one stream are one op,
-    but where another op lies between them by its edges. `activities` are in order of start, and edges lead forward.
+    `calls` has the position of each record's operator call in the program. Records of one call on one stream form one
+    op, unless another op lies between them by its edges. `activities` are in order of start, and edges lead forward.
     """
     members: dict[object, list[int]] = {}
     for index, activity in enumerate(activities):
@@ -46,9 +46,9 @@ def grouped(
 def _ordered(
     groups: Groups, activities: Sequence[Activity], edges: Sequence[Edge], calls: Mapping[int, int]
 ) -> list[int]:
-    """A legal order of the groups, as near as can be to the program's; without those in a cycle and behind one.
+    """Return a legal order of the groups, close to program order, without groups in or behind a cycle.
 
-    A record without a call comes after the one before it on its stream.
+    A record without a call follows the one before it on its stream.
     """
     place = {index: number for number, group in enumerate(groups) for index in group}
     keys: list[tuple[int, int]] = []

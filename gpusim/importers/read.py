@@ -1,4 +1,4 @@
-"""Reading any file that an importer knows: plain, gzip, or the members of a tar or zip archive, in memory."""
+"""Reader of all supported files: plain, gzip, or members of a tar or zip archive, in memory."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _READ: Final = "read are Kineto JSON, nsys SQLite, ncu CSV, execution traces, Ch
 
 @dataclass(slots=True)
 class Contents:
-    """All that was in the files: profiles with times, and what can be joined to them."""
+    """Contents of the files: profiles with times, and data to join to them."""
 
     profiles: list[Profile] = field(default_factory=list)
     tables: list[Profile] = field(default_factory=list)
-    """Of Nsight Compute."""
+    """Tables of Nsight Compute."""
     operators: list[OperatorTrace] = field(default_factory=list)
     graphs: list[GraphDump] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
-    """Files that are gpusim's own traces."""
+    """Files that are gpusim traces."""
 
     def all(self) -> list[Profile]:
-        """The description of each part, in one list."""
+        """Return the description of each part, in one list."""
         joined = [part.profile for part in self.operators] + [part.profile for part in self.graphs]
         return [*self.profiles, *self.tables, *joined]
 
 
 def read_files(files: list[str], report: Progress | None = None) -> Contents:
-    """Everything in these files. Raises `ImportFileError` for the first that cannot be read."""
+    """Read these files. Raises `ImportFileError` for the first that cannot be read."""
     contents = Contents()
     for file in files:
         _read_file(file, contents, report)
@@ -55,7 +55,7 @@ def read_files(files: list[str], report: Progress | None = None) -> Contents:
 
 
 def read_data(data: bytes, name: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Contents:
-    """Everything in a file in memory; `max_bytes` is the most text in it. Raises `ImportFileError`."""
+    """Read a file in memory; `max_bytes` is the most text in it. Raises `ImportFileError`."""
     contents = Contents()
     if profile_format(data, name) == "nsys-sqlite":
         contents.profiles.append(read_nsys(data, name))
@@ -105,7 +105,7 @@ def _read_open(
 
 
 def _in_folder(path: Path) -> str:
-    """Why a folder is not read: each rank of a run is a profile of its own."""
+    """Return why a folder is not read: each rank of a run is a profile of its own."""
     names = sorted(entry.name for entry in path.iterdir() if known_name(entry.name) or entry.suffix == ".sqlite")
     shown = ", ".join(shortened(name, 60) for name in names[:3])
     if not names:
@@ -136,7 +136,7 @@ def _read_pieces(pieces: Iterator[bytes], first: bytes, name: str, contents: Con
 
 
 def _refusal(first: bytes, name: str) -> str:
-    """Why a file of a known kind is not read here, and what to give in its place; empty for any other."""
+    """Return why a file of a known kind is refused, with the alternative; empty for any other."""
     lower = name.lower()
     if lower.endswith((".nsys-rep", ".qdrep")):
         return "is a report of Nsight Systems: write it as SQLite with `nsys export --type sqlite FILE`"
@@ -148,7 +148,7 @@ def _refusal(first: bytes, name: str) -> str:
 
 
 def _read_archive(opened: IO[bytes], size_bytes: int, file: str, contents: Contents, max_bytes: int) -> None:
-    """The members of an archive that are in known formats, in its order; others are passed over."""
+    """Read the members of an archive that have known formats, in its order; others are skipped."""
     read = number = 0
     others = ""
     with naming_damage(file):

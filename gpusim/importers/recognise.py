@@ -1,4 +1,4 @@
-"""Whether a file is in a format of another tool, by how it begins; no importer is loaded to say so."""
+"""Recognition of other tools' formats by the first bytes of a file; loads no importer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPUSIM_TRACE: Final = "gpusim-trace"
 
 
 def is_foreign(file: str) -> bool:
-    """Whether a file begins as one in a format of another tool, or is a folder. False for one that cannot be opened."""
+    """Whether a file has another tool's format, or is a folder; False where it cannot be opened."""
     try:
         if os.path.isdir(file):
             return True
@@ -30,7 +30,7 @@ def is_foreign(file: str) -> bool:
 
 
 def is_foreign_data(data: bytes, name: str) -> bool:
-    """The same of a file in memory."""
+    """Whether data in memory has another tool's format."""
     return _is_foreign(io.BytesIO(data), len(data), name)
 
 
@@ -49,6 +49,6 @@ def _is_foreign(opened: IO[bytes], size_bytes: int, name: str) -> bool:
 
 
 def known_name(name: str) -> bool:
-    """Whether a member of an archive is named as a profile: weights, which torch saves as zip archives, are not."""
+    """Whether an archive member is named like a profile: weights, which torch saves as zip archives, are not."""
     base = name.rpartition("/")[2].lower()
     return not base.startswith("._") and base.removesuffix(".gz").endswith((".json", ".csv", ".et"))

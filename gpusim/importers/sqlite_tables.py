@@ -1,6 +1,6 @@
-"""Tables of an SQLite file that somebody else wrote: opened read-only and immutable, within bounds.
+"""Tables of an untrusted SQLite file, opened read-only and immutable, within limits.
 
-Nothing in it runs: no view, trigger, virtual table or generated column is used.
+Nothing in the file runs: views, triggers, virtual tables and generated columns are not used.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gpusim.units import MIB, format_bytes
 
 #: Longest text or row that is read.
 MAX_VALUE_BYTES: Final = 16 * MIB
-#: Rows of calls and ranges that are read.
+#: Most rows of calls and ranges that are read.
 MAX_ROWS: Final = 4 * MAX_PARTS
-#: Instructions of SQLite's machine for one file: a full scan of the largest tables takes a tenth.
+#: Most SQLite instructions for one file: a full scan of the largest tables takes a tenth.
 MAX_STEPS: Final = 2_000_000_000
 _STEPS_AT_A_TIME: Final = 1_000_000
 
 
 class Tables:
-    """The tables of a file, by name, with their ordinary columns."""
+    """Tables of a file, by name, with their ordinary columns."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self.connection = connection
@@ -44,7 +44,7 @@ class Tables:
     def rows(
         self, table: str, wanted: tuple[str, ...], limit: int = MAX_ROWS, order: str = ""
     ) -> Iterator[tuple[Any, ...]]:
-        """The rows of a table with these columns, None for those that it lacks; nothing without the table."""
+        """Yield the rows of a table with these columns, None for absent ones; nothing without the table."""
         there = self.columns.get(table)
         if there is None:
             return
@@ -53,7 +53,7 @@ class Tables:
         yield from self._run(f'SELECT {picked} FROM main."{table}"{by} LIMIT {limit + 1}')
 
     def pairs(self, table: str, key: str, value: str) -> dict[Any, Any]:
-        """Two columns as a dict."""
+        """Return two columns as a dict."""
         return dict(self.rows(table, (key, value)))
 
     def _run(self, text: str) -> Iterator[tuple[Any, ...]]:
@@ -70,7 +70,7 @@ class Tables:
 
 @contextmanager
 def opened(source: Path | bytes, name: str) -> Iterator[Tables]:
-    """The tables of a file, or of one in memory. Raises `ImportFileError`."""
+    """Open the tables of a file, or of data in memory. Raises `ImportFileError`."""
     try:
         connection = _in_memory(source) if isinstance(source, bytes) else _on_disk(source, name)
     except (OSError, ValueError) as cause:
@@ -90,13 +90,13 @@ def _on_disk(path: Path, name: str) -> sqlite3.Connection:
 
 def _in_memory(data: bytes) -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    # Two bytes say that a log beside the file belongs to it; there is none.
+    # Two header bytes select a write-ahead log next to the file; there is none.
     connection.deserialize(data[:18] + b"\1\1" + data[20:])
     return connection
 
 
 def _lock_down(connection: sqlite3.Connection) -> None:
-    """Nothing in the file runs, and nothing in it takes more than its share of memory and time."""
+    """Keep the file from running anything, and limit its memory and time."""
     for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY"):
         connection.execute(f"PRAGMA {pragma}")
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)

@@ -1,6 +1,6 @@
-"""Finding the steps of a profile: `ProfilerStep` ranges, NVTX ranges that repeat, or a period of kernels.
+"""Detection of a profile's steps: `ProfilerStep` ranges, repeated NVTX ranges, or a period of kernels.
 
-A record belongs to a range when its launch does: kernels run later than the host's ranges.
+A record belongs to the range of its launch, since kernels run later than the host's ranges.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _STEP_WORDS: Final = re.compile(
     r"(?:^|[^a-z])(?:step|iter|iteration|batch|train_step|forward_backward)(?:[^a-z]|$)", re.I
 )
 _DIGITS: Final = re.compile(r"\d+")
-#: Share of the kernels' time that ranges of one name must hold to be steps.
+#: Least share of the kernels' time in the ranges of one name, for these to be steps.
 MIN_COVER: Final = 0.5
-#: Kernels of a period at least, and steps that must repeat.
+#: Fewest kernels of a period, and fewest repetitions.
 MIN_PERIOD, MIN_REPEATS = 3, 2
 WHOLE = "the whole file"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of a profile: its name and the indices of its records."""
+    """A part of a profile: name and indices of its records."""
 
     name: str
     indices: tuple[int, ...]
@@ -39,7 +39,7 @@ class Step:
 
 
 def find_steps(profile: Profile, indices: Sequence[int]) -> list[Step]:
-    """The steps among these records, in order; empty where none are found."""
+    """Return the steps among these records, in order; empty where none are found."""
     activities = profile.activities
     if not any(activities[index].kind == "kernel" for index in indices):
         return []
@@ -52,7 +52,7 @@ def find_steps(profile: Profile, indices: Sequence[int]) -> list[Step]:
 
 
 def choose_step(profile: Profile, indices: Sequence[int], wanted: str | None) -> tuple[Step, list[Step]]:
-    """The step asked for, or the one of median time among those with the most usual number of kernels.
+    """Return the requested step, or the one of median time among those with the most frequent number of kernels.
 
     `wanted` is a name (`ProfilerStep#7`, a range), a number from 0, or `all`. Raises `OptionError`.
     """
@@ -95,7 +95,7 @@ def _cover(activities: Sequence[Activity], indices: Sequence[int], steps: Sequen
 
 
 def _repeated_ranges(profile: Profile) -> list[list[Range]]:
-    """Ranges that may be steps, the likeliest first: names alike but for their digits, several of them, not nested."""
+    """Return ranges that may be steps, likeliest first: several with the same name except for digits, not nested."""
     groups: dict[tuple[int, str], list[Range]] = {}
     for span in profile.ranges:
         groups.setdefault((span.thread, _DIGITS.sub("#", span.name)), []).append(span)
@@ -110,7 +110,7 @@ def _repeated_ranges(profile: Profile) -> list[list[Range]]:
 
 
 def _by_ranges(activities: Sequence[Activity], indices: Sequence[int], ranges: Sequence[Range]) -> list[Step]:
-    """Steps of ranges: each record in the range that holds its launch, or its start where it has none."""
+    """Return steps of ranges, with each record in the range of its launch, or of its start without one."""
     spans = sorted({(span.start_ns, span.end_ns, span.name) for span in ranges})
     if not spans:
         return []
@@ -133,7 +133,7 @@ def _by_ranges(activities: Sequence[Activity], indices: Sequence[int], ranges: S
 
 
 def _by_period(activities: Sequence[Activity], indices: Sequence[int]) -> list[Step]:
-    """Steps as the longest sequence of kernels that repeats through the whole file."""
+    """Return steps as the longest sequence of kernels that repeats through the whole file."""
     kernels = [index for index in indices if activities[index].kind == "kernel"]
     numbers: dict[object, int] = {}
     sequence = [
@@ -155,7 +155,7 @@ def _by_period(activities: Sequence[Activity], indices: Sequence[int]) -> list[S
         repeats = (end + 1 - begin) // period
         inside = set(sequence[begin : end + 1])
         outside = set(sequence[:begin]) | set(sequence[end + 1 :])
-        # A layer repeats, too; what surrounds layers does not occur in them, and steps leave nothing out.
+        # A layer repeats, too; but kernels around layers do not occur in them, and steps leave no kernel out.
         if repeats < MIN_REPEATS or outside - inside or (end + 1 - begin) < 0.9 * len(sequence):
             continue
         steps = []

@@ -1,8 +1,8 @@
-"""Large JSON files a piece at a time: the events of one long array, and the few values beside it.
+"""Large JSON files read piecewise: the events of one long array, and the few values next to it.
 
-Some MiB at a time, each run of whole events is decoded at once: up to what looks like the last border between two
-events, and, where that decodes to nothing, up to the one that brackets outside of texts show, found with numpy. Memory
-does not grow with the file.
+The file is read some MiB at a time, and each run of whole events is decoded at once: up to the apparent last border
+between two events, or, where that does not decode, up to the border that brackets outside of strings show, found with
+numpy. Memory does not grow with the file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from gpusim.units import MIB, format_bytes
 Value = TypeVar("Value")
 
 PIECE_BYTES: Final = 4 * MIB
-#: One event, or one value beside the events. The largest seen has 0.3 MiB.
+#: Largest event or other value. The largest seen has 0.3 MiB.
 MAX_EVENT_BYTES: Final = 32 * MIB
 MAX_DEPTH: Final = 256
-#: Places looked at for a border between two events, and white space in one.
+#: Most places checked for a border between two events, and most white space in one.
 MAX_BORDERS, MAX_BORDER_BYTES = 256, 64
-#: Borders of a file that may turn out to be none.
+#: Most apparent borders of a file that may prove wrong.
 MAX_WRONG_GUESSES: Final = 64
 GZIP_START: Final = b"\x1f\x8b"
-#: More members than a tool writes to one file; each costs a copy of a piece.
+#: Most gzip members: more than a tool writes to one file. Each costs a copy of a piece.
 MAX_GZIP_MEMBERS: Final = 4096
 
 Progress = Callable[[float], None]
@@ -46,7 +46,7 @@ def unpacked(
     report: Progress | None = None,
     max_bytes: int = file_limits.MAX_DOCUMENT_BYTES,
 ) -> Iterator[bytes]:
-    """The text of an open file or a member of an archive in pieces, decompressed where it is gzip.
+    """Yield the text of an open file or archive member in pieces, decompressed where it is gzip.
 
     `size_bytes` is its packed size. More than `max_bytes` of text, or far more than the packed size explains, is an
     error.
@@ -93,7 +93,7 @@ def unpacked(
 
 
 def as_utf8(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces of a text, in UTF-8 where it is UTF-16 with a byte order mark, as Windows' shell writes."""
+    """Convert pieces of a text to UTF-8 from UTF-16 with a byte order mark, which Windows' shell writes."""
     first = next(pieces, b"")
     if not first.startswith(UTF16_STARTS):
         yield first
@@ -105,9 +105,9 @@ def as_utf8(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class EventFile:
-    """A JSON object with one long array of events, or such an array itself.
+    """A JSON object with one long array of events, or the array alone.
 
-    `events` yields lists of decoded events; `rest` has the other values of the object once they are read through.
+    `events` yields lists of decoded events; `rest` has the object's other values once all events are read.
     """
 
     def __init__(
@@ -123,23 +123,23 @@ class EventFile:
         self.name = name
         self.key = key
         self.wanted = wanted
-        """Names of the other values that `rest` is to hold."""
+        """Names of the other values to keep in `rest`."""
         self.rest: dict[str, Any] = {}
         self.mended = False
-        """Something in it is no JSON, and was read all the same: `nan`, `inf`, control characters, other encodings."""
-        # Exact, numbers with a point stay texts: times in us since 1970 have more digits than a double.
+        """Whether parts were invalid JSON and read leniently: `nan`, `inf`, control characters, other encodings."""
+        # Exact mode keeps decimal numbers as text: times in us since 1970 have more digits than a double.
         self._decoder = msgspec.json.Decoder(list[kind], float_hook=str if exact else None)  # type: ignore[valid-type]
 
     def events(self) -> Iterator[list[Any]]:
-        """Events in the file's order, some thousand at a time. Raises `ImportFileError`."""
+        """Yield events in the file's order, some thousand at a time. Raises `ImportFileError`."""
         depth = 0
-        inside = 0  # within a text
-        kept = b""  # of an item that has not ended
+        inside = 0  # whether within a string
+        kept = b""  # the item that has not ended
         top = b""
         key = ""
         in_events = False
         ended = False
-        scanned = 0  # of what is kept
+        scanned = 0  # scanned part of what is kept
         guesses = MAX_WRONG_GUESSES
         for piece in chain(self.pieces, (b"",)):
             data = kept + piece
@@ -209,13 +209,13 @@ class EventFile:
             scanned = len(kept)
             if len(kept) > MAX_EVENT_BYTES:
                 raise ImportFileError(self.name, f"has one value larger than {format_bytes(MAX_EVENT_BYTES)}")
-        if top == b"[" and in_events and depth == 1 and not inside:  # the format lets a list of events stay open
+        if top == b"[" and in_events and depth == 1 and not inside:  # the format permits an unclosed list of events
             yield from self._decode(kept)
         elif depth or inside or not top:
             raise ImportFileError(self.name, "is not valid JSON: it ends within a value, as if cut off")
 
     def _guessed(self, text: bytes) -> list[Any] | None:
-        """The events that a text holds; None where it does not end where one ends."""
+        """Decode the events of a text; None where it does not end at the end of an event."""
         try:
             return self._decoder.decode(b"[" + text + b"]")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -256,7 +256,7 @@ class EventFile:
 
 
 _NO_CONTROLS: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
-#: What printf writes for numbers that JSON does not have, and what Kineto once wrote for a device without a name.
+#: printf's text for numbers that JSON lacks, and Kineto's former text for a device without a name.
 _NO_NUMBER: Final = re.compile(rb"([:\[,]\s*)(?:[-+]?(?:nan|inf(?:inity)?)|N/A)(?=\s*[,}\]])", re.IGNORECASE)
 _ESCAPE: Final = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _OTHER: Final = 0
@@ -268,7 +268,9 @@ _KEPT[[ord(mark) for mark in '{}[],:"']] = True
 
 
 def _border(data: bytes, scanned: int) -> int:
-    """Place of the last comma between two objects after the first `scanned` bytes, by looks; 0 without one."""
+    """Return the place of the apparent last comma between two objects after the first `scanned` bytes; 0 without
+    one.
+    """
     at = len(data)
     for _ in range(MAX_BORDERS):
         at = data.rfind(b"{", scanned, at)
@@ -281,14 +283,14 @@ def _border(data: bytes, scanned: int) -> int:
 
 
 def _mended(text: bytes) -> bytes:
-    """Text as Python's and JavaScript's lenient readers take it: what is no JSON is null, a space or `\ufffd`."""
+    """Repair text like the lenient readers of Python and JavaScript: invalid parts become null, a space or `\ufffd`."""
     text = text.decode("utf-8", "replace").encode().translate(_NO_CONTROLS)
     text = _NO_NUMBER.sub(rb"\1null", text)
     return _ESCAPE.sub(lambda match: match[0] if match[1] else b"\\\\", text)
 
 
 def _marks(text: bytes, inside: int) -> tuple[tuple[Any, Any], int]:
-    """Places and values of the marks outside of texts, and whether the text ends inside of one."""
+    """Return places and values of the marks outside of strings, and whether the text ends inside a string."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     values = np.frombuffer(text, np.uint8)

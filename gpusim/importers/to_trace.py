@@ -1,4 +1,4 @@
-"""The trace of one step of a profile: its records as ops, what it shows, and how well its edges explain that."""
+"""Conversion of one step of a profile to a trace, with a check of how well its edges explain the timeline."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from gpusim.io import file_limits
 from gpusim.text import shortened
 from gpusim.version import code_version
 
-#: Longest name of a kernel that is kept.
+#: Longest kernel name that is kept.
 MAX_NAME: Final = 1024
-#: Difference of the re-simulated step that is worth a word.
+#: Error of the re-simulated step above which a finding warns.
 MAX_ERROR: Final = 0.02
 _MORE_EDGES: Final = (
     "take no schedule from it; profile the CPU, too, with waits (_ExperimentalConfig(enable_cuda_sync_events=True), "
@@ -41,20 +41,20 @@ _MORE_EDGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a step comes from: its files, its part of the profile, and what the user said of it."""
+    """Origin of a step: its files, its part of the profile, and the user's choices."""
 
     files: tuple[str, ...]
     step: Step
     device: int
     gpu: str
-    """Name of the GPU; empty: as the file says."""
+    """Name of the GPU; empty: as in the file."""
     command: str
 
 
 def make_trace(
     profile: Profile, activities: Sequence[Activity], joined: Joined, origin: Origin
 ) -> tuple[Trace, list[Finding]]:
-    """The trace of a step and what making it found. `activities` are in order of start. Raises `ImportFileError`."""
+    """Return the trace of a step and the findings. `activities` are in order of start. Raises `ImportFileError`."""
     odd: list[int] = []
     groups, after = grouped(activities, joined.edges, joined.calls)
     origin_ns = min(activity.start_ns for activity in activities)
@@ -118,7 +118,7 @@ def make_trace(
 def _shown(
     profile: Profile, activities: Sequence[Activity], joined: Joined, origin: Origin
 ) -> tuple[ImportedFrom, Resimulation | None]:
-    """What the profile shows of the step, and the step again by its edges; None of a file without times."""
+    """Return the profile's facts on the step, and its re-simulation; None for a file without times."""
     observed_ns = busy_ns = concurrent_ns = again_ns = 0
     again = None
     if profile.has_times:
@@ -162,7 +162,7 @@ def _kernel(activity: Activity, odd: list[int], index: int) -> Kernel:
     grid, block, cluster = activity.grid or (1, 1, 1), activity.block or (1, 1, 1), activity.cluster
     blocks = grid[0] * grid[1] * grid[2]
     if max(grid[1:]) > file_limits.MAX_GRID_YZ:
-        grid = (blocks, 1, 1)  # AMD allows more in y and z; how many there are is what counts
+        grid = (blocks, 1, 1)  # AMD allows more in y and z; only the number of blocks matters
     threads = block[0] * block[1] * block[2]
     smem = activity.smem_static_bytes + activity.smem_dynamic_bytes
     registers = activity.regs_per_thread or 0
@@ -198,6 +198,6 @@ def _kernel(activity: Activity, odd: list[int], index: int) -> Kernel:
 
 
 def _plain(text: str) -> str:
-    """A short name of letters, digits and a few marks, for ops and networks."""
+    """Shorten a name to letters, digits and a few marks, for ops and networks."""
     base = text.partition("(")[0].partition("<")[0].rpartition(" ")[2].replace("::", ".")
     return re.sub(r"[^A-Za-z0-9_.\-]+", "_", base)[:60].strip("._") or "kernel"

@@ -1,4 +1,4 @@
-"""Files that somebody else sent, gpusim's own or another tool's: read in a process of their own, as a trace."""
+"""Uploaded files, of gpusim or another tool, read in a process of their own as a trace."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gpusim.units import format_bytes
 
 
 def parse_upload(data: bytes, name: str) -> Trace:
-    """The trace in a file that somebody else sent, or that of its usual step where it is of another tool.
+    """Return the trace in an uploaded file; for another tool's file, the trace of its usual step.
 
-    Within the limits on size, and read in a process of its own (`gpusim.io.sandbox`). What the dependencies of an
-    imported step rest on is in `provenance.imported_from`. Raises `TraceError`. Nothing in the file runs.
+    The file is read within size limits, in a process of its own (`gpusim.io.sandbox`). The source of an imported step's
+    dependencies is in `provenance.imported_from`. Raises `TraceError`. Nothing in the file runs.
     """
     if len(data) > MAX_UPLOAD_BYTES:
         raise TraceError(name, f"is {format_bytes(len(data))}; the limit is {format_bytes(MAX_UPLOAD_BYTES)}")
@@ -45,7 +45,7 @@ def parse_upload(data: bytes, name: str) -> Trace:
 
 
 class _Piece(Document, frozen=True):
-    """A part of a trace on its way between processes."""
+    """Part of a trace in transit between processes."""
 
     frame: Trace | None = None
     """The trace without the lists below."""
@@ -55,7 +55,7 @@ class _Piece(Document, frozen=True):
 
 
 def upload_pieces(data: bytes, name: str, *, max_bytes: int) -> Iterator[bytes]:
-    """A checked trace in pieces, each decoded in a few milliseconds; the other side of `parse_upload`."""
+    """Yield a checked trace in pieces that each decode in a few milliseconds; the counterpart of `parse_upload`."""
     if is_foreign_data(data, name):
         trace = import_contents(read_data(data, name, max_bytes), [name]).trace
     else:
