@@ -1,1 +1,1 @@
-"""Validation recipes: which steps to capture, explore and replay, and how the results are kept."""
+"""Validation recipes: lists of steps to capture, explore and replay, and their stored results."""

@@ -1,4 +1,4 @@
-"""The steps that a recipe takes with one case; those on the GPU are module-level functions, to run alone."""
+"""Steps of a recipe for one case; those on the GPU are module-level functions, to run in their own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusim.validation.recipe import Case, Recipe
 
 
 def capture_case(case: Case, folder: Path, seed: int, command: str) -> Path:
-    """Capture a case of a recipe into `folder`. Raises `CaptureError` and what `capture` raises."""
+    """Capture a case of a recipe into `folder`. Raises `CaptureError` and the errors of `capture`."""
     from gpusim.gpu.capture.capture import capture
     from gpusim.gpu.capture.options import CaptureOptions
 
@@ -41,7 +41,7 @@ def capture_case(case: Case, folder: Path, seed: int, command: str) -> Path:
 
 
 def add_variants(trace: Trace, folder: Path, seed: int) -> Path:
-    """Measure the kernel variants of a trace and write it with them into `folder`."""
+    """Measure the kernel variants of a trace, and write the trace with them into `folder`."""
     from gpusim.gpu.capture.variants import with_variants
 
     path = folder / f"{trace.name}.json.gz"
@@ -52,7 +52,7 @@ def add_variants(trace: Trace, folder: Path, seed: int) -> Path:
 def replay_chosen(
     path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool
 ) -> tuple[Chosen, list[Measurement]]:
-    """Measure the chosen schedules; what was searched becomes the contender that is fastest in a trial."""
+    """Measure the chosen schedules; the contender that is fastest in a trial becomes the searched schedule."""
     from gpusim.gpu.replay.replay import replay
 
     trace = read_trace(path)
@@ -72,7 +72,7 @@ def replay_chosen(
 
 
 def measure_pairs_of(path: Path, recipe: Recipe) -> list[PairCase]:
-    """Run pairs and triples of a trace's kernels together, as many as the recipe says."""
+    """Run pairs and triples of a trace's kernels concurrently, as many as the recipe asks for."""
     from gpusim.gpu.calibrate.pairs import measure_pairs
 
     trace = read_trace(path)
@@ -80,7 +80,7 @@ def measure_pairs_of(path: Path, recipe: Recipe) -> list[PairCase]:
 
 
 def result_case(case: Case, trace: Trace, chosen: Chosen, measurement: Measurement, peak_bytes: int) -> ResultCase:
-    """One row of a results file. `peak_bytes` is the predicted peak memory."""
+    """Return one row of a results file. `peak_bytes` is the predicted peak memory."""
     assert trace.ground_truth is not None
     schedule, sequential, outputs = measurement.schedule, measurement.sequential, measurement.outputs
     model = trace.model

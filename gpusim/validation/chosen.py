@@ -1,4 +1,4 @@
-"""Which schedules of a step a recipe replays, and what is predicted of them. Needs no GPU."""
+"""Choice of the schedules that a recipe replays for a step, with their predictions. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ from gpusim.validation.recipe import FASTEST_KERNELS, RECOMMENDED, SEARCHES, WIT
 
 @dataclass(frozen=True)
 class Chosen:
-    """Schedules of one step, in the order in which they are replayed."""
+    """Schedules of one step, in replay order."""
 
     schedules: tuple[Schedule, ...]
     peaks: tuple[int, ...]
-    """Predicted peak memory of each, in bytes."""
+    """Predicted peak memory of each schedule, in bytes."""
     contenders: tuple[Schedule, ...]
-    """What is tried on the GPU for the searched schedule, where the recipe says so; best prediction first."""
+    """Candidates for the searched schedule, tried on the GPU where the recipe asks for it; best prediction first."""
     contender_peaks: tuple[int, ...]
-    """Predicted peak memory of each of these."""
+    """Predicted peak memory of each contender, in bytes."""
     worth_it: bool
-    """Whether any of them is predicted to win beyond the model's uncertainty."""
+    """Whether any schedule is predicted to win beyond the model's uncertainty."""
     bounds_ns: dict[str, int]
     hardware: str
     sequential_ns: int
-    """Predicted time of the sequential graph."""
+    """Predicted time of the sequential graph, in ns."""
     intervals_ns: tuple[tuple[int, int], ...]
-    """Of each schedule: 90 % of measurements are to lie in it."""
+    """Predicted interval of each schedule, in ns, for 90 % of measurements."""
 
     def with_searched(self, times_ns: Sequence[int]) -> Chosen:
-        """The same with the fastest contender for the searched schedule; without variants, the fastest of those that
-        have none. `times_ns` is what each contender took in the trial.
+        """Replace the searched schedule by the fastest contender; without variants, by the fastest contender without
+        them.
+
+        `times_ns` has each contender's time in the trial.
         """
         numbers = range(len(times_ns))
         captured = [number for number in numbers if not self.contenders[number].has_variants]
@@ -61,12 +63,12 @@ class Chosen:
 
 
 def hardware_of(trace: Trace) -> HardwareModel:
-    """The model of the GPU that a trace was captured on, or the default one."""
+    """Return the model of the GPU that a trace was captured on, or the default one."""
     return default_hardware(trace.provenance.gpu.name)
 
 
 def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
-    """The schedules that `recipe` asks for, of the trace in `path`."""
+    """Choose the schedules that `recipe` asks for, for the trace in `path`."""
     trace = read_trace(path)
     hardware = hardware_of(trace)
     graph = OpGraph.build(trace, hardware)
@@ -116,7 +118,7 @@ def _explore(graph: OpGraph, recipe: Recipe) -> Explored:
 
 
 def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Iterator[tuple[str, Schedule]]:
-    """The recipe's policies: each at all of its stream counts, or at the one that is predicted best."""
+    """Yield the recipe's policies, each at all of its stream counts, or at the one predicted best."""
     for policy in recipe.policies:
         if policy == FASTEST_KERNELS:
             if graph.variants:
@@ -134,7 +136,9 @@ def _asked_for(graph: OpGraph, explored: Explored | None, recipe: Recipe) -> Ite
 
 
 def _searched(explored: Explored, kind: str) -> Iterator[tuple[str, Schedule]]:
-    """One of `SEARCHES`: what is recommended, or the best of one kind; of partitions, the best on each split."""
+    """Yield one of `SEARCHES`: the recommendation, or the best schedule of one kind; for partitions, the best per
+    split.
+    """
     if kind == RECOMMENDED:
         yield RECOMMENDED, explored.best.schedule
     elif kind == SEARCH:

@@ -1,6 +1,6 @@
-"""Measured times against lower bounds: how near the fastest replayed schedule of each step comes, and what is between.
+"""Measured times against lower bounds: gap and its parts for the fastest replayed schedule of each step.
 
-The schedules that a recipe replayed lie beside its results; their steps' traces name the kernels.
+The schedules that a recipe replayed are stored next to its results; the steps' traces name the kernels.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace, structure_hash
 from gpusim.validation.replayed import SUFFIX, ReplayedSchedule, read_replayed
 
-#: Above this ratio of measured time to bound, the table of parts has a column for the step.
+#: Ratio of measured time to bound above which a step gets a column in the table of parts.
 NAMED_ABOVE = 1.25
-#: Parts that are named in a row of the first table: those of at least this share of the gap.
+#: Least share of the gap for a part to be named in the first table.
 _NAMED_SHARE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredGap:
-    """The fastest replayed schedule of a step, and what lies between it and the bound."""
+    """Fastest replayed schedule of a step, with the parts of its gap to the bound."""
 
     trace: str
     policy: str
@@ -34,15 +34,15 @@ class MeasuredGap:
 
 
 def search_files(folder: Path) -> list[Path]:
-    """The replayed schedules of the search recipes, those that measured steps of another one again at the end."""
+    """Return the files of schedules that the search recipes replayed, repeated measurements last."""
     return sorted(folder.glob(f"search_*{SUFFIX}"), key=lambda path: (path.name.startswith("search_again"), path.name))
 
 
 def newest_of_each_step(files: Sequence[Path]) -> dict[Path, list[ReplayedSchedule]]:
-    """Of several files of replayed schedules, each step's from the newest file that has it.
+    """Return each step's schedules from the newest file that has it.
 
-    Files by date, the end of a file's name as `gpusim validate` writes it; those of one day as given. Raises
-    `MeasurementError`.
+    Files are ordered by date, the end of a file's name as written by `gpusim validate`, and those of one day as given.
+    Raises `MeasurementError`.
     """
     of_step: dict[str, tuple[Path, list[ReplayedSchedule]]] = {}
     dated = sorted(files, key=lambda path: path.name.removesuffix(SUFFIX).rpartition("_")[2])
@@ -58,15 +58,14 @@ def newest_of_each_step(files: Sequence[Path]) -> dict[Path, list[ReplayedSchedu
 
 
 def measured_gaps(schedules: Sequence[ReplayedSchedule], traces: Mapping[str, Path]) -> list[MeasuredGap]:
-    """One for each step, in the order of the schedules, those on partitions of the SMs aside.
+    """Return one gap per step, in the order of the schedules, without schedules on SM partitions.
 
-    `traces` has the trace file of each step.
-
-    Raises `MeasurementError` where a step has no trace, or another one than was replayed.
+    `traces` has the trace file of each step. Raises `MeasurementError` where a step has no trace, or another step was
+    replayed.
     """
     gaps = []
     for name in dict.fromkeys(schedule.trace for schedule in schedules):
-        # Bounds are for the whole GPU: a partition has an oldest kernel of its own.
+        # Bounds are for the whole GPU: a partition has its own oldest kernel.
         whole = [each for each in schedules if each.trace == name and not each.partitions]
         if not whole:
             continue
@@ -86,7 +85,7 @@ def measured_gaps(schedules: Sequence[ReplayedSchedule], traces: Mapping[str, Pa
 
 
 def gaps_markdown(gaps: Sequence[MeasuredGap]) -> list[str]:
-    """Two tables: every step against its largest bound, and the parts where a gap is large."""
+    """Return two tables: every step against its largest bound, and the parts of large gaps."""
     lines = [
         "| step | fastest | measured | largest bound | | measured / bound | most of the gap |",
         "|---|---|--:|--:|---|--:|---|",
@@ -111,7 +110,7 @@ def gaps_markdown(gaps: Sequence[MeasuredGap]) -> list[str]:
 
 
 def _most_of(gap: Gap) -> str:
-    """The parts that make up most of the gap, the largest first; nothing where schedule and bound agree."""
+    """Name the parts that make up most of the gap, largest first; empty where schedule and bound agree."""
     whole_ns = gap.time_ns - gap.bound_ns
     if gap.ratio < 1.01:
         return ""

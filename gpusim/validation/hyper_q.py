@@ -1,4 +1,4 @@
-"""Stream mode against a measured table of launches into many streams: predicted, measured, and the error of each."""
+"""Stream mode against a measured table of launches into many streams: predictions and their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpusim.rules.occupancy import kernel_demand, kernel_footprint, kernel_occup
 
 @dataclass(frozen=True)
 class PredictedCell:
-    """One case as measured and as predicted, in times of one kernel alone."""
+    """One case, measured and predicted, in units of one kernel's time."""
 
     cell: HyperQCell
     predicted: float
@@ -31,9 +31,9 @@ class PredictedCell:
 
 
 def predict_hyper_q(measured: HyperQ, hardware: HardwareModel, engine: Engine | None = None) -> list[PredictedCell]:
-    """Simulate every case in stream mode, with the launch pace of the runs that measured it and nothing fitted.
+    """Simulate every case in stream mode, at the launch pace of its measurement, with nothing fitted.
 
-    A measured time is that of all kernels over that of one, launch included; both are simulated.
+    A measured time is that of all kernels over that of one, including the launch; both are simulated.
     """
     engine = engine or FastEngine()
     first_ns = measured.first_launch_ns
@@ -57,7 +57,7 @@ def predict_hyper_q(measured: HyperQ, hardware: HardwareModel, engine: Engine | 
 
 
 def hyper_q_markdown(measured: HyperQ, cells: Sequence[PredictedCell]) -> str:
-    """Measured, predicted and error of each case, as a table with one row for each number of queues and case."""
+    """Return measured, predicted and error as a table, one row per number of queues and case."""
     errors = sorted((abs(cell.error) for cell in cells), reverse=True)
     over = [cell for cell in cells if abs(cell.error) > 0.05]
     lines = [
@@ -89,9 +89,9 @@ def spin_plan(
     launch_ns: float = 0.0,
     first_launch_ns: float = 0.0,
 ) -> Plan:
-    """The plan of one case: kernels of one block of one thread, like torch's spin kernel.
+    """Return the plan of one case: kernels of one block of one thread, like torch's spin kernel.
 
-    The host takes `launch_ns` for a launch (0: what it takes by the hardware model), for the first `first_launch_ns`.
+    The host takes `launch_ns` per launch (0: as in the hardware model), and `first_launch_ns` for the first.
     """
     kernel = Kernel(name="spin", dur_ns=round(spin_ns))
     spin = Task(

@@ -1,7 +1,7 @@
-"""Recipes with baselines: each case optimized and timed beside torch.compile, in a process of its own.
+"""Recipes with baselines: each case optimized and timed together with torch.compile, in a process of its own.
 
-Rows join those of earlier runs in the newest results file of the recipe, so that an interrupted run goes on with the
-same command: a case that this code has measured on this GPU is left alone.
+Rows are added to the newest results file of the recipe, so that the same command resumes an interrupted run: a case
+already measured with this code on this GPU is skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIMIZE = "optimize"
 def optimize_cases(
     recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say, *, trust_code: bool = False
 ) -> Results:
-    """Measure the cases that the results do not have yet; results are written after each.
+    """Measure the cases that the results lack; results are written after each.
 
     A case that fails is reported and left out; where all fail, the first error is raised. Raises `TrustError` for a
     Python file that is not trusted.
@@ -67,7 +67,7 @@ def optimize_cases(
 
 @dataclass(frozen=True)
 class Keeper:
-    """Writes a row into the newest results of a recipe, in whatever process measures it."""
+    """Writer of rows into the newest results of a recipe, from any process."""
 
     case: Case
     recipe: Recipe
@@ -75,7 +75,7 @@ class Keeper:
     command: str
 
     def __call__(self, measured: Measured) -> None:
-        """Raises `RecipeError` where the results are of another GPU."""
+        """Add a row. Raises `RecipeError` where the results are of another GPU."""
         results = _newest(self.recipe, self.folder)
         if results is not None and results.gpu != measured.gpu.name:
             raise RecipeError(self.recipe.name, f"results in '{self.folder}' are of {results.gpu}; give another folder")
@@ -84,7 +84,7 @@ class Keeper:
 
 
 def asked_of(case: Case, recipe: Recipe) -> Asked:
-    """What is measured of a case."""
+    """Return the options of a case's measurement."""
     from gpusim.gpu.optimize.measure import Asked
 
     assert case.spec is not None
@@ -105,7 +105,7 @@ def asked_of(case: Case, recipe: Recipe) -> Asked:
 
 
 def row_of(case: Case, measured: Measured) -> ResultCase:
-    """One row of a results file."""
+    """Return one row of a results file."""
     time = measured.optimized
     hardware = default_hardware(measured.gpu.name)
     checked = OutputCheck(
@@ -163,7 +163,7 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
 
 
 def in_words(row: ResultCase) -> str:
-    """What a row says, in a line."""
+    """Summarize a row in a line."""
     others = {name: ns for name, ns in row.baselines.items() if name != "eager"}
     best = min(others, key=lambda name: others[name], default="")
     against = f", {others[best] / row.measured_ns:.2f}x over {best}" if best else ""
@@ -176,7 +176,7 @@ def _newest(recipe: Recipe, folder: Path) -> Results | None:
 
 
 def _is_of(row: ResultCase, case: Case) -> bool:
-    """Whether a row is of this case, by the code of now."""
+    """Whether a row is of this case and the current code."""
     return (row.trace, row.memory_format, row.commit) == (case.trace_name, case.memory_format, code_version())
 
 

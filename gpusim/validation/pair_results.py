@@ -1,4 +1,4 @@
-"""Results of running a few kernels together: how much longer that takes than the longest of them alone."""
+"""Results of concurrent kernels: slow-down of pairs and triples over the longest kernel alone."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class PairResults(Document, frozen=True, kw_only=True):
     hardware: str
     versions: dict[str, str]
     gpusim: str = ""
-    """As in a measurement."""
+    """Version of gpusim, as in a measurement."""
     cases: tuple[PairCase, ...]
 
 
 def write_pairs(results: Results, cases: Sequence[PairCase], folder: Path) -> Path:
-    """Write JSON and Markdown beside the results of the same run. Raises `OutputError`."""
+    """Write JSON and Markdown next to the results of the same run. Raises `OutputError`."""
     document = PairResults(
         schema=SCHEMA,
         recipe=results.recipe,
@@ -57,7 +57,7 @@ def read_pairs(path: Path) -> PairResults:
 
 
 def pairs_markdown(results: PairResults, source: str) -> str:
-    """Errors of the predicted slow-downs by trace, with their provenance."""
+    """Return the errors of the predicted slow-downs by trace, with their provenance."""
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     lines = [
         f"# {results.recipe}: kernels run together on {results.gpu}",
@@ -82,7 +82,7 @@ def pairs_markdown(results: PairResults, source: str) -> str:
 
 
 def pair_errors(cases: Iterable[PairCase]) -> tuple[float, float, float]:
-    """Median and 95th percentile of the absolute error, and the mean error."""
+    """Return median and 95th percentile of the absolute error, and the mean error."""
     errors = [case.error for case in cases]
     ordered = sorted(abs(error) for error in errors)
     return statistics.median(ordered), quantile(ordered, 0.95), statistics.fmean(errors)

@@ -1,7 +1,7 @@
-"""Predictions of a step's schedules, kept before any of them has run: what makes a test of the model blind.
+"""Stored predictions of a step's schedules, made before any of them ran: they make a test of the model blind.
 
-The file holds the schedules themselves, the hash of the trace they are of, and the hash of the code that predicted.
-Replaying them takes these numbers and makes no new ones.
+The file has the schedules themselves, the hash of their trace, and the hash of the predicting code. A replay uses these
+numbers and makes no new ones.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SUFFIX: Final = ".predicted.json.gz"
 
 
 class Predictions(Document, frozen=True, kw_only=True, omit_defaults=False):
-    """The schedules that a recipe replays of one step, in that order, with their predictions."""
+    """Schedules that a recipe replays for one step, in that order, with their predictions."""
 
     schema: Literal["gpusim-predictions/1"]
     recipe: str
     trace: str
     trace_sha256: str
-    """Of the text in the trace's file."""
+    """Hash of the text in the trace's file."""
     code: str
-    """Version and hash of the code that predicted."""
+    """Version and hash of the predicting code."""
     date: str
     hardware: str
     sequential_ns: Nanoseconds
@@ -44,13 +44,13 @@ class Predictions(Document, frozen=True, kw_only=True, omit_defaults=False):
     bounds_ns: dict[str, Nanoseconds]
     schedules: tuple[ScheduleDocument, ...]
     intervals_ns: tuple[tuple[Nanoseconds, Nanoseconds], ...]
-    """Of each schedule: 90 % of measurements are to lie in it."""
+    """Predicted interval of each schedule, in ns, for 90 % of measurements."""
     peaks_bytes: tuple[Count, ...]
 
     def chosen(self, graph: OpGraph, file: str) -> Chosen:
-        """The schedules in the form in which recipes replay them; `file` is theirs, for messages.
+        """Return the schedules as recipes replay them; `file` is theirs, for messages.
 
-        Raises `ScheduleError` for one that is not legal.
+        Raises `ScheduleError` for an illegal one.
         """
         return Chosen(
             schedules=tuple(
@@ -68,7 +68,7 @@ class Predictions(Document, frozen=True, kw_only=True, omit_defaults=False):
         )
 
     def held_to(self, measured: list[Measurement]) -> list[Measurement]:
-        """The measurements with these predictions in place of new ones."""
+        """Return the measurements with these stored predictions."""
         return [
             msgspec.structs.replace(
                 each,
@@ -81,17 +81,17 @@ class Predictions(Document, frozen=True, kw_only=True, omit_defaults=False):
 
 
 def predictions_path(trace: Path) -> Path:
-    """Beside the trace's file: `NAME.predicted.json.gz`."""
+    """Return the path next to the trace's file: `NAME.predicted.json.gz`."""
     return trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + SUFFIX)
 
 
 def trace_sha256(path: Path) -> str:
-    """Hash of the text in a trace's file, which stays as it is when a later release writes traces in another way."""
+    """Hash the text in a trace's file, so that a later release's trace encoding does not change it."""
     return hashlib.sha256(read_bytes(path, TraceError)).hexdigest()
 
 
 def predictions_of(path: Path, trace: Trace, chosen: Chosen, recipe: str) -> Predictions:
-    """The document of what was chosen and predicted of the trace in a file."""
+    """Return the document with the choice and the predictions for the trace in a file."""
     return Predictions(
         schema=SCHEMA,
         recipe=recipe,
@@ -110,7 +110,7 @@ def predictions_of(path: Path, trace: Trace, chosen: Chosen, recipe: str) -> Pre
 
 
 def write_predictions(predictions: Predictions, trace: Path) -> Path:
-    """Write them beside the trace's file. Raises `OutputError`."""
+    """Write the predictions next to the trace's file. Raises `OutputError`."""
     path = predictions_path(trace)
     write_document(path, predictions)
     return path

@@ -1,4 +1,4 @@
-"""The recipe file (TOML): a list of cases to capture, explore and replay on a GPU."""
+"""Recipe file (TOML): a list of cases to capture, explore and replay on a GPU."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ from gpusim.search.budget import SEARCH, SEARCHED
 from gpusim.trace.store import bundled_traces, read_trace
 from gpusim.trace.trust import check_trace_code, names_code, require_trust, wrong_name
 
-#: The best searched schedule of the captured kernels, where the search may use others, too.
+#: The best searched schedule of the captured kernels, where the search may use variants.
 WITHOUT_VARIANTS = "without variants"
-#: Recorded order on one stream, each op with the variant that is fastest alone: what choosing kernels gains by itself.
+#: Recorded order on one stream, each op with its fastest variant in isolation: the gain of kernel selection alone.
 FASTEST_KERNELS = "fastest kernels"
-#: What `gpusim explore` recommends: a policy's schedule or a searched one.
+#: The recommendation of `gpusim explore`: a policy's schedule or a searched one.
 RECOMMENDED = "recommended"
-#: What a recipe may name besides the policies: what is recommended, and the best searched schedules of one kind.
+#: Names that a recipe may use in addition to policies: the recommendation, and the best searched schedules by kind.
 SEARCHES = (RECOMMENDED, *SEARCHED, WITHOUT_VARIANTS, FASTEST_KERNELS)
 StreamCount = Annotated[int, Meta(ge=1, le=MAX_STREAMS)]
 
 
 class Case(Document, frozen=True, kw_only=True):
-    """One step: either `spec` with `mode` and `batch`, to be captured, or `trace`, to be used as it is."""
+    """One step: either `spec` with `mode` and `batch`, to capture, or `trace`, to use as it is."""
 
     spec: str | None = None
-    """As for `gpusim capture`."""
+    """Model, as for `gpusim capture`."""
     mode: Mode | None = None
     batch: Positive | None = None
     dtype: Dtype = "tf32"
     memory_format: MemoryFormat = "contiguous"
     frontend: Frontend = "aten"
     variants: bool = False
-    """As for `gpusim capture`: other algorithms are measured, and the search may use them. A trace that is given gets
-    those of operators of which it has none."""
+    """As for `gpusim capture`: measure other algorithms and let the search use them. A given trace gets variants for
+    operators that have none.
+    """
     trace: str | None = None
-    """A trace file or a bundled trace's name."""
+    """Trace file, or name of a bundled trace."""
     fitted: bool = False
     """Whether a constant of the hardware model was fitted on this network."""
     against: tuple[Baseline, ...] = ()
-    """Further baselines of this case, beside those of the recipe; only where the recipe has some."""
+    """Further baselines of this case; only where the recipe has some."""
 
     @property
     def trace_name(self) -> str:
@@ -63,43 +64,46 @@ class Case(Document, frozen=True, kw_only=True):
 
 
 class Recipe(Document, frozen=True, kw_only=True):
-    """Cases, and what is done with each."""
+    """Cases, and the work for each."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$(?!\n)")]
-    """Begins the names of the results files: letters, digits, `_` and `-`."""
+    """Prefix of the results files' names: letters, digits, `_` and `-`."""
     case: tuple[Case, ...]
     against: tuple[Baseline, ...] = ()
-    """Baselines: each case is optimized (`gpusim.optimize`) and timed beside these, in place of replaying schedules."""
+    """Baselines: each case is optimized (`gpusim.optimize`) and timed with these, and no schedules are replayed."""
     policies: tuple[str, ...] = (SEARCH,)
-    """Replayed besides the sequential one, each at the stream count that is predicted best; also any of `SEARCHES`."""
+    """Policies to replay in addition to the sequential one, at the stream count predicted best; or any of
+    `SEARCHES`.
+    """
     counts: tuple[StreamCount, ...] = ()
     """Stream counts to replay each policy at, instead of the one predicted best."""
     memory_policies: tuple[str, ...] = ()
-    """Memory policies to replay in place of schedules, besides the one that keeps all; only for runs in stages."""
+    """Memory policies to replay instead of schedules, in addition to the one that keeps all; only for runs in
+    stages.
+    """
     memory_budgets: tuple[Annotated[float, Meta(gt=0, le=1)], ...] = ()
-    """Budgets for those that take one, as shares of the peak of the step that keeps all."""
+    """Budgets for policies that take one, as shares of the peak of the step that keeps all."""
     random: Count = 0
-    """Number of random legal schedules replayed for each case, on 2 to 8 streams."""
+    """Number of random legal schedules replayed per case, on 2 to 8 streams."""
     pairs: Count = 0
-    """Number of random pairs and triples of kernels run together for each case."""
+    """Number of random pairs and triples of concurrent kernels per case."""
     measure: Count = 0
-    """Number of the schedules predicted best that are tried on the GPU; the fastest of them is the searched one."""
+    """Number of the schedules predicted best to try on the GPU; the fastest of them is the searched one."""
     processes: Positive = 1
-    """Processes in which each schedule is replayed; only for runs in stages."""
+    """Processes that replay each schedule; only for runs in stages."""
     recordings: Positive = 7
-    """Recordings of each schedule, of which the one of median time is timed; of an even number, the faster of the two
-    in the middle."""
+    """Recordings per schedule; the one of median time is timed (of an even number, the faster of the middle two)."""
     partitions: str | None = None
-    """Splits of the SMs to search schedules on, as for `gpusim explore --partitions`."""
+    """SM splits to search schedules on, as for `gpusim explore --partitions`."""
     streams: StreamCount = DEFAULT_STREAMS
     budget_s: Annotated[float, Meta(gt=0, le=MAX_BUDGET_S)] = 12.0
     seed: Count = DEFAULT_SEED
     traces: str | None = None
-    """Folder that keeps the captured traces, from the working directory; none are kept where it is not given."""
+    """Folder that keeps the captured traces, relative to the working directory; none are kept without it."""
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe. Raises `RecipeError` with file, place and what is wrong."""
+    """Read a recipe. Raises `RecipeError` with file, place and problem."""
     recipe = read_toml(path, Recipe, RecipeError)
     if not recipe.case:
         raise RecipeError(str(path), "has no cases", place="$.case")
@@ -120,9 +124,9 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def check_recipe(recipe: Recipe, file: str, trust_code: bool) -> None:
-    """Refuse what a recipe would run that it must not: before anything runs, without torch and GPU.
+    """Check a recipe's code and operators before anything runs, without torch and GPU.
 
-    Raises `TrustError` for a Python file that is not trusted, `OperatorError` for an operator that replay does not run.
+    Raises `TrustError` for a Python file that is not trusted, `OperatorError` for an operator that replay refuses.
     """
     check_recipe_code(recipe, file, trust_code)
     for case in recipe.case:
@@ -141,7 +145,7 @@ def check_recipe_code(recipe: Recipe, file: str, trust_code: bool) -> None:
 
 
 def _wrong_with(case: Case) -> str:
-    """What makes a case impossible, or nothing."""
+    """Return the reason why a case is invalid, or ""."""
     if (case.spec is None) == (case.trace is None):
         return "needs either 'spec' (with 'mode' and 'batch') or 'trace'"
     if case.spec is not None and (case.mode is None or case.batch is None):
@@ -156,7 +160,7 @@ def _wrong_with(case: Case) -> str:
 
 
 def _wrong_against(case: Case, recipe: Recipe) -> str:
-    """What makes a case impossible to hold against baselines, or to do without them, or nothing."""
+    """Return the reason why a case contradicts the recipe's baselines, or ""."""
     if recipe.against and case.trace is not None:
         return "a recipe with 'against' optimizes models; give 'spec' in place of 'trace'"
     if case.against and not recipe.against:

@@ -1,4 +1,4 @@
-"""The schedules that a recipe replayed, with what they took: enough to predict them again without a GPU."""
+"""Schedules that a recipe replayed, with their times: enough for new predictions without a GPU."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class ReplayedSchedule(Document, frozen=True, kw_only=True):
     stream_of: tuple[Count, ...]
     """Stream of each op, by op index."""
     variants: tuple[Count, ...] = ()
-    """Number of each op's variant, counted from 1, or 0; empty: all as captured."""
+    """Variant of each op, counted from 1; 0: as captured. Empty: all as captured."""
     partitions: tuple[Partition, ...] = ()
     measured_ns: Nanoseconds
     sequential_ns: Nanoseconds
-    """Measured beside it."""
+    """Time of the sequential graph, measured in turns with it, in ns."""
 
     @classmethod
     def of(cls, trace: Trace, schedule: Schedule, measurement: Measurement) -> ReplayedSchedule:
-        """A schedule of `trace` with its measured time."""
+        """Make a record of a schedule of `trace` with its measured time."""
         return cls(
             trace=trace.name,
             trace_hash=structure_hash(trace),
@@ -64,12 +64,12 @@ class Replayed(Document, frozen=True, kw_only=True):
 
 
 def write_replayed(schedules: Sequence[ReplayedSchedule], results: Path) -> Path:
-    """Write them beside a results file. Raises `OutputError`."""
+    """Write the schedules next to a results file. Raises `OutputError`."""
     path = results.with_name(results.stem + SUFFIX)
     write_document(path, Replayed(schema=SCHEMA, schedules=tuple(schedules)))
     return path
 
 
 def read_replayed(path: Path) -> tuple[ReplayedSchedule, ...]:
-    """Read such a file. Raises `MeasurementError`."""
+    """Read a file of replayed schedules. Raises `MeasurementError`."""
     return read_document(path, Replayed, SCHEMA, MeasurementError).schedules

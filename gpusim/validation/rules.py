@@ -1,4 +1,4 @@
-"""What experiments say of the engines' rules, as tables."""
+"""Results of the experiments on the engines' rules, as tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VERDICTS = {True: "holds", False: "does not hold", None: "measured"}
 
 
 def print_rules(report: Rules, hardware: HardwareModel) -> None:
-    """Each rule, whether it holds, and what was seen."""
+    """Print each rule with verdict and observation."""
     out = console()
     table = Table(show_edge=False, header_style="bold")
     for column in ("rule", "", "found"):
@@ -28,7 +28,7 @@ def print_rules(report: Rules, hardware: HardwareModel) -> None:
 
 
 def rules_markdown(report: Rules, hardware: HardwareModel, source: str) -> str:
-    """The whole report for docs: rules, the table of launches into streams, and all numbers."""
+    """Return the report for docs: rules, the table of launches into streams, and all numbers."""
     lines = [
         f"# Rules of the dispatcher on {report.gpu.name}",
         "",

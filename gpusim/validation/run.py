@@ -1,7 +1,7 @@
-"""Running a recipe: capture, explore, replay, compare; each on the GPU in a process of its own.
+"""Run of a recipe: capture, explore, replay, compare; GPU work in processes of its own.
 
-A capture holds the profiler, and torch allows one session a process; and a case that fails must not take the others
-along. Exploring needs no GPU: the next steps are explored while one is replayed.
+A capture holds the profiler, which torch allows once per process, and a failed case must not stop the others. Exploring
+needs no GPU: the next steps are explored during a replay.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ EXPLORE_WORKERS = 2
 def run_recipe(
     recipe: Recipe, folder: Path, command: str, say: Callable[[str], None], *, trust_code: bool = False
 ) -> Results:
-    """Run all cases; results are written after each, so that an interrupt loses only the case at hand.
+    """Run all cases; results are written after each, so that an interrupt loses only the current case.
 
     A case that fails is reported and left out; where all fail, the first error is raised. Raises `TrustError` for a
-    recipe that names a Python file, where not `trust_code`; of a trace with code, that is the failure of its case.
+    recipe that names a Python file, unless `trust_code`; a trace with code fails its own case.
     """
     check_recipe_code(recipe, recipe.name, trust_code)
     make_folder(folder, "results")
@@ -64,7 +64,7 @@ def run_recipe(
 
 
 class _Run:
-    """State of one run: what has been measured so far."""
+    """State of one run: the measurements so far."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class _Run:
     def all(self) -> Results:
         captured = [(case, self._step(self._trace_of, case)) for case in self.recipe.case]
         spawn = multiprocessing.get_context("spawn")
-        # Not beside the captures: those measure the host's pace.
+        # Not during captures, which measure the host's pace.
         with ProcessPoolExecutor(EXPLORE_WORKERS, mp_context=spawn, initializer=end_with_parent) as explorers:
             waiting = [
                 (case, path, explorers.submit(choose_schedules, path, self.recipe))
@@ -115,7 +115,7 @@ class _Run:
         return self.results
 
     def _trace_of(self, case: Case) -> Path:
-        """The case's trace file, captured or given variants now where the recipe says so."""
+        """Return the case's trace file, captured or extended by variants now where the recipe says so."""
         path: Path
         if case.trace is not None:
             given = bundled_traces().get(case.trace, Path(case.trace))

@@ -1,8 +1,7 @@
-"""A recipe in stages, on several days: capture (GPU), predict (no GPU), measure (GPU).
+"""A recipe in stages, over several days: capture (GPU), predict (no GPU), measure (GPU).
 
-Each stage leaves what an earlier run of it has done, so that an interrupted one is simply run again. Predictions are
-files that can be committed between capture and measurement; measured cases join those of earlier days in the newest
-results file of the recipe.
+Each stage skips work of earlier runs, so that an interrupted one is simply run again. Predictions are files that can be
+committed between capture and measurement; measured cases are added to the newest results file of the recipe.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Say = Callable[[str], None]
 
 
 def selected(recipe: Recipe, numbers: Sequence[int]) -> tuple[Case, ...]:
-    """The cases with these numbers, counted from 1; all where none is given. Raises `RecipeError`."""
+    """Return the cases with these numbers, counted from 1; all where none is given. Raises `RecipeError`."""
     for number in numbers:
         if not 1 <= number <= len(recipe.case):
             raise RecipeError(recipe.name, f"no case {number}: cases are numbered 1 to {len(recipe.case)}")
@@ -52,7 +51,7 @@ def selected(recipe: Recipe, numbers: Sequence[int]) -> tuple[Case, ...]:
 
 
 def trace_path(case: Case, recipe: Recipe) -> Path:
-    """Where a case's trace is, or will be once it is captured. Raises `RecipeError` for a recipe that keeps none."""
+    """Return the path of a case's trace, captured or not. Raises `RecipeError` for a recipe that keeps none."""
     if case.trace is not None:
         return bundled_traces().get(case.trace, Path(case.trace))
     if recipe.traces is None:
@@ -61,7 +60,7 @@ def trace_path(case: Case, recipe: Recipe) -> Path:
 
 
 def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say) -> list[Path]:
-    """Capture each case that has no trace yet. Where one fails the others go on; if all fail, the first error."""
+    """Capture each case without a trace. A failure does not stop the others; if all fail, the first error is raised."""
     paths: list[Path] = []
     errors: list[GpusimError] = []
     for case in cases:
@@ -82,9 +81,9 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
 
 
 def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]:
-    """Choose and predict the schedules of each captured case that has no predictions of its trace yet.
+    """Choose and predict the schedules of each captured case without predictions for its trace.
 
-    Predictions are never made anew for a trace that has some: that would make a blind test worthless.
+    Existing predictions are never replaced: that would invalidate a blind test.
     """
     if recipe.measure:
         raise RecipeError(recipe.name, "trials choose schedules on the GPU, after predictions", place="$.measure")
@@ -103,7 +102,7 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
         if is_file(target):
             read_predictions(target, path)
         else:
-            make_folder(path.parent, "predictions")  # the trace may lie in a set
+            make_folder(path.parent, "predictions")  # the trace may be in a set
             target = write_predictions(predictions_of(path, trace, choose_schedules(path, recipe), recipe.name), path)
             say(f"predicted {path.name}")
         paths.append(target)
@@ -113,9 +112,9 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
 def measure_stage(
     recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say, *, trust_code: bool = False
 ) -> Results:
-    """Replay the predicted schedules of each case that the recipe's results do not have yet; write after each case.
+    """Replay the predicted schedules of each case that the recipe's results lack; results are written after each case.
 
-    Each schedule is timed in `recipe.processes` processes; `interval_ns` is what their medians span.
+    Each schedule is timed in `recipe.processes` processes; `interval_ns` is the range of their medians.
     """
     if recipe.memory_policies:
         return _measure_memory(recipe, cases, folder, command, say, trust_code)
@@ -154,7 +153,7 @@ def measure_stage(
 def _measure_memory(
     recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say, trust_code: bool
 ) -> Results:
-    """As `measure_stage`, of memory plans."""
+    """Run `measure_stage` for memory plans."""
     results = MemoryResults(recipe, folder)
     for line in measured_or_said(results, [(case, trace_path(case, recipe)) for case in cases], command, trust_code):
         say(line)
@@ -164,7 +163,7 @@ def _measure_memory(
 
 
 def between_processes(runs: Sequence[Measurement]) -> Measurement:
-    """Measurements of one schedule in several processes as one: medians of medians, which span the interval."""
+    """Merge measurements of one schedule in several processes: median of medians, with their range as interval."""
     if len(runs) == 1:
         return runs[0]
     outputs = max((each.outputs for each in runs), key=lambda check: (not check.equal, check.worst_error))
@@ -191,7 +190,7 @@ def _across(times: Sequence[Timing]) -> Timing:
 
 
 class _Joined:
-    """The newest results file of a recipe in a folder, and what is added to it."""
+    """Newest results file of a recipe in a folder, extended by new cases."""
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe, self.folder = recipe, folder
@@ -208,14 +207,14 @@ class _Joined:
         return joined
 
     def has(self, trace: Trace) -> bool:
-        """Whether this very step was measured: one captured anew under the same name may have other ops."""
+        """Whether this exact step was measured: a new capture under the same name may have other ops."""
         if self.results is None or all(case.trace != trace.name for case in self.results.cases):
             return False
         hashes = {each.trace_hash for each in self.replayed if each.trace == trace.name}
         return structure_hash(trace) in hashes
 
     def check_gpu(self, name: str) -> None:
-        """Raises `RecipeError` where the results so far are of another GPU than `name`."""
+        """Raise `RecipeError` where the results so far are of another GPU than `name`."""
         if self.results is not None and self.results.gpu != name:
             problem = f"results in '{self.folder}' are of {self.results.gpu}, this is {name}; give another folder"
             raise RecipeError(self.recipe.name, problem)

@@ -1,4 +1,4 @@
-"""How good a set of predictions was: errors, bias, order, regret, and whether the intervals held."""
+"""Statistics of predictions: errors, bias, order, regret, and coverage of the intervals."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from gpusim.formats.results import ResultCase
 
-#: Two schedules whose measured times differ by less than this share are not told apart.
+#: Relative difference of measured times below which two schedules count as equal.
 NOISE_FRAC = 0.01
-#: Steps with fewer schedules than this have no order worth a statistic.
+#: Fewest schedules of a step for a statistic on their order.
 MIN_SCHEDULES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Predicted against measured over some schedules on several streams; errors are shares of the measured time."""
+    """Predicted against measured times of schedules on several streams; errors are fractions of the measured time."""
 
     schedules: int
     median: float
@@ -26,15 +26,15 @@ class Fidelity:
     largest: float
     bias: float
     covered: float | None
-    """Share of measured times within the interval that their prediction came with; None where none came with one."""
+    """Share of measured times within their predicted interval; None without intervals."""
     tau: tuple[float, ...]
-    """Kendall's tau of each step: predicted against measured order of schedules that differ beyond the noise."""
+    """Kendall's tau per step: predicted against measured order of schedules that differ beyond the noise."""
     regret: tuple[float, ...]
-    """For each step, measured time of the schedule predicted best over the best measured one, less 1."""
+    """Regret per step: measured time of the schedule predicted best over the best measured one, less 1."""
 
 
 def fidelity(cases: Iterable[ResultCase]) -> Fidelity | None:
-    """The statistics of the cases that use several streams; None where there are none."""
+    """Return the statistics of cases on several streams; None where there are none."""
     used = [case for case in cases if case.streams > 1]
     if not used:
         return None
@@ -54,7 +54,7 @@ def fidelity(cases: Iterable[ResultCase]) -> Fidelity | None:
 
 
 def by_step(cases: Iterable[ResultCase]) -> dict[str, list[ResultCase]]:
-    """The cases of each trace, in order."""
+    """Return the cases of each trace, in order."""
     cases_of: dict[str, list[ResultCase]] = {}
     for case in cases:
         cases_of.setdefault(case.trace, []).append(case)
@@ -62,14 +62,14 @@ def by_step(cases: Iterable[ResultCase]) -> dict[str, list[ResultCase]]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the ordered values that at least `share` of them do not exceed."""
+    """Return the smallest of the ordered values that at least `share` of them do not exceed."""
     return ordered[min(len(ordered) - 1, -(-round(share * 1000) * len(ordered) // 1000) - 1)]
 
 
 def kendall_tau(cases: Sequence[ResultCase]) -> float | None:
-    """Pairs of schedules in the right order less those in the wrong one, over both; None where no two differ.
+    """Return pairs of schedules in the right order less those in the wrong one, over both; None where no two differ.
 
-    Differ: in measured time, by more than the noise. A pair that is predicted to take the same time counts as wrong.
+    Schedules differ where measured times do by more than the noise. A pair with equal predictions counts as wrong.
     """
     right = wrong = 0
     for one, other in itertools.combinations(cases, 2):
@@ -84,19 +84,21 @@ def kendall_tau(cases: Sequence[ResultCase]) -> float | None:
 
 
 def regret(cases: Sequence[ResultCase]) -> float:
-    """Cost of choosing by prediction: measured time of the schedule predicted best over the best measured, less 1."""
+    """Return the measured time of the schedule predicted best over the best measured time, less 1."""
     chosen = min(cases, key=lambda case: case.predicted_ns)
     return chosen.measured_ns / min(case.measured_ns for case in cases) - 1
 
 
 def _covered(cases: Iterable[ResultCase]) -> float | None:
-    """Results from before predictions came with intervals have (0, 0) there, and are left out."""
+    """Return the share of times within their interval, without results from before intervals, which have (0, 0)."""
     held = [low <= case.measured_ns <= high for case in cases for low, high in (case.predicted_interval_ns,) if high]
     return sum(held) / len(held) if held else None
 
 
 def fidelity_table(cases: Sequence[ResultCase]) -> list[str]:
-    """Markdown: fitted and other networks apart, then each step. Empty where no step has enough schedules."""
+    """Return Markdown: fitted and other networks separately, then each step. Empty where no step has enough
+    schedules.
+    """
     steps = by_step(case for case in cases if case.streams > 1)
     if not any(len(step) >= MIN_SCHEDULES for step in steps.values()):
         return []

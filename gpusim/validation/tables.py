@@ -1,4 +1,4 @@
-"""Results of a validation recipe as tables: Markdown beside the document, and for people."""
+"""Results of a validation recipe as tables: Markdown next to the document, and on the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_results(results: Results, folder: Path) -> Path:
 
 
 def results_markdown(results: Results, source: str) -> str:
-    """The table of a results file with its provenance and summary."""
+    """Return the table of a results file with its provenance and summary."""
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     clocks = sorted({case.sm_clock_mhz for case in results.cases})
     clock_text = "-".join(str(c) for c in dict.fromkeys((clocks[0], clocks[-1]))) if clocks else "?"
@@ -50,7 +50,7 @@ def _schedule_lines(cases: Sequence[ResultCase]) -> list[str]:
 
 
 def case_table(cases: Iterable[ResultCase]) -> list[str]:
-    """Markdown rows: one for each replayed schedule, times in us."""
+    """Return Markdown rows, one per replayed schedule, with times in us."""
     rows = [
         "| step | policy | streams | eager | sequential graph | schedule | 95 % interval | speed-up | predicted "
         "| error | sequential at capture | outputs |",
@@ -68,10 +68,10 @@ def case_table(cases: Iterable[ResultCase]) -> list[str]:
 
 
 def summary_lines(cases: Sequence[ResultCase]) -> list[str]:
-    """Prediction errors in words: median, 90th percentile and largest, networks that a constant was fitted on apart.
+    """Summarize prediction errors (median, 90th percentile, largest), with fitted networks separately.
 
-    Sequential graphs are anchored to the capture's measurement: how far replay measured another time says how well a
-    measurement repeats, and nothing about the model.
+    Sequential graphs are anchored to the capture's measurement: their deviation in replay shows how well a measurement
+    repeats, and nothing about the model.
     """
     lines = []
     for fitted, whose in ((False, "on networks that no constant was fitted on"), (True, "on fitted networks")):
@@ -92,7 +92,7 @@ def summary_lines(cases: Sequence[ResultCase]) -> list[str]:
 
 
 def print_results(results: Results) -> None:
-    """The results as a table for people."""
+    """Print the results as a table."""
     table = Table(show_edge=False, header_style="bold")
     for column in ("step", "policy", "streams", "sequential", "schedule", "speed-up", "predicted", "error", "outputs"):
         table.add_column(column, justify="left" if column in ("step", "policy", "outputs") else "right")
