@@ -1,4 +1,4 @@
-"""Schedules that a recipe replayed, predicted again by the model of today. Needs no GPU."""
+"""New predictions, by the current model, of schedules that a recipe replayed. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from gpusim.validation.replayed import SUFFIX, read_replayed
 
 
 def trace_files(results: Path) -> dict[str, Path]:
-    """The traces that the cases of a results file may be of, by name.
+    """Return the trace files that a results file's cases may refer to, by name.
 
-    First those that its recipe names, in the folder above; then those beside the results, before the bundled ones:
-    beside `results/` lies `traces/`, and a folder in it with the recipe's name holds what only that recipe captured.
+    Traces named in its recipe, in the folder above, take precedence; then those next to the results, then the bundled
+    ones. Next to `results/` is `traces/`; its subfolder with the recipe's name has the traces of this recipe alone.
     Raises `MeasurementError` or `RecipeError`.
     """
     place = results.parent.parent
     name = read_results(results).recipe
     folders = (place / "traces", place / "traces" / name)
     beside = {file.name.removesuffix(".json.gz"): file for folder in folders for file in files_in(folder, ".json.gz")}
-    # Not `read_recipe`, which looks for the traces: paths in a recipe are those of where it was run.
+    # Not `read_recipe`, which resolves traces: paths in a recipe are relative to where it was run.
     recipe = place / f"{name}.toml"
     named = read_toml(recipe, Recipe, RecipeError).case if os.path.isfile(recipe) else ()
     files = [place.parent / case.trace for case in named if case.trace is not None and case.trace.endswith(".json.gz")]
@@ -42,19 +42,20 @@ def trace_files(results: Path) -> dict[str, Path]:
 
 
 def traces_in(folder: Path) -> dict[str, Path]:
-    """The traces `NAME.json.gz` of a folder, by name. Raises `MeasurementError` where there is no such folder."""
+    """Return the traces `NAME.json.gz` of a folder, by name. Raises `MeasurementError` where there is no such
+    folder.
+    """
     if not is_folder(folder):
         raise MeasurementError(str(folder), "there is no such folder of traces")
     return {file.name.removesuffix(".json.gz"): file for file in files_in(folder, ".json.gz")}
 
 
 def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:
-    """A results file as it is, and the same with what is predicted of its schedules now.
+    """Return a results file as stored, and with new predictions of its schedules or memory plans.
 
-    `traces` are looked at before those that `trace_files` names. The schedules lie in the file beside it
-    (`gpusim.validation.replayed`), one for each of its cases, and so do memory plans (`memory_again`). Raises
-    `MeasurementError` where they are those of other cases, or a trace is missing or has changed, and `ScheduleError`
-    where one is not legal for its trace.
+    `traces` take precedence over those of `trace_files`. The schedules are in the file next to it
+    (`gpusim.validation.replayed`), one per case. Raises `MeasurementError` where they belong to other cases, or a trace
+    is missing or has changed, and `ScheduleError` where one is illegal for its trace.
     """
     files = {**trace_files(results), **(traces or {})}
     then = read_results(results)

@@ -1,4 +1,4 @@
-"""Predictions of today beside those of when a results file was measured, for people and for `--json`."""
+"""Current predictions next to those in a results file, as a table and for `--json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpusim.validation.statistics import by_step, fidelity
 
 
 def again_document(then: Results, now: Results) -> dict[str, Any]:
-    """The document of `gpusim validate RESULTS.json --again --json`; times in integer ns."""
+    """Return the document of `gpusim validate RESULTS.json --again --json`; times in integer ns."""
     return {
         "recipe": then.recipe,
         "gpu": then.gpu,
@@ -40,7 +40,7 @@ def again_document(then: Results, now: Results) -> dict[str, Any]:
 
 
 def _peaks(case: ResultCase, again: ResultCase) -> dict[str, int]:
-    """Of a memory plan also its peaks."""
+    """Return the peaks of a memory plan's case, in bytes; empty for a schedule's."""
     if not memory_cases([case]):
         return {}
     return {
@@ -51,9 +51,9 @@ def _peaks(case: ResultCase, again: ResultCase) -> dict[str, int]:
 
 
 def print_again(then: Results, now: Results) -> None:
-    """Errors of schedules on several streams: then and now, left-out and fitted networks, and each step now.
+    """Print the errors of schedules on several streams, stored and new: left-out and fitted networks, and each step.
 
-    Of memory plans also what `memory_summary` says of them now.
+    For memory plans, also the lines of `memory_summary` on the new predictions.
     """
     table = Table(title=f"{then.recipe} on {then.gpu}, {len(then.cases)} schedules")
     table.add_column("networks", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The memory plans that a recipe replayed, in a file beside its results, and predicted again. Needs no GPU."""
+"""Memory plans that a recipe replayed, stored next to its results, and their new predictions. Needs no GPU."""
 
 from __future__ import annotations
 

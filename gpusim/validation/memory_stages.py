@@ -1,4 +1,4 @@
-"""Memory plans of a recipe: predicted in a file for each trace, replayed on another day, joined in one results file."""
+"""Memory plans of a recipe in stages: predicted in a file per trace, replayed on another day, in one results file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SUFFIX: Final = ".memory.predicted.json.gz"
 
 
 class PredictedPlan(Document, frozen=True, kw_only=True):
-    """A memory plan with what is predicted of it."""
+    """A memory plan with its predictions."""
 
     plan: MemoryPlanDocument
     interval_ns: tuple[Nanoseconds, Nanoseconds]
@@ -53,7 +53,7 @@ class PredictedPlan(Document, frozen=True, kw_only=True):
 
 
 class MemoryPredictions(Document, frozen=True, kw_only=True, omit_defaults=False):
-    """The memory plans that a recipe replays of one step, predicted before any of them has run."""
+    """The memory plans that a recipe replays for one step, predicted before any of them ran."""
 
     schema: Literal["gpusim-memory-predictions/1"]
     recipe: str
@@ -69,14 +69,14 @@ class MemoryPredictions(Document, frozen=True, kw_only=True, omit_defaults=False
 
 
 def memory_predictions_path(trace: Path) -> Path:
-    """Beside the trace's file: `NAME.memory.predicted.json.gz`."""
+    """Return the path next to the trace's file: `NAME.memory.predicted.json.gz`."""
     return trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + SUFFIX)
 
 
 def predict_memory(path: Path, recipe: Recipe) -> Path:
-    """Plan and predict what the recipe asks for of a captured trace, unless it has been; the file with it.
+    """Predict the recipe's memory plans for a captured trace unless a file has them; returns the file.
 
-    Raises `RecipeError` where the predictions there are of another trace.
+    Raises `RecipeError` where existing predictions are of another trace.
     """
     trace, target = read_trace(path), memory_predictions_path(path)
     if is_file(target):
@@ -100,13 +100,13 @@ def predict_memory(path: Path, recipe: Recipe) -> Path:
         bounds_ns={k.removesuffix("_ns"): v for k, v in bounds(evaluator.graph).document().items()},
         plans=tuple(plans),
     )
-    make_folder(target.parent, "predictions")  # the trace may lie in a set
+    make_folder(target.parent, "predictions")  # the trace may be in a set
     write_document(target, document)
     return target
 
 
 def _outcomes(evaluator: MemoryEvaluator, base: Outcome, recipe: Recipe) -> Iterator[tuple[int, Outcome]]:
-    """Each policy's plan, or one for each budget where it takes one."""
+    """Yield each policy's plan, or one plan per budget where the policy takes one."""
     setting = Setting(evaluator.graph, evaluator.storages)
     for name in recipe.memory_policies:
         policy = MEMORY_POLICIES[name]
@@ -115,7 +115,7 @@ def _outcomes(evaluator: MemoryEvaluator, base: Outcome, recipe: Recipe) -> Iter
             try:
                 yield budget, evaluator.evaluate(policy(replace(setting, budget_bytes=budget or None)))
             except GpusimError:
-                if not budget:  # a budget may be below what any plan can reach
+                if not budget:  # a budget may be below the reach of any plan
                     raise
 
 
@@ -148,7 +148,7 @@ def read_memory_predictions(path: Path, trace: Path) -> MemoryPredictions:
 def replay_predicted(
     path: Path, plans: tuple[MemoryPlan, ...], recipe: Recipe, command: str, trust_code: bool
 ) -> list[Measurement]:
-    """Replay memory plans of the trace in `path`; runs on the GPU, in a process of its own."""
+    """Replay memory plans of the trace in `path` on the GPU; call it in a process of its own."""
     from gpusim.gpu.replay.memory_replay import replay_memory
 
     trace = read_trace(path)
@@ -163,7 +163,7 @@ def replay_predicted(
 
 
 class MemoryResults:
-    """The newest results file of a memory recipe in a folder, and what is added to it."""
+    """Newest results file of a memory recipe in a folder, extended by new rows."""
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         make_folder(folder, "results")
@@ -178,11 +178,11 @@ class MemoryResults:
                 self.plans = read_replayed_plans(path)
 
     def has(self, path: Path) -> bool:
-        """Whether this very trace was measured."""
+        """Whether this exact trace was measured."""
         return any(each.trace_sha256 == trace_sha256(path) for each in self.plans)
 
     def measure(self, case: Case, path: Path, command: str, trust_code: bool) -> int:
-        """Replay the predicted plans of a case and write the results; how many there are.
+        """Replay the predicted plans of a case, write the results, and return their number.
 
         Raises `RecipeError` for a trace without predictions, and where earlier results are of another GPU.
         """
@@ -233,7 +233,7 @@ class MemoryResults:
 def _row(
     case: Case, trace: Trace, predictions: MemoryPredictions, predicted: PredictedPlan, measurement: Measurement
 ) -> ResultCase:
-    """One row of the results file, held to what was predicted before."""
+    """Return one row of the results file, with the stored predictions."""
     chosen = Chosen(
         schedules=(),
         peaks=(),
@@ -258,7 +258,7 @@ def _row(
 def measured_or_said(
     results: MemoryResults, cases: Sequence[tuple[Case, Path]], command: str, trust_code: bool
 ) -> Iterator[str]:
-    """Measure each case that the results do not have yet; a line for each, also for one that failed."""
+    """Measure each case that the results lack, and yield a line for each, also for a failed one."""
     for case, path in cases:
         try:
             if not is_file(path):

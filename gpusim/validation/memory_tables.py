@@ -12,26 +12,26 @@ from gpusim.validation.statistics import quantile
 
 
 def memory_cases(cases: Sequence[ResultCase]) -> list[ResultCase]:
-    """Those of memory policies."""
+    """Return the cases of memory policies."""
     return [case for case in cases if case.policy in MEMORY_POLICIES]
 
 
 def peak_error(case: ResultCase) -> float:
-    """(predicted - measured) / measured, of the peak."""
+    """(predicted - measured) / measured peak."""
     return case.predicted_peak_bytes / case.measured_peak_bytes - 1.0 if case.measured_peak_bytes else 0.0
 
 
 def memory_lines(cases: Sequence[ResultCase]) -> list[str]:
-    """What the predictions of memory plans are worth, and a row for each; nothing where there are none."""
+    """Summarize the predictions of memory plans, with a row for each; empty where there are none."""
     planned = memory_cases(cases)
     return [*memory_summary(planned), "", *memory_table(planned)] if planned else []
 
 
 def memory_summary(planned: Sequence[ResultCase]) -> list[str]:
-    """What the predictions of memory plans are worth, in lines.
+    """Summarize the predictions of memory plans, in lines.
 
-    Errors are of networks that no constant was fitted on. The step that keeps all is anchored to its own time, and
-    plans without copies or recomputation with it: only the others say something of predicted times.
+    Errors are of networks that no constant was fitted on. The baseline that keeps all tensors is anchored to its own
+    time, and so are plans without copies or recomputation: only the other plans are evidence for predicted times.
     """
     apart = [case for case in planned if not case.fitted]
     lines: list[str] = []
@@ -50,7 +50,7 @@ def memory_summary(planned: Sequence[ResultCase]) -> list[str]:
 
 
 def order_right(cases: Sequence[ResultCase], margin: float = 0.02) -> tuple[int, int]:
-    """Pairs of plans whose measured times differ by more than `margin`: predicted in that order, and all."""
+    """Return the pairs of plans in the predicted order, and all pairs, of those that differ by more than `margin`."""
     right = pairs = 0
     for number, one in enumerate(cases):
         for other in cases[number + 1 :]:
@@ -64,7 +64,7 @@ def order_right(cases: Sequence[ResultCase], margin: float = 0.02) -> tuple[int,
 
 
 def memory_table(cases: Sequence[ResultCase]) -> list[str]:
-    """Markdown rows: one for each plan, times in us, sizes in MiB."""
+    """Return Markdown rows, one per plan, with times in us and sizes in MiB."""
     rows = [
         "| step | policy | budget | keeps all, us | measured, us | slower | predicted, us | error | keeps all, MiB "
         "| measured, MiB | of it | predicted, MiB | error | results |",

@@ -30,9 +30,9 @@ SWEPT_BYTES, FEWEST, MOST = 512 * MIB, 4, 64
 #: Size of large copies, where only the rate matters, in bytes.
 LARGE_BYTES = 64 * MIB
 SPIN_US = 50.0
-#: What a layer saves, small and large: the copies of which the rate of a plan's link is the difference.
+#: Copy sizes typical of a layer, in bytes; the rate of a plan's link is from their difference.
 LINK_BYTES: Final = (8 * MIB, 40 * MIB)
-#: Copies of each direction in its graph.
+#: Copies per direction in that graph.
 LINK_COPIES: Final = 8
 
 
@@ -151,7 +151,7 @@ def link(bench: CopyBench) -> HostLink | None:
     """
     try:
         costs_ns = {size: turn_costs_ns(bench, size) for size in LINK_BYTES}
-    except RuntimeError:  # torch has no error of its own for pinned memory that cannot be had
+    except RuntimeError:  # torch has no error class for unavailable pinned memory
         return None
     finally:
         bench.forget()
@@ -159,7 +159,7 @@ def link(bench: CopyBench) -> HostLink | None:
 
 
 def turn_costs_ns(bench: CopyBench, size: int) -> dict[Direction, float]:
-    """Return what one more copy of a direction adds to such a graph, without its kernel, in ns."""
+    """Return the cost of one more copy per direction in such a graph, without its kernel, in ns."""
     pairs = bench.pairs(size, LINK_COPIES)
     kernels = [partial(device.add_, 1) for device, _ in pairs]
     turns: dict[Direction, list[Turn]] = {
@@ -178,7 +178,7 @@ def turn_costs_ns(bench: CopyBench, size: int) -> dict[Direction, float]:
 
 
 def link_of(costs_ns: Mapping[int, Mapping[Direction, float]]) -> HostLink | None:
-    """Return the link whose copies of two sizes cost this; None where the larger one costs no more."""
+    """Return the link rates from the costs of copies of two sizes; None where the larger one costs no more."""
     small, large = sorted(costs_ns)
     more_ns = {direction: costs_ns[large][direction] - costs_ns[small][direction] for direction in DIRECTIONS}
     if min(more_ns.values()) <= 0.0:
