@@ -23,42 +23,42 @@ SCHEMA: Final = "gpusim-replayed-memory/1"
 
 
 class ReplayedPlan(Document, frozen=True, kw_only=True):
-    """A memory plan that was replayed, of the trace with this hash."""
+    """A replayed memory plan of the trace with this hash."""
 
     trace_sha256: str
     budget_bytes: Count
     plan: MemoryPlanDocument
     barriers_first: bool = False
-    """How its instructions were ordered, as in `gpusim.memplan.program.program_of`."""
+    """Order of its instructions, as in `gpusim.memplan.program.program_of`."""
 
 
 class ReplayedPlans(Document, frozen=True, kw_only=True):
-    """All memory plans of a results file, one for each of its cases."""
+    """All memory plans of a results file, one per case."""
 
     schema: Literal["gpusim-replayed-memory/1"]
     plans: tuple[ReplayedPlan, ...]
 
 
 def plans_path(results: Path) -> Path:
-    """Where the memory plans of a results file are."""
+    """Return the path of the memory plans of a results file."""
     return results.with_name(results.name.removesuffix(".json") + SUFFIX)
 
 
 def read_replayed_plans(path: Path) -> tuple[ReplayedPlan, ...]:
-    """Read such a file. Raises `MeasurementError`."""
+    """Read a file of replayed memory plans. Raises `MeasurementError`."""
     return read_document(path, ReplayedPlans, SCHEMA, MeasurementError).plans
 
 
 def write_replayed_plans(plans: Sequence[ReplayedPlan], results: Path) -> None:
-    """Write them beside a results file. Raises `OutputError`."""
+    """Write the memory plans next to a results file. Raises `OutputError`."""
     write_document(plans_path(results), ReplayedPlans(schema=SCHEMA, plans=tuple(plans)))
 
 
 def memory_again(results: Path, then: Results, files: Mapping[str, Path]) -> Results:
-    """`then`, a results file of memory plans, with the times and peaks that are predicted now.
+    """Return `then`, a results file of memory plans, with newly predicted times and peaks.
 
-    `files` are traces by name. Raises `MeasurementError` where the plans beside it are those of other cases, or a trace
-    is missing or has changed.
+    `files` are traces by name. Raises `MeasurementError` where the stored plans belong to other cases, or a trace is
+    missing or has changed.
     """
     beside = plans_path(results)
     plans = read_replayed_plans(beside)
