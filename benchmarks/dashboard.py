@@ -1,4 +1,4 @@
-"""How long the dashboard's answers take: the first one, a what-if, and those of 20 sessions at once.
+"""Response times of the dashboard: the first answer, a what-if, and the answers to 20 concurrent sessions.
 
     python benchmarks/dashboard.py [--rounds 5] [--sessions 20] [--machine "2 cores of a server, otherwise idle"]
 
@@ -6,13 +6,13 @@ Writes the tables between the marks in research/2026-11-23-dashboard.md, and pri
 missed. All but one is measured in a real browser, which runs on the same machine. Needs the extra `app`, playwright and
 Chromium, as the browser tests do. Takes about five minutes.
 
-*Sessions*, served: until the server has sent the answer to each of so many sessions that open a link at the same
+*Sessions*, served: time until the server has sent the answer to each of the sessions that open a link at the same
 moment, over Streamlit's own protocol, while four others search: the wait of users whose own machines draw the pages.
 *Sessions*, drawn: the same in as many tabs of one browser, which shares the processors with the server.
 
-*Verdict*: until the browser shows it, beside a page of Streamlit's own with a title and a box, in turns. Once from the
-start of the server's process, with what the page shows on disk from a start before, and once in a new tab of a server
-that runs. *What-if*: from a key press on a slider to the new time.
+*Verdict*: time until the browser shows it, in turns with a bare Streamlit page with a title and a box. It is measured
+once from the start of the server's process, with the page's data on disk from an earlier start, and once in a new tab
+of a running server. *What-if*: from a key press on a slider to the new time.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ st.title("bare")
 st.success("verdict")
 """
 BARE_ANSWER, ANSWER = "[data-testid=stAlert]", ".g-answer"
-#: What must be there for a page to have answered, by its name.
+#: Selector of the element that shows a page's answer, by page.
 ANSWERED = {
     "verdict": ANSWER,
     "limits": ANSWER,
     "what-if": "[aria-label='The step as it is and with the settings below']",
     "timeline": ".js-plotly-plot .barlayer path",
 }
-#: The kind of element that brings the answer of a page, and what is in it.
+#: Kind and content of the element that carries a page's answer.
 SENT = {
     "verdict": ("html", 'class="g-answer'),
     "limits": ("html", 'class="g-answer'),
     "what-if": ("html", "The step as it is and with the settings below"),
     "timeline": ("plotly_chart", ""),
 }
-#: The targets, in seconds and bytes.
+#: Targets, in seconds and bytes.
 MOST_OVER_BARE_S, MOST_WHAT_IF_S, MOST_ANSWER_S, MOST_BYTES = 0.8, 0.2, 5.0, 2e9
 WAIT_MS = 300_000
 PRESSES, UNCHANGED_MS = 12, 3_000
 SEARCHING = 4
 IDLE_S = 2.0
-#: How Streamlit says that a script has run to its end.
+#: Streamlit's status of a script that has run to its end.
 FINISHED = ForwardMsg.ScriptFinishedStatus.Value("FINISHED_SUCCESSFULLY")
-#: In a page: go to another one by its link, and write down when its answer is there.
+#: Script in a page: open another page by its link, and record when its answer is shown.
 GO = """([label, question, answered]) => {
   const begin = performance.now();
   window.took = undefined;
@@ -96,7 +96,7 @@ CELL = "document.querySelector(\"[aria-label='The step as it is and with the set
 
 @contextmanager
 def started(words: list[str], environment: dict[str, str]) -> Iterator[tuple[str, int]]:
-    """Address and process id of a server that has just been started, and need not answer yet."""
+    """Start a server, and yield its address and process id; it need not answer yet."""
     port = free_port()
     words = [word.replace("PORT", str(port)) for word in words]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, env=os.environ | environment) as process:
@@ -108,26 +108,26 @@ def started(words: list[str], environment: dict[str, str]) -> Iterator[tuple[str
 
 
 def new_tab(browser: Browser) -> Page:
-    """A tab of a new user."""
+    """Open a tab as a new user."""
     tab = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
     tab.set_default_timeout(WAIT_MS)
     return tab
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process so far."""
+    """Return the processor time of a process so far, in s."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process ever had, and that its children had that still run."""
+    """Return the peak memory of a process and its running children, in bytes."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024 + sum(peak_bytes(child) for child in children_of(pid))
 
 
 def wait_until_idle(pid: int) -> None:
-    """Until a process computes next to nothing."""
+    """Wait until a process computes next to nothing."""
     before = -1.0
     while (now := cpu_s(pid)) > before + 0.05 * IDLE_S:
         before = now
@@ -135,12 +135,12 @@ def wait_until_idle(pid: int) -> None:
 
 
 def link(page: str, trace: str = TRACE) -> str:
-    """The query of a page about a bundled step."""
+    """Return the query of a page about a bundled step."""
     return f"/?page={page}&trace={trace}&streams={STREAMS}"
 
 
 def first_answer(browser: Browser, words: list[str], environment: dict[str, str], query: str, answer: str) -> float:
-    """Seconds from the start of the process until its page shows an answer."""
+    """Return the seconds from the start of the process until its page shows an answer."""
     tab = new_tab(browser)
     begin = time.perf_counter()
     with started(words, environment) as (address, _):
@@ -154,7 +154,7 @@ def first_answer(browser: Browser, words: list[str], environment: dict[str, str]
 
 
 def answer_in_new_tab(browser: Browser, address: str, answer: str) -> float:
-    """Seconds from the address to the answer, of a server that runs."""
+    """Return the seconds from address to answer, for a running server."""
     tab = new_tab(browser)
     begin = time.perf_counter()
     tab.goto(address, wait_until="commit")
@@ -166,7 +166,7 @@ def answer_in_new_tab(browser: Browser, address: str, answer: str) -> float:
 
 
 def what_if(browser: Browser, address: str) -> list[float]:
-    """Seconds from a key press on the slider of SMs until the page shows another time."""
+    """Return the seconds from a key press on the slider of SMs until the page shows another time."""
     tab = new_tab(browser)
     tab.goto(f"{address}{link('what-if')}")
     tab.locator(ANSWERED["what-if"]).wait_for()
@@ -178,7 +178,7 @@ def what_if(browser: Browser, address: str) -> list[float]:
         before = tab.evaluate(f"{CELL}.innerText")
         begin = time.perf_counter()
         tab.keyboard.press("ArrowLeft")
-        # Another SM need not change the digits shown: such a press is not counted.
+        # Another SM need not change the displayed digits: such a press is not counted.
         with suppress(TimeoutError):
             changed = f"before => {CELL}?.innerText !== before"
             tab.wait_for_function(changed, arg=before, polling=5, timeout=UNCHANGED_MS)
@@ -190,7 +190,7 @@ def what_if(browser: Browser, address: str) -> list[float]:
 
 
 async def served_session(address: str, page: str, trace: str) -> float:
-    """Seconds until the server has sent the answer of a page to a new session, which waits for the rest, too."""
+    """Return the seconds until the server has sent a page's answer to a new session, which also waits for the rest."""
     begin = time.perf_counter()
     where = f"{address.replace('http', 'ws', 1)}/_stcore/stream"
     kind, words = SENT[page]
@@ -205,13 +205,13 @@ async def served_session(address: str, page: str, trace: str) -> float:
             element = message.delta.new_element
             if element.WhichOneof("type") == kind and words in str(element.html.body) and math.isnan(took_s):
                 took_s = time.perf_counter() - begin
-            # A page that writes its settings into the address ends early for the run that has them.
+            # A page that writes its settings into the address ends early; a second run follows.
             if message.WhichOneof("type") == "script_finished" and message.script_finished == FINISHED:
                 return took_s
 
 
 async def served(address: str, count: int) -> dict[str, list[float]]:
-    """Seconds to each answer of the server, by page, where so many sessions ask at once."""
+    """Return the seconds to each answer of the server, by page, for `count` concurrent sessions."""
     import gpusim
 
     steps = gpusim.list_traces()
@@ -228,7 +228,7 @@ async def served(address: str, count: int) -> dict[str, list[float]]:
 def sessions(
     browser: Browser, address: str, count: int, pid: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]], int]:
-    """Seconds to each answer, by page, where so many sessions ask at once, served and drawn; the server's memory."""
+    """Return the seconds to each answer by page, served and drawn, for concurrent sessions, and the server's memory."""
     import gpusim
 
     tabs = [new_tab(browser) for _ in range(count)]
@@ -259,12 +259,12 @@ def sessions(
 
 
 def seconds(values: list[float]) -> str:
-    """Best, median and worst, as cells of a table."""
+    """Return best, median and worst, as cells of a table."""
     return f"{min(values):.2f} | {statistics.median(values):.2f} | {max(values):.2f}"
 
 
 def report(measured: dict[str, Any], options: argparse.Namespace, browser: str) -> tuple[str, bool]:
-    """The part of the page, and whether every target is met."""
+    """Return the part of the page, and whether every target is met."""
     over = statistics.median(measured["verdict"]) - statistics.median(measured["bare"])
     over_tab = statistics.median(measured["verdict, new tab"]) - statistics.median(measured["bare, new tab"])
     slowest = max(max(values) for values in measured["served"].values())

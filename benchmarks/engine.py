@@ -1,11 +1,10 @@
-"""How fast the engines are and how they scale: research/2026-11-23-engine-speed.md and its figure.
+"""Speed and scaling of the engines: research/2026-11-23-engine-speed.md and its figure.
 
     python benchmarks/engine.py [--seconds 1.0] [--largest 1000000] [-o PAGE] [--figure FILE.png]
 
-Rates of both engines are measured in turns within one run (`gpusim bench`), so their ratio hardly depends on what else
-the machine does; by both rules for SMs: block by block, and as one pool. Each size of the scaling table runs in a
-process of its own, whose largest resident memory counts.
-The figure needs matplotlib, which is no dependency of gpusim.
+Rates of both engines are measured in turns within one run (`gpusim bench`), so their ratio hardly depends on other load
+of the machine; by both rules for SMs: block by block, and as one pool. Each size of the scaling table runs in a process
+of its own, for its peak memory. The figure needs matplotlib, which is not a dependency of gpusim.
 """
 
 from __future__ import annotations
@@ -51,25 +50,25 @@ TRACES = (
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 STREAMS = 32
 HARDWARE = "h200"
-#: How the SMs are shared out.
+#: Rules for sharing SMs.
 BLOCKS, POOL = "block by block", "one pool"
 RULES = (BLOCKS, POOL)
-#: Larger plans take minutes of the reference engine.
+#: Largest plans for the reference engine; larger ones take minutes.
 LARGEST_REFERENCE = {BLOCKS: 1_000, POOL: 10_000}
 #: Blocks of a synthetic kernel that an SM holds.
 BLOCKS_PER_SM = 8
-#: How far back a dependency reaches, in tasks.
+#: Largest distance of a dependency, in tasks.
 REACH = 200
-#: How often each plan is simulated, and the largest ones.
+#: Simulations per plan, and per largest plan.
 ROUNDS, FEW_ROUNDS = 3, 1
-#: Plans of more kernels are simulated as often as the largest ones.
+#: Kernels above which a plan counts as large.
 MANY = 100_000
-#: What is started with nothing compiled, and again.
+#: Command started with an empty cache of compiled code, and again.
 STARTED = ("explore", "googlenet-train-b8")
 
 
 def synthetic_plan(tasks: int, streams: int) -> Plan:
-    """A plan of kernels of 1 to 20 us and many sizes; half of them wait for one of another stream."""
+    """Make a plan of kernels of 1 to 20 us and many sizes; half of them wait for one of another stream."""
     dice = random.Random(tasks)
     limits = load_hardware(HARDWARE).limits
     threads = limits.threads_per_sm // BLOCKS_PER_SM
@@ -100,15 +99,15 @@ def synthetic_plan(tasks: int, streams: int) -> Plan:
 
 
 def hardware_by(rule: str) -> HardwareModel:
-    """The GPU by one of `RULES`."""
+    """Return the GPU with one of `RULES`."""
     hardware = load_hardware(HARDWARE)
     return one_pool(hardware) if rule == POOL else hardware
 
 
 def measure_size(tasks: int, streams: int, rule: str) -> dict[str, Any]:
-    """Seconds of each step for one plan, and this process's largest resident memory in bytes."""
+    """Return the seconds of each step for one plan, and this process's peak memory in bytes."""
     hardware, fast = hardware_by(rule), FastEngine()
-    fast.run(synthetic_plan(10, 2), hardware)  # so that compiling does not count
+    fast.run(synthetic_plan(10, 2), hardware)  # to compile before the timing
     plan = synthetic_plan(tasks, streams)
     begin = time.perf_counter()
     timeline = fast.run(plan, hardware)
@@ -143,7 +142,7 @@ def measure_size(tasks: int, streams: int, rule: str) -> dict[str, Any]:
 
 
 def measure_in_process(tasks: int, streams: int, rule: str) -> dict[str, Any]:
-    """`measure_size` in a new process."""
+    """Run `measure_size` in a new process."""
     command = [sys.executable, __file__, "--size", str(tasks), "--streams", str(streams), "--rule", rule]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     measured: dict[str, Any] = json.loads(done.stdout)
@@ -152,7 +151,7 @@ def measure_in_process(tasks: int, streams: int, rule: str) -> dict[str, Any]:
 
 
 def measure_read() -> dict[str, float]:
-    """Seconds until all that a search needs is compiled or read from disk, and of the first two evaluations then."""
+    """Return the seconds until a search's code is compiled or loaded, and those of the next two evaluations."""
     graph = OpGraph.build(load_trace(STARTED[1]), load_hardware(HARDWARE))
     ready_s = warm_up(graph.hardware)
     engine, orders, streams = BatchEngine(graph), [list(range(len(graph)))], [[0] * len(graph)]
@@ -165,7 +164,7 @@ def measure_read() -> dict[str, float]:
 
 
 def measure_starts() -> list[dict[str, Any]]:
-    """A command with its default options, started three times, at first with nothing compiled; then `measure_read`."""
+    """Start a command with default options three times, first with an empty cache; then run `measure_read`."""
     starts = []
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
@@ -192,7 +191,7 @@ def measure_starts() -> list[dict[str, Any]]:
 
 
 def start_lines(starts: list[dict[str, Any]]) -> list[str]:
-    """The table of starts."""
+    """Return the table of starts."""
     lines = [
         "## The first start and the next",
         "",
@@ -217,7 +216,7 @@ def start_lines(starts: list[dict[str, Any]]) -> list[str]:
 
 
 def rate_lines(rates: list[Bench]) -> list[str]:
-    """The table of rates, one row for each engine and use, one column for each trace."""
+    """Return the table of rates, with one row per engine and use, and one column per trace."""
     lines = ["| schedules a second | " + " | ".join(f"{each.trace} ({each.kernels} kernels)" for each in rates) + " |"]
     lines.append("|---" * (len(rates) + 1) + "|")
     for name, title in ROWS:
@@ -230,7 +229,7 @@ def rate_lines(rates: list[Bench]) -> list[str]:
 
 
 def size_lines(sizes: list[dict[str, Any]]) -> list[str]:
-    """The table of sizes."""
+    """Return the table of sizes."""
     lines = [
         "| SMs | kernels | streams | simulate | a kernel | run, with Python objects | reference engine | memory |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -252,7 +251,7 @@ def page(
     figure: str | None,
     loads: list[float],
 ) -> str:
-    """The page, generated."""
+    """Return the generated page."""
     versions = ", ".join(f"{name} {__import__(name).__version__}" for name in ("numba", "numpy"))
     lines = [
         "# How fast the engines are",
@@ -292,7 +291,7 @@ def page(
 
 
 def draw(sizes: list[dict[str, Any]], target: Path) -> bool:
-    """The scaling figure; False where matplotlib is not installed."""
+    """Draw the scaling figure; False where matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:

@@ -1,4 +1,4 @@
-"""One step as Inductor's kernels under several policies, beside torch.compile in one CUDA graph. Needs a GPU.
+"""One step with Inductor's kernels under several policies, against torch.compile in one CUDA graph. Needs a GPU.
 
     python benchmarks/inductor_step.py torchvision:googlenet train 8 --style apart --accuracy
 
@@ -83,7 +83,7 @@ class OwnGraph:
 
 
 def gradients_of(step: ModelStep, module: torch.nn.Module, model: Any, double: bool) -> list[torch.Tensor]:
-    """Loss and gradients, in double precision."""
+    """Return loss and gradients, in double precision."""
     assert step.loss is not None
     module.zero_grad(set_to_none=True)
     inputs = [x.double() if double and x.is_floating_point() else x for x in step.inputs]
@@ -93,7 +93,7 @@ def gradients_of(step: ModelStep, module: torch.nn.Module, model: Any, double: b
 
 
 def accuracy(step: ModelStep, graph: Any, trace: Trace, fused: Any, options: CaptureOptions) -> None:
-    """How far loss and gradients are from a step in double precision."""
+    """Print the errors of loss and gradients against a step in double precision."""
     device = torch.device("cuda")
     runner = Runner(trace, device, own=True)
     releases = program_order_releases(trace)
@@ -125,7 +125,7 @@ def accuracy(step: ModelStep, graph: Any, trace: Trace, fused: Any, options: Cap
 
 
 def measured(step: ModelStep, trace: Trace, fused: Recorded, policies: list[str], baseline: bool) -> None:
-    """Times of schedules, as predicted and as measured, beside torch.compile in one CUDA graph."""
+    """Print predicted and measured times of schedules, with torch.compile in one CUDA graph as baseline."""
     device = torch.device("cuda")
     runner = Runner(trace, device, own=True)
     state = InitialState.copy_of(fused.initial)

@@ -1,10 +1,10 @@
-"""What the list scheduler's event loop brings: a table in research/2026-11-23-engine-rules.md.
+"""Gain from the list scheduler's event loop: a table in research/2026-11-23-engine-rules.md.
 
     python benchmarks/list_loop.py [--candidates 512] [-o PAGE]
 
-Without that loop a list scheduler would place ops by their times alone, and the engine's loop would simulate what came
-of it. The same candidates are scheduled both ways: priorities as the search draws them, around the bottom levels, on 2
-to 8 streams. By times alone is the same scheduler where kernels take no room, no bandwidth and no starts of others.
+Without that loop a list scheduler would place ops by times alone, and the engine's loop would simulate the result.
+The same candidates are scheduled both ways: priorities as the search draws them, around the bottom levels, on 2 to 8
+streams. "By times alone" is the same scheduler with kernels that take no room and no bandwidth and delay no other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Row:
-    """One step: ratios of makespans block by block, and rates on one core."""
+    """One step: ratios of makespans with block-level SMs, and rates on one core."""
 
     name: str
     mean: float
@@ -54,13 +54,13 @@ class Row:
     apart_per_s: float
 
     def line(self) -> str:
-        """As the table has it."""
+        """Return the row of the table."""
         rates = f"{self.simulating_per_s:,.0f} | {self.apart_per_s:,.0f}"
         return f"| {self.name} | {self.mean:.3f} | {self.best:.3f} | {rates} |"
 
 
 def by_times_alone(graph: OpGraph) -> OpGraph:
-    """The same step with kernels that no other kernel slows."""
+    """Return the same step with kernels that no other kernel slows."""
     tasks = tuple(
         tuple(msgspec.structs.replace(task, demand=NO_DEMAND, dram_bytes=0.0) for task in each) for each in graph.tasks
     )
@@ -70,14 +70,14 @@ def by_times_alone(graph: OpGraph) -> OpGraph:
 def makespans(
     graph: OpGraph, scheduler: FastLists, priorities: npt.NDArray[np.float64], streams: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Block by block, of the schedules that the scheduler makes."""
+    """Return the makespans, with block-level SMs, of the scheduler's schedules."""
     made = [scheduler.schedule(int(n), each).schedule for n, each in zip(streams, priorities, strict=True)]
     orders, places = [each.order for each in made], [each.streams for each in made]
     return BatchEngine(graph).evaluate(orders, places).makespan_ns
 
 
 def measure(name: str, candidates: int) -> Row:
-    """One row of the table."""
+    """Return one row of the table."""
     graph, draw = load(name).graph, np.random.default_rng(SEED)
     levels = np.array(graph.bottom_ns)
     priorities = levels + draw.normal(0.0, MOVE_SCALE * levels.max(), (candidates, len(graph)))
@@ -102,7 +102,7 @@ def measure(name: str, candidates: int) -> Row:
 
 
 def by_pool(graph: OpGraph) -> OpGraph:
-    """The same step where SMs are shared out as one pool, as the list scheduler sees them."""
+    """Return the same step with pooled SMs, as the list scheduler sees them."""
     return graph.with_tasks(one_pool(graph.hardware), graph.tasks)
 
 

@@ -1,4 +1,4 @@
-"""What OR-tools adds to the search and to the bounds: a table in research/2026-11-23-search.md.
+"""OR-tools against the search and the bounds: a table in research/2026-11-23-search.md.
 
     pip install ortools && python benchmarks/optimiser.py [--seconds 20] [-o research/2026-11-23-search.md]
 
@@ -7,13 +7,13 @@ Two questions, for a few steps on one GPU whose SMs are shared out as one pool (
 1. *Schedules.* CP-SAT solves the step as a scheduling problem: precedences with gaps, SM resources as cumulative
    constraints, and contention as two modes of each op: it runs at its time alone on a machine of which there is one
    (the oldest), or takes 1 + a x cover times as long. It is given the best quick policy's starts as a hint. Its own
-   become priorities of the list scheduler, and what comes out is simulated. The plain search gets as much time, and a
-   third run gives half of it to each.
+   become priorities of the list scheduler, whose schedule is simulated. The plain search gets as much time, and a third
+   run gives half of it to each.
 2. *Bounds.* Kernels share SMs in parts, so fixed times and demands are no relaxation of the engine's rules: the optimum
-   of that problem bounds nothing. What stays valid is linear: chains of kernels, each partly the oldest, whose
+   of that problem is not a bound. A linear relaxation remains valid: chains of kernels, each partly the oldest, whose
    slow-down and area are shared out (GLOP). It is compared with `gpusim.bounds.bounds`.
 
-ortools is no dependency of gpusim: this is what it is measured with.
+ortools is not a dependency of gpusim; only this comparison needs it.
 """
 
 from __future__ import annotations
@@ -50,24 +50,26 @@ TRACES = (
     "resnet50-train-b8",
 )
 HARDWARE = "h200"
-#: Units of a resource: demands are rounded up to these.
+#: Units of a resource; demands are rounded up to these.
 CAPACITY = 1000
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Solved:
-    """What CP-SAT made of a step."""
+    """CP-SAT's solution of a step."""
 
     status: str
     objective_ns: float
-    """Its makespan, by its own model."""
+    """Makespan in CP-SAT's own model, in ns."""
     schedule: Schedule
-    """The best list schedule by its start times."""
+    """Best list schedule derived from its start times."""
 
 
 def solve(graph: OpGraph, seconds: float, hint: Schedule) -> Solved | None:
-    """The step as a scheduling problem, from the starts of `hint`; None where CP-SAT finds no solution in time."""
+    """Solve the step as a scheduling problem, from the starts of `hint`; None where CP-SAT finds no solution in
+    time.
+    """
     model = cp_model.CpModel()
     preds = graph.work_preds
     slowdown = graph.hardware.contention.younger_slowdown
@@ -121,7 +123,7 @@ def solve(graph: OpGraph, seconds: float, hint: Schedule) -> Solved | None:
 
 
 def linear_bound_ns(graph: OpGraph) -> float:
-    """Chains and areas with contention as one linear programme: the least makespan it allows."""
+    """Return the least makespan that chains and areas with contention allow, as one linear programme, in ns."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
     preds = graph.work_preds
     slowdown = graph.hardware.contention.younger_slowdown
@@ -131,7 +133,7 @@ def linear_bound_ns(graph: OpGraph) -> float:
     for op, before in preds.items():
         length = solver.Sum([])
         for number, task in enumerate(graph.tasks[op]):
-            share = solver.NumVar(0, task.dur_ns, "")  # of its work, what it does as the oldest
+            share = solver.NumVar(0, task.dur_ns, "")  # the work that it does as the oldest
             took = task.dur_ns + slowdown * task.demand.cover * (task.dur_ns - share)
             length = length + took + (graph.chain_ns + task.extra_ns if number else 0.0)
             if any(task.demand.resources):
@@ -152,12 +154,12 @@ def linear_bound_ns(graph: OpGraph) -> float:
 
 
 def makespan_ns(graph: OpGraph, schedule: Schedule) -> int:
-    """Simulated."""
+    """Return the simulated makespan, in ns."""
     return FastEngine().run(lower(graph, schedule), graph.hardware).makespan_ns
 
 
 def search(graph: OpGraph, seconds: float, also: list[Schedule]) -> int:
-    """The makespan that the plain search finds, from every quick policy and `also`."""
+    """Return the makespan that the plain search finds from every quick policy and `also`, in ns."""
     quick = [policy for policy in POLICIES.values() if not policy.slow]
     schedules = [policy(graph, n) for policy in quick for n in policy.stream_counts(stream_counts(DEFAULT_STREAMS))]
     lists = local_search(graph, DEFAULT_STREAMS, budget_s=0.2 * seconds, seed=SEED)
@@ -166,12 +168,12 @@ def search(graph: OpGraph, seconds: float, also: list[Schedule]) -> int:
 
 
 def line(name: str, seconds: float) -> str:
-    """One row of the table."""
+    """Return one row of the table."""
     graph = OpGraph.build(load_trace(name), one_pool(load_hardware(HARDWARE)))
     quick = [policy for policy in POLICIES.values() if not policy.slow]
     schedules = [policy(graph, n) for policy in quick for n in policy.stream_counts(stream_counts(DEFAULT_STREAMS))]
     hint = min(schedules, key=lambda each: makespan_ns(graph, each))
-    search(graph, 0.1, [])  # so that compiling does not count
+    search(graph, 0.1, [])  # to compile before the timing
     solution, half = solve(graph, seconds, hint), solve(graph, seconds / 2, hint)
     plain_ns = search(graph, seconds, [])
     both_ns = search(graph, seconds / 2, [half.schedule] if half else [])

@@ -1,4 +1,4 @@
-"""Parts of pages in research/ that a benchmark writes."""
+"""Generated parts of pages in research/."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 
 def fill(page: Path, part: str, text: str) -> None:
-    """Put `text` between the marks of a part, `<!-- part:begin -->` and `<!-- part:end -->`. Exits where they lack."""
+    """Replace the text between the marks of a part, `<!-- part:begin -->` and `<!-- part:end -->`. Exits without
+    marks.
+    """
     begin, end = f"<!-- {part}:begin -->", f"<!-- {part}:end -->"
     before, opened, rest = page.read_text("utf-8").partition(begin)
     _, closed, after = rest.partition(end)

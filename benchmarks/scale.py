@@ -3,9 +3,9 @@
     python benchmarks/scale.py [--sizes 1000,10000,100000] [--note "a quiet machine"] [--rows FILE]
 
 Writes the table between the markers of benchmarks/scale.md and draws docs/images/scale.png (matplotlib), both after
-each size. Each command is a process of its own on a made step: ops of the kernels of a bundled trace, each waiting for
-one or two of the 50 before it. A command that takes more than `--limit` seconds is ended, and larger steps go without.
-With `--rows`, each row is kept in that file as it is measured, and a run that was interrupted goes on from there.
+each size. Each command is a process of its own on a synthetic step: ops with kernels of a bundled trace, each waiting
+for one or two of the 50 before it. A command over `--limit` seconds is killed, and skipped for larger steps. With
+`--rows`, each row is appended to that file once measured, and an interrupted run resumes from there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COMMANDS = {
 
 
 def made_trace(kernels: int) -> Trace:
-    """A step of so many ops of one kernel each."""
+    """Make a step of `kernels` ops with one kernel each."""
     base, draw = load_trace(BASE), random.Random(1)
     base_kernels = [kernel for op in base.ops for kernel in op.kernels]
     first = msgspec.convert(
@@ -85,9 +85,9 @@ def made_trace(kernels: int) -> Trace:
 
 
 def measure(command: str, file: Path, limit_s: float) -> dict[str, float] | None:
-    """Wall and CPU seconds and the largest resident memory in MB of one command; None where it was ended at the limit.
+    """Return wall and CPU seconds and the peak memory in MB of one command; None where it hit the limit.
 
-    The command is a process of its own; a helper that it starts, to compile on a first start, is not counted.
+    The command is a process of its own; a helper that it starts to compile on a first start is not counted.
     """
     begin = time.perf_counter()
     arguments = [sys.executable, *COMMANDS[command], str(file)]
@@ -108,7 +108,7 @@ def measure(command: str, file: Path, limit_s: float) -> dict[str, float] | None
 
 
 def known_rows(file: Path | None) -> dict[tuple[int, str], dict[str, Any]]:
-    """The rows of an earlier run, by size and command; the last line of one that was killed may be half."""
+    """Return the rows of an earlier run, by size and command; the last line of a killed run may be incomplete."""
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     if file is not None and file.exists():
         for text in file.read_text().splitlines():
@@ -119,14 +119,14 @@ def known_rows(file: Path | None) -> dict[tuple[int, str], dict[str, Any]]:
 
 
 def keep_row(file: Path | None, row: dict[str, Any]) -> None:
-    """Add a row to the file."""
+    """Append a row to the file."""
     if file is not None:
         with file.open("a") as log:
             log.write(("\n" if log.tell() else "") + json.dumps(row) + "\n")
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the table."""
+    """Return one row of the table."""
     if "cpu_s" not in row:
         return f"| {row['kernels']:,} | {row['command']} | {row['problem']} | | |"
     times = f"{row['wall_s']:.1f} | {row['cpu_s']:.1f} | {row['rss_mb']:,.0f}"
@@ -134,7 +134,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def write(rows: list[dict[str, Any]], note: str) -> None:
-    """Put the table into `TABLE`, between its markers."""
+    """Write the table into `TABLE`, between its markers."""
     load = os.getloadavg()[2]
     where = (
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, Python "
@@ -147,7 +147,7 @@ def write(rows: list[dict[str, Any]], note: str) -> None:
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """CPU time and memory over kernels, both axes logarithmic."""
+    """Draw CPU time and memory over kernels, with logarithmic axes."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
@@ -180,7 +180,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / "small.json"
         write_document(small, made_trace(100))
-        for command in COMMANDS:  # compile first, if need be
+        for command in COMMANDS:  # to compile first where needed
             measure(command, small, options.limit)
         for kernels in map(int, options.sizes.split(",")):
             file = Path(folder) / f"made-{kernels}.json"

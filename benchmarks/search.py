@@ -1,9 +1,9 @@
-"""How the search gets on: a table and a figure in research/2026-11-23-search.md.
+"""Progress of the search: a table and a figure in research/2026-11-23-search.md.
 
     python benchmarks/search.py [--evaluations 60000] [-o PAGE] [--figure docs/images/search_progress.png]
 
-Each search ends by its number of evaluations, so what it finds depends on no clock and no other work of the machine;
-seconds are those of this run. The figure needs matplotlib, which is no dependency of gpusim.
+Each search ends after a number of evaluations, so its result does not depend on the clock or on other load; seconds are
+those of this run. The figure needs matplotlib, which is not a dependency of gpusim.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRACES = (
 )
 HARDWARE = "h200"
 SEEDS = (0, 1, 2)
-#: Evaluations at which the table looks.
+#: Numbers of evaluations in the table.
 MARKS = (1_000, 3_000, 6_000, 10_000, 30_000, 60_000)
 
 
@@ -43,16 +43,16 @@ class Progress:
     """One search of one step."""
 
     policy_ns: int
-    """The best policy, before anything was searched."""
+    """Makespan of the best policy, before the search, in ns."""
     sequential_ns: int
     bound_ns: int
     points: tuple[tuple[float, float, int], ...]
-    """Evaluations, seconds of search, best makespan in ns; the best of policies and search."""
+    """Evaluations, seconds of search, best makespan in ns of policies and search."""
     evaluations: int
     seconds: float
 
     def at(self, evaluations: float) -> int:
-        """The best after so many evaluations."""
+        """Return the best makespan after that number of evaluations, in ns."""
         return min((best for spent, _, best in self.points if spent <= evaluations), default=self.policy_ns)
 
 
@@ -64,7 +64,7 @@ def run(name: str, seed: int, evaluations: int) -> Progress:
     def report(stage: str, share: float, best_ns: int) -> None:
         if stage == "search":
             begin[0] = begin[0] or time.perf_counter()
-            if share >= LISTS_SHARE:  # before, it is what the list scheduler sees, which is not quite the engine's
+            if share >= LISTS_SHARE:  # the list scheduler's own estimates before, which differ from the engine's
                 points.append((share * evaluations, time.perf_counter() - begin[0], best_ns))
 
     explored = explore(
@@ -87,7 +87,7 @@ def run(name: str, seed: int, evaluations: int) -> Progress:
 
 
 def line(name: str, runs: list[Progress], marks: list[int]) -> str:
-    """A row of the table: makespans over the best policy's, medians over seeds."""
+    """Return a row of the table: makespans over the best policy's, medians over seeds."""
     first = runs[0]
     cells = [f"`{name}`", f"{first.policy_ns / 1e3:,.0f}"]
     for mark in marks:
@@ -100,7 +100,7 @@ def line(name: str, runs: list[Progress], marks: list[int]) -> str:
 
 
 def draw(runs_of: dict[str, list[Progress]], target: Path) -> None:
-    """Time over the bound against evaluations, one line for each step."""
+    """Draw time over the bound against evaluations, one line per step."""
     import matplotlib
 
     matplotlib.use("Agg")

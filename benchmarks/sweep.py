@@ -1,11 +1,11 @@
-"""How a sweep scales: points a second in one process, on local workers, and on a Dask cluster over loopback.
+"""Scaling of sweeps: points per second in one process, on local workers, and on a Dask cluster over loopback.
 
     python benchmarks/sweep.py [--workers 1,2] [--rounds 3] [--engine fast] [-o research/2026-11-23-sweeps.md]
 
-All are measured in one run, in turns, into a new store each; the fastest round counts. Local rates hold the start of
-the worker processes, cluster rates do not (a cluster is there before the sweep); both hold reading the traces on the
-workers and every write to the store. CPU seconds are of all processes, with the start of the cluster's; unlike the
-times they hardly depend on what else the machine does.
+All are measured in one run, in turns, into a new store each; the fastest round counts. Local rates include the start of
+the worker processes, cluster rates do not (a cluster exists before the sweep); both include reading the traces on the
+workers and every write to the store. CPU seconds are of all processes, including the start of the cluster's; unlike the
+times they hardly depend on other load of the machine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ THIS_PROCESS = "this process, no workers"
 
 
 class ThisProcess:
-    """What the workers are compared with: the same points one after the other."""
+    """Baseline of the workers: the same points one after the other."""
 
     description = THIS_PROCESS
 
@@ -60,7 +60,7 @@ class ThisProcess:
 
 @contextmanager
 def cluster(count: int) -> Iterator[str]:
-    """A scheduler and `count` workers of one thread; their address."""
+    """Start a scheduler and `count` workers of one thread; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     address = f"tcp://127.0.0.1:{port}"
@@ -79,13 +79,13 @@ def cluster(count: int) -> Iterator[str]:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of all that it started and that have ended."""
+    """Return the CPU time of this process and of its ended children, in s."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def seconds(grid: Grid, workers: Workers) -> float:
-    """Time of the whole grid into a new store."""
+    """Return the time of the whole grid into a new store, in s."""
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.sqlite") as store:
         swept = run_sweep(grid, store, workers)
     assert (swept.computed, swept.failed) == (len(grid.points), 0)
@@ -93,7 +93,7 @@ def seconds(grid: Grid, workers: Workers) -> float:
 
 
 def on_cluster(grid: Grid, count: int) -> float:
-    """Time of the whole grid on a new cluster of `count` workers."""
+    """Return the time of the whole grid on a new cluster of `count` workers, in s."""
     with cluster(count) as address:
         deadline = time.monotonic() + 60.0
         while True:
@@ -111,7 +111,9 @@ def on_cluster(grid: Grid, count: int) -> float:
 
 
 def table(times: dict[str, list[tuple[float, float]]], points: int) -> list[str]:
-    """Markdown rows: the fastest round of each, its ratio to this process, and the least CPU time of any round."""
+    """Return Markdown rows: the fastest round of each, its ratio to this process, and the least CPU time of any
+    round.
+    """
     alone = min(wall for wall, _ in times[THIS_PROCESS])
     lines = [f"| workers | seconds for {points} points | points/s | ratio | CPU seconds |", "|---|--:|--:|--:|--:|"]
     for name, rounds in times.items():

@@ -8,11 +8,11 @@ from torch import nn
 
 import gpusim
 
-SIZES = (1, 4, 16)  # each is captured when it first comes
+SIZES = (1, 4, 16)  # each is captured at its first use
 
 
 class Towers(nn.Module):
-    """Eight towers that look at the same features: work for streams."""
+    """Eight towers on the same features: parallel work for streams."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Towers(nn.Module):
 
 @torch.no_grad()
 def answer(request: torch.Tensor) -> torch.Tensor:
-    """Scores of a request's rows, in parts of at most the largest size."""
+    """Return the scores of a request's rows, in parts of at most the largest size."""
     scores = []
     for part in request.split(SIZES[-1]):
         size = next(size for size in SIZES if size >= len(part))

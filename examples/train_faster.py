@@ -13,7 +13,7 @@ POINTS, STEPS, BATCH = 1024, 200, 64
 
 
 class Spirals(nn.Module):
-    """Three branches, joined: work for streams."""
+    """Three branches, concatenated: parallel work for streams."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Spirals(nn.Module):
 
 
 def train(step) -> list[float]:
-    """The loss of each step; the same batches and random numbers for every `step`."""
+    """Return the loss of each step; every `step` gets the same batches and random numbers."""
     torch.manual_seed(1)
     batches = torch.randint(0, POINTS, (STEPS, BATCH))
     return torch.stack([step(points[batch], labels[batch]) for batch in batches]).tolist()

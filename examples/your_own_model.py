@@ -6,7 +6,7 @@ import gpusim
 
 
 class Branches(torch.nn.Module):
-    """Eight independent branches: work for streams."""
+    """Eight independent branches: parallel work for streams."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Check the manual's prose: python scripts/check_prose.py [--wrap PAGE ...].
 
 The check covers README.md, docs/ and the docstrings of the public API. No sentence has over 40 words, and no line over
-120 characters (tables and code blocks apart). Each list item ends with a full stop. docs/ has at most 18,000 words.
-research/ is exempt. --wrap breaks the long lines of pages, tables and code blocks apart.
+120 characters (except tables and code blocks). Each list item ends with a full stop. docs/ has at most 18,000 words.
+research/ is exempt. --wrap breaks the long lines of pages, except in tables and code blocks.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ MAX_WORDS = 40
 MAX_LINE = 120
 MAX_DOCS_WORDS = 18_000
 ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
-#: A full stop ends a sentence where a space, or a mark that closes, follows; not in 1.5, `a.b` or `file.md`.
+#: A full stop ends a sentence where a space or a closing mark follows; not in 1.5, `a.b` or `file.md`.
 END = re.compile(r"(?<=[.!?])[*_)\"']*(?:\s+|$)")
 CLOSED = re.compile(r"[.!?:;][*_)\"'`]*$")
 
 
 def pages() -> list[Path]:
-    """README and every page of docs/."""
+    """Return README and every page of docs/."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(text: str) -> Iterator[tuple[bool, str]]:
-    """Paragraphs, list items and table cells without code blocks, each as one line, and whether it is a list item."""
+    """Yield paragraphs, list items and table cells without code blocks, each as one line, and whether it is a list
+    item.
+    """
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     lines: list[str] = []
@@ -51,12 +53,12 @@ def blocks(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of one paragraph."""
+    """Return the sentences of one paragraph."""
     return [part for part in END.split(text) if part.strip()]
 
 
 def problems(text: str, place: str) -> list[str]:
-    """What is wrong with one text, a line each."""
+    """Return the problems of one text, a line each."""
     lines, code = [], False
     for number, line in enumerate(text.splitlines(), 1):
         code ^= line.startswith("```")
@@ -72,7 +74,7 @@ def problems(text: str, place: str) -> list[str]:
 
 
 def public_docstrings() -> Iterator[tuple[str, str]]:
-    """Name and docstring of each name in `gpusim.__all__`, and of the public members of its classes."""
+    """Yield name and docstring of each name in `gpusim.__all__`, and of the public members of its classes."""
     yield "gpusim", inspect.getdoc(gpusim) or ""
     for name in getattr(gpusim, "__all__", ()):
         value = getattr(gpusim, name)
@@ -87,7 +89,7 @@ def public_docstrings() -> Iterator[tuple[str, str]]:
 
 
 def all_problems() -> list[str]:
-    """Everything that is wrong, a line each."""
+    """Return all problems, a line each."""
     lines = []
     for page in pages():
         lines += problems(page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix())
@@ -100,7 +102,7 @@ def all_problems() -> list[str]:
 
 
 def wrapped(text: str) -> str:
-    """The text with its paragraphs and list items broken into lines."""
+    """Return the text with its paragraphs and list items broken into lines."""
     lines: list[str] = []
     part: list[str] = []
     code = False
@@ -137,7 +139,7 @@ def wrapped(text: str) -> str:
 
 
 def main() -> int:
-    """Print what is wrong, or wrap pages."""
+    """Print the problems, or wrap pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wrap", nargs="+", type=Path, metavar="PAGE", help="break the long lines of these pages")
     options = parser.parse_args()

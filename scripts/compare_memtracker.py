@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Hold the peaks of estimated steps to what PyTorch's MemTracker says of the same steps; needs torchvision and no GPU.
+"""Compare the peaks of estimated steps with PyTorch's MemTracker on the same steps; needs torchvision and no GPU.
 
     python scripts/compare_memtracker.py [-o validate/results/memtracker_YYYYMMDD.json]
 
 Writes the results, and prints them as tables. The steps are those of `validate/memory.toml`, and the
 bundled ones of the same networks with a measured peak: training with SGD and momentum, 32-bit floating-point numbers.
 
-- gpusim: the step as `gpusim capture --estimate` records it, keeping all, by the simulated allocator. `captured` is the
-  same of a trace that a GPU made, where the repository has one. That trace knows workspaces, if it is new enough.
+- gpusim: the step as `gpusim capture --estimate` records it, keeping all, in the simulated allocator. `captured` is the
+  same for a captured trace, where the repository has one. Newer captured traces include workspaces.
 - MemTracker (`torch.distributed._tools.mem_tracker`): the second iteration of model, loss, `backward` and
-  `torch.optim.SGD.step` on fake tensors, with gradients let go of before it. Without a GPU fake tensors of the device
-  `cuda` have no backward pass, so they are of the CPU. Two things are made as they are on a GPU: sizes are rounded up
-  to 512 bytes, and attention and dropout are its fused operators (`gpusim.gpu.capture.estimate.as_on_a_gpu`).
-- `lifetimes`: MemTracker on the calls of the step that gpusim records, in its order, each tensor let go of behind its
-  last use. What lies between this and MemTracker is what Python and autograd hold on to; what lies between this and
-  gpusim, the bytes of blocks that the caching allocator does not split.
-- measured: what `torch.cuda.max_memory_allocated` said of the step as one CUDA graph, in `validate/results`.
+  `torch.optim.SGD.step` on fake tensors, with gradients freed before it. Without a GPU, fake tensors of the device
+  `cuda` have no backward pass, so they are on the CPU. Two parts are as on a GPU: sizes are rounded up to 512 bytes, and
+  attention and dropout are its fused operators (`gpusim.gpu.capture.estimate.as_on_a_gpu`).
+- `lifetimes`: MemTracker on the calls of the step that gpusim records, in its order, with each tensor freed after its
+  last use. The difference to MemTracker is memory that Python and autograd hold; the difference to gpusim is the part
+  of blocks that the caching allocator does not split.
+- measured: `torch.cuda.max_memory_allocated` of the step as one CUDA graph, in `validate/results`.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "validate" / "memory.toml"
 RESULTS = ROOT / "validate" / "results"
 SCHEMA = "gpusim-memtracker/1"
-#: Steps beside those of the recipe: bundled traces with a measured peak.
+#: Steps in addition to the recipe's: bundled traces with a measured peak.
 MORE = (("torchvision:resnet50", 8), ("torchvision:googlenet", 8), ("torchvision:densenet121", 8))
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """The most that MemTracker saw, and of what kind it was; sizes in bytes."""
+    """Peak of MemTracker, in total and by kind, in bytes."""
 
     peak_bytes: int
     kinds: dict[str, int]
@@ -78,7 +78,7 @@ class Tracked:
 
 @dataclass(frozen=True)
 class Row:
-    """One step: what each says its peak is; sizes in bytes, None where nobody knows."""
+    """Peaks of one step by source, in bytes; None where unknown."""
 
     trace: str
     memtracker_bytes: int
@@ -89,14 +89,14 @@ class Row:
     gpusim_at: str
     captured_bytes: int | None
     captured_workspace_bytes: int | None
-    """Of the op at the peak of the captured trace; None where that trace has no workspaces."""
+    """Workspace of the op at the captured trace's peak, in bytes; None where that trace has no workspaces."""
     measured_bytes: int | None
     measured_in: str
 
 
 @contextmanager
 def rounding() -> Iterator[None]:
-    """MemTracker rounds sizes on the device `cuda` alone; here it does so on the CPU, too."""
+    """Round sizes on the CPU as MemTracker does on the device `cuda`."""
     info = mem_tracker._WeakRefInfo
     own = info._calculate_mem_consumed
     try:
@@ -107,14 +107,16 @@ def rounding() -> Iterator[None]:
 
 
 def tracked(tracker: MemTracker) -> Tracked:
-    """The peak of a tracker that was run."""
+    """Return the peak of a tracker that was run."""
     (snapshot,) = tracker.get_tracker_snapshot("peak").values()
     kinds = {kind.value: size for kind, size in snapshot.items() if isinstance(kind, mem_tracker._RefType) and size}
     return Tracked(snapshot["Total"], kinds)
 
 
 def by_iteration(step: ModelStep) -> Tracked:
-    """MemTracker on the second iteration of a training loop. Takes a step on the device `meta`, which it changes."""
+    """Run MemTracker on the second iteration of a training loop. Takes a step on the device `meta`, which it
+    changes.
+    """
     assert step.loss is not None
     mode = FakeTensorMode()
 
@@ -145,7 +147,7 @@ def by_iteration(step: ModelStep) -> Tracked:
 
 
 def by_calls(graph: JointGraph) -> Tracked:
-    """MemTracker on recorded calls, each tensor let go of behind its last use."""
+    """Run MemTracker on recorded calls, with each tensor freed after its last use."""
     calls = live_calls(graph)
     last: dict[Value, int] = {}
     for place, call in enumerate(calls):
@@ -175,13 +177,13 @@ def by_calls(graph: JointGraph) -> Tracked:
 
 
 def memory_use(trace: Trace) -> MemoryUse:
-    """What the step takes that keeps all."""
+    """Return the memory of the step that keeps all."""
     storages = Storages.of(trace)
     return memory_of(storages, program_of(storages, MemoryPlan()))
 
 
 def captured_trace(name: str) -> Trace | None:
-    """The trace of a step that a GPU made, where the repository has one."""
+    """Return the captured trace of a step, where the repository has one."""
     bundled = bundled_traces()
     if name in bundled:
         return read_trace(bundled[name])
@@ -190,7 +192,7 @@ def captured_trace(name: str) -> Trace | None:
 
 
 def measured_peaks() -> dict[str, tuple[int, str]]:
-    """Step -> its measured peak as one CUDA graph on one stream, and the newest results file that has it."""
+    """Return step -> measured peak as one CUDA graph on one stream, and the newest results file that has it."""
     found: dict[str, tuple[int, str]] = {}
     for name, results in sorted(read_all_results(RESULTS).items(), key=lambda item: (item[1].date, item[0])):
         for case in results.cases:
@@ -200,7 +202,7 @@ def measured_peaks() -> dict[str, tuple[int, str]]:
 
 
 def compared(spec: str, batch: int, measured: dict[str, tuple[int, str]]) -> Row:
-    """One step, by all of them."""
+    """Compare one step in all ways."""
     options = CaptureOptions(spec=spec, mode="train", batch=batch)
     trace = capture_estimated(options, load_hardware("h200"), lambda _: None)
     use = memory_use(trace)
@@ -232,7 +234,7 @@ def compared(spec: str, batch: int, measured: dict[str, tuple[int, str]]) -> Row
 
 
 def table(rows: Sequence[Row]) -> str:
-    """All rows in MiB; the last three columns are off the measured peak by so much."""
+    """Return all rows in MiB; the last three columns are errors against the measured peak."""
     lines = [
         "| step | MemTracker | lifetimes | gpusim | MemTracker off gpusim | captured, its workspace | measured "
         "| gpusim off | captured off | MemTracker off |",

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Hold steps that are scaled to other GPUs to what others measured there.
+"""Compare steps scaled to other GPUs with published measurements on those GPUs.
 
     python scripts/compare_other_gpus.py
 
 Writes validate/results/other_gpus.md. With --check nothing is written; the exit status is 1 where it is out of date.
 
-What compares with what: a step captured on an H200, scaled to the GPU by `gpusim/rules/other_gpus.py` and simulated as
-one CUDA graph on one stream, against the published throughput of the same network, mode and image size. Batches,
-libraries and years differ, and each row says them. Three kinds of figures were found and left out:
+The comparison: a step captured on an H200, scaled to the GPU by `gpusim/rules/other_gpus.py` and simulated as one CUDA
+graph on one stream, against the published throughput of the same network, mode and image size. Batches, libraries and
+years differ; each row has them. Three kinds of published figures are left out:
 
-- of programs that the host holds up, as eager PyTorch does at batch 1 to 12 but for VGG-16: they are no test of a GPU;
-- of steps in BF16 on a V100, which has no unit for it;
-- of FP32 or TF32 against FP16.
+- host-bound programs, such as eager PyTorch at batch 1 to 12 except for VGG-16: they do not test a GPU;
+- steps in BF16 on a V100, which has no unit for it;
+- FP32 or TF32 against FP16.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ FROM = {
 
 @dataclass(frozen=True)
 class Published:
-    """Images a second that others measured on one GPU."""
+    """Published throughput of one GPU, in images/s."""
 
     hardware: str
     network: str
     per_s: float
     how: str
-    """Precision and batch; a question mark where the source does not give it."""
+    """Precision and batch; a question mark where the source does not give the batch."""
     source: str
 
 
@@ -91,7 +91,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Compared:
-    """A published throughput and the predicted one."""
+    """A published and a predicted throughput."""
 
     published: Published
     trace: str
@@ -104,19 +104,19 @@ class Compared:
 
     @property
     def factor(self) -> float:
-        """How far apart they are, at least 1."""
+        """Factor between the two, at least 1."""
         return max(self.ratio, 1 / self.ratio)
 
 
 @cache
 def predicted_per_s(hardware: str, trace: str) -> float:
-    """Images a second of a step as one sequential CUDA graph on another GPU."""
+    """Return the images/s of a step as one sequential CUDA graph on another GPU."""
     step = gpusim.load(ROOT / f"{trace}.json.gz", hardware)
     return step.trace.model.batch / gpusim.simulate(step, "sequential", streams=1).makespan_ns * 1e9
 
 
 def compared() -> list[Compared]:
-    """Every published throughput beside the predicted one."""
+    """Return every published throughput with its prediction."""
     rows = []
     for published in PUBLISHED:
         trace = FROM[published.network]
@@ -125,7 +125,7 @@ def compared() -> list[Compared]:
 
 
 def page(rows: Sequence[Compared]) -> str:
-    """The table of all rows, and how far apart they are."""
+    """Return the table of all rows, and its summary."""
     factors = [row.factor for row in rows]
     lines = [
         "# Steps of an H200 scaled to other GPUs",

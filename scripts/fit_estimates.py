@@ -24,7 +24,7 @@ from gpusim.trace.store import bundled_traces, read_trace
 ROOT = Path(__file__).resolve().parent.parent
 FOLDS = 6
 STEPS = 900
-#: Where the search begins, and the least and most of each constant.
+#: Start of the search, and the range of each constant.
 START = (2000.0, 0.7, 1.0, 0.3, 0.5)
 LEAST = (1000.0, 0.01, 0.01, 0.001, 0.0)
 MOST = (50_000.0, 1.2, 3.0, 5.0, 1.0)
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 
 def rows(traces: Sequence[Trace]) -> dict[str, list[Row]]:
-    """Work, measured time and trace of every op with kernels, by family."""
+    """Return work, measured time and trace of every op with kernels, by family."""
     rows_of: dict[str, list[Row]] = defaultdict(list)
     for trace in traces:
         for op in trace.ops:
@@ -46,7 +46,7 @@ def rows(traces: Sequence[Trace]) -> dict[str, list[Row]]:
 
 
 def fit(known: Sequence[Row]) -> Constants:
-    """The constants of least error, as a share of each step's time: a random search from one start, seeded."""
+    """Return the constants of least error, relative to each step's time: a seeded random search from one start."""
     hardware = load_hardware("h200")
     step_ns = {trace.name: sum(k.dur_ns for op in trace.ops for k in op.kernels) for _, _, trace in known}
     works = [work for work, _, _ in known]

@@ -1,7 +1,7 @@
-"""Fit `gpusim.plan.traffic.RATES` and fill its residuals into docs: python scripts/fit_traffic.py.
+"""Fit `gpusim.plan.traffic.RATES`, and write its residuals into docs: python scripts/fit_traffic.py.
 
-Fitted to the counters of a training step, and to those of an inference for what training has none of; residuals of both
-are those of the constants that the module has. L2: the median of counted over moved bytes, less what every kernel has.
+Families are fitted to the counters of a training step, or of an inference step if training has none; residuals of both
+use the module's current constants. L2: the median of counted over moved bytes, less the bytes of every kernel.
 Instructions: least squares of the relative error, no constant below 0. Constants are printed, for the module.
 """
 
@@ -23,7 +23,7 @@ from gpusim.trace.store import read_trace
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "research" / "2026-11-23-capture-and-replay.md"
 COUNTED = ROOT / "validate" / "counters"
-#: In this order; a family is fitted to the first that has it.
+#: Traces to fit, in order; a family is fitted to the first that has it.
 FITTED = ("googlenet-train-b8", "googlenet-infer-b1")
 BEGIN, END = "<!-- traffic:begin -->", "<!-- traffic:end -->"
 
@@ -31,7 +31,7 @@ Rows = dict[str, list[tuple[Counters, Features]]]
 
 
 def rows(path: Path) -> Rows:
-    """Counters and features of every counted kernel of a trace, by family."""
+    """Return counters and features of every counted kernel of a trace, by family."""
     trace = read_trace(path)
     rows_of: Rows = defaultdict(list)
     for op in trace.ops:
@@ -42,12 +42,12 @@ def rows(path: Path) -> Rows:
 
 
 def fit(counted: Sequence[tuple[Counters, Features]]) -> Rates:
-    """The constants of one family."""
+    """Return the constants of one family."""
     beyond = [(c.l2_bytes - LEAST_L2_BYTES) / known.moved_bytes for c, known in counted if known.moved_bytes > 10_000]
     l2 = statistics.median(beyond) if beyond else 0.0
     sides = np.array([[known.warps / c.instructions, known.work / c.instructions] for c, known in counted])
     both, *_ = np.linalg.lstsq(sides, np.ones(len(counted)))
-    if min(both) < 0:  # best with one of them alone
+    if min(both) < 0:  # least squares with one of them alone
         alone = sides.sum(0) / (sides**2).sum(0)
         keep = int(np.argmin(((sides * alone - 1) ** 2).sum(0)))
         both = np.where(np.arange(2) == keep, alone, 0.0)
@@ -55,14 +55,14 @@ def fit(counted: Sequence[tuple[Counters, Features]]) -> Rates:
 
 
 def off(counted: Sequence[tuple[Counters, Features]], field: Callable[[Counters], int]) -> str:
-    """Median and 90th percentile of the factor between estimate and counter, whichever is larger."""
+    """Return median and 90th percentile of the factor between estimate and counter, whichever is larger."""
     pairs = [(field(estimated(known)), field(counters)) for counters, known in counted]
     factors = sorted(math.exp(abs(math.log(max(guess, 1) / max(seen, 1)))) for guess, seen in pairs)
     return f"{statistics.median(factors):.2f} / {factors[min(len(factors) - 1, int(0.9 * len(factors)))]:.2f}"
 
 
 def table(path: Path, families: dict[str, Rows]) -> list[str]:
-    """Residuals of one trace; `families` are those of the traces that were fitted to."""
+    """Return the residuals of one trace; `families` are those of the fitted traces."""
     trace, rows_of = read_trace(path), rows(path)
     total = sum(map(len, rows_of.values()))
     lines = [

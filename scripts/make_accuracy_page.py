@@ -20,7 +20,7 @@ from gpusim.validation.statistics import by_step, fidelity
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "validate" / "results"
-#: Name of a group in the tables -> recipes whose newest results have its schedules.
+#: Row name in the tables -> recipes whose newest results have its schedules.
 IMAGES = {
     "mostly convolutional networks, blind": ("blind_again",),
     "the same, blind to an earlier model": ("blind", "unseen", "unseen_large"),
@@ -28,7 +28,7 @@ IMAGES = {
 }
 SEARCHES = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
 SEARCHED = "the same, searched schedules"
-#: Published systems that the searched schedules are compared with.
+#: Published systems to compare the searched schedules with.
 PEERS = ("nimble", "opara", "torchsched", "ios")
 KINDS = "other kinds of networks, blind"
 HEAD = [
@@ -38,7 +38,7 @@ HEAD = [
 
 
 def newest(recipe: str) -> Path:
-    """The newest results file of a recipe. Exits where there is none."""
+    """Return the newest results file of a recipe. Exits where there is none."""
     paths = sorted(RESULTS.glob(f"{recipe}_h200_[0-9]*[0-9].json"))
     if not paths:
         raise SystemExit(f"{RESULTS}: no results of the recipe '{recipe}'")
@@ -46,23 +46,23 @@ def newest(recipe: str) -> Path:
 
 
 def left_out(*recipes: str) -> list[ResultCase]:
-    """The cases of some recipes, without networks that a constant was fitted on."""
+    """Return the cases of some recipes, without networks that a constant was fitted on."""
     return [case for recipe in recipes for case in read_results(newest(recipe)).cases if not case.fitted]
 
 
 def search_cases() -> list[ResultCase]:
-    """All cases of the search recipes, the newest run of each step."""
+    """Return all cases of the search recipes, from the newest run of each step."""
     runs = first_of_each_step([read_results(newest(recipe)) for recipe in SEARCHES])
     return [case for run in runs for case in run.cases]
 
 
 def searched() -> list[ResultCase]:
-    """The searched schedules of networks that no constant was fitted on."""
+    """Return the searched schedules of networks that no constant was fitted on."""
     return [case for case in search_cases() if case.policy == SEARCH and not case.fitted]
 
 
 def peers() -> list[str]:
-    """Searched schedules over the best of the published systems, steps with a schedule on several streams."""
+    """Compare searched schedules with the best published system, over steps with a schedule on several streams."""
     ratios: dict[str, list[float]] = {SEARCH: [], WITHOUT_VARIANTS: []}
     for cases in by_step(search_cases()).values():
         measured = {case.policy: case.measured_ns for case in cases}
@@ -81,7 +81,7 @@ def peers() -> list[str]:
 
 
 def row(name: str, cases: Sequence[ResultCase]) -> str:
-    """One row of statistics, without spaces at its bars, so that bars do not count as words."""
+    """Return one row of statistics, without spaces at its bars, so that bars do not count as words."""
     accuracy = fidelity(cases)
     assert accuracy is not None, name
     covered = "" if accuracy.covered is None else f"{accuracy.covered:.0%}"
@@ -92,13 +92,13 @@ def row(name: str, cases: Sequence[ResultCase]) -> str:
 
 
 def groups() -> list[str]:
-    """A row for each group of networks and schedules."""
+    """Return a row for each group of networks and schedules."""
     lines = [row(name, left_out(*recipes)) for name, recipes in IMAGES.items()]
     return [*HEAD, *lines, row(SEARCHED, searched()), row(KINDS, left_out("kinds"))]
 
 
 def readme() -> str:
-    """A line for each group of schedules on several streams."""
+    """Return a line for each group of schedules on several streams."""
     of_name = {
         "mostly convolutional networks, blind": left_out("blind_again"),
         SEARCHED: searched(),
@@ -116,7 +116,7 @@ def readme() -> str:
 
 
 def progress() -> str:
-    """How much of the recipe of other kinds is measured."""
+    """State how much of the recipe of other kinds is measured."""
     planned = len(read_recipe(ROOT / "validate" / "kinds.toml").case)
     measured = len(by_step(left_out("kinds")))
     steps = f"All {planned} steps" if measured == planned else f"{measured} of the {planned} steps"
@@ -124,7 +124,7 @@ def progress() -> str:
 
 
 def order() -> list[str]:
-    """How well predictions rank schedules, for the blind runs."""
+    """Return the ranking quality of predictions, for the blind runs."""
     lines = [
         "| run | steps | Kendall tau, mean (least) | regret, mean (largest) |",
         "|---|--:|--:|--:|",
@@ -140,7 +140,7 @@ def order() -> list[str]:
 
 
 def kinds() -> list[str]:
-    """A row for each step of the run of other kinds."""
+    """Return a row for each step of the run of other kinds."""
     cases = left_out("kinds")
     lines = [progress(), "", *HEAD, *(row(f"`{trace}`", of_step) for trace, of_step in by_step(cases).items())]
     wrong = sum(not case.outputs_equal for case in cases)
@@ -153,7 +153,7 @@ def kinds() -> list[str]:
 
 
 def sources() -> list[str]:
-    """The results files behind the tables."""
+    """List the results files behind the tables."""
     recipes = [*(recipe for names in IMAGES.values() for recipe in names), *SEARCHES, "kinds"]
     names = (newest(recipe).stem for recipe in recipes)
     return ["Sources:", "", *(f"- [{name}](../validate/results/{name}.json)." for name in names)]

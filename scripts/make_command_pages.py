@@ -18,17 +18,17 @@ from gpusim.report.pages import with_section
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "commands"
 BEGIN, END = "<!-- options:begin -->", "<!-- options:end -->"
-#: Options that every command has; docs/commands/index.md describes them.
+#: Options of every command, described in docs/commands/index.md.
 COMMON = ("-h", "--json")
 
 
 def group_context() -> click.Context:
-    """The context of `gpusim` with its settings: click keeps a command's first help option."""
+    """Return the context of `gpusim` with its settings, so that click keeps a command's first help option."""
     return click.Context(cli, info_name="gpusim", **cli.context_settings)
 
 
 def options(name: str, command: click.Command) -> str:
-    """Usage and options of a command. Rows have no spaces at their bars, so that bars do not count as words."""
+    """Return usage and options of a command. Rows have no spaces at their bars, so that bars do not count as words."""
     context = click.Context(command, info_name=name, parent=group_context())
     rows = []
     for parameter in command.get_params(context):
@@ -44,7 +44,7 @@ def options(name: str, command: click.Command) -> str:
 
 
 def commands() -> dict[str, click.Command]:
-    """Every command by name."""
+    """Return every command by name."""
     context = group_context()
     by_name = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
     return {name: command for name, command in by_name.items() if command is not None}

@@ -36,21 +36,21 @@ from gpusim.validation.recipe import WITHOUT_VARIANTS
 ROOT = Path(__file__).resolve().parent.parent
 TIMELINE_TRACE = "googlenet-train-b8"
 
-#: Okabe and Ito's palette: told apart with any colour vision, and in grey.
+#: Okabe and Ito's palette, distinguishable with any colour vision and in grey.
 BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 INK, PALE = "#222222", "#9A9A9A"
 PHASES = {"forward": BLUE, "backward": ORANGE, "optimizer": GREEN}
-#: Marks and colours of what was replayed; all policies have the same.
+#: Marks and colours by replayed schedule; all policies share one.
 MARKS = {
     "policies": ("s", PALE),
     WITHOUT_VARIANTS: ("D", GREEN),
     SEARCH: ("o", BLUE),
 }
-#: Width of the window that SM residency is averaged over.
+#: Width of the window for averages of SM residency, in us.
 WINDOW_US = 25.0
-#: Predictions this close on as many streams are of one schedule; the search itself may differ from run to run.
+#: Relative difference below which predictions on equal stream counts are of one schedule; searches differ between runs.
 SAME_LENGTH = 0.002
-#: Drawn 9 inches wide and shown at about 900 pixels: 200 dots an inch keep it sharp on dense screens.
+#: Drawn 9 inches wide and shown at about 900 pixels: 200 dots per inch stay sharp on dense screens.
 WIDTH_IN, DPI = 9.0, 200
 
 STYLE = {
@@ -69,7 +69,7 @@ STYLE = {
 
 
 def residency(timeline: Timeline, edges_us: np.ndarray) -> np.ndarray:
-    """Mean share of the GPU's residency in use between neighbouring edges, in percent."""
+    """Return the mean GPU residency between neighbouring edges, in percent."""
     times = np.array([time for time, _ in timeline.occupied]) / 1e3
     levels = np.array([level for _, level in timeline.occupied])
     area = np.concatenate([[0.0], np.cumsum(np.diff(times) * levels[:-1])])
@@ -77,7 +77,7 @@ def residency(timeline: Timeline, edges_us: np.ndarray) -> np.ndarray:
 
 
 def draw_lanes(axes: Axes, timeline: Timeline, trace: Trace) -> None:
-    """One row for each stream, first stream on top; a bar for each kernel, coloured by phase."""
+    """Draw one row per stream, first stream on top, and a bar per kernel, coloured by phase."""
     streams = sorted({task.queue for task in timeline.plan.tasks})
     for phase, colour in PHASES.items():
         for row, stream in enumerate(streams):
@@ -94,7 +94,7 @@ def draw_lanes(axes: Axes, timeline: Timeline, trace: Trace) -> None:
 
 
 def draw_residency(axes: Axes, timeline: Timeline) -> None:
-    """SM residency over time under the bars, with its mean."""
+    """Draw SM residency over time below the bars, with its mean."""
     end_us = timeline.makespan_ns / 1e3
     edges = np.linspace(0.0, end_us, max(2, round(end_us / WINDOW_US)))
     values = residency(timeline, edges)
@@ -115,7 +115,7 @@ def draw_residency(axes: Axes, timeline: Timeline) -> None:
 
 
 def annotate_end(axes: Axes, timeline: Timeline, text: str) -> None:
-    """The makespan at the end of the bars."""
+    """Mark the makespan at the end of the bars."""
     end_us = timeline.makespan_ns / 1e3
     axes.axvline(end_us, color=INK, linewidth=1)
     axes.annotate(
@@ -130,7 +130,7 @@ def annotate_end(axes: Axes, timeline: Timeline, text: str) -> None:
 
 
 def timeline_figure(trace: Trace, explored: Explored, sequential: Timeline, measured: ResultCase | None) -> plt.Figure:
-    """The sequential graph above, the recommended schedule below, on one time axis."""
+    """Draw the sequential graph above the recommended schedule, on one time axis."""
     best = explored.timeline
     lanes = len({task.queue for task in best.plan.tasks})
     figure = plt.figure(figsize=(WIDTH_IN, 3.6 + 0.25 * lanes))
@@ -176,7 +176,7 @@ def timeline_figure(trace: Trace, explored: Explored, sequential: Timeline, meas
 
 
 def draw_steps(axes: Axes, cases: Sequence[ResultCase]) -> None:
-    """For each step the recommended schedule: predicted and measured speed-up over the sequential graph."""
+    """Draw predicted and measured speed-up of each step's recommended schedule over the sequential graph."""
     cases = sorted(cases, key=lambda case: case.speedup)
     for row, case in enumerate(cases):
         low, high = (case.sequential_ns / time for time in reversed(case.interval_ns))
@@ -203,7 +203,7 @@ def draw_steps(axes: Axes, cases: Sequence[ResultCase]) -> None:
 
 
 def draw_errors(axes: Axes, cases: Sequence[ResultCase]) -> None:
-    """The prediction error of every schedule replayed on several streams."""
+    """Draw the prediction error of every schedule replayed on several streams."""
     cases = [case for case in cases if case.streams > 1]
     axes.axhspan(-5, 5, color="#EBEBEB", linewidth=0)
     axes.axhline(0, color=PALE, linewidth=1)
@@ -237,7 +237,7 @@ def draw_errors(axes: Axes, cases: Sequence[ResultCase]) -> None:
 
 
 def results_figure(files: Sequence[Results]) -> plt.Figure:
-    """Predicted against measured, of all cases of some results files."""
+    """Draw predicted against measured times, for all cases of some results files."""
     cases = [case for results in files for case in results.cases]
     best = [case for case in cases if case.policy == SEARCH]
     figure, (left, right) = plt.subplots(
@@ -249,7 +249,7 @@ def results_figure(files: Sequence[Results]) -> plt.Figure:
 
 
 def measured_case(files: Sequence[Results], explored: Explored) -> ResultCase | None:
-    """The replay of the schedule that is drawn: the one on as many streams that was predicted to take as long."""
+    """Return the replay of the drawn schedule: same number of streams and predicted time."""
     best = explored.best
     for case in (case for results in files for case in results.cases):
         same_length = abs(case.predicted_ns / best.makespan_ns - 1) < SAME_LENGTH
@@ -259,7 +259,7 @@ def measured_case(files: Sequence[Results], explored: Explored) -> ResultCase | 
 
 
 def newest_results(folder: Path) -> list[Path]:
-    """The newest results file of each recipe that compares the searched schedule with all policies."""
+    """Return the newest results file of each recipe that compares the searched schedule with all policies."""
     recipes = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
     return [max(paths) for recipe in recipes if (paths := sorted(folder.glob(f"{recipe}_h200_*[0-9].json")))]
 

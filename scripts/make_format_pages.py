@@ -31,7 +31,7 @@ PLAIN = {
 
 
 def type_text(info: Any) -> str:
-    """A field's type in words."""
+    """Describe a field's type."""
     if isinstance(info, types.Metadata):
         return type_text(info.type)
     if isinstance(info, types.StructType):
@@ -48,7 +48,7 @@ def type_text(info: Any) -> str:
 
 
 def default_text(field: Any) -> str:
-    """The default of a field; empty where the field is required."""
+    """Return the default of a field; empty where the field is required."""
     if field.required:
         return ""
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
@@ -61,7 +61,7 @@ def _cell(text: str) -> str:
 
 
 def struct_lines(struct: type[msgspec.Struct]) -> list[str]:
-    """The section of one class. Rows have no spaces at their bars, so that bars do not count as words."""
+    """Return the section of one class. Rows have no spaces at their bars, so that bars do not count as words."""
     docs = field_docs(struct)
     doc = " ".join((struct.__doc__ or "").split())
     lines = [f"### `{struct.__name__}`", "", doc, "", "|field|type, default|meaning|", "|---|---|---|"]
@@ -73,7 +73,7 @@ def struct_lines(struct: type[msgspec.Struct]) -> list[str]:
 
 
 def wrapped(line: str, width: int = 120) -> list[str]:
-    """A line of prose in lines of at most `width` characters; a table's row stays one line."""
+    """Break a line of prose into lines of at most `width` characters; a table's row stays one line."""
     if line.startswith("|") or len(line) <= width:
         return [line]
     lines, rest = [], line
@@ -85,7 +85,7 @@ def wrapped(line: str, width: int = 120) -> list[str]:
 
 
 def fields() -> str:
-    """The sections of all classes, by kind of document; a class of several kinds stands with the first."""
+    """Return the sections of all classes, by kind of document; a class of several kinds is in the first."""
     done: set[str] = set()
     lines: list[str] = []
     for kind, document in KINDS.items():

@@ -1,8 +1,8 @@
-"""Write tests/data/predicted_ns.json: what the model predicts today of every schedule in validate/results.
+"""Write tests/data/predicted_ns.json: current predictions of every schedule in validate/results.
 
     python scripts/make_golden.py
 
-A refactoring leaves the file as it is, to the nanosecond. A change of a rule writes it anew and says what it did.
+A refactoring leaves the file unchanged, to the nanosecond. A change of a rule rewrites it and reports the effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GOLDEN = ROOT / "tests" / "data" / "predicted_ns.json"
 
 
 def main() -> None:
-    """Predict all of them; a few minutes."""
+    """Predict all schedules, in a few minutes."""
     predicted = {}
     for schedules in sorted((ROOT / "validate" / "results").glob(f"*{SUFFIX}")):
         results = schedules.with_name(schedules.name.removesuffix(SUFFIX) + ".json")

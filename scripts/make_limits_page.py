@@ -29,14 +29,14 @@ RESULTS = ROOT / "validate" / "results"
 
 
 def with_part(page: str, name: str, lines: str) -> str:
-    """The page with other lines between the marks of a part."""
+    """Replace the lines between the marks of a part."""
     begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
     before, rest = page.split(begin)
     return f"{before}{begin}{lines}\n{end}{rest.split(end)[1]}"
 
 
 def gaps(results: dict[Path, list[ReplayedSchedule]]) -> str:
-    """The tables of measured gaps. A file's traces, with the variants that were measured for it, lie in its folder."""
+    """Return the tables of measured gaps. A file's traces, with the variants measured for it, are in its folder."""
     measured = []
     for path, schedules in results.items():
         traces = trace_files(path.with_name(path.name.removesuffix(SUFFIX) + ".json"))

@@ -1,7 +1,7 @@
-"""Write traces/manifest.json from the traces beside it: python scripts/make_manifest.py [--traces DIR].
+"""Write traces/manifest.json from the traces next to it: python scripts/make_manifest.py [--traces DIR].
 
-Run it whenever a bundled trace is captured anew; tests/repo/test_readme.py holds the manifest to the files.
-With --check nothing is written, and the exit status is 1 where the manifest is out of date.
+Run it whenever a bundled trace is captured anew; tests/repo/test_readme.py compares the manifest with the files. With
+--check nothing is written, and the exit status is 1 where the manifest is out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpusim.io.files import write_bytes
 from gpusim.trace.store import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What kind of step a network is, for whoever looks for one like their own (app/gpusim_dashboard/kinds.py).
+#: Kind of each network, to find a step like one's own (app/gpusim_dashboard/kinds.py).
 KINDS = {
     "branches": ("googlenet", "inception_v3", "nasnetalarge", "squeezenet1_1"),
     "shortcuts": ("densenet121", "resnet50"),
@@ -31,7 +31,7 @@ KINDS = {
 
 
 def kind_of(network: str) -> str:
-    """The kind of a network. Ends the script for one that has none yet."""
+    """Return the kind of a network. Exits for a network without one."""
     for kind, networks in KINDS.items():
         if network in networks:
             return kind
@@ -39,7 +39,7 @@ def kind_of(network: str) -> str:
 
 
 def entry(path: Path) -> dict[str, Any]:
-    """What the manifest says about one trace: where it comes from, what is in it, and which bytes it is."""
+    """Return the manifest entry of one trace: source, contents, and hash."""
     trace = read_trace(path)
     gpu, model, truth = trace.provenance.gpu, trace.model, trace.ground_truth
     if path.name != f"{trace.name}.json.gz":
@@ -77,12 +77,12 @@ def entry(path: Path) -> dict[str, Any]:
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of all traces in `folder`, by name."""
+    """Return the manifest of all traces in `folder`, by name."""
     return {"traces": [entry(path) for path in sorted(folder.glob("*.json.gz"))]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the manifest and say what it holds, or check it."""
+    """Write the manifest and print a summary, or check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, default=ROOT / "traces", help="folder of the traces")
     parser.add_argument("--check", action="store_true", help="only say whether the manifest is up to date")

@@ -3,9 +3,9 @@
     python scripts/make_operator_list.py            writes the file
     python scripts/make_operator_list.py --check    exits with 1 where the file differs
 
-An operator is in a group because somebody has read what it does with wrong arguments; that a model may record it is not
-enough. Its overloads follow from torch's schemas: those that take and return what a trace can hold, that write no `out`
-argument, and that torch does not take apart before a recording sees them.
+An operator is in a group after a review of its behaviour with wrong arguments; being recorded by models is not enough.
+Its overloads follow from torch's schemas: those whose arguments and results a trace can hold, that write no `out`
+argument, and that torch does not decompose before a recording sees them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 TARGET = Path(__file__).parent.parent / "gpusim" / "gpu" / "replay" / "aten_operators.txt"
 
-#: Reason -> operators; one that ends in `(_)` has a form that works in place, too.
+#: Reason -> operators; a suffix `(_)` includes the in-place form.
 GROUPS: dict[str, str] = {
     "Elementwise, of one tensor: shapes are those of the argument.": """
         abs(_) acos(_) acosh(_) asin(_) asinh(_) atan(_) atanh(_) bitwise_not(_) ceil(_) celu(_) cos(_) cosh(_)
@@ -113,7 +113,7 @@ GROUPS: dict[str, str] = {
     "Optimizers in one kernel: sizes and strides are checked in gpusim/gpu/replay/size_rules.py.": """
         _fused_adagrad_ _fused_adam_ _fused_adamw_ _fused_sgd_""",
 }
-#: Operators that models record and replay does not run, with the reason.
+#: Operators that models record but replay refuses, with the reason.
 LEFT_OUT: dict[str, str] = {
     "set_ resize_ _reshape_alias": "lay a tensor over memory without a check",
     "_unsafe_index _unsafe_index_put _index_put_impl_": "may skip the check of indices",
@@ -134,9 +134,9 @@ LEFT_OUT: dict[str, str] = {
     "angle": "belongs to complex numbers",
     "rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_backward": "the size of the noise is not checked",
 }
-#: Operators that torch takes apart on some devices only.
+#: Operators that torch decomposes on some devices only.
 WHOLE_ON_CUDA = {"_embedding_bag_backward", "_fused_rms_norm", "mish_backward", "silu_backward"}
-#: Overloads that take lengths as tensors in the host's memory.
+#: Overloads that take lengths as tensors in host memory.
 HOST_OVERLOADS = {"aten._ctc_loss.Tensor", "aten._ctc_loss_backward.Tensor"}
 TORCHVISION = ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
 
@@ -148,7 +148,7 @@ RESULT = re.compile(r"^(Tensor|int|List\[Tensor\])$")
 
 
 def names_of(text: str) -> Iterator[str]:
-    """The operators that a group names, forms in place included."""
+    """Yield the operators that a group names, in-place forms included."""
     for word in text.split():
         yield word.removesuffix("(_)")
         if word.endswith("(_)"):
@@ -156,7 +156,7 @@ def names_of(text: str) -> Iterator[str]:
 
 
 def overloads(name: str) -> list[str]:
-    """The overloads of an operator that replay may call: `aten.add.Tensor`, `aten.add.Scalar`."""
+    """Return the allowed overloads of an operator: `aten.add.Tensor`, `aten.add.Scalar`."""
     names = []
     for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}"):
         types = [str(argument.type) for argument in schema.arguments]
@@ -164,7 +164,7 @@ def overloads(name: str) -> list[str]:
         out = any(argument.is_out for argument in schema.arguments)
         key = f"aten::{name}" + (f".{schema.overload_name}" if schema.overload_name else "")
         registered = torch._C._dispatch_has_kernel(key)
-        # torch takes such an operator apart before a recording sees it.
+        # torch decomposes such an operator before a recording sees it.
         apart = (
             registered
             and name not in WHOLE_ON_CUDA
@@ -177,7 +177,7 @@ def overloads(name: str) -> list[str]:
 
 
 def text_of_list() -> str:
-    """The whole file."""
+    """Return the whole file."""
     lines = [
         "# Operators that replay may call, each with its overload. scripts/make_operator_list.py writes this file",
         "# and says there which operators are left out, and why.",

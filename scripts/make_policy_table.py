@@ -1,7 +1,7 @@
-"""Fill research/2026-11-23-policies.md with predicted times: python scripts/make_policy_table.py.
+"""Write predicted times into research/2026-11-23-policies.md: python scripts/make_policy_table.py.
 
-Every bundled trace and every one of the recipe `fidelity`, every policy, the stream counts that `gpusim explore` tries.
-Takes some minutes, most of them for policies marked slow. --trace NAME does one trace and prints it.
+Covers every bundled trace and every trace of the recipe `fidelity`, every policy, and the stream counts that `gpusim
+explore` tries. Takes some minutes, mostly for policies marked slow. --trace NAME prints one trace only.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ WARM_UP = "squeezenet1_1-infer-b1"
 
 
 class Row(NamedTuple):
-    """What is predicted of one step: for each policy the least makespan and the streams that gave it."""
+    """Predictions for one step: the least makespan of each policy, and its number of streams."""
 
     trace: str
     best: dict[str, tuple[int, int]]
     bound_ns: int
     slow_s: dict[str, tuple[float, float]]
-    """For each policy marked slow, CPU seconds of a call for the most streams, and of the calls for all counts."""
+    """CPU seconds of each slow policy: of a call for the most streams, and of the calls for all counts."""
 
     @property
     def sequential_ns(self) -> int:
@@ -57,7 +57,7 @@ def predict(trace: str) -> Row:
     slow_s: dict[str, tuple[float, float]] = {}
     for policy in POLICIES.values():
         if policy.slow:
-            policy(OpGraph.build(load_trace(WARM_UP), load_hardware(HARDWARE)), 2)  # so that compiling does not count
+            policy(OpGraph.build(load_trace(WARM_UP), load_hardware(HARDWARE)), 2)  # to compile before the timing
         times, seconds = [], []
         for count in policy.stream_counts(stream_counts(DEFAULT_STREAMS)):
             begin = time.process_time()
@@ -72,19 +72,19 @@ def predict(trace: str) -> Row:
 
 
 def names() -> list[str]:
-    """The bundled traces, then the others."""
+    """Return the names of the bundled traces, then the others."""
     others = {path.name.removesuffix(".json.gz") for path in files_in(TRACES, ".json.gz")} - set(bundled_traces())
     return [*bundled_traces(), *sorted(others)]
 
 
 def time_line(row: Row) -> str:
-    """The line of the table of makespans, in us."""
+    """Return the row of the table of makespans, in us."""
     cells = [f"{ns / 1e3:.0f}" if name == SEQUENTIAL else f"{ns / 1e3:.0f} ({s})" for name, (ns, s) in row.best.items()]
     return f"| `{row.trace}` | {' | '.join(cells)} | {row.bound_ns / 1e3:.0f} |"
 
 
 def speedup_line(row: Row) -> str:
-    """The line of the table of speed-ups over the sequential graph; the best in bold."""
+    """Return the row of speed-ups over the sequential graph, with the best in bold."""
     fastest = min(ns for ns, _ in row.best.values())
     cells = []
     for name, (ns, _) in row.best.items():
@@ -95,13 +95,13 @@ def speedup_line(row: Row) -> str:
 
 
 def slow_line(row: Row) -> str:
-    """The line of the table of what slow policies cost."""
+    """Return the row of the cost of slow policies."""
     cells = [f"{one:.1f} s | {together:.1f} s" for one, together in row.slow_s.values()]
     return f"| `{row.trace}` | {' | '.join(cells)} |"
 
 
 def section(rows: Sequence[Row]) -> str:
-    """The text between the markers."""
+    """Return the text between the markers."""
     policies = list(rows[0].best)
     others = [name for name in policies if name != SEQUENTIAL]
     counts = ", ".join(map(str, stream_counts(DEFAULT_STREAMS)))

@@ -24,12 +24,12 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 RESULTS_NAME = re.compile(r"^(?P<recipe>\w+)_(?P<gpu>[\w-]+)_(?P<date>\d{8})\.json$")
 
 
-#: Recipes whose newest results the table shows; a step that is in two, as the first has it.
+#: Recipes whose newest results the table shows; the first one wins for a step in two.
 SHOWN = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
 
 
 def newest(folder: Path, recipe: str) -> Path:
-    """The newest results file of a recipe. Exits where there is none."""
+    """Return the newest results file of a recipe. Exits where there is none."""
     dated = [(match["date"], path) for path in folder.glob("*.json") if (match := RESULTS_NAME.match(path.name))]
     mine = [(date, path) for date, path in dated if path.name.startswith(f"{recipe}_{GPU}_")]
     if not mine:
@@ -38,7 +38,7 @@ def newest(folder: Path, recipe: str) -> Path:
 
 
 def recommended(cases: Iterable[ResultCase]) -> list[ResultCase]:
-    """For each step the schedule that `gpusim explore` recommends; its fastest policy where a recipe has no search."""
+    """Return the recommended schedule of each step, or its fastest policy where a recipe has no search."""
     by_trace: dict[str, list[ResultCase]] = {}
     for case in cases:
         by_trace.setdefault(case.trace, []).append(case)
@@ -49,9 +49,9 @@ def recommended(cases: Iterable[ResultCase]) -> list[ResultCase]:
 
 
 def section(runs: Sequence[tuple[str, Results]], origins: Mapping[str, str]) -> str:
-    """The text between the markers: the table, and how it was measured.
+    """Return the text between the markers: the table, and how it was measured.
 
-    `runs` are results with their files' names; `origins` has the policy whose schedule the searched one of a trace is.
+    `runs` are results by file name; `origins` maps a trace to the policy whose schedule equals its searched one.
     """
     pairs = [
         (case, _fastest_kernels(results.cases, case)) for _, results in runs for case in recommended(results.cases)
@@ -78,7 +78,7 @@ def section(runs: Sequence[tuple[str, Results]], origins: Mapping[str, str]) -> 
 
 
 def policy_schedules(path: Path) -> dict[str, str]:
-    """Trace -> policy, where the searched schedule of a results file is op for op that of a policy."""
+    """Return trace -> policy, where a results file's searched schedule equals that of a policy op for op."""
     schedules = read_replayed(path.with_name(path.stem + SUFFIX))
     policy_of = {}
     for mine in schedules:
@@ -90,12 +90,12 @@ def policy_schedules(path: Path) -> dict[str, str]:
 
 
 def _kernels(schedule: ReplayedSchedule) -> list[tuple[int, int]]:
-    """The ops that run a variant, with its number."""
+    """Return the ops that run a variant, with the variant's number."""
     return [(op, variant) for op, variant in enumerate(schedule.variants) if variant]
 
 
 def _fastest_kernels(cases: Iterable[ResultCase], searched: ResultCase) -> ResultCase | None:
-    """The schedule of a step that has the fastest kernels in recorded order on one stream, where it was replayed."""
+    """Return the step's schedule with the fastest kernels in recorded order on one stream, where it was replayed."""
     return next((case for case in cases if case.trace == searched.trace and case.policy == FASTEST_KERNELS), None)
 
 

@@ -31,29 +31,31 @@ from gpusim.validation.tables import results_markdown
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "validate" / "results"
 PAGE = ROOT / "research" / "2026-11-23-fidelity.md"
-#: The recipe that measures steps of another one again: theirs are its rows.
+#: Recipe that repeats steps of another one; the rows are that recipe's.
 AGAIN = "search_again"
 BEGIN, END = "<!-- searched:begin -->", "<!-- searched:end -->"
-#: The systems that the searched schedule is to beat (`docs/policies.md`).
+#: Published systems to beat (`docs/policies.md`).
 PUBLISHED = ("nimble", "opara", "torchsched", "ios")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A results file with the schedules beside it, one for each case; none where none were kept."""
+    """A results file with its stored schedules, one per case; None where not stored."""
 
     path: Path
     results: Results
     schedules: tuple[ReplayedSchedule | None, ...]
 
     def other_kernels(self, number: int) -> int | None:
-        """How many ops of a case's schedule run another kernel than the captured one; None where it is not known."""
+        """Return the number of ops with another kernel than the captured one in a case's schedule; None where
+        unknown.
+        """
         schedule = self.schedules[number]
         return None if schedule is None else sum(bool(variant) for variant in schedule.variants)
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """All results files of replayed schedules in a folder, by name."""
+    """Read all results files of replayed schedules in a folder, by name."""
     runs = []
     for path in sorted(folder.glob("*_*.json")):
         if path.name.endswith(PAIRS_SUFFIX) or document_schema(path, MeasurementError) != SCHEMA:
@@ -66,7 +68,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def searched(runs: Sequence[Run]) -> str:
-    """The newest searched schedule of each step beside the policies that were replayed in the same run."""
+    """Compare the newest searched schedule of each step with the policies replayed in the same run."""
     lines = [
         "| step | sequential graph | fastest kernels, one stream | searched, captured kernels | searched | speed-up "
         "| its prediction | best of all policies | best of Nimble, Opara, torchsched, IOS | over eager "
@@ -110,7 +112,7 @@ def _over(searched_case: ResultCase, policies: Sequence[ResultCase]) -> str:
 
 
 def _bound_ns(run: Run, number: int) -> float:
-    """The largest lower bound of the kernels that a schedule runs."""
+    """Return the largest lower bound for the kernels of a schedule, in ns."""
     schedule = run.schedules[number]
     assert schedule is not None, f"{run.path}: its schedules were not kept"
     trace = read_trace(trace_files(run.path)[schedule.trace])

@@ -1,4 +1,4 @@
-"""Fill docs/hardware-rules.md with the constants of hwmodels/h200.json: python scripts/make_rule_values.py.
+"""Write the constants of hwmodels/h200.json into docs/hardware-rules.md: python scripts/make_rule_values.py.
 
 With --check nothing is written, and the exit status is 1 where the page is out of date.
 """
@@ -16,14 +16,14 @@ from gpusim.report.pages import with_section
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "hardware-rules.md"
-#: Sections of the hardware model with one number for each rule.
+#: Sections of the hardware model with one number per rule.
 SECTIONS = ("graph", "stream", "contention", "copies")
 FITTED = ("contention.sharing_exponent", "contention.matrix_exponent", "contention.younger_slowdown", "graph.busy_ns")
 CHOSEN = ("contention.cross_load", "graph.join_ns")
 
 
 def values() -> str:
-    """The table of constants."""
+    """Return the table of constants."""
     hardware = load_hardware("h200")
     lines = ["", "|constant|value|origin|", "|---|--:|---|"]
     for section in SECTIONS:

@@ -1,7 +1,7 @@
 """Write the JSON Schemas of gpusim's documents to gpusim/formats/schemas/, from their classes.
 
-Run it after any change of a document's classes; tests/formats/test_schemas.py holds the files to them. With --check
-nothing is written, and the exit status is 1 where a file is out of date.
+Run it after any change of a document's classes; tests/formats/test_schemas.py compares the files with them. With
+--check nothing is written, and the exit status is 1 where a file is out of date.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpusim.io.files import write_bytes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check one file for each kind of document."""
+    """Write or check one file per kind of document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the files are up to date")
     check = parser.parse_args(arguments).check

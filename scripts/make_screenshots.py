@@ -28,19 +28,19 @@ sys.path.insert(0, str(ROOT / "app"))
 
 from gpusim_dashboard.pages import PAGES  # noqa: E402
 
-#: What the documentation shows: page, scheme, height of the window.
+#: Pictures in the documentation: page, scheme, height of the window.
 SHOWN = (("verdict", "light", 1000), ("timeline", "dark", 1000), ("what-if", "light", 1000))
 TRACE, STREAMS = "googlenet-train-b8", 8
 WIDTH = 1280
 WIDTHS = (390, WIDTH, 1920)
 DONE = "[data-testid=stApp][data-test-script-state=notRunning]"
 HEIGHT = "document.querySelector('[data-testid=stMain]').scrollHeight"
-#: Figures move into place after their script has ended.
+#: Time for figures to settle after their script has ended.
 REST_MS = 2_000
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -48,7 +48,7 @@ def free_port() -> int:
 
 
 def browser_path() -> str:
-    """The system's Chromium, or the program named in CHROMIUM."""
+    """Return the system's Chromium, or the program named in CHROMIUM."""
     program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         raise SystemExit("no browser: apt-get install chromium, or its path in CHROMIUM")
@@ -56,7 +56,7 @@ def browser_path() -> str:
 
 
 def wait_for(address: str) -> None:
-    """Until the dashboard answers."""
+    """Wait until the dashboard answers."""
     for _ in range(3_000):
         try:
             urllib.request.urlopen(f"{address}/_stcore/health", timeout=5).close()
@@ -68,7 +68,7 @@ def wait_for(address: str) -> None:
 
 @contextmanager
 def dashboard() -> Iterator[str]:
-    """The address of a dashboard that runs meanwhile."""
+    """Run a dashboard, and yield its address."""
     port = free_port()
     words = [sys.executable, "-m", "gpusim.cli", "app", "--headless", "--port", str(port)]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
@@ -82,7 +82,7 @@ def dashboard() -> Iterator[str]:
 
 
 def shoot(browser: Browser, address: str, scheme: str, size: tuple[int, int | None], path: Path) -> None:
-    """One picture; without a height, of the whole page."""
+    """Take one picture; without a height, of the whole page."""
     width, height = size
     context = browser.new_context(viewport={"width": width, "height": height or 900}, color_scheme=scheme)
     tab = context.new_page()
@@ -92,7 +92,7 @@ def shoot(browser: Browser, address: str, scheme: str, size: tuple[int, int | No
     tab.wait_for_timeout(REST_MS)
     if height is None:
         tall = 0
-        # A taller window may be given more, as tables and figures are drawn once they are seen.
+        # A taller window may need another step, since tables and figures are drawn once visible.
         while (now := int(tab.evaluate(HEIGHT))) > tall:
             tall = now
             tab.set_viewport_size({"width": width, "height": tall})
@@ -105,7 +105,7 @@ def shoot(browser: Browser, address: str, scheme: str, size: tuple[int, int | No
 
 
 def compress(path: Path) -> None:
-    """As small as PNG gets without changing a colour: fewer colours would merge those of the legends."""
+    """Reduce a PNG without changing a colour: fewer colours would merge those of the legends."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -114,7 +114,7 @@ def compress(path: Path) -> None:
 
 
 def main() -> None:
-    """Take them."""
+    """Take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every page, width and scheme, whole pages")
     parser.add_argument("--pages", nargs="*", default=list(PAGES), help="with --all, these alone")

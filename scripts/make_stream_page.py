@@ -1,7 +1,7 @@
-"""Fill research/2026-11-23-stream-mode.md with measured and predicted times: python scripts/make_stream_page.py.
+"""Write measured and predicted times into research/2026-11-23-stream-mode.md: python scripts/make_stream_page.py.
 
 Launches into many streams: the stored table in tests/data, and those of `gpusim calibrate --rules` in
-validate/results/rules_*.json. Eager steps: every bundled trace and every one of the recipe `fidelity`.
+validate/results/rules_*.json. Eager steps: every bundled trace and every trace of the recipe `fidelity`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HARDWARE = "h200"
 
 
 def tables() -> list[tuple[str, HyperQ]]:
-    """Every measured table with the file it is from."""
+    """Return every measured table with its file."""
     measured = [(STORED.relative_to(ROOT).as_posix(), read_hyper_q(STORED))]
     for path in sorted((ROOT / "validate" / "results").glob("rules_*.json")):
         report = read_rules(path)
@@ -37,7 +37,7 @@ def tables() -> list[tuple[str, HyperQ]]:
 
 
 def launches() -> str:
-    """The tables of launches into many streams."""
+    """Return the tables of launches into many streams."""
     hardware = load_hardware(HARDWARE)
     return "\n".join(
         f"From `{name}`. {hyper_q_markdown(table, predict_hyper_q(table, hardware))}" for name, table in tables()
@@ -45,7 +45,7 @@ def launches() -> str:
 
 
 def eager(paths: Iterable[Path]) -> str:
-    """Eager steps as measured at the capture and as predicted."""
+    """Return eager steps, measured at the capture and predicted."""
     hardware = load_hardware(HARDWARE)
     rows, errors = [], []
     for path in paths:
@@ -70,7 +70,7 @@ def eager(paths: Iterable[Path]) -> str:
 
 
 def fill(page: str, name: str, text: str) -> str:
-    """The page with what lies between the marks of `name` replaced."""
+    """Replace the part of the page between the marks of `name`."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)

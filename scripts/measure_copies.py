@@ -16,7 +16,7 @@ from gpusim.version import code_version
 
 
 def main() -> None:
-    """Write everything that `measure` gives, with the GPU that it is of."""
+    """Write the results of `measure`, with the GPU's name."""
     require_gpu()
     facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
     result = {

@@ -1,7 +1,7 @@
-"""Put a recipe's traces and predictions into one file: python scripts/pack_traces.py validate/traces/kinds ...
+"""Pack a recipe's traces and predictions into one file: python scripts/pack_traces.py validate/traces/kinds ...
 
-Each FOLDER becomes FOLDER.zip, with its files as they are: same files, same bytes. Files of a set that is there already
-stay in it, unless the folder has newer ones. The files of the folder are removed once the set has been read back.
+Each FOLDER becomes FOLDER.zip, with its files unchanged: same files, same bytes. Files of an existing set stay in it,
+unless the folder has newer ones. The folder's files are removed once the set has been read back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpusim.io.packed import SUFFIX, files_in
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:
-    """A zip archive of these files, stored and without dates."""
+    """Return a zip archive of these files, uncompressed and without dates."""
     text = io.BytesIO()
     with zipfile.ZipFile(text, "w", zipfile.ZIP_STORED) as archive:
         for name, data in sorted(files.items()):
@@ -27,7 +27,7 @@ def packed(files: Mapping[str, bytes]) -> bytes:
 
 
 def pack(folder: Path) -> Path:
-    """Write the set of a folder and remove the folder's own files; the set. Exits where it has none."""
+    """Write the set of a folder, remove the folder's own files, and return the set. Exits where it has none."""
     files = {path.name: read_file(path, FileError) for path in files_in(folder, ".json.gz")}
     if not files:
         raise SystemExit(f"{folder}: no .json.gz file, and no set of such")

@@ -1,10 +1,9 @@
-"""Predict pairs and triples of kernels again with the model of today, and say how like the step they were measured.
+"""Predict measured pairs and triples of kernels with the current model, and compare their state with the step's.
 
     python scripts/predict_pairs_again.py validate/results/pairs_h200_20261122.pairs.json ...
 
-For each step: the state of the L2 cache, what ops took alone over what they take in the step (5 %, median, 95 %), and
-the errors of the times together as predicted then and now (research/2026-11-23-fidelity.md).
-Needs torch, as measuring does.
+For each step: the state of the L2 cache, times of ops alone over those in the step (5 %, median, 95 %), and the errors
+of the stored and the new predictions of concurrent times (research/2026-11-23-fidelity.md). Needs torch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from gpusim.validation.statistics import quantile
 
 
 def again(cases: list[PairCase], trace: Trace) -> list[PairCase]:
-    """The cases of one step with what is predicted of them now."""
+    """Return the cases of one step with new predictions."""
     hardware = hardware_of(trace)
     tasks = dict(zip((op.name for op in trace.ops), kernel_tasks(trace, hardware), strict=True))
     return [
@@ -41,7 +40,7 @@ def again(cases: list[PairCase], trace: Trace) -> list[PairCase]:
 
 
 def unlike(cases: list[PairCase], trace: Trace) -> list[float]:
-    """For each op once, its time alone over that in the step; ascending."""
+    """Return, for each op once, its time alone over that in the step, ascending."""
     took_ns = {op.name: op.kernels[0].dur_ns for op in trace.ops if op.kernels}
     ratios = {
         op: (alone_ns - case.empty_ns) / took_ns[op]

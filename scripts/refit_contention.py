@@ -1,10 +1,10 @@
-"""Fit the contention constants again to the schedules that a calibration replayed, without a GPU.
+"""Fit the contention constants to the stored schedules of a calibration, without a GPU.
 
     python scripts/refit_contention.py [validate/calibration [CROSS_LOAD [BUSY_NS]]]
 
-The folder has the calibration's traces and one file of its schedules with what they took. Prints the constants that
-today's engine gives with the bundled hardware model, and what is left, step by step. `contention.cross_load` and
-`graph.busy_ns` are not fitted: they are those of the model, or the numbers given. Needs torch, as calibrating does.
+The folder has the calibration's traces and one file of its schedules with their times. Prints the constants fitted with
+the current engine and the bundled hardware model, and the residuals of each step. `contention.cross_load` and
+`graph.busy_ns` are not fitted: they come from the model, or from the arguments. Needs torch.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from gpusim.io.files import write_document
 
 
 def quantile_90(errors: list[float]) -> float:
-    """The smallest error that at least 90 % of the errors do not exceed, rounded up to 0.1 %."""
+    """Return the smallest error that at least 90 % of the errors do not exceed, rounded up to 0.1 %."""
     ordered = sorted(errors)
     return -(-ordered[-(-9 * len(ordered) // 10) - 1] * 1000 // 1) / 1000
 
