@@ -10,8 +10,8 @@ bundled ones of the same networks with a measured peak: training with SGD and mo
   same for a captured trace, where the repository has one. Newer captured traces include workspaces.
 - MemTracker (`torch.distributed._tools.mem_tracker`): the second iteration of model, loss, `backward` and
   `torch.optim.SGD.step` on fake tensors, with gradients freed before it. Without a GPU, fake tensors of the device
-  `cuda` have no backward pass, so they are on the CPU. Two parts are as on a GPU: sizes are rounded up to 512 bytes, and
-  attention and dropout are its fused operators (`gpusim.gpu.capture.estimate.as_on_a_gpu`).
+  `cuda` have no backward pass, so they are on the CPU. Two parts are as on a GPU: sizes are rounded up to 512 bytes,
+  and attention and dropout are its fused operators (`gpusim.gpu.capture.estimate.as_on_a_gpu`).
 - `lifetimes`: MemTracker on the calls of the step that gpusim records, in its order, with each tensor freed after its
   last use. The difference to MemTracker is memory that Python and autograd hold; the difference to gpusim is the part
   of blocks that the caching allocator does not split.
