@@ -1,1 +1,1 @@
-"""Schedules, op graphs, plans, and how one becomes the other."""
+"""Op graphs, schedules and plans, and the lowering from one to the next."""

@@ -1,8 +1,8 @@
-"""Anchoring: a trace's own sequential run sets the gap between its kernels, and its own link the rate of copies.
+"""Anchoring: the sequential run of a trace sets the gap between its kernels, and its link the bandwidth of copies.
 
-The capture times the sequential CUDA graph without a profiler, and what that takes over the sum of its kernels is the
-gap of this trace (`gpusim.rules.anchor`). Everything concurrent is still predicted. On a GPU that the trace was not
-captured on there is nothing to anchor to: the hardware model's gap holds.
+Capture times the sequential CUDA graph without a profiler; its time beyond the sum of the kernels gives the gap of the
+trace (`gpusim.rules.anchor`). Concurrent execution is still predicted. On any other GPU there is no measurement to
+anchor to, and the hardware model's gap holds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpusim.rules import launch
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The gap between kernels of a trace, and the factor on their durations (1 but for rounding, as a rule)."""
+    """Gap between the kernels of a trace, in ns, and factor on their durations (usually 1 up to rounding)."""
 
     chain_ns: float
     scale: float
 
 
 def anchor(trace: Trace, hardware: HardwareModel) -> Anchor:
-    """Gap and scale that make the sequential graph take what it took when the trace was captured."""
+    """Return the gap and scale with which the sequential graph takes its time measured at capture."""
     truth = trace.ground_truth
     if truth is None or trace.provenance.gpu.name != hardware.gpu or not truth.graph.median_ns:
         return Anchor(hardware.graph.chain_ns, 1.0)
@@ -41,9 +41,9 @@ def anchor(trace: Trace, hardware: HardwareModel) -> Anchor:
 
 
 def anchored(trace: Trace, hardware: HardwareModel, chain_ns: float) -> HardwareModel:
-    """The hardware model with another gap between the kernels of a chain, and with the trace's link on its own GPU.
+    """Return the hardware model with gap `chain_ns` and, on the trace's own GPU, with its measured link.
 
-    Both directions at once are scaled by as much as the two alone are.
+    The bandwidth of both directions together is scaled like the sum of the single ones.
     """
     anchored_to = msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, chain_ns=chain_ns))
     link = trace.ground_truth.link if trace.ground_truth is not None else None

@@ -1,9 +1,9 @@
-"""One piece of memory for all that a step makes: where each storage lies, so that a schedule's streams may share bytes.
+"""One arena for all memory that a step allocates: storage offsets that let the streams of a schedule share bytes.
 
-Two storages may have bytes in common only where every use of the first has ended before any use of the second starts,
-by streams and events (`gpusim.plan.happens_before`), not by launch order. Placed are the largest first, each at the
-lowest offset that is free of those it must not touch: the greedy order of offset packing (Pisarchyk and Lee, "Efficient
-Memory Management for Deep Neural Net Inference", 2020, section 5.2), with a partial order in place of lifetimes.
+Two storages may share bytes only if every use of the first has ended before any use of the second starts, as ordered by
+streams and events (`gpusim.plan.happens_before`), not by launch order. The largest storages are placed first, each at
+the lowest offset without a conflict. This is greedy packing by size (Pisarchyk and Lee, "Efficient Memory Management
+for Deep Neural Net Inference", 2020, section 5.2), with a partial order in place of lifetimes.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from gpusim.formats.trace import Trace
 from gpusim.plan.happens_before import HappensBefore
 from gpusim.plan.sync import kept_storages, storages_touched
 
-#: Storages begin at multiples of this, as those of torch's allocator do.
+#: Alignment of storages, that of torch's allocator.
 ALIGNMENT_BYTES: Final = 512
 
 
 @dataclass(frozen=True)
 class Arena:
-    """Offsets of storages, in bytes, and the size of the whole."""
+    """Offsets of storages and total size, in bytes."""
 
     offsets: Mapping[int, int]
     bytes: int
     firsts: Mapping[int, tuple[int, ...]]
-    """For each op, the storages that it is a first user of: what lies there before it is nobody's any more."""
+    """Storages that each op uses first; earlier contents of their bytes are dead by then."""
 
 
 @dataclass(frozen=True)
 class _Use:
-    """A storage with its users: those that none of the others comes before, and masks of all of them."""
+    """A storage with bit masks of its users, and the users that no other one precedes."""
 
     storage: int
     bytes: int
     users: int
     known: int
-    """Ops that have ended before any user starts."""
+    """Bit mask of the ops that have ended before any user starts."""
     firsts: tuple[int, ...]
 
 
 def pack(trace: Trace, order: HappensBefore, doing: Mapping[int, int] | None = None, kept: bool = False) -> Arena:
-    """An arena for the storages that a step makes; those that outlive it (results) only where `kept`.
+    """Pack the storages that a step allocates into an arena; with `kept`, also results, which outlive the step.
 
-    `doing` names the op that does the work of another one.
+    `doing` maps each fused op to the op that does its work.
     """
     uses = list(_uses(trace, order, doing or {}, kept))
     offsets: dict[int, int] = {}
@@ -69,9 +69,9 @@ def pack(trace: Trace, order: HappensBefore, doing: Mapping[int, int] | None = N
 def overlaps(
     trace: Trace, arena: Arena, order: HappensBefore, doing: Mapping[int, int] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Pairs of storages that share bytes although uses of both may run at the same time: none, in a correct arena.
+    """Yield pairs of storages that share bytes although their uses may overlap in time: none in a correct arena.
 
-    Worked out from accesses one by one, apart from how `pack` does it.
+    The check compares single accesses and is independent of `pack`.
     """
     users: dict[int, set[int]] = {}
     lasting = kept_storages(trace)
@@ -120,12 +120,12 @@ def _uses(trace: Trace, order: HappensBefore, doing: Mapping[int, int], kept: bo
 
 
 def _apart(one: _Use, other: _Use) -> bool:
-    """Whether all users of one have ended before any of the other starts."""
+    """Return True if all users of one storage have ended before any user of the other starts."""
     return not (one.users & ~other.known) or not (other.users & ~one.known)
 
 
 def _lowest(taken: Sequence[tuple[int, int]], size: int) -> int:
-    """The lowest offset at which `size` bytes are free; `taken` is sorted."""
+    """Return the lowest offset with `size` free bytes; `taken` is sorted."""
     offset = 0
     for begin, end in taken:
         if begin - offset >= size:

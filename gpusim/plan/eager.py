@@ -1,4 +1,4 @@
-"""The eager step as a plan: the trace's ops in program order on one stream, launched one by one at the host's pace."""
+"""The eager step as a plan: the ops of a trace in program order on one stream, launched one by one by the host."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Plan
 
-#: Steps in a row that an eager time is the mean of, measured and predicted: the host is ahead with the next step while
-#: the GPU ends one, as in a user's loop.
+#: Number of consecutive steps averaged for an eager time, measured and predicted: the host runs ahead into the next
+#: step while the GPU finishes one, as in a user's loop.
 STEPS_IN_A_ROW = 4
 
 
 def eager_plan(graph: OpGraph) -> Plan:
-    """`STEPS_IN_A_ROW` eager steps, one after another on one stream."""
+    """Return a plan of `STEPS_IN_A_ROW` consecutive eager steps on one stream."""
     tasks = lower(graph, Schedule.in_recorded_order(len(graph)), "stream", memory=False).tasks
     return Plan(tasks=tasks * STEPS_IN_A_ROW, mode="stream")

@@ -1,7 +1,7 @@
-"""Kernels of a step that no GPU has run: launch shapes and times from tensor sizes and the hardware's data sheet.
+"""Estimated kernels of a step that no GPU has run: launch shapes and times from tensor sizes and the data sheet.
 
-Each op is one kernel. Its time is a fixed part, its arithmetic at a share of the peak, and its bytes at a share of the
-DRAM bandwidth. The constants were fitted, family by family, to the captured steps of an H200
+Each op becomes one kernel. Its time is the sum of a fixed part, its arithmetic at a share of the peak, and its bytes at
+a share of the DRAM bandwidth. The constants were fitted, family by family, to captured steps of an H200
 (scripts/fit_estimates.py; research/2026-11-23-estimates.md has the errors for networks left out of the fit).
 """
 
@@ -20,45 +20,45 @@ from gpusim.plan.traffic import product_of
 from gpusim.trace.element_sizes import DTYPE_BYTES
 
 BASIS: Final = "tensor sizes and the data sheet"
-"""What the times rest on, in a few words."""
+"""Source of the times, for messages."""
 
-#: By how much the predicted gain of streams is off where kernels are estimated: 14 of 15 steps are within it, compared
-#: with the same steps as captured (research/2026-11-23-estimates.md).
+#: Error of the predicted gain of streams with estimated kernels: 14 of 15 steps are within it, compared with the same
+#: steps as captured (research/2026-11-23-estimates.md).
 ESTIMATED_GAIN_FRAC: Final = 0.4
-#: Side of the tile of outputs that a block of a matrix product or convolution computes.
+#: Side of the output tile that a block of a matrix product or convolution computes.
 TILE: Final = 64
-#: A filter of up to 7 x 7 values reads one channel: the convolution is depthwise.
+#: Filter sizes that identify depthwise convolutions, whose filters read one channel.
 DEPTHWISE_VALUES: Final = (9, 25, 49)
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Fitted times of one family of ops."""
+    """Fitted constants of one family of ops."""
 
     fixed_ns: float
-    """Time however little there is to do."""
+    """Time independent of the amount of work."""
     dram_frac: float
-    """Share of the DRAM bandwidth that tensors larger than half of the L2 cache reach."""
+    """Reached share of the DRAM bandwidth for tensors larger than half of the L2 cache."""
     l2_frac: float
-    """The same for smaller tensors; above 1 where the cache serves them."""
+    """The same for smaller tensors; above 1 if the cache serves them."""
     arithmetic_frac: float
-    """Share of the data sheet's arithmetic that a grid reaches which fills the GPU."""
+    """Share of the data sheet's arithmetic peak that a grid reaches if it fills the GPU."""
     fill_exponent: float
-    """Loss of a grid that fills a part of the SMs: 1 all of the rest, 0 nothing."""
+    """Loss of a grid that leaves SMs idle: 1 loses their whole share, 0 nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A family's typical launch: medians over the captured kernels."""
+    """Typical launch of a family: medians over captured kernels."""
 
     threads: int
     regs: int
     smem_bytes: int
     values_per_thread: float
-    """Values of the op's tensors for each thread; 0: the tiles of the product give the grid."""
+    """Tensor values per thread; 0 if the grid follows from the tiles of the product."""
 
 
-#: Families by operator name without namespace and overload; the first that is found.
+#: Families by operator name without namespace and overload; the first match counts.
 _FAMILIES: Final = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
@@ -75,7 +75,7 @@ _FAMILIES: Final = tuple(
         ("reduction", r"^(sum|mean|amax|amin|max|prod|cumsum|var_mean|linalg_vector_norm|argmax)$|softmax"),
     )
 )
-#: Fitted by scripts/fit_estimates.py; without a product, the last two count for nothing.
+#: Fitted by scripts/fit_estimates.py; families without a product do not use the last two.
 CONSTANTS: Final[dict[str, Constants]] = {
     "convolution": Constants(4740.0, 1.2, 2.2, 0.27, 1.0),
     "convolution, input gradient": Constants(5390.0, 1.2, 3.0, 0.292, 1.0),
@@ -118,7 +118,7 @@ SHAPES: Final[dict[str, Shape]] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an op has to do."""
+    """Amount of work of an op."""
 
     family: str
     flops: float
@@ -129,7 +129,7 @@ class Work:
 
 
 def work_of(trace: Trace, op: Op) -> Work:
-    """The work of an op by its tensors, and its family."""
+    """Return the work and the family of an op, from its tensors."""
     tensors = [trace.tensors[index] for some in (op.reads, op.writes) for index in dict.fromkeys(some)]
     values = sum(prod(tensor.shape) for tensor in tensors)
     moved = sum(prod(tensor.shape) * DTYPE_BYTES[tensor.dtype] for tensor in tensors)
@@ -153,7 +153,7 @@ def work_of(trace: Trace, op: Op) -> Work:
 
 
 def estimated_ns(work: Work, constants: Constants, hardware: HardwareModel, dtype: str) -> float:
-    """Time of an op's kernel: fixed part, arithmetic, memory, one after the other."""
+    """Return the time of an op's kernel, in ns: fixed part plus arithmetic plus memory traffic."""
     memory = hardware.memory
     share = constants.l2_frac if work.bytes < memory.l2_bytes / 2 else constants.dram_frac
     moving_ns = work.bytes / (memory.dram_bytes_per_ns * share)
@@ -166,7 +166,7 @@ def estimated_ns(work: Work, constants: Constants, hardware: HardwareModel, dtyp
 
 
 def estimated_kernel(trace: Trace, op: Op, hardware: HardwareModel) -> Kernel:
-    """The one kernel that stands for an op."""
+    """Return the one kernel that stands for an op."""
     work = work_of(trace, op)
     shape, limits = SHAPES[work.family], hardware.limits
     threads = min(shape.threads, limits.threads_per_block)
@@ -187,7 +187,7 @@ def estimated_kernel(trace: Trace, op: Op, hardware: HardwareModel) -> Kernel:
 
 
 def with_estimated_kernels(trace: Trace, hardware: HardwareModel) -> Trace:
-    """The trace with one kernel for each op that writes a tensor; what views cost is nothing."""
+    """Return the trace with one kernel per op that writes a tensor; views cost nothing."""
     ops = tuple(
         msgspec.structs.replace(op, kernels=(estimated_kernel(trace, op, hardware),) if op.writes else ())
         for op in trace.ops

@@ -1,4 +1,4 @@
-"""The op graph: what policies and bounds look at. A trace's dependencies with times and demands of one GPU."""
+"""The op graph, the input of policies and bounds: a trace's dependencies with times and demands on one GPU."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gpusim.trace.dependencies import dependencies
 from gpusim.trace.fusion import canonical_variants, covered_by
 from gpusim.units import counted
 
-#: From so many ops on, compiled code is worth the time to load it, or to compile it on a first start.
+#: Number of ops from which compiled code is worth the time to load it, or to compile it on a first start.
 COMPILED_FROM_OPS = 10_000
 
 
 @dataclass(frozen=True, repr=False)
 class OpGraph:
-    """Ops by index, in recorded (legal) order. `tasks[i]` are the GPU tasks of op i, in launch order.
+    """Ops by index, in recorded (legal) order; `tasks[i]` are the GPU tasks of op i, in launch order.
 
-    `hardware` has the gap between kernels that the trace is anchored to (`gpusim.plan.anchor`); simulate with it.
+    `hardware` is anchored to the trace (`gpusim.plan.anchor`); simulate with it.
     """
 
     trace: Trace
@@ -39,30 +39,30 @@ class OpGraph:
     preds: tuple[tuple[int, ...], ...]
     tasks: tuple[tuple[Task, ...], ...]
     variants: tuple[tuple[tuple[Task, ...], ...], ...] = ()
-    """For each op, the tasks of each of its variants; empty where no op has any."""
+    """Tasks of each variant, by op; empty if no op has variants."""
     covered: Mapping[int, int] = field(default_factory=dict)
-    """Ops whose work the chosen variant of another one does, and that other one."""
+    """Ops fused into a chosen variant, and the op with that variant."""
 
     @classmethod
     def build(cls, trace: Trace, hardware: HardwareModel) -> OpGraph:
-        """The op graph of a trace on a GPU.
+        """Build the op graph of a trace on a GPU.
 
-        Raises `PlanError` where a kernel breaks a limit of that GPU, and for far more dependencies than ops.
+        Raises `PlanError` if a kernel breaks a limit of that GPU, and for far more dependencies than ops.
         """
         fitted = anchor(trace, hardware)
         tasks = kernel_tasks(trace, hardware, fitted.scale)
         any_variants = any(op.variants for op in trace.ops)
         variants = variant_tasks(trace, hardware, fitted.scale) if any_variants else ()
         graph = cls(trace, anchored(trace, hardware, fitted.chain_ns), dependencies(trace), tasks, variants)
-        graph.work_preds  # noqa: B018  (all else rests on it, and it says where a step has too many)
+        graph.work_preds  # noqa: B018  (needed by all else, and it names the op with too many dependencies)
         return graph
 
     def choosing(self, variants: Sequence[int]) -> OpGraph:
-        """The graph with other kernels: of each op its `variants[op]`-th variant, counted from 1; 0 is as captured.
+        """Return the graph with op `op` running its variant number `variants[op]`, from 1; 0: the captured kernels.
 
-        An empty list chooses nothing. What is chosen once is what counts as captured in the graph returned and in its
-        trace: they have no variants. An op that a variant covers has no kernels; one behind the op with that variant
-        waits for that alone.
+        An empty sequence chooses nothing. The chosen kernels count as captured in the returned graph and its trace,
+        which have no variants. An op fused into a variant has no kernels; if it follows the op with that variant, it
+        depends on that op alone.
         """
         if not any(variants):
             return self
@@ -83,9 +83,9 @@ class OpGraph:
         )
 
     def with_tasks(self, hardware: HardwareModel, tasks: tuple[tuple[Task, ...], ...]) -> OpGraph:
-        """The same ops and dependencies on another GPU, with other tasks, as many for each op.
+        """Return the same ops and dependencies on another GPU, with new tasks, equally many per op.
 
-        What follows from ops and dependencies alone is not worked out again.
+        Values derived from ops and dependencies alone are reused.
         """
         if list(map(len, tasks)) != list(map(len, self.tasks)):
             raise ValueError("another number of tasks of an op")
@@ -94,7 +94,7 @@ class OpGraph:
         return other
 
     def without_dependencies(self) -> OpGraph:
-        """The same ops, none of which waits for another."""
+        """Return the same ops without dependencies."""
         return self._like_this(preds=((),) * len(self))
 
     def _like_this(self, **changes: Any) -> OpGraph:
@@ -111,22 +111,22 @@ class OpGraph:
 
     @property
     def chain_ns(self) -> float:
-        """Gap between the end of a kernel and the start of the next one in a chain."""
+        """Gap between the end of a kernel and the start of its successor in a chain, in ns."""
         return self.hardware.graph.chain_ns
 
     @cached_property
     def encoded(self) -> dict[str, Any]:
-        """What engines make of the graph once and keep for as long as it lives, by name."""
+        """Cache of engines' encodings of the graph, by name; it lives as long as the graph."""
         return {}
 
     @cached_property
     def may_lose_cache(self) -> bool:
-        """Whether schedules on several streams may take longer than predicted for the L2 cache's sake."""
+        """True if schedules on several streams may lose the L2 cache and take longer than predicted."""
         return may_lose_cache(self.trace, self.hardware.memory)
 
     @cached_property
     def succs(self) -> tuple[tuple[int, ...], ...]:
-        """For each op, the ops that depend on it."""
+        """Successors of each op."""
         successors: list[list[int]] = [[] for _ in self.preds]
         for op, preds in enumerate(self.preds):
             for before in preds:
@@ -135,7 +135,7 @@ class OpGraph:
 
     @cached_property
     def work_preds(self) -> dict[int, tuple[int, ...]]:
-        """For each op that has kernels its predecessors among these, ascending; views hand theirs on."""
+        """Predecessors with kernels of each op with kernels, ascending; views pass theirs on."""
         works = list(map(bool, self.tasks))
         reach: list[tuple[int, ...]] = []
         preds: dict[int, tuple[int, ...]] = {}
@@ -147,7 +147,7 @@ class OpGraph:
                 views = [p for p in before if not works[p]]
                 reached = set(before).difference(views).union(*[reach[p] for p in views]) if views else before
                 needed = tuple(sorted(reached))
-                if needed == before:  # as it is for most: one tuple in place of two
+                if needed == before:  # the usual case: share one tuple
                     needed = before
                 left -= len(needed)
             reach.append(needed)
@@ -162,7 +162,7 @@ class OpGraph:
 
     @cached_property
     def work_succs(self) -> dict[int, list[int]]:
-        """For each op that has kernels those that have it among their `work_preds`, ascending."""
+        """Successors with kernels of each op with kernels, ascending."""
         succs: dict[int, list[int]] = {op: [] for op in self.work_preds}
         for op, preds in self.work_preds.items():
             for before in preds:
@@ -171,13 +171,13 @@ class OpGraph:
 
     @cached_property
     def solo_ns(self) -> tuple[float, ...]:
-        """Time of each op alone on the GPU: its kernels and the gap before each."""
+        """Time of each op alone on the GPU, in ns: its kernels and the gap before each."""
         chain_ns = self.chain_ns
         return tuple([sum([task.dur_ns + chain_ns + task.extra_ns for task in tasks]) for tasks in self.tasks])
 
     @cached_property
     def bottom_ns(self) -> tuple[float, ...]:
-        """Bottom level: the longest chain of solo times from the start of each op to the end of the step."""
+        """Bottom level of each op, in ns: the longest chain of solo times from its start to the end of the step."""
         level, behind = [0.0] * len(self), [0.0] * len(self)
         for op, solo_ns in zip(reversed(range(len(self))), reversed(self.solo_ns), strict=True):
             level[op] = now = solo_ns + behind[op]
@@ -188,7 +188,7 @@ class OpGraph:
 
     @cached_property
     def level(self) -> tuple[int, ...]:
-        """Wavefront number: for ops with GPU work, how many such ops the longest chain before it has."""
+        """Wavefront number of each op: number of ops with GPU work on the longest chain before it."""
         levels = [0] * len(self)
         for op, preds in enumerate(self.preds):
             levels[op] = max((levels[p] + (1 if self.tasks[p] else 0) for p in preds), default=0)
@@ -196,7 +196,7 @@ class OpGraph:
 
 
 def _with_kernels(trace: Trace, variants: Sequence[int], covered: Mapping[int, int]) -> Trace:
-    """The trace with the kernels of the chosen variants as if they had been captured."""
+    """Return the trace with the kernels of the chosen variants as captured ones."""
 
     def kernels(index: int, op: Op) -> tuple[Kernel, ...]:
         if index in covered:
@@ -211,7 +211,7 @@ def _with_kernels(trace: Trace, variants: Sequence[int], covered: Mapping[int, i
 
 
 def is_legal_order(order: Sequence[int], preds: Sequence[Sequence[int]]) -> bool:
-    """Whether `order` has every op once and after what it depends on."""
+    """Return True if `order` has every op once, after its predecessors."""
     position = {op: place for place, op in enumerate(order)}
     return len(position) == len(order) == len(preds) and all(
         position[before] < position[op] for op in range(len(preds)) for before in preds[op]

@@ -1,7 +1,7 @@
-"""What is known to have ended before an op starts, from streams and events alone: the order that memory may rely on.
+"""The happens-before order of a schedule from streams and events alone, which reuse of memory may rely on.
 
-Launch order says nothing about two streams. An op starts after the op before it on its stream, after the ops whose
-events its stream waits for, and after all that those came after.
+Launch order does not order ops on different streams. An op starts after its predecessor on its stream, after the ops
+whose events its stream waits for, and after everything that precedes those.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gpusim.trace.dependencies import reads_writes_storages
 
 @dataclass(frozen=True)
 class HappensBefore:
-    """For each op that works on the GPU, a bit for each op that has ended before it starts; and the direct edges."""
+    """Partial order of ops with GPU work: bit masks of the ops that have ended before each starts, and direct edges."""
 
     before: Mapping[int, int]
     edges: Mapping[int, tuple[int, ...]]
-    """For each op its predecessors: on its stream, and those that it waits for."""
+    """Direct predecessors of each op: on its stream, and through waits."""
 
     @classmethod
     def of(
         cls, trace: Trace, order: Sequence[int], streams: Sequence[int], waits: Sequence[Iterable[int]]
     ) -> HappensBefore:
-        """The order of a schedule. `waits` has for each place in `order` the ops whose event is waited for.
+        """Return the order of a schedule; `waits` has the ops whose events are waited for at each position in `order`.
 
-        Waits before an op hold for its stream from then on. Ops that do no work on the GPU are left out.
+        Waits before an op hold for its stream from then on. Ops without GPU work are left out.
         """
         before: dict[int, int] = {}
         edges: dict[int, tuple[int, ...]] = {}
@@ -48,15 +48,15 @@ class HappensBefore:
 
     @classmethod
     def of_plan(cls, trace: Trace, order: Sequence[int], streams: Sequence[int], sync: SyncPlan) -> HappensBefore:
-        """The order that a plan of events gives a schedule."""
+        """Return the order of a schedule with the waits of `sync`."""
         return cls.of(trace, order, streams, sync.waits)
 
     def ends_before(self, op: int, other: int) -> bool:
-        """Whether `op` has ended before `other` starts."""
+        """Return True if `op` has ended before `other` starts."""
         return bool(self.before[other] >> op & 1)
 
     def any_order(self, random: Random) -> list[int]:
-        """An order in which the ops may run one by one, as random as streams and events leave it."""
+        """Return a random sequential order of the ops that respects streams and events."""
         waiting = {op: len(direct) for op, direct in self.edges.items()}
         after: dict[int, list[int]] = {op: [] for op in self.edges}
         for op, direct in self.edges.items():
@@ -76,7 +76,7 @@ class HappensBefore:
 
 @dataclass(frozen=True)
 class Race:
-    """Two ops that may run at the same time although one writes what the other uses."""
+    """A data race: two ops that may run concurrently, one of which writes a storage that the other uses."""
 
     op: int
     other: int
@@ -84,9 +84,9 @@ class Race:
 
 
 def data_races(trace: Trace, order: HappensBefore, doing: Mapping[int, int] | None = None) -> Iterator[Race]:
-    """Accesses of one storage, at least one of them a write, that nothing keeps apart.
+    """Yield unordered pairs of accesses to one storage, at least one of them a write.
 
-    `doing` names the op that does the work of another one (`gpusim.trace.fusion.covered_by`).
+    `doing` maps each fused op to the op that does its work (`gpusim.trace.fusion.covered_by`).
     """
     writers: dict[int, list[int]] = {}
     users: dict[int, list[int]] = {}

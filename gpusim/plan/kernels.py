@@ -1,4 +1,4 @@
-"""From traced kernels to GPU tasks of one hardware model: demand, memory traffic, and time on another GPU."""
+"""GPU tasks of traced kernels on one hardware model: demand, DRAM traffic, and time on another GPU."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ NO_ARITHMETIC = Arithmetic(0.0, False)
 
 
 def kernel_tasks(trace: Trace, hardware: HardwareModel, scale: float = 1.0) -> tuple[tuple[Task, ...], ...]:
-    """For each op its tasks, not yet placed (no queue, no dependencies); `scale` multiplies their durations.
+    """Return the tasks of each op, without queues and dependencies; `scale` multiplies their durations.
 
-    Raises `LimitError`, naming op and kernel, where a kernel breaks a limit of the GPU.
+    Raises `LimitError` with op and kernel if a kernel breaks a limit of the GPU.
     """
     maker = _TaskMaker.of(trace, hardware, scale)
     return tuple([maker.tasks(index, op, op.kernels) for index, op in enumerate(trace.ops)])
@@ -36,7 +36,7 @@ def kernel_tasks(trace: Trace, hardware: HardwareModel, scale: float = 1.0) -> t
 def variant_tasks(
     trace: Trace, hardware: HardwareModel, scale: float = 1.0
 ) -> tuple[tuple[tuple[Task, ...], ...], ...]:
-    """For each op the tasks of each of its variants, as `kernel_tasks` gives those of the captured kernels."""
+    """Return the tasks of each variant of each op, as `kernel_tasks` does for the captured kernels."""
     maker = _TaskMaker.of(trace, hardware, scale)
     return tuple(
         tuple(maker.tasks(index, op, variant.kernels, number) for number, variant in enumerate(op.variants))
@@ -45,7 +45,7 @@ def variant_tasks(
 
 
 def _scaling(trace: Trace, hardware: HardwareModel) -> Scaling | None:
-    """How kernels captured on another GPU scale to this one; None for its own, and for a GPU without a model."""
+    """Return the scaling from the GPU of the trace to this one; None for the same GPU, or one without a model."""
     if trace.provenance.gpu.name == hardware.gpu:
         return None
     source = hardware_for_gpu(trace.provenance.gpu.name)
@@ -54,7 +54,7 @@ def _scaling(trace: Trace, hardware: HardwareModel) -> Scaling | None:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a kernel fits a GPU; `resident` is how many of its `blocks` an SM holds, `extra_ns` the delay before it."""
+    """Occupancy of a kernel on a GPU: an SM holds `resident` of its `blocks`; `extra_ns` is the delay before it."""
 
     demand: Demand
     blocks: int
@@ -65,14 +65,14 @@ class Fit:
 
 
 class Fits:
-    """How kernels fit one GPU. A step launches few different ones, so each is looked at once."""
+    """Cache of `Fit` for one GPU, since a step launches few different kernels."""
 
     def __init__(self, hardware: HardwareModel) -> None:
         self.hardware = hardware
         self._known: dict[tuple[object, ...], Fit] = {}
 
     def of(self, kernel: Kernel) -> Fit:
-        """Raises `LimitError` where a block breaks a limit of the GPU."""
+        """Return the fit of a kernel. Raises `LimitError` if a block breaks a limit of the GPU."""
         key: tuple[object, ...] = _launch(kernel)
         if kernel.counters:
             key = (*key, kernel.counters.smem_config_bytes)
@@ -91,16 +91,16 @@ class Fits:
 
 
 _launch = attrgetter("name", "kind", "grid", "block", "regs_per_thread", "smem_bytes")
-"""What tells kernels apart that fit a GPU otherwise, besides the shared memory that they ask for."""
+"""Key of kernels with equal fits, together with the carve-out in their counters."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TaskMaker:
-    """What the tasks of all ops of a trace need."""
+    """Builder of the tasks of a trace on one GPU."""
 
     trace: Trace
     sizes: list[int]
-    """Bytes of each tensor."""
+    """Size of each tensor, in bytes."""
     hardware: HardwareModel
     fits: Fits
     scaling: Scaling | None
@@ -111,7 +111,7 @@ class _TaskMaker:
         return cls(trace, tensor_bytes(trace), hardware, Fits(hardware), _scaling(trace, hardware), scale)
 
     def tasks(self, index: int, op: Op, kernels: Sequence[Kernel], variant: int | None = None) -> tuple[Task, ...]:
-        """The tasks of an op with these kernels, its own or those of a variant."""
+        """Return the tasks of an op with its own kernels or those of a variant."""
         hardware, scaling = self.hardware, self.scaling
         total_ns = (kernels[0].dur_ns if len(kernels) == 1 else sum([kernel.dur_ns for kernel in kernels])) or 1
         moved_bytes = op_moved_bytes(self.sizes, op)
@@ -152,14 +152,14 @@ class _TaskMaker:
 
 
 def tensor_bytes(trace: Trace) -> list[int]:
-    """Bytes of each tensor."""
+    """Return the size of each tensor, in bytes."""
     return [prod(tensor.shape) * DTYPE_BYTES[tensor.dtype] for tensor in trace.tensors]
 
 
 def op_moved_bytes(sizes: Sequence[int], op: Op) -> int:
-    """Bytes of the tensors that an op reads, each once, and of those that it writes; as imported where it has none.
+    """Return the bytes of the tensors that an op reads and writes, each once, plus its imported `moved_bytes`.
 
-    `sizes` are the bytes of each tensor.
+    `sizes` has the bytes of each tensor.
     """
     moved = op.moved_bytes
     for some in (op.reads, op.writes):
@@ -169,9 +169,9 @@ def op_moved_bytes(sizes: Sequence[int], op: Op) -> int:
 
 
 def fit_to(kernel: Kernel, hardware: HardwareModel) -> Kernel:
-    """The kernel as another GPU would run it: a library would pick tiles that fit, so what is over a limit is cut.
+    """Return a kernel with its resources cut to the limits of another GPU, where a library would pick smaller tiles.
 
-    Only for what-if questions about a GPU that the kernel was not captured on.
+    For what-if questions only, about a GPU other than the kernel's own.
     """
     limits = hardware.limits
     kernel = msgspec.structs.replace(
@@ -187,16 +187,15 @@ def fit_to(kernel: Kernel, hardware: HardwareModel) -> Kernel:
 
 
 def kernel_regs(kernel: Kernel, threads: int, hardware: HardwareModel) -> int:
-    """Registers of one block, without rounding."""
+    """Return the registers of one block, without rounding to granularities."""
     return -(-threads // hardware.limits.warp_threads) * hardware.limits.warp_threads * kernel.regs_per_thread
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How kernels captured on one GPU scale to another (`gpusim.rules.other_gpus`).
+    """Scaling of kernels captured on one GPU to another (`gpusim.rules.other_gpus`).
 
-    Where the target has no unit for a dtype, its model gives the rate at which it runs that dtype (FP32 for TF32 on a
-    V100).
+    If the target has no unit for a dtype, its model has the rate at which it runs that dtype (FP32 for TF32 on a V100).
     """
 
     source: HardwareModel
@@ -206,9 +205,9 @@ class Scaling:
     def dur_ns(
         self, kernel: Kernel, dram_bytes: float, work: Arithmetic = NO_ARITHMETIC, more_dram_bytes: float = 0.0
     ) -> float:
-        """Scaled duration of a traced kernel that moves `dram_bytes` on the source and does `work`.
+        """Return the scaled duration, in ns, of a kernel that moves `dram_bytes` on the source and does `work`.
 
-        `more_dram_bytes` is traffic that the source's L2 cache holds and the target's does not.
+        `more_dram_bytes` is traffic that hits in the source's L2 cache but not in the target's.
         """
         measured = float(kernel.dur_ns)
         if not measured:
@@ -228,7 +227,7 @@ class Scaling:
         )
 
     def _rate(self, hardware: HardwareModel, kernel: Kernel, work: Arithmetic) -> float:
-        """Peak of the SMs that the kernel's blocks reach, in FLOP per ns."""
+        """Return the peak rate of the SMs that the kernel's blocks use, in FLOP per ns."""
         peak = hardware.rates.of(self.dtype) if work.on_tensor_cores else hardware.rates.fp32
         return other_gpus.reached_rate(peak, prod(kernel.grid), hardware.limits.sms)
 

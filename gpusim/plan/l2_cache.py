@@ -1,9 +1,9 @@
-"""Whether a step may lose the L2 cache by running on several streams.
+"""Detection of steps that may lose the L2 cache on several streams.
 
-The kernels of a trace were timed on one stream, again and again. Where all that the step touches fits the cache, its
-parameters stay there from one replay to the next. On several streams it touches more memory, since the allocator gives
-each stream its own: what fitted may fit no more, and then every kernel that reads parameters waits for DRAM. No
-prediction counts that (research/2026-11-23-fidelity.md); this says where to expect it.
+The kernels of a trace were timed on one stream, in repeated replays. If all memory of the step fits the cache, its
+parameters stay there between replays. On several streams the step uses more memory, since the allocator serves each
+stream from its own blocks: the memory may no longer fit, and kernels that read parameters then wait for DRAM. No
+prediction includes that (research/2026-11-23-fidelity.md); this module tells where to expect it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Touched:
     """Memory that one replay of a step reads or writes, in bytes."""
 
     lasting_bytes: int
-    """What it reads that was there before: parameters, states, inputs."""
+    """Bytes read that exist before the step: parameters, states, inputs."""
     one_stream_bytes: int
-    """With memory used again as on one stream."""
+    """All bytes, with memory reused as on one stream."""
     at_most_bytes: int
-    """With no memory used again."""
+    """All bytes, without reuse of memory."""
 
 
 def touched(trace: Trace) -> Touched:
-    """What a replay of the trace's step touches, in recorded order."""
+    """Return the memory that a replay of a step touches in recorded order."""
     sizes = [storage.bytes for storage in trace.storages]
     there_before = {tensor.storage for tensor in trace.tensors if tensor.init is not None}
     first: dict[int, int] = {}
@@ -53,6 +53,6 @@ def touched(trace: Trace) -> Touched:
 
 
 def may_lose_cache(trace: Trace, memory: Memory) -> bool:
-    """Whether the step fits the cache on one stream, and may not on several."""
+    """Return True if a step fits the cache on one stream and may not on several."""
     memory_use = touched(trace)
     return may_lose(memory, memory_use.one_stream_bytes, memory_use.at_most_bytes)

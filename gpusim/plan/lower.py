@@ -1,4 +1,4 @@
-"""Lowering: step + schedule -> plan."""
+"""Lowering: op graph + schedule -> plan."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gpusim.plan.tasks import Buffer, LaunchMode, Plan, Task
 
 
 def lower(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", *, memory: bool = True) -> Plan:
-    """The plan that runs a schedule of a step, in one CUDA graph or kernel by kernel.
+    """Return the plan of a schedule, in one CUDA graph or kernel by kernel.
 
-    Ops without kernels (views) take no GPU time: they hand their dependencies on. Kernels of one op follow each other.
-    Without `memory` the plan has no buffers: enough where nobody asks for its memory.
-    The schedule must be legal (`Schedule.check`). Raises `PlanError` for partitions that the GPU cannot have.
+    Ops without kernels (views) take no GPU time and pass their dependencies on. Kernels of one op follow each other.
+    Without `memory` the plan has no buffers, for callers that do not need its memory.
+    The schedule must be legal (`Schedule.check`). Raises `PlanError` for impossible partitions.
     """
     graph = graph.choosing(schedule.variants)
     streams, partitions = schedule.streams, schedule.partitions
@@ -43,34 +43,34 @@ def lower(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", *, mem
             deps = waits if number == 0 else (len(tasks) - 1,)
             if partitions:
                 task = in_partition(task, partition, layout.sms[partition], graph.hardware)
-            queue, device = streams[op], task.device  # a queue's order implies what its own tasks wait for
+            queue, device = streams[op], task.device  # the order of a queue implies dependencies within it
             deps = tuple(d for d in deps if tasks[d].queue != queue or tasks[d].device != device)
             tasks.append(msgspec.structs.replace(task, queue=queue, deps=deps, host_ns=share))
             tasks_of.setdefault(op, []).append(len(tasks) - 1)
         host_ns = 0.0
         ends[op] = (len(tasks) - 1,)
-    for op, doing in graph.covered.items():  # its storages are in use as long as the op runs that does its work
+    for op, doing in graph.covered.items():  # its storages are live while that op runs
         tasks_of[op] = tasks_of[doing]
     buffers, kept = _buffers(graph, tasks_of) if memory else ((), 0)
     return Plan(tasks=tuple(tasks), mode=mode, buffers=buffers, kept_bytes=kept)
 
 
 class OpBuffers(NamedTuple):
-    """The memory that ops with kernels use and that does not live throughout: a buffer for each such storage.
+    """Buffers of a step: one per storage that ops with kernels use and that does not live throughout.
 
-    Those of an op are `numbers[first[op] : first[op + 1]]`, ascending; what it covers counts as its own.
+    The buffers of an op are `numbers[first[op] : first[op + 1]]`, ascending; those of ops fused into it are included.
     """
 
     first: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
     sizes: list[int]
-    """The bytes of each buffer."""
+    """Size of each buffer, in bytes."""
     kept_bytes: int
-    """Bytes in use throughout."""
+    """Bytes live throughout the step."""
 
     @classmethod
     def of(cls, graph: OpGraph) -> OpBuffers:
-        """The buffers of a step; in arrays, since a step may have a million ops."""
+        """Return the buffers of a step, as arrays since a step may have a million ops."""
         trace, ops = graph.trace, len(graph)
         doer = np.arange(ops)
         if graph.covered:
@@ -88,7 +88,7 @@ class OpBuffers(NamedTuple):
             counted = works[by] & ~is_kept[storages]
             uses.append(by[counted] * len(trace.storages) + storages[counted])
         use = np.sort(np.concatenate(uses), kind="stable")  # both are nearly sorted
-        use = use[np.append(np.ones(min(1, len(use)), np.bool_), use[1:] != use[:-1])]  # each once
+        use = use[np.append(np.ones(min(1, len(use)), np.bool_), use[1:] != use[:-1])]  # drop duplicates
         by, storages = np.divmod(use, len(trace.storages))
         is_used = np.zeros(len(trace.storages), np.bool_)
         is_used[storages] = True
@@ -100,7 +100,7 @@ class OpBuffers(NamedTuple):
         )
 
     def of_ops(self, ops: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """How many buffers each of some ops uses, and these one behind the other."""
+        """Return the number of buffers of each of some ops, and their buffers, concatenated."""
         counts = (self.first[1:] - self.first[:-1])[ops]
         ends = np.cumsum(counts)
         places = np.repeat(self.first[ops] - (ends - counts), counts) + np.arange(len(ops) and ends[-1])
@@ -108,7 +108,7 @@ class OpBuffers(NamedTuple):
 
 
 def _buffers(graph: OpGraph, tasks_of: dict[int, list[int]]) -> tuple[tuple[Buffer, ...], int]:
-    """Storages as buffers of the plan, and the bytes of those that live throughout."""
+    """Return the buffers of a plan, and the bytes of storages that live throughout."""
     buffers = OpBuffers.of(graph)
     users: list[list[int]] = [[] for _ in buffers.sizes]
     first, numbers = buffers.first.tolist(), buffers.numbers.tolist()

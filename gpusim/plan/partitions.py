@@ -1,7 +1,7 @@
-"""SM partitions: which streams share which part of the GPU's SMs, and what a kernel takes on fewer of them.
+"""SM partitions: the SMs of each group of streams, and the time of kernels on fewer SMs.
 
-A partition is a GPU in small: kernels of its streams can only use its SMs, and nobody else can. On the GPU it is a
-green context (`gpusim.gpu.replay.green_contexts`).
+A partition is a small GPU: only kernels of its streams use its SMs, and they use no others. On the GPU it is a green
+context (`gpusim.gpu.replay.green_contexts`).
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from gpusim.rules import partitions as rules
 from gpusim.rules.dram import time_ns
 from gpusim.rules.occupancy import Demand
 
-#: SMs that a partition must be a multiple of: 8 from compute capability 9.0 on (CUDA Driver API, "Green Contexts"). The
-#: SMs that fill no group (12 of an H200's 132, which it splits into 15 groups) can only go to the last partition. How
-#: many groups there are, only the GPU itself knows: `gpusim.gpu.replay.green_contexts` asks it.
+#: A partition has a multiple of this number of SMs: 8 from compute capability 9.0 on (CUDA Driver API, "Green
+#: Contexts"). SMs that fill no group (12 of an H200's 132, which it splits into 15 groups) can only go to the last
+#: partition. Only the GPU itself knows its number of groups: `gpusim.gpu.replay.green_contexts` asks it.
 GROUP_SMS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Partitions as the engine sees them: SMs of each, and the partition of each stream."""
+    """Partitions for the engine: the SMs of each, and the partition of each stream."""
 
     sms: tuple[int, ...]
     of_stream: tuple[int, ...]
 
 
 def lay_out(partitions: Sequence[Partition], streams: int, gpu_sms: int) -> Layout:
-    """The layout of `streams` streams on a GPU of `gpu_sms` SMs. Raises `PlanError` for one that cannot be.
+    """Return the layout of `streams` streams on a GPU of `gpu_sms` SMs. Raises `PlanError` for an impossible one.
 
-    Streams in no partition form one more, of the SMs that are left. Without partitions all share the whole GPU.
+    Streams outside all partitions form one more of the remaining SMs. Without partitions, all share the whole GPU.
     """
     if not partitions:
         return Layout((gpu_sms,), (0,) * streams)
@@ -75,7 +75,7 @@ def lay_out(partitions: Sequence[Partition], streams: int, gpu_sms: int) -> Layo
 
 
 def in_partition(task: Task, partition: int, sms: int, hardware: HardwareModel) -> Task:
-    """The task as it runs alone in partition number `partition`, of `sms` SMs: its time there, its share of that."""
+    """Return a task with its time alone and its demand in partition number `partition` of `sms` SMs."""
     whole = hardware.limits.sms
     if not task.blocks or not task.blocks_per_sm or sms >= whole:
         return msgspec.structs.replace(task, partition=partition, partition_sms=sms)

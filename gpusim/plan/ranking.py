@@ -1,4 +1,4 @@
-"""Which kernels each op would best run, looked at by itself."""
+"""Ranking of the kernel variants of each op, independent of the schedule."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpusim.plan.tasks import Task
 
 
 def ranked_variants(graph: OpGraph, area_weight: float, name: str | None = None) -> tuple[int, ...]:
-    """For each op the number of what ranks best at this weight of area: its variant, counted from 1, or 0.
+    """Return the best variant of each op, counted from 1, or 0 for the captured kernels; empty if there are none.
 
-    Empty where no op has any. At weight 0 that is what takes least time alone. What a variant covers is held
-    against it: ops behind its own as they would rank best, ops before it as captured. With a name, only variants
-    of that name are looked at.
+    The cost weighs time alone against SM area by `area_weight`; at 0 only time counts. Ops fused into a variant are
+    credited to it: later ops at their best cost, earlier ones as captured. With `name`, only variants of that name
+    compete.
     """
 
     def cost(op: int, number: int) -> float:
@@ -34,7 +34,7 @@ def ranked_variants(graph: OpGraph, area_weight: float, name: str | None = None)
 
 
 def is_slower(graph: OpGraph, op: int, number: int) -> bool:
-    """Whether a variant takes longer alone than the captured kernels of all ops whose work it does."""
+    """Return True if a variant takes longer alone than the captured kernels of all ops whose work it does."""
     instead = sum(_tasks_ns(graph, graph.tasks[each]) for each in (op, *_covers(graph, op, number)))
     return number > 0 and _tasks_ns(graph, graph.variants[op][number - 1]) > instead
 
@@ -44,5 +44,5 @@ def _covers(graph: OpGraph, op: int, number: int) -> tuple[int, ...]:
 
 
 def _tasks_ns(graph: OpGraph, tasks: Sequence[Task]) -> float:
-    """Time of tasks alone on the GPU, with the gap before each."""
+    """Return the time of tasks alone on the GPU, with the gap before each, in ns."""
     return sum(task.dur_ns + graph.chain_ns + task.extra_ns for task in tasks)

@@ -1,4 +1,4 @@
-"""A schedule of a step: the value, by op index, that policies give and engines run; and the file, by op name.
+"""A schedule of a step: a value by op index, made by policies and run by engines, and a file by op name.
 
 policy, search, file --> Schedule --> `gpusim.plan.lower.lower`, replay, file
 """
@@ -23,36 +23,36 @@ from gpusim.plan.partitions import lay_out
 from gpusim.trace.store import structure_hash
 from gpusim.units import counted
 
-#: More streams than this are refused: a GPU of compute capability 7.5 or later runs at most 128 kernels at once
+#: Maximum number of streams: a GPU of compute capability 7.5 or later runs at most 128 kernels at once
 #: (CUDA C++ Programming Guide, "Maximum number of resident grids per device").
 MAX_STREAMS = 128
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Schedule:
-    """The launch order of a step's ops, and the stream and kernels of each op.
+    """The launch order of a step's ops, with stream and kernels of each op.
 
-    Two schedules are equal where they run the same; who made them does not count.
+    Two schedules are equal if they run the same, whatever their origin.
     """
 
     order: tuple[int, ...]
     """Op indices in launch order."""
     streams: tuple[int, ...]
-    """The stream of each op, by op index."""
+    """Stream of each op, by op index."""
     variants: tuple[int, ...] = ()
-    """For each op the number of its variant, counted from 1, or 0; empty: all as captured."""
+    """Variant of each op, counted from 1, or 0 for the captured kernels; empty if all are captured."""
     partitions: tuple[Partition, ...] = ()
-    """SM partitions of the streams; empty: all streams share the whole GPU."""
+    """SM partitions of the streams; if empty, all streams share the whole GPU."""
     policy: str = field(default="", compare=False)
     """The policy or search that made it."""
     made_by: str = field(default="", compare=False)
     """Version of gpusim, hardware model and seed."""
     predicted_ns: int = field(default=0, compare=False)
-    """Predicted makespan; 0 where nobody has predicted it."""
+    """Predicted makespan; 0 if not simulated."""
 
     @classmethod
     def in_recorded_order(cls, ops: int, variants: Sequence[int] = ()) -> Schedule:
-        """All of `ops` ops on one stream, in recorded order."""
+        """Return the schedule of `ops` ops on one stream, in recorded order."""
         return cls(tuple(range(ops)), (0,) * ops, tuple(variants), policy="sequential")
 
     @property
@@ -62,23 +62,23 @@ class Schedule:
 
     @property
     def laid_out_streams(self) -> int:
-        """Number of streams that partitions are laid out for: those in use, and those that a partition names."""
+        """Number of streams for the layout of partitions: those in use and those named by a partition."""
         return laid_out_streams(self.streams, self.partitions)
 
     @property
     def has_variants(self) -> bool:
-        """Whether any op runs other kernels than the captured ones."""
+        """True if any op runs other than its captured kernels."""
         return any(self.variants)
 
     def made(self, policy: str, by: str, predicted_ns: int = 0) -> Schedule:
-        """The same schedule with its origin: its policy, what made it, and the predicted makespan."""
+        """Return the same schedule with its origin: policy, version and seed, and predicted makespan."""
         return dataclasses.replace(self, policy=policy, made_by=by, predicted_ns=predicted_ns)
 
     def check(self, graph: OpGraph, name: str = "schedule") -> Schedule:
-        """The schedule itself, once it is known to be legal for a step.
+        """Check that the schedule is legal for a step, and return it.
 
-        Raises `ScheduleError` for an op that is missing, unknown or twice in the order, a stream out of range, an order
-        against the dependencies, a variant that the op does not have, or partitions that the GPU cannot have.
+        Raises `ScheduleError` for a missing, unknown or repeated op, a stream out of range, an order against the
+        dependencies, an unknown variant, or impossible partitions.
         """
         ops = graph.trace.ops
         if sorted(self.order) != list(range(len(ops))):
@@ -97,7 +97,7 @@ class Schedule:
         return self
 
     def to_document(self, trace: Trace) -> ScheduleDocument:
-        """The schedule as a file has it. `trace` is the trace it is of."""
+        """Return the document of a schedule of `trace`."""
         return ScheduleDocument(
             schema=SCHEMA,
             trace=trace.name,
@@ -121,10 +121,10 @@ class Schedule:
 
     @classmethod
     def from_document(cls, document: ScheduleDocument, graph: OpGraph, file: str = "schedule") -> Schedule:
-        """The schedule in a file, once it is known to be legal for a step.
+        """Return the schedule of a document, checked to be legal for a step.
 
-        Raises `ScheduleError` for a schedule of another trace, an op missing, unknown or twice, a stream out of range,
-        an order against the dependencies, a variant that the op does not have, or partitions that the GPU cannot have.
+        Raises `ScheduleError` for a schedule of another trace, a missing, unknown or repeated op, a stream out of
+        range, an order against the dependencies, an unknown variant, or impossible partitions.
         """
         trace = graph.trace
         if document.trace_hash != structure_hash(trace):
@@ -188,17 +188,17 @@ def read_schedule(path: Path, graph: OpGraph) -> Schedule:
 
 
 def write_schedule(schedule: Schedule, trace: Trace, path: Path) -> None:
-    """Write a schedule of `trace` as JSON; all or nothing. Raises `OutputError`."""
+    """Write a schedule of `trace` as JSON, atomically. Raises `OutputError`."""
     write_document(path, schedule.to_document(trace), indent=1)
 
 
 def check_streams(streams: object) -> int:
-    """`streams` if a GPU can have that many. Raises `OptionError`."""
+    """Return `streams` if it is a possible number of streams. Raises `OptionError`."""
     return whole("streams", streams, 1, MAX_STREAMS, f"the number of streams lies between 1 and {MAX_STREAMS}")
 
 
 def _disordered(order: Sequence[int], preds: Sequence[Iterable[int]]) -> Iterator[tuple[int, int]]:
-    """Ops that an order has before one they depend on, and that one."""
+    """Yield each op that an order puts before one of its predecessors, with that predecessor."""
     position = {op: place for place, op in enumerate(order)}
     for op, before in enumerate(preds):
         for other in before:
@@ -223,7 +223,7 @@ def _variant_number(op: Op, name: str, file: str, path: str) -> int:
 
 
 def laid_out_streams(streams: Sequence[int], partitions: Sequence[Partition]) -> int:
-    """Number of streams of ops on `streams` and of partitions that name streams: one more than the highest."""
+    """Return the number of streams of ops and partitions: one more than the highest."""
     named = (stream for partition in partitions for stream in partition.streams)
     return max((*streams, *named), default=0) + 1
 

@@ -1,8 +1,8 @@
-"""Which events a schedule needs, and when memory may be given back: vector clocks over streams.
+"""Events of a schedule and release of memory, by vector clocks over streams.
 
-Op b knows that op a has ended if b's stream comes after a, directly or through waits. A wait is needed only where that
-knowledge is missing, and one wait brings all that the waited-for op knew: so the events are the fewest for this
-launch order. The same clocks tell when a storage that was allocated on one stream is no longer read by any other.
+Op b knows that op a has ended if b's stream is ordered after a, directly or through waits. A wait is needed only if
+that knowledge is missing, and one wait brings all knowledge of the awaited op, so the number of events is minimal for
+this launch order. The same clocks tell when no other stream still reads a storage allocated on one stream.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gpusim.trace.dependencies import dependencies, handles, reads_writes_storag
 
 @dataclass(frozen=True)
 class SyncPlan:
-    """For each place in the launch order: ops whose event to wait for, and storages to let go of before running."""
+    """Ops whose events to wait for, and storages to release, before each position in the launch order."""
 
     waits: tuple[tuple[int, ...], ...]
     releases: tuple[tuple[int, ...], ...]
     records: frozenset[int]
     """Ops after which an event is recorded."""
     ends: tuple[int, ...]
-    """Ops whose event the first stream waits for at the end."""
+    """Ops whose events the first stream waits for at the end."""
     roots: frozenset[int]
-    """Streams that must first wait for the start of the step: they begin with an op that waits for nothing."""
+    """Streams whose first op waits for nothing and that must wait for the start of the step."""
     early: tuple[int, ...] = ()
-    """Storages to make on the first stream before the step: ops that need not wait for each other write them in parts.
-    Made by whichever comes first, another stream could write memory that its last user still reads."""
+    """Storages to allocate on the first stream before the step, because unordered ops write parts of them. Allocated by
+    the first of those ops, another stream could write memory that its last user still reads."""
 
     @property
     def events(self) -> int:
@@ -38,7 +38,7 @@ class SyncPlan:
 
 @dataclass
 class _Clocks:
-    """For each stream, how many ops of every other stream are known to have ended."""
+    """Vector clocks: the number of ops of every other stream that each stream knows to have ended."""
 
     known: list[dict[int, int]]
     at_end: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -60,9 +60,9 @@ def plan_sync(
     streams: Sequence[int],
     covered: Mapping[int, int] | None = None,
 ) -> SyncPlan:
-    """Waits and releases for a legal schedule: `order` of op indices, `streams` by op index.
+    """Return waits and releases of a legal schedule: `order` has op indices, `streams` the stream by op index.
 
-    `covered` are ops whose work another one does, which then needs their storages, too.
+    `covered` maps each fused op to the op that does its work, which then also needs its storages.
     """
     preds = through_views(trace, preds)
     n_streams = max(streams, default=0) + 1
@@ -113,13 +113,13 @@ def plan_sync(
 
 
 def program_order_releases(trace: Trace) -> tuple[tuple[int, ...], ...]:
-    """Storages to let go of before each op when everything runs on one stream."""
+    """Return the storages to release before each op when all ops run on one stream."""
     n = len(trace.ops)
     return plan_sync(trace, dependencies(trace), range(n), [0] * n).releases
 
 
 def through_views(trace: Trace, preds: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Dependencies between ops that do GPU work: a view does none, so whoever needs it needs what it looks at."""
+    """Return dependencies between ops with GPU work; a dependency on a view becomes one on the view's sources."""
     real: list[tuple[int, ...]] = []
     for before in preds:
         working: set[int] = set()
@@ -130,13 +130,13 @@ def through_views(trace: Trace, preds: Sequence[Sequence[int]]) -> list[tuple[in
 
 
 def works(op: Op) -> bool:
-    """Whether an op does anything on the GPU; one that writes is taken to, even where no kernel was seen."""
+    """Return True if an op has GPU work; an op that writes counts even without a recorded kernel."""
     return bool(op.kernels or op.writes)
 
 
 @dataclass
 class _Memory:
-    """Storages in use: who allocated each, who uses it still, which may go once their users are known to have ended."""
+    """Live storages: owner stream, users and remaining uses of each, and dead ones to release once users have ended."""
 
     remaining: dict[int, int]
     touched: list[frozenset[int]]
@@ -157,7 +157,7 @@ class _Memory:
         return cls(remaining, touched, kept_storages(trace))
 
     def use(self, op: int, stream: int | None) -> None:
-        """Op `op` has been launched on `stream`; a view (None) needs the storage to be there, but not for long."""
+        """Record the launch of op `op` on `stream`; for a view (None), only the remaining uses change."""
         for storage in self.touched[op]:
             if storage in self.kept:
                 continue
@@ -171,7 +171,7 @@ class _Memory:
     def release(
         self, stream: int, clocks: _Clocks, streams: Sequence[int], place_in: dict[int, int]
     ) -> tuple[int, ...]:
-        """Storages that the next op of `stream` may let go of: allocated there, all users known to have ended."""
+        """Return the storages allocated on `stream` that its next op may release: all users are known to have ended."""
         free: list[int] = []
         wait: list[int] = []
         for storage in self.dead.get(stream, ()):
@@ -182,9 +182,9 @@ class _Memory:
 
 
 def written_in_parts(trace: Trace) -> tuple[int, ...]:
-    """Storages that no op returns and that several tensors write: an op makes no memory that others need, too."""
+    """Return the storages written through several tensors and returned by no op, which no single op may allocate."""
     if trace.model.frontend != "inductor":
-        return ()  # what an operator writes it either returns or was given
+        return ()  # an operator either returns what it writes or gets it as argument
     there = {t.storage for t in trace.tensors if t.init is not None}
     for op in trace.ops:
         given = handles(op)
@@ -197,7 +197,7 @@ def written_in_parts(trace: Trace) -> tuple[int, ...]:
 
 
 def storages_touched(trace: Trace) -> list[frozenset[int]]:
-    """For each op, the storages it needs to be there: read, written, or seen through a view."""
+    """Return the storages that each op needs: read, written, or seen through a view."""
     elements = reads_writes_storages(trace)
     result = []
     for op, (read, written) in zip(trace.ops, elements, strict=True):
@@ -208,5 +208,5 @@ def storages_touched(trace: Trace) -> list[frozenset[int]]:
 
 
 def kept_storages(trace: Trace) -> frozenset[int]:
-    """Storages that live throughout: what exists before the step, and its results."""
+    """Return the storages that live throughout: those that exist before the step, and its results."""
     return frozenset(t.storage for t in trace.tensors if t.init is not None or t.role in ("output", "gradient"))

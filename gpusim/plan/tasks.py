@@ -1,4 +1,4 @@
-"""Plans: what an engine runs. One GPU, memory migration and several GPUs are all just plans."""
+"""Plans, the input of an engine; memory moves and several GPUs are plans with other tasks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpusim.notebook import short_repr
 from gpusim.rules.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
 from gpusim.units import counted
 
-#: Partitions of one GPU: an H200 lets its 132 SMs be split into 15 groups of 8, and 12 are left over.
+#: Maximum number of partitions of one GPU; an H200 splits its 132 SMs into 15 groups of 8, with 12 left over.
 MAX_PARTITIONS = 32
-#: Longest time that can be simulated, 104 days: up to here doubles have every whole nanosecond.
+#: Longest time that can be simulated, 104 days: doubles represent every whole nanosecond up to here.
 MAX_TIME_NS = 1 << 53
 
 Kind = Literal["kernel", "memset", "memcpy", "h2d", "d2h"]
@@ -23,10 +23,10 @@ LaunchMode = Literal["graph", "stream"]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One piece of GPU work; a struct, since a step has up to a million. `msgspec.structs.replace` changes fields.
+    """One unit of GPU work; a struct, since a step has up to a million. `msgspec.structs.replace` changes fields.
 
-    `deps` are indices of tasks of the plan that must end first, besides the one before it in its queue.
-    `dur_ns` is the time alone on the device. `copy_bytes` is what a copy moves, `dram_bytes` a kernel's DRAM traffic.
+    `deps` are the indices of tasks that must end first, besides the previous one in its queue. `dur_ns` is the time
+    alone on the device, `copy_bytes` the size of a copy and `dram_bytes` the DRAM traffic of a kernel.
     """
 
     name: str
@@ -36,35 +36,35 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     deps: tuple[int, ...] = ()
     dur_ns: float = 0.0
     extra_ns: float = 0.0
-    """Fixed delay before it, over the usual gap (memory operations in graphs)."""
+    """Fixed delay before it, beyond the usual gap (memory operations in graphs)."""
     demand: Demand = NO_DEMAND
     dram_bytes: float = 0.0
     copy_bytes: int = 0
     host_ns: float = 0.0
-    """Host time spent before the launch call, since the launch before (stream mode)."""
+    """Host time between the previous launch and this one (stream mode)."""
     priority: int = 0
-    """Larger starts first where several became ready at the same time; lowering a schedule leaves it 0."""
+    """Of tasks that become ready at the same time, the larger priority starts first; 0 in lowered schedules."""
     blocks: int = 0
-    """Blocks of the kernel; 0 where they are not known."""
+    """Number of blocks; 0 if unknown."""
     blocks_per_sm: int = 0
-    """How many of them an SM holds."""
+    """Blocks that fit on an SM."""
     footprint: Footprint = NO_FOOTPRINT
-    """What one of them takes of its SM."""
+    """Resources that a block takes of its SM."""
     matrix: bool = False
-    """Whether it multiplies matrices: products and convolutions."""
+    """True for a GEMM-like kernel: matrix products and convolutions."""
     partition: int = 0
-    """The SM partition it runs in; `demand` is a share of that partition, which is the whole GPU where there is one."""
+    """SM partition; `demand` is a share of that partition, the whole GPU if there is only one."""
     partition_sms: int = 0
-    """SMs of that partition; 0 for all of the GPU."""
+    """SMs of the partition; 0 for the whole GPU."""
     op: int = -1
-    """Index of the trace's op, -1 for none."""
+    """Index of the op in the trace; -1 for none."""
     kernel: int = -1
-    """Which kernel of the op."""
+    """Index of the kernel in the op; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory of the plan: allocated when the first of `tasks` starts, freed when the last of them ends."""
+    """Memory allocated when the first of `tasks` starts and freed when the last of them ends."""
 
     bytes: int
     tasks: tuple[int, ...]
@@ -73,13 +73,13 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan:
-    """Tasks in launch order; `queue` of a task is its stream."""
+    """Tasks in launch order, with buffers; the `queue` of a task is its stream."""
 
     tasks: tuple[Task, ...]
     mode: LaunchMode = "graph"
     buffers: tuple[Buffer, ...] = field(default=())
     kept_bytes: int = 0
-    """Memory in use throughout: parameters, inputs, optimizer state."""
+    """Memory live throughout: parameters, inputs, optimizer state."""
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -88,19 +88,19 @@ class Plan:
         return short_repr("Plan", f"{counted(len(self), 'task')} on {counted(len(list(self.queues())), 'stream')}")
 
     def queues(self) -> Iterator[tuple[int, int]]:
-        """Each (device, queue) in use, in order of first launch."""
+        """Iterate over the (device, queue) pairs in use, in order of first launch."""
         return iter(dict.fromkeys((task.device, task.queue) for task in self.tasks))
 
     @property
     def branches(self) -> bool:
-        """Whether it has several queues. A CUDA graph of one is a straight line."""
+        """True if it has several queues; a CUDA graph of one queue has no branches."""
         return len(dict.fromkeys(self.queues())) > 1
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise `PlanError` for a dangling reference, a time that is not a number or negative, or a cycle.
+    """Raise `PlanError` for a dangling reference, a NaN, negative or too long time, or a cycle.
 
-    A cycle may go through queues: a task depends on a later one of its own queue.
+    A cycle may go through queues, if a task depends on a later one of its own queue.
     """
     n = len(plan)
     preds: list[list[int]] = []

@@ -1,9 +1,10 @@
-"""What a kernel moves through the L2 cache and issues, where no counters say: estimated from tensor sizes and family.
+"""Estimated L2 traffic and instructions of kernels without counters, from tensor sizes and kernel family.
 
-The family is read off the kernel's name. Products and convolutions follow from their shape (m, n, k) and the tile in
-the name: every tile loads its rows and columns once, and tensor cores take a fixed number of multiplications an
-instruction. All else streams its tensors once; the kernels of one op share them by their time. The constants were
-fitted to the counters of GoogLeNet on an H200; research/2026-11-23-capture-and-replay.md has the residuals.
+The family follows from the kernel's name. Products and convolutions are computed from their shape (m, n, k) and the
+tile in the name: every tile loads its rows and columns once, and a tensor core instruction has a fixed number of
+multiplications. Other kernels stream their tensors once; the kernels of one op share them in proportion to their time.
+The constants were fitted to the counters of GoogLeNet on an H200; research/2026-11-23-capture-and-replay.md has the
+residuals.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ VECTORS, STRIDED, BN_TRAINING, BN_INFERENCE, POOLING, REDUCTION, OTHER = (
 )  # fmt: skip
 
 Patterns = tuple[tuple[str, re.Pattern[str]], ...]
-#: Families by name, the first that fits; these only in ops that are products.
+#: Families by name, the first match counts; these only in ops that are products.
 _PRODUCTS: Final[Patterns] = (
     (SPLIT_SUM, re.compile(r"splitKreduce|ReduceSplitK|reduce_wgrad|_nhwc_reduce")),
     (LAYOUT, re.compile(r"nchwToNhwc|nhwcToNchw|tensorTransform|AddPadding")),
@@ -46,7 +47,7 @@ _STREAMING: Final[Patterns] = (
 )
 _TILE = re.compile(r"tilesize(\d+)x(\d+)x|_(\d+)x(\d+)_\d+x\d+|GemmShapeILi(\d+)ELi(\d+)ELi")
 _WARPGROUP = re.compile(r"sm90|nvjet")
-#: Tile of kernels that do not name theirs.
+#: Tile of kernels without one in their name.
 DEFAULT_TILE = (32, 32)
 
 
@@ -55,14 +56,14 @@ class Rates:
     """Fitted constants of a family."""
 
     l2: float
-    """L2 bytes for each byte that the tensors have, or that tiles load and store."""
+    """L2 bytes per byte of the tensors, or per byte loaded and stored by tiles."""
     warp: float
-    """Instructions of a warp that has nothing to do yet."""
+    """Instructions per warp besides its work."""
     work: float
-    """Instructions for each unit of work: 32 values streamed, 32 multiplications, or a tensor instruction."""
+    """Instructions per unit of work: 32 values streamed, 32 multiplications, or a tensor instruction."""
 
 
-#: Fitted by scripts/fit_traffic.py; of `OTHER`, kernels of no kind, the L2 bytes are those of elementwise ones.
+#: Fitted by scripts/fit_traffic.py; `OTHER` has the L2 bytes of elementwise kernels.
 RATES: Final[dict[str, Rates]] = {
     TENSOR: Rates(1.17, 925.8, 5.68),
     FMA: Rates(1.49, 599.3, 1.98),
@@ -77,23 +78,23 @@ RATES: Final[dict[str, Rates]] = {
     REDUCTION: Rates(2.45, 151.2, 6.14),
     OTHER: Rates(1.45, 102.5, 0.0),
 }
-#: L2 bytes of a kernel that moves next to nothing: its code and constants.
+#: L2 bytes of a kernel without data: its code and constants.
 LEAST_L2_BYTES = 70_000
-#: Multiplications of one counted tensor instruction on 4-byte values; twice as many on 2-byte ones. `mma` m16n8k8 of a
-#: warp; 34 `wgmma` kernels counted on an H200 came to 2,700 to 21,500, half of them below 8,000.
+#: Multiplications per counted tensor instruction on 4-byte values; twice as many on 2-byte ones. `mma` is m16n8k8 of a
+#: warp; 34 `wgmma` kernels counted on an H200 had 2,700 to 21,500, half of them below 8,000.
 MMA_PRODUCTS, WGMMA_PRODUCTS = 1024, 8192
-#: The GPU that all of this was measured on.
+#: GPU on which these constants were measured.
 MEASURED_ON: Final = "NVIDIA H200"
-#: What it can do: the most read from L2 (validate/results/rules_h200_20261121.json, 9,403 bytes a ns) as its counter
-#: sees it, and an instruction a cycle from each of four schedulers of 132 SMs at 1.98 GHz.
+#: Its peaks: the highest measured L2 read rate (validate/results/rules_h200_20261121.json, 9,403 bytes per ns) as
+#: counted, and one instruction per cycle from each of four schedulers of 132 SMs at 1.98 GHz.
 MOST_L2_BYTES_PER_NS, MOST_INSTRUCTIONS_PER_NS = 9403 * 1.5, 132 * 4 * 1.98
-#: Winograd's transforms of 4 x 4 outputs of 3 x 3 filters leave a quarter of the products.
+#: Winograd's transform for 4 x 4 outputs of 3 x 3 filters divides the number of products by this.
 WINOGRAD_LESS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product, or a convolution as one: `batch` times m x n sums of k products."""
+    """A matrix product, or a convolution as one: `batch` x m x n sums of k products each."""
 
     m: int
     n: int
@@ -107,13 +108,13 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a kernel's counters are estimated from."""
+    """Features of a kernel from which its counters are estimated."""
 
     family: str
     moved_bytes: float
-    """Bytes of its tensors, or what its tiles load and store."""
+    """Bytes of its tensors, or bytes loaded and stored by its tiles."""
     least_bytes: float
-    """Bytes of its tensors, where tiles are counted; else 0."""
+    """Bytes of its tensors if `moved_bytes` counts tiles, else 0."""
     warps: int
     work: float
     tensor_instructions: float
@@ -121,9 +122,9 @@ class Features:
 
 
 def op_counters(trace: Trace, op: Op, kernels: tuple[Kernel, ...] | None = None) -> tuple[Counters, ...]:
-    """Counters of an op's kernels (or of those of a variant): counted where the trace has them, else estimated.
+    """Return the counters of an op's kernels (or a variant's): those of the trace if present, else estimates.
 
-    The DRAM bytes of an estimate are 0: `gpusim.rules.l2_cache.missed_bytes` has those.
+    Estimates have 0 DRAM bytes: `gpusim.rules.l2_cache.missed_bytes` estimates those.
     """
     kernels = op.kernels if kernels is None else kernels
     known_features = features(trace, op, kernels)
@@ -131,7 +132,7 @@ def op_counters(trace: Trace, op: Op, kernels: tuple[Kernel, ...] | None = None)
 
 
 def estimated(known: Features) -> Counters:
-    """Counters from features, by the family's constants; never more than the GPU can do in the kernel's time."""
+    """Return counters estimated from features, limited to the GPU's peaks in the kernel's time."""
     rates = RATES[known.family]
     l2_bytes = LEAST_L2_BYTES + max(rates.l2 * known.moved_bytes, RATES[VECTORS].l2 * known.least_bytes)
     instructions = rates.warp * known.warps + rates.work * known.work
@@ -144,7 +145,7 @@ def estimated(known: Features) -> Counters:
 
 
 def peak_shares(counters: Counters, dur_ns: float) -> tuple[float, float]:
-    """Shares of an H200's L2 bandwidth and issue slots that a kernel takes in its time, each at most 1."""
+    """Return the shares of an H200's L2 bandwidth and issue slots that a kernel uses, each at most 1."""
     peaks = (MOST_L2_BYTES_PER_NS * dur_ns, MOST_INSTRUCTIONS_PER_NS * dur_ns)
     l2, issue = (
         min(1.0, count / peak) if peak else 0.0
@@ -154,7 +155,7 @@ def peak_shares(counters: Counters, dur_ns: float) -> tuple[float, float]:
 
 
 def family(kernel: Kernel, product: bool) -> str:
-    """The family of a kernel; `product`: its op is a matrix product or convolution."""
+    """Return the family of a kernel; `product` is True if its op is a matrix product or convolution."""
     for name, pattern in (*(_PRODUCTS if product else ()), *_STREAMING):
         if pattern.search(kernel.name):
             return name
@@ -162,7 +163,7 @@ def family(kernel: Kernel, product: bool) -> str:
 
 
 def product_of(trace: Trace, op: Op) -> Product | None:
-    """The matrix product that an op comes to, or None."""
+    """Return the matrix product equivalent to an op, or None."""
     name = op.target.split(".")[1] if "." in op.target else ""
     shapes = [_shape(trace, argument) for argument in (*op.args[:3], None, None, None)]
     outputs = [trace.tensors[index].shape for index in op.outputs if index is not None]
@@ -184,16 +185,17 @@ def product_of(trace: Trace, op: Op) -> Product | None:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Floating-point operations of a kernel, and whether tensor cores do them."""
+    """Floating-point operations of a kernel, on tensor cores or not."""
 
     flops: float
     on_tensor_cores: bool
 
 
 def arithmetic(trace: Trace, op: Op, kernels: Sequence[Kernel]) -> list[Arithmetic]:
-    """What each kernel of an op computes: products and convolutions, shared out by time; 0 for all else.
+    """Return the arithmetic of each kernel of an op: products and convolutions, in proportion to time; otherwise 0.
 
-    Two operations a multiplication. A convolution's backward pass has one product for each gradient asked for.
+    A multiplication counts as two operations. The backward pass of a convolution has one product per requested
+    gradient.
     """
     product = product_of(trace, op)
     if product is None:
@@ -211,7 +213,7 @@ def arithmetic(trace: Trace, op: Op, kernels: Sequence[Kernel]) -> list[Arithmet
 
 
 def features(trace: Trace, op: Op, kernels: Sequence[Kernel]) -> list[Features]:
-    """Features of the kernels of an op, which share its tensors and its product."""
+    """Return the features of the kernels of an op, which share its tensors and its product."""
     product = product_of(trace, op)
     families = [family(kernel, product is not None) for kernel in kernels]
     values, sizes, written = _tensors(trace, op)
@@ -237,7 +239,7 @@ def features(trace: Trace, op: Op, kernels: Sequence[Kernel]) -> list[Features]:
                 tensor = tiles.products * share / (wide * 4 / value_bytes)
                 work = tensor
         else:
-            if name in (LAYOUT, TRANSFORM):  # 256 threads move 32 x 32 values; no more than the op has
+            if name in (LAYOUT, TRANSFORM):  # 256 threads move 32 x 32 values, at most those of the op
                 moved = min(8.0 * threads * value_bytes, 2.0 * sizes)
             elif name == SPLIT_SUM:
                 moved = float(written * (splits + 1))
@@ -256,7 +258,7 @@ def features(trace: Trace, op: Op, kernels: Sequence[Kernel]) -> list[Features]:
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """A product cut into tiles: products with the tiles' rims, values loaded, parts of k, blocks at work."""
+    """A product cut into tiles: multiplications with padding, values loaded, splits of k, busy blocks."""
 
     products: float
     loads: float
@@ -268,21 +270,21 @@ def _tiling(kernel: Kernel, product: Product, less: int = 1) -> _Tiling:
     named = _TILE.search(kernel.name)
     rows, columns = (int(size) for size in named.groups() if size) if named else DEFAULT_TILE
     m, batch = product.m, product.batch
-    if kernel.grid[2] != batch:  # images one below the other
+    if kernel.grid[2] != batch:  # images stacked along m
         m, batch = m * batch, 1
     across = [(ceil(m / a), ceil(product.n / b), a, b) for a, b in ((rows, columns), (columns, rows))]
     down, right, high, wide = min(across, key=lambda cut: cut[0] * cut[1])
     tiles = down * right * batch
     splits = max(1, prod(kernel.grid) // tiles) if named and less == 1 else 1
     if splits == 2 and tiles * 2 != prod(kernel.grid):
-        splits = 1  # idle blocks at the rim, rather
+        splits = 1  # more likely idle blocks at the rim
     products = tiles * high * wide * product.k / less
     loads = (right * m + down * product.n) * product.k * batch / less
     return _Tiling(products, loads, splits, tiles * splits)
 
 
 def _tensors(trace: Trace, op: Op) -> tuple[int, int, int]:
-    """Values and bytes of all tensors that an op reads and writes, and the bytes of those that it writes."""
+    """Return values and bytes of all tensors that an op reads and writes, and the bytes that it writes."""
     reads, writes = ([trace.tensors[index] for index in dict.fromkeys(some)] for some in (op.reads, op.writes))
     values = sum(prod(tensor.shape) for tensor in (*reads, *writes))
     read, written = (sum(prod(t.shape) * DTYPE_BYTES[t.dtype] for t in some) for some in (reads, writes))
@@ -290,7 +292,7 @@ def _tensors(trace: Trace, op: Op) -> tuple[int, int, int]:
 
 
 def _shape(trace: Trace, argument: Any) -> tuple[int, ...]:
-    """The shape of an encoded argument that is a tensor, else ()."""
+    """Return the shape of an encoded tensor argument, else ()."""
     if isinstance(argument, dict) and "tensor" in argument:
         return trace.tensors[argument["tensor"]].shape
     return ()
