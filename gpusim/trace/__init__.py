@@ -1,4 +1,4 @@
-"""Traces: what was captured, its file format, and the dependencies between its ops."""
+"""Traces: captured steps, their files, and the dependencies between their ops."""
 
 from gpusim.formats.trace import Kernel, Op, Trace
 from gpusim.trace.dependencies import dependencies

@@ -1,4 +1,4 @@
-"""What a trace must satisfy beyond its types: references, order, sizes. Each problem names its JSON path."""
+"""Checks of a trace beyond its types: references, order and sizes. Each error has its JSON path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpusim.trace.fusion import MAX_LOOKED_AT, MAX_OPS, TOO_LONG, CoverRules
 
 
 def check_trace(trace: Trace, file: str) -> None:
-    """Raise `TraceError` at the first reference that dangles, tensor outside its storage, or op out of order."""
+    """Raise `TraceError` at the first dangling reference, tensor outside its storage, or op out of order."""
     if not trace.ops:
         raise TraceError(file, "has no ops", place="$.ops")
     if not any(op.kernels for op in trace.ops):
@@ -61,7 +61,7 @@ def check_trace(trace: Trace, file: str) -> None:
 
 
 def _check_amounts(trace: Trace, file: str) -> None:
-    """All of a step together stays within the limits: kernels, arguments, time on the GPU and on the host."""
+    """Check the totals of a step against the limits: kernels, arguments, GPU time and host time."""
     kernels = arguments = step_ns = host_ns = 0
     right: set[tuple[tuple[int, int, int], tuple[int, int, int]]] = set()
     for index, op in enumerate(trace.ops):
@@ -100,7 +100,7 @@ def _check_amounts(trace: Trace, file: str) -> None:
 
 
 def _wrong_launch(kernel: Kernel) -> tuple[str, str] | None:
-    """Field and problem of a launch that no GPU has, or None."""
+    """Return field and problem of an impossible launch, or None."""
     x, y, z = kernel.grid
     if x * y * z > MAX_GRID_BLOCKS:
         return "grid", f"{x * y * z} blocks in all; the limit is {MAX_GRID_BLOCKS}"
@@ -111,7 +111,7 @@ def _wrong_launch(kernel: Kernel) -> tuple[str, str] | None:
 
 
 def _check_names(trace: Trace, file: str) -> None:
-    """No two ops have one name."""
+    """Check that op names are unique."""
     if len({op.name for op in trace.ops}) == len(trace.ops):
         return
     seen: dict[str, int] = {}
@@ -123,7 +123,7 @@ def _check_names(trace: Trace, file: str) -> None:
 
 def _check_tensors(trace: Trace, file: str) -> None:
     storage_bytes = [storage.bytes for storage in trace.storages]
-    needed_by: dict[tuple[object, ...], int] = {}  # a step has few different layouts
+    needed_by: dict[tuple[object, ...], int] = {}  # a step has few distinct layouts
     for index, tensor in enumerate(trace.tensors):
         layout = (tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
         known = needed_by.get(layout)
@@ -152,9 +152,9 @@ def _check_tensors(trace: Trace, file: str) -> None:
 
 
 def _plainly_right(op: Op, known: bytearray) -> bool:
-    """Whether all arguments are values, or tensors that `known` has a 1 for; where not, somebody has to look closer.
+    """Return True if all arguments are plain values or existing tensors; otherwise the slow checks decide.
 
-    `known` is of all tensors, with a 1 for those that exist before the op.
+    `known` has an entry per tensor, 1 if it exists before the op.
     """
     n_tensors = len(known)
     for values in (op.args, op.kwargs.values()) if op.kwargs else (op.args,):
@@ -200,7 +200,7 @@ def _check_arguments(op: Op, n_tensors: int, file: str, place: str) -> None:
 
 
 def _check_variants(op: Op, file: str, place: str) -> None:
-    """Names of variants differ, and all of an op without kernels, or none, do GPU work."""
+    """Check that variant names are unique, and that an op with variants and each variant have kernels."""
     seen: dict[str, int] = {}
     for number, variant in enumerate(op.variants):
         where = f"{place}.variants[{number}]"
@@ -213,7 +213,7 @@ def _check_variants(op: Op, file: str, place: str) -> None:
 
 
 def _check_covers(trace: Trace, file: str) -> None:
-    """What a variant covers is ops that it can do."""
+    """Check that each variant can do the work of the ops fused into it."""
     covering = [
         (index, number)
         for index, op in enumerate(trace.ops)
@@ -240,7 +240,7 @@ def _check_covers(trace: Trace, file: str) -> None:
 
 
 def _check_order(trace: Trace, file: str) -> None:
-    """Every tensor exists, by its `init` or an earlier op, before an op uses it."""
+    """Check that every tensor exists before an op uses it, by its `init` or an earlier op."""
     makers: dict[int, int] = {}
     for index, op in enumerate(trace.ops):
         for tensor in op.outputs:
@@ -261,7 +261,7 @@ def _check_order(trace: Trace, file: str) -> None:
         for tensor in sorted(used):
             maker = makers.get(tensor)
             if exists_from[tensor] < index or (maker is None and exists_from[tensor] == index):
-                continue  # a kernel may look at all of a buffer that it writes in parts
+                continue  # a kernel may view the whole of a buffer that it writes in parts
             if maker is None:
                 problem = f"tensor {tensor} is read, but no op writes it and it has no 'init'"
                 raise TraceError(file, problem, place=f"$.ops[{index}]")
@@ -273,7 +273,7 @@ def _check_order(trace: Trace, file: str) -> None:
 
 
 def _let_views_exist(trace: Trace, exists_from: list[int], makers: dict[int, int]) -> None:
-    """Kernels take other views of memory without an op that makes them: those exist once the memory does."""
+    """Let views that no op creates, used by Inductor's kernels, exist as soon as their storage does."""
     first: dict[int, int] = {}
     storages = [tensor.storage for tensor in trace.tensors]
     for storage, index in zip(storages, exists_from, strict=True):
@@ -284,7 +284,7 @@ def _let_views_exist(trace: Trace, exists_from: list[int], makers: dict[int, int
 
 
 def _check_sources(trace: Trace, file: str) -> None:
-    """Code and its hash belong together, and ops name code that the trace has."""
+    """Check that code matches its hash and that ops refer to code in the trace."""
     if trace.sources and trace.model.frontend != "inductor":
         raise TraceError(file, "only a trace of the front end 'inductor' has code in it", place="$.sources")
     known: set[str] = set()
@@ -304,7 +304,7 @@ def _check_sources(trace: Trace, file: str) -> None:
 
 
 def _reaches(trace: Trace, source: int, goal: int) -> bool:
-    """Whether op `goal` uses, directly or not, what op `source` writes."""
+    """Return True if op `goal` uses, directly or not, a tensor written by op `source`."""
     if source == goal:
         return True
     users: dict[int, list[int]] = {}

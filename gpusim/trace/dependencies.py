@@ -1,11 +1,11 @@
 """Dependencies between ops, from data alone.
 
 An op depends on (1) the ops that made the tensors in its arguments, (2) the last writers of every storage it reads,
-(3) the last readers and writers of every storage it changes in place, (4) the random op before it, if it is one too:
-both draw from one generator, and another order would draw other numbers, and (5) the ops in its `after`, which
+(3) the last readers and writers of every storage it changes in place, (4) for a random op, the random op before it,
+since both draw from one generator and another order would draw other numbers, and (5) the ops in its `after`, which
 imported traces have in place of tensors. Program order adds nothing else.
-Storage is the unit: two tensors that alias are the same memory. In a trace of Inductor's kernels, which write parts of
-one buffer side by side, they are so unless it is certain that they share no element (`gpusim.trace.overlap`).
+The unit is the storage: aliasing tensors are the same memory. Inductor's kernels write parts of one buffer
+concurrently; in their traces, two tensors alias unless they certainly share no element (`gpusim.trace.overlap`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from gpusim.trace.overlap import memory_units
 
 
 def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
-    """For each op, the sorted indices of the ops that must have ended before it starts.
+    """Return the sorted indices of the ops that must have ended before each op starts.
 
-    Every index is smaller than the op's own: the recorded order is one legal order, which reading a trace checks.
+    Every index is smaller than the op's own, since the recorded order is legal (checked on reading a trace).
     """
     units_of, n_units = memory_units(trace)
     nobody = -1
     maker = [nobody] * len(trace.tensors)
     writer = [nobody] * n_units
-    readers: list[list[int] | None] = [None] * n_units  # since the last write; a list where there are any
+    readers: list[list[int] | None] = [None] * n_units  # since the last write; None if there are none
     last_random = nobody
     result: list[tuple[int, ...]] = []
     for index, op in enumerate(trace.ops):
@@ -58,19 +58,19 @@ def dependencies(trace: Trace) -> tuple[tuple[int, ...], ...]:
 
 
 def handles(op: Op) -> set[int]:
-    """Tensors that the op's arguments mention."""
+    """Return the tensors in an op's arguments."""
     tensors: set[int] = set()
     for values in (op.args, op.kwargs.values()) if op.kwargs else (op.args,):
         for value in values:
             if type(value) is dict and len(value) == 1 and type(tensor := value.get(TENSOR)) is int:
-                tensors.add(tensor)  # nearly all of them, without a generator each
+                tensors.add(tensor)  # the usual case, without a generator
             elif isinstance(value, dict | list | tuple):
                 tensors.update(tensor_refs(value))
     return tensors
 
 
 def reads_writes_storages(trace: Trace) -> list[tuple[frozenset[int], frozenset[int]]]:
-    """For each op, the storages whose elements it reads and those it writes."""
+    """Return the storages with elements that each op reads, and those that it writes."""
     storage_of = [tensor.storage for tensor in trace.tensors]
     return [
         (frozenset(storage_of[t] for t in op.reads), frozenset(storage_of[t] for t in op.writes)) for op in trace.ops

@@ -1,4 +1,4 @@
-"""Bytes of an element of each data type that a trace may have."""
+"""Bytes per element of each data type allowed in a trace."""
 
 from __future__ import annotations
 

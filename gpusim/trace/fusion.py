@@ -1,8 +1,8 @@
-"""Which ops a variant may cover: those whose work it does, too, such as the ReLU behind a convolution.
+"""Operator fusion by variants: the ops that a variant may cover, for example the ReLU after a convolution.
 
-A covered op runs nothing; what it would have written is there when the op with the variant has ended. Of ops behind it,
-all that they need must be there before that op starts, and nobody may look at a value that is never written. Of ops
-before it, nobody else may wait for them.
+A covered op launches nothing; its results exist when the op with the variant has ended. The inputs of covered later ops
+must exist before that op starts, and no other op may use a value that is never written. Of covered earlier ops, no
+other op may use the results.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Final
 from gpusim.formats.trace import Op, Trace
 from gpusim.trace.dependencies import handles
 
-#: Ops of a step with such variants, and ops that one variant covers: captured steps have up to 2,206, and 6.
+#: Limits on ops of a step with such variants, and on ops that a variant covers; captured steps have up to 2,206 and 6.
 MAX_OPS: Final = 20_000
 MAX_COVERS: Final = 1000
-#: Ops and tensors that are looked at to check all variants of a step: it takes seconds.
+#: Limit on the ops and tensors visited to check all variants of a step, which takes seconds.
 MAX_LOOKED_AT: Final = 5_000_000
 TOO_LONG: Final = "variants of this step share memory and dependencies with more ops than can be checked"
 
 
 class CoverRules:
-    """What `problem` needs of a trace, of up to `MAX_OPS` ops, found once; `preds` are its `dependencies`."""
+    """Checker of fusion in a trace of up to `MAX_OPS` ops; `preds` are its `dependencies`."""
 
     def __init__(self, trace: Trace, preds: Sequence[Sequence[int]]) -> None:
         self.trace = trace
         self.preds = preds
         self._looked_at = 0
         self.before: list[int] = []
-        """For each op, a bit for each op that it depends on, directly or not."""
+        """Bit mask of the ancestors of each op."""
         for op_preds in preds:
             ancestors = 0
             for pred in op_preds:
@@ -40,18 +40,18 @@ class CoverRules:
             for pred in op_preds:
                 self.succs[pred].append(index)
         self.tensors: dict[int, list[int]] = {}
-        """For each storage its tensors."""
+        """Tensors of each storage."""
         for number, tensor in enumerate(trace.tensors):
             self.tensors.setdefault(tensor.storage, []).append(number)
         self.users: dict[int, dict[int, None]] = {}
-        """For each storage the ops that read, write, make or mention it, in recorded order."""
+        """Ops that read, write, return or mention each storage, in recorded order."""
         self.mentioned = [_mentioned(op) for op in trace.ops]
         for index, tensors in enumerate(self.mentioned):
             for mentioned in tensors:
                 self.users.setdefault(trace.tensors[mentioned].storage, {})[index] = None
 
     def problem(self, op: int, covers: Sequence[int]) -> str | None:
-        """Why a variant of `op` cannot cover these ops, all behind it or all before it, or None."""
+        """Return the reason why a variant of `op` cannot cover these ops, all later or all earlier, or None."""
         if len(covers) > MAX_COVERS:
             return f"it covers {len(covers)} ops; the limit is {MAX_COVERS}"
         chain = sorted((op, *covers))
@@ -67,7 +67,7 @@ class CoverRules:
         return self._behind(chain, covers)
 
     def _behind(self, chain: Sequence[int], covers: Sequence[int]) -> str | None:
-        """What the covered ops need must have ended before the first one starts."""
+        """Check covered later ops: their other inputs must exist before the first op starts."""
         first, together = chain[0], set(chain)
         for covered in covers:
             name = self.trace.ops[covered].name
@@ -85,7 +85,7 @@ class CoverRules:
         return None
 
     def _before(self, op: int, covers: Sequence[int]) -> str | None:
-        """Nobody else may wait for the covered ops: what they write is there only when the last one has ended."""
+        """Check covered earlier ops: no other op may depend on them, as their results exist only after the last op."""
         together = {op, *covers}
         for covered in covers:
             name = self.trace.ops[covered].name
@@ -102,7 +102,7 @@ class CoverRules:
         return None
 
     def _hidden(self, chain: Sequence[int], place: int) -> str | None:
-        """Why what an op of the chain writes cannot be overwritten, or left out, before anybody sees it."""
+        """Return the reason why another op could see an overwritten or omitted write of the chain, or None."""
         trace, op, together = self.trace, self.trace.ops[chain[place]], set(chain)
         result = next(iter(op.outputs), None)
         for tensor in dict.fromkeys((*op.writes, *((result,) if result is not None else ()))):
@@ -113,7 +113,7 @@ class CoverRules:
                 return TOO_LONG
             writers = [later for later in chain[place + 1 :] if self._writes(later, storage)]
             if not writers and tensor != result:
-                continue  # written as it would be
+                continue  # written as without fusion
             until = writers[-1] if writers else len(trace.ops)
             for user in users:
                 if user not in together and chain[0] < user < until:
@@ -130,7 +130,7 @@ class CoverRules:
         return None
 
     def _takes_too_long(self, more: int) -> bool:
-        """Whether so much more to look at is beyond the limit for a step."""
+        """Count `more` visits and return True if a step exceeds the limit."""
         self._looked_at += more
         return self._looked_at > MAX_LOOKED_AT
 
@@ -139,11 +139,10 @@ class CoverRules:
 
 
 def covered_by(trace: Trace, variants: Sequence[int]) -> dict[int, int]:
-    """For each op that a chosen variant covers, the op with that variant.
+    """Return the op with the covering variant for each covered op.
 
-    `variants` has for each op the number of its variant, counted from 1, or 0. What a covered op chooses means nothing,
-    and so does a variant that covers an op which another one covers, or which covers some itself: in recorded order,
-    the first counts.
+    `variants` has the number of each op's variant, counted from 1, or 0. The variant of a covered op is ignored, and so
+    is a variant that covers an op already covered or covering others: in recorded order, the first one counts.
     """
     coverer: dict[int, int] = {}
     doing: set[int] = set()
@@ -156,12 +155,12 @@ def covered_by(trace: Trace, variants: Sequence[int]) -> dict[int, int]:
 
 
 def _mentioned(op: Op) -> set[int]:
-    """Tensors that an op reads, writes, returns or is given."""
+    """Return the tensors that an op reads, writes, returns or has as arguments."""
     return {*op.reads, *op.writes, *handles(op), *(tensor for tensor in op.outputs if tensor is not None)}
 
 
 def canonical_variants(trace: Trace, variants: Sequence[int]) -> tuple[int, ...]:
-    """The same choice of variants, without those that mean nothing."""
+    """Return the choice of variants without ignored ones (`covered_by`)."""
     covered = covered_by(trace, variants)
     doing = set(covered.values())
 
@@ -174,9 +173,10 @@ def canonical_variants(trace: Trace, variants: Sequence[int]) -> tuple[int, ...]
 def place_fused(
     order: Sequence[int], streams: Sequence[int], covered: Mapping[int, int]
 ) -> tuple[list[int], list[int]]:
-    """A schedule with each covered op right behind or before the op that does its work, in its stream.
+    """Return order and streams with each covered op next to the op that does its work, on the same stream.
 
-    That is no other schedule: covered ops run nothing. But whoever waits for one then waits for no more than that.
+    The schedule stays the same, since covered ops launch nothing, but an op that waits for a covered one then waits
+    for no more than that work.
     """
     chains: dict[int, list[int]] = {}
     for op in sorted(covered):

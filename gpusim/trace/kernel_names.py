@@ -1,30 +1,30 @@
-"""Kernel names as tools write them: demangled in ways of their own, or mangled (the profiler, if over 1,024 long)."""
+"""Kernel names from different tools: demangled differently, or mangled (by the profiler, over 1,024 characters)."""
 
 from __future__ import annotations
 
 import functools
 import re
 
-#: Longest kernel name in a message.
+#: Maximum length of a kernel name in a message.
 SHOWN_CHARS = 80
 
-#: One token inside a mangled name; the group is the length of a source name that follows.
+#: A token of a mangled name; the group is the length of a source name that follows.
 _TOKEN = re.compile(
     r"S(?:[0-9A-Z]*_|[tasbiod])|T[0-9A-Z]*_|A\d*_|Dv\d+_|[CD]\d|Ut\d*_|__\d+_|_\d|_Z|Ul|D[tT]|(\d+)|.", re.DOTALL
 )
-#: Tokens that open what an `E` closes.
+#: Tokens closed by an `E`.
 _OPENING = frozenset({"N", "I", "X", "J", "F", "Z", "_Z", "Dt", "DT", "Ul"})
-#: Names of kernels that multiply matrices: those of cuBLAS, cuDNN, CUTLASS and of fused attention. Depthwise
-#: convolutions are not among them (their base names have none of these), nor are the kernels beside a product that
-#: change layouts, make workspaces or add up parts.
+#: Names of GEMM-like kernels: those of cuBLAS, cuDNN, CUTLASS and of fused attention. Depthwise convolutions do not
+#: match (their base names have none of these), nor do the auxiliary kernels of a product that change layouts, prepare
+#: workspaces or sum parts.
 _MULTIPLIES = re.compile(r"gemm|xmma|nvjet|convolve|[dw]grad\w*_engine|flash|fmha", re.IGNORECASE)
-#: Base names that say nothing: what they do is in their template arguments.
+#: Uninformative base names; the template arguments tell what these kernels do.
 _GENERIC = frozenset({"Kernel", "Kernel2", "kernel"})
 _ANONYMOUS = ("(anonymous namespace)", "<unnamed>", "{anonymous}")
 
 
 def base_name(name: str) -> str:
-    """A kernel's name without result type, scope, template arguments and parameters, in which tools differ.
+    """Return a kernel's name without result type, scope, template arguments and parameters, in which tools differ.
 
     `void ns::(anonymous namespace)::gemm<float, 4>(float*)`, `ns::<unnamed>::gemm<float, (int)4>` and
     `_ZN2ns12_GLOBAL__N_14gemmIfLi4EEEvPf` are all `gemm`.
@@ -39,19 +39,19 @@ def base_name(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def multiplies_matrices(name: str) -> bool:
-    """Whether a kernel of this name is a matrix product or a convolution, which works on tiles that it reuses."""
+    """Return True for the name of a GEMM-like kernel, which reuses tiles: matrix product, convolution or attention."""
     base = base_name(name)
     return bool(_MULTIPLIES.search(name if base in _GENERIC else base)) and "workspace" not in base
 
 
 def shown_name(name: str) -> str:
-    """The base name, cut to what a message can hold."""
+    """Return the base name, shortened for messages."""
     base = base_name(name)
     return base if len(base) <= SHOWN_CHARS else f"{base[: SHOWN_CHARS - 3]}..."
 
 
 def _without_arguments(name: str) -> str:
-    """What a demangled name has before its parameters, less all between `<` and `>`."""
+    """Return the part of a demangled name before its parameters, without template arguments."""
     kept, templates, parentheses = [], 0, 0
     for char in name:
         if parentheses:  # within template arguments: `(int)4`, `(a > b)`
@@ -69,7 +69,7 @@ def _without_arguments(name: str) -> str:
 
 
 def _mangled_base(name: str) -> str | None:
-    """The last part of an Itanium-mangled name's scope; None where it is not understood.
+    """Return the last part of an Itanium-mangled name's scope, or None if it cannot be parsed.
 
     Itanium C++ ABI, 5.1: names are a length and as many characters, `N ... E` is a scope, `I ... E` template arguments.
     """
@@ -91,7 +91,7 @@ def _mangled_base(name: str) -> str | None:
 
 
 def _behind(name: str, at: int, values: bool = True) -> int:
-    """The position behind the `E` that closes what was opened before `at`; `values`: an `L` in it begins a literal."""
+    """Return the position after the `E` that closes the token before `at`; with `values`, an `L` begins a literal."""
     while True:
         matched = _TOKEN.match(name, at)
         if matched is None:
@@ -110,7 +110,7 @@ def _behind(name: str, at: int, values: bool = True) -> int:
 
 
 def _behind_literal(name: str, at: int) -> int:
-    """The position behind a literal: its type, then a value (digits, `n` for minus), which is no length of a name."""
+    """Return the position after a literal: its type, then a value (digits, `n` for minus) that is no name length."""
     matched = _TOKEN.match(name, at)
     if matched is None:
         raise ValueError(name)

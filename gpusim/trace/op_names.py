@@ -1,4 +1,4 @@
-"""Names of ops for people: what outputs print of an op is what commands take for it."""
+"""Readable names of ops: commands accept every name of an op that outputs print."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from gpusim.errors import OptionError, UnknownNameError
 from gpusim.formats.trace import Op, Trace
 from gpusim.text import short_value
 
-#: Ops of a layer that an error names.
+#: Maximum number of ops named in an error.
 _NAMED = 8
 
 
 def op_label(op: Op) -> str:
-    """A short name of an op that people recognise: its layer and its operator."""
+    """Return a short readable name of an op: its layer and its operator."""
     words = op.target.split(".")
     operator = words[1] if len(words) > 1 else op.target
     return f"{op.layer or op.name} {operator}"
 
 
 def full_label(op: Op) -> str:
-    """The same with the op's own name: `conv1.conv convolution (convolution_3)`."""
+    """Return layer, operator and name of an op: `conv1.conv convolution (convolution_3)`."""
     return f"{op_label(op)} ({op.name})"
 
 
 def find_ops(trace: Trace, text: str) -> tuple[int, ...]:
-    """The ops that `text` names: an op's name, its number, its layer and operator, its full label, or a whole layer.
+    """Return the ops that `text` names: by name, number, layer and operator, full label, or a whole layer.
 
-    A layer, with or without operator, may stand for several ops; those without kernels are left out where others have
+    A layer, with or without operator, may name several ops; ops without kernels are left out if others have
     some. Raises `UnknownNameError`.
     """
     wanted = " ".join(text.split())
     names = {op.name: index for index, op in enumerate(trace.ops)}
     if wanted in names:
         return (names[wanted],)
-    # No longer than the last number there is: Python refuses to read thousands of digits.
+    # No longer than the last op number: Python refuses to parse thousands of digits.
     number = wanted.isascii() and wanted.isdigit() and len(wanted) <= len(str(len(trace.ops)))
     if number and int(wanted) < len(trace.ops):
         return (int(wanted),)
@@ -44,7 +44,7 @@ def find_ops(trace: Trace, text: str) -> tuple[int, ...]:
 
 
 def find_one_op(trace: Trace, text: str) -> int:
-    """The op that `text` names, as `find_ops`. Raises `UnknownNameError`, and `OptionError` where it names several."""
+    """Return the one op that `text` names (`find_ops`). Raises `UnknownNameError`, or `OptionError` for several."""
     ops = find_ops(trace, text)
     if len(ops) == 1:
         return ops[0]

@@ -1,8 +1,8 @@
-"""Which tensors of one storage share elements: slices of a buffer that several kernels write may not.
+"""Overlap of tensors in one storage: slices of a buffer that several kernels write may share no element.
 
 A dependency between two ops is about memory that both touch. Two tensors of one storage touch the same memory unless
-it can be shown that they do not: their bytes lie apart, or they are slices of one tensor that lie apart in one of its
-dimensions.
+they are provably disjoint: their byte ranges are disjoint, or they are slices of one tensor with disjoint ranges in one
+of its dimensions.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Final
 from gpusim.formats.trace import Tensor, Trace
 from gpusim.trace.element_sizes import DTYPE_BYTES
 
-#: Storages with more tensors than this are one unit: comparing all pairs of them would take long.
+#: Storages with more tensors than this are one unit: comparing all pairs would be slow.
 MAX_TENSORS: Final = 64
-#: ... and so are those that come when so many pairs have been compared, which takes seconds.
+#: After this many compared pairs, which takes seconds, all further storages are one unit each.
 MAX_PAIRS: Final = 1_000_000
 
 
 def memory_units(trace: Trace) -> tuple[list[tuple[int, ...]], int]:
-    """For each tensor the units of memory that it touches, and how many there are in all.
+    """Return the memory units that each tensor touches, and the total number of units.
 
-    Two tensors share a unit if they may share an element. Most storages are one unit, which has the storage's number.
-    Those of ATen traces all are: there a part of a tensor that an op writes is a view, and the steps that the engine
-    was measured on waited for the whole.
+    Two tensors share a unit if they may share an element. Most storages are one unit with the storage's index. In ATen
+    traces all are: there, a written part of a tensor is a view, and the steps that the engine was measured on waited
+    for the whole.
     """
     units: list[tuple[int, ...]] = [(tensor.storage,) for tensor in trace.tensors]
     count = len(trace.storages)
@@ -53,7 +53,7 @@ def memory_units(trace: Trace) -> tuple[list[tuple[int, ...]], int]:
 
 
 def _written_in_parts(trace: Trace) -> dict[int, list[int]]:
-    """The storages that ops write through more than one tensor, with the tensors that ops touch."""
+    """Return the storages that ops write through more than one tensor, with the tensors that ops read or write."""
     written: dict[int, int] = {}
     several: set[int] = set()
     for op in trace.ops:
@@ -72,7 +72,7 @@ def _written_in_parts(trace: Trace) -> dict[int, list[int]]:
 
 
 def may_overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one storage may share a byte. False only where it is certain that they do not."""
+    """Return False only if two tensors of one storage certainly share no byte."""
     if not prod(one.shape) or not prod(other.shape):
         return False
     (begin, end), (other_begin, other_end) = _extent(one), _extent(other)
@@ -84,18 +84,18 @@ def may_overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """First byte of a tensor, and the one behind its last."""
+    """Return the byte range of a tensor, end exclusive."""
     size = DTYPE_BYTES[tensor.dtype]
     last = tensor.offset + sum((n - 1) * d for n, d in zip(tensor.shape, tensor.stride, strict=True))
     return tensor.offset * size, (last + 1) * size
 
 
 def _slices_apart(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are slices, with the same strides, that lie apart in a dimension of what both are cut from.
+    """Return True if two tensors are slices of one array, with the same strides, that are disjoint in a dimension.
 
-    With strides s_1 > s_2 > ... that each divide the one before, a place in memory has one index in every dimension as
-    long as index times stride stays below the stride before it: both tensors are then boxes, which share no element
-    where their ranges in one dimension do not meet.
+    With strides s_1 > s_2 > ... that each divide the one before, an address has a unique index in every dimension if
+    index times stride stays below the stride before it. Both tensors are then boxes, which share no element if their
+    ranges in one dimension are disjoint.
     """
     strides = sorted({*_moving(one), *_moving(other)}, reverse=True)
     if 0 in strides or any(larger % smaller for larger, smaller in pairwise(strides)):
@@ -110,12 +110,12 @@ def _slices_apart(one: Tensor, other: Tensor) -> bool:
 
 
 def _moving(tensor: Tensor) -> list[int]:
-    """Strides of the dimensions that have more than one element."""
+    """Return the strides of the dimensions with more than one element."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride, strict=True) if size > 1]
 
 
 def _box(tensor: Tensor, strides: Sequence[int]) -> list[tuple[int, int]] | None:
-    """First index and size of a tensor in each dimension of these strides; None where it is no box of them."""
+    """Return first index and size of a tensor in each dimension of these strides, or None if it is no box."""
     sizes = dict.fromkeys(strides, 1)
     for size, stride in zip(tensor.shape, tensor.stride, strict=True):
         if size > 1:
@@ -130,6 +130,6 @@ def _box(tensor: Tensor, strides: Sequence[int]) -> list[tuple[int, int]] | None
             return None
         box.append((begin, sizes[stride]))
         before = stride
-    # What is left lies within the smallest stride: it tells apart columns of a tensor whose last index is fixed.
+    # The remaining offset is below the smallest stride: it distinguishes columns of an array with a fixed last index.
     box.append((rest, 1))
     return box

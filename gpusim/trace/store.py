@@ -1,4 +1,4 @@
-"""Traces in files and the bundled ones: read, write, find by name, hash."""
+"""Trace files and bundled traces: read, write, find by name, hash."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def parse_trace(data: bytes, name: str, max_bytes: int | None = None) -> Trace:
-    """A trace from bytes in memory, checked like a file; `name` is for messages, `max_bytes` holds decompressed."""
+    """Parse and check a trace from bytes; `name` is for messages, `max_bytes` limits the decompressed size."""
     text = decompress(data, name, TraceError, max_bytes)
     trace = decode_document(text, Trace, SCHEMA, name, TraceError, OLDER_SCHEMAS)
     check_trace(trace, name)
@@ -41,32 +41,32 @@ def parse_trace(data: bytes, name: str, max_bytes: int | None = None) -> Trace:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write a trace as JSON, gzipped where the name ends in `.gz`; all or nothing. Raises `OutputError`."""
+    """Write a trace as JSON, gzipped if the name ends in `.gz`, atomically. Raises `OutputError`."""
     write_document(path, trace)
 
 
 def load_trace(name_or_file: str) -> Trace:
-    """A trace by bundled name, which no file of that name in the working folder can take, or by file name.
+    """Load a trace by bundled name, which takes precedence over a file of that name, or by file name.
 
     Raises `TraceError` for a bad file and `UnknownNameError`, with the nearest name, for an unknown bundled one.
     """
     bundled = bundled_traces()
     if name_or_file in bundled:
         return read_trace(bundled[name_or_file])
-    # os.path, unlike Path.is_file, says no to a name that is too long for a file.
+    # os.path, unlike Path.is_file, returns False for a name too long for a file.
     if name_or_file.endswith(TRACE_SUFFIXES) or os.path.isfile(name_or_file):
         return read_trace(Path(name_or_file))
     raise UnknownNameError("trace", name_or_file, bundled)
 
 
 def bundled_traces() -> dict[str, Path]:
-    """Name -> file of every trace that ships with gpusim, sorted by name."""
+    """Return the file of each bundled trace, sorted by name."""
     folder = resource_dir("traces")
     return {path.name.removesuffix(".json.gz"): path for path in sorted(folder.glob("*.json.gz"))}
 
 
 def other_batches(trace: Trace, others: Mapping[str, Trace]) -> dict[int, str]:
-    """Batch -> name of those of `others`, taken on the same GPU, that differ from `trace` in nothing but the batch."""
+    """Return the names, by batch, of the traces of the same GPU that differ from `trace` only in the batch."""
     model = msgspec.structs.replace(trace.model, batch=1)
     return {
         other.model.batch: name
@@ -78,7 +78,7 @@ def other_batches(trace: Trace, others: Mapping[str, Trace]) -> dict[int, str]:
 
 
 def read_manifest() -> list[dict[str, Any]]:
-    """The manifest of the bundled traces: for each its file, GPU, torch, command, date, sha256, ops and kernels."""
+    """Return the manifest of the bundled traces: file, GPU, torch, command, date, sha256, ops and kernels of each."""
     path = resource_dir("traces") / "manifest.json"
     if not path.is_file():
         return []
@@ -87,9 +87,9 @@ def read_manifest() -> list[dict[str, Any]]:
 
 
 def structure_hash(trace: Trace) -> str:
-    """Hash of the step's structure (ops, arguments, tensors), not of its timings.
+    """Return a hash of the step's structure (ops, arguments, tensors), independent of its timings.
 
-    A schedule is tied to this: it stays valid when the same step is captured again, on this GPU or another.
+    Schedules are tied to it, so they stay valid when the same step is captured again, on this GPU or another.
     """
     structure: dict[str, Any] = {
         "ops": [[o.name, o.target, o.args, o.kwargs, o.outputs, o.reads, o.writes, o.random] for o in trace.ops],
@@ -97,6 +97,6 @@ def structure_hash(trace: Trace) -> str:
     }
     if trace.sources:
         structure["sources"] = [op.source for op in trace.ops]
-    if any(op.after for op in trace.ops):  # an imported trace; the hash of all others is as it was without
+    if any(op.after for op in trace.ops):  # an imported trace; other traces keep their hash
         structure["after"] = [[edge.op for edge in op.after] for op in trace.ops]
     return hashlib.sha256(encode_json(structure)).hexdigest()[:32]

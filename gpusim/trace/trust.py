@@ -1,4 +1,4 @@
-"""Code that a file brings along runs only where the user says that it may: one check, one text."""
+"""Trust in code from files: it runs only if the user allows it; one check, one message."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from gpusim.errors import TrustError
 from gpusim.formats.trace import Trace
 
 LIBRARIES: Final = ("torchvision", "timm")
-#: Names of models in a library: no paths, and no hubs to download from, which timm's names may also mean.
+#: Names of models in a library, excluding paths and download hubs, which timm's names may also mean.
 _MODEL: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_-]+)?")
 
 
 def check_trace_code(trace: Trace, file: str, trust_code: bool) -> None:
-    """Raise `TrustError` for a trace with kernels as code (front end `inductor`), unless it is trusted."""
+    """Raise `TrustError` for an untrusted trace with kernels as code (front end `inductor`)."""
     if trace.model.frontend == "inductor":
         require_trust(file, "$.model.frontend", "a trace of the front end 'inductor' runs the code in it", trust_code)
 
 
 def names_code(spec: str) -> bool:
-    """Whether a model's SPEC is a function in a file, `file.py:function`, and not a name in an installed library."""
+    """Return True if a model's SPEC is a function in a file, `file.py:function`, not a name in an installed library."""
     kind, _, _ = spec.partition(":")
     return kind not in LIBRARIES
 
 
 def wrong_name(spec: str) -> str:
-    """Why the part of a SPEC behind its colon is no name of a model or a function, or nothing. It names files, too."""
+    """Return why the part of a SPEC after its colon, also used in file names, is no name, or an empty text."""
     kind, _, name = spec.partition(":")
     if kind in LIBRARIES:
         return "" if not name or _MODEL.fullmatch(name) else f"'{name[:200]}' is no name of a model in {kind}"
@@ -36,7 +36,7 @@ def wrong_name(spec: str) -> str:
 
 
 def require_trust(file: str, place: str, what: str, trust_code: bool) -> None:
-    """Raise `TrustError` for a file that brings code along, unless it is trusted; `what` says what would run."""
+    """Raise `TrustError` for an untrusted file with code; `what` describes what would run."""
     if not trust_code:
         problem = f"{what}, with all your rights; read it, and add --trust-code (trust_code=True in Python) to allow it"
         raise TrustError(file, problem, place=place)
