@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import gpusim
 from gpusim.api import dashboard
-from gpusim.api.dashboard import Sensitivities
-from gpusim.api.resolve import resolve_schedule
 from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, QUICK_BUDGET_S, QUICK_EVALUATIONS, RECOMMENDED, SEARCH
+from gpusim.api.dashboard import Sensitivities
 from gpusim.report.breakdown import Breakdown, breakdown
+from gpusim.resolve import resolve_schedule
 from gpusim.units import counted
 from gpusim_dashboard import kept, turns
 from gpusim_dashboard.cache import cached
@@ -294,7 +294,12 @@ def results_files(pattern: str = "*.json") -> dict[str, dashboard.Results]:
 
 
 def fused_ways_of(choice: Choice) -> list[Way]:
-    """What fused kernels were measured to take for this step on its GPU; empty where nobody measured them."""
+    """What fused kernels were measured to take for this step on its GPU; empty where nobody measured them.
+
+    Of an upload nothing is known but names, which another network may have as well.
+    """
     from gpusim.report.advice import fused_ways
 
+    if choice.uploaded:
+        return []
     return fused_ways(choice.trace.model, choice.hardware.gpu, results_files(dashboard.FUSED_RESULTS).values())

@@ -7,7 +7,16 @@ from gpusim_dashboard.html import Head
 
 import gpusim
 from gpusim.api.dashboard import Concurrency
-from gpusim.report.advice import bound_in_words, headline, note_without_graph, reason, ways
+from gpusim.report.advice import (
+    OPTIMIZE,
+    Way,
+    beside_fused,
+    bound_in_words,
+    headline,
+    note_without_graph,
+    reason,
+    ways,
+)
 from gpusim.report.breakdown import Breakdown
 from gpusim.report.code_lines import (
     CAPTURE,
@@ -31,8 +40,8 @@ pages = st.session_state.pages
 view.heading(choice, warn=False)  # the verdict does
 
 
-def answer(summary: Summary) -> None:
-    """Yes, no, or a trend; and why it is no more."""
+def answer(summary: Summary, rows: list[Way]) -> None:
+    """Yes, no, or a trend; why it is no more; and what fused kernels change about it."""
     said = headline(summary, choice.hardware.calibrated)
     if not choice.hardware.calibrated:
         name = choice.hardware.name
@@ -43,14 +52,13 @@ def answer(summary: Summary) -> None:
             "that GPU.",
         )
     elif summary.verdict.worth_it:
-        html.answer("yes", said)
+        html.answer("yes", said, beside_fused(rows))
     else:
-        html.answer("no", said, reason(summary))
+        html.answer("no", said, reason(summary), beside_fused(rows))
 
 
-def ladder(summary: Summary) -> None:
+def ladder(summary: Summary, rows: list[Way]) -> None:
     """The ways to run the step, and what no schedule can pass."""
-    rows = ways(summary, results.fused_ways_of(choice))
     bound_ns, bound = summary.largest_bound
     numbers = format_times_ns([*(way.time_ns for way in rows), bound_ns])
     unit = numbers[0].rpartition(" ")[2]
@@ -60,6 +68,8 @@ def ladder(summary: Summary) -> None:
         name = f"{html.text(way.name)} <span class='g-takes'>({'measured' if way.measured else 'predicted'})</span>"
         if way.recommended:
             name += html.tag("recommended") if choice.hardware.calibrated else ""
+        elif way.what == OPTIMIZE and way.time_ns == min(each.time_ns for each in rows):
+            name += html.tag("fastest measured")
         name += f"<div class='g-takes'>{html.text(way.takes)}</div>{html.bar(way.time_ns / longest)}"
         ratio = "" if way.over_eager is None else f"{way.over_eager:.2f}x"
         cells.append(((name, time.rpartition(" ")[0], ratio), way.recommended))
@@ -94,31 +104,32 @@ def facts(summary: Summary) -> None:
     )
 
 
-def what_to_change(summary: Summary, concurrency: Concurrency) -> None:
-    """Which modules run side by side, and the code."""
+def what_to_change(summary: Summary, concurrency: Concurrency, optimized: bool) -> None:
+    """Which modules run side by side, and the code; `optimized`: `gpusim.optimize` was measured on this step."""
     st.header("What to change", anchor=False)
     mode, streams = choice.trace.model.mode, summary.best.streams
-    if summary.best.streams == 1:
+    if streams == 1:
         st.markdown("Put the step into one CUDA graph; nothing in it needs another order or a second stream.")
-        st.code(graph_lines(mode), language="python", wrap_lines=True)
-        return
-    side_by_side(concurrency)
+    else:
+        side_by_side(concurrency)
     code: dict[str, tuple[str, str]] = {}
-    if "optimize" in gpusim.__all__:
+    if streams > 1 or optimized:
         code["gpusim.optimize"] = (
-            optimize_lines(mode, streams),
+            optimize_lines(mode, streams if streams > 1 else choice.streams),
             "It captures the step on your GPU, searches, tries the best schedules, checks the outputs and gives a "
             "function with the same result. Without a gain it gives your own model back.",
         )
+    if streams > 1:
         code["torch.compile backend"] = (backend_lines(streams), "The same behind torch.compile.")
-    if by_hand := by_hand_lines(concurrency):
+    if streams > 1 and (by_hand := by_hand_lines(concurrency)):
         code[BY_HAND] = (
             by_hand,
             "A sketch from the modules' names: keep your own forward, and move these calls onto these streams. "
             "Autograd runs each backward op on the stream of its forward op.",
         )
     code["One CUDA graph"] = (graph_lines(mode), "The first step, without gpusim; streams pay off in it alone.")
-    for tab, (name, (lines, words)) in zip(st.tabs(list(code)), code.items(), strict=True):
+    tabs = st.tabs(list(code)) if len(code) > 1 else [st.container()]
+    for tab, (name, (lines, words)) in zip(tabs, code.items(), strict=True):
         tab.code(lines, language="python", wrap_lines=True)
         tab.caption(words)
         if name == BY_HAND:
@@ -212,13 +223,14 @@ def provenance(kernels: int) -> None:
 
 def show(summary: Summary, parts: Breakdown, concurrency: Concurrency) -> None:
     """The page of a step whose schedules can be searched."""
-    answer(summary)
-    ladder(summary)
+    rows = ways(summary, results.fused_ways_of(choice))
+    answer(summary, rows)
+    ladder(summary, rows)
     view.passed_over(summary.passed_over)
     next_questions()
     if summary.verdict.worth_it or not choice.hardware.calibrated:
         facts(summary)
-    what_to_change(summary, concurrency)
+    what_to_change(summary, concurrency, any(row.what == OPTIMIZE for row in rows))
     details(summary, parts)
     provenance(parts.kernels)
     words = ["--streams", str(choice.streams), *kept.search_words(choice)]
@@ -240,7 +252,7 @@ def show_profile() -> None:
     elif imported.graph_ns < imported.observed_ns:
         gain = imported.observed_ns / imported.graph_ns
         before, after = format_times_ns((imported.observed_ns, imported.graph_ns))
-        said = f"One CUDA graph first: {after} instead of {before}, {gain:.1f}x, with the streams that it has."
+        said = f"One CUDA graph first: {after} instead of {before}, {gain:.2f}x, with the streams that it has."
     else:
         said = "One CUDA graph gains nothing here: the GPU does not wait for launches."
     html.answer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from gpusim.bounds.names import AREA, BANDWIDTH, CONTENTION, CRITICAL_PATH, FRONT_END
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 #: Baselines that run fused kernels, by their name in results files, and what each is to a user.
 FUSED: Final = {
-    "torch_compile_own_graph": "torch.compile, in one CUDA graph",
+    "torch_compile_own_graph": "torch.compile in one CUDA graph",
     "torch_compile_reduce_overhead": "torch.compile(mode='reduce-overhead')",
     "torch_compile_max_autotune": "torch.compile(mode='max-autotune')",
     "torch_compile_combo_kernels": "torch.compile with combo kernels",
 }
 #: Rows of results that are what `gpusim.optimize` runs.
 OPTIMIZE: Final = "optimize"
+#: The fastest that torch.compile gives.
+COMPILE: Final = "compile"
 #: A bound that leaves less than this to win leaves nothing.
 NOTHING_LEFT: Final = 1.02
 #: A step of which fewer ops than this could run at once, on average, is a chain.
@@ -59,6 +61,8 @@ def bound_in_words(name: str) -> str:
 class Way:
     """One way to run the step."""
 
+    what: str
+    """`eager`, `graph`, `streams`, `compile` or `optimize`."""
     name: str
     time_ns: int
     measured: bool
@@ -72,46 +76,61 @@ class Way:
 def ways(summary: Summary, fused: Sequence[Way] = ()) -> list[Way]:
     """Eager, one CUDA graph, streams in the graph, fused kernels where they are known: the ways worth a row."""
     rows = [
-        Way(row.label, row.time_ns, row.measured, row.speedup_over_eager, _TAKES[row.what], row.best)
+        Way(row.what, row.label, row.time_ns, row.measured, row.speedup_over_eager, _TAKES[row.what], row.best)
         for row in summary.verdict.rows
         if row.what in _TAKES
     ]
     eager_ns = next((row.time_ns for row in summary.verdict.rows if row.what == "eager"), None)
-    return rows + [
-        Way(way.name, way.time_ns, way.measured, eager_ns / way.time_ns if eager_ns else None, way.takes)
-        for way in fused
-    ]
+    return rows + [replace(way, over_eager=eager_ns / way.time_ns if eager_ns else None) for way in fused]
 
 
 def fused_ways(model: Model, gpu: str, files: Iterable[Results]) -> list[Way]:
-    """What fused kernels were measured to take for this step on this GPU: the fastest of torch.compile, and
-    `gpusim.optimize`. Empty where nobody measured them.
+    """What fused kernels were measured to take for this step on this GPU in the newest run: the fastest of
+    torch.compile, and `gpusim.optimize`. Empty where nobody measured them.
     """
-    best: dict[str, Way] = {}
+    best: dict[str, tuple[str, Way]] = {}
+    step = (model.network, model.mode, model.batch, model.dtype, model.memory_format)
     for results in files:
         for case in results.cases:
-            same = (case.network, case.mode, case.batch, case.dtype, case.memory_format)
-            if results.gpu != gpu or same != (
-                model.network,
-                model.mode,
-                model.batch,
-                model.dtype,
-                model.memory_format,
-            ):
+            if results.gpu != gpu or step != (case.network, case.mode, case.batch, case.dtype, case.memory_format):
                 continue
+            date = case.date or results.date
             times = [(time_ns, name) for name, time_ns in case.baselines.items() if name in FUSED and time_ns > 0]
             if times:
                 time_ns, name = min(times)
-                _keep_fastest(best, "compile", Way("fused kernels", time_ns, True, None, FUSED[name]))
-            if case.policy == OPTIMIZE:
+                _keep(best, date, Way(COMPILE, "fused kernels", time_ns, True, None, FUSED[name]))
+            if case.policy == OPTIMIZE and case.outputs_equal:
                 name = f"gpusim.optimize, {counted(case.streams, 'stream')}"
-                _keep_fastest(best, OPTIMIZE, Way(name, case.measured_ns, True, None, "one line, below"))
-    return [best[key] for key in ("compile", OPTIMIZE) if key in best]
+                takes = "one line, below: its own search on your GPU, among other kernels, too"
+                _keep(best, date, Way(OPTIMIZE, name, case.measured_ns, True, None, takes))
+    return [best[what][1] for what in (COMPILE, OPTIMIZE) if what in best]
 
 
-def _keep_fastest(best: dict[str, Way], key: str, way: Way) -> None:
-    if key not in best or way.time_ns < best[key].time_ns:
-        best[key] = way
+def _keep(best: dict[str, tuple[str, Way]], date: str, way: Way) -> None:
+    """The newest of a kind; of one day the fastest."""
+    before = best.get(way.what)
+    if before is None or (date, -way.time_ns) > (before[0], -before[1].time_ns):
+        best[way.what] = date, way
+
+
+def beside_fused(rows: Sequence[Way]) -> str:
+    """What measured fused kernels change about the answer, in a sentence or two; empty where nobody measured them."""
+    compiled, optimized = (next((row for row in rows if row.what == what), None) for what in (COMPILE, OPTIMIZE))
+    own = min((row for row in rows if row.what in ("graph", "streams")), key=lambda row: row.time_ns, default=None)
+    if own is None or (compiled is None and optimized is None):
+        return ""
+    if optimized is not None and all(optimized.time_ns < row.time_ns for row in (own, compiled) if row is not None):
+        over = "" if compiled is None else f", {_over(compiled, optimized)} over the fastest of torch.compile"
+        [time] = format_times_ns((optimized.time_ns,))
+        return f"gpusim.optimize, which chooses kernels as well, was measured at {time}{over}."
+    if compiled is not None and compiled.time_ns < own.time_ns:
+        [time] = format_times_ns((compiled.time_ns,))
+        return f"Fuse kernels first: {compiled.takes} was measured at {time}, {_over(own, compiled)} over {own.name}."
+    return "Fused kernels were measured, too, and are slower than the best of the other rows."
+
+
+def _over(slow: Way, fast: Way) -> str:
+    return f"{slow.time_ns / fast.time_ns:.2f}x"
 
 
 def headline(summary: Summary, calibrated: bool) -> str:
@@ -128,15 +147,15 @@ def headline(summary: Summary, calibrated: bool) -> str:
         before, after = format_times_ns((eager.time_ns, graph.time_ns))
         return (
             f"No. Streams gain nothing here. One CUDA graph does: {after} instead of {before}, "
-            f"{graph.speedup_over_eager:.1f}x."
+            f"{graph.speedup_over_eager:.2f}x."
         )
     if eager is None or not best.speedup_over_eager:
         before, after = format_times_ns((graph.time_ns, best.time_ns))
         return f"Yes. {after} a step instead of {before} in one CUDA graph: {verdict.speedup:.2f}x."
     before, after = format_times_ns((eager.time_ns, best.time_ns))
     return (
-        f"Yes. {after} a step instead of {before} eager: {best.speedup_over_eager:.1f}x. "
-        f"Of that, one CUDA graph is {graph.speedup_over_eager or 1.0:.1f}x and streams in it {verdict.speedup:.2f}x."
+        f"Yes. {after} a step instead of {before} eager: {best.speedup_over_eager:.2f}x. "
+        f"Of that, one CUDA graph is {graph.speedup_over_eager or 1.0:.2f}x and streams in it {verdict.speedup:.2f}x."
     )
 
 

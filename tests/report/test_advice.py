@@ -12,7 +12,18 @@ import gpusim
 from gpusim.analysis.side_by_side import Concurrency, SideBySide
 from gpusim.bounds.names import AREA, BANDWIDTH, CRITICAL_PATH, FRONT_END
 from gpusim.report import code_lines
-from gpusim.report.advice import FUSED, fused_ways, headline, note_without_graph, reason, ways
+from gpusim.report.advice import (
+    COMPILE,
+    FUSED,
+    OPTIMIZE,
+    Way,
+    beside_fused,
+    fused_ways,
+    headline,
+    note_without_graph,
+    reason,
+    ways,
+)
 from gpusim.report.delays import CAUSES, causes_sentence, worst_delay
 from gpusim.report.summary import Summary, SummaryWay, summarize
 from gpusim.report.waterfall import gain_rows
@@ -31,7 +42,7 @@ def test_yes_gives_the_time_of_a_step_before_and_after_and_what_a_graph_alone_gi
     said = headline(found, calibrated=True)
     eager, graph, best = (next(r for r in found.verdict.rows if r.what == w) for w in ("eager", "graph", "streams"))
     assert said.startswith("Yes. ")
-    assert f"{best.speedup_over_eager:.1f}x. Of that, one CUDA graph is {graph.speedup_over_eager:.1f}x" in said
+    assert f"{best.speedup_over_eager:.2f}x. Of that, one CUDA graph is {graph.speedup_over_eager:.2f}x" in said
     assert f"{eager.time_ns / 1e3:.1f} us eager" in said
 
 
@@ -117,6 +128,55 @@ def test_fused_kernels_are_the_fastest_that_was_measured_for_this_step_on_this_g
     assert fused_ways(model, "NVIDIA A100", [make_results([slow, own])]) == []
     rows = ways(found, [compiled, optimized])
     assert [row.over_eager for row in rows[3:]] == [400_000 / 80_000, 400_000 / 60_000]
+
+
+def test_of_several_runs_the_newest_counts_and_different_outputs_are_no_way() -> None:
+    model = wide_trace().model
+    step = msgspec.structs.replace(
+        case(100, 60_000),
+        network=model.network,
+        mode=model.mode,
+        batch=model.batch,
+        dtype=model.dtype,
+        policy="optimize",
+        baselines={"torch_compile_own_graph": 80_000},
+    )
+    old = msgspec.structs.replace(step, date="2026-01-01", measured_ns=50_000)
+    new = msgspec.structs.replace(step, date="2026-01-02", measured_ns=70_000)
+    for cases in ([old, new], [new, old]):
+        _, optimized = fused_ways(model, "NVIDIA H200", [make_results([each]) for each in cases])
+        assert optimized.time_ns == 70_000
+    wrong = msgspec.structs.replace(new, outputs_equal=False)
+    assert [way.what for way in fused_ways(model, "NVIDIA H200", [make_results([wrong])])] == [COMPILE]
+
+
+@pytest.mark.parametrize(
+    ("compiled_ns", "optimized_ns", "words"),
+    [
+        (None, None, ""),
+        (40_000, 20_000, "was measured at 20.0 us, 2.00x over the fastest of torch.compile."),
+        (None, 20_000, "was measured at 20.0 us."),
+        (20_000, 40_000, "Fuse kernels first: torch.compile was measured at 20.0 us, 2.50x over 2 streams"),
+        (20_000, None, "Fuse kernels first: torch.compile was measured at 20.0 us, 2.50x over 2 streams"),
+        (80_000, 60_000, "Fused kernels were measured, too, and are slower"),
+    ],
+)
+def test_measured_fused_kernels_change_the_answer(
+    compiled_ns: int | None, optimized_ns: int | None, words: str
+) -> None:
+    """Beside one CUDA graph of 90 us and two streams of 50 us."""
+    rows = [
+        Way("eager", "eager", 400_000, True, 1.0, ""),
+        Way("graph", "one CUDA graph", 90_000, False, None, ""),
+        Way("streams", "2 streams in the graph", 50_000, False, None, ""),
+    ]
+    if compiled_ns is not None:
+        rows.append(Way(COMPILE, "fused kernels", compiled_ns, True, None, "torch.compile"))
+    if optimized_ns is not None:
+        rows.append(Way(OPTIMIZE, "gpusim.optimize", optimized_ns, True, None, ""))
+    said = beside_fused(rows)
+    assert words in said
+    assert bool(said) == bool(words)
 
 
 def test_gain_rows_lead_from_eager_to_the_recommended_schedule(found: Summary) -> None:
