@@ -28,28 +28,28 @@ LEAST_SHARE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What a cause of delays means: `why` continues "it lost time because", `helps` begins a sentence of its own."""
+    """What a cause of delays means: `why` continues "time was lost because", `helps` begins a sentence of its own."""
 
     why: str
     helps: str
 
 
 CAUSES: Final = {
-    QUEUE: Cause("the kernel before it in its stream was still running", "More streams, or another order, would help."),
-    LAUNCH: Cause("the host had not launched it yet", "A CUDA graph would help."),
-    STARTS_BESIDE: Cause("other kernels started while it ran", "Fewer, larger kernels would help: operator fusion."),
-    GRAPH_GAPS: Cause("the CUDA graph forks and joins around it", "Fewer branches would help."),
+    QUEUE: Cause("the kernel before in the stream was still running", "More streams, or another order, would help."),
+    LAUNCH: Cause("the host launched too late", "A CUDA graph would help."),
+    STARTS_BESIDE: Cause("other kernels started meanwhile", "Fewer, larger kernels would help: operator fusion."),
+    GRAPH_GAPS: Cause("the CUDA graph forks and joins there", "Fewer branches would help."),
     FRONT_END: Cause("the GPU was starting another kernel", "Fewer kernels would help: operator fusion."),
     GRID_SLOT: Cause("as many kernels ran as the GPU holds", "Fewer streams would help."),
     COPY: Cause("another copy used the engine", "Copies at another time would help."),
-    BLOCKS: Cause("kernels beside it held the SMs' block slots", "Larger blocks, or another order, would help."),
-    THREADS: Cause("kernels beside it held the SMs' threads", "Smaller kernels, or another order, would help."),
-    REGISTERS: Cause("kernels beside it held the SMs' registers", "Kernels with smaller tiles would help."),
-    SMEM: Cause("kernels beside it held the SMs' shared memory", "Kernels with smaller tiles would help."),
+    BLOCKS: Cause("other kernels held the SMs' block slots", "Larger blocks, or another order, would help."),
+    THREADS: Cause("other kernels held the SMs' threads", "Smaller kernels, or another order, would help."),
+    REGISTERS: Cause("other kernels held the SMs' registers", "Kernels with smaller tiles would help."),
+    SMEM: Cause("other kernels held the SMs' shared memory", "Kernels with smaller tiles would help."),
     SPLIT: Cause("the SMs' shared memory was set up for another kernel", "Another order would help."),
-    ISSUE: Cause("it shared SMs and the L2 cache with other kernels", "Nothing but fewer kernels at once would help."),
+    ISSUE: Cause("other kernels shared the SMs and the L2 cache", "Nothing but fewer kernels at once would help."),
     DRAM: Cause("all kernels together exceeded the memory's bandwidth", "Operator fusion would help: it moves less."),
-    DEPENDENCY: Cause("its data were not there", "No schedule changes that."),
+    DEPENDENCY: Cause("data were not there", "No schedule changes that."),
 }
 
 
