@@ -103,6 +103,14 @@ def spans(parts: Iterable[tuple[float, float, str]], mark: float) -> str:
     return f'<div class="g-spans">{bars}<div class="g-mark" style="left:{mark:.2%}"></div></div>'
 
 
+def stack(parts: Iterable[tuple[float, str]]) -> str:
+    """Bars end to end, each a share of the room in a colour."""
+    pieces = "".join(
+        f'<i style="width:{share:.2%};background:{text(colour)}"></i>' for share, colour in parts if share > 0.0
+    )
+    return f'<div class="g-pieces">{pieces}</div>'
+
+
 def heat(caption: str, corner: str, names: Sequence[str], cells: Sequence[Sequence[float]], top: float) -> None:
     """A table of shares whose cells are the stronger the larger they are; `top` is the strongest."""
     head = "".join(f'<th scope="col">{text(name)}</th>' for name in names)
@@ -120,9 +128,16 @@ def heat(caption: str, corner: str, names: Sequence[str], cells: Sequence[Sequen
     )
 
 
-def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Names with the colours that stand for them."""
-    parts = [f'<span><i style="background:{text(colour)}"></i>{text(name)}</span>' for name, colour in entries]
+def legend(entries: Iterable[tuple[str, str] | tuple[str, str, str]]) -> str:
+    """Names with the colours that stand for them; a third text is a shape of that colour."""
+    parts = []
+    for name, colour, *shape in entries:
+        mark = (
+            f'<b aria-hidden="true" style="color:{text(colour)}">{text(shape[0])}</b>'
+            if shape
+            else f'<i style="background:{text(colour)}"></i>'
+        )
+        parts.append(f"<span>{mark}{text(name)}</span>")
     return f'<div class="g-legend">{"".join(parts)}</div>'
 
 

@@ -39,6 +39,7 @@ STYLE: Final = """<style>
 .g-bar { height: 0.5rem; margin-top: 0.3rem; border-radius: 0.1rem; background: #7A7A7A; min-width: 2px; }
 .g-bar.gain, tr.best .g-bar { background: #009E73; } .g-bar.loss { background: #D55E00; }
 .g-bar.bound { background: transparent; border: 1px solid; }
+.g-pieces { display: flex; height: 0.8rem; margin-top: 0.3rem; min-width: 6rem; }
 .g-spans { position: relative; height: 0.8rem; margin-top: 0.3rem; min-width: 6rem; }
 .g-span { position: absolute; height: 100%; }
 .g-span.low { background: light-dark(#0072B2, #56B4E9); } .g-span.high { background: #D55E00; }
@@ -51,7 +52,10 @@ STYLE: Final = """<style>
 .g-legend { display: flex; flex-wrap: wrap; gap: 0.25rem 1rem; font-size: 0.9rem; }
 .g-legend span { display: inline-flex; align-items: center; gap: 0.35rem; }
 .g-legend i { width: 0.9rem; height: 0.7rem; display: inline-block; border: 1px solid transparent; }
+.g-legend b { font-weight: 400; line-height: 1; }
 .g-glyph { display: block; height: 64px; max-width: 100%; }
+.st-key-upload [data-testid=stFileUploaderDropzone] button { background: light-dark(#0072B2, #56B4E9);
+  color: light-dark(#FFFFFF, #14181D); border-color: transparent; }
 .g-parts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1rem 2rem; }
 @media (max-width: 640px) {
   .stMainBlockContainer { padding: 4.25rem 1rem 1.5rem; }

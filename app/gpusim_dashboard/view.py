@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,23 @@ APART = ":small[]"
 #: Characters of a name that a download's name takes.
 MOST_OF_NAME = 100
 CLEAR = "rgba(0,0,0,0)"
+#: Points as plotly draws them, as text.
+SHAPES = {
+    "circle": "●",
+    "diamond": "◆",
+    "square": "■",
+    "triangle-up": "▲",
+    "cross": "✚",
+    "star": "★",
+    "triangle-down": "▼",
+    "hexagon": "⬢",
+    "x": "✖",
+    "pentagon": "⬟",
+    "bowtie": "⧓",
+    "hourglass": "⧗",
+    "triangle-left": "◀",
+    "hexagram": "✶",
+}
 #: Width of a number with its label, in pixels: two beside each other on a phone.
 METRIC = 155
 #: Room above a plot without title, and what a figure has for one, in pixels.
@@ -157,17 +174,25 @@ def _title_of(figure: Any) -> tuple[str, str]:
     return unescape(re.sub(r"<[^>]*>", "", first)), unescape(re.sub(r"<[^>]*>", "", second))
 
 
-def legend_of(figure: Any) -> list[tuple[str, str]]:
-    """The entries of a figure's legend where it has several: name and colour."""
+def legend_of(figure: Any) -> list[tuple[str, str] | tuple[str, str, str]]:
+    """The entries of a figure's legend where it has several: name, colour, and the shape of points."""
     if figure.layout.showlegend is False:
         return []
-    colours: dict[str, str] = {}
+    entries: dict[str, tuple[str, str] | tuple[str, str, str]] = {}
     for trace in figure.data:
         marker, line = getattr(trace, "marker", None), getattr(trace, "line", None)
         colour = getattr(marker, "color", None) or getattr(line, "color", None)
         if trace.name and trace.showlegend is not False and isinstance(colour, str):
-            colours.setdefault(unescape(trace.name), colour)
-    return list(colours.items()) if len(colours) > 1 else []
+            name = unescape(trace.name)
+            shape = SHAPES.get(str(getattr(marker, "symbol", "")))
+            entries.setdefault(name, (name, colour, shape) if shape else (name, colour))
+    return list(entries.values()) if len(entries) > 1 else []
+
+
+def folded(label: str, key: str) -> Any:
+    """A box that opens on a click; None while it is closed: what is in it is made, sent and drawn only then."""
+    box = st.expander(label, key=key, on_change="rerun")
+    return box if box.open else None
 
 
 def heading(choice: Choice, warn: bool = True) -> None:
@@ -224,10 +249,15 @@ def uncalibrated(hardware: gpusim.HardwareModel) -> None:
         )
 
 
-def command(*words: str, then: str = "") -> None:
+def command(*words: str) -> None:
     """The command line that gives what the page shows."""
+    commands(words)
+
+
+def commands(*lines: Iterable[str]) -> None:
+    """The command lines that give what the page shows."""
     st.caption("The same on the command line:")
-    text = " ".join(["gpusim", *map(shlex.quote, words)]) + (f" {then}" if then else "")
+    text = "\n".join(" ".join(["gpusim", *map(shlex.quote, words)]) for words in lines)
     st.code(visible(text), language="sh", wrap_lines=True)
 
 

@@ -36,7 +36,7 @@ view.metrics(
     ("Ops at once, mean", f"{parallelism.mean:.2f}", "dependencies alone"),
     ("Ops at once, most", f"{parallelism.maximum}", "dependencies alone"),
     ("Independent ops", width, "at most"),
-    ("Best of simple rules", format_ns(step.best_ns), f"{step.speedup:.2f}x, {counted(step.streams, 'stream')}"),
+    ("Best list schedule", format_ns(step.best_ns), f"{step.speedup:.2f}x, {counted(step.streams, 'stream')}"),
     ("Recommended", format_ns(best_ns), f"{shown.policy}, {counted(shown.used, 'stream')}"),
 )
 st.header("Where the potential goes", anchor=False)
@@ -46,30 +46,30 @@ st.caption(
 )
 charts.waterfall(limit_rows(step), "Where the potential goes", "of what there is to win")
 view.show(parallelism_figure(analysed, view.theme()), "parallelism")
-if len(analysed.scopes) > 1:
-    with st.expander("By phase"):
+if box := view.folded("By phase, and as numbers", "by phase"):
+    with box:
         for scope in analysed.scopes[:-1]:
             st.subheader(f"{scope.name}: {scope.speedup:.2f}x", anchor=False)
             charts.waterfall(limit_rows(scope), f"Where the potential of {scope.name} goes", "of what there is to win")
-view.table(
-    [
-        {
-            "scope": scope.name,
-            "ops": scope.ops,
-            "in a row, ms": scope.parallelism.work_ns / NS_PER_MS,
-            "chain, ms": scope.parallelism.span_ns / NS_PER_MS,
-            "at once, mean": scope.parallelism.mean,
-            "at once, most": scope.parallelism.maximum,
-            "independent": scope.parallelism.width,
-            "graph, ms": scope.sequential_ns / NS_PER_MS,
-            "best, ms": scope.best_ns / NS_PER_MS,
-            "streams": scope.streams,
-            "speed-up, x": scope.speedup,
-        }
-        for scope in analysed.scopes
-    ],
-    "Parallelism and best schedules of each phase",
-)
+        view.table(
+            [
+                {
+                    "scope": scope.name,
+                    "ops": scope.ops,
+                    "in a row, ms": scope.parallelism.work_ns / NS_PER_MS,
+                    "chain, ms": scope.parallelism.span_ns / NS_PER_MS,
+                    "at once, mean": scope.parallelism.mean,
+                    "at once, most": scope.parallelism.maximum,
+                    "independent": scope.parallelism.width,
+                    "graph, ms": scope.sequential_ns / NS_PER_MS,
+                    "best, ms": scope.best_ns / NS_PER_MS,
+                    "streams": scope.streams,
+                    "speed-up, x": scope.speedup,
+                }
+                for scope in analysed.scopes
+            ],
+            "Parallelism and best schedules of each phase",
+        )
 view.download(
     st, "Losses (CSV)", lambda: limits_csv(analysed), view.file_name(analysed.trace, "limits.csv"), "text/csv"
 )

@@ -68,9 +68,12 @@ view.table(
 if len(at_peak.live) > SHOWN:
     rest = at_peak.live[SHOWN:]
     st.caption(f"The {SHOWN} largest; {len(rest)} more hold {format_bytes(sum(live.bytes for live in rest))}.")
-with st.spinner(view.EXPLORING):
-    explored = results.explored_of(choice)
-view.show(front_figure(explored.rows, f"{choice.trace.name} on {choice.hardware.label}", view.theme()), "front")
+if choice.searchable and (box := view.folded("Time against memory of every schedule", "time against memory")):
+    with box:
+        with st.spinner(view.EXPLORING):
+            explored = results.explored_of(choice)
+        name = f"{choice.trace.name} on {choice.hardware.label}"
+        view.show(front_figure(explored.rows, name, view.theme()), "front")
 view.command("simulate", choice.words, *view.hardware_words(choice), *shown.words)
 if shown.searched:
     st.caption(view.SCHEDULE_NOTE)

@@ -1,21 +1,42 @@
 """Several GPUs: how each layer would be split, what that gains over data parallelism, and what it rests on."""
 
 import streamlit as st
-from gpusim_dashboard import results, view
+from gpusim_dashboard import html, results, view
 from gpusim_dashboard.address import Settings
 from gpusim_dashboard.cache import cached
+from gpusim_dashboard.charts import numbers_of
 from gpusim_dashboard.choice import Choice, current
+from gpusim_dashboard.html import Head
 
 import gpusim
 from gpusim.api.dashboard import bundled_topologies
 from gpusim.errors import GpusimError
 from gpusim.io.files import encode_json
-from gpusim.report.figures.parallel import parallel_figure
-from gpusim.report.parallel_table import COMMUNICATION, explanation, search_line
-from gpusim.units import NS_PER_MS, counted, format_bytes, format_ns
+from gpusim.report.parallel_table import (
+    COMMUNICATION,
+    PARTS,
+    explanation,
+    layer_groups,
+    plan_parts_ns,
+    search_line,
+)
+from gpusim.units import NS_PER_MS, counted, format_bytes, format_ns, format_times_ns
 
 GPUS = (2, 4, 8, 16, 32, 64)
 OWN = "of this GPU"
+#: A gain below this is none.
+SAME = 1.005
+#: Groups of layers that are shown at once.
+MOST_GROUPS = 12
+#: What each plan does.
+PLANS = {
+    "data": "every GPU has all layers and its part of the samples",
+    "model": "every layer is split by channels",
+    "owt": "fully connected layers by channels, others by samples",
+    "layer": "each layer its own way, as searched",
+}
+#: Of `PARTS`, on both backgrounds.
+COLOURS = ("light-dark(#0072B2, #56B4E9)", "#D55E00", "#E69F00", "#CC79A7", "#7A7A7A")
 
 
 @cached
@@ -41,9 +62,12 @@ except GpusimError as error:
     st.stop()
 best, data = explored.best, explored.plan("data")
 gain = data.step_ns / best.step_ns
-words = "the same as data parallelism" if gain < 1.005 else f"{gain:.2f}x over data parallelism"
-st.markdown(
-    f"**{format_ns(best.step_ns)} a step on {counted(explored.gpus, 'GPU')}: {words}.** {search_line(explored)}"
+words = "Data parallelism is as fast." if gain < SAME else f"That is {gain:.2f}x over data parallelism."
+html.answer(
+    "no",
+    f"On {counted(explored.gpus, 'GPU')} a step takes {format_ns(best.step_ns)}, for {explored.gpus} times the "
+    f"samples: {explored.gpus * data.compute_ns / best.step_ns:.2f}x the work of one GPU.",
+    f"{words} Each GPU runs its kernels on one stream.",
 )
 st.caption(
     f"Computation: {explored.problem.times.basis}. Communication ({view.plain(explored.problem.topology.name)}): "
@@ -51,43 +75,81 @@ st.caption(
 )
 for note in explored.notes:
     st.caption(view.plain(note))
-view.show(parallel_figure(explored, view.theme()), "parallel")
-view.table(
-    [
-        {
-            "plan": plan.name,
-            "step, ms": plan.step_ns / NS_PER_MS,
-            "over data, x": data.step_ns / plan.step_ns,
-            "sum of costs, ms": plan.additive_ns / NS_PER_MS,
-            "computation, ms": plan.compute_ns / NS_PER_MS,
-            "transfers, ms": plan.transfer_ns / NS_PER_MS,
-            "sums, ms": plan.sync_ns / NS_PER_MS,
-            "moved": format_bytes(plan.bytes),
-            "memory of a GPU": format_bytes(plan.memory_bytes),
-        }
-        for plan in explored.plans
-    ],
-    "Plans",
+
+st.header("Where a step's time goes", anchor=False)
+html.show(html.legend(zip(PARTS, COLOURS, strict=True)))
+longest = max(plan.step_ns for plan in explored.plans)
+numbers, unit = numbers_of(format_times_ns(plan.step_ns for plan in explored.plans))
+cells = []
+for plan, number in zip(explored.plans, numbers, strict=True):
+    parts = [time_ns / longest for time_ns in plan_parts_ns(plan).values()]
+    about = html.small(PLANS.get(plan.name, "")) + html.stack(zip(parts, COLOURS, strict=True))
+    cells.append(
+        (
+            (
+                f"{html.text(plan.name)}{about}",
+                number,
+                f"{data.step_ns / plan.step_ns:.2f}x",
+                format_bytes(plan.bytes),
+                format_bytes(plan.memory_bytes),
+            ),
+            plan is best,
+        )
+    )
+heads = (
+    Head("plan"),
+    Head(f"step, {unit}", True),
+    Head("over data", True),
+    Head("moved", True),
+    Head("memory of a GPU", True),
 )
-for line in explanation(best):
-    st.caption(line)
-with st.expander("Layer by layer"):
+html.table("Plans", heads, cells)
+with st.expander("The sums behind it"):
     view.table(
         [
             {
-                "layer": row.name,
-                "kind": row.kind,
-                "split": str(row.config),
-                "GPUs": explored.gpus if row.config.replicated else row.config.parts,
-                "computation, ms": row.cost.compute_ns / NS_PER_MS,
-                "transfers, ms": row.transfer_ns / NS_PER_MS,
-                "sums, ms": (row.cost.sync_ns + row.cost.statistics_ns) / NS_PER_MS,
-                "may be off by": f"{row.cost.error:.0%}",
+                "plan": plan.name,
+                "sum of costs, ms": plan.additive_ns / NS_PER_MS,
+                "computation, ms": plan.compute_ns / NS_PER_MS,
+                "transfers, ms": plan.transfer_ns / NS_PER_MS,
+                "sums, ms": plan.sync_ns / NS_PER_MS,
             }
-            for row in explored.rows()
+            for plan in explored.plans
         ],
-        "Layers of the best plan",
+        "Sums of costs",
     )
+    for line in (*explanation(best), search_line(explored)):
+        st.caption(line)
+st.header("How the layers are split", anchor=False)
+rows = []
+for group in layer_groups(explored):
+    first, last = group[0], group[-1]
+    name = html.text(first.name if len(group) == 1 else f"{first.name} to {last.name}")
+    used = explored.gpus if first.config.replicated else first.config.parts
+    rows.append(((name, f"{len(group)}", html.text(str(first.config)), f"{used}"), False))
+split = (Head("layers"), Head("number", True), Head("split"), Head("GPUs", True))
+html.table("How the layers are split", split, rows[:MOST_GROUPS])
+if rows[MOST_GROUPS:]:
+    st.caption(f"{len(rows) - MOST_GROUPS} more groups of layers are in the table below.")
+st.caption("n: samples, c: channels, h and w: height and width, in so many parts.")
+if box := view.folded("Layer by layer", "layer by layer"):
+    with box:
+        view.table(
+            [
+                {
+                    "layer": row.name,
+                    "kind": row.kind,
+                    "split": str(row.config),
+                    "GPUs": explored.gpus if row.config.replicated else row.config.parts,
+                    "computation, ms": row.cost.compute_ns / NS_PER_MS,
+                    "transfers, ms": row.transfer_ns / NS_PER_MS,
+                    "sums, ms": (row.cost.sync_ns + row.cost.statistics_ns) / NS_PER_MS,
+                    "may be off by": f"{row.cost.error:.0%}",
+                }
+                for row in explored.rows()
+            ],
+            "Layers of the best plan",
+        )
 name = view.file_name(explored.name, f"{explored.gpus}gpus.plan.json")
 view.download(st, "Plan (JSON)", lambda: encode_json(explored.document()), name, "application/json")
 links = [] if topology == OWN else ["--topology", topology]

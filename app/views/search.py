@@ -110,13 +110,14 @@ def table(rows: list[dashboard.Row]) -> None:
     view.table(
         [
             {
+                "no.": number,
                 "policy": row.policy,
                 "streams": row.streams,
                 "predicted, ms": row.makespan_ns / NS_PER_MS,
                 "speed-up, x": row.speedup,
                 "peak memory, MiB": row.peak_bytes / MIB,
             }
-            for row in sorted(rows, key=lambda row: row.makespan_ns)
+            for number, row in enumerate(sorted(rows, key=lambda row: row.makespan_ns), 1)
         ],
         "Schedules, the fastest first",
         height=300,
@@ -211,7 +212,10 @@ st.header("What was found", anchor=False)
 table(list(explored.rows))
 with st.expander("The best of each policy, and the bounds"):
     charts.schedules(summary)
-view.show(front_figure(explored.rows, f"{choice.trace.name} on {choice.hardware.label}", view.theme()), "front")
+if box := view.folded("Time against memory of every schedule", "time against memory"):
+    with box:
+        name = f"{choice.trace.name} on {choice.hardware.label}"
+        view.show(front_figure(explored.rows, name, view.theme()), "front")
 words = ["--streams", str(choice.streams), *kept.search_words(choice), "-o", "best.json"]
 view.command("explore", choice.words, *view.hardware_words(choice), *words)
 if left_out := {name for name, policy in policies.items() if not policy.slow} - {row.policy for row in explored.rows}:

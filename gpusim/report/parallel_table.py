@@ -16,6 +16,8 @@ COMMUNICATION: Final = {
     "scaled": "curves measured for another number of GPUs",
     "links": "latency and bandwidth of links (not measured)",
 }
+#: What the time of a simulated step consists of.
+PARTS: Final = ("kernels", "slowed by collectives", "waiting for transfers", "waiting for sums", "gaps")
 #: Groups of equal layers in a row that the table shows; `--json` has each layer.
 _MOST_GROUPS: Final = 40
 
@@ -166,6 +168,24 @@ def explanation(plan: PlanResult) -> list[str]:
     return lines
 
 
+def plan_parts_ns(plan: PlanResult) -> dict[str, float]:
+    """The simulated step of a plan by `PARTS`."""
+    span = plan.makespan
+    times = (span.compute_ns, max(0.0, span.slowed_ns), span.transfer_ns, span.sync_ns, span.gaps_ns)
+    return dict(zip(PARTS, times, strict=True))
+
+
+def layer_groups(parallel: Parallel) -> list[list[LayerRow]]:
+    """Layers of the best plan, those in a row that are split alike together."""
+    groups: list[list[LayerRow]] = []
+    for row in parallel.rows():
+        if groups and groups[-1][-1].config == row.config:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
 def _plans_table(parallel: Parallel) -> Table:
     table = Table()
     for name in ("plan", "step", "over data", "sum of costs", "computation", "transfers", "sums", "moved", "memory"):
@@ -194,12 +214,7 @@ def _layers_table(parallel: Parallel) -> Table:
     table = Table()
     for name in ("layers", "kinds", "split", "GPUs", "computation", "transfers", "sums"):
         table.add_column(name, justify="right" if name in ("GPUs", "computation", "transfers", "sums") else "left")
-    groups: list[list[LayerRow]] = []
-    for row in parallel.rows():
-        if groups and groups[-1][-1].config == row.config:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
+    groups = layer_groups(parallel)
     shown = groups[:_MOST_GROUPS]
     computed = format_times_ns([sum(row.cost.compute_ns for row in group) for group in shown])
     moved = format_times_ns([sum(row.transfer_ns for row in group) for group in shown])

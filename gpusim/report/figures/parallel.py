@@ -7,8 +7,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.layerwise.configs import Config, boxes, volume
-from gpusim.layerwise.explore import Parallel, PlanResult
+from gpusim.layerwise.explore import Parallel
 from gpusim.report.figures.theme import LIGHT, Theme, escape, heading, us_text
+from gpusim.report.parallel_table import PARTS, plan_parts_ns
 from gpusim.units import NS_PER_MS, counted
 
 #: Most GPUs drawn one by one.
@@ -89,9 +90,8 @@ def parallel_figure(parallel: Parallel, theme: Theme = LIGHT) -> go.Figure:
 def _add_plans(figure: go.Figure, parallel: Parallel, theme: Theme) -> None:
     names = [plan.name for plan in parallel.plans]
     colours = (theme.forward, theme.loss, theme.cycle[1], theme.cycle[4], theme.muted)
-    parts = ("kernels", "slowed by collectives", "waiting for transfers", "waiting for sums", "gaps")
-    for part, colour in zip(parts, colours, strict=True):
-        times = [_parts_of(plan)[part] / NS_PER_MS for plan in parallel.plans]
+    for part, colour in zip(PARTS, colours, strict=True):
+        times = [plan_parts_ns(plan)[part] / NS_PER_MS for plan in parallel.plans]
         figure.add_trace(
             go.Bar(
                 y=names,
@@ -105,17 +105,6 @@ def _add_plans(figure: go.Figure, parallel: Parallel, theme: Theme) -> None:
             col=1,
         )
     figure.update_yaxes(autorange="reversed", row=1, col=1)
-
-
-def _parts_of(plan: PlanResult) -> dict[str, float]:
-    span = plan.makespan
-    return {
-        "kernels": span.compute_ns,
-        "slowed by collectives": max(0.0, span.slowed_ns),
-        "waiting for transfers": span.transfer_ns,
-        "waiting for sums": span.sync_ns,
-        "gaps": span.gaps_ns,
-    }
 
 
 def _part(config: Config, size: int, output: tuple[int, int, int, int]) -> str:
