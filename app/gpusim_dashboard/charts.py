@@ -12,6 +12,8 @@ from gpusim.units import counted, format_times_ns
 from gpusim_dashboard import html
 from gpusim_dashboard.html import Head
 
+#: Colours of the two ends of a range, as in the style sheet.
+LOW, HIGH = "light-dark(#0072B2, #56B4E9)", "#D55E00"
 #: Bars of one way to take the time apart.
 MOST_PARTS = 10
 
@@ -90,5 +92,6 @@ def tornado(rows: Sensitivities, caption: str) -> None:
     for number, (name, low, high, now) in enumerate(ordered):
         bars = html.spans(((place(now), place(low), "low"), (place(now), place(high), "high")), place(now))
         cells.append(((f"{html.text(name)}{bars}", numbers[2 * number], numbers[2 * number + 1]), False))
+    html.show(html.legend((("at the low end", LOW), ("at the high end", HIGH))))
     heads = (Head("parameter, from low to high"), Head(f"at low, {unit}", True), Head(f"at high, {unit}", True))
     html.table(caption, heads, cells)

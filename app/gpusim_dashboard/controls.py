@@ -10,7 +10,7 @@ import gpusim
 from gpusim.api import dashboard
 from gpusim.defaults import RECOMMENDED, SEARCH
 from gpusim_dashboard import choice, view
-from gpusim_dashboard.pages import FIRST, HARDWARE, SCHEDULE, STEP
+from gpusim_dashboard.pages import FIRST, HARDWARE, SCHEDULE, STEP, STREAMS
 
 
 def sidebar(wanted: tuple[str, ...]) -> None:
@@ -31,7 +31,7 @@ def sidebar(wanted: tuple[str, ...]) -> None:
                 policy_label,
                 help="Which schedule the page shows. Every page begins with the one that the verdict recommends.",
             )
-        if SCHEDULE in wanted or HARDWARE in wanted:
+        if STREAMS in wanted:
             top = max(choice.STREAMS_OFFERED, st.session_state.streams)
             st.session_state.pick_streams = st.session_state.streams
             st.slider("Streams, at most", 1, top, key="pick_streams", on_change=_take, args=("streams",))

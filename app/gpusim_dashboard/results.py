@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import gpusim
 from gpusim.api import dashboard
-from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, QUICK_BUDGET_S, QUICK_EVALUATIONS, RECOMMENDED, SEARCH
 from gpusim.api.dashboard import Sensitivities
+from gpusim.api.resolve import resolve_schedule
+from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, QUICK_BUDGET_S, QUICK_EVALUATIONS, RECOMMENDED, SEARCH
 from gpusim.report.breakdown import Breakdown, breakdown
-from gpusim.resolve import resolve_schedule
 from gpusim.units import counted
 from gpusim_dashboard import kept, turns
 from gpusim_dashboard.cache import cached

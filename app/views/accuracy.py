@@ -13,6 +13,8 @@ from gpusim.report.figures.accuracy import accuracy_figure
 from gpusim.text import message
 from gpusim.units import NS_PER_MS
 
+#: The recipe of networks that are no image networks, but for a few.
+OTHER_KINDS = "kinds"
 choice = current()
 view.heading(choice)
 settings = Settings("accuracy")
@@ -24,11 +26,18 @@ model = choice.trace.model
 mode = "training" if model.mode == "train" else "inference"
 everything = [case for each in files.values() if each.gpu == choice.hardware.gpu for case in each.cases]
 everything = [case for case in everything if case.streams > 1]
-alike = [case for case in everything if (case.mode, case.dtype) == (model.mode, model.dtype)]
-own = [case for case in alike if case.network == model.network]
+# Predictions of networks without convolutions are worse: the others would flatter them.
+other_kinds = {case.network for each in files.values() if each.recipe == OTHER_KINDS for case in each.cases}
+if any("convolution" in op.target for op in choice.trace.ops):
+    kind = f"{mode}, {model.dtype}"
+    alike = [case for case in everything if (case.mode, case.dtype) == (model.mode, model.dtype)]
+else:
+    kind = f"{mode}, other than image networks"
+    alike = [case for case in everything if case.mode == model.mode and case.network in other_kinds]
+own = [case for case in everything if (case.mode, case.network) == (model.mode, model.network)]
 groups = [
     (f"{view.option(model.network)}, {mode}", own),
-    (f"{mode}, {model.dtype}", alike),
+    (kind, alike),
     ("all replays", everything),
 ]
 groups = [(name, cases) for name, cases in groups if cases]

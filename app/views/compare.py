@@ -1,7 +1,5 @@
 """Compare: two steps, two GPUs or two schedules, their numbers and their timelines below each other."""
 
-from typing import Any
-
 import streamlit as st
 from gpusim_dashboard import choice as choosing
 from gpusim_dashboard import html, results, view
@@ -23,20 +21,22 @@ settings = Settings("compare")
 steps = [*gpusim.list_traces(), *state.uploads]
 
 
-def side(cell: Any, mark: str, name: str, policy: str) -> Choice:
-    """The controls of one side, whose names in the address begin with `mark`."""
-    cell.header(name, anchor=False)
+def side(mark: str, name: str, policy: str) -> Choice:
+    """The controls of one side in a row, whose names in the address begin with `mark`."""
+    cells = st.columns([3, 2, 3, 2], vertical_alignment="bottom")
     usual = state.trace if state.trace in steps else DEFAULT_TRACE
     trace = settings.select(
-        cell, f"Step of {name}", f"{mark}step", steps, usual, format_func=labels(steps, trace_label)
+        cells[0], f"Step of {name}", f"{mark}step", steps, usual, format_func=labels(steps, trace_label)
     )
     home = state.hw if trace == state.trace else dashboard.home_hardware(choosing.trace_of(trace)[1])
-    hw = settings.select(cell, f"GPU of {name}", f"{mark}on", gpusim.list_hardware(), home, format_func=hardware_label)
+    hw = settings.select(
+        cells[1], f"GPU of {name}", f"{mark}on", gpusim.list_hardware(), home, format_func=hardware_label
+    )
     chosen = settings.select(
-        cell, f"Schedule of {name}", f"{mark}by", choosing.policies(), policy, format_func=policy_label
+        cells[2], f"Schedule of {name}", f"{mark}by", choosing.policies(), policy, format_func=policy_label
     )
     streams = settings.slider(
-        cell, f"Streams of {name}, at most", f"{mark}most", 1, choosing.STREAMS_OFFERED, DEFAULT_STREAMS
+        cells[3], f"Streams of {name}, at most", f"{mark}most", 1, choosing.STREAMS_OFFERED, DEFAULT_STREAMS
     )
     return choosing.chosen(trace, hw, chosen, streams)
 
@@ -46,9 +46,8 @@ for text in (settings.texts.get("a_step", ""), settings.texts.get("b_step", ""))
     if text.startswith(choosing.UPLOAD) and text not in steps:
         choosing.trace_of(text)
         steps.append(text)
-left, right = st.columns(2, gap="large")
-one = side(left, "a_", "A", "sequential")
-other = side(right, "b_", "B", RECOMMENDED)
+one = side("a_", "A", "sequential")
+other = side("b_", "B", RECOMMENDED)
 settings.finish()
 
 
@@ -115,5 +114,7 @@ legend = [(each.name, each.marker.color) for each in figure.data if each.type ==
 html.show(html.legend([*legend, ("critical path", view.theme().ink), ("end of the step", view.theme().loss)]))
 words = f"Timelines of A, {format_ns(times[0])}, and B, {format_ns(times[1])}, on one axis"
 view.show(figure, "compared", words, drag="zoom")
-view.command("simulate", one.words, "--hw", one.hardware.name, *first.words)
-view.command("simulate", other.words, "--hw", other.hardware.name, *second.words)
+view.commands(
+    ["simulate", one.words, "--hw", one.hardware.name, *first.words],
+    ["simulate", other.words, "--hw", other.hardware.name, *second.words],
+)

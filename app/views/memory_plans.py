@@ -9,7 +9,7 @@ from gpusim_dashboard.choice import current
 import gpusim
 from gpusim.api.dashboard import category_bytes
 from gpusim.report.figures.memory_front import memory_front_figure
-from gpusim.units import MIB, NS_PER_US, format_bytes, format_ns
+from gpusim.units import MIB, NS_PER_MS, format_bytes, format_ns
 
 
 @cached
@@ -23,7 +23,12 @@ view.heading(choice)
 step = results.step_of(choice)
 capacity = choice.hardware.memory.dram_bytes
 settings = Settings("memory-plans", choice.content, choice.hardware.name)
-limit_mib = settings.number(st, "Budget, MiB (0: the GPU's memory)", "budget", 0, capacity // MIB, 0) or 0
+limit_mib = (
+    settings.number(
+        st.columns([1, 2])[0], "Budget, MiB", "budget", 0, capacity // MIB, None, placeholder="all of the GPU's memory"
+    )
+    or 0
+)
 settings.finish()
 with st.spinner("Planning with every memory policy ..."):
     try:
@@ -32,18 +37,16 @@ with st.spinner("Planning with every memory policy ..."):
         st.error(view.plain(problem.problem))
         st.stop()
 keep_all, best = comparison.keep_all, comparison.best
-fits = "yes" if comparison.fits(keep_all) else "only with a plan" if best is not None else "no"
 numbers = [
     ("Keeps all", format_bytes(keep_all.peak_bytes), "at the peak"),
     ("GPU memory", format_bytes(capacity), choice.hardware.label),
-    ("Does it fit?", fits, "without a plan" if fits == "yes" else " "),
 ]
 if best is not None and best.outcome is not None:
     outcome = best.outcome
     fastest = f"{best.policy}, {outcome.peak_bytes // MIB:,} MiB"
     numbers.append(("Fastest that fits", format_ns(outcome.step_ns), fastest))
 limit = f"a budget of {format_bytes(limit_mib * MIB)}" if limit_mib else f"the {format_bytes(capacity)} of the GPU"
-if fits == "yes":
+if comparison.fits(keep_all):
     html.answer("yes", f"Yes, without a plan: the step needs {format_bytes(keep_all.peak_bytes)} of {limit}.")
 elif best is not None and best.outcome is not None:
     cost = best.outcome.step_ns / keep_all.step_ns - 1
@@ -62,9 +65,9 @@ view.table(
         {
             "policy": row.policy,
             "peak, MiB": row.outcome.peak_bytes / MIB,
-            "step, us": row.outcome.step_ns / NS_PER_US,
-            "waits for copies, us": row.outcome.exposed_copy_ns / NS_PER_US,
-            "computes again, us": row.outcome.recompute_ns / NS_PER_US,
+            "step, ms": row.outcome.step_ns / NS_PER_MS,
+            "waits for copies, ms": row.outcome.exposed_copy_ns / NS_PER_MS,
+            "computes again, ms": row.outcome.recompute_ns / NS_PER_MS,
             "out, MiB": row.outcome.d2h_bytes / MIB,
             "back, MiB": row.outcome.h2d_bytes / MIB,
             "pinned, MiB": row.outcome.pinned_bytes / MIB,

@@ -20,6 +20,14 @@ from gpusim.units import NS_PER_US, format_ns
 
 #: How much of the step is shown around an op that was looked for, and by how much a button zooms.
 AROUND, ZOOM = 0.08, 0.5
+#: Parts of the critical path, as the page says them.
+ON_THE_PATH = {
+    "alone": "kernels, as long as alone",
+    "slowed": "longer beside other kernels",
+    "stream": "waiting for the same stream",
+    "dependency": "waiting for another stream",
+    "front end": "waiting for the front end",
+}
 LAUNCHED = {"graph": "one CUDA graph", "stream": "the host"}
 choice = current()
 view.heading(choice)
@@ -125,7 +133,6 @@ perfetto.button(
     "perfetto",
 )
 
-st.caption("Drag over the lanes to zoom. Perfetto opens in a tab of its own, and the file goes from tab to tab.")
 if worst := worst_delay(explained):
     html.show(f'<p class="g-step"><strong>Worst delay:</strong> {html.sentence(worst.text)}</p>')
 else:
@@ -161,6 +168,10 @@ if box and len(box.get("x", ())) == 2 and abs(box["x"][1] - box["x"][0]) > 0.0:
     zoom_to(min(box["x"]), max(box["x"]))
     st.rerun()
 
+st.caption(
+    "Drag over the lanes to zoom, click a bar for its reasons. Perfetto opens in a tab of its own, and the file goes "
+    "from tab to tab."
+)
 left, right = st.columns(2)
 with left:
     chosen = picked
@@ -180,7 +191,7 @@ with right:
     view.table(
         [
             {
-                "on the critical path": name,
+                "on the critical path": ON_THE_PATH.get(name, f"waiting: {name}"),
                 "time, us": time / NS_PER_US,
                 "share, %": 100 * time / max(1, timeline.makespan_ns),
             }

@@ -183,10 +183,8 @@ def notes(asked: list[tuple[str, Question, int]], runs: list[gpusim.Simulated]) 
         who = "" if len(asked) == 1 else f"{name}: "
         if calibrated:
             low_ns, high_ns = run.graph.hardware.interval_ns(run.makespan_ns, run.streams, run.graph.may_lose_cache)
-            st.caption(
-                f"{who}90 % of past measurements lay within {format_ns(low_ns)} to {format_ns(high_ns)} of such a "
-                "prediction."
-            )
+            low, high = format_times_ns((low_ns, high_ns))
+            st.caption(f"{who}90 % interval, from past measurements: {low} to {high}.")
         else:
             st.caption(f"{who}No interval: nothing like it has been measured. Kernel times are scaled.")
 

@@ -79,6 +79,29 @@ def test_page_opens_without_errors_under_its_question(name: str) -> None:
     assert address(app)["page"] == name
 
 
+def drawn(app: AppTest, kind: str) -> int:
+    """How many figures or tables a page has."""
+    return len(app.dataframe if kind == "dataframe" else app.get(kind))
+
+
+@pytest.mark.parametrize(
+    ("name", "box", "kind"),
+    [
+        ("memory", "time against memory", "plotly_chart"),
+        ("search", "time against memory", "plotly_chart"),
+        ("limits", "by phase", "dataframe"),
+        ("parallel", "layer by layer", "dataframe"),
+    ],
+)
+def test_what_is_folded_is_drawn_once_it_is_opened(name: str, box: str, kind: str) -> None:
+    app = page(name)
+    before = drawn(app, kind)
+    app.session_state[box] = True
+    app.run()
+    assert drawn(app, kind) == before + 1
+    assert errors(app) == []
+
+
 def test_every_page_is_a_file_in_the_folder_that_the_wheel_packs() -> None:
     files = {entry.file.name for entry in REGISTRY.PAGES.values()}
     assert files == {path.name for path in (APP / "views").glob("*.py")}
@@ -93,9 +116,15 @@ def test_links_to_pages_under_their_old_names_open() -> None:
 
 def test_sidebar_has_what_a_page_takes_and_nothing_else() -> None:
     """One control for one thing: what a page chooses itself is not at the left as well."""
-    labels = {REGISTRY.STEP: "Step", REGISTRY.HARDWARE: "GPU", REGISTRY.SCHEDULE: "Schedule"}
+    labels = {
+        REGISTRY.STEP: "Step",
+        REGISTRY.HARDWARE: "GPU",
+        REGISTRY.SCHEDULE: "Schedule",
+        REGISTRY.STREAMS: "Streams, at most",
+    }
     for name, entry in REGISTRY.PAGES.items():
-        shown = {each.label for each in page(name).sidebar.selectbox}
+        sidebar = page(name).sidebar
+        shown = {each.label for each in (*sidebar.selectbox, *sidebar.slider)}
         assert shown == {labels[control] for control in entry.controls}, name
 
 
@@ -343,7 +372,7 @@ def test_a_window_that_is_no_stretch_of_the_step_is_a_message(window: str) -> No
 def test_limits_end_in_a_sentence_and_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     app = page("limits")
     step = commanded(app, capsys)["scopes"][-1]
-    assert metrics(app)["Best of simple rules"] == format_ns(step["best"]["makespan_ns"])
+    assert metrics(app)["Best list schedule"] == format_ns(step["best"]["makespan_ns"])
     assert metrics(app)["Ops at once, most"] == str(step["parallelism"]["max"])
     assert re.match(r"\d+% of what there is to win is won; \d+% is lost to dependencies", answer(app))
     rows = table(app, "Where the potential goes")
@@ -507,6 +536,20 @@ def table_rows(app: AppTest) -> list[dict[str, str]]:
     heads = [plain(head) for head in re.findall(r'<th scope="col"[^>]*>(.*?)</th>', last)]
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", last.partition("<tbody>")[2])
     return [dict(zip(heads, map(plain, re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)), strict=True)) for row in rows]
+
+
+def test_several_gpus_are_answered_with_what_the_command_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    app = page("parallel")
+    document = commanded(app, capsys)
+    best, data = (next(plan for plan in document["plans"] if plan["plan"] == name) for name in ("layer", "data"))
+    said = answer(app)
+    assert f"On 4 GPUs a step takes {format_ns(best['step_ns'])}, for 4 times the samples" in said
+    assert f"{4 * data['compute_ns'] / best['step_ns']:.2f}x the work of one GPU" in said
+    rows = table(app, "Plans")
+    assert [row["plan"].split()[0] for row in rows] == [plan["plan"] for plan in document["plans"]]
+    assert [time_ns(row, "step") for row in rows] == pytest.approx([p["step_ns"] for p in document["plans"]], rel=1e-3)
+    groups = table(app, "How the layers are split")
+    assert sum(int(row["number"]) for row in groups) == len(document["layers"])
 
 
 def test_transfer_offers_the_batches_that_there_are_traces_of_and_no_others() -> None:
