@@ -1,1 +1,1 @@
-"""Why a schedule takes as long as it does, and what would change it: explain, limits, what-if."""
+"""Analysis of simulated schedules: explain, limits, what-if and transfer."""

@@ -1,6 +1,6 @@
-"""What can be said of an imported step without data dependencies: what it took, and what keeping its order would take.
+"""Report on an imported step without data dependencies: observed times, and predictions for the observed order.
 
-Nothing here reorders: each stream keeps its kernels in the observed order, with the edges that the file has.
+Each stream keeps its kernels in the observed order, with the edges of the file; nothing is reordered.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 
-#: Edges of these kinds are the program's own: a search may reorder what they leave free.
+#: Qualities of edges that come from the program, so a search may reorder ops that they leave unordered.
 SEARCHABLE: Final[tuple[Quality, ...]] = ("data", "graph")
-#: In place of a policy's name: the streams and the order of the profile.
+#: Policy name of schedules with the streams and the order of the profile.
 AS_OBSERVED: Final = "as observed"
 MORE: Final = (
     "to search other orders and streams, import it again with the run's execution trace "
@@ -29,7 +29,7 @@ MORE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class AsImported:
-    """Times of an imported step, in ns; a time that the file has no base for is None."""
+    """Times of an imported step, in ns; None if the file has no times."""
 
     trace: str
     hardware: str
@@ -39,39 +39,39 @@ class AsImported:
     observed_ns: int | None
     busy_ns: int | None
     idle_ns: int | None
-    """No kernel, copy or memset ran."""
+    """Time in which no kernel, copy or memset ran."""
     concurrent_ns: int | None
-    """At least two ran."""
+    """Time in which at least two ran."""
     resimulated_ns: int | None
     graph_ns: int
-    """Predicted from a CUDA graph, same order on the same streams: without the launches."""
+    """Predicted time of a CUDA graph with the same order and streams, that is, without launch overhead."""
     chain_ns: int
-    """Predicted likewise on one stream: without the overlap that is there."""
+    """Predicted time of a CUDA graph on one stream, that is, without overlap."""
     bound_ns: int
-    """No schedule that keeps the file's edges is faster, on this GPU."""
+    """Lower bound on schedules that keep the edges of the file, on this GPU."""
     no_edges_bound_ns: int
-    """... nor any other one, whatever the dependencies are."""
+    """Lower bound on all schedules, for any dependencies."""
     more: str = MORE
 
     def document(self) -> dict[str, Any]:
-        """As `gpusim explore --json` prints it."""
+        """Return the fields as a dict, for `gpusim explore --json`."""
         return asdict(self)
 
 
 def searchable(trace: Trace) -> bool:
-    """Whether a search for other schedules has the dependencies that it needs."""
+    """Return True if the trace has the dependencies that a search for schedules needs."""
     source = trace.provenance.imported_from
     return source is None or source.dependency_quality in SEARCHABLE
 
 
 def check_searchable(trace: Trace) -> None:
-    """Raises `OptionError` for a trace whose dependencies are not those of its program."""
+    """Raise `OptionError` for a trace whose dependencies are not those of its program."""
     if not searchable(trace):
         raise OptionError(f"{trace.name}: no schedule is searched without data dependencies; {MORE}")
 
 
 def source_of(trace: Trace) -> ImportedFrom:
-    """Where an imported trace comes from. Raises `OptionError` for a captured one."""
+    """Return the origin of an imported trace. Raises `OptionError` for a captured one."""
     source = trace.provenance.imported_from
     if source is None:
         raise OptionError(f"{trace.name} was captured, not imported")
@@ -79,7 +79,7 @@ def source_of(trace: Trace) -> ImportedFrom:
 
 
 def as_imported(graph: OpGraph, engine: Engine | None = None) -> AsImported:
-    """The answers for an imported step. Raises `OptionError` for a captured one."""
+    """Return the report on an imported step. Raises `OptionError` for a captured one."""
     trace = graph.trace
     source = source_of(trace)
     engine = engine or FastEngine()
@@ -110,7 +110,7 @@ def as_imported(graph: OpGraph, engine: Engine | None = None) -> AsImported:
 
 
 def observed_schedule(graph: OpGraph) -> Schedule:
-    """The streams and the order that an imported step was observed with. Raises `OptionError` for a captured one."""
+    """Return the observed streams and order of an imported step. Raises `OptionError` for a captured one."""
     source_of(graph.trace)
     ops = graph.trace.ops
     numbers: dict[int, int] = {}

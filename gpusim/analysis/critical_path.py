@@ -1,8 +1,8 @@
-"""The critical path of a simulated schedule: what decided, step by step, that it ended when it did.
+"""The critical path of a simulated schedule: the chain of waits and run times that determined its end.
 
-From the task that ends last back to the start: what each task on the way waited for last, be it a predecessor, the
-task before it in its stream, the front end, a grid slot, a copy engine or the host. The waits and the run times on the
-path lie end to end, so they add up to the makespan. It is a property of one schedule: shortening a kernel on it makes
+The path leads from the task that ends last back to the start, through the last wait of each task: for a predecessor,
+its stream, the front end, a grid slot, a copy engine or the host. Waits and run times on the path
+are contiguous, so they add up to the makespan. The path belongs to one schedule: shortening a kernel on it can make
 another path critical.
 """
 
@@ -18,9 +18,9 @@ from gpusim.engine.causes import alone_ns
 from gpusim.formats.hardware import HardwareModel
 
 Cause = Literal["start", "dependency", "stream", "front end", "grid slot", "copy engine", "launch"]
-"""Why a task started when it did.
+"""Cause that determined the start of a task.
 
-`start`: nothing held it; `dependency`: a task of another stream had to end, `stream`: the one before it in its own;
+`start`: none; `dependency`: a task of another stream had to end; `stream`: the previous task of its stream had to end;
 `front end`: it was starting another task; `grid slot`, `copy engine`: another task had to end to make room; `launch`:
 the host had not launched it yet, or the head of its hardware queue blocked it (stream mode only).
 """
@@ -33,16 +33,16 @@ class PathStep:
     task: int
     cause: Cause
     wait_ns: int
-    """From what decided its start (an end, a start, or the begin of the step) to its start."""
+    """Time from the event that determined its start (an end, a start, or the start of the step) to its start."""
     start_ns: int
     leave_ns: int
-    """When the path goes on to the next task: its end, or its start where it only kept the front end busy."""
+    """Time at which the path continues with the next task: its end, or its start if it only kept the front end busy."""
     slowed_ns: int
-    """Part of its time on the path that it would not take alone."""
+    """Part of its time on the path beyond its time alone."""
 
     @property
     def run_ns(self) -> int:
-        """Its time on the path, slowed or not."""
+        """Its time on the path."""
         return self.leave_ns - self.start_ns
 
 
@@ -54,11 +54,11 @@ class CriticalPath:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """The tasks that run on it."""
+        """Tasks with run time on the path."""
         return tuple(step.task for step in self.steps if step.run_ns)
 
     def totals_ns(self) -> dict[str, int]:
-        """What the makespan consists of: `alone`, `slowed`, and the wait for each cause that occurs."""
+        """Return the parts of the makespan, in ns: `alone`, `slowed`, and the wait for each cause that occurs."""
         by_cause = {
             "alone": sum(step.run_ns - step.slowed_ns for step in self.steps),
             "slowed": sum(step.slowed_ns for step in self.steps),
@@ -70,7 +70,7 @@ class CriticalPath:
 
 
 def critical_path(timeline: Timeline, hardware: HardwareModel) -> CriticalPath:
-    """The critical path of a timeline that was simulated with `hardware`; empty for an empty plan."""
+    """Return the critical path of a timeline simulated with `hardware`; empty for an empty plan."""
     if not timeline.end_ns:
         return CriticalPath(())
     return CriticalPath(tuple(reversed(list(_Backwards(timeline, hardware).steps()))))
@@ -78,24 +78,24 @@ def critical_path(timeline: Timeline, hardware: HardwareModel) -> CriticalPath:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why a task did not start sooner."""
+    """The wait that determined the start of a task."""
 
     task: int
     cause: Cause
     blocker: int | None
-    """The task that decided its start; None where that was no task's doing."""
+    """Task that determined its start, or None."""
     from_ns: int
-    """When the blocker ended, or started where it only kept the front end busy."""
+    """End of the blocker, or its start if it only kept the front end busy."""
     start_ns: int
 
     @property
     def wait_ns(self) -> int:
-        """From what decided its start to its start."""
+        """Time from the event that determined its start to its start."""
         return self.start_ns - self.from_ns
 
 
 def waits(timeline: Timeline, hardware: HardwareModel) -> list[Wait]:
-    """What decided the start of each task of a timeline that was simulated with `hardware`."""
+    """Return the wait of each task of a timeline simulated with `hardware`."""
     walk = _Backwards(timeline, hardware)
     deciding = []
     for task, start_ns in enumerate(timeline.start_ns):
@@ -107,7 +107,7 @@ def waits(timeline: Timeline, hardware: HardwareModel) -> list[Wait]:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What decided a start: the task, whether it was its end or only its start, and when."""
+    """Cause, task (or -1) and time of the event that determined a start."""
 
     cause: Cause
     task: int
@@ -119,7 +119,7 @@ _LAUNCHED = _Decision("launch", -1, 0)
 
 
 class _Backwards:
-    """The walk from the last end to the first start."""
+    """Walk from the last end back to the first start."""
 
     def __init__(self, timeline: Timeline, hardware: HardwareModel) -> None:
         self.timeline = timeline
@@ -127,13 +127,13 @@ class _Backwards:
         self.causes = causes_of(timeline, hardware)
 
     def steps(self) -> Iterator[PathStep]:
-        """Steps from the last to the first."""
+        """Yield the steps of the path, last first."""
         starts, ends = self.timeline.start_ns, self.timeline.end_ns
         task, leave_ns = ends.index(self.timeline.makespan_ns), self.timeline.makespan_ns
         seen = {task}
         while True:
             decision = self.decision(task)
-            if decision.task in seen:  # of several events at one instant the wrong one was blamed
+            if decision.task in seen:  # ambiguous order of simultaneous events
                 decision = _FROM_THE_START
             run_ns = leave_ns - starts[task]
             yield PathStep(
@@ -150,7 +150,7 @@ class _Backwards:
             seen.add(task)
 
     def decision(self, index: int) -> _Decision:
-        """What decided a task's start."""
+        """Return the event that determined a task's start."""
         timeline, causes = self.timeline, self.causes
         last, tasks = causes.last[index], timeline.plan.tasks
         if held := causes.held[index]:

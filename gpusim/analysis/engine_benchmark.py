@@ -1,4 +1,4 @@
-"""How many schedules a second the engines simulate, measured in turn within one run."""
+"""Benchmark of the engines in schedules per second, measured in turns within one run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from gpusim.policies.shared.list_scheduling import MIN_SHARE, FastLists
 from gpusim.search.priorities import SHARES
 
 SCHEDULES = 16
-"""Different schedules that every engine simulates."""
+"""Number of distinct schedules that every engine simulates."""
 MOST_STREAMS = 8
 ROUNDS = 5
-"""All measurements take turns this many times. What simulates all schedules at once is repeated, and the median counts;
-what simulates one at a time does some of them in each round, and all of them once in the end: their times differ by
-several times, so that all must count alike."""
+"""Number of rounds in which all measurements take turns. Batch measurements are repeated and the median counts. Single
+simulations are divided over the rounds, each schedule once, because times of schedules differ by several times and all
+must have equal weight."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Schedules and kernels a second."""
+    """Schedules and kernels simulated per second."""
 
     schedules_per_s: float
     kernels_per_s: float
@@ -40,38 +40,38 @@ class Rate:
 
 @dataclass(frozen=True)
 class Bench:
-    """What each engine does in a second of CPU time on one core, or of wall time where it says all cores."""
+    """Rates of the engines per second of CPU time on one core, or of wall time on all cores."""
 
     trace: str
     kernels: int
     cores: int
     reference: Rate
-    """The reference engine's `run` on plans that are ready."""
+    """Reference engine, `run` on existing plans."""
     fast: Rate
-    """The fast engine on encoded plans that are ready."""
+    """Fast engine on encoded plans."""
     fast_run: Rate
-    """The fast engine's `run` on plans that are ready: most of it goes into encoding them."""
+    """Fast engine, `run` on existing plans; most of the time encodes them."""
     fast_with_lowering: Rate
-    """Batches from launch orders and streams to makespans."""
+    """Fast engine in batches, from launch orders and streams to makespans."""
     fast_all_cores: Rate
-    """The same on all cores."""
+    """Fast engine in batches, on all cores."""
     list_fast: Rate
-    """The list scheduler, from priorities to makespans."""
+    """List scheduler, from priorities to makespans."""
     ready_s: float
-    """Until everything compiled was there: compiled anew or, as a rule, loaded from the last time."""
+    """Time to compile the engine or, usually, to load it from the cache, in s."""
     makespans_equal: bool
-    """Whether the engines agree on every schedule."""
+    """True if the engines agree on every makespan."""
 
     @property
     def ratio(self) -> float:
-        """Fast engine over reference engine, both on plans that are ready."""
+        """Rate of the fast engine over the reference engine, without encoding."""
         return self.fast.schedules_per_s / self.reference.schedules_per_s
 
 
 def bench(
     trace: Trace, hardware: HardwareModel, *, round_s: float = 0.2, report: Callable[[str], None] = lambda stage: None
 ) -> Bench:
-    """Measure each engine for `round_s` seconds in each of `ROUNDS` rounds."""
+    """Measure each engine for `round_s` seconds in each of `ROUNDS` rounds and return the rates."""
     graph = OpGraph.build(trace, hardware)
     begin = time.perf_counter()
     report("compile")
@@ -133,12 +133,12 @@ def bench(
 
 
 def _streams(number: int) -> int:
-    """Streams of schedule `number`: every count from 1 to `MOST_STREAMS` in turn."""
+    """Return the number of streams of schedule `number`, cycling from 1 to `MOST_STREAMS`."""
     return 1 + number % MOST_STREAMS
 
 
 def _seconds_a_call(work: Callable[[], object], seconds: float, clock: Callable[[], float]) -> float:
-    """Seconds of a clock for each call of `work`, called for about `seconds`."""
+    """Call `work` for about `seconds` and return the mean seconds per call on `clock`."""
     calls, begin = 0, clock()
     while True:
         work()

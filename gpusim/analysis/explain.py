@@ -1,11 +1,11 @@
-"""Why a schedule is not faster: every ns between its makespan and the critical path, put down to one cause.
+"""Attribution of the time between a schedule's makespan and the critical path to causes.
 
-The critical path is the longest chain of dependent kernels, each at its time alone, with the least gap between them:
-no schedule is faster. In a schedule every kernel is late against that ideal: it waits although its data are there (for
-its stream, the front end, the host ...), or it takes longer than alone (SMs, issue slots, DRAM ...). From the task that
-ends last back along the dependencies that came last, these delays lead from the ideal to the makespan. Where the ideal
-itself would have waited for somebody else, there is slack: delays are forgiven, the earliest first. What is left adds
-up to the gap exactly.
+The critical path is the longest chain of dependent kernels, each at its time alone, with the minimum gap between them:
+no schedule is faster. Against that ideal, a kernel of a schedule is delayed if it waits although its data are ready
+(for its stream, the front end, the host ...) or takes longer than alone (SMs, issue slots, DRAM ...). The delays on
+the path from the task that ends last back along the last dependencies lead from the ideal to the makespan. If the ideal
+schedule itself waits for another chain, there is slack, which cancels delays, the earliest first. The remaining delays
+add up to the gap exactly.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CAUSES: Final = (
     DEPENDENCY, QUEUE, STARTS_BESIDE, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS,
     SMEM, SPLIT, ISSUE, DRAM,
 )  # fmt: skip
-"""All causes (docs/commands/explain.md). `DEPENDENCY` occurs between two ops, never in a step's gap."""
+"""All causes (docs/commands/explain.md). `DEPENDENCY` occurs between two ops, never in the gap of a step."""
 
-#: Ends of one instant are rounded to whole ns.
+#: Rounding error of times in a timeline.
 _ROUNDING_NS = 1.0
 
 
@@ -50,14 +50,14 @@ class Delay:
     task: int
     cause: str
     by: int | None
-    """The task that held it up, where one did."""
+    """Task that delayed it, or None."""
     from_ns: float
     until_ns: float
-    """When: for lost run time, the stretch in which it was lost."""
+    """Interval of the delay; for lost run time, the interval in which it was lost."""
     lost_ns: float
 
     def within(self, begin_ns: float, end_ns: float) -> Delay | None:
-        """The part that lies between two times, in proportion."""
+        """Return the part of the delay between two times, in proportion, or None."""
         begin, end = max(begin_ns, self.from_ns), min(end_ns, self.until_ns)
         if end <= begin or self.until_ns <= self.from_ns:
             return None
@@ -67,16 +67,16 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class StepGap:
-    """A whole step: its delays add up to `makespan_ns - critical_path_ns`."""
+    """Gap of a whole step; its delays add up to `makespan_ns - critical_path_ns`."""
 
     makespan_ns: int
     critical_path_ns: float
     delays: tuple[Delay, ...]
-    """Along the path that ended last, in order of time, without what slack forgave."""
+    """Delays along the path that ended last, in order of time, after cancelling by slack."""
 
     @property
     def gap_ns(self) -> float:
-        """Makespan less critical path."""
+        """Makespan minus critical path."""
         return self.makespan_ns - self.critical_path_ns
 
 
@@ -88,16 +88,16 @@ class Explained:
     timeline: Timeline
     hardware: HardwareModel
     preds: tuple[tuple[int, ...], ...]
-    """For each task those whose data it needs, whatever stream they are in."""
+    """Predecessors of each task by data, on any stream."""
     data_ns: tuple[float, ...]
-    """When each task's data were there and the least gap had passed."""
+    """Time at which each task's data were ready and the minimum gap had passed."""
     last: tuple[int | None, ...]
-    """Of those, the one that came last."""
+    """Predecessor of each task that ended last."""
     delays: tuple[tuple[Delay, ...], ...]
-    """For each task its waits and its losses, in order of time."""
+    """Waits and losses of each task, in order of time."""
 
     def step(self) -> StepGap:
-        """What lies between the makespan and the critical path."""
+        """Return the gap between the makespan and the critical path."""
         ends = self.timeline.end_ns
         if not ends:
             return StepGap(0, 0.0, ())
@@ -114,28 +114,28 @@ class Explained:
                 slack_ns = ideal_ns[task] - (ideal_ns[before] + alone[before] + _gap_ns(self, task))
                 _forgive(kept, slack_ns)
             kept += self.delays[task]
-            # What the delays do not cover is rounding.
+            # The remainder is rounding.
             late_ns = ends[task] - (ideal_ns[task] + alone[task])
             _forgive(kept, sum(delay.lost_ns for delay in kept) - late_ns)
         _forgive(kept, longest_ns - (ideal_ns[path[0]] + alone[path[0]]))
         return StepGap(self.timeline.makespan_ns, longest_ns, tuple(kept))
 
     def window(self, begin_ns: float, end_ns: float) -> list[Delay]:
-        """Delays of all tasks between two times, on the path or not; longest first."""
+        """Return the delays of all tasks between two times, on the path or not, longest first."""
         within = (delay.within(begin_ns, end_ns) for delays in self.delays for delay in delays)
         return sorted((d for d in within if d is not None and d.lost_ns > 0.0), key=lambda d: (-d.lost_ns, d.task))
 
     def between(self, first: str, second: str) -> Pair:
-        """What happened between two ops: names, numbers, or `LAYER OPERATOR`.
+        """Return the overlap and mutual delays of two ops, given by name, number, or `LAYER OPERATOR`.
 
-        Raises `UnknownNameError`, and `OptionError` for an op without kernels or twice the same.
+        Raises `UnknownNameError`, and `OptionError` for an op without kernels or two equal ops.
         """
         from gpusim.analysis.explain_pair import explain_pair, find_op
 
         return explain_pair(self, find_op(self.graph, first), find_op(self.graph, second))
 
     def causes_ns(self) -> dict[str, float]:
-        """Time of the step's gap by cause, the largest first."""
+        """Return the time of the step's gap by cause, largest first."""
         return dict(sorted(totals_ns(self.step().delays).items(), key=lambda item: -item[1]))
 
     def __repr__(self) -> str:
@@ -159,7 +159,7 @@ class Explained:
 
 
 def explain(graph: OpGraph, timeline: Timeline, hardware: HardwareModel) -> Explained:
-    """The delays of every task of a timeline that was simulated with `hardware` from a plan of `graph`."""
+    """Return the delays of every task of a timeline simulated with `hardware` from a plan of `graph`."""
     preds = _true_preds(graph, timeline)
     explained = Explained(graph, timeline, hardware, preds, (), (), ())
     data_ns: list[float] = []
@@ -173,13 +173,13 @@ def explain(graph: OpGraph, timeline: Timeline, hardware: HardwareModel) -> Expl
 
 
 def totals_ns(delays: Sequence[Delay]) -> dict[str, float]:
-    """Time by cause, in the order of `CAUSES`; only causes that occur."""
+    """Return the time by cause in the order of `CAUSES`, for causes that occur."""
     by_cause = {cause: sum(delay.lost_ns for delay in delays if delay.cause == cause) for cause in CAUSES}
     return {cause: lost_ns for cause, lost_ns in by_cause.items() if lost_ns > 0.0}
 
 
 def _true_preds(graph: OpGraph, timeline: Timeline) -> tuple[tuple[int, ...], ...]:
-    """For each task of the plan those whose data it needs; a plan leaves out what the order of a stream implies."""
+    """Return each task's predecessors by data; a plan leaves out those implied by stream order."""
     place = {(task.op, task.kernel): index for index, task in enumerate(timeline.plan.tasks) if task.op >= 0}
     last_of = {op: index for (op, _), index in sorted(place.items())}
     preds = graph.work_preds
@@ -195,14 +195,14 @@ def _true_preds(graph: OpGraph, timeline: Timeline) -> tuple[tuple[int, ...], ..
 
 
 def _gap_ns(explained: Explained, task: int) -> float:
-    """The least time from the end of a predecessor to a task's start."""
+    """Return the minimum time from the end of a predecessor to a task's start, in ns."""
     if explained.timeline.plan.mode == "graph":
         return launch.least_gap_ns(explained.hardware.graph, explained.timeline.plan.tasks[task].extra_ns)
     return queues.least_gap_ns(explained.hardware.stream)
 
 
 def _ideal_ns(explained: Explained) -> list[float]:
-    """Start of each task if nothing but dependencies, gaps and times alone counted; the plan's order is legal."""
+    """Return the start of each task with only dependencies, gaps and times alone; the plan's order must be legal."""
     tasks = explained.timeline.plan.tasks
     ideal: list[float] = []
     for task, before in enumerate(explained.preds):
@@ -219,7 +219,7 @@ def _delays(explained: Explained) -> Iterator[tuple[Delay, ...]]:
     for index, task in enumerate(timeline.plan.tasks):
         before, last = previous.get((task.device, task.queue)), causes.last[index]
         previous[(task.device, task.queue)] = index
-        steps: list[tuple[str, float, int | None]] = []  # what held it, until when, and who
+        steps: list[tuple[str, float, int | None]] = []  # cause, end and causing task of each wait
         if stream_mode:
             launched_ns = queues.launched_start_ns(hardware.stream, causes.launched_ns[index])
             steps.append((LAUNCH, min(launched_ns, ready[index]), None))
@@ -239,7 +239,7 @@ def _delays(explained: Explained) -> Iterator[tuple[Delay, ...]]:
 
 
 def _one_after_another(task: int, now_ns: float, steps: Sequence[tuple[str, float, int | None]]) -> list[Delay]:
-    """Waits from `now_ns` on; what is over by then held nothing up."""
+    """Return consecutive waits from `now_ns` on; those that end earlier caused no delay."""
     rows = []
     for cause, until_ns, by in steps:
         if until_ns > now_ns + _ROUNDING_NS:
@@ -249,7 +249,7 @@ def _one_after_another(task: int, now_ns: float, steps: Sequence[tuple[str, floa
 
 
 def _forgive(delays: list[Delay], slack_ns: float) -> None:
-    """Take `slack_ns` off the earliest delays; less than nothing is rounding, and goes to the latest of them."""
+    """Subtract slack from the earliest delays; negative slack is rounding and is added to the latest delay."""
     if slack_ns < 0.0:
         if delays:
             delays[-1] = replace(delays[-1], lost_ns=delays[-1].lost_ns - slack_ns)

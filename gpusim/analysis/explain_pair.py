@@ -1,4 +1,4 @@
-"""Two ops of a simulated schedule: how long they ran side by side, what that cost, and what kept them apart."""
+"""Overlap of two ops in a simulated schedule, its cost, and the causes that kept the ops apart."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.traffic import MEASURED_ON, op_counters, peak_shares
 from gpusim.trace.op_names import find_one_op
 
-#: What both ask of these says which half of "issue and L2" is the scarcer one.
+#: Resources of the cause "issue and L2"; the demands of both ops tell which one is scarce.
 L2, ISSUE_SLOTS = "L2 bandwidth", "issue slots"
-#: Longer numbers are no op's.
+#: Maximum number of digits of an op number.
 MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two ops; `first` is the one that started first."""
+    """Two ops and their overlap; `first` started first."""
 
     first: int
     second: int
     first_ns: tuple[int, int]
-    """Start of its first kernel and end of its last."""
+    """Start of the op's first kernel and end of its last."""
     second_ns: tuple[int, int]
     together_ns: int
-    """Time in which kernels of both ran."""
+    """Time in which kernels of both ops ran."""
     slowed: tuple[Delay, ...]
-    """What either lost to other kernels while both ran."""
+    """Losses of either op to other kernels while both ran."""
     apart: tuple[Delay, ...]
-    """What kept the second from starting, from the start of the first on; `dependency` while its data were missing."""
+    """Delays of the second op from the start of the first; `dependency` while its data were missing."""
     chain: tuple[int, ...]
-    """Ops from the first to the second, each needing the one before, where the second depends on the first."""
+    """Chain of dependent ops from the first to the second; empty if the second does not depend on the first."""
     needs: tuple[tuple[str, float, float], ...]
-    """Resource and what the largest kernel of each takes of the whole GPU: more than 1 together means turns."""
+    """Resource and the largest demand of each op as share of the GPU; a sum above 1 means taking turns."""
 
 
 def find_op(graph: OpGraph, text: str) -> int:
-    """An op as `gpusim.trace.op_names.find_one_op` has it. Raises as that does, and `OptionError` for a view."""
+    """Find an op as `gpusim.trace.op_names.find_one_op` does. Raises also `OptionError` for a view."""
     op = find_one_op(graph.trace, text)
     if not graph.tasks[op]:
-        raise OptionError(f"op '{graph.trace.ops[op].name}' launches no kernel: there is nothing to overlap")
+        raise OptionError(f"op '{graph.trace.ops[op].name}' launches no kernel, so there is nothing to overlap")
     return op
 
 
 def explain_pair(explained: Explained, one: int, other: int) -> Pair:
-    """What happened between two ops that have kernels. Raises `OptionError` where both are the same."""
+    """Return the overlap of two ops with kernels. Raises `OptionError` if both are the same."""
     if one == other:
-        raise OptionError("an op does not run beside itself: name two different ones")
+        raise OptionError("an op cannot overlap itself: name two different ops")
     timeline = explained.timeline
     tasks: dict[int, list[int]] = {one: [], other: []}
     for index, task in enumerate(timeline.plan.tasks):
@@ -90,7 +90,7 @@ def explain_pair(explained: Explained, one: int, other: int) -> Pair:
 
 
 def _apart(explained: Explained, task: int, begin_ns: int) -> list[Delay]:
-    """Why a task had not started yet, from `begin_ns` on."""
+    """Return the delays of a task's start from `begin_ns` on."""
     start_ns = explained.timeline.start_ns[task]
     data_ns = min(explained.data_ns[task], start_ns)
     rows = (
@@ -104,7 +104,7 @@ def _apart(explained: Explained, task: int, begin_ns: int) -> list[Delay]:
 
 
 def _chain(graph: OpGraph, first: int, second: int) -> tuple[int, ...]:
-    """A shortest chain of dependent ops with kernels from the first to the second, or nothing."""
+    """Return a shortest chain of dependent ops with kernels from the first to the second, or ()."""
     preds = graph.work_preds
     towards: dict[int, int] = {}
     reached = [second]
@@ -140,7 +140,7 @@ def _needs(explained: Explained, first: Sequence[int], second: Sequence[int]) ->
 
 
 def _peak_shares(explained: Explained, indices: Sequence[int]) -> tuple[float, float]:
-    """The most of the L2's bandwidth and of the issue slots that a kernel of one op takes."""
+    """Return the largest shares of L2 bandwidth and issue slots that a kernel of an op uses."""
     tasks = [explained.timeline.plan.tasks[index] for index in indices]
     op = explained.graph.trace.ops[tasks[0].op]
     names = {task.kernel: task.name for task in tasks}
@@ -152,7 +152,7 @@ def _peak_shares(explained: Explained, indices: Sequence[int]) -> tuple[float, f
 
 
 def merged(delays: Sequence[Delay]) -> list[Delay]:
-    """Delays of one task to one cause by the same other task, added up; longest first."""
+    """Add up delays of the same task, cause and causing task, and return them longest first."""
     rows: dict[tuple[int, str, int | None], Delay] = {}
     for delay in delays:
         key = (delay.task, delay.cause, delay.by)

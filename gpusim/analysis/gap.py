@@ -1,17 +1,16 @@
-"""What lies between the largest lower bound and a schedule: what-ifs of that one schedule, which add up to the gap.
+"""The gap between the largest lower bound and a schedule, divided into parts by what-if simulations of that schedule.
 
-Beside `gpusim.analysis.limits`, which looks for the best schedule under each set of limits, this keeps the schedule as
-it is and switches limits on one after the other, beginning with those that the bound knows. A bound that comes from
-chains of kernels knows dependencies and gaps; one that comes from SM area knows neither. So there are two orders:
+Unlike `gpusim.analysis.limits`, which searches the best schedule under each set of limits, this module keeps the
+schedule and switches limits on one by one, starting with those included in the bound. A bound from chains of kernels
+includes dependencies and gaps; a bound from SM area includes neither. So there are two orders:
 
 1. Chains: streams and order, front end, SM resources, contention, DRAM bandwidth.
 2. Area: imbalance (all kernels at once, in launch order, on SMs with contention and DRAM), dependencies, gaps and
    joins, front end, streams and order.
 
-Each part is the time that its limit adds. The largest bound may know more than the simple one that its order begins at
-(a window has chains at both ends and area between): that much is taken off the parts it is made of. Where there is a
-measurement, the last part is what the model did not foresee. A part below zero is a scheduling anomaly or a prediction
-that was too long.
+Each part is the time that its limit adds. The largest bound may exceed the simple bound at which its order starts (a
+window has chains at both ends and area between): the excess is subtracted from the related parts. With a measurement,
+the last part is the time beyond the model. A negative part is a scheduling anomaly or a prediction that was too long.
 """
 
 from __future__ import annotations
@@ -32,40 +31,40 @@ ORDER: Final = "streams and order"
 IMBALANCE: Final = "imbalance"
 MODEL: Final = "beyond the model"
 PARTS: Final = (DEPENDENCIES, GAPS, ORDER, FRONT_END, IMBALANCE, SMS, CONTENTION, DRAM, MODEL)
-"""All parts that occur, in the order in which reports have them."""
+"""All parts, in the order of reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """From the largest bound to a schedule's time; the parts add up to it exactly."""
+    """The gap between the largest bound and a schedule's time; its parts add up exactly."""
 
     bound: str
     bound_ns: int
     time_ns: int
-    """What the schedule takes: measured where there is a measurement, else predicted."""
+    """Time of the schedule, measured if there is a measurement, else predicted."""
     parts: tuple[tuple[str, int], ...]
-    """What fills the gap, by name of the limit, in ns."""
+    """Parts of the gap by name of the limit, in ns."""
 
     @property
     def ratio(self) -> float:
-        """The schedule's time over the bound."""
+        """Time of the schedule over the bound."""
         return self.time_ns / self.bound_ns if self.bound_ns else 1.0
 
     @property
     def largest(self) -> str:
-        """The part that takes most of it; nothing where there is no gap."""
+        """Name of the largest part; empty if there is no gap."""
         name, time_ns = max(self.parts, key=lambda part: part[1], default=("", 0))
         return name if time_ns > 0 else ""
 
     def part_ns(self, name: str) -> int:
-        """One part, 0 where this gap has none of that name."""
+        """Return the part of a name in ns, 0 if there is none."""
         return dict(self.parts).get(name, 0)
 
 
 def gap_to_bound(
     graph: OpGraph, schedule: Schedule, bound: Bounds, engine: Engine, measured_ns: int | None = None
 ) -> Gap:
-    """What fills the gap between the largest of `bound` and a schedule of the graph, on one GPU, in graph mode."""
+    """Return the gap between the largest of `bound` and a schedule of the graph, on one GPU, in graph mode."""
     bound_ns, name = bound.largest
     area_ns = int(crowded_area_ns(Kernels.of(graph)))
     known: tuple[str, ...]
@@ -88,7 +87,7 @@ def gap_to_bound(
 
 
 def _from_chains(graph: OpGraph, schedule: Schedule, engine: Engine) -> list[tuple[str, int]]:
-    """Makespans of the schedule with more and more limits, from chains on: the last is the schedule's own."""
+    """Return makespans of the schedule with more and more limits, starting from chains; the last is its own."""
     times, limits_on = [], [DEPENDENCIES, GAPS]
     for limit, new in (
         (ORDER, ()),
@@ -103,7 +102,7 @@ def _from_chains(graph: OpGraph, schedule: Schedule, engine: Engine) -> list[tup
 
 
 def _from_area(graph: OpGraph, schedule: Schedule, engine: Engine) -> list[tuple[str, int]]:
-    """The same from the SMs on; until the last, every op has a stream of its own."""
+    """Return makespans starting from SM area; all but the last have every op on its own stream."""
     limits_on = [SMS, CONTENTION, DRAM]
     apart = replace(schedule, streams=tuple(range(len(graph))))
     alone = relaxed(graph.without_dependencies(), limits_on)
@@ -119,7 +118,7 @@ def _makespan_ns(graph: OpGraph, schedule: Schedule, engine: Engine) -> int:
 
 
 def _take_off(parts: dict[str, int], names: Sequence[str], time_ns: int) -> None:
-    """Take `time_ns` off the parts named, in that order, none below zero but the last resort, the first of them."""
+    """Subtract `time_ns` from the named parts in order, none below 0; a remainder goes to the first."""
     for name in names:
         taken_ns = min(time_ns, max(0, parts.get(name, 0)))
         if taken_ns > 0:

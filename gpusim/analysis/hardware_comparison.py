@@ -1,4 +1,4 @@
-"""Two calibrations of one GPU, number by number: which agree, and what a prediction makes of those that do not."""
+"""Comparison of two calibrations of one GPU: differing numbers and their effect on predictions."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from gpusim.policies.registry import POLICIES
 from gpusim.search.eager import predict_eager
 
 MEASURED: Final = ("memory", "copies", "graph", "stream", "contention")
-"""Sections that a calibration measures; the others are data sheets, limits, and what validation found."""
+"""Sections measured by calibration; the others come from data sheets and validation."""
 TOLERANCE: Final = 0.05
-#: Schedules that a number's effect is judged by: few streams, many, one.
+#: Schedules for judging the effect of a number: few streams, many, one.
 SCHEDULES: Final = (("critical_path", 4), ("wavefront", 8), ("sequential", 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One number of both models."""
+    """One number in both models."""
 
     parameter: str
     """`section.field`."""
     first: float
     second: float
     effect: float | None
-    """Largest change of a predicted time, as a share of it, where the first model has the second's number; None where
-    no trace was given, or the numbers are the same."""
+    """Largest relative change of a predicted time if the first model takes the second's number; None without traces or
+    for equal numbers."""
 
     @property
     def relative(self) -> float:
-        """Second over first less 1; infinite where the first is 0 and the second is not."""
+        """Second over first, minus 1; infinite if only the first is 0."""
         if self.first == self.second:
             return 0.0
         return self.second / self.first - 1.0 if self.first else math.inf
 
     def agrees(self, tolerance: float = TOLERANCE) -> bool:
-        """Whether they differ by no more than `tolerance` of the larger."""
+        """Return True if they differ by at most `tolerance` of the larger."""
         return abs(self.first - self.second) <= tolerance * max(abs(self.first), abs(self.second))
 
 
 def compare(first: HardwareModel, second: HardwareModel, traces: Iterable[Trace] = ()) -> list[Difference]:
-    """Every measured number of two models of one GPU. Raises `HardwareError` where they are of different GPUs."""
+    """Compare every measured number of two models of one GPU. Raises `HardwareError` for different GPUs."""
     if first.gpu != second.gpu:
         raise HardwareError(second.name, f"is of '{second.gpu}', '{first.name}' of '{first.gpu}'", place="$.gpu")
     steps = [_Step.of(trace, first) for trace in traces]
@@ -76,7 +76,7 @@ def compare(first: HardwareModel, second: HardwareModel, traces: Iterable[Trace]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A trace, and schedules of it that stay the same whatever the model."""
+    """A trace with schedules that are the same for all models."""
 
     trace: Trace
     schedules: tuple[Schedule, ...]
@@ -87,7 +87,7 @@ class _Step:
         return cls(trace, tuple(POLICIES[policy](graph, streams) for policy, streams in SCHEDULES))
 
     def predictions(self, hardware: HardwareModel) -> list[int]:
-        """Times in ns: each schedule as a CUDA graph and launched from the host, and the eager step."""
+        """Return predicted times in ns: each schedule in a CUDA graph and launched by the host, and the eager step."""
         graph = OpGraph.build(self.trace, hardware)
         engine = FastEngine()
         plans = [lower(graph, schedule, mode) for schedule in self.schedules for mode in get_args(LaunchMode)]

@@ -1,12 +1,12 @@
-"""Limits of inter-op parallelism: how much a step has, and what keeps a GPU from using it.
+"""Limits of inter-op parallelism: the parallelism of a step, and the limits that keep a GPU from using it.
 
-The question of Pourghassemi et al., "On the Limits of Parallelizing CNNs on GPUs" (SPAA 2020), answered for one
-captured step. Parallelism is what the dependencies allow: the ASAP schedule, in which every op starts the moment its
-last predecessor ends, on a GPU without limits. What is lost of it is a chain of what-if simulations: the first knows
-no limit at all, each next one switches one more limit on, the last is the best list schedule under all of them. The
-time that a limit adds is its loss, so the losses add up exactly. A loss depends on the order in which limits are
-switched on: the order of `LIMITS` is part of the definition. A loss below zero is a scheduling anomaly (Graham,
-"Bounds on multiprocessing timing anomalies", 1969): the schedule found under the stricter rules was the better one.
+This answers the question of Pourghassemi et al., "On the Limits of Parallelizing CNNs on GPUs" (SPAA 2020), for one
+captured step. The dependencies determine the parallelism: in the ASAP schedule, every op starts when its last
+predecessor ends, on a GPU without limits. Losses follow from a chain of what-if simulations: the first has no limits,
+each next one switches one more limit on, and the last is the best list schedule under all limits. The loss of a limit
+is the time that it adds, so losses add up exactly. A loss depends on the order in which limits are switched on, so the
+order of `LIMITS` is part of the definition. A negative loss is a scheduling anomaly (Graham, "Bounds on multiprocessing
+timing anomalies", 1969): the schedule found under the stricter rules was better.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from gpusim.search.priorities import SHARES
 from gpusim.units import format_ns
 
 STEP: Final = "step"
-"""The scope of all phases together."""
+"""Name of the scope with all phases."""
 
-#: Engine runs for each what-if: the list scheduler's own simulation, which sees ops that it held back start later than
-#: an engine does, picks these out of all candidates.
+#: Engine runs per what-if. The list scheduler's own simulation, in which delayed ops start later than in an engine,
+#: selects them from all candidates.
 _SHORTLIST = 3
 
 Steps = tuple[tuple[int, int], ...]
-"""A step function: (time in ns, value from then on)."""
+"""A step function: (time in ns, value from that time on)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One what-if: the makespan with this limit and all before it switched on, and what the limit added."""
+    """One what-if: makespan with this limit and all earlier ones switched on, and the time that it added."""
 
     limit: str
     makespan_ns: int
@@ -55,29 +55,29 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """Inter-op parallelism of a scope in its ASAP schedule, kernels at their time alone, without any cost."""
+    """Inter-op parallelism of a scope in its ASAP schedule, with kernels at their time alone and no costs."""
 
     work_ns: int
     """T1: the sum of all kernel times."""
     span_ns: int
     """T-infinity: the longest chain of dependent kernels."""
     running: Steps
-    """Ops running at once, over time."""
+    """Number of concurrent ops over time."""
     by_phase: tuple[tuple[str, Steps], ...]
-    """The same for each phase of the scope; all change at the same times."""
+    """Number of concurrent ops of each phase, all at the same times."""
     width: int
-    """Most ops of which none depends on another, directly or not."""
+    """Maximum number of ops of which none depends on another, directly or not."""
     width_exact: bool
-    """False above `MAX_EXACT_OPS` ops: then `width` is `maximum`, which is at most the width."""
+    """False above `MAX_EXACT_OPS` ops: `width` is then `maximum`, a lower bound."""
 
     @property
     def mean(self) -> float:
-        """T1 over T-infinity: the time average of `running`, and the most any number of processors can gain."""
+        """T1 over T-infinity: the time average of `running`, and the largest gain with any number of processors."""
         return self.work_ns / self.span_ns if self.span_ns else 0.0
 
     @property
     def maximum(self) -> int:
-        """Most ops that run at once in the ASAP schedule."""
+        """Maximum number of concurrent ops in the ASAP schedule."""
         return max((count for _, count in self.running), default=0)
 
 
@@ -87,54 +87,54 @@ class Scope:
 
     name: str
     ops: int
-    """Ops that have kernels."""
+    """Number of ops with kernels."""
     kernels: int
     parallelism: Parallelism
     sequential_ns: int
-    """The sequential graph of these kernels."""
+    """Predicted time of the sequential graph of these kernels."""
     unlimited_ns: int
-    """The longest op: what would be left if ops needed nothing from each other or the GPU."""
+    """Time of the longest op: the makespan without dependencies and limits of the GPU."""
     losses: tuple[Loss, ...]
-    """One for each of `LIMITS`, in that order."""
+    """Losses in the order of `LIMITS`."""
     streams: int
-    """Streams of the best list schedule found."""
+    """Number of streams of the best list schedule."""
     gap: Gap
-    """What lies between the largest lower bound and that schedule."""
+    """Gap between the largest lower bound and that schedule."""
 
     @property
     def best_ns(self) -> int:
-        """The best list schedule under all limits."""
+        """Time of the best list schedule under all limits."""
         return self.losses[-1].makespan_ns if self.losses else self.unlimited_ns
 
     @property
     def speedup(self) -> float:
-        """Sequential graph over best list schedule."""
+        """Speed-up of the best list schedule over the sequential graph."""
         return self.sequential_ns / self.best_ns if self.best_ns else 1.0
 
     @property
     def potential_ns(self) -> int:
-        """What there is to win: from the sequential graph down to the longest op."""
+        """Possible gain: time of the sequential graph minus the longest op."""
         return self.sequential_ns - self.unlimited_ns
 
     @property
     def won_ns(self) -> int:
-        """What the best list schedule wins of it; the rest are the losses."""
+        """Part of the possible gain that the best list schedule reaches; the rest are losses."""
         return self.sequential_ns - self.best_ns
 
     def share(self, time_ns: int) -> float:
-        """A part of the potential, in [0, 1] unless there was an anomaly."""
+        """Return a time as share of the possible gain, in [0, 1] unless there was an anomaly."""
         return time_ns / self.potential_ns if self.potential_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Limits:
-    """All scopes of a step: its phases where it has several, and the whole step, last."""
+    """Limits of a step by scope: its phases if there are several, and last the whole step."""
 
     trace: str
     hardware: str
     calibrated: bool
     streams: int
-    """Most streams the best schedule might use."""
+    """Maximum number of streams of the best schedule."""
     scopes: tuple[Scope, ...]
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ def limits(
     engine: Engine | None = None,
     report: Report = lambda stage, share, best_ns: None,
 ) -> Limits:
-    """Inter-op parallelism of a step and what is lost of it, for each phase and for the whole step.
+    """Return the inter-op parallelism of a step and its losses, for each phase and for the whole step.
 
     Raises `OptionError` for a stream count out of range.
     """
@@ -172,7 +172,7 @@ def limits(
 
 
 def phase_graph(graph: OpGraph, phase: str) -> OpGraph:
-    """The op graph of one phase: ops outside it take no time, and what depends on them need not wait."""
+    """Return the op graph of one phase: ops outside it take no time and have no dependents."""
     ops = graph.trace.ops
     outside = [bool(graph.tasks[op]) and ops[op].phase != phase for op in range(len(graph))]
     return replace(
@@ -183,14 +183,14 @@ def phase_graph(graph: OpGraph, phase: str) -> OpGraph:
 
 
 def scope_limits(name: str, graph: OpGraph, streams: int, engine: Engine) -> Scope:
-    """Parallelism and losses of an op graph on up to `streams` streams."""
+    """Return parallelism and losses of an op graph on up to `streams` streams."""
     free = relaxed(graph, ())
     apart = _apart(graph)
     unlimited_ns = Evaluator(free.without_dependencies(), engine).makespan_ns(apart)
     chained = relaxed(graph, (DEPENDENCIES,))
     asap = engine.run(lower(chained, apart, memory=False), chained.hardware)
     curve = parallelism(graph, asap)
-    # From the strictest what-if to the loosest: a schedule that runs under more limits is a candidate under fewer.
+    # From the strictest what-if to the loosest: the best schedule under more limits is a candidate under fewer.
     best: dict[str, tuple[int, Schedule]] = {}
     alone = carried = sequential(graph, 1)
     for place in reversed(range(1, len(LIMITS))):
@@ -219,7 +219,7 @@ def scope_limits(name: str, graph: OpGraph, streams: int, engine: Engine) -> Sco
 
 
 def _apart(graph: OpGraph) -> Schedule:
-    """Every op on a stream of its own, in recorded order."""
+    """Return the schedule with every op on its own stream, in recorded order."""
     ops = tuple(range(len(graph)))
     return Schedule(order=ops, streams=ops)
 
@@ -227,9 +227,9 @@ def _apart(graph: OpGraph) -> Schedule:
 def _best(
     graph: OpGraph, counts: Iterable[int], shares: Iterable[float], carried: Schedule, engine: Engine
 ) -> tuple[int, Schedule]:
-    """Makespan and schedule of the best list schedule on any of these stream counts, or of the carried schedule.
+    """Return makespan and schedule of the best list schedule on any of these stream counts, or of `carried`.
 
-    Priorities are bottom levels under the limits of `graph`; `shares` is how much room an op waits for.
+    Priorities are bottom levels under the limits of `graph`; `shares` are shares of its blocks that an op waits for.
     """
     settings = [(count, share) for count in counts for share in shares if count > 0]
     chosen = [carried]
@@ -237,7 +237,7 @@ def _best(
         lists = FastLists(graph)
         streams, waits = zip(*settings, strict=True)
         makespans = lists.makespans([graph.bottom_ns] * len(settings), streams, waits)
-        distinct: dict[float, tuple[int, float]] = {}  # settings that end at the same time gave the same schedule
+        distinct: dict[float, tuple[int, float]] = {}  # equal makespans mean the same schedule
         for makespan_ns, setting in sorted(zip(makespans.tolist(), settings, strict=True)):
             distinct.setdefault(makespan_ns, setting)
         shortlist = list(distinct.values())[:_SHORTLIST]
@@ -249,7 +249,7 @@ def _best(
 
 
 def parallelism(graph: OpGraph, asap: Timeline) -> Parallelism:
-    """Parallelism of an op graph from its ASAP timeline."""
+    """Return the parallelism of an op graph from its ASAP timeline."""
     spans: dict[int, tuple[int, int]] = {}
     for task, start, end in zip(asap.plan.tasks, asap.start_ns, asap.end_ns, strict=True):
         first, last = spans.get(task.op, (start, end))
@@ -276,7 +276,7 @@ def parallelism(graph: OpGraph, asap: Timeline) -> Parallelism:
 
 
 def _changes(spans: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """By how much the number of intervals (start, end), half open, that hold a time changes, where it does."""
+    """Return the changes of the number of half-open intervals that contain a time, by time."""
     changes: dict[int, int] = {}
     for start, end in spans:
         changes[start] = changes.get(start, 0) + 1
@@ -285,7 +285,7 @@ def _changes(spans: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 
 def _sums(changes: Mapping[int, int], times: Iterable[int]) -> Steps:
-    """The step function with these changes, at these times."""
+    """Return the step function with these changes, at these times."""
     level, steps = 0, []
     for time in times:
         level += changes.get(time, 0)

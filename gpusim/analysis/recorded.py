@@ -1,4 +1,4 @@
-"""The causes of a timeline: those that its engine recorded, or of another run of the same plan."""
+"""Causes of a timeline, as recorded by its engine or by another run of the same plan."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gpusim.plan.graph import COMPILED_FROM_OPS
 
 
 def causes_of(timeline: Timeline, hardware: HardwareModel) -> Causes:
-    """Why each task of a timeline that was simulated with `hardware` waited, and what it lost.
+    """Return the causes of a timeline simulated with `hardware`.
 
-    Every engine gives the same times for a plan. A small one is not worth compiling the fast engine for.
+    Engines give equal times. For a small plan, the fast engine is not worth its compilation.
     """
     if timeline.causes is None:
         name = "fast" if len(timeline.plan) >= COMPILED_FROM_OPS else "reference"

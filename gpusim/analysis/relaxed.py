@@ -1,4 +1,4 @@
-"""Op graphs on a GPU that has only some of its limits: what the limits report and the gap to the bounds are made of."""
+"""Op graphs on a GPU with some limits switched off, for the limits report and the gap to the bounds."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ CONTENTION: Final = "contention"
 DRAM: Final = "DRAM bandwidth"
 STREAMS: Final = "streams"
 LIMITS: Final = (DEPENDENCIES, GAPS, FRONT_END, SMS, CONTENTION, DRAM, STREAMS)
-"""In the order in which they are switched on."""
+"""Limits in the order in which they are switched on."""
 
 _FRONT_END_COSTS: Final = ("front_end_ns",)
-#: For each number of the launch costs and of contention the limit that it belongs to: switched off, it has no effect. A
-#: new cost of launches belongs to `GAPS`.
+#: Limit of each number of the launch costs and of contention, which has no effect while the limit is off. A new launch
+#: cost belongs to `GAPS`.
 SWITCHES: Final[dict[str, str]] = {
     **{f"graph.{name}": FRONT_END if name in _FRONT_END_COSTS else GAPS for name in measure_of(GraphCosts)},
     **{f"contention.{name}": CONTENTION for name in measure_of(Contention)},
 }
 
-#: Far above any bandwidth: the limit is switched off.
+#: Far above any bandwidth, so the limit is off.
 _NO_BANDWIDTH_LIMIT_BYTES_PER_NS = 1e12
-#: A sharing exponent that slows nothing down, and yet is not 0: blocks still go to SMs one by one.
+#: A sharing exponent without effect but not 0, so that blocks are still placed SM by SM.
 _NO_SLOWDOWN = 1e-12
 
 
 def relaxed(graph: OpGraph, limits_on: Iterable[str]) -> OpGraph:
-    """The op graph on a GPU that has only the limits named; dependencies and streams are the caller's to keep."""
+    """Return the op graph on a GPU with only the named limits; dependencies and streams are up to the caller."""
     limits_on = frozenset(limits_on)
     changes: list[Callable[[Task], Task]] = []
     hardware = graph.hardware
@@ -62,7 +62,7 @@ def relaxed(graph: OpGraph, limits_on: Iterable[str]) -> OpGraph:
 
 
 def without_contention(hardware: HardwareModel) -> HardwareModel:
-    """The same GPU with kernels that run together slowing each other only by what SMs and bandwidth they take."""
+    """Return the same GPU without contention: concurrent kernels only compete for SMs and bandwidth."""
     exponent = min(hardware.contention.sharing_exponent, _NO_SLOWDOWN)
     contention = msgspec.structs.replace(
         hardware.contention, younger_slowdown=0.0, sharing_exponent=exponent, matrix_exponent=0.0
@@ -71,13 +71,13 @@ def without_contention(hardware: HardwareModel) -> HardwareModel:
 
 
 def without_bandwidth_limit(hardware: HardwareModel) -> HardwareModel:
-    """The same GPU with as much DRAM bandwidth as anybody asks for."""
+    """Return the same GPU with unlimited DRAM bandwidth."""
     memory = msgspec.structs.replace(hardware.memory, dram_bytes_per_ns=_NO_BANDWIDTH_LIMIT_BYTES_PER_NS)
     return msgspec.structs.replace(hardware, memory=memory)
 
 
 def _without_costs(hardware: HardwareModel, limit: str) -> HardwareModel:
-    """The same GPU without the launch costs of a limit; counts may stay where what they count costs nothing."""
+    """Return the same GPU without the launch costs of a limit; counts may stay, since what they count is free."""
     times = [name for name, measure in measure_of(GraphCosts).items() if measure == "time"]
     free = {name: 0.0 for name in times if SWITCHES[f"graph.{name}"] == limit}
     return msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, **free))

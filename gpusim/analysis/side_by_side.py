@@ -1,8 +1,8 @@
-"""Which modules of the user's a schedule runs side by side: what would have to be on several streams.
+"""Modules of the user's model that a schedule runs concurrently, and that would need several streams.
 
-Ops of one phase that overlap on different streams belong to sides of the module that holds both: `inception3a` with
-its `branch1 | branch2 | ...`. Children that need each other are one side. Weight gradients beside the chain of data
-gradients, and optimizer updates beside anything, are no sides of a module and have rows of their own.
+Ops of one phase that overlap on different streams belong to sides of their common module: `inception3a` with its
+`branch1 | branch2 | ...`. Children that depend on each other are one side. Weight gradients that overlap the chain of
+data gradients, and optimizer updates that overlap other ops, are not sides of a module and have rows of their own.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from gpusim.policies.ooo_backprop import weight_gradients
 
 Kind = Literal["modules", "weight gradients", "optimizer", "buffers"]
 
-#: A row of modules that overlaps for less than this share of all overlap is left out.
+#: Rows with less than this share of the total overlap are left out.
 LEAST_SHARE: Final = 0.005
-#: Name of the module that holds all others.
+#: Name of the root module.
 WHOLE_MODEL: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Modules that run at the same time, in one place or in several that are alike."""
+    """Modules that run concurrently, in one parent module or in several alike."""
 
     kind: Kind
     parents: tuple[str, ...]
-    """Paths of the modules that hold the sides; `""` is the model itself. Empty where `kind` is not `modules`."""
+    """Paths of the parent modules, `""` for the model itself; empty if `kind` is not `modules`."""
     sides: tuple[tuple[str, ...], ...]
-    """Names of children that run beside each other; those of one side run one after the other."""
+    """Names of the children on each side; sides overlap, the children of one side run in sequence."""
     phases: tuple[str, ...]
     together_ns: int
-    """Time in which at least two sides run."""
+    """Time in which at least two sides run, in ns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """What a schedule runs at the same time."""
+    """Overlap in a schedule, by modules."""
 
     makespan_ns: int
     together_ns: int
-    """Time in which at least two kernels run."""
+    """Time in which at least two kernels run, in ns."""
     streams: int
     rows: tuple[SideBySide, ...]
-    """The longest first."""
+    """Rows, longest overlap first."""
     named: bool
-    """Whether ops know their modules: those of an imported profile may not."""
+    """True if ops have module paths; those of an imported profile may have none."""
 
 
 Interval = tuple[int, int]
 
 
 def side_by_side(graph: OpGraph, timeline: Timeline) -> Concurrency:
-    """The modules that overlap in a timeline of one GPU that was simulated from a plan of `graph`."""
+    """Return the modules that overlap in a timeline of one GPU simulated from a plan of `graph`."""
     spans = _spans(timeline)
     overlaps = list(_overlaps(timeline))
     gradients, buffers = weight_gradients(graph), _buffer_updates(graph)
@@ -89,7 +89,7 @@ def side_by_side(graph: OpGraph, timeline: Timeline) -> Concurrency:
 
 
 def _spans(timeline: Timeline) -> dict[int, list[Interval]]:
-    """When the kernels of each op run."""
+    """Return the intervals in which the kernels of each op run."""
     spans: dict[int, list[Interval]] = defaultdict(list)
     for task, start, end in zip(timeline.plan.tasks, timeline.start_ns, timeline.end_ns, strict=True):
         if task.op >= 0 and end > start:
@@ -98,7 +98,7 @@ def _spans(timeline: Timeline) -> dict[int, list[Interval]]:
 
 
 def _overlaps(timeline: Timeline) -> Iterator[tuple[int, int, int, int]]:
-    """Two ops of different streams that run at the same time, from when until when; each pair of kernels once."""
+    """Yield (op, op, start, end) for each pair of kernels of different ops and streams that overlap."""
     tasks = timeline.plan.tasks
     running: list[tuple[int, int]] = []
     order = sorted(range(len(tasks)), key=lambda index: (timeline.start_ns[index], index))
@@ -127,7 +127,7 @@ def _kind_of(one: int, other: int, graph: OpGraph, gradients: frozenset[int], bu
 
 
 def _buffer_updates(graph: OpGraph) -> frozenset[int]:
-    """Ops that change nothing but buffers, such as BatchNorm's counters: no module is waiting for them."""
+    """Return the ops that only change buffers, for example BatchNorm's counters; no module waits for them."""
     tensors = graph.trace.tensors
     return frozenset(
         index
@@ -137,7 +137,7 @@ def _buffer_updates(graph: OpGraph) -> frozenset[int]:
 
 
 def _common(one: str, other: str) -> str:
-    """The module that holds two, itself one of them where they are the same or one holds the other."""
+    """Return the innermost module that contains both, which may be one of them."""
     parts = []
     for a, b in zip(one.split("."), other.split("."), strict=False):
         if a != b:
@@ -147,7 +147,7 @@ def _common(one: str, other: str) -> str:
 
 
 def _child(layer: str, parent: str) -> str:
-    """The child of `parent` on the way to `layer`; empty for `parent` itself."""
+    """Return the child of `parent` that contains `layer`; empty for `parent` itself."""
     rest = layer[len(parent) + 1 :] if parent else layer
     return rest.partition(".")[0]
 
@@ -155,7 +155,7 @@ def _child(layer: str, parent: str) -> str:
 def _modules(
     graph: OpGraph, spans: dict[int, list[Interval]], parent: str, phase: str, members: set[int]
 ) -> Iterator[SideBySide]:
-    """The sides among the children of a module whose ops overlap."""
+    """Yield the row of a module if at least two sides of it overlap."""
     ops = graph.trace.ops
     within = [op for op in spans if not parent or f"{ops[op].layer}.".startswith(f"{parent}.")]
     children = {op: _child(ops[op].layer, parent) for op in within}
@@ -173,10 +173,11 @@ def _modules(
 
 
 def _sides(graph: OpGraph, within: Sequence[int], children: dict[int, str], wanted: set[str]) -> list[tuple[str, ...]]:
-    """The children of a module that ran beside each other, each with those that it is a chain with.
+    """Return the overlapping children of a module as sides, each with the children that it is connected to.
 
-    A module's first pass says what its children need of each other: in its backward pass, sums of gradients join them.
-    Where all are one chain, such as the blocks of a network with an auxiliary head, those that ran are looked at alone.
+    The first pass of a module shows the dependencies between its children: in its backward pass, sums of gradients
+    connect them. If all children are connected, for example the blocks of a network with an auxiliary head, only the
+    overlapping ones are considered.
     """
     ops = graph.trace.ops
     first = ops[min(within)].phase
@@ -195,7 +196,7 @@ def _sides(graph: OpGraph, within: Sequence[int], children: dict[int, str], want
 
 
 def _connected(graph: OpGraph, inside: Sequence[int], children: dict[int, str]) -> list[set[str]]:
-    """Children that need each other's results, together."""
+    """Return groups of children connected by dependencies."""
     group = {child: {child} for child in dict.fromkeys(children[op] for op in inside)}
     preds = graph.work_preds
     known = set(inside)
@@ -212,7 +213,7 @@ def _connected(graph: OpGraph, inside: Sequence[int], children: dict[int, str]) 
 
 
 def _joined(rows: Iterable[SideBySide]) -> list[SideBySide]:
-    """Rows with the same sides as one: the same block many times, forward and backward."""
+    """Merge rows with equal sides: repeated blocks, forward and backward."""
     by_sides: dict[tuple[Kind, tuple[tuple[str, ...], ...]], list[SideBySide]] = defaultdict(list)
     for row in rows:
         by_sides[row.kind, tuple(sorted(row.sides))].append(row)
@@ -229,7 +230,7 @@ def _joined(rows: Iterable[SideBySide]) -> list[SideBySide]:
 
 
 def _length(intervals: Iterable[Interval]) -> int:
-    """Length of the union."""
+    """Return the length of the union of the intervals, in ns."""
     total = reach = 0
     for begin, end in sorted(intervals):
         total += max(0, end - max(begin, reach))
@@ -238,7 +239,7 @@ def _length(intervals: Iterable[Interval]) -> int:
 
 
 def _together(sides: Sequence[Sequence[Interval]]) -> int:
-    """Time in which at least two of the sides run."""
+    """Return the time in which at least two sides run, in ns."""
     changes: list[tuple[int, int]] = []
     for intervals in sides:
         reach = 0

@@ -1,4 +1,4 @@
-"""One schedule of a step beside the sequential graph of the same step: `gpusim simulate`."""
+"""Simulation of one schedule and of the sequential graph of its step (`gpusim simulate`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpusim.units import counted, format_bytes, format_ns
 
 @dataclass(frozen=True, repr=False)
 class Simulated:
-    """One schedule of a step, with the sequential graph of the step to compare it with."""
+    """A simulated schedule of a step, with the sequential graph of the step as baseline."""
 
     graph: OpGraph
     mode: LaunchMode
@@ -30,41 +30,41 @@ class Simulated:
     peak_bytes: int
     """Predicted peak memory."""
     sequential_ns: int
-    """The sequential graph of the captured kernels."""
+    """Predicted time of the sequential graph of the captured kernels."""
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Start and end of each task. Simulated when it is first asked for: the numbers above need no plan."""
+        """Start and end of each task; simulated on first use, since the fields need no plan."""
         return self.engine.run(lower(self.graph, self.schedule, self.mode), self.graph.hardware)
 
     @property
     def policy(self) -> str:
-        """The policy or search that made the schedule."""
+        """Policy or search that made the schedule."""
         return self.schedule.policy
 
     @property
     def streams(self) -> int:
-        """Streams in use."""
+        """Number of streams in use."""
         return self.schedule.stream_count
 
     @property
     def speedup(self) -> float:
-        """Over the sequential graph."""
+        """Speed-up over the sequential graph."""
         return self.sequential_ns / self.makespan_ns if self.makespan_ns else 1.0
 
     @cached_property
     def ran(self) -> OpGraph:
-        """The step with the kernels that the schedule runs."""
+        """Op graph with the kernels that the schedule runs."""
         return self.graph.choosing(self.schedule.variants)
 
     @cached_property
     def bounds(self) -> Bounds:
-        """Lower bounds of the step with these kernels."""
+        """Lower bounds with these kernels."""
         return bounds(self.ran)
 
     @cached_property
     def recorded(self) -> Timeline:
-        """The timeline with what SMs and DRAM do over time, which only the reference engine records."""
+        """Timeline with occupancy and DRAM traffic over time, which only the reference engine records."""
         if self.timeline.occupied:
             return self.timeline
         return engine_by_name("reference").run(self.timeline.plan, self.graph.hardware)
@@ -88,7 +88,7 @@ class Simulated:
 
 
 def simulate(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", engine: Engine | None = None) -> Simulated:
-    """A legal schedule of a step, launched by one CUDA graph or by the host, on an engine (default: the fast one)."""
+    """Simulate a legal schedule, launched by one CUDA graph or by the host, on an engine (default: the fast one)."""
     runs = engine or engine_by_name(DEFAULT_ENGINE)
     evaluator = Evaluator(graph, runs)
     evaluation = evaluator.evaluate(schedule, mode)

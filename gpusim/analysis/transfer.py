@@ -1,8 +1,8 @@
-"""Transfer: the schedule tuned for one GPU or batch, used on another one, beside the one that was tuned for that.
+"""Transfer of a schedule tuned for one GPU or batch to another, compared with the schedule tuned there.
 
-A schedule says which stream each op is on and in which order ops are launched. So it can be used wherever the same
-ops are: on another GPU, or in a capture of the same network at another batch. Times at another batch come from that
-capture alone; nothing is scaled from one batch to another.
+A schedule has the stream and launch position of each op, so it applies wherever the same ops are: on another GPU, or in
+a capture of the same network at another batch. Times at another batch come from that capture alone; nothing is scaled
+between batches.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from gpusim.search.budget import Report
 from gpusim.search.explore import Explored, explore
 from gpusim.units import counted, format_ns
 
-#: Traces times GPUs of one question: each is explored, and each schedule is simulated on each of them.
+#: Maximum number of traces times GPUs: each is explored, and each schedule is simulated on all of them.
 MAX_SETTINGS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A step on a GPU, and the schedule that was tuned for it."""
+    """A step on a GPU, and the schedule tuned for it."""
 
     trace: str
     batch: int
     hardware: str
     calibrated: bool
-    """Whether the hardware model was calibrated on that GPU."""
+    """True if the hardware model was calibrated on that GPU."""
     policy: str
     streams: int
     tuned_ns: int
-    """Predicted time of the schedule tuned for it."""
+    """Predicted time of the tuned schedule."""
     sequential_ns: int
-    """Predicted time of one CUDA graph without streams."""
+    """Predicted time of the sequential CUDA graph."""
 
     @property
     def name(self) -> str:
-        """`googlenet-train-b8 on h200`."""
+        """Trace and GPU, for example `googlenet-train-b8 on h200`."""
         return f"{self.trace} on {self.hardware}"
 
 
@@ -51,16 +51,16 @@ class TransferRow:
     """One schedule on one setting."""
 
     tuned_for: str
-    """Name of the setting that the schedule was tuned for."""
+    """Setting for which the schedule was tuned."""
     used_on: str
-    """Name of the setting that it is simulated on."""
+    """Setting on which it is simulated."""
     time_ns: int
     best_ns: int
-    """The fastest of all these schedules there."""
+    """Time of the fastest of all these schedules there."""
 
     @property
     def lost_frac(self) -> float:
-        """Time over that of the fastest, less 1."""
+        """Time over the fastest schedule's time, minus 1."""
         return self.time_ns / self.best_ns - 1.0 if self.best_ns else 0.0
 
 
@@ -70,24 +70,24 @@ class Transfer:
 
     settings: tuple[Setting, ...]
     rows: tuple[TransferRow, ...]
-    """By setting used on, then by setting tuned for; both in the order of `settings`."""
+    """Rows by `used_on`, then `tuned_for`, both in the order of `settings`."""
 
     @property
     def worst(self) -> TransferRow:
-        """The row that loses most."""
+        """Row with the largest loss."""
         return max(self.rows, key=lambda row: row.lost_frac)
 
     @property
     def sentence(self) -> str:
-        """What it comes to, in words."""
+        """Summary in one sentence."""
         if len(self.settings) == 1:
-            return "One setting alone: there is nothing to compare with."
+            return "Only one setting: there is nothing to compare."
         worst = self.worst
         if worst.lost_frac < 0.005:
-            return "Each of these schedules is as good on every setting: tune once."
+            return "Every schedule is equally good on every setting: tune once."
         return (
-            f"The schedule tuned for {worst.tuned_for} takes {worst.lost_frac:.1%} longer than the best one known on "
-            f"{worst.used_on}; that is the most lost here."
+            f"The schedule tuned for {worst.tuned_for} takes {worst.lost_frac:.1%} longer than the best known one on "
+            f"{worst.used_on}; this is the largest loss."
         )
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ def transfer(
 ) -> Transfer:
     """Tune a schedule for each op graph, and simulate each schedule on all of them.
 
-    Raises `OptionError` where two of them do not have the same ops, or there are too many.
+    Raises `OptionError` if two of them do not have the same ops, or there are too many.
     """
     if not 1 <= len(graphs) <= MAX_SETTINGS:
         raise OptionError(f"{len(graphs)} settings of traces and GPUs; there can be 1 to {MAX_SETTINGS}")
@@ -152,7 +152,7 @@ def transfer(
 
 
 def _tuned(explored: Explored) -> tuple[int, Schedule]:
-    """The recommended schedule, with the captured kernels on the whole GPU: others need not exist elsewhere."""
+    """Return the best schedule with captured kernels on the whole GPU, and its time; variants may lack elsewhere."""
     best = explored.best
     if best.schedule.variants or best.schedule.partitions:
         plain = [row for row in explored.rows if not row.schedule.variants and not row.schedule.partitions]
@@ -161,21 +161,21 @@ def _tuned(explored: Explored) -> tuple[int, Schedule]:
 
 
 def check_same_ops(one: Trace, other: Trace) -> None:
-    """Raises `OptionError` where two traces do not have ops of the same names and operators."""
+    """Raise `OptionError` unless two traces have ops of the same names and operators."""
     targets = {op.name: op.target for op in one.ops}
     for op in other.ops:
         if targets.get(op.name) != op.target:
             raise OptionError(
-                f"{other.name} and {one.name} are not the same step: '{op.name}' ({op.target}) is in the first alone; "
+                f"{other.name} and {one.name} are not the same step: '{op.name}' ({op.target}) is only in the first; "
                 "a schedule fits captures of one network that differ in batch or GPU"
             )
     if len(one.ops) != len(other.ops):
         missing = sorted(set(targets) - {op.name for op in other.ops})
-        raise OptionError(f"{one.name} and {other.name} are not the same step: '{missing[0]}' is in the first alone")
+        raise OptionError(f"{one.name} and {other.name} are not the same step: '{missing[0]}' is only in the first")
 
 
 def moved(schedule: Schedule, made_for: Trace, used_on: Trace) -> Schedule:
-    """The schedule with the indices that another trace has its ops under."""
+    """Return the schedule with op indices of another trace."""
     if made_for is used_on:
         return schedule
     place = {op.name: index for index, op in enumerate(used_on.ops)}

@@ -1,9 +1,9 @@
-"""What if: the same step with other SMs, bandwidth, launch costs, queues, or with an op that is faster.
+"""What-if: the same step with other SMs, bandwidth, launch costs or queues, or with a faster op.
 
-A changed op graph starts from the baseline's, anchored and scaled to its GPU, so that no change at all gives exactly
-the baseline. Kernel times follow from the baseline's by the rule for other GPUs (`gpusim.plan.kernels.Scaling`): what
-DRAM traffic explains goes with the bandwidth, the rest with the number of waves. That is a trend, not a calibrated
-prediction, and the changed hardware model says so.
+A changed op graph starts from the baseline's, anchored and scaled to its GPU, so an empty change gives exactly the
+baseline. Kernel times scale by the rule for other GPUs (`gpusim.plan.kernels.Scaling`): the part explained by DRAM
+traffic with the bandwidth, the rest with the number of waves. The result is a trend, not a calibrated prediction, and
+the changed hardware model is marked as uncalibrated.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from gpusim.trace.op_names import op_label as op_label  # the dashboard's
 
 SectionT = TypeVar("SectionT", GraphCosts, StreamCosts)
 
-#: A parameter's range in a tornado: half of what it is, and twice that.
+#: Range of a parameter in a tornado diagram: half and twice its value.
 LOW, HIGH = 0.5, 2.0
-#: As good as none.
+#: Exponent without effect.
 LEAST_EXPONENT = 1e-6
-#: How many of the longest ops a tornado asks about.
+#: Number of the longest ops in a tornado diagram.
 LONGEST_OPS = 3
 
 
 @dataclass(frozen=True)
 class Change:
-    """What differs from the baseline; factors are of the baseline's value."""
+    """Changes against the baseline; factors multiply the baseline's values."""
 
     sms: int | None = None
-    """SMs of the GPU."""
+    """Number of SMs."""
     bandwidth: float = 1.0
     """Factor on DRAM bandwidth."""
     launch_cost: float = 1.0
-    """Factor on what launches cost: gaps, forks, joins and the front end; in stream mode the host's share too."""
+    """Factor on launch costs: gaps, forks, joins, front end and, in stream mode, the host's costs."""
     contention: float = 1.0
-    """Factor on how much kernels slow each other down."""
+    """Factor on the slowdown of concurrent kernels."""
     queues: int | None = None
     """Hardware queues (stream mode)."""
     op_speed: Mapping[int, float] = field(default_factory=dict)
-    """For ops by index, how many times as fast as now."""
+    """Speed factor of ops, by index."""
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -64,29 +64,29 @@ class Change:
             *((f"speed of op {o}", s) for o, s in self.op_speed.items()),
         ):
             if not 0.0 < value < float("inf"):
-                raise OptionError(f"what-if: {name} {value}: a factor above 0")
+                raise OptionError(f"what-if: {name} is {value}; it must be a factor above 0")
         for name, value in (("launch cost", self.launch_cost), ("contention", self.contention)):
             if not 0.0 <= value < float("inf"):
-                raise OptionError(f"what-if: {name} {value}: a factor of 0 or more")
+                raise OptionError(f"what-if: {name} is {value}; it must be a factor of 0 or more")
         for name, count in (("SMs", self.sms), ("hardware queues", self.queues)):
             if count is not None and count < 1:
-                raise OptionError(f"what-if: {count} {name}: at least 1")
+                raise OptionError(f"what-if: {count} {name}; there must be at least 1")
 
 
 def policy_schedule(graph: OpGraph, policy: str, streams: int) -> Schedule:
-    """What a policy gives. Raises `UnknownNameError` for it and `OptionError` for the number of streams."""
+    """Return the schedule of a policy. Raises `UnknownNameError` or, for the number of streams, `OptionError`."""
     check_streams(streams)
     return policy_by_name(policy)(graph, streams)
 
 
 def changed_graph(graph: OpGraph, change: Change) -> OpGraph:
-    """The op graph with a change; the same graph where nothing changes.
+    """Return the op graph with a change; the same object if nothing changes.
 
     Raises `OptionError` for more hardware queues than the GPU has or an op that does not exist.
     """
     for op in change.op_speed:
         if not 0 <= op < len(graph):
-            raise OptionError(f"what-if: op {op}, of {len(graph)} ops")
+            raise OptionError(f"what-if: no op {op} among {len(graph)} ops")
     hardware = changed_hardware(graph.hardware, change)
     speeds = {op: speed for op, speed in change.op_speed.items() if speed != 1.0}
     scaled = hardware.limits.sms != graph.hardware.limits.sms or change.bandwidth != 1.0
@@ -102,7 +102,7 @@ def changed_graph(graph: OpGraph, change: Change) -> OpGraph:
 
 
 def changed_hardware(hardware: HardwareModel, change: Change) -> HardwareModel:
-    """The hardware model with a change, marked as not calibrated; the same model where nothing changes."""
+    """Return the hardware model with a change, marked uncalibrated; the same object if nothing changes."""
     new = msgspec.structs.replace
     words: list[str] = []
     changed = hardware
@@ -136,7 +136,7 @@ def changed_hardware(hardware: HardwareModel, change: Change) -> HardwareModel:
     if change.queues is not None and change.queues != hardware.stream.queues:
         if change.queues > hardware.stream.max_queues:
             raise OptionError(f"what-if: {change.queues} hardware queues, of at most {hardware.stream.max_queues}")
-        # A setting of the driver's (CUDA_DEVICE_MAX_CONNECTIONS), not another GPU: the calibration stands.
+        # A driver setting (CUDA_DEVICE_MAX_CONNECTIONS), not another GPU: the model stays calibrated.
         changed = new(changed, stream=new(changed.stream, queues=change.queues))
     if words:
         changed = new(changed, name=f"{hardware.name} with {', '.join(words)}", calibrated=False)
@@ -146,10 +146,10 @@ def changed_hardware(hardware: HardwareModel, change: Change) -> HardwareModel:
 def sensitivities(
     base: Simulated, longest_ops: int = LONGEST_OPS, engine: Engine | None = None
 ) -> tuple[tuple[str, float, float, float], ...]:
-    """How the makespan of one schedule moves as each parameter goes from half to twice its value.
+    """Return the makespan of one schedule with each parameter at half and at twice its value.
 
-    Each is (name, makespan at the low end, at the high end, now), in ns, for `tornado_figure`. The schedule stays as it
-    is: a policy might find a better one for the changed GPU.
+    Rows are (name, makespan at the low end, at the high end, now), in ns, for `tornado_figure`. The schedule is kept,
+    although a policy might find a better one for the changed GPU.
     """
     runs = engine or engine_by_name(DEFAULT_ENGINE)
     hardware = base.graph.hardware
@@ -179,7 +179,7 @@ def sensitivities(
 
 
 def retimed(plan: Plan, graph: OpGraph) -> Plan:
-    """A plan with the times and demands of a changed graph: what lowering the same schedule again would give."""
+    """Return a plan with times and demands of a changed graph, as lowering the same schedule again would."""
     seen: Counter[int] = Counter()
     tasks = []
     for task in plan.tasks:
@@ -191,13 +191,13 @@ def retimed(plan: Plan, graph: OpGraph) -> Plan:
 
 
 def longest(graph: OpGraph, count: int) -> tuple[int, ...]:
-    """The ops that take longest alone, the longest first."""
+    """Return the ops with the longest time alone, longest first."""
     times = {op: sum(task.dur_ns for task in tasks) for op, tasks in enumerate(graph.tasks) if tasks}
     return tuple(sorted(times, key=lambda op: (-times[op], op))[:count])
 
 
 def _scaled(trace: Trace, op: Op, tasks: Sequence[Task], scaling: Scaling) -> tuple[Task, ...]:
-    """The tasks of an op with times and demands of the changed GPU."""
+    """Return the tasks of an op with times and demands of the changed GPU."""
     foreign = trace.provenance.gpu.name != scaling.source.gpu
     scaled = []
     work = arithmetic(trace, op, op.kernels)
@@ -206,7 +206,7 @@ def _scaled(trace: Trace, op: Op, tasks: Sequence[Task], scaling: Scaling) -> tu
         if foreign:
             kernel = fit_to(kernel, scaling.source)
         whole = round(task.dur_ns)
-        # Kernels have whole ns; the ratio keeps what the anchor added to them.
+        # Kernels have whole ns; the ratio preserves the scaling by the anchor.
         timed = msgspec.structs.replace(kernel, dur_ns=whole)
         ratio = scaling.dur_ns(timed, task.dram_bytes, work[task.kernel]) / whole if whole else 1.0
         demand = kernel_demand(scaling.target.limits, kernel)
@@ -215,6 +215,6 @@ def _scaled(trace: Trace, op: Op, tasks: Sequence[Task], scaling: Scaling) -> tu
 
 
 def _scaled_times(section: SectionT, factor: float) -> SectionT:
-    """The section with its times multiplied; its counts stay."""
+    """Return a section with its times multiplied by a factor; counts stay."""
     times = [name for name, measure in measure_of(type(section)).items() if measure == "time"]
     return msgspec.structs.replace(section, **{name: getattr(section, name) * factor for name in times})
