@@ -156,9 +156,24 @@ def test_what_is_measured_is_kept_before_the_peers_that_take_longest(monkeypatch
     further = ("torch_compile_max_autotune", "torch_compile_combo_kernels")
     asked = Asked("net", "infer", 4, "fp32", "contiguous", ("eager",), further, 3, 0.02, 0)  # type: ignore[arg-type]
     measuring.measure(asked, kept.append)
-    assert [set(each.peers) for each in kept] == [{"eager"}, {"eager", "torch_compile_max_autotune"}]
-    assert kept[1].left_out == {"torch_compile_combo_kernels": "no such kernel"}
-    assert set(kept[1].deviations) == {"optimize", "eager", "torch_compile_max_autotune"}
+    everyone = {"optimize", "eager", "torch_compile_max_autotune"}
+    assert [set(each.peers) for each in kept] == [
+        {"eager"},
+        {"eager"},
+        everyone - {"optimize"},
+        everyone - {"optimize"},
+    ]
+    assert [set(each.deviations) for each in kept] == [set(), {"optimize", "eager"}, {"optimize", "eager"}, everyone]
+    assert kept[-1].left_out == {"torch_compile_combo_kernels": "no such kernel"}
+
+
+def test_an_error_of_the_gpu_is_one_line() -> None:
+    error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nSearch for it")
+    with (
+        pytest.raises(GpuError, match=r"^CUDA error: an illegal memory access was encountered; this process"),
+        measuring.errors_of_the_gpu(),
+    ):
+        raise error
 
 
 def test_rows_of_another_gpu_are_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from gpusim.gpu.isolate import alone
 from gpusim.gpu.profiling import RANGE, attribute, exported_events, profiled
 from gpusim.gpu.replay.execute import Runner, make_initial
 from gpusim.gpu.replay.fusion import Chain, chains_of
-from gpusim.gpu.replay.variants import settings_for
+from gpusim.gpu.replay.variants import in_autotuned_thread, settings_for
 from gpusim.rules.occupancy import kernel_demand
 
 ITERATIONS = 7
@@ -64,22 +64,34 @@ def with_variants(trace: Trace, seed: int = DEFAULT_SEED, say: Callable[[str], N
 
 
 def with_measured_variants(
-    trace: Trace,
-    seed: int = DEFAULT_SEED,
-    say: Callable[[str], None] = lambda _: None,
-    own: bool = False,
-    tf32: tuple[bool, bool] | None = None,
+    trace: Trace, seed: int = DEFAULT_SEED, say: Callable[[str], None] = lambda _: None
 ) -> Trace:
-    """As `with_variants`, with the times of isolated calls.
+    """As `with_variants`, with the times of isolated calls."""
+    return _measured_by(trace, lambda autotuned: alone(measure_calls, trace, seed, autotuned), say)
 
-    `own` is as for `Runner`. `tf32` says whether matrix products and convolutions may use TF32, where that differs from
-    the trace's dtype.
+
+def with_variants_of(runner: Runner, say: Callable[[str], None]) -> Trace:
+    """A runner's trace as `with_measured_variants` makes it, measured in this process on the runner's own tensors.
+
+    The runner has run the step in order and holds all its tensors, which change. What cuDNN's autotuner chooses stays
+    in the thread of autotuned calls, as it does in `call_variant`.
     """
+
+    def measure(autotuned: bool) -> Measured:
+        if autotuned:
+            return in_autotuned_thread(lambda: _measured_calls(runner, autotuned))
+        return _measured_calls(runner, autotuned)
+
+    return _measured_by(runner.trace, measure, say)
+
+
+def _measured_by(trace: Trace, measure: Callable[[bool], Measured], say: Callable[[str], None]) -> Trace:
+    """The trace with what `measure` measures of the calls that cuDNN's autotuner chooses for, and of all others."""
     measured: Measured = {}
     for autotuned, doing in ((False, "profiling other algorithms"), (True, "letting cuDNN time its algorithms")):
         if any(call.name for call in _all_calls(trace, autotuned)):
             say(doing)
-            measured |= alone(measure_calls, trace, seed, autotuned, own, tf32)
+            measured |= measure(autotuned)
     if not measured:
         return trace
     new_variants = variants_from(trace, measured)
@@ -90,9 +102,7 @@ def with_measured_variants(
     return msgspec.structs.replace(trace, ops=tuple(ops))
 
 
-def measure_calls(
-    trace: Trace, seed: int, autotuned: bool, own: bool = False, tf32: tuple[bool, bool] | None = None
-) -> Measured:
+def measure_calls(trace: Trace, seed: int, autotuned: bool) -> Measured:
     """Return the kernels of the calls left to cuDNN's autotuner, or of all other calls with the captured ones among
     them.
 
@@ -101,12 +111,14 @@ def measure_calls(
     """
     device = require_gpu()
     set_precision(trace.model.dtype)
-    if tf32 is not None:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
-    runner = Runner(trace, device, own)
+    runner = Runner(trace, device)
     runner.bind(make_initial(trace, device, seed).tensors)
     runner.run_in_order()
-    calls = _all_calls(trace, autotuned)
+    return _measured_calls(runner, autotuned)
+
+
+def _measured_calls(runner: Runner, autotuned: bool) -> Measured:
+    calls = _all_calls(runner.trace, autotuned)
     calls = in_turns([call for call in calls if _works(runner, call)])
     return dict(zip(((call.op, call.name) for call in calls), _profile(runner, calls), strict=True))
 

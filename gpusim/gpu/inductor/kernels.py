@@ -5,7 +5,8 @@ What is here runs code out of a trace: whoever calls it has asked `gpusim.trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -18,13 +19,13 @@ from gpusim.gpu.inductor import versions
 OWN_FUNCTIONS: Final = {"inductor.bias_addmm": "bias_addmm", "inductor.mm_plus_mm": "_mm_plus_mm"}
 
 
-def functions_of(trace: Trace) -> list[Callable[..., Any]]:
-    """For each op of an Inductor trace what to call. Compiles the trace's code.
+def functions_of(trace: Trace, compiling: Compiling | None = None) -> list[Callable[..., Any]]:
+    """For each op of an Inductor trace what to call. Compiles the trace's code where nobody has begun to.
 
     Raises `OperatorError` for an operator that this torch does not have, and for code that does not compile.
     """
     versions.require_supported()
-    kernels = compile_sources(trace.sources)
+    kernels = (compiling or Compiling(trace.sources)).kernels()
     function_of: dict[str, Callable[..., Any]] = {}
     for index, op in enumerate(trace.ops):
         key = op.source or op.target
@@ -41,26 +42,41 @@ def start_compiling(device: torch.device) -> None:
         AsyncCompile.use_process_pool()
 
 
-def compile_sources(sources: Sequence[Source]) -> dict[str, Callable[..., None]]:
-    """Hash -> a function that launches the kernel on the current stream, for its arguments in order."""
-    from torch._inductor.async_compile import AsyncCompile
+class Compiling:
+    """Kernels that torch's processes compile while this one does other things. Raises as `kernels`."""
 
-    compiler = AsyncCompile()
-    names = {source.sha256: f"kernel_{number}" for number, source in enumerate(sources)}
-    scope: dict[str, Any] = {}
+    def __init__(self, sources: Sequence[Source]) -> None:
+        from torch._inductor.async_compile import AsyncCompile
+
+        self._compiler = AsyncCompile()
+        self._names = {source.sha256: f"kernel_{number}" for number, source in enumerate(sources)}
+        self._scope: dict[str, Any] = {}
+        with _refusals():
+            if any("async_compile.triton(" in source.text for source in sources):
+                self._compiler.wait_pool_ready()  # else it compiles them here, one by one
+            for source in sources:
+                code = compile(source.text, f"<kernel {source.sha256[:12]}>", "eval")
+                self._scope[self._names[source.sha256]] = eval(code, {"async_compile": self._compiler})
+
+    def kernels(self) -> dict[str, Callable[..., None]]:
+        """Hash -> a function that launches the kernel on the current stream, for its arguments in order.
+
+        Waits until all are compiled. Raises `OperatorError` for code that does not compile.
+        """
+        with _refusals():
+            self._compiler.wait(self._scope)
+        return {sha256: _launcher(self._scope[name]) for sha256, name in self._names.items()}
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
     try:
-        if any("async_compile.triton(" in source.text for source in sources):
-            compiler.wait_pool_ready()  # else it compiles them here, one by one
-        for source in sources:
-            code = compile(source.text, f"<kernel {source.sha256[:12]}>", "eval")
-            scope[names[source.sha256]] = eval(code, {"async_compile": compiler})
-        compiler.wait(scope)
+        yield
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as cause:
         problem = (str(cause) or type(cause).__name__).strip().splitlines()[0]
         raise OperatorError(f"a kernel of the trace does not compile: {problem[:200]}") from cause
-    return {sha256: _launcher(scope[name]) for sha256, name in names.items()}
 
 
 def _launcher(kernel: Any) -> Callable[..., None]:

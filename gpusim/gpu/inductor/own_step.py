@@ -20,14 +20,17 @@ from gpusim.formats.trace import Op, Source, Storage, Tensor
 from gpusim.gpu.capture.calls import Call, JointGraph, Value
 from gpusim.gpu.capture.record import Recorded, live_calls, set_roles
 from gpusim.gpu.inductor.step import compiled_calls
-from gpusim.gpu.inductor.styles import DEFAULT_STYLE
+from gpusim.gpu.inductor.styles import DEFAULT_STYLE, Noted
 
 Shape = tuple[int, tuple[int, ...], tuple[int, ...], int, str]
 
 
-def own_step(graph: JointGraph, recorded: Recorded, training: bool, style: str = DEFAULT_STYLE) -> Recorded:
+def own_step(
+    graph: JointGraph, recorded: Recorded, training: bool, style: str = DEFAULT_STYLE, noted: Noted | None = None
+) -> Recorded:
     """The step that `recorded` has as ATen calls, with other ops between its states and results.
 
+    What Inductor decides goes into `noted`.
     Results and states are in the same order; of what is there before the step, `initial` has Inductor's constants only.
     Raises `CaptureError` where Inductor, or gpusim, cannot do it.
     """
@@ -35,7 +38,7 @@ def own_step(graph: JointGraph, recorded: Recorded, training: bool, style: str =
     handed_on = _handed_on(graph, recorded, first, rest)
     part = replace(graph, calls=tuple(first), outputs=tuple(handed_on.values()), gradients=(), returned=())
     try:
-        read = compiled_calls(part, recorded, training, style, apart=True)
+        read = compiled_calls(part, recorded, training, style, apart=True, noted=noted)
     except (CaptureError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as cause:  # torch's tracer raises errors of many kinds

@@ -36,18 +36,26 @@ class Compiled(Read):
 
 
 def compiled_calls(
-    graph: JointGraph, recorded: Recorded, training: bool, style: str = styles.DEFAULT_STYLE, apart: bool = False
+    graph: JointGraph,
+    recorded: Recorded,
+    training: bool,
+    style: str = styles.DEFAULT_STYLE,
+    apart: bool = False,
+    noted: styles.Noted | None = None,
 ) -> Compiled:
     """Compile the calls of a graph, whose inputs are among those that `recorded` has. `apart`: see `functional_graph`.
 
-    Raises as `inductor_step`.
+    What Inductor decides goes into `noted`. Raises as `inductor_step`.
     """
     versions.require_supported()
     from torch._inductor import config
+    from torch._inductor.virtualized import V
 
+    noted = noted or styles.Noted()
+    noted.style = style
     calls = {call.name: call for call in graph.calls}
     changed = {"fallback_random": True, **styles.settings_of(style)}
-    with config.patch(versions.settings(**changed)), styles.decisions(style):
+    with config.patch(versions.settings(**changed)), styles.decisions(style, noted):
         functional = functional_graph(graph, apart)
         device = functional.fake_inputs[0].device
         ids = {name: index for index, name in recorded.named.items()}
@@ -55,6 +63,7 @@ def compiled_calls(
         begun = {index for index, tensor in enumerate(places.tensors) if tensor.init is not None}
 
         def read(lines: Lines) -> Read:
+            noted.layout_optimized = bool(V.graph.layout_opt) and has_images(graph)
             return read_lines(lines, functional, places, calls)
 
         found = compile_graph(functional, device.type, training, read, OWN if apart else "")
@@ -62,6 +71,17 @@ def compiled_calls(
     if set(named) != begun:
         raise CaptureError("Inductor's graph does not begin with the states of the step")
     return Compiled(found.ops, found.places, found.outputs, found.sources, named)
+
+
+def has_images(graph: JointGraph) -> bool:
+    """Whether a convolution works on images that are not channels last."""
+    for call in graph.calls:
+        if call.function is torch.ops.aten.convolution.default:
+            weight = call.args[1]
+            tensor = graph.inputs[weight.node].tensor if weight.node in graph.inputs else None
+            if tensor is not None and tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last):
+                return True
+    return False
 
 
 def _recorded(graph: JointGraph, recorded: Recorded, compiled: Compiled) -> Recorded:

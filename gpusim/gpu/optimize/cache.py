@@ -19,6 +19,7 @@ import msgspec
 
 from gpusim.errors import GpusimError, ScheduleError
 from gpusim.formats.trace import Frontend, Trace, Variant
+from gpusim.gpu.inductor.styles import DEFAULT_STYLE
 from gpusim.io.file_limits import MAX_PARTS
 from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
 from gpusim.plan.graph import is_legal_order
@@ -43,6 +44,8 @@ class Entry(Document, frozen=True, kw_only=True):
     """Structure of the step, GPU, versions, and what was asked for."""
     frontend: Frontend
     """Whose kernels the schedule is for."""
+    style: str = DEFAULT_STYLE
+    """How Inductor compiled them."""
     kernels: str
     """Structure of the step as these kernels."""
     policy: str
@@ -76,11 +79,12 @@ def made_for(trace: Trace, facts: Mapping[str, str]) -> dict[str, str]:
 
 
 def find(
-    trace: Trace, facts: Mapping[str, str], fused: Callable[[], Trace], say: Callable[[str], None]
+    trace: Trace, facts: Mapping[str, str], fused: Callable[[str], Trace], say: Callable[[str], None]
 ) -> tuple[Entry, Trace, Schedule] | None:
     """The entry of a step, the trace with the variants that it chooses, and its schedule; None where there is none.
 
-    `trace` is the step as ATen calls, and `fused` gives it as Inductor's kernels, where the entry is for these.
+    `trace` is the step as ATen calls, and `fused` gives it as Inductor's kernels in a style, where the entry is for
+    these.
     """
     wanted = made_for(trace, facts)
     path = _path(wanted)
@@ -90,7 +94,7 @@ def find(
         entry = read_document(path, Entry, SCHEMA, ScheduleError)
         if entry.made_for != wanted:
             raise ScheduleError(str(path), "is of another step, GPU or version", place="$.made_for")
-        of_kernels = trace if entry.frontend == "aten" else fused()
+        of_kernels = trace if entry.frontend == "aten" else fused(entry.style)
         if entry.kernels != structure_hash(of_kernels):
             raise ScheduleError(str(path), "is for other kernels than torch makes now", place="$.kernels")
         with_chosen, schedule = _checked(entry, of_kernels, str(path))
@@ -106,6 +110,7 @@ def keep(
     recorded: Trace,
     facts: Mapping[str, str],
     trace: Trace,
+    style: str,
     schedule: Schedule,
     measured: Mapping[str, int],
     say: Callable[[str], None],
@@ -123,6 +128,7 @@ def keep(
         schema=SCHEMA,
         made_for=wanted,
         frontend=trace.model.frontend,
+        style=style,
         kernels=structure_hash(trace),
         policy=schedule.policy,
         order=schedule.order,

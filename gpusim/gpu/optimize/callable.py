@@ -61,8 +61,9 @@ class Gain:
 
 Make = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Variant, Gain]]
 
-#: What may go wrong with a step of anybody's; it then runs as it is.
-CANNOT: Final = (GpusimError, torch.cuda.OutOfMemoryError)
+#: What may go wrong with a step of anybody's; it then runs as it is. After an error of the GPU's own (an illegal
+#: access) nothing runs on it any more in this process, and the warning has the GPU's words.
+CANNOT: Final = (GpusimError, torch.cuda.OutOfMemoryError, torch.AcceleratorError)
 
 
 class OptimizedStep:

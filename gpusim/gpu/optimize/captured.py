@@ -17,7 +17,8 @@ from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.rebuild import rebuild
 from gpusim.gpu.capture.record import Recorded
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
-from gpusim.gpu.inductor.kernels import functions_of
+from gpusim.gpu.inductor.kernels import Compiling, functions_of
+from gpusim.gpu.inductor.styles import DEFAULT_STYLE
 from gpusim.gpu.optimize.lists import with_split_lists
 from gpusim.gpu.optimize.optimizers import Rates
 from gpusim.gpu.optimize.slots import Gradients, Places, States
@@ -50,16 +51,25 @@ class Captured:
     """What the tensors of `live` held before anything ran."""
     graph: JointGraph | None
     """The recorded calls, for another front end; they hold copies of the user's tensors."""
+    style: str = DEFAULT_STYLE
+    """How Inductor compiled it."""
+    compiling: Compiling | None = None
+    """Its kernels, where somebody compiles them."""
 
     @property
     def frontend(self) -> Frontend:
         """Whose kernels the ops are."""
         return self.trace.model.frontend
 
+    @property
+    def label(self) -> str:
+        """Whose kernels the ops are, in a word or two."""
+        return "ATen's kernels" if self.frontend == "aten" else f"Inductor's kernels ({self.style})"
+
     @cached_property
     def functions(self) -> list[Callable[..., Any]] | None:
         """What the ops call, made once for all runners; None where these make it themselves."""
-        return functions_of(self.trace) if self.frontend == "inductor" else None
+        return functions_of(self.trace, self.compiling) if self.frontend == "inductor" else None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_SEED
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_POLICY, DEFAULT_SEED
+from gpusim.engine.compiled.warm import warm_up
+from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import GpusimError, OptionError
 from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.optimize.captured import Captured
@@ -16,6 +18,7 @@ from gpusim.gpu.replay.fusion import NORMS
 from gpusim.memplan.within import other_way
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
+from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.explore import Explored, explore
 from gpusim.search.trial import contenders
 from gpusim.units import format_bytes
@@ -89,6 +92,16 @@ def candidates(
         memory_limit_bytes=wanted.memory_limit_bytes,
     )
     return tried(captured, trace, executor, list(_schedules(explored)), wanted.memory_limit_bytes, say)
+
+
+def quick_ns(trace: Trace, executor: Executor, wanted: Wanted) -> int:
+    """What a step is predicted to take by one policy, on the best number of streams. `trace` has times."""
+    hardware, _ = executor.hardware()
+    graph = OpGraph.build(trace, hardware)
+    warm_up(graph.hardware)
+    policy, evaluator = POLICIES[DEFAULT_POLICY], Evaluator(graph)
+    counts = policy.stream_counts(stream_counts(wanted.streams))
+    return min(evaluator.makespan_ns(policy(graph, count)) for count in counts)
 
 
 def _schedules(explored: Explored) -> Iterator[Schedule]:

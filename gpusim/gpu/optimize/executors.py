@@ -55,8 +55,11 @@ class Executor(Protocol):
     def hardware(self) -> tuple[HardwareModel, bool]:
         """The hardware model to search with, and whether it was measured on this kind of GPU."""
 
-    def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Trace:
-        """The captured step's trace with kernels and times; with `kernels` also other ones of each op."""
+    def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Trace:
+        """The captured step's trace with kernels and times."""
+
+    def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
+        """The trace with other kernels of its calls. It may change the user's tensors."""
 
     def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
         """Make a schedule ready to run. It may change the user's tensors."""
@@ -74,6 +77,20 @@ class Executor(Protocol):
 def state_of(captured: Captured) -> InitialState:
     """The user's tensors, with what they held before anything ran."""
     return InitialState(captured.live, captured.pristine)
+
+
+class restored:  # noqa: N801  (a context manager)
+    """Within, the captured step's tensors may change; afterwards they hold what they held when it was recorded."""
+
+    def __init__(self, captured: Captured) -> None:
+        self._state = state_of(captured)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        with torch.no_grad():
+            self._state.restore()
 
 
 class UserRunner(Runner):
@@ -137,7 +154,7 @@ class CpuExecutor:
         """The model of a GPU that is not here."""
         return default_hardware(""), False
 
-    def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Trace:
+    def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Trace:
         """The trace with nominal kernels: as long as the bytes that an op touches."""
         trace = captured.trace
         ops = []
@@ -149,6 +166,10 @@ class CpuExecutor:
             ops.append(msgspec.structs.replace(op, kernels=(nominal,) if op.writes else ()))
         total_ns = sum(kernel.dur_ns for op in ops for kernel in op.kernels)
         return msgspec.structs.replace(trace, ops=tuple(ops), ground_truth=ground_truth(eager_ns, total_ns))
+
+    def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
+        """The trace as it is: nothing can be measured."""
+        return trace
 
     def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
         """The schedule in its launch order."""

@@ -10,7 +10,9 @@ import torch
 from gpusim.errors import CaptureError
 from gpusim.gpu.capture.rebuild import bare_trace
 from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.inductor.kernels import Compiling
 from gpusim.gpu.inductor.own_step import own_step
+from gpusim.gpu.inductor.styles import DEFAULT_STYLE, Noted
 from gpusim.gpu.inductor.versions import require_supported
 from gpusim.gpu.optimize.captured import Captured, Computed, Returned
 
@@ -18,9 +20,10 @@ from gpusim.gpu.optimize.captured import Captured, Computed, Returned
 ALIGNED_BYTES = 16
 
 
-def fused(step: UserStep, captured: Captured) -> Captured:
+def fused(step: UserStep, captured: Captured, style: str = DEFAULT_STYLE, noted: Noted | None = None) -> Captured:
     """The step as Inductor's kernels. Its outputs, gradients and states are where those of `captured` are.
 
+    What Inductor decides goes into `noted`. Kernels are still being compiled when it returns: `functions` waits.
     Raises `GpusimError` where Inductor, or gpusim, cannot do it.
     """
     require_supported()
@@ -30,7 +33,7 @@ def fused(step: UserStep, captured: Captured) -> Captured:
     device = step.device
     with warnings.catch_warnings(), torch.autocast(device.type, enabled=False), torch.no_grad():
         warnings.simplefilter("ignore")  # Inductor's advice is for who compiles
-        made = own_step(graph, recorded, captured.options.mode == "train")
+        made = own_step(graph, recorded, captured.options.mode == "train", style, noted)
         options = replace(captured.options, frontend="inductor")
         trace = bare_trace(options, step, made, graph.fixed, own=True)
         theirs = {name: index for index, name in recorded.named.items()}
@@ -43,7 +46,7 @@ def fused(step: UserStep, captured: Captured) -> Captured:
             replace(leaf, tensor=returned[leaf.tensor]) if isinstance(leaf, Computed) else leaf
             for leaf in captured.returned.leaves
         )
-        found = replace(
+        return replace(
             captured,
             trace=trace,
             recorded=replace(made, initial={}),
@@ -52,9 +55,9 @@ def fused(step: UserStep, captured: Captured) -> Captured:
             gradients={results[index]: parameter for index, parameter in captured.gradients.items()},
             pristine=pristine | {index: tensor.clone() for index, tensor in made.initial.items()},
             graph=None,
+            style=style,
+            compiling=Compiling(trace.sources),
         )
-        assert found.functions is not None  # compiles them
-    return found
 
 
 def _check_aligned(captured: Captured) -> None:

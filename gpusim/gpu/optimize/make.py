@@ -1,6 +1,7 @@
 """From a step on fixed inputs to its best schedule, ready and verified: capture, search, try, compare with eager.
 
-The step is tried as ATen calls and as the kernels that Inductor makes of it; the fastest schedule of either is run.
+The step is looked at as ATen calls and as the kernels that Inductor makes of it, in several styles. What is predicted
+best is searched, with other kernels of its calls, and the schedule that is fastest on the GPU is run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from gpusim.errors import CaptureError, GpuError, GpusimError, ReplayError, StepError
+from gpusim.errors import CaptureError, GpusimError, ReplayError, StepError
 from gpusim.formats.trace import Mode, Trace
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
@@ -21,9 +22,9 @@ from gpusim.gpu.inductor.kernels import start_compiling
 from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
 from gpusim.gpu.optimize.captured import Captured, capture_bound
-from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns
-from gpusim.gpu.optimize.executors import Executor, state_of
-from gpusim.gpu.optimize.fused import fused
+from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, quick_ns
+from gpusim.gpu.optimize.executors import Executor, restored
+from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
 from gpusim.gpu.optimize.optimizers import Rates
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
@@ -33,13 +34,14 @@ from gpusim.units import format_ns
 
 Say = Callable[[str], None]
 
-#: Seconds that making a step ready is to take, compiling included. Other kernels of ATen's operators are measured
-#: beside Inductor's only where that still fits.
+#: Seconds that making a step ready is to take, compiling included. Other styles of Inductor's, and other kernels of
+#: operators, are looked at only where that still fits.
 LIMIT_S: Final[dict[Mode, float]] = {"infer": 60.0, "train": 150.0}
-#: What measuring them takes, and what trying the schedules does (GoogLeNet, H200).
-VARIANTS_S, TRIALS_S = 35.0, 10.0
-#: What may go wrong with kernels of Inductor's when they are run.
-CANNOT_RUN: Final = (ReplayError, GpuError, torch.cuda.OutOfMemoryError)
+#: What measuring other kernels takes for the calls of one front end, and what trying schedules does (GoogLeNet, H200).
+VARIANTS_S, TRIALS_S = 12.0, 10.0
+#: Kernels of how many front ends and styles are searched; and how much slower than the best of them they may be
+#: predicted to be, before any search.
+SEARCHED, MAY_BE_SLOWER = 2, 1.25
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,15 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class Profiled:
+    """The step as kernels of one front end, with their times, and what it is predicted to take before any search."""
+
+    captured: Captured
+    trace: Trace
+    predicted_ns: int
+
+
+@dataclass(frozen=True)
 class Tried:
     """The step as kernels of one front end, with the schedules that were tried, fastest first."""
 
@@ -59,39 +70,6 @@ class Tried:
     trace: Trace
     ranked: list[Candidate]
     sequential: Candidate
-
-
-class Other:
-    """The step as Inductor's kernels, compiled when first asked for; or why it is left out."""
-
-    def __init__(self, step: UserStep, captured: Captured, wanted: bool, say: Say) -> None:
-        self._step, self._captured, self._wanted, self._say = step, captured, wanted, say
-        self.made: Captured | None = None
-        self.problem = ""
-        """Why it is left out, where it was wanted."""
-
-    def get(self) -> Captured | None:
-        """The step, or None where it is left out."""
-        if self.made is None and self._wanted and not self.problem:
-            self._say("compiling it with Inductor")
-            try:
-                with put_back(self._step), restored(self._captured):  # Inductor draws random numbers to time products
-                    self.made = fused(self._step, self._captured)
-            except (GpusimError, torch.cuda.OutOfMemoryError) as cause:
-                self.leave_out(cause)
-        return self.made
-
-    def trace(self) -> Trace:
-        """Its trace, without times. Raises `CaptureError` where it is left out."""
-        made = self.get()
-        if made is None:
-            raise CaptureError(self.problem or "Inductor's kernels are not asked for")
-        return made.trace
-
-    def leave_out(self, cause: Exception) -> None:
-        """Do without it from now on."""
-        self.made, self.problem = None, (str(cause) or type(cause).__name__).splitlines()[0]
-        self._say(f"left out Inductor's kernels: {self.problem}")
 
 
 class StepMaker:
@@ -132,13 +110,12 @@ class StepMaker:
         self.say("recording its operators")
         with put_back(step, roots):
             captured = capture_bound(step, rates, options, inputs)
-        other = Other(step, captured, self.wanted.inductor, self.say)
+        other = Inductors(step, captured, self.wanted.inductor, self.say)
         facts = self._facts()
         cached = cache.find(captured.trace, facts, other.trace, self.say)
         if cached is not None:
             entry, trace, schedule = cached
-            of_kernels = other.made if entry.frontend == "inductor" else captured
-            assert of_kernels is not None
+            of_kernels = other.in_style(entry.style) if entry.frontend == "inductor" else captured
             try:
                 with put_back(step), restored(captured):
                     ready = self.executor.prepare(of_kernels, trace, schedule)
@@ -151,9 +128,11 @@ class StepMaker:
                 return self._gained(
                     verified, eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"
                 )
-        fronts = self._fronts(step, captured, rates, other, kept)
+        end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S
+        fronts = self._fronts(step, captured, rates, other, kept, lambda: end - perf_counter())
         captured.graph = None
-        tried = self._tried(step, captured, fronts, other, eager_ns, begin)
+        profiled = self._profiled(step, captured, fronts, other, eager_ns)
+        tried = self._tried(step, captured, profiled, other, lambda: end - perf_counter())
         ranked = in_turns([each.ranked for each in tried], self.executor)
         verified = self._verified(step, captured, rates, ranked, kept)
         chosen = verified.candidate
@@ -165,55 +144,86 @@ class StepMaker:
             "predicted_ns": chosen.predicted_ns,
             "predicted_sequential_ns": front.sequential.predicted_ns,
         }
-        cache.keep(captured.trace, facts, front.trace, chosen.schedule, measured, self.say)
+        style = front.captured.style
+        cache.keep(captured.trace, facts, front.trace, style, chosen.schedule, measured, self.say)
         _, calibrated = self.executor.hardware()
         decided_by = "search and trial" if calibrated else "trial alone (this GPU is not calibrated)"
         sequential = front.sequential
-        return self._gained(verified, eager_ns, sequential.time_ns, sequential.predicted_ns, decided_by, other.problem)
+        without = "" if any(each.captured.frontend == "inductor" for each in tried) else other.problem
+        return self._gained(verified, eager_ns, sequential.time_ns, sequential.predicted_ns, decided_by, without)
 
     def _fronts(
-        self, step: UserStep, captured: Captured, rates: Rates, other: Other, kept: frozenset[int]
+        self,
+        step: UserStep,
+        captured: Captured,
+        rates: Rates,
+        other: Inductors,
+        kept: frozenset[int],
+        left_s: Callable[[], float],
     ) -> list[Captured]:
         """The step as the kernels that are to be tried. Raises `CaptureError` where there are none."""
         fronts = [captured] if "aten" in self.wanted.frontends else []
-        fused = other.get()
-        if fused is not None:
-            alone = Schedule.in_recorded_order(len(fused.trace.ops))
+        first = other.first()
+        if first is not None:
+            styles = other.others(left_s) if self.wanted.kernels else []  # the first's are compiled meanwhile
+            alone = Schedule.in_recorded_order(len(first.trace.ops))
             try:
                 with put_back(step), restored(captured):
-                    ready = self.executor.prepare(fused, fused.trace, alone)
-                self._verified(step, captured, rates, [Candidate(fused, alone, ready, 0, 0)], kept)
-                fronts.append(fused)
+                    ready = self.executor.prepare(first, first.trace, alone)
+                self._verified(step, captured, rates, [Candidate(first, alone, ready, 0, 0)], kept)
+                fronts.append(first)
             except CANNOT_RUN as cause:
-                other.leave_out(cause)
+                other.leave_out(first.style, cause)
+            fronts += styles
         if not fronts:
-            raise CaptureError(other.problem)
+            raise CaptureError(other.problem or "no kernels are asked for")
         return fronts
+
+    def _profiled(
+        self, step: UserStep, captured: Captured, fronts: Sequence[Captured], other: Inductors, eager_ns: int
+    ) -> list[Profiled]:
+        """The fronts that are worth a search, best prediction first. Raises what the first raises where all do."""
+        found: list[Profiled] = []
+        problem: Exception | None = None
+        for front in fronts:
+            try:
+                with put_back(step), restored(captured):
+                    trace = self.executor.measured(front, eager_ns, self.say)
+                found.append(Profiled(front, trace, quick_ns(trace, self.executor, self.wanted)))
+                self.say(f"{front.label}: {format_ns(found[-1].predicted_ns)} predicted before any search")
+            except CANNOT_RUN as cause:
+                problem = problem or cause
+                if front is not captured:
+                    other.leave_out(front.style, cause)
+        if not found:
+            assert problem is not None
+            raise problem
+        found.sort(key=lambda each: each.predicted_ns)
+        return [each for each in found if each.predicted_ns <= MAY_BE_SLOWER * found[0].predicted_ns][:SEARCHED]
 
     def _tried(
         self,
         step: UserStep,
         captured: Captured,
-        fronts: Sequence[Captured],
-        other: Other,
-        eager_ns: int,
-        begin: float,
+        profiled: Sequence[Profiled],
+        other: Inductors,
+        left_s: Callable[[], float],
     ) -> list[Tried]:
         """Schedules of the step as each of these kernels. Raises what the first of them raises where all do."""
         tried: list[Tried] = []
         problem: Exception | None = None
-        budget_s = self.wanted.search_s / len(fronts)
-        for front in fronts:
-            left_s = begin + LIMIT_S[captured.options.mode] - perf_counter() - self.wanted.search_s - TRIALS_S
-            kernels = self.wanted.kernels and (len(fronts) == 1 or left_s >= VARIANTS_S)
+        for each in profiled:
+            front, trace = each.captured, each.trace
             try:
                 with put_back(step), restored(captured):
-                    trace = self.executor.measured(front, eager_ns, kernels, self.say)
+                    if self.wanted.kernels and left_s() >= VARIANTS_S:
+                        trace = self.executor.with_variants(front, trace, self.say)
+                    budget_s = self.wanted.search_s / len(profiled)
                     found = candidates(front, trace, self.executor, self.wanted, budget_s, self.say)
-            except (GpusimError, torch.cuda.OutOfMemoryError) as cause:
+            except CANNOT_RUN as cause:
                 problem = problem or cause
                 if front is not captured:
-                    other.leave_out(cause)
+                    other.leave_out(front.style, cause)
                 continue
             tried.append(Tried(front, trace, *found))
         if not tried:
@@ -309,17 +319,3 @@ class StepMaker:
 def _without_tf32(run: Callable[[], Any]) -> Any:
     with precision("fp32"):
         return run()
-
-
-class restored:  # noqa: N801  (a context manager)
-    """Within, the captured step's tensors may change; afterwards they hold what they held when it was recorded."""
-
-    def __init__(self, captured: Captured) -> None:
-        self._state = state_of(captured)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        with torch.no_grad():
-            self._state.restore()

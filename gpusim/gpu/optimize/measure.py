@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any, Final
@@ -13,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from gpusim.errors import CaptureError
+from gpusim.errors import CaptureError, GpuError
 from gpusim.formats.results import Baseline
 from gpusim.formats.trace import Dtype, Frontend, Gpu, MemoryFormat, Mode, Timing
 from gpusim.gpu.capture.models import ModelStep, load_step
@@ -77,10 +78,14 @@ Keep = Callable[[Measured], None]
 def measure(asked: Asked, keep: Keep) -> None:
     """Optimize a step, make its peers, and time all in turns. Call it in a process of its own.
 
-    `keep` gets what was measured as soon as it is, and once more with the `further` peers among them. Raises
-    `CaptureError` where the step cannot be optimized.
+    `keep` gets what was measured as soon as it is, then with the deviations from FP64, and then both once more with the
+    `further` peers. Raises `CaptureError` where the step cannot be optimized, `GpuError` for what the GPU reports.
     """
-    say = stopwatch()
+    with errors_of_the_gpu():
+        _measure(asked, keep, stopwatch())
+
+
+def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
     device = require_gpu()
     set_precision(asked.dtype)
     compiled_before = holds_kernels(device)
@@ -101,7 +106,7 @@ def measure(asked: Asked, keep: Keep) -> None:
     optimize_s = perf_counter() - begin
     contenders = {"optimize": Contender(fast, model)}
     left_out: dict[str, str] = {}
-    deviations: dict[str, float | None] = {}
+    deviations: dict[str, float] = {}
     gpu: Gpu | None = None
     gain = fast.gain
     assert gain is not None
@@ -113,8 +118,6 @@ def measure(asked: Asked, keep: Keep) -> None:
             except Exception as cause:  # torch.compile raises errors of many kinds
                 left_out[peer] = (str(cause) or type(cause).__name__).splitlines()[0]
                 say(f"left out {peer}: {left_out[peer]}")
-        say("comparing with FP64")
-        deviations |= {name: exact.deviation(each) for name, each in contenders.items() if name not in deviations}
         say("timing all in turns")
         times = times_in_turns({name: each.call for name, each in contenders.items()}, batches_of(step))
         gpu = gpu or gpu_facts(lambda: fast(*tensors_of(step)))
@@ -123,8 +126,8 @@ def measure(asked: Asked, keep: Keep) -> None:
             optimized=times.pop("optimize"),
             peers=times,
             peer_bytes={name: each.peak_bytes for name, each in contenders.items() if name != "optimize"},
-            deviations={name: value for name, value in deviations.items() if value is not None},
-            left_out=left_out,
+            deviations=dict(deviations),
+            left_out=dict(left_out),
             optimize_s=optimize_s,
             compiled_before=compiled_before,
             sequential_ns=gain.sequential_ns,
@@ -138,7 +141,23 @@ def measure(asked: Asked, keep: Keep) -> None:
             frontend=gain.frontend,
         )
         keep(measured)
-        say("kept what was measured")
+        for name, each in contenders.items():
+            if name not in deviations:
+                say(f"comparing {name} with FP64")
+                found = exact.deviation(each)
+                if found is not None:
+                    deviations[name] = found
+        keep(replace(measured, deviations=dict(deviations)))
+    say("measured")
+
+
+@contextmanager
+def errors_of_the_gpu() -> Iterator[None]:
+    """Raise `GpuError` for what the GPU reports: a process in which a kernel went wrong cannot use it any more."""
+    try:
+        yield
+    except torch.AcceleratorError as cause:
+        raise GpuError(f"{str(cause).splitlines()[0]}; this process cannot use the GPU any more") from cause
 
 
 def stopwatch() -> Callable[[str], None]:

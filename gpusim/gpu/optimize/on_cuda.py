@@ -12,7 +12,7 @@ import torch
 
 from gpusim.formats.hardware import HardwareModel, default_hardware, hardware_for_gpu
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.variants import with_measured_variants
+from gpusim.gpu.capture.variants import with_variants_of
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.gpu.inductor.kernels import loaded_code
 from gpusim.gpu.optimize.captured import Captured
@@ -90,7 +90,7 @@ class CudaExecutor:
         model = hardware_for_gpu(torch.cuda.get_device_name(self.device))
         return (model, model.calibrated) if model is not None else (default_hardware(""), False)
 
-    def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Trace:
+    def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Trace:
         """The trace with the kernels of each op, profiled, and the time of the sequential graph."""
         trace = captured.trace
         runner = UserRunner(captured, trace, self.device)
@@ -105,14 +105,20 @@ class CudaExecutor:
             for op, host, kernels in zip(trace.ops, issue_ns, profile.kernels, strict=True)
         )
         trace = msgspec.structs.replace(trace, ops=ops, provenance=msgspec.structs.replace(trace.provenance, gpu=gpu))
-        if kernels and captured.frontend == "aten":
-            allowed = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-            trace = with_measured_variants(trace, captured.options.seed, say, own=True, tf32=allowed)
-            trace = without_kept_factors(trace)
         alone = Schedule.in_recorded_order(len(trace.ops))
         sequential = self.prepare(captured, trace, alone)
         graph_ns = self.times_ns({"": sequential}, {})[""]
         return msgspec.structs.replace(trace, ground_truth=ground_truth(eager_ns, graph_ns))
+
+    def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
+        """The trace with what torch lets one choose for its calls, each measured. It may change the user's tensors."""
+        runner = UserRunner(captured, trace, self.device)
+        state_of(captured).restore()
+        runner.run_in_order()
+        try:
+            return without_kept_factors(with_variants_of(runner, say))
+        finally:
+            runner.drop_temporaries()
 
     def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
         """Record the schedule as a CUDA graph, after one run on its streams: libraries set up on first use."""

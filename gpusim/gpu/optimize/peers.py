@@ -89,6 +89,9 @@ def _reduce_overhead(step: ModelStep, model: nn.Module) -> Call:
 
 
 def _max_autotune(step: ModelStep, model: nn.Module) -> Call:
+    from torch._inductor import config
+
+    config.autotune_num_choices_displayed = 0  # hundreds of lines on the terminal
     return _in_steps(user_step(step, model, torch.compile(model, mode="max-autotune")))
 
 
@@ -178,6 +181,8 @@ class Exact:
             return None
         contender.model.load_state_dict(self._initial)
         output = contender.call(*tensors_of(self._step))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # an error of the GPU is this contender's, not the reference's
         returned, gradients = self._wanted
         errors = (
             _apart(pytree.tree_leaves(output), returned),

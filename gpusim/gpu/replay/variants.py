@@ -8,10 +8,10 @@ conversions are part of the variant, so the tensors between ops and all other ke
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,9 +21,13 @@ from gpusim.gpu.replay.decompositions import composed, compositions_for
 from gpusim.gpu.replay.fusion import Call, Kept, fused
 from gpusim.gpu.replay.tensors import flat_results
 
+Result = TypeVar("Result")
+
 #: Operators that have variants, in addition to those of `compositions`.
 CONVOLUTIONS = ("aten.convolution.default", "aten.convolution_backward.default")
-PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
+PRODUCTS = tuple(
+    f"aten.{name}.{overload}" for name in ("mm", "addmm", "bmm", "baddbmm") for overload in ("default", "out")
+)
 
 #: Settings to try for each, by name.
 CONVOLUTION_SETTINGS: dict[str, VariantSettings] = {
@@ -100,13 +104,18 @@ def call_variant(
     """
     if not settings.benchmark:
         return call_here(function, args, kwargs, settings, outputs)
+    return in_autotuned_thread(lambda: call_here(function, args, kwargs, settings, outputs))
+
+
+def in_autotuned_thread(call: Callable[[], Result]) -> Result:
+    """What `call` returns in the thread of autotuned calls, on the stream that is current here. Raises what it does."""
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
-    def call() -> list[Any]:
+    def there() -> Result:
         with torch.no_grad(), torch.cuda.stream(stream):
-            return call_here(function, args, kwargs, settings, outputs)
+            return call()
 
-    return _autotuned().submit(call).result()
+    return _autotuned().submit(there).result()
 
 
 @functools.cache

@@ -28,9 +28,9 @@ class Counted(CpuExecutor):
 
     measurements = 0
 
-    def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Any:
+    def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Any:
         type(self).measurements += 1
-        return super().measured(captured, eager_ns, kernels, say)
+        return super().measured(captured, eager_ns, say)
 
 
 class OtherGpu(Counted):

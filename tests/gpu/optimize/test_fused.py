@@ -269,7 +269,10 @@ def test_both_are_tried_and_the_faster_is_reported() -> None:
     x = batches(1)[0][0]
     lines: list[str] = []
     step = fast(model, x, budget_s=choose.KERNELS_FROM_S, say=lines.append)
-    assert lines.count("searching") == 2
+    assert [line.partition(": ")[0] for line in lines if "predicted" in line] == [
+        "ATen's kernels",
+        "Inductor's kernels (default)",
+    ]
     assert step.gain.frontend == "inductor"  # fewer kernels, by nominal times
     assert step.gain.without == ""
     plain = fast(model, x, frontends=("aten",))
@@ -373,10 +376,10 @@ def test_torchs_own_errors_leave_it_out(monkeypatch: pytest.MonkeyPatch) -> None
 class Unmeasured(CpuExecutor):
     """Cannot tell which kernels are Inductor's ops."""
 
-    def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Trace:
+    def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Trace:
         if captured.frontend == "inductor":
             raise CaptureError("the profiler saw no kernel of this step")
-        return super().measured(captured, eager_ns, kernels, say)
+        return super().measured(captured, eager_ns, say)
 
 
 def test_kernels_that_cannot_be_measured_are_left_out() -> None:

@@ -200,19 +200,29 @@ def test_without_a_gpu_the_users_own_comes_back() -> None:
     assert step(x, y).dim() == 0
 
 
-class NoMemory(CpuExecutor):
-    """A device whose memory does not hold the step."""
+class Failing(CpuExecutor):
+    """A device whose memory does not hold the step, or that reports an error of its own."""
 
-    def measured(self, captured: Captured, eager_ns: int, kernels: bool, say: Callable[[str], None]) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nmore")
+    def __init__(self, error: RuntimeError) -> None:
+        self.error = error
+
+    def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Any:
+        raise self.error
 
 
-def test_out_of_memory_leaves_the_model_usable() -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nmore"), "CUDA out of memory"),
+        (torch.AcceleratorError("CUDA error: an illegal memory access\nmore"), "illegal memory access"),
+    ],
+)
+def test_an_error_of_the_device_leaves_the_model_usable(error: RuntimeError, words: str) -> None:
     model = net()
     before = copy.deepcopy(model.state_dict())
-    found, text = warned(lambda: fast(model, X, executor=NoMemory()))
+    found, text = warned(lambda: fast(model, X, executor=Failing(error)))
     assert found is model
-    assert "out of memory" in text
+    assert words in text
     same_states(model.state_dict(), before)
 
 

@@ -1,0 +1,169 @@
+"""Styles of Inductor and other kernels of its calls: which are looked at, and that what runs computes as eager does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from gpusim.errors import CaptureError
+from gpusim.formats.trace import Kernel, Trace, Variant, VariantSettings
+from gpusim.gpu.capture import variants
+from gpusim.gpu.inductor.styles import DEFAULT_STYLE, STYLES, Noted, first_style
+from gpusim.gpu.optimize import choose, fronts, make
+from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.executors import CpuExecutor, UserRunner
+from gpusim.gpu.replay.variants import CONVOLUTIONS
+from tests.support.networks import Branches, image
+from tests.support.optimizing import fast
+
+
+@pytest.fixture(autouse=True)
+def _short_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A budget that asks for other kernels, searches that are over at once, and branches joined as on a GPU."""
+    from torch._inductor import config
+
+    original = choose.explore
+    monkeypatch.setattr(choose, "explore", lambda graph, **given: original(graph, **{**given, "budget_s": 0.02}))
+    with config.patch(force_pointwise_cat=True):
+        yield
+
+
+def by_inductor(model: torch.nn.Module, **options: Any) -> tuple[Any, list[str]]:
+    lines: list[str] = []
+    given = {"budget_s": choose.KERNELS_FROM_S, "frontends": ("inductor",), "say": lines.append, **options}
+    return fast(model, image(2), **given), lines
+
+
+def branches() -> Branches:
+    torch.manual_seed(0)
+    return Branches().eval()
+
+
+def same(step: Any, model: torch.nn.Module) -> None:
+    x = image(2)
+    with torch.no_grad():
+        torch.testing.assert_close(step(x), model(x), rtol=5e-4, atol=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("noted", "others"),
+    [
+        (Noted(), []),
+        (Noted(joins_calls=True), ["apart_given_layout"]),
+        (Noted(layout_optimized=True), ["given_layout"]),
+        (Noted(joins_calls=True, layout_optimized=True), ["apart", "given_layout"]),
+        (Noted("given_layout"), [DEFAULT_STYLE]),
+        (Noted("given_layout", joins_calls=True), ["apart_given_layout", DEFAULT_STYLE]),
+    ],
+)
+def test_styles_that_decide_otherwise_are_tried(noted: Noted, others: list[str]) -> None:
+    assert noted.other_styles() == others
+    assert set(others) <= set(STYLES)
+
+
+def test_training_on_images_that_are_not_channels_last_begins_with_their_own_layout() -> None:
+    assert first_style(images=True, training=True) == "given_layout"
+    assert {first_style(True, False), first_style(False, True), first_style(False, False)} == {DEFAULT_STYLE}
+
+
+def test_other_styles_are_compiled_and_predicted_and_the_best_is_right() -> None:
+    """The block's branches are joined by one kernel, and images are put channels last: both can be otherwise."""
+    model = branches()
+    step, lines = by_inductor(model)
+    compiled = [line.partition("(")[2][:-1] for line in lines if line.startswith("compiling it")]
+    assert compiled == [DEFAULT_STYLE, "apart", "given_layout"]
+    predicted = [line.partition(":")[0] for line in lines if line.endswith("before any search")]
+    assert predicted == [f"Inductor's kernels ({style})" for style in compiled]
+    assert lines.count("searching") <= make.SEARCHED
+    same(step, model)
+
+
+def test_no_style_is_compiled_where_no_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "LIMIT_S", {"infer": 0.0, "train": 0.0})
+    _, lines = by_inductor(branches())
+    assert sum(line.startswith("compiling it") for line in lines) == 1
+    assert any(line.startswith("no time is left for the style apart") for line in lines)
+
+
+def test_a_style_that_does_not_compile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = fronts.fused
+
+    def fused(step: Any, captured: Captured, style: str, noted: Any) -> Captured:
+        if style == "apart":
+            raise CaptureError("a line that matches no node")
+        return original(step, captured, style, noted)
+
+    monkeypatch.setattr(fronts, "fused", fused)
+    model = branches()
+    step, lines = by_inductor(model)
+    assert "left out Inductor's kernels (apart): a line that matches no node" in lines
+    assert step.gain.without == ""
+    same(step, model)
+
+
+def test_the_second_start_compiles_the_style_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fronts, "first_style", lambda *_: "given_layout")
+    monkeypatch.setattr(make, "LIMIT_S", {"infer": 0.0, "train": 0.0})
+    model = branches()
+    by_inductor(model)
+    monkeypatch.setattr(choose, "explore", lambda *_, **__: pytest.fail("searched again"))
+    step, lines = by_inductor(model)
+    assert step.gain.decided_by == "what was found before"
+    assert [line for line in lines if line.startswith("compiling it")] == ["compiling it with Inductor (given_layout)"]
+    same(step, model)
+
+
+class Varied(CpuExecutor):
+    """Convolutions have another algorithm that takes half as long."""
+
+    def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
+        def varied(op: Any) -> Any:
+            if op.target not in CONVOLUTIONS:
+                return op
+            kernels = tuple(msgspec.structs.replace(each, dur_ns=each.dur_ns // 2) for each in op.kernels)
+            faster = Variant(name="deterministic", settings=VariantSettings(deterministic=True), kernels=kernels)
+            return msgspec.structs.replace(op, variants=(faster,))
+
+        return msgspec.structs.replace(trace, ops=tuple(map(varied, trace.ops)))
+
+
+def test_calls_between_inductors_kernels_run_other_algorithms() -> None:
+    model = branches()
+    step, _ = by_inductor(model, executor=Varied())
+    assert step.gain.frontend == "inductor"
+    assert step.gain.kernels_chosen
+    same(step, model)
+
+
+def test_other_algorithms_of_inductors_calls_are_measured_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autotuned calls in their own thread; each distinct call once, on the tensors of the step."""
+    seen: list[tuple[str, str]] = []
+
+    def profile(runner: UserRunner, calls: list[Any]) -> list[tuple[Kernel, ...]]:
+        import threading
+
+        seen.extend((threading.current_thread().name.partition("_")[0], call.name) for call in calls)
+        return [(Kernel(name=f"k_{call.name}", dur_ns=900 if call.name else 1000, grid=(1, 1, 1)),) for call in calls]
+
+    monkeypatch.setattr(variants, "_profile", profile)
+    monkeypatch.setattr(variants, "_works", lambda runner, call: True)
+    found: list[Trace] = []
+
+    class Measuring(CpuExecutor):
+        def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
+            runner = UserRunner(captured, trace, self.device)
+            runner.run_in_order()
+            found.append(variants.with_variants_of(runner, say))
+            return trace
+
+    monkeypatch.setattr(make, "LIMIT_S", {"infer": 10.0 + make.TRIALS_S + make.VARIANTS_S + 1e4, "train": 0.0})
+    by_inductor(branches(), executor=Measuring())
+    assert {name for thread, name in seen if thread == "autotuned"} == {"benchmark", "channels_last_benchmark"}
+    assert {"", "deterministic", "channels_last"} <= {name for thread, name in seen if thread != "autotuned"}
+    convolutions = [op for op in found[0].ops if op.target in CONVOLUTIONS]
+    assert convolutions
+    assert all({"benchmark", "deterministic"} & {each.name for each in op.variants} for op in convolutions)
