@@ -50,7 +50,7 @@ def find_op(graph: OpGraph, text: str) -> int:
 def explain_pair(explained: Explained, one: int, other: int) -> Pair:
     """Return the overlap of two ops with kernels. Raises `OptionError` if both are the same."""
     if one == other:
-        raise OptionError("an op cannot overlap itself: name two different ops")
+        raise OptionError("an op cannot overlap itself: name two different ones")
     timeline = explained.timeline
     tasks: dict[int, list[int]] = {one: [], other: []}
     for index, task in enumerate(timeline.plan.tasks):
