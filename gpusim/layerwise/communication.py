@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -39,7 +39,8 @@ class Members:
     at_once: int = 1
 
 
-def members(gpus: Sequence[int], gpus_per_node: int, at_once: int = 1) -> Members:
+@lru_cache(maxsize=1024)
+def members(gpus: range, gpus_per_node: int, at_once: int = 1) -> Members:
     """`Members` of a collective among these GPUs."""
     counts: dict[int, int] = {}
     for gpu in gpus:
@@ -155,12 +156,11 @@ def interpolate(curve: Curve, size_bytes: float) -> float:
     Below the smallest point it is that point's time: nothing is faster than its latency.
     """
     points = regular(curve.points)
-    sizes = [size for size, _ in points]
-    if size_bytes <= sizes[0]:
+    if size_bytes <= points[0][0]:
         return points[0][1]
-    if size_bytes >= sizes[-1]:
-        return points[-1][1] * size_bytes / sizes[-1]
-    place = bisect_left(sizes, size_bytes)
+    if size_bytes >= points[-1][0]:
+        return points[-1][1] * size_bytes / points[-1][0]
+    place = bisect_left(points, size_bytes, key=itemgetter(0))
     (low, low_ns), (high, high_ns) = points[place - 1], points[place]
     share = math.log(size_bytes / low) / math.log(high / low)
     return float(low_ns * (high_ns / low_ns) ** share)

@@ -34,6 +34,14 @@ class Config:
     w: int = 1
     replicated: bool = False
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept: tables of costs look configurations up very often."""
+        return hash((self.n, self.c, self.h, self.w, self.replicated))
+
     @cached_property
     def degrees(self) -> tuple[int, int, int, int]:
         """Parts in the order of `DIMS`."""

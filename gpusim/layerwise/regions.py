@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusim.layerwise.configs import RUNNING, Config, boxes, interval, needed, volume
-from gpusim.layerwise.layers import BATCH, Ints, Layer
+from gpusim.layerwise.layers import BATCH, Ints, Layer, Need
 
 Floats = npt.NDArray[np.float64]
 Axis = tuple[int, int]
@@ -29,6 +29,8 @@ Axis = tuple[int, int]
 #: Parts of one layer differ by one row at most, so the busiest of those is within that of the busiest of all.
 ALL_GPUS: Final = 64
 SAMPLED_NODES: Final = 4
+#: Entries of a table that are made at a time, so that they stay in a core's cache.
+_PIECE: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +67,31 @@ def transfers(
     gpus_per_node: int,
 ) -> Transfer:
     """Elements that each pair of configurations moves forward over input `number` of `user`."""
-    devices = sampled(gpus, gpus_per_node)
+    devices, holders = _devices(gpus, gpus_per_node)
     own, need = _pairs_of_axes(source_configs), _pairs_of_axes(user_configs)
     has, uses = _active(source_configs, devices), _active(user_configs, devices)
-    # GPUs of the same node, each itself first; on one node nobody asks who of them has what.
-    in_node = np.arange(gpus_per_node if gpus > gpus_per_node else 1)[:, None]
-    holders = devices // gpus_per_node * gpus_per_node + (devices + in_node) % gpus_per_node
-    halves = [_lengths(source, user, number, half, own[half], need[half], devices, holders) for half in range(2)]
+    halves = [_lengths(source, user, number, half, own[half], need[half], gpus, gpus_per_node) for half in range(2)]
     rows, columns = [pairs.which[:, None] for pairs in own], [pairs.which[None] for pairs in need]
     wanted = halves[0].wanted[need[0].which] * halves[1].wanted[need[1].which] * uses
     sent = halves[0].sent[rows[0], columns[0]] * halves[1].sent[rows[1], columns[1]]
     copies = np.array([gpus if config.replicated else 1 for config in user_configs], np.int32)
     sent *= has[:, None] * copies[None, :, None]
-    held = halves[0].held[rows[0], columns[0]]
-    held *= halves[1].held[rows[1], columns[1]]
-    held *= _active(source_configs, holders.ravel()).reshape(len(source_configs), 1, *holders.shape)
-    held *= uses[None, :, None]
-    kept = held[..., 0, :]
+    kept = halves[0].held[rows[0], columns[0], 0] * halves[1].held[rows[1], columns[1], 0]
+    kept *= has[:, None] * uses[None]
     busiest = (np.maximum(wanted[None], sent) - kept).max(axis=-1)
     everywhere = np.array([config.replicated for config in source_configs])
     busiest[everywhere] = 0
     across = np.zeros_like(busiest)
     if gpus > gpus_per_node:
-        nodes = devices // gpus_per_node
-        missing = wanted[None] - held.sum(axis=2, dtype=held.dtype)
-        starts = np.flatnonzero(np.diff(nodes, prepend=-1))
+        there = _active(source_configs, holders.ravel()).reshape(len(source_configs), 1, *holders.shape)
+        held = np.empty((len(source_configs), *uses.shape), kept.dtype)
+        step = max(1, _PIECE // (len(uses) * holders.size))
+        for start in range(0, len(held), step):
+            some = slice(start, start + step)
+            first = (halves[0].held[own[0].which[some]] * there[some])[:, need[0].which]
+            np.einsum("abhd,abhd->abd", first, halves[1].held[rows[1][some], columns[1]], out=held[some])
+        missing = wanted[None] - held * uses[None]
+        starts = np.flatnonzero(np.diff(devices // gpus_per_node, prepend=-1))
         across = np.add.reduceat(missing, starts, axis=-1).max(axis=-1)
         across[everywhere] = 0
     parts = np.maximum(_parts(source_configs, gpus)[:, None], _parts(user_configs, gpus)[None, :])
@@ -171,26 +173,53 @@ class _Areas:
 
 
 def _lengths(
-    source: Layer, user: Layer, number: int, half: int, own: _Pairs, need: _Pairs, devices: Ints, holders: Ints
+    source: Layer, user: Layer, number: int, half: int, own: _Pairs, need: _Pairs, gpus: int, gpus_per_node: int
 ) -> _Areas:
-    """The areas of one half; the first of `holders` is the device itself."""
+    """The areas of one half."""
     held = sent = wanted = np.ones(1, np.int64)
     for number_in_half, place in enumerate(_HALVES[half]):
         rule, extent, output = user.inputs[number].needs[place], source.output[place], user.output[place]
         own_axes = [pair[number_in_half] for pair in own.axes]
         need_axes = [pair[number_in_half] for pair in need.axes]
-        ends = _intervals(extent, own_axes, holders.ravel())
-        held_low, held_high = (each.reshape(-1, *holders.shape) for each in ends)
-        low, high = rule.interval(*_intervals(output, need_axes, devices), extent, output)
-        held = held * _overlap(held_low[:, None], held_high[:, None], low[None, :, None], high[None, :, None])
-        sums = {}
-        for degree in {degree for degree, _ in need_axes}:
-            first, last = rule.interval(*interval(output, degree, np.arange(degree)), extent, output)
-            sums[degree] = _overlap(held_low[:, 0, :, None], held_high[:, 0, :, None], first, last).sum(axis=-1)
-        sent = sent * np.stack([sums[degree] for degree, _ in need_axes], axis=1)
-        wanted = wanted * (high - low)
+        distinct, needed_axes = tuple(dict.fromkeys(own_axes)), tuple(dict.fromkeys(need_axes))
+        along = _along(rule, extent, output, distinct, needed_axes, gpus, gpus_per_node)
+        rows = np.array([distinct.index(axis) for axis in own_axes])[:, None]
+        columns = np.array([needed_axes.index(axis) for axis in need_axes])
+        held = held * along.held[rows, columns]
+        sent = sent * along.sent[rows, columns]
+        wanted = wanted * along.wanted[columns]
     kind = np.int32 if fits(source, user, number) else np.int64
     return _Areas(held.astype(kind), sent.astype(kind), wanted.astype(kind))
+
+
+@lru_cache(maxsize=32)
+def _along(
+    rule: Need,
+    extent: int,
+    output: int,
+    own_axes: tuple[Axis, ...],
+    need_axes: tuple[Axis, ...],
+    gpus: int,
+    gpus_per_node: int,
+) -> _Areas:
+    """The lengths in one dimension; edges of a network are alike in most dimensions, and follow each other."""
+    devices, holders = _devices(gpus, gpus_per_node)
+    ends = _intervals(extent, own_axes, holders.ravel())
+    held_low, held_high = (each.reshape(-1, *holders.shape) for each in ends)
+    low, high = rule.interval(*_intervals(output, need_axes, devices), extent, output)
+    held = _overlap(held_low[:, None], held_high[:, None], low[None, :, None], high[None, :, None])
+    sums = {}
+    for degree in {degree for degree, _ in need_axes}:
+        first, last = rule.interval(*interval(output, degree, np.arange(degree)), extent, output)
+        sums[degree] = _overlap(held_low[:, 0, :, None], held_high[:, 0, :, None], first, last).sum(axis=-1)
+    return _Areas(held, np.stack([sums[degree] for degree, _ in need_axes], axis=1), high - low)
+
+
+def _devices(gpus: int, gpus_per_node: int) -> tuple[Ints, Ints]:
+    """The GPUs looked at, and for each the GPUs of its node, itself first; on one node nobody asks who has what."""
+    devices = sampled(gpus, gpus_per_node)
+    in_node = np.arange(gpus_per_node if gpus > gpus_per_node else 1)[:, None]
+    return devices, devices // gpus_per_node * gpus_per_node + (devices + in_node) % gpus_per_node
 
 
 def fits(source: Layer, user: Layer, number: int) -> bool:
@@ -199,7 +228,7 @@ def fits(source: Layer, user: Layer, number: int) -> bool:
     return prod(source.output) * windows * ALL_GPUS < 2**31
 
 
-def _intervals(extent: int, axes: list[Axis], devices: Ints) -> tuple[Ints, Ints]:
+def _intervals(extent: int, axes: tuple[Axis, ...], devices: Ints) -> tuple[Ints, Ints]:
     degrees, strides = np.array(axes).T[..., None]
     return interval(extent, degrees, devices[None] // strides % degrees)
 
