@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from functools import cached_property
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -86,10 +87,11 @@ class TraceTimes:
         times, error, matrix_ns = [], 0.0, 0.0
         for ops, work in ((captured.forward, forward_work), (captured.backward, backward_work)):
             tasks = [task for op in ops for task in self.graph.tasks[op]]
-            before, after = work(captured, full), work(layer, share)
-            scaled = self.scaled(tasks, before, after, _elements(share, full))
-            times.append(sum(task.dur_ns + task.extra_ns + self.graph.chain_ns for task in scaled))
-            matrix_ns += sum(task.dur_ns for task in scaled if task.matrix)
+            sizes = self._sizes(tasks, work(captured, full), work(layer, share), _elements(share, full))
+            durations_ns = [size.dur_ns for size in sizes]
+            each = zip(tasks, durations_ns, strict=True)
+            times.append(sum(dur_ns + task.extra_ns + self.graph.chain_ns for task, dur_ns in each))
+            matrix_ns += sum(dur_ns for task, dur_ns in zip(tasks, durations_ns, strict=True) if task.matrix)
         if share != full:
             part = matrix_ns / sum(times) if sum(times) else 0.0
             error = SCALED_ERROR_MATRIX * part + SCALED_ERROR_OTHER * (1 - part)
@@ -108,42 +110,57 @@ class TraceTimes:
         """Kernels with their blocks, times and traffic at another amount of work; `elements` is that of the output."""
         if before == after and elements == 1.0:
             return list(tasks)
+        sizes = self._sizes(tasks, before, after, elements)
+        return [_resized(task, size) for task, size in zip(tasks, sizes, strict=True)]
+
+    def _sizes(self, tasks: Sequence[Task], before: Work, after: Work, elements: float) -> list[_Size]:
+        if before == after and elements == 1.0:
+            return [_Size(task.dur_ns, task.blocks, 1.0) for task in tasks]
         hardware = self.graph.hardware
-        scaled_tasks = []
+        roof, by_memory = _roof_ratio(before, after, hardware, self.graph.trace.model.dtype)
+        sizes = []
         for task in tasks:
-            if task.matrix:
-                ratio, by_memory = _roof_ratio(before, after, hardware, self.graph.trace.model.dtype)
-                blocks = max(1, round(task.blocks * ratio)) if task.blocks else 0
-                factor = ratio if by_memory or not blocks else _wave_ratio(task, blocks, hardware)
-            else:
-                ratio = elements
-                blocks = max(1, round(task.blocks * ratio)) if task.blocks else 0
-                factor = ratio
+            ratio = roof if task.matrix else elements
+            blocks = max(1, round(task.blocks * ratio)) if task.blocks else 0
+            by_waves = task.matrix and blocks and not by_memory
+            factor = _wave_ratio(task, blocks, hardware) if by_waves else ratio
             fixed = min(LATENCY_NS, task.dur_ns)
-            dur_ns = fixed + (task.dur_ns - fixed) * factor
-            scaled_tasks.append(
-                msgspec.structs.replace(task, dur_ns=dur_ns, blocks=blocks, dram_bytes=task.dram_bytes * ratio)
-            )
-        return scaled_tasks
+            sizes.append(_Size(fixed + (task.dur_ns - fixed) * factor, blocks, ratio))
+        return sizes
 
     def optimizer_ns(self, weights: float) -> float:
         """See `Times`: the optimizer's kernels stream through weights, so a share of the weights takes that share."""
+        fixed, moving, total = self._optimizer
+        return fixed * (weights > 0) + moving * weights / total if total else 0
+
+    @cached_property
+    def _optimizer(self) -> tuple[float, float, int]:
+        """What the optimizer takes for each layer with weights, for all weights together beyond that, and weights."""
         tasks = self.optimizer_tasks
-        total = sum(layer.weight_elements for layer in self.layers.layers)
         whole_ns = sum(task.dur_ns + self.graph.chain_ns for task in tasks)
         fixed = min(LATENCY_NS * len(tasks), whole_ns)
-        return fixed * (weights > 0) / max(1, self._with_weights) + (whole_ns - fixed) * weights / total if total else 0
+        with_weights = sum(layer.weight_elements > 0 for layer in self.layers.layers)
+        return fixed / max(1, with_weights), whole_ns - fixed, sum(each.weight_elements for each in self.layers.layers)
 
-    @property
+    @cached_property
     def optimizer_tasks(self) -> tuple[Task, ...]:
         """Kernels of the optimizer."""
         trace = self.graph.trace
         ops = [index for index, op in enumerate(trace.ops) if op.phase == "optimizer"]
         return tuple(task for op in ops for task in self.graph.tasks[op])
 
-    @property
-    def _with_weights(self) -> int:
-        return sum(layer.weight_elements > 0 for layer in self.layers.layers)
+
+class _Size(NamedTuple):
+    """A kernel at another amount of work: its time, blocks, and how many times the work."""
+
+    dur_ns: float
+    blocks: int
+    ratio: float
+
+
+def _resized(task: Task, size: _Size) -> Task:
+    traffic = task.dram_bytes * size.ratio
+    return msgspec.structs.replace(task, dur_ns=size.dur_ns, blocks=size.blocks, dram_bytes=traffic)
 
 
 def _elements(share: Share, full: Share) -> float:

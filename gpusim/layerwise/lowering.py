@@ -28,7 +28,7 @@ from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Layer
 from gpusim.layerwise.regions import transfers
 from gpusim.layerwise.roles import Role, roles_of
-from gpusim.layerwise.shares import Share, backward_work, forward_work, share_of, weight_elements
+from gpusim.layerwise.shares import Share, backward_work, forward_work, shares_of, weight_elements
 from gpusim.plan.tasks import Plan, Task
 from gpusim.rules.occupancy import Demand, Footprint
 
@@ -90,7 +90,8 @@ class Lowering:
         self.waiting: list[list[int]] = [[] for _ in roles]
         """Collectives that the next kernel of each role waits for."""
         self.users = self.graph.consumers()
-        self.shares = [[share_of(layer, config, role.gpu) for role in roles] for layer, config in self._pairs()]
+        gpus = [role.gpu for role in roles]
+        self.shares = [shares_of(layer, config, gpus) for layer, config in self._pairs()]
         self.exchanges: dict[tuple[int, int], tuple[float, float, int]] = {}
         self.done_backward: list[list[int]] = [[-1] * len(roles) for _ in self.graph.layers]
 

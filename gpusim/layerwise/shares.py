@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -27,13 +28,12 @@ class Work:
     bytes: float
 
 
-def share_of(layer: Layer, config: Config, gpu: int) -> Share:
-    """What a GPU has of a layer; all extents 0 where it has no part."""
-    devices = np.array([gpu])
-    low, high = boxes(layer.output, config, devices)
-    n, c, h, w = (int(size) for size in (high - low)[0])
-    elements = sum(int(volume(*needed(layer, number, low, high))[0]) for number in range(len(layer.inputs)))
-    return Share((n, c, h, w), elements)
+def shares_of(layer: Layer, config: Config, gpus: Sequence[int]) -> list[Share]:
+    """What GPUs have of a layer; all extents 0 where one has no part."""
+    low, high = boxes(layer.output, config, np.array(gpus))
+    elements = sum(volume(*needed(layer, number, low, high)) for number in range(len(layer.inputs)))
+    sizes = np.broadcast_to(elements, len(gpus)).tolist()
+    return [Share((n, c, h, w), size) for (n, c, h, w), size in zip((high - low).tolist(), sizes, strict=True)]
 
 
 def whole(layer: Layer) -> Share:

@@ -17,7 +17,7 @@ from gpusim.layerwise.eliminate import cost_of
 from gpusim.layerwise.fixed_plans import FIXED_PLANS
 from gpusim.layerwise.layers import Layer, LayerGraph
 from gpusim.layerwise.search import additive_ns, search
-from gpusim.layerwise.shares import Share, busiest_share, share_of, whole
+from gpusim.layerwise.shares import Share, busiest_share, shares_of, whole
 from tests.layerwise.test_topology import topology
 from tests.support.layer_networks import chain, small_cnn
 from tests.support.layer_networks import tables as layer_tables
@@ -83,7 +83,7 @@ def test_the_share_of_the_busiest_gpu_is_the_largest_of_all() -> None:
     graph = small_cnn(1).for_gpus(8)
     for layer in graph.layers:
         for config in layer_configs(layer, 8):
-            shares = [share_of(layer, config, gpu) for gpu in range(config.parts)]
+            shares = shares_of(layer, config, range(config.parts))
             busiest = busiest_share(layer, config)
             assert busiest.output == max(share.output for share in shares)
             assert busiest.input_elements >= max(share.input_elements for share in shares)
@@ -149,7 +149,7 @@ def test_a_measured_share_is_taken_as_it_is_and_others_are_scaled_from_it() -> N
     hardware = load_hardware("h200")
     graph = chain(64).for_gpus(2)
     layer, roof = graph.layers[1], Roofline(hardware)
-    half, all_of_it = share_of(layer, Config(n=2), 0), whole(layer)
+    half, all_of_it = shares_of(layer, Config(n=2), [0])[0], whole(layer)
     known = roof.share_ns(1, layer, half)
     slow = PassTimes(2 * known.forward_ns, 3 * known.backward_ns)
     times = MeasuredTimes({share_key(layer, half): slow}, {1: [half]}, roof)
@@ -163,7 +163,7 @@ def test_a_measured_share_is_taken_as_it_is_and_others_are_scaled_from_it() -> N
 def test_layers_whose_measured_shares_take_no_time_have_no_error() -> None:
     """A layer of views has no kernel."""
     layer = chain(64).for_gpus(4).layers[1]
-    shares = [share_of(layer, config, 0) for config in (Config(n=2), Config(n=4))]
+    shares = [shares_of(layer, config, [0])[0] for config in (Config(n=2), Config(n=4))]
     none = {share_key(layer, share): PassTimes(0.0, 0.0) for share in shares}
     times = MeasuredTimes(none, {1: shares}, Roofline(load_hardware("h200")))
     assert times.share_ns(1, layer, whole(layer)) == PassTimes(0.0, 0.0, 0.0)
