@@ -1,1 +1,1 @@
-"""Policies: each published system that turns a step into a schedule, one file each."""
+"""Policies: published systems that turn a step into a schedule, one file each."""

@@ -1,33 +1,32 @@
-"""IOS: stages of groups that run side by side, chosen by dynamic programming over endings.
+"""IOS: stages of concurrent groups, chosen by dynamic programming over endings.
 
-Source: Ding, Zhu, Jia, Pekhimenko, Han, "IOS: Inter-Operator Scheduler for CNN Acceleration" (MLSys 2021), as its
-released code has it (`python/ios/optimizer.py`). The rules:
+Source: Ding, Zhu, Jia, Pekhimenko, Han, "IOS: Inter-Operator Scheduler for CNN Acceleration" (MLSys 2021), and its
+released code (`python/ios/optimizer.py`). The rules:
 
-1. A schedule is a sequence of stages. The ops of a stage form groups: ops of one group run one after another on one
-   stream, groups run side by side, and a barrier ends the stage.
-2. An *ending* of a set of ops S is a part of it that no edge leaves for the rest of S: it can be the last stage. The
-   least time of S is the least of time(S - E) + time(E as a stage) over all its endings E, found by dynamic
-   programming over sets of ops.
+1. A schedule is a sequence of stages. The ops of a stage form groups: the ops of a group run in sequence on one stream,
+   groups run concurrently, and a barrier ends the stage.
+2. An *ending* of a set of ops S is a subset without edges to the rest of S, so it can be the last stage. The least time
+   of S is the minimum of time(S - E) + time(E as a stage) over all its endings E, found by dynamic programming over
+   sets of ops.
 3. The search is pruned: at most r ops in a group (r = 3) and at most s groups in a stage (s = 8).
 4. Networks are scheduled block by block (`gpusim.policies.shared.ios_blocks` finds units and blocks).
 
-IOS measures each stage on the GPU; here it is simulated (`stage_ns`), with the barrier: all groups wait for the ones
-before, and the next stage for all groups. IOS's other choice for a stage, merging convolutions of one input into a
-larger one, makes other kernels, and is left out. Groups are the connected parts of an ending; IOS's code finds only
-those with a single first op (its issue 10).
+IOS measures each stage on the GPU; here it is simulated (`stage_ns`) with its barriers: all groups wait for the
+previous stage, and the next stage waits for all groups. IOS's alternative for a stage, merging convolutions of one
+input into a larger one, needs other kernels and is left out. Groups are the connected components of an ending; IOS's
+code finds only those with a single first op (its issue 10).
 
 A schedule here has an order and streams, and dependencies come from data alone, so **the barriers are not enforced when
-it runs**: a group starts as soon as its own inputs are there, and waits for its stream and its inputs rather than for
-one barrier. The simulated makespan of the schedule is therefore not the sum of the stages. A group goes to the stream
-on which its inputs were made last, where that is free, since that saves an event; with IOS's barriers it makes no
-difference.
+it runs**: a group starts once its stream and its own inputs are ready. The simulated makespan of the schedule is
+therefore not the sum of the stages. A group goes to the stream that made its latest input, if that is free: this saves
+an event; with IOS's barriers the choice makes no difference.
 
-Filled in: s is at most the number of streams. A block whose search is too large (`BLOCK_EFFORT`) is searched with
-smaller r first and cut in two where r = 1 is too large as well: whole blocks with r = 1 gave better schedules than
-half blocks with r = 3. That happens in training only, where weight gradients can wait for the optimizer. The search
-is compiled (`gpusim.engine.compiled.stages`), and so is the cost of a stage, of which `stage_ns` is the definition.
-Stages are simulated with SMs as one pool, as in the list scheduler: some twenty times as fast as block by block.
-A call takes seconds for a large step (research/2026-11-23-policies.md), so this policy is marked slow in the registry.
+Filled in: s is at most the number of streams. If the search of a block is too large (`BLOCK_EFFORT`), smaller r are
+tried, and the block is cut in two if r = 1 is too large as well. Whole blocks with r = 1 gave better schedules than
+half blocks with r = 3. This happens only in training, where weight gradients can wait for the optimizer. The search is
+compiled (`gpusim.engine.compiled.stages`), and so is the cost of a stage, defined by `stage_ns`. Stages are simulated
+with SMs as one pool, as in the list scheduler: about twenty times as fast as block by block. A call takes seconds for a
+large step (research/2026-11-23-policies.md), so this policy is marked slow in the registry.
 """
 
 from __future__ import annotations
@@ -62,15 +61,15 @@ from gpusim.policies.shared.dag import bits
 from gpusim.policies.shared.ios_blocks import Units, blocks_of, narrowest, units_of
 from gpusim.rules.launch import gap_ns, ready_delay_ns
 
-#: r and s: most units in a group, most groups in a stage (the values of IOS's experiments).
+#: r and s: maximum number of units in a group and of groups in a stage, as in IOS's experiments.
 MAX_GROUP, MAX_GROUPS = 3, 8
-#: Most units of a block. IOS's experiments had 50; the cells of NASNet-A-Large have 19 to 25.
+#: Maximum number of units in a block. IOS's experiments had 50; the cells of NASNet-A-Large have 19 to 25.
 MAX_BLOCK = 25
-#: Work for one block, counted in endings looked at, and for all units of a step together.
+#: Search effort per block and per step, in visited endings.
 BLOCK_EFFORT, EFFORT = 6_000_000, 150_000_000
-#: Simulating a stage takes about as long as looking at this many endings.
+#: Cost of simulating a stage, in visited endings.
 STAGE_EFFORT = 50
-#: Room for sets of nodes at first; more is made where it is needed.
+#: Initial room for sets of nodes; it grows on demand.
 FEWEST_SETS = 1 << 12
 #: Stages simulated at a time, so that their plans stay in a core's cache.
 PLANS = 64
@@ -78,13 +77,13 @@ PLANS = 64
 Groups = tuple[int, ...]
 """The groups of a stage, each a bit mask of the nodes of a block."""
 Stage = tuple[tuple[int, ...], ...]
-"""The groups of a stage, each its units in launch order."""
+"""The groups of a stage, each with its units in launch order."""
 StageCost = Callable[[Sequence[Sequence[Task]], HardwareModel], float]
-"""Time of a stage in ns, barrier included, from the tasks of its groups."""
+"""Function from the tasks of a stage's groups to its time in ns, barriers included."""
 
 
 def ios(graph: OpGraph, streams: int) -> Schedule:
-    """Stages in order; the groups of each on streams of their own."""
+    """Return the schedule with stages in order, each group of a stage on its own stream."""
     if streams == 1:
         return Schedule.in_recorded_order(len(graph))
     units = units_of(graph)
@@ -100,10 +99,10 @@ def ios(graph: OpGraph, streams: int) -> Schedule:
 
 
 def stage_ns(groups: Sequence[Sequence[Task]], hardware: HardwareModel) -> float:
-    """Time of a stage from the barrier before it to the one behind it, where the next stage may start.
+    """Return the time of a stage in ns, from the barrier before it to the one after it.
 
-    Groups start together, and run as the engine says. The barrier before costs a fork, the gap behind it belongs to
-    this stage; the one behind costs a join of all groups.
+    Groups start together and are simulated by the engine. The barrier before costs a fork and a gap, the one after a
+    join of all groups.
     """
     tasks = [
         msgspec.structs.replace(task, queue=queue, deps=()) for queue, group in enumerate(groups) for task in group
@@ -113,9 +112,9 @@ def stage_ns(groups: Sequence[Sequence[Task]], hardware: HardwareModel) -> float
 
 
 def as_in_stages(hardware: HardwareModel) -> HardwareModel:
-    """The same GPU as stages are simulated on: one pool, and gaps as in a graph with branches.
+    """Return the GPU for simulating stages: one pool of SMs, and gaps as in a graph with branches.
 
-    The whole graph will have branches; a stage of one group alone would pass for a straight line.
+    The whole graph will have branches, but a stage of a single group would count as a graph without them.
     """
     costs = hardware.graph
     costs = msgspec.structs.replace(costs, chain_ns=costs.chain_ns + costs.branch_ns, branch_ns=0.0)
@@ -123,18 +122,18 @@ def as_in_stages(hardware: HardwareModel) -> HardwareModel:
 
 
 def one_pool(hardware: HardwareModel) -> HardwareModel:
-    """The same GPU with its SMs shared out as one pool (`gpusim.engine.pool`)."""
+    """Return the same GPU with its SMs as one pool (`gpusim.engine.pool`)."""
     contention = msgspec.structs.replace(hardware.contention, sharing_exponent=0.0)
     return msgspec.structs.replace(hardware, contention=contention)
 
 
 def barriers_ns(groups: int, extra_ns: float, hardware: HardwareModel) -> float:
-    """What the barriers of a stage cost; `extra_ns` is the longest extra gap before the first kernel of any group."""
+    """Return the cost of a stage's barriers in ns; `extra_ns` is the longest extra gap before a first kernel."""
     return ready_delay_ns(hardware.graph, gap_ns(hardware.graph, False, groups, extra_ns), 0.0, groups - 1, groups)
 
 
 def ios_stages(graph: OpGraph, units: Units, max_groups: int, cost: StageCost | None = None) -> list[Stage]:
-    """The stages of a step, of at most `max_groups` groups each; `cost` is by default `stage_ns`, compiled."""
+    """Return the stages of a step, of at most `max_groups` groups each; `cost` defaults to the compiled `stage_ns`."""
     todo = blocks_of(units.dag, MAX_BLOCK)[::-1]
     stages: list[Stage] = []
     while todo:
@@ -152,7 +151,7 @@ def ios_stages(graph: OpGraph, units: Units, max_groups: int, cost: StageCost | 
 
 
 class _Block:
-    """The search in one block. Sets of its nodes are bit masks; bit 0 is its first node."""
+    """Search in one block; sets of its nodes are bit masks, with bit 0 for its first node."""
 
     def __init__(self, graph: OpGraph, units: Units, nodes: range, cost: StageCost | None) -> None:
         assert len(nodes) <= MOST_NODES
@@ -165,7 +164,7 @@ class _Block:
         self.walk = Walk.of_size(len(nodes))
 
     def search(self, max_group: int, max_groups: int, effort: int) -> list[Stage] | None:
-        """The stages of least total time; None where looking for them would take more than `effort`."""
+        """Return the stages with the least total time, or None if the search would exceed `effort`."""
         size = FEWEST_SETS
         while True:
             states, stages = Sets.of_size(size), Sets.of_size(size)
@@ -191,7 +190,7 @@ class _Block:
         return backwards[::-1]
 
     def _groups(self, stage: int) -> Groups:
-        """The groups of a stage, which are its connected parts, in ascending order."""
+        """Return the groups of a stage, its connected components, in ascending order."""
         groups = np.zeros(len(self.tasks) + 1, np.int64)
         return tuple(groups[: groups_of(self.succs, stage, groups)].tolist())
 
@@ -199,7 +198,7 @@ class _Block:
         return [task for node in bits(group) for task in self.tasks[node]]
 
     def _times_ns(self, stages: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """What each stage takes."""
+        """Return the time of each stage, in ns."""
         if self.cost is not None:
             of_groups = (list(map(self._tasks_of, self._groups(stage))) for stage in stages.tolist())
             return np.array([self.cost(groups, self.hardware) for groups in of_groups])
@@ -221,7 +220,7 @@ class _Block:
 
 
 def place_stage(units: Units, stage: Stage, streams: int, order: list[int], stream_of: dict[int, int]) -> None:
-    """Add a stage to the units' launch order and streams: a group follows its latest input where that is free."""
+    """Append a stage to the order and streams; a group takes the stream of its latest input if that is free."""
     place = {unit: number for number, unit in enumerate(order)}
     free = set(range(streams))
     homeless = []

@@ -1,19 +1,19 @@
-"""Out-of-order backprop: weight gradients leave the backward chain and run beside it on a second stream.
+"""Out-of-order backprop: weight gradients leave the backward chain and run on a second stream.
 
 Source: Oh, Lee, Kim, Seo, "Out-of-Order BackProp: An Effective Scheduling Technique for Deep Learning" (EuroSys 2022),
 its part on one GPU, and its released code. The rules:
 
-1. A weight gradient is needed by nobody before the optimizer; a data gradient is needed by the layer before. So the
-   chain of data gradients stays on the main stream, in order, without the weight gradients between.
-2. Weight gradients run on a second stream, out of order: each is placed beside a data gradient that leaves the GPU
-   room for it.
+1. Only the optimizer needs a weight gradient, while the previous layer needs a data gradient. So the chain of data
+   gradients stays on the main stream, in order, without the weight gradients.
+2. Weight gradients run on a second stream, out of order: each overlaps a data gradient that leaves room for it on the
+   GPU.
 
-Filled in: the authors' code names by hand, for each network, beside which data gradient each weight gradient runs. Here
-it is chosen on a planned clock, on which the main stream's ops take their times alone: whenever the second stream is
-free, of the weight gradients that are ready it takes the one that finds room for the largest share of its blocks
-beside the main stream's current op, and of equals the oldest. Their code may also run some beside the next iteration's
-forward pass; a trace has one iteration, so what is left at the end runs alone, before the optimizer. Deferring costs
-memory, which the authors bound and this policy does not. A step without weight gradients stays sequential.
+Filled in: the authors' code lists by hand, for each network, which data gradient each weight gradient overlaps. Here a
+planned clock decides, on which the main stream's ops take their times alone. Whenever the second stream is free, it
+takes the ready weight gradient that fits the largest share of its blocks next to the main stream's current op, the
+oldest of equal ones. Their code may also overlap some with the next iteration's forward pass; a trace has one
+iteration, so the remaining ones run alone, before the optimizer. Deferring costs memory, which the authors limit and
+this policy does not. A step without weight gradients stays sequential.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.shared.base import spread_views
 
-#: A share of its blocks below this is taken for none: the op would run once the other has ended.
+#: A smaller share of its blocks counts as none: the op then runs after the other has ended.
 LEAST_SHARE = 0.05
 
 
 def ooo_backprop(graph: OpGraph, streams: int) -> Schedule:
-    """Stream 0 in recorded order without the weight gradients; those on stream 1, chosen by the room they find."""
+    """Return recorded order on stream 0 and the weight gradients on stream 1, chosen by the room they find."""
     gradients = weight_gradients(graph) if streams > 1 else frozenset()
     preds, succs = graph.work_preds, graph.work_succs
     order: list[int] = []
@@ -42,7 +42,7 @@ def ooo_backprop(graph: OpGraph, streams: int) -> Schedule:
     main_ns = side_ns = 0.0
 
     def take(best: int, now: float, beside: int | None) -> None:
-        """Put a ready gradient on the second stream at `now`, beside an op that runs until `main_ns`."""
+        """Put a ready gradient on the second stream at `now`, next to op `beside`, which runs until `main_ns`."""
         nonlocal side_ns
         share = share_beside(graph, best, beside)
         solo = graph.solo_ns[best]
@@ -71,7 +71,7 @@ def ooo_backprop(graph: OpGraph, streams: int) -> Schedule:
 
 
 class _Ready:
-    """Weight gradients that are ready, oldest first; those that demand the same find room together or not at all."""
+    """Ready weight gradients, oldest first, grouped by demand: ops with equal demands fit alike."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
@@ -83,13 +83,13 @@ class _Ready:
         return len(self.age)
 
     def add(self, op: int) -> None:
-        """`op` is the youngest."""
+        """Add `op` as the youngest."""
         self.age[op] = self.seen
         self.seen += 1
         self.alike.setdefault(self.graph.tasks[op][0].demand.resources, {})[op] = None
 
     def remove(self, op: int) -> None:
-        """`op` is no longer ready."""
+        """Remove `op`."""
         del self.age[op]
         demand = self.graph.tasks[op][0].demand.resources
         del self.alike[demand][op]
@@ -97,17 +97,17 @@ class _Ready:
             del self.alike[demand]
 
     def among(self, ops: Iterable[int]) -> list[int]:
-        """Those of `ops` that are ready, oldest first."""
+        """Return the ready ops among `ops`, oldest first."""
         return sorted((op for op in ops if op in self.age), key=lambda op: self.age[op])
 
     def best(self, beside: int | None) -> int:
-        """The one that finds room for the largest share of its blocks, and of equals the oldest."""
+        """Return the op that fits the largest share of its blocks next to `beside`, the oldest of equal ones."""
         oldest = (next(iter(ops)) for ops in self.alike.values())
         return min(oldest, key=lambda op: (-share_beside(self.graph, op, beside), self.age[op]))
 
 
 def weight_gradients(graph: OpGraph) -> frozenset[int]:
-    """Ops of the backward phase whose results nobody needs before the optimizer."""
+    """Return the ops of the backward phase with results that only the optimizer needs."""
     phases = [op.phase for op in graph.trace.ops]
     succs = graph.work_succs
     return frozenset(
@@ -116,7 +116,7 @@ def weight_gradients(graph: OpGraph) -> frozenset[int]:
 
 
 def share_beside(graph: OpGraph, op: int, other: int | None) -> float:
-    """The share of its blocks that `op` can have resident beside `other` (None: alone), by its first kernel."""
+    """Return the share of its blocks that `op` can have resident next to `other` (None: alone), by first kernels."""
     if other is None:
         return 1.0
     room = [1.0 - need for need in graph.tasks[other][0].demand.resources]

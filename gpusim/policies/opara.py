@@ -3,17 +3,17 @@
 Source: Chen et al., "Opara: Exploiting Operator Parallelism for Expediting DNN Inference on GPUs" (IEEE Transactions on
 Computers, 2025), algorithms 1 and 2, and its released code. The rules:
 
-1. *Streams* (algorithm 1). In topological order, an op takes the stream of its first predecessor that has not handed
-   its stream on yet, which has then done so; where there is none, the op opens a new stream.
+1. *Streams* (algorithm 1). In topological order, an op takes over the stream of its first predecessor that has not
+   passed its stream on yet; if there is none, the op opens a new stream.
 2. *Launch order* (algorithm 2). Ready ops wait in two lists, memory-intensive and compute-intensive ones. The lists
-   take turns, so that unlike ops run side by side, and of a list the op with the least resource demand goes first, so
-   that many ops fit on the GPU together.
+   take turns, so that unlike ops overlap, and the op with the least resource demand in a list goes first, so that many
+   ops fit on the GPU together.
 
-Filled in: the paper names shared memory, threads and registers as the demand, and its code counts shared memory alone.
-Here it is the largest of the three as a share of the GPU, of the most demanding kernel of the op. The code tells the
-two classes apart by names of ops: here convolutions, matrix products and attention are compute-intensive and all else
-is memory-intensive. The memory-intensive list begins. Opara has as many streams as rule 1 opens; where that is more
-than the limit, stream k becomes stream k modulo the limit.
+Filled in: the paper defines the demand by shared memory, threads and registers, and its code counts only shared memory.
+Here it is the largest of the three as a share of the GPU, for the most demanding kernel of the op. The code
+distinguishes the two classes by names of ops: here convolutions, matrix products and attention are compute-intensive,
+all other ops memory-intensive. The memory-intensive list starts. Opara has as many streams as rule 1 opens; above the
+limit, stream k becomes stream k modulo the limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpusim.policies.shared.op_kinds import is_compute_intensive
 
 
 def opara(graph: OpGraph, streams: int) -> Schedule:
-    """Streams by handing on, launch order by alternating between classes, smallest demand first."""
+    """Return streams by passing on, and a launch order that alternates between classes, smallest demand first."""
     ops, dag = work_dag(graph)
     order = launch_order(dag, [demand(graph, op) for op in ops], [is_compute_intensive(graph, op) for op in ops])
     stream_of = {ops[node]: stream % streams for node, stream in enumerate(handed_on(dag))}
@@ -36,7 +36,7 @@ def opara(graph: OpGraph, streams: int) -> Schedule:
 
 
 def handed_on(dag: Dag) -> list[int]:
-    """The stream of each node by algorithm 1, without a limit."""
+    """Return the stream of each node by algorithm 1, without a limit."""
     stream_of: list[int] = []
     claimed: set[int] = set()
     opened = 0
@@ -52,7 +52,7 @@ def handed_on(dag: Dag) -> list[int]:
 
 
 def launch_order(dag: Dag, demands: list[float], compute: list[bool]) -> list[int]:
-    """Nodes in launch order by algorithm 2."""
+    """Return the nodes in launch order by algorithm 2."""
     waiting = [len(before) for before in dag.preds]
     ready: tuple[list[tuple[float, int]], list[tuple[float, int]]] = ([], [])  # memory-intensive, compute-intensive
     for node, count in enumerate(waiting):
@@ -72,6 +72,6 @@ def launch_order(dag: Dag, demands: list[float], compute: list[bool]) -> list[in
 
 
 def demand(graph: OpGraph, op: int) -> float:
-    """Resource demand of an op: its largest share of the GPU's threads, registers or shared memory."""
+    """Return the resource demand of an op: its largest share of the GPU's threads, registers or shared memory."""
     demands = [task.demand for task in graph.tasks[op]]
     return max(max(each.threads, each.regs, each.smem) for each in demands)

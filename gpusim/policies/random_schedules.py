@@ -1,4 +1,4 @@
-"""Legal schedules at random: predictions are tested on them, and no policy would choose them."""
+"""Random legal schedules, unlike those of any policy, for testing predictions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpusim.plan.schedule import Schedule
 
 RANDOM = "random"
 STREAMS = (2, 3, 4, 6, 8)
-#: How likely an op stays on the stream of one of its predecessors: from no sense at all to long chains.
+#: Probabilities that an op stays on the stream of a predecessor, from 0 to long chains.
 STICKINESS = (0.0, 0.6, 0.9)
 
 
 def random_schedule(graph: OpGraph, number: int, seed: int) -> Schedule:
-    """The `number`-th random schedule of a seed: any legal order, 2 to 8 streams, assigned at random."""
+    """Return the `number`-th random schedule of a seed: a random legal order with random streams, 2 to 8."""
     rng = random.Random(f"{seed}:{number}")
     streams, sticky = STREAMS[number % len(STREAMS)], STICKINESS[number % len(STICKINESS)]
     waiting = [len(before) for before in graph.preds]

@@ -1,4 +1,4 @@
-"""The policies by name, with what commands and searches must know of each."""
+"""Registry of the policies by name, with the properties that commands and searches need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpusim.policies.wavefront import wavefront
 
 
 def _ios(graph: OpGraph, streams: int) -> Schedule:
-    """Imported when it is called: it is compiled, and whoever only wants the policies' names need not wait for that."""
+    """Import IOS when called: it loads compiled code, which listing policy names does not need."""
     from gpusim.policies.ios import ios
 
     return ios(graph, streams)
@@ -30,27 +30,27 @@ def _ios(graph: OpGraph, streams: int) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredPolicy:
-    """A policy by its name; calling it makes a schedule."""
+    """A named policy; calling it makes a schedule."""
 
     name: str
     make: Policy
     source: str
-    """System and year, as docs/policies.md cites it."""
+    """System and year, as cited in docs/policies.md."""
     summary: str = ""
-    """What it does, in one sentence."""
+    """Summary in one sentence."""
     max_streams: int | None = None
-    """Streams it can make use of; None: as many as it is given."""
+    """Maximum number of useful streams; None if unlimited."""
     slow: bool = False
-    """It may take seconds a call: an exploration runs it only where it is asked to."""
+    """True if a call may take seconds; explorations run it only on request."""
     linear: bool = False
-    """Its time grows as the step does: an exploration of a large step runs no others."""
+    """True if its time grows linearly with the step; explorations of large steps run no others."""
 
     def __call__(self, graph: OpGraph, streams: int) -> Schedule:
-        """A legal schedule on at most `streams` streams, under the policy's name."""
+        """Return a legal schedule on at most `streams` streams, with the policy's name."""
         return replace(self.make(graph, streams), policy=self.name)
 
     def stream_counts(self, counts: Iterable[int]) -> tuple[int, ...]:
-        """The stream counts out of `counts` that are worth trying: each that makes a difference, once."""
+        """Return the distinct stream counts to try out of `counts`, limited to `max_streams`."""
         limit = self.max_streams
         return tuple(sorted({count if limit is None else min(count, limit) for count in counts}))
 
@@ -62,22 +62,22 @@ POLICIES: dict[str, RegisteredPolicy] = {
             "sequential", sequential, "PyTorch", "All ops on one stream, in recorded order.", max_streams=1, linear=True
         ),
         RegisteredPolicy(
-            "wavefront", wavefront, "Rammer, 2020", "Level by level, all ops of a level side by side.", linear=True
+            "wavefront", wavefront, "Rammer, 2020", "Level by level, all ops of a level concurrently.", linear=True
         ),
         RegisteredPolicy(
             "round_robin",
             round_robin,
             "Taskflow, 2021",
-            "Level by level, ops dealt to the streams in turn.",
+            "Level by level, ops assigned to streams round-robin.",
             linear=True,
         ),
         RegisteredPolicy(
             "nimble", nimble, "Nimble, 2020", "As much concurrency as dependencies allow, with the fewest waits."
         ),
         RegisteredPolicy(
-            "turbodl", turbodl, "TurboDL, 2021", "The critical path on its own stream, other paths beside it."
+            "turbodl", turbodl, "TurboDL, 2021", "The critical path on its own stream, other paths on side streams."
         ),
-        RegisteredPolicy("ios", _ios, "IOS, 2021", "Stages of groups side by side, by dynamic programming.", slow=True),
+        RegisteredPolicy("ios", _ios, "IOS, 2021", "Stages of concurrent groups, by dynamic programming.", slow=True),
         RegisteredPolicy(
             "ooo_backprop",
             ooo_backprop,
@@ -85,9 +85,9 @@ POLICIES: dict[str, RegisteredPolicy] = {
             "Weight gradients on a second stream, out of order.",
             max_streams=2,
         ),
-        RegisteredPolicy("opara", opara, "Opara, 2025", "Streams handed on along the graph, small demands first."),
+        RegisteredPolicy("opara", opara, "Opara, 2025", "Streams passed along the graph, small demands first."),
         RegisteredPolicy(
-            "torchsched", torchsched, "NVIDIA apex, 2025", "The deepest path on one stream, the rest dealt to others."
+            "torchsched", torchsched, "NVIDIA apex, 2025", "The deepest path on one stream, the rest on the others."
         ),
         RegisteredPolicy(
             "trtllm", trtllm, "TensorRT-LLM, 2025", "Longest distance to the end first, with costs guessed by kind."
@@ -96,7 +96,7 @@ POLICIES: dict[str, RegisteredPolicy] = {
             "critical_path",
             critical_path,
             "gpusim",
-            "The op with most work behind it starts first, where it fits.",
+            "The op with the longest chain to the end starts first, if it fits.",
             linear=True,
         ),
     )
@@ -104,12 +104,12 @@ POLICIES: dict[str, RegisteredPolicy] = {
 
 
 def policy_by_name(name: str) -> RegisteredPolicy:
-    """A policy. Raises `UnknownNameError` with the nearest name."""
+    """Return a policy by name. Raises `UnknownNameError` with the nearest name."""
     if name not in POLICIES:
         raise UnknownNameError("policy", name, POLICIES)
     return POLICIES[name]
 
 
 def stream_counts(limit: int) -> tuple[int, ...]:
-    """Stream counts to try for each policy: all small ones, then powers of two, and the limit."""
+    """Return the stream counts to try for each policy: small ones, then powers of two, and the limit."""
     return tuple(sorted({n for n in (2, 3, 4, 6, 8, 16, 32, 64, 128) if n < limit} | {limit}))

@@ -3,11 +3,10 @@
 Source: Lin and Huang, "Efficient GPU Computation Using Task Graph Parallelism" (Euro-Par 2021), and Taskflow's
 documentation of `cudaFlowRoundRobinOptimizer`. The rules:
 
-1. The graph is cut into levels: an op is one level behind the last of its inputs.
-2. Level by level, the ops of each are dealt to the streams in turn, beginning with the first stream (there 4 by
-   default).
+1. The graph is cut into levels: an op is one level after the last of its inputs.
+2. Level by level, ops are assigned to the streams round-robin, starting with the first stream (4 streams by default).
 
-Filled in: within a level, recorded order. Dependencies across streams become events, as there.
+Filled in: within a level, ops are in recorded order. Dependencies across streams become events, as in Taskflow.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gpusim.policies.shared.base import spread_views, work_order
 
 
 def round_robin(graph: OpGraph, streams: int) -> Schedule:
-    """Levels in order; within one, recorded order, dealt out in turn."""
+    """Return levels in order; within a level, ops in recorded order are assigned round-robin."""
     ops = sorted(work_order(graph), key=lambda op: (graph.level[op], op))
     stream_of: dict[int, int] = {}
     level, turn = -1, 0

@@ -1,4 +1,4 @@
-"""Sequential: everything on one stream in recorded order, as eager PyTorch runs it."""
+"""Sequential: all ops on one stream in recorded order, like eager PyTorch."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from gpusim.plan.schedule import Schedule
 
 
 def sequential(graph: OpGraph, streams: int) -> Schedule:
-    """One stream, whatever `streams` says."""
+    """Return the schedule on one stream; `streams` is ignored."""
     return Schedule.in_recorded_order(len(graph))

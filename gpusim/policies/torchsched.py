@@ -1,17 +1,17 @@
-"""torchsched: the longest path on the first stream, everything else dealt to side streams.
+"""torchsched: the longest path on the first stream, all other ops on side streams.
 
 Source: NVIDIA apex, `apex.contrib.torchsched` (2025; NVIDIA/apex pull request 1886 and its code), a backend of
 torch.compile. The rules:
 
-1. The critical path is the longest path by the number of ops: every op counts one, whatever it takes.
+1. The critical path is the longest path by number of ops, independent of their times.
 2. Its ops go to the default stream.
-3. Ops that only take a result apart (`getitem`) go to the stream of the op that made it.
-4. All others are dealt in turn over the side streams (there 7 of 8), in the order in which the compiler has them.
+3. Ops that only unpack a result (`getitem`) go to the stream of the op that made it.
+4. All others are assigned round-robin to the side streams (7 of 8 there), in the compiler's order.
 
 An op waits only for the last event that it needs of each other stream; `gpusim.plan.sync` does this for every policy.
 
-Filled in: of several longest paths, the one whose ops come first in recorded order. Rule 3 is that for views. On one
-stream everything is on the default stream.
+Filled in: of several longest paths, the one whose ops come first in recorded order counts. Rule 3 is the rule for
+views. With one stream, all ops are on the default stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpusim.policies.shared.dag import Dag, work_dag
 
 
 def torchsched(graph: OpGraph, streams: int) -> Schedule:
-    """Recorded order; the deepest path on stream 0, the rest in turn on the others."""
+    """Return recorded order with the deepest path on stream 0 and the other ops round-robin on the other streams."""
     ops, dag = work_dag(graph)
     critical = deepest_path(dag)
     stream_of: dict[int, int] = {}
@@ -38,7 +38,7 @@ def torchsched(graph: OpGraph, streams: int) -> Schedule:
 
 
 def deepest_path(dag: Dag) -> set[int]:
-    """Nodes of the longest path by number of nodes; of several, the earliest in the numbering."""
+    """Return the nodes of the longest path by number of nodes; of several, the first by node numbers."""
     depth = [1] * len(dag)
     for node in reversed(range(len(dag))):
         depth[node] += max((depth[after] for after in dag.succs[node]), default=0)

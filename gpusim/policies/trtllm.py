@@ -1,18 +1,18 @@
-"""trtllm: a list schedule by the distance to the end of the step, with costs that are guessed by kind.
+"""trtllm: a list schedule by distance to the end of the step, with costs guessed by kind of op.
 
 Source: NVIDIA TensorRT-LLM, the automatic multi-stream pass of its torch.compile backend (2025,
 `tensorrt_llm/_torch/compilation/multi_stream/auto_multi_stream.py`). The rules:
 
 1. A matrix product costs 10, a mixture of experts 20, a view 0, any other op 1.
 2. Of the ops whose inputs have been scheduled, the one with the longest distance to the end goes first; the distance of
-   an op is the most that its own cost and those on a path behind it add up to.
-3. It is ready when its inputs have ended. It goes to the first stream that is free by then; where none is, to the one
-   that is free first.
+   an op is the largest sum of costs on a path from it to the end, its own included.
+3. It is ready when its inputs have ended. It goes to the first stream that is free by then or, if there is none, to the
+   one that becomes free first.
 
-There are 3 streams there unless one asks for others; here as many as are asked for.
+TensorRT-LLM uses 3 streams by default; here the number is given.
 
-Filled in: a convolution costs what a matrix product does, since TensorRT-LLM has no other large op of that kind. Ops of
-equal distance keep recorded order. A mixture of experts is one op there and many here, so nothing costs 20.
+Filled in: a convolution costs as much as a matrix product, since TensorRT-LLM has no other large op of that kind. Ops
+of equal distance keep recorded order. A mixture of experts is one op there and many here, so no op costs 20.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OTHER_COST: Final = 1
 
 
 def trtllm(graph: OpGraph, streams: int) -> Schedule:
-    """The longest distance first, on the first stream that is free."""
+    """Return the schedule with the longest distance first, on the first free stream."""
     ops, dag = work_dag(graph)
     costs = [_cost(graph, op) for op in ops]
     distance = list(costs)

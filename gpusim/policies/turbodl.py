@@ -1,25 +1,24 @@
-"""TurboDL: the critical path on a stream of its own, other paths beside it as far as the GPU has room.
+"""TurboDL: the critical path on its own stream, other paths overlap it as far as the GPU has room.
 
 Source: Jin, Wu, Shi, He, Zhou, "TurboDL: Improving the CNN Training on GPU With Fine-Grained Multi-Streaming
-Scheduling" (IEEE Transactions on Computers 70(4), 2021), of which only the abstract was at hand: a critical-path based,
-asynchronous parallelisation for training that takes the whole network's architecture and the use of GPU resources
-together, on concurrent kernels and Hyper-Q, and overlaps synchronisation with computation in other streams.
-The rules, as read from it:
+Scheduling" (IEEE Transactions on Computers 70(4), 2021). Only the abstract was available: a critical-path
+based, asynchronous parallelisation for training that considers the architecture of the whole network together with GPU
+resources, uses concurrent kernels and Hyper-Q, and overlaps synchronisation with computation in other streams.
+The rules, as derived from it:
 
 1. The priority of an op is its bottom level: the longest chain of measured times from its start to the end of the step.
-2. The longest chain of all, the critical path, has the first stream to itself, and its ops never wait for room.
-3. The other ops are cut into paths the same way, longest first. A path stays on one side stream, so that it needs no
-   synchronisation within. There are no more streams than Hyper-Q has hardware queues in use: beyond that, streams
-   would share a queue and wait for each other for no reason.
-4. Ops of the side streams are launched by descending bottom level as soon as they are ready and threads, registers,
-   shared memory and block slots beside the running ops suffice.
+2. The longest chain, the critical path, has the first stream to itself, and its ops never wait for room.
+3. The other ops are cut into paths the same way, longest first. A path stays on one side stream, so it needs no
+   internal synchronisation. There are no more streams than Hyper-Q has hardware queues in use: beyond that, streams
+   would share a queue and wait for each other needlessly.
+4. Ops of the side streams are launched by descending bottom level as soon as they are ready and the running ops leave
+   enough threads, registers, shared memory and block slots.
 
-Filled in, since the body of the paper was not at hand: all of rule 4 happens on a planned clock, on which each op takes
-its time alone; what it decides is the launch order and the side stream of each path (the free one that has been given
-the least work, when the path's first op starts). An op that does not fit is overtaken by ones that do, but not while
-the critical path waits: then only the most urgent op may go. An op that needs more room than it can ever find beside
-others starts once nothing else runs. Waits by events in place of waits by the host, the paper's asynchrony, is how
-every schedule here runs.
+Filled in, since the body of the paper was not available: rule 4 runs on a planned clock, on which each op takes its
+time alone. It decides the launch order and the side stream of each path (the free one with the least assigned work
+when the path's first op starts). Ops that fit overtake an op that does not, except while the critical path waits: then
+only the most urgent op may start. An op that needs more room than other ops can ever leave starts once nothing else
+runs. The paper's asynchrony, waits by events in place of waits by the host, holds for every schedule here.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.shared.base import spread_views
 
-#: Room below this is rounding.
+#: Smaller room is rounding error.
 EPSILON = 1e-9
 
 
 def turbodl(graph: OpGraph, streams: int) -> Schedule:
-    """Critical path on stream 0; other paths on side streams, in the order of a planned clock."""
+    """Return the critical path on stream 0 and other paths on side streams, in the order of a planned clock."""
     return _Clock(graph, min(streams, graph.hardware.stream.queues)).run()
 
 
 def paths(graph: OpGraph) -> list[list[int]]:
-    """The ops with kernels cut into paths: from the op of greatest bottom level on, then from what is left.
+    """Cut the ops with kernels into paths, each from the remaining op with the greatest bottom level.
 
-    The first is the critical path. Paths come by descending bottom level of their first ops.
+    The first path is the critical path. Paths are sorted by descending bottom level of their first ops.
     """
     preds, succs = graph.work_preds, graph.work_succs
     bottom = graph.bottom_ns
@@ -62,7 +61,7 @@ def paths(graph: OpGraph) -> list[list[int]]:
 
 
 class _Clock:
-    """The planned run: which op starts when, if each takes its time alone."""
+    """Planned run of the ops, each with its time alone."""
 
     def __init__(self, graph: OpGraph, streams: int) -> None:
         self.graph = graph
@@ -77,18 +76,18 @@ class _Clock:
         self.room = [1.0, 1.0, 1.0, 1.0]
         self.demand = {op: self._demand(op) for op in self.preds}
         self.ready: dict[tuple[int | None, bool, tuple[float, ...]], list[tuple[float, int]]] = {}
-        """Ready ops by the stream of their paths, if they have one, and by what they demand, most urgent first."""
+        """Ready ops by the stream of their paths, if assigned, and by demand, most urgent first."""
         self.urgent: list[tuple[float, int]] = []
         self.urgent_new: list[tuple[float, int]] = []
-        """The most urgent op of each list of `ready`, and perhaps others that are no longer the first of theirs: those
-        of paths with a stream, and those of paths that still need a side stream."""
+        """Heaps with the most urgent op of each list of `ready`, of paths with and without a stream; they may also hold
+        ops that are no longer the first of their lists."""
         self.listed: set[int] = set()
         """Ops in `urgent` and `urgent_new`."""
         self.running: list[tuple[float, int]] = []
         self.order: list[int] = []
 
     def run(self) -> Schedule:
-        """Start what may start, go on to the next end, until all ops have run."""
+        """Start all ops that may start, advance to the next end, and repeat until all ops have run."""
         waiting = {op: len(before) for op, before in self.preds.items()}
         for op, count in waiting.items():
             if not count:
@@ -109,7 +108,7 @@ class _Clock:
         return spread_views(self.graph, self.order, streams)
 
     def _alike(self, op: int) -> tuple[int | None, bool, tuple[float, ...]]:
-        """What tells whether an op can start, beside the clock: of those alike the most urgent can, or none."""
+        """Return the key of ops that start under equal conditions: either the most urgent of them can, or none."""
         path = self.path_of[op]
         return self.stream_of_path.get(path), path == 0, self.demand[op]
 
@@ -138,7 +137,7 @@ class _Clock:
             alike = self._alike(op)
             ops = self.ready.get(alike)
             if not ops or ops[0] != first:
-                continue  # another is the first of its list by now, and listed itself
+                continue  # another op is the first of its list now, and is in a heap itself
             stream = self._stream(self.path_of[op])
             if stream in self.idle and (self.path_of[op] == 0 or self._fits(op)):
                 heapq.heappop(ops)
@@ -150,18 +149,18 @@ class _Clock:
                 continue
             passed.append(first)
             if 0 in self.idle and stream in self.idle:
-                break  # the critical path waits for this: nothing less urgent may keep the room from it
+                break  # the critical path waits for this op: less urgent ones must not take its room
         for first in passed:
             self._list(first)
 
     def _stream(self, path: int) -> int:
-        """The stream of a path, or the idle side stream it would get; -1 where none is idle."""
+        """Return the stream of a path, or the idle side stream that it would get; -1 if none is idle."""
         if path in self.stream_of_path:
             return self.stream_of_path[path]
         return min(self._free(), key=lambda stream: (self.given_ns[stream], stream), default=-1)
 
     def _free(self) -> list[int]:
-        """Idle side streams."""
+        """Return the idle side streams."""
         return [stream for stream in self.side if stream in self.idle]
 
     def _launch(self, op: int, stream: int, now: float) -> None:
@@ -175,7 +174,7 @@ class _Clock:
         heapq.heappush(self.running, (now + self.graph.solo_ns[op], op))
 
     def _demand(self, op: int) -> tuple[float, ...]:
-        """What an op needs of each resource: the most that one of its kernels does."""
+        """Return the demand of an op for each resource, the maximum over its kernels."""
         return tuple(max(need) for need in zip(*(task.demand.resources for task in self.graph.tasks[op]), strict=True))
 
     def _occupy(self, op: int, sign: float) -> None:

@@ -1,1 +1,1 @@
-"""What several policies share. Each published system is a file of the package above."""
+"""Code shared by several policies; each published system is a file of the parent package."""

@@ -1,4 +1,4 @@
-"""What a policy is: op graph -> schedule. The registry is in `gpusim.policies.registry`."""
+"""The policy type, op graph -> schedule, and its helpers; the registry is in `gpusim.policies.registry`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 
 Policy = Callable[[OpGraph, int], Schedule]
-"""From an op graph and a number of streams, a legal schedule."""
+"""Function from an op graph and a number of streams to a legal schedule."""
 
 
 def spread_views(graph: OpGraph, order: Sequence[int], streams: dict[int, int]) -> Schedule:
-    """Complete a schedule of the ops that have kernels: each view follows what it looks at, on its stream.
+    """Complete a schedule of the ops with kernels: each view follows its source, on the same stream.
 
     `order` has the ops with kernels, in launch order.
     """
     placed: list[int] = []
     done = bytearray(len(graph))
-    known = bytearray(map(bool, graph.tasks))  # whether nothing is to be placed before what looks at it
+    known = bytearray(map(bool, graph.tasks))  # 1 if dependents need not wait for its placement
     stream_of = [0] * len(graph)
     for op in chain(order, range(len(graph))):
         if done[op]:
@@ -40,5 +40,5 @@ def spread_views(graph: OpGraph, order: Sequence[int], streams: dict[int, int]) 
 
 
 def work_order(graph: OpGraph) -> list[int]:
-    """The ops with kernels, in recorded order."""
+    """Return the ops with kernels, in recorded order."""
     return [op for op in range(len(graph)) if graph.tasks[op]]

@@ -1,4 +1,4 @@
-"""The ops that have kernels as a graph of their own: transitive reduction, matching, chains. Policies share these."""
+"""The graph of the ops with kernels, shared by policies: transitive reduction, matching, chains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpusim.plan.graph import OpGraph
 
 @dataclass(frozen=True)
 class Dag:
-    """Nodes 0 to n - 1 in a legal order: every predecessor of a node has a smaller number."""
+    """A graph of nodes 0 to n - 1 in a legal order: every predecessor of a node has a smaller number."""
 
     preds: tuple[tuple[int, ...], ...]
 
@@ -20,7 +20,7 @@ class Dag:
 
     @cached_property
     def succs(self) -> tuple[tuple[int, ...], ...]:
-        """For each node, the nodes that depend on it, in ascending order."""
+        """Successors of each node, ascending."""
         successors: list[list[int]] = [[] for _ in self.preds]
         for node, before in enumerate(self.preds):
             for p in before:
@@ -29,7 +29,7 @@ class Dag:
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
-        """For each node, all that come before it, directly or not, as a bit mask."""
+        """Bit mask of the ancestors of each node."""
         masks: list[int] = []
         for before in self.preds:
             mask = 0
@@ -40,7 +40,7 @@ class Dag:
 
     @cached_property
     def reduced(self) -> Dag:
-        """The transitive reduction (minimum equivalent graph): edges that a longer path implies are dropped."""
+        """Transitive reduction (minimum equivalent graph), without edges implied by longer paths."""
         ancestors = self.ancestors
         kept: list[tuple[int, ...]] = []
         for before in self.preds:
@@ -54,7 +54,7 @@ class Dag:
 
 
 def work_dag(graph: OpGraph) -> tuple[tuple[int, ...], Dag]:
-    """The ops with kernels (by op index, in recorded order) and their dependencies; views hand theirs on."""
+    """Return the ops with kernels (op indices, in recorded order) and their dependencies; views pass theirs on."""
     preds = graph.work_preds
     ops = tuple(preds)
     node_of = {op: node for node, op in enumerate(ops)}
@@ -62,7 +62,7 @@ def work_dag(graph: OpGraph) -> tuple[tuple[int, ...], Dag]:
 
 
 def descendants(preds: Sequence[Sequence[int]]) -> list[int]:
-    """For each node the set of all nodes behind it, as a bit mask."""
+    """Return the bit mask of the descendants of each node."""
     behind_of = [0] * len(preds)
     for node in reversed(range(len(preds))):
         behind = behind_of[node] | (1 << node)
@@ -74,7 +74,7 @@ def descendants(preds: Sequence[Sequence[int]]) -> list[int]:
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Numbers of the bits that are set, in ascending order."""
+    """Yield the numbers of the set bits, ascending."""
     while mask:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
@@ -82,7 +82,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def mask_of(numbers: Iterable[int]) -> int:
-    """The bit mask that has these bits."""
+    """Return the bit mask with these bits."""
     mask = 0
     for number in numbers:
         mask |= 1 << number
@@ -90,9 +90,9 @@ def mask_of(numbers: Iterable[int]) -> int:
 
 
 def maximum_matching(edges: Sequence[int], right: int) -> list[int]:
-    """A maximum matching of a bipartite graph: for each left node its partner of `right` right nodes, or -1.
+    """Return a maximum matching of a bipartite graph: the partner of each left node among `right` right nodes, or -1.
 
-    `edges[i]` is a bit mask of the right nodes that left node i may be matched to: a graph may be dense. Hopcroft and
+    `edges[i]` is a bit mask of the right nodes adjacent to left node i, since graphs may be dense. Hopcroft and
     Karp, "An n^5/2 algorithm for maximum matchings in bipartite graphs" (SIAM J. Comput. 2(4), 1973): in each phase a
     breadth-first search from the free left nodes finds the length of the shortest augmenting paths, and a depth-first
     search flips a maximal set of disjoint ones. Nodes of both sides are tried in ascending order.
@@ -104,14 +104,14 @@ def maximum_matching(edges: Sequence[int], right: int) -> list[int]:
         layers = _layers(edges, partner, owner, free)
         if layers is None:
             return partner
-        left_over = list(edges)  # without the edges given up in this phase
+        left_over = list(edges)  # without the edges dropped in this phase
         for root in range(len(edges)):
             if partner[root] < 0:
                 free = _augment(root, left_over, partner, owner, free, layers)
 
 
 def _layers(edges: Sequence[int], partner: list[int], owner: list[int], free: int) -> list[int] | None:
-    """Right nodes by how far their owners are from the free left nodes; None where no path has a free end.
+    """Return right nodes by distance of their owners from the free left nodes, or None if no path ends free.
 
     Layer 0 is empty: free left nodes own nothing.
     """
@@ -131,7 +131,7 @@ def _layers(edges: Sequence[int], partner: list[int], owner: list[int], free: in
 def _augment(
     root: int, left_over: list[int], partner: list[int], owner: list[int], free: int, layers: list[int]
 ) -> int:
-    """Follow layers from `root` to a free right node and flip the path; the right nodes that are free then.
+    """Follow layers from `root` to a free right node, flip the path and return the right nodes that remain free.
 
     Nodes of the path leave their layers, so that the paths of one phase are disjoint.
     """
@@ -148,7 +148,7 @@ def _augment(
         right = (useful & -useful).bit_length() - 1
         taken.append(right)
         if owner[right] >= 0:
-            left_over[path[-1]] &= ~((1 << right) - 1)  # smaller ones lead nowhere
+            left_over[path[-1]] &= ~((1 << right) - 1)  # smaller ones are dead ends
             path.append(owner[right])
             continue
         for place, (left, end) in enumerate(zip(path, taken, strict=True), start=1):
@@ -159,7 +159,7 @@ def _augment(
 
 
 def chains(following: Sequence[int]) -> list[list[int]]:
-    """Chains from the successor of each node (-1: none), in ascending order of their first nodes."""
+    """Return the chains given by the successor of each node (-1: none), in ascending order of their first nodes."""
     has_previous = {node for node in following if node >= 0}
     all_chains = []
     for head in range(len(following)):

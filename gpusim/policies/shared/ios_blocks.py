@@ -1,15 +1,15 @@
-"""What IOS schedules: a step cut into blocks of units, a unit being a convolution or product with what hangs on it.
+"""The input of IOS: a step cut into blocks of units, where a unit is a convolution or product with its followers.
 
 IOS was published on its own representation of networks, in which a node is a convolution with its activation, or a
 whole separable convolution, and a network is a list of blocks written by hand. Here both are found in the op graph:
 
-- *Units.* Ops that follow each other without a branch (in the transitive reduction) are one unit, as long as it has
-  at most one convolution or product; a depthwise convolution does not count, since its pointwise one follows. So
-  the last block of Inception-v3 has 11 units, of which 6 can run side by side, the same numbers as in IOS.
-- *Blocks.* After every unit that each other one comes before or after (an articulation), a new block begins; nothing
-  can run across that anyway. A block of more than `limit` units is cut further, at the places in recorded order that
-  the fewest results cross: a step of training, or a network like NASNet whose cells read the two before them, has
-  hardly any articulation. IOS, too, cuts large blocks into parts, and what runs beside what ends at a cut.
+- *Units.* Ops that follow each other without a branch (in the transitive reduction) form one unit with at most one
+  convolution or product; a depthwise convolution does not count, since its pointwise one follows. So the last block of
+  Inception-v3 has 11 units, of which 6 can run concurrently, the same numbers as in IOS.
+- *Blocks.* A new block begins after every articulation, a unit ordered before or after every other one; nothing can
+  overlap across it anyway. A block of more than `limit` units is cut further, at the positions in recorded order that
+  the fewest results cross: a training step, or a network like NASNet whose cells read the two previous ones, has hardly
+  any articulation. IOS also cuts large blocks into parts, and overlap ends at a cut.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpusim.policies.shared.op_kinds import is_compute_intensive, is_depthwise
 
 @dataclass(frozen=True)
 class Units:
-    """Units in a legal order, their ops in launch order, and the transitive reduction of what they depend on."""
+    """Units in a legal order, with their ops in launch order and their dependencies, transitively reduced."""
 
     ops: tuple[tuple[int, ...], ...]
     dag: Dag
@@ -33,7 +33,7 @@ class Units:
 
 
 def units_of(graph: OpGraph) -> Units:
-    """The units of a step; every op with kernels is in one of them."""
+    """Return the units of a step; every op with kernels is in one of them."""
     ops, dag = work_dag(graph)
     reduced = dag.reduced
     unit_of: list[int] = []
@@ -58,7 +58,7 @@ def units_of(graph: OpGraph) -> Units:
 
 
 def blocks_of(dag: Dag, limit: int) -> list[range]:
-    """The nodes cut into blocks of at most `limit`, in order."""
+    """Cut the nodes into blocks of at most `limit`, in order."""
     blocks: list[range] = []
     begin = 0
     for end in [node + 1 for node in articulations(dag)] + [len(dag)]:
@@ -69,14 +69,14 @@ def blocks_of(dag: Dag, limit: int) -> list[range]:
 
 
 def articulations(dag: Dag) -> list[int]:
-    """Nodes that every other node comes before or after."""
+    """Return the nodes ordered before or after every other node."""
     after = descendants(dag.preds)
     everything = (1 << len(dag)) - 1
     return [node for node in range(len(dag)) if dag.ancestors[node] | after[node] | 1 << node == everything]
 
 
 def narrowest(dag: Dag, block: range, limit: int) -> list[range]:
-    """`block` cut into ranges of at most `limit` nodes so that the fewest results cross cuts, with the fewest cuts."""
+    """Cut `block` into ranges of at most `limit` nodes, with the fewest results across cuts, then the fewest cuts."""
     if len(block) <= limit:
         return [block]
     crossing = dict.fromkeys(range(block.start + 1, block.stop), 0)
@@ -84,7 +84,7 @@ def narrowest(dag: Dag, block: range, limit: int) -> list[range]:
         last = max(dag.succs[node], default=node)
         for cut in range(node + 1, min(last + 1, block.stop)):
             crossing[cut] += 1
-    best: dict[int, tuple[int, int, int]] = {block.start: (0, 0, -1)}  # cut -> results crossed, cuts, the cut before
+    best: dict[int, tuple[int, int, int]] = {block.start: (0, 0, -1)}  # cut -> crossings, cuts, previous cut
     for cut in (*crossing, block.stop):
         best[cut] = min(
             (best[other][0] + crossing.get(cut, 0), best[other][1] + 1, other)

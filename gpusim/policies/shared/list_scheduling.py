@@ -1,10 +1,9 @@
-"""List scheduling against a running simulation: which op starts next is decided while the GPU's state is known.
+"""List scheduling against a running simulation, so that the state of the GPU is known when the next op is chosen.
 
-Whenever a stream is free, the ready op of highest priority starts there, at the pace that one pool of SMs
-(`gpusim.engine.pool`) gives it beside what runs already. On a hardware model that shares SMs one by one
-(`gpusim.engine.placement`), or where successors of a fork take turns, the engine's makespan is another: the one seen
-here is an estimate that places ops, and every schedule is simulated again by the engine. The loop is compiled
-(`gpusim.engine.compiled.lists`), many schedules at a time and on all cores.
+Whenever a stream is free, the ready op with the highest priority starts there, at the rate that one pool of SMs
+(`gpusim.engine.pool`) gives it. With placement SM by SM (`gpusim.engine.placement`), or when successors of a fork take
+turns, the engine's makespan differs: the makespan here is an estimate for placing ops, and the engine simulates every
+schedule again. The loop is compiled (`gpusim.engine.compiled.lists`) and runs many schedules at a time on all cores.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import MAX_TIME_NS
 from gpusim.policies.shared.base import spread_views
 
-#: An op less urgent than one that runs starts only if it gets at least this share of the blocks it could have resident:
-#: less would put it at the tail of the block dispatcher, in front of ops that become urgent meanwhile.
+#: An op less urgent than a running one starts only if it gets at least this share of its possible resident blocks. With
+#: less it would block the dispatcher for ops that become urgent meanwhile.
 MIN_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ListSchedule:
-    """A list schedule and the makespan its own simulation saw, in ns."""
+    """A list schedule and its makespan in the list scheduler's own simulation, in ns."""
 
     schedule: Schedule
     makespan_ns: float
-    """As the scheduler sees it: on several streams, gaps are those of a graph with branches, used or not."""
+    """Estimated makespan; with several streams, gaps are those of a graph with branches, used or not."""
 
 
 class FastLists:
-    """List schedules of one op graph, which is encoded once; the same for any number of threads."""
+    """List scheduler of one op graph, which is encoded once; results are the same for any number of threads."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
@@ -57,15 +56,16 @@ class FastLists:
         *,
         threads: int | None = None,
     ) -> npt.NDArray[np.float64]:
-        """The makespan of each list schedule in ns: priorities are schedules x ops, the others one for each or for all.
+        """Return the makespan of each list schedule, in ns.
 
-        `threads` is one for each core by default. Raises `PlanError` for a stream count below 1.
+        `priorities` has shape (schedules, ops); the others have one value per schedule or one for all. `threads`
+        defaults to one per core. Raises `PlanError` for a stream count below 1.
         """
         priorities = np.require(priorities, np.float64, ("C", "W"))
         return self._run(priorities, streams, min_shares, threads, keep=False)[0]
 
     def schedule(self, streams: int, priority: npt.ArrayLike, min_share: float = MIN_SHARE) -> ListSchedule:
-        """Schedule ready ops by descending `priority` (by op index). Raises `PlanError` for no streams."""
+        """Return the list schedule by descending `priority` (by op index). Raises `PlanError` for no streams."""
         priorities = np.require(np.atleast_2d(priority), np.float64, ("C", "W"))
         makespan_ns, orders, placed = self._run(priorities, streams, min_share, 1, keep=True)
         order = orders[0].tolist()
@@ -80,7 +80,7 @@ class FastLists:
         threads: int | None,
         keep: bool,
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Makespans, and of the last schedule of each thread, or of all, the order and the streams."""
+        """Return makespans, orders and streams; without `keep`, orders and streams are those of one schedule only."""
         count, ops = priorities.shape
         if ops != len(self._arrays.ops):
             raise PlanError(f"{ops} priorities for {len(self._arrays.ops)} ops")
