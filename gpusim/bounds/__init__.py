@@ -1,1 +1,1 @@
-"""Lower bounds on the makespan of any schedule of a step, and the proofs that they rest on."""
+"""Lower bounds on the makespan of any schedule of a step, with proofs."""

@@ -1,4 +1,4 @@
-"""Lower bounds on the makespan of any schedule of a step, under the engine's own rules."""
+"""Lower bounds on the makespan of any schedule of a step, under the rules of the engine."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from gpusim.units import format_ns
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Bounds:
-    """No schedule is faster than any of these, in ns."""
+    """Lower bounds on the time of any schedule of a step, in ns."""
 
     critical_path_ns: int
-    """The longest chain of dependent kernels with the gaps between them, each at its time alone."""
+    """Longest chain of dependent kernels, each at its time alone, with the gaps between them."""
     area_ns: int
-    """SM-time: for the scarcest of threads, registers, shared memory and block slots, what the kernels need."""
+    """SM time that the kernels need of the scarcest resource: threads, registers, shared memory or block slots."""
     bandwidth_ns: int
-    """DRAM traffic over bandwidth; a lower limit of it where the trace has no counters."""
+    """DRAM traffic over bandwidth; without counters, of a lower limit on traffic."""
     front_end_ns: int
-    """Kernel starts at the rate the front end manages."""
+    """Number of kernel starts over the rate of the front end."""
     contention_ns: int = 0
-    """SM-time with what kernels do to each other, between the chains before and behind (`gpusim.bounds.energetic`)."""
+    """SM time with contention, between the chains before and after (`gpusim.bounds.energetic`)."""
 
     @property
     def named(self) -> tuple[tuple[int, str], ...]:
-        """Each bound and its name in words."""
+        """Each bound with its name."""
         return (
             (self.critical_path_ns, CRITICAL_PATH),
             (self.area_ns, AREA),
@@ -41,11 +41,11 @@ class Bounds:
 
     @property
     def largest(self) -> tuple[int, str]:
-        """The bound that binds, and its name in words; the simplest of those that are equal."""
+        """Largest bound with its name; the simplest of equal ones."""
         return max(self.named, key=lambda bound: bound[0])
 
     def document(self) -> dict[str, int]:
-        """The bounds by field name, for `--json`."""
+        """Return the bounds by field name, for `--json`."""
         return asdict(self)
 
     def __repr__(self) -> str:
@@ -57,11 +57,11 @@ class Bounds:
 
 
 def bounds(graph: OpGraph) -> Bounds:
-    """Bounds of a step on its GPU.
+    """Return the lower bounds of a step on its GPU.
 
-    Area: a kernel that holds the share s of its demand d runs at rate s at most, so it takes d x its time alone of each
-    resource, whenever and beside whatever it runs; so does a block of its SM, but for what kernels of two kinds do more
-    side by side (`gpusim.bounds.cross_load`). Bandwidth likewise.
+    Area: a kernel with share s of its demand d runs at a rate of at most s, so it takes at least d x its time alone of
+    each resource, in any schedule. The same holds for a block and its SM, except for the gain when kernels of two kinds
+    share an SM (`gpusim.bounds.cross_load`). Bandwidth likewise.
     """
     hardware = graph.hardware
     kernels = Kernels.of(graph)
@@ -75,6 +75,6 @@ def bounds(graph: OpGraph) -> Bounds:
 
 
 def critical_path_ns(graph: OpGraph) -> float:
-    """Longest chain from start to end; its first kernel has no gap before it."""
+    """Return the longest chain from start to end, in ns; its first kernel has no gap before it."""
     costs, chains = graph.hardware.graph, zip(graph.bottom_ns, graph.tasks, strict=True)
     return max((level - least_gap_ns(costs, tasks[0].extra_ns) for level, tasks in chains if tasks), default=0.0)

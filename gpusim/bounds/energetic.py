@@ -1,36 +1,37 @@
 """A lower bound from SM area, contention and dependencies together, by energetic reasoning.
 
-Two rules bound what the GPU gets done in a stretch of L ns, whatever the schedule. Where SMs are shared out as one pool
+Two rules limit the work of the GPU in an interval of L ns, for any schedule. With one pool of SMs
 (`gpusim.engine.pool`):
 
-1. The shares of the kernels running add up to the GPU at most, for each of the four resources.
-2. Only the oldest kernel runs undisturbed. Of a kernel's `dur_ns`, let e be what it does as the oldest, and the rest
-   what it does beside an older one: the rest takes 1 + a x cover times as long, on the same share of the GPU.
+1. The shares of the running kernels add up to at most the GPU, for each of the four resources.
+2. Only the oldest kernel runs undisturbed. Let e be the part of a kernel's `dur_ns` done as the oldest kernel. The rest
+   is done next to an older one and takes 1 + a x cover times as long, on the same share of the GPU.
 
-At one time at most one kernel is the oldest, so the e of all kernels add up to L at most, and the area that kernels of
-demand d take, the sum of d (dur_ns + a cover (dur_ns - e)), does too. `least_ns` is the smallest L for which some e do
-both: those kernels should be the oldest whose slow-down would take the most area, d x cover, a fractional knapsack.
+At any time at most one kernel is the oldest, so the e of all kernels add up to at most L. The area of kernels with
+demand d, the sum of d (dur_ns + a cover (dur_ns - e)), is at most L as well. `least_ns` is the smallest L for which
+some e satisfy both: the oldest should be the kernels whose slowdown would take the most area, d x cover, a fractional
+knapsack.
 
-Where blocks go to SMs one by one (`gpusim.engine.placement`), a block that takes the part f of an SM's resource adds l
-to its load, and goes on at 1 / load^p, p <= 1; f is at most l, since l is one over the blocks that fit. Let c be any
-number above 1 and l' = min(l, c f), which counts no more than l. Then all blocks of an SM of load x together do at most
-1 of the sum of (u l' + (1 - u) f) x rate a ns, with u = (c^p - 1) / (c - 1). Where x is above 1: the sum of l' lies
-between 0 and c, the sum of f below 1, and u x + (1 - u) <= x^p at both ends of 1 to c, and so between, the right side
-being concave. Where x is below 1, both sums are at most x, and x / x^p is at most 1. Kernels that multiply matrices
-have a p of their own; with the smaller one as p, no rate above load 1 is larger than that. So kernels take at least
-that much, each block for its time at load 1; `_CROWDS` has the c that are tried, and c = 1 is the plain area.
+With placement SM by SM (`gpusim.engine.placement`), a block that takes the share f of an SM's resource adds l to the
+load and runs at rate 1 / load^p, p <= 1; f is at most l, since l is one over the number of blocks that fit. Let c be
+any number above 1 and l' = min(l, c f), which is at most l. Then all blocks of an SM with load x together do at most 1
+of the sum of (u l' + (1 - u) f) x rate per ns, with u = (c^p - 1) / (c - 1). For x > 1, the sum of l' lies between 0
+and c, the sum of f is at most 1, and u x + (1 - u) <= x^p holds at both ends of 1 to c and so between them, since the
+right side is concave. For x <= 1, both sums are at most x, and x / x^p is at most 1. GEMM-like kernels have a p of
+their own; with the smaller one as p, no rate above load 1 is larger. So kernels take at least that much, each block for
+its time at load 1. `_CROWDS` has the values of c that are tried; c = 1 is the plain area.
 
-With a cross load w below 1 rates go by loads in which the other kind counts w times. Where both kinds run on an SM they
-then do more than 1 together, C at most; a kind by itself still does 1, its own load being counted in full. So kernels
-take at least what those of either kind do, and at least what both do over C. More generally, the two kinds may count
-with any weights, and C is that of the weights: where there is little of one kind, it counts for somewhat less, and the
-other in full. `gpusim.bounds.cross_load` has the proof and the numbers; one C serves all c. The largest of these is
-taken in each stretch, so one of only one kind loses nothing, and with w = 1 all count in full.
+With a cross load w below 1, rates depend on loads in which the other kind counts w times. If both kinds run on an SM,
+they then do up to C > 1 together; a kind by itself still does 1, since its own load counts in full. So kernels take at
+least the area of either kind, and at least the area of both over C. More generally, the two kinds may have any weights,
+with a C for these weights: if there is little of one kind, it counts somewhat less and the other in full.
+`gpusim.bounds.cross_load` has the proof and the numbers; one C serves all c. Each interval takes the largest of these
+bounds, so an interval with a single kind loses nothing, and with w = 1 all kernels count in full.
 
-Which kernels must run in a stretch follows from their heads and tails (the longest chains before and behind them, with
-the gaps between kernels): those with a head of at least h and a tail of at least q run between h and T - q, so
-T >= h + q + what those need. That is energetic reasoning (Erschler, Lopez, Thuriot, "Raisonnement temporel sous
-contraintes de ressource et problemes d'ordonnancement", 1991), as Fernandez and Bussell did it for multiprocessors
+The kernels that must run in an interval follow from their heads and tails (the longest chains before and after them,
+with the gaps between kernels): those with a head of at least h and a tail of at least q run between h and T - q, so T
+is at least h + q + their least time. This is energetic reasoning (Erschler, Lopez, Thuriot, "Raisonnement temporel sous
+contraintes de ressource et problemes d'ordonnancement", 1991), as applied to multiprocessors by Fernandez and Bussell
 ("Bounds on the number of processors and time for multiprocessor optimal schedules", IEEE Trans. Comput. 22(8), 1973).
 It holds for the kernels of the trace on the whole GPU, launched as one graph.
 """
@@ -59,41 +60,41 @@ from gpusim.rules.oldest_first import slowed_part
 
 Floats = npt.NDArray[np.float64]
 
-#: Most pairs of (h, q) x kernels looked at for one resource: about 0.1 s for all four.
+#: Maximum number of pairs (h, q) x kernels per resource: about 0.1 s for all four.
 _CELLS = 2_000_000
-#: Most and fewest values of h, and of q. Any subset of all the heads and tails gives a bound.
+#: Maximum and minimum number of values of h and of q. Any subset of the heads and tails gives a bound.
 _MOST_CUTS, _FEWEST_CUTS = 48, 3
-#: How many times over the SMs may be loaded, as far as a bound counts that.
+#: Values of c, the load up to which a bound counts contention.
 _CROWDS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Every kernel of a step, in arrays: times in ns, the others as kernels x resources."""
+    """The kernels of a step as arrays: times in ns, the others of shape (kernels, resources)."""
 
     head_ns: Floats
-    """From the begin of the step to its start, at least."""
+    """Least time from the start of the step to the start of each kernel."""
     tail_ns: Floats
-    """From its end to the end of the step, at least."""
+    """Least time from the end of each kernel to the end of the step."""
     dur_ns: Floats
     area_ns: Floats
-    """Part of the GPU that it takes, times its time alone."""
+    """Share of the GPU that each kernel takes, times its time alone."""
     costs: Floats
-    """SMs as one pool: the area it takes more for each ns that it is not the oldest."""
+    """With one pool of SMs: additional area per ns in which a kernel is not the oldest."""
     crowding: Floats
-    """SMs one by one: what a block adds to the load of its SM over the part that it takes of the resource."""
+    """With placement SM by SM: load of a block over its share of the resource."""
     traffic_bytes: Floats
-    """DRAM traffic of each kernel."""
+    """DRAM traffic of each kernel, in bytes."""
     exponent: float
-    """The smaller p of the two kinds; 0 where SMs are shared out as one pool."""
+    """Smaller p of the two kinds; 0 with one pool of SMs."""
     matrix: npt.NDArray[np.bool_]
-    """Which kernels multiply matrices."""
+    """True for GEMM-like kernels."""
     weights: tuple[Weights, ...]
-    """What the area of either kind may count, so that an SM takes 1 a ns at most."""
+    """Weights of the areas of both kinds with which an SM does at most 1 per ns."""
 
     @classmethod
     def of(cls, graph: OpGraph) -> Kernels:
-        """The kernels of an op graph, with heads and tails along its dependencies."""
+        """Return the kernels of an op graph, with heads and tails along its dependencies."""
         tasks = list(chain.from_iterable(graph.tasks))
         heads, tails = _heads_and_tails(graph)
         contention = graph.hardware.contention
@@ -120,7 +121,7 @@ class Kernels:
 
 
 def _heads_and_tails(graph: OpGraph) -> tuple[Floats, Floats]:
-    """Of each kernel the longest chains before its start and behind its end, along the dependencies, in ns."""
+    """Return the longest chains before the start and after the end of each kernel, in ns."""
     heads: list[float] = []
     tails: list[float] = []
     ends = [0.0] * len(graph)
@@ -140,15 +141,15 @@ def _heads_and_tails(graph: OpGraph) -> tuple[Floats, Floats]:
 
 
 _numbers = attrgetter("dur_ns", "dram_bytes", "blocks", "blocks_per_sm", "matrix", "partition_sms")
-"""What, besides demand and footprint, tells kernels apart."""
+"""Key of distinct kernels, together with demand and footprint."""
 _Use = tuple[Sequence[float], Sequence[float], float]
-"""Area of a kernel for each resource; its costs, or how its blocks crowd; its DRAM traffic."""
+"""Area of a kernel per resource; its `costs` or `crowding`; its DRAM traffic."""
 
 
 def _uses(
     tasks: Sequence[Task], hardware: HardwareModel, use: Callable[[Task, HardwareModel], _Use]
 ) -> tuple[Floats, Floats, Floats]:
-    """The three of `_Use` for each task. A step launches few different kernels: each is looked at once."""
+    """Return the three parts of `_Use` for each task; each distinct kernel is computed once."""
     demands, footprints = (map(id, map(attrgetter(name), tasks)) for name in ("demand", "footprint"))
     kernels = list(zip(demands, footprints, map(_numbers, tasks), strict=True))
     distinct = dict(zip(kernels, tasks, strict=True))
@@ -180,31 +181,31 @@ def _use_by_block(task: Task, hardware: HardwareModel) -> _Use:
         need.smem_bytes / largest_smem,
         1.0 / limits.blocks_per_sm,
     )
-    # The blocks of a last wave that is not full move less than the kernel's traffic says: rates are those of a block.
+    # Blocks of a partial last wave move less than the kernel's traffic, since traffic rates are per block.
     moved = traffic * blocks * min(1.0, full_waves) / (min(task.blocks, at_once) * full_waves)
     area = [blocks * task.dur_ns / full_waves * part / limits.sms for part in parts]
     return area, [load / part if part else 1.0 for part in parts], moved
 
 
 def area_ns(kernels: Kernels) -> float:
-    """SM-time: what the kernels take of the scarcest resource."""
+    """Return the SM time that the kernels take of the scarcest resource, in ns."""
     others_ns, matrix_ns = (kernels.area_ns[kind].sum(axis=0) for kind in (~kernels.matrix, kernels.matrix))
     return float(_counted_ns(kernels, others_ns, matrix_ns).max(initial=0.0))
 
 
 def _counted_ns(kernels: Kernels, others_ns: Floats, matrix_ns: Floats) -> Floats:
-    """The least time for so much area of either kind: the largest that any weights give."""
+    """Return the least time for the given areas of both kinds, the largest over all weights."""
     counted: Floats = np.max([others * others_ns + matrix * matrix_ns for others, matrix in kernels.weights], axis=0)
     return counted
 
 
 def crowded_area_ns(kernels: Kernels) -> float:
-    """The bound from SM area and contention alone, without heads and tails."""
+    """Return the bound from SM area and contention, without heads and tails, in ns."""
     return _largest_ns(kernels, np.zeros(1), np.zeros(1))
 
 
 def contention_ns(kernels: Kernels) -> float:
-    """The largest bound over all resources, heads and tails looked at."""
+    """Return the largest bound over resources and the sampled heads and tails, in ns."""
     if not len(kernels):
         return 0.0
     cuts = int(np.clip((_CELLS / len(kernels)) ** 0.5, _FEWEST_CUTS, _MOST_CUTS))
@@ -212,7 +213,7 @@ def contention_ns(kernels: Kernels) -> float:
 
 
 def _largest_ns(kernels: Kernels, heads: Floats, tails: Floats) -> float:
-    """The largest bound from any resource, any of `heads` and any of `tails`."""
+    """Return the largest bound over resources, `heads` and `tails`."""
     used = [resource for resource in range(4) if kernels.area_ns[:, resource].any()]
     largest = _largest_by_block_ns if kernels.exponent else _largest_of_pool_ns
     return max((largest(kernels, resource, heads, tails) for resource in used), default=0.0)
@@ -232,13 +233,13 @@ def _largest_of_pool_ns(kernels: Kernels, resource: int, heads: Floats, tails: F
 
 
 def _largest_by_block_ns(kernels: Kernels, resource: int, heads: Floats, tails: Floats) -> float:
-    # How many of `heads`, and of `tails`, are at most that of a kernel: it lies in the stretches of these.
+    # Number of `heads` and of `tails` up to those of each kernel: it lies in their intervals.
     after = np.searchsorted(heads, kernels.head_ns, "right")
     before = np.searchsorted(tails, kernels.tail_ns, "right")
     cells, shape = after * (len(tails) + 1) + before, (len(heads) + 1, len(tails) + 1)
 
     def inside(numbers: Floats, cells: npt.NDArray[np.int64]) -> Floats:
-        """For each stretch the sum of the numbers of the kernels in it."""
+        """Return the sum of a number over the kernels in each interval."""
         sums = np.bincount(cells, numbers, shape[0] * shape[1]).reshape(shape)
         added: Floats = sums[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1][1:, 1:]
         return added
@@ -261,10 +262,10 @@ def _largest_by_block_ns(kernels: Kernels, resource: int, heads: Floats, tails: 
 
 
 def least_ns(dur_ns: Floats, costs: Floats, area_ns: Floats) -> Floats:
-    """The least time in which each set of kernels (a row of `dur_ns`; 0 for those outside) can run.
+    """Return the least time of each set of kernels, a row of `dur_ns` with 0 for kernels outside.
 
-    `costs`, descending, is the area a kernel takes more for each ns that it is not the oldest; `area_ns` is what the
-    kernels of a set take if none of them ever is.
+    `costs`, descending, is the additional area of a kernel per ns in which it is not the oldest; `area_ns` is the area
+    of a set if none of its kernels is ever the oldest.
     """
     oldest_ns = np.cumsum(dur_ns, axis=1)
     reached = oldest_ns + np.cumsum(dur_ns * costs, axis=1)  # area that fits if the first ones are the oldest in turn
@@ -278,5 +279,5 @@ def least_ns(dur_ns: Floats, costs: Floats, area_ns: Floats) -> Floats:
 
 
 def _cuts(times_ns: Floats, count: int) -> Floats:
-    """At most `count` of the times, spread evenly, the least among them."""
+    """Return at most `count` of the times, evenly spaced, including the least."""
     return np.unique(np.quantile(times_ns, np.linspace(0.0, 1.0, count, endpoint=False), method="lower"))

@@ -1,4 +1,4 @@
-"""Names of the lower bounds, for whoever speaks of them without computing any."""
+"""Names of the lower bounds, without the code that computes them."""
 
 from __future__ import annotations
 
