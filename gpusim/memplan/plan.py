@@ -76,6 +76,11 @@ class MemoryPlan:
         """Whether anything moves to the host."""
         return bool(self.offloads)
 
+    @property
+    def streams(self) -> int:
+        """Streams that it runs on: one for its ops, and one for each direction of its copies."""
+        return 3 if self.has_copies else 1
+
     def __repr__(self) -> str:
         parts = f"{counted(len(self.offloads), 'offload')}, {counted(len(self.redos), 'recomputation')}"
         return short_repr("MemoryPlan", f"{short_name(self.policy)}: {parts}" if self.policy else parts)

@@ -122,10 +122,9 @@ def _outcomes(evaluator: MemoryEvaluator, base: Outcome, recipe: Recipe) -> Iter
 def _predicted(evaluator: MemoryEvaluator, outcome: Outcome, budget: int, made_by: str) -> PredictedPlan:
     graph = evaluator.graph
     plan = outcome.plan.made(outcome.plan.policy, made_by, outcome.step_ns, outcome.peak_bytes)
-    streams = 3 if plan.has_copies else 1
     return PredictedPlan(
         plan=plan.to_document(graph.trace),
-        interval_ns=graph.hardware.interval_ns(outcome.step_ns, streams, graph.may_lose_cache),
+        interval_ns=graph.hardware.interval_ns(outcome.step_ns, plan.streams, graph.may_lose_cache),
         exposed_copy_ns=outcome.exposed_copy_ns,
         recompute_ns=outcome.recompute_ns,
         d2h_bytes=outcome.d2h_bytes,

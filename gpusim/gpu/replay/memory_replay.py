@@ -156,11 +156,11 @@ def replay_memory(
             trace=trace.name,
             trace_hash=structure_hash(trace),
             policy=outcome.plan.policy,
-            streams=streams_of(outcome),
+            streams=outcome.plan.streams,
             schedule=times[str(number)],
             sequential=times["0"],
             predicted_ns=outcome.step_ns,
-            predicted_interval_ns=hardware.interval_ns(outcome.step_ns, streams_of(outcome), graph.may_lose_cache),
+            predicted_interval_ns=hardware.interval_ns(outcome.step_ns, outcome.plan.streams, graph.may_lose_cache),
             predicted_sequential_ns=outcomes[0].step_ns,
             hardware=hardware.label,
             outputs=msgspec.structs.replace(checks[number - 1], sensitive=sensitive),
@@ -191,11 +191,6 @@ def with_buffers(
         outcome = evaluator.evaluate(plan)
         had_bytes = recorder.programs.prepare(outcome.program)
     return outcome
-
-
-def streams_of(outcome: Outcome) -> int:
-    """Streams of a plan: one for its ops, and one for each direction of its copies."""
-    return 3 if outcome.plan.has_copies else 1
 
 
 def _results(trace: Trace, recorded: RecordedProgram, state: InitialState, seed: int) -> dict[int, torch.Tensor]:
