@@ -161,6 +161,10 @@ class OptionError(GpusimError):
         super().__init__(f"{argument}={self.value}: {problem}" if argument else problem)
 
 
+class MemoryLimitError(OptionError):
+    """A memory limit that no schedule keeps."""
+
+
 class OperatorError(GpusimError):
     """An operator outside the allow-list, which replay refuses to run."""
 

@@ -16,7 +16,7 @@ from gpusim.engine.base import Timeline
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.errors import OptionError
+from gpusim.errors import MemoryLimitError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Trace
@@ -325,11 +325,11 @@ def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_los
 
 
 def _within(graph: OpGraph, rows: list[Row], memory_limit_bytes: int | None) -> list[Row]:
-    """The rows that keep the limit. Raises `OptionError` where none does, with what a memory plan can do."""
+    """The rows that keep the limit. Raises `MemoryLimitError` where none does, with what a memory plan can do."""
     kept = [row for row in rows if memory_limit_bytes is None or row.peak_bytes <= memory_limit_bytes]
     if not kept:
         limit = memory_limit_bytes or 0
         least = format_bytes(min(row.peak_bytes for row in rows))
         problem = f"memory limit {format_bytes(limit)}: the least that any schedule found needs is {least}"
-        raise OptionError("; ".join(filter(None, (problem, other_way(graph, limit)))))
+        raise MemoryLimitError("; ".join(filter(None, (problem, other_way(graph, limit)))))
     return kept

@@ -10,12 +10,13 @@ import msgspec
 from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_POLICY, DEFAULT_SEED
 from gpusim.engine.compiled.warm import warm_up
 from gpusim.engine.evaluate import Evaluator
-from gpusim.errors import GpusimError, OptionError
+from gpusim.errors import GpusimError, MemoryLimitError, OptionError, PlanError
 from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import Executor, Ready
+from gpusim.gpu.optimize.memory import within_limit
 from gpusim.gpu.replay.fusion import NORMS
-from gpusim.memplan.within import other_way
+from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES, stream_counts
@@ -46,6 +47,18 @@ class Candidate:
     ready: Ready
     time_ns: int
     predicted_ns: int
+    plan: MemoryPlan | None = None
+    """The memory plan that `ready` runs in place of the schedule, where no schedule keeps the limit."""
+
+    @property
+    def policy(self) -> str:
+        """Who made what it runs."""
+        return self.schedule.policy if self.plan is None else f"memory plan, {self.plan.policy}"
+
+    @property
+    def streams(self) -> int:
+        """Streams that it runs on, those of copies included."""
+        return self.schedule.stream_count if self.plan is None else self.plan.streams
 
 
 @dataclass(frozen=True)
@@ -79,19 +92,24 @@ def candidates(
 ) -> tuple[list[Candidate], Candidate]:
     """Schedules that were tried, fastest first, and the sequential one. `trace` has times.
 
-    The search takes `budget_s`. Raises `OptionError` where no schedule keeps the memory limit.
+    The search takes `budget_s`. Raises `OptionError` where neither a schedule nor a memory plan keeps the memory limit.
     """
     hardware, _ = executor.hardware()
     graph = OpGraph.build(trace, hardware)
     say("searching")
-    explored = explore(
-        graph,
-        streams=wanted.streams,
-        budget_s=budget_s,
-        seed=wanted.seed,
-        memory_limit_bytes=wanted.memory_limit_bytes,
-    )
-    return tried(captured, trace, executor, list(_schedules(explored)), wanted.memory_limit_bytes, say)
+    try:
+        explored = explore(
+            graph,
+            streams=wanted.streams,
+            budget_s=budget_s,
+            seed=wanted.seed,
+            memory_limit_bytes=wanted.memory_limit_bytes,
+        )
+        schedules = list(_schedules(explored))
+    except MemoryLimitError:  # a memory plan may keep it
+        alone = Schedule.in_recorded_order(len(trace.ops))
+        schedules = [alone.made("sequential", "gpusim.optimize", Evaluator(graph).makespan_ns(alone))]
+    return tried(captured, trace, executor, schedules, wanted.memory_limit_bytes, say)
 
 
 def quick_ns(trace: Trace, executor: Executor, wanted: Wanted) -> int:
@@ -120,7 +138,8 @@ def tried(
 ) -> tuple[list[Candidate], Candidate]:
     """Schedules made ready and timed in turns, fastest first; and the first of them, which is the sequential one.
 
-    Those that take more memory than the limit are left out. Raises `OptionError` where all do.
+    Those that take more memory than the limit are left out; where all do, a memory plan takes their place. Raises
+    `OptionError` where none keeps the limit either.
     """
     unique = list(dict.fromkeys(schedules))
     say(f"trying {len(unique)} schedules")
@@ -136,13 +155,35 @@ def tried(
     sequential = timed["0"]
     kept = [c for c in timed.values() if memory_limit_bytes is None or c.ready.peak_bytes <= memory_limit_bytes]
     if not kept:
-        least, limit = min(each.ready.peak_bytes for each in timed.values()), memory_limit_bytes or 0
-        problem = f"memory limit {format_bytes(limit)}: the least that any schedule takes is {format_bytes(least)}"
-        hardware, _ = executor.hardware()
-        raise OptionError("; ".join(filter(None, (problem, other_way(OpGraph.build(trace, hardware), limit)))))
+        assert memory_limit_bytes is not None
+        return [_planned(captured, trace, executor, timed, memory_limit_bytes, say)], sequential
     ranked = sorted(kept, key=lambda candidate: candidate.time_ns)
     best = [_best_recording(captured, trace, executor, each, memory_limit_bytes) for each in ranked[:RECORDED_AGAIN]]
     return sorted([*best, *ranked[RECORDED_AGAIN:]], key=lambda candidate: candidate.time_ns), sequential
+
+
+def _planned(
+    captured: Captured,
+    trace: Trace,
+    executor: Executor,
+    timed: Mapping[str, Candidate],
+    limit_bytes: int,
+    say: Say,
+) -> Candidate:
+    """A memory plan that keeps a limit which no schedule of `timed` does. Raises `OptionError` where none does."""
+    say("planning its memory")
+    graph = OpGraph.build(trace, executor.hardware()[0])
+    try:
+        planned, problem = within_limit(captured, graph, limit_bytes, executor.device, say)
+    except PlanError as cause:  # a step without tensors that a plan could move
+        planned, problem = None, str(cause)
+    if planned is None:
+        least = min(each.ready.peak_bytes for each in timed.values())
+        first = f"memory limit {format_bytes(limit_bytes)}: the least that any schedule takes is {format_bytes(least)}"
+        raise OptionError("; ".join(filter(None, (first, problem))))
+    predicted_ns = planned.outcome.step_ns
+    time_ns = executor.times_ns({"": planned.ready}, {"": predicted_ns})[""]
+    return Candidate(captured, timed["0"].schedule, planned.ready, time_ns, predicted_ns, planned.outcome.plan)
 
 
 def _best_recording(

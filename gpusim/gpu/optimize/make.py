@@ -144,8 +144,9 @@ class StepMaker:
             "predicted_ns": chosen.predicted_ns,
             "predicted_sequential_ns": front.sequential.predicted_ns,
         }
-        style = front.captured.style
-        cache.keep(captured.trace, facts, front.trace, style, chosen.schedule, measured, self.say)
+        if chosen.plan is None:  # an entry holds a schedule; a plan is made within seconds
+            style = front.captured.style
+            cache.keep(captured.trace, facts, front.trace, style, chosen.schedule, measured, self.say)
         _, calibrated = self.executor.hardware()
         decided_by = "search and trial" if calibrated else "trial alone (this GPU is not calibrated)"
         sequential = front.sequential
@@ -249,9 +250,12 @@ class StepMaker:
         decided_by: str,
         without: str = "",
     ) -> tuple[Variant, Gain]:
-        """What is run, and what it gained. Raises `CaptureError` where the user's own step is no slower."""
+        """What is run, and what it gained. Raises `CaptureError` where the user's own step is no slower.
+
+        A memory plan may be slower: the user's own step takes the memory that there is not.
+        """
         chosen = verified.candidate
-        if 0 < eager_ns <= chosen.time_ns:
+        if chosen.plan is None and 0 < eager_ns <= chosen.time_ns:
             times = f"{format_ns(chosen.time_ns)} against {format_ns(eager_ns)}"
             raise CaptureError(f"no schedule of a CUDA graph is faster than the step itself ({times})")
         gain = Gain(
@@ -261,8 +265,8 @@ class StepMaker:
             predicted_ns=chosen.predicted_ns,
             predicted_sequential_ns=predicted_sequential_ns,
             kernels_chosen=chosen.schedule.has_variants,
-            streams=chosen.schedule.stream_count,
-            policy=chosen.schedule.policy,
+            streams=chosen.streams,
+            policy=chosen.policy,
             peak_bytes=chosen.ready.peak_bytes,
             decided_by=decided_by,
             worst_error=verified.worst_error,

@@ -6,7 +6,7 @@ compared without a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -144,8 +144,14 @@ class _View:
 class MemoryRunner(Runner):
     """A runner that can let go of storages and bring them back."""
 
-    def __init__(self, trace: Trace, device: torch.device) -> None:
-        super().__init__(trace, device)
+    def __init__(
+        self,
+        trace: Trace,
+        device: torch.device,
+        own: bool = False,
+        functions: list[Callable[..., Any]] | None = None,
+    ) -> None:
+        super().__init__(trace, device, own=own, functions=functions)
         self._gone: dict[int, tuple[int, list[_View]]] = {}
         """Storage -> its bytes and its tensors, where it was let go."""
 

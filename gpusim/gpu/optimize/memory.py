@@ -1,0 +1,147 @@
+"""A step that runs a memory plan on the user's own tensors, where no schedule keeps a memory limit.
+
+The plan is that of our own policy. As a CUDA graph it has a stream for ops and one for each direction of its copies; on
+the CPU its instructions run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from gpusim.formats.trace import Trace
+from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.replay.cudagraph import own_workspaces
+from gpusim.gpu.replay.memory_replay import ProgramRecorder, RecordedProgram, with_buffers
+from gpusim.gpu.replay.memory_run import HostBuffers, Inline, MemoryRunner, ProgramRunner
+from gpusim.memplan.compare import LEAST_TIME, compare_policies
+from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
+from gpusim.memplan.program import needed
+from gpusim.memplan.storages import Storages
+from gpusim.plan.graph import OpGraph
+from gpusim.units import format_bytes
+
+Say = Callable[[str], None]
+
+#: Plans that are made for one limit. A step's trace has no workspaces, so the first plan may take more than predicted;
+#: each further one is made for as much less.
+ATTEMPTS: Final = 3
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A memory plan that is ready to run within a limit."""
+
+    outcome: Outcome
+    ready: MemoryReady
+
+
+class MemoryReady:
+    """A memory plan's program, run one instruction after the other on the CPU; results lie in fixed memory."""
+
+    def __init__(self, captured: Captured, trace: Trace, outcome: Outcome) -> None:
+        self._runner = _runner(captured, trace, torch.device("cpu"))
+        self._programs = ProgramRunner(self._runner, HostBuffers(pinned=False), Inline())
+        self._programs.prepare(outcome.program)
+        self._program = outcome.program
+        storages = Storages.of(trace)
+        self._needs = [needed(storages, instruction) for instruction in outcome.program]
+        self._tensors: list[torch.Tensor | None] | None = None
+        self._peak_bytes = outcome.peak_bytes
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor | None]:
+        """Where its results lie after each run, by tensor id."""
+        return [] if self._tensors is None else self._tensors
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory that the step needs at once, predicted."""
+        return self._peak_bytes
+
+    def run(self) -> None:
+        """Run the step once on the user's tensors."""
+        self._programs.run(self._program, self._needs)
+        if self._tensors is None:
+            self._tensors = list(self._runner.tensors)
+        for fixed, new in zip(self._tensors, self._runner.tensors, strict=True):
+            if fixed is not None and new is not None and fixed is not new:
+                fixed.copy_(new)
+        self._runner.drop_temporaries()
+
+
+class MemoryGraph(MemoryReady):
+    """The same as a CUDA graph. The recorder has what it uses: streams, and pinned buffers."""
+
+    def __init__(self, recorded: RecordedProgram, recorder: ProgramRecorder) -> None:
+        self._recorded, self._recorder = recorded, recorder
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor | None]:
+        """Where its results lie after each run, by tensor id."""
+        return self._recorded.tensors
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory that the step needs at once, measured."""
+        return self._recorded.peak_bytes
+
+    def run(self) -> None:
+        """Run the step once on the user's tensors."""
+        self._recorded.replay()
+
+
+def _runner(captured: Captured, trace: Trace, device: torch.device) -> MemoryRunner:
+    runner = MemoryRunner(trace, device, own=True, functions=captured.functions)
+    runner.bind(captured.live)
+    return runner
+
+
+def prepare_memory(
+    captured: Captured, evaluator: MemoryEvaluator, outcome: Outcome, device: torch.device, say: Say
+) -> Planned:
+    """Make a memory plan ready. It may change the user's tensors.
+
+    Where the host has too little pinned memory, storages stay on the GPU, and `say` is told.
+    """
+    trace = evaluator.graph.trace
+    if device.type != "cuda":
+        ready = MemoryReady(captured, trace, outcome)
+        ready.run()
+        return Planned(outcome, ready)
+    runner = _runner(captured, trace, device)
+    recorder = ProgramRecorder(evaluator, runner, runner.initial_bytes)
+    outcome = with_buffers(recorder, evaluator, outcome, say)
+    with own_workspaces():
+        recorded = recorder.record(outcome.program, warm=True)
+    return Planned(outcome, MemoryGraph(recorded, recorder))
+
+
+def within_limit(
+    captured: Captured, graph: OpGraph, limit_bytes: int, device: torch.device, say: Say
+) -> tuple[Planned | None, str]:
+    """Return the plan of our own policy that keeps a limit, ready to run; else None, and why none does.
+
+    It may change the user's tensors.
+    """
+    if captured.frontend != "aten":
+        return None, "memory plans run ATen's kernels"
+    evaluator = MemoryEvaluator(graph)
+    budget_bytes, taken_bytes = limit_bytes, 0
+    for _ in range(ATTEMPTS):
+        comparison = compare_policies(graph, policies=[LEAST_TIME], budget_bytes=budget_bytes)
+        best = comparison.best
+        if best is None or best.outcome is None:
+            return None, comparison.shortfall
+        planned = prepare_memory(captured, evaluator, best.outcome, device, say)
+        taken_bytes = planned.ready.peak_bytes
+        if taken_bytes <= limit_bytes:
+            return planned, ""
+        say(f"a memory plan for {format_bytes(budget_bytes)} takes {format_bytes(taken_bytes)}")
+        budget_bytes -= taken_bytes - limit_bytes
+        if budget_bytes <= 0:
+            break
+    return None, f"a memory plan was to keep {format_bytes(limit_bytes)} and takes {format_bytes(taken_bytes)}"

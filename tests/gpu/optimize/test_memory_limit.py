@@ -1,0 +1,168 @@
+"""A memory limit that no schedule keeps: a memory plan runs the user's training step, with state in the user's tensors.
+
+On the CPU, where copies are ordinary ones: what a plan moves or computes again is what a GPU would.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from gpusim.gpu.optimize import memory
+from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.units import parse_bytes
+from tests.support.optimizing import Batch, Twins, eager_step, fast
+
+ROWS, WIDTH, CLASSES = 1 << 9, 8, 5
+Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+POLICIES = ["least_time", "vdnn_all", "layrub", "checkpoint"]
+
+
+class Chain(nn.Module):
+    """Layers whose activations are far larger than their weights, with running means, and dropout in the middle."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        # Without bias: its gradient before batch norm is rounding alone, which Adam makes as large as any.
+        layers = [
+            nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.ReLU()) for _ in range(6)
+        ]
+        self.below, self.above = nn.Sequential(*layers[:3]), nn.Sequential(*layers[3:])
+        self.drop, self.head = nn.Dropout(dropout), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.above(self.drop(self.below(x))))  # type: ignore[no-any-return]
+
+
+def chain(dropout: float = 0.0) -> Chain:
+    torch.manual_seed(0)
+    return Chain(dropout)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def data(count: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(ROWS, WIDTH, generator=generator), torch.randint(0, CLASSES, (ROWS,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def within(model: nn.Module, optimizer: torch.optim.Optimizer, limit_bytes: int | None) -> Any:
+    """The step on one stream within a limit."""
+    options = {"loss": F.cross_entropy, "optimizer": optimizer, "streams": 1, "memory_limit_bytes": limit_bytes}
+    return fast(model, data(1)[0], **options)
+
+
+def least_bytes(make: Make = sgd) -> int:
+    """What the step takes in recorded order."""
+    model = chain()
+    return int(within(model, make(model.parameters()), None).gain.peak_bytes)
+
+
+class Limited(Twins):
+    """A model trained within a limit, and a copy of it that is trained eagerly."""
+
+    def __init__(self, make: Make, limit_bytes: int, dropout: float = 0.0) -> None:
+        self.model = chain(dropout)
+        self.other = copy.deepcopy(self.model)
+        self.optimizer, self.other_optimizer = make(self.model.parameters()), make(self.other.parameters())
+        self.fast = within(self.model, self.optimizer, limit_bytes)
+        self.eager = eager_step(self.other, self.other_optimizer)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_training_within_a_limit_is_that_of_eager(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses, gradients, parameters, running means and states, over steps on other batches, whatever the plan does."""
+    monkeypatch.setattr(memory, "LEAST_TIME", policy)
+    limit = least_bytes() * 9 // 10
+    twins = Limited(sgd, limit)
+    assert isinstance(twins.fast, OptimizedStep)
+    assert twins.fast.gain is not None
+    assert twins.fast.gain.policy == f"memory plan, {policy}"
+    assert twins.fast.gain.peak_bytes <= limit
+    twins.train(data(5))
+    twins.check()
+
+
+def test_dropout_draws_what_eager_draws_and_states_may_be_replaced() -> None:
+    """Random ops never run again, and a checkpoint loaded in the middle reaches the plan's step."""
+    twins = Limited(adam, least_bytes(adam) * 3 // 4, dropout=0.3)
+    assert isinstance(twins.fast, OptimizedStep)
+    twins.train(data(3))
+    for model, optimizer in ((twins.model, twins.optimizer), (twins.other, twins.other_optimizer)):
+        state = copy.deepcopy(optimizer.state_dict())
+        for each in state["state"].values():
+            each["exp_avg"] = each["exp_avg"] * 0.5
+        optimizer.load_state_dict(state)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+    twins.train(data(6)[3:], seed=70)
+    twins.check()
+
+
+def test_results_of_a_call_stay_as_they_are() -> None:
+    """A later call writes the same memory, but what was returned, and a gradient that was copied, are the user's."""
+    model = chain()
+    step = within(model, sgd(model.parameters()), least_bytes() * 3 // 4)
+    first, second = data(2)
+    loss = step(*first)
+    kept = loss.clone()
+    step(*second)
+    assert torch.equal(loss, kept)
+
+
+def test_a_limit_that_a_schedule_keeps_needs_no_plan() -> None:
+    model = chain()
+    step = within(model, sgd(model.parameters()), least_bytes())
+    assert step.gain.policy == "sequential"
+    assert step.gain.streams == 1
+
+
+def test_a_limit_that_nothing_keeps_names_the_smallest_that_works() -> None:
+    """With that one it runs; the user's model is as before."""
+    model = chain()
+    optimizer = sgd(model.parameters())
+    with pytest.warns(UserWarning, match="the step runs as it is") as caught:
+        found = within(model, optimizer, 50_000)
+    assert not isinstance(found, OptimizedStep)
+    text = str(caught[0].message)
+    assert "memory limit 48.8 KiB: the least that any schedule takes is " in text
+    smallest = text.partition("the smallest budget that works for a plan found here is ")[2].partition(":")[0]
+    step = within(model, optimizer, parse_bytes(smallest))
+    assert isinstance(step, OptimizedStep)
+
+
+def test_a_plan_over_the_limit_is_made_again_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workspaces are not in a step's trace: what they take over the limit is left free by the next plan."""
+    extra = 10_000
+    made: list[int] = []
+
+    class WithWorkspaces(memory.MemoryReady):
+        @property
+        def peak_bytes(self) -> int:
+            made.append(super().peak_bytes)
+            return super().peak_bytes + extra
+
+    monkeypatch.setattr(memory, "MemoryReady", WithWorkspaces)
+    limit = least_bytes() * 17 // 20
+    model = chain()
+    step = within(model, sgd(model.parameters()), limit)
+    assert isinstance(step, OptimizedStep)
+    assert made[0] + extra > limit
+    assert step.gain is not None
+    assert step.gain.peak_bytes <= limit
