@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,7 +12,7 @@ import torch
 from gpusim.formats.trace import Trace
 from gpusim.gpu.replay.execute import InitialState, results_of
 from gpusim.gpu.replay.memory_replay import ProgramRecorder, with_buffers
-from gpusim.gpu.replay.memory_run import HostBuffers, Inline, MemoryRunner, ProgramRunner
+from gpusim.gpu.replay.memory_run import HostBuffers, Inline, Lanes, MemoryRunner, ProgramRunner
 from gpusim.memplan.checks import check_memory_plan, check_program
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.plan import MemoryPlan
@@ -31,14 +32,14 @@ def setting_of(trace: Trace) -> Setting:
     return Setting.of(OpGraph.build(with_kernels(trace), make_hardware()))
 
 
-def run(found: OnCpu, plan: MemoryPlan) -> tuple[dict[int, torch.Tensor], MemoryRunner]:
+def run(found: OnCpu, plan: MemoryPlan, lanes: Lanes | None = None) -> tuple[dict[int, torch.Tensor], MemoryRunner]:
     """Results of a plan from the recorded initial state, once the checks have passed it."""
     storages = Storages.of(found.trace)
     program = program_of(storages, check_memory_plan(storages, plan))
     check_program(storages, program)
     runner = MemoryRunner(found.trace, CPU)
     runner.bind(InitialState.copy_of(found.recorded.initial).tensors)
-    programs = ProgramRunner(runner, HostBuffers(pinned=False), Inline())
+    programs = ProgramRunner(runner, HostBuffers(pinned=False), lanes or Inline())
     programs.prepare(program)
     torch.manual_seed(found.options.seed)
     programs.run(program, [needed(storages, instruction) for instruction in program])
@@ -54,6 +55,76 @@ def test_every_policy_gives_the_results_of_the_step_that_keeps_all(name: str, po
     assert wanted.keys() == results.keys()
     for index, tensor in wanted.items():
         assert torch.equal(tensor, results[index]), f"tensor {index} ({found.trace.tensors[index].name}) differs"
+
+
+class AsLateAsAllowed:
+    """Copies that happen when something first waits for them; memory on its way back holds NaN until then.
+
+    An op that reads before it waits computes NaN; a copy out whose memory is overwritten or let go too early moves the
+    wrong numbers.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def out(self, host: torch.Tensor, memory: torch.Tensor) -> Callable[[], None]:
+        return self._later(lambda: host.copy_(memory))
+
+    def back(self, memory: torch.Tensor, host: torch.Tensor, after: Callable[[], None] | None) -> Callable[[], None]:
+        memory.fill_(0xFF)
+
+        def copy() -> None:
+            if after is not None:
+                self.wait(after)
+            memory.copy_(host)
+
+        return self._later(copy)
+
+    def wait(self, token: Callable[[], None]) -> None:
+        if token in self.waiting:
+            self.waiting.remove(token)
+            token()
+
+    def finish(self) -> None:
+        while self.waiting:
+            self.wait(self.waiting[0])
+
+    def _later(self, copy: Callable[[], object]) -> Callable[[], None]:
+        def token() -> None:
+            copy()
+
+        self.waiting.append(token)
+        return token
+
+
+@every_network
+@pytest.mark.parametrize("policy", ["vdnn_all", "layrub", "superneurons", "capuchin", "torch_offload", "least_time"])
+def test_copies_that_end_as_late_as_they_may_give_the_same_results(name: str, policy: str) -> None:
+    """Nothing is read before its prefetch has ended, nothing overwritten or let go while a copy reads it."""
+    found = on_cpu(name, "train")
+    plan = MEMORY_POLICIES[policy](setting_of(found.trace))
+    wanted, _ = run(found, MemoryPlan())
+    results, _ = run(found, plan, AsLateAsAllowed())
+    for index, tensor in wanted.items():
+        assert torch.equal(tensor, results[index]), f"tensor {index} ({found.trace.tensors[index].name}) differs"
+
+
+def test_late_copies_find_a_missing_wait() -> None:
+    """The test above would fail where an op did not wait for its prefetch."""
+    found = on_cpu(NETWORKS[0], "train")
+    plan = MEMORY_POLICIES["torch_offload"](setting_of(found.trace))
+    assert plan.offloads
+
+    class NoWait(AsLateAsAllowed):
+        def wait(self, token: Callable[[], None]) -> None:
+            pass
+
+        def finish(self) -> None:
+            pass
+
+    wanted, _ = run(found, MemoryPlan())
+    results, _ = run(found, plan, NoWait())
+    assert any(not torch.equal(tensor, results[index]) for index, tensor in wanted.items())
 
 
 @every_network
