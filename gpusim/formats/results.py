@@ -86,6 +86,8 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     """Software versions of this case, as in `Results`."""
     kernels: Kernels = "captured"
     """Kernels that ran: `captured` ones, some `chosen` variants, or a compiler's."""
+    tried_ns: tuple[Nanoseconds, ...] = ()
+    """Times of the policy's schedules in a trial on the GPU; the fastest was replayed. Empty without trials."""
     baseline_peak_bytes: dict[str, Count] = {}
     """Peak memory of building and running each of `baselines`, if measured."""
     deviations: dict[str, float] = {}

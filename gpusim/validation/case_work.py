@@ -71,6 +71,13 @@ def replay_chosen(
     return chosen, measured
 
 
+def tried_ns(path: Path, chosen: Chosen, recipe: Recipe, trust_code: bool) -> list[int]:
+    """Return the time of each chosen schedule in a quick measurement."""
+    trace = read_trace(path)
+    graph = OpGraph.build(trace, hardware_of(trace))
+    return fastest(graph, chosen.schedules, recipe.seed, trust_code=trust_code)[0]
+
+
 def measure_pairs_of(path: Path, recipe: Recipe) -> list[PairCase]:
     """Run pairs and triples of a trace's kernels concurrently, as many as the recipe asks for."""
     from gpusim.gpu.calibrate.pairs import measure_pairs

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from gpusim.bounds.bounds import bounds
 from gpusim.engine.evaluate import Evaluator
 from gpusim.formats.hardware import HardwareModel, default_hardware
+from gpusim.formats.measurement import Measurement
 from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
@@ -21,6 +24,7 @@ from gpusim.search.explore import Explored, explore
 from gpusim.search.trial import contenders
 from gpusim.search.variants import parse_splits
 from gpusim.trace.store import read_trace
+from gpusim.validation.fair import fair_schedules
 from gpusim.validation.recipe import FASTEST_KERNELS, RECOMMENDED, SEARCHES, WITHOUT_VARIANTS, Recipe
 
 
@@ -43,6 +47,27 @@ class Chosen:
     """Predicted time of the sequential graph, in ns."""
     intervals_ns: tuple[tuple[int, int], ...]
     """Predicted interval of each schedule, in ns, for 90 % of measurements."""
+
+    def only(self, numbers: Sequence[int]) -> Chosen:
+        """Return a copy with only these schedules, by number."""
+        return dataclasses.replace(
+            self,
+            schedules=tuple(self.schedules[number] for number in numbers),
+            peaks=tuple(self.peaks[number] for number in numbers),
+            intervals_ns=tuple(self.intervals_ns[number] for number in numbers),
+        )
+
+    def held_to(self, measured: Sequence[Measurement]) -> list[Measurement]:
+        """Return the measurements of the schedules with these stored predictions."""
+        return [
+            msgspec.structs.replace(
+                each,
+                predicted_ns=schedule.predicted_ns,
+                predicted_interval_ns=interval_ns,
+                predicted_sequential_ns=self.sequential_ns,
+            )
+            for each, schedule, interval_ns in zip(measured, self.schedules, self.intervals_ns, strict=True)
+        ]
 
     def with_searched(self, times_ns: Sequence[int]) -> Chosen:
         """Replace the searched schedule by the fastest contender; without variants, by the fastest contender without
@@ -72,9 +97,10 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     trace = read_trace(path)
     hardware = hardware_of(trace)
     graph = OpGraph.build(trace, hardware)
-    searches = not recipe.counts or any(policy in SEARCHES for policy in recipe.policies)
+    searches = not recipe.trials and (not recipe.counts or any(policy in SEARCHES for policy in recipe.policies))
     explored = _explore(graph, recipe) if searches else None
-    asked_for = [*_asked_for(graph, explored, recipe), *_by_lot(graph, recipe)]
+    wanted = fair_schedules(graph, recipe) if recipe.trials else _asked_for(graph, explored, recipe)
+    asked_for = [*wanted, *_by_lot(graph, recipe)]
     evaluator = Evaluator(graph)
     sequential_ns = evaluator.makespan_ns(POLICIES["sequential"](graph, 1))
     evaluations = [evaluator.evaluate(schedule) for _, schedule in asked_for]

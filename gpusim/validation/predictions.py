@@ -11,10 +11,7 @@ import hashlib
 from pathlib import Path
 from typing import Final, Literal
 
-import msgspec
-
 from gpusim.errors import RecipeError, TraceError
-from gpusim.formats.measurement import Measurement
 from gpusim.formats.schedule import ScheduleDocument
 from gpusim.formats.trace import Trace
 from gpusim.io.files import Count, Document, Nanoseconds, read_bytes, read_document, write_document
@@ -67,18 +64,6 @@ class Predictions(Document, frozen=True, kw_only=True, omit_defaults=False):
             intervals_ns=self.intervals_ns,
         )
 
-    def held_to(self, measured: list[Measurement]) -> list[Measurement]:
-        """Return the measurements with these stored predictions."""
-        return [
-            msgspec.structs.replace(
-                each,
-                predicted_ns=schedule.predicted_ns,
-                predicted_interval_ns=interval,
-                predicted_sequential_ns=self.sequential_ns,
-            )
-            for each, schedule, interval in zip(measured, self.schedules, self.intervals_ns, strict=True)
-        ]
-
 
 def predictions_path(trace: Path) -> Path:
     """Return the path next to the trace's file: `NAME.predicted.json.gz`."""
@@ -109,11 +94,9 @@ def predictions_of(path: Path, trace: Trace, chosen: Chosen, recipe: str) -> Pre
     )
 
 
-def write_predictions(predictions: Predictions, trace: Path) -> Path:
-    """Write the predictions next to the trace's file. Raises `OutputError`."""
-    path = predictions_path(trace)
+def write_predictions(predictions: Predictions, path: Path) -> None:
+    """Write the predictions. Raises `OutputError`."""
     write_document(path, predictions)
-    return path
 
 
 def read_predictions(path: Path, trace: Path) -> Predictions:

@@ -89,6 +89,10 @@ class Recipe(Document, frozen=True, kw_only=True):
     """Number of random pairs and triples of concurrent kernels per case."""
     measure: Count = 0
     """Number of the schedules predicted best to try on the GPU; the fastest of them is the searched one."""
+    trials: Count = 0
+    """Number of schedules per policy, and of the search, to try on the GPU, both with captured and with the fastest
+    kernels; the fastest schedule of each is replayed. Only for runs in stages.
+    """
     processes: Positive = 1
     """Processes that replay each schedule; only for runs in stages."""
     recordings: Positive = 7
@@ -112,6 +116,8 @@ def read_recipe(path: Path) -> Recipe:
         if policy not in known:
             problem = f"unknown policy '{policy}' (there are: {', '.join(sorted(known))})"
             raise RecipeError(str(path), problem, place=f"$.policies[{index}]")
+        if recipe.trials and policy in SEARCHES and policy not in (SEARCH, FASTEST_KERNELS):
+            raise RecipeError(str(path), f"trials compare policies, not '{policy}'", place=f"$.policies[{index}]")
     for index, policy in enumerate(recipe.memory_policies):
         if policy not in MEMORY_POLICIES:
             problem = f"unknown memory policy '{policy}' (there are: {', '.join(sorted(MEMORY_POLICIES))})"

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpusim.errors import GpuError, GpusimError, TraceError
+from gpusim.errors import GpuError, GpusimError, RecipeError, TraceError
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.pairs import PairCase
 from gpusim.formats.results import SCHEMA, ResultCase, Results
@@ -56,6 +56,8 @@ def run_recipe(
     recipe that names a Python file, unless `trust_code`; a trace with code fails its own case.
     """
     check_recipe_code(recipe, recipe.name, trust_code)
+    if recipe.trials:
+        raise RecipeError(recipe.name, "trials need stages: give --stage or --case", place="$.trials")
     make_folder(folder, "results")
     with scratch_folder() as scratch:
         place = scratch if recipe.traces is None else Path(recipe.traces)

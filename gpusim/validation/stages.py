@@ -23,8 +23,9 @@ from gpusim.io.files import make_folder
 from gpusim.io.packed import is_file
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
-from gpusim.validation.case_work import capture_case, replay_chosen, result_case
+from gpusim.validation.case_work import capture_case, replay_chosen, result_case, tried_ns
 from gpusim.validation.chosen import Chosen, choose_schedules, hardware_of
+from gpusim.validation.fair import fastest_of_each, kernels_of
 from gpusim.validation.memory_stages import MemoryResults, measured_or_said, predict_memory
 from gpusim.validation.predictions import (
     Predictions,
@@ -57,6 +58,12 @@ def trace_path(case: Case, recipe: Recipe) -> Path:
     if recipe.traces is None:
         raise RecipeError(recipe.name, "stages need a folder that keeps the traces", place="$.traces")
     return Path(recipe.traces) / f"{case.trace_name}.json.gz"
+
+
+def predicted_path(case: Case, recipe: Recipe) -> Path:
+    """Return the path of a case's predictions: in the folder of the recipe's traces, else next to the trace."""
+    path = trace_path(case, recipe)
+    return predictions_path(path if recipe.traces is None else Path(recipe.traces) / path.name)
 
 
 def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say) -> list[Path]:
@@ -98,12 +105,12 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
             say(f"planned {path.name}")
             continue
         trace = read_trace(path)
-        target = predictions_path(path)
+        target = predicted_path(case, recipe)
         if is_file(target):
             read_predictions(target, path)
         else:
-            make_folder(path.parent, "predictions")  # the trace may be in a set
-            target = write_predictions(predictions_of(path, trace, choose_schedules(path, recipe), recipe.name), path)
+            make_folder(target.parent, "predictions")  # the trace may be in a set
+            write_predictions(predictions_of(path, trace, choose_schedules(path, recipe), recipe.name), target)
             say(f"predicted {path.name}")
         paths.append(target)
     return paths
@@ -129,9 +136,13 @@ def measure_stage(
             trace = read_trace(path)
             if joined.has(trace):
                 continue
-            predicted = predictions_path(path)
+            predicted = predicted_path(case, recipe)
             predictions = read_predictions(predicted, path)
             chosen = predictions.chosen(OpGraph.build(trace, hardware_of(trace)), str(predicted))
+            tried: list[tuple[int, ...]] = [()] * len(chosen.schedules)
+            if recipe.trials:
+                of_each = fastest_of_each(chosen.schedules, alone(tried_ns, path, chosen, recipe, trust_code))
+                chosen, tried = chosen.only(list(of_each)), list(of_each.values())
             runs: list[Sequence[Measurement]] = []
             for _ in range(recipe.processes):
                 runs.append(alone(replay_chosen, path, chosen, recipe, command, trust_code)[1])
@@ -140,8 +151,8 @@ def measure_stage(
             errors.append(cause)
             say(f"failed: {cause}")
             continue
-        measured = predictions.held_to([between_processes(each) for each in zip(*runs, strict=True)])
-        joined.add(case, trace, predictions, chosen, measured, command)
+        measured = chosen.held_to([between_processes(each) for each in zip(*runs, strict=True)])
+        joined.add(case, trace, predictions, chosen, measured, command, tried)
         say(f"measured {len(measured)} schedules of {trace.name}")
     if errors and len(errors) == len(cases):
         raise errors[0]
@@ -227,15 +238,17 @@ class _Joined:
         chosen: Chosen,
         measured: Sequence[Measurement],
         command: str,
+        tried: Sequence[tuple[int, ...]],
     ) -> None:
         gpu = measured[0].gpu
         today = datetime.date.today().isoformat()
         versions = {"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn}
         rows: list[ResultCase] = []
         self.replayed = [each for each in self.replayed if each.trace != trace.name]
-        for each, schedule, peak_bytes in zip(measured, chosen.schedules, chosen.peaks, strict=True):
-            row = result_case(case, trace, chosen, each, peak_bytes)
-            rows.append(msgspec.structs.replace(row, commit=predictions.code, date=today, versions=versions))
+        for each, schedule, peak, of_trial in zip(measured, chosen.schedules, chosen.peaks, tried, strict=True):
+            row = result_case(case, trace, chosen, each, peak)
+            run = {"commit": predictions.code, "date": today, "versions": versions}
+            rows.append(msgspec.structs.replace(row, **run, kernels=kernels_of(schedule), tried_ns=of_trial))
             self.replayed.append(ReplayedSchedule.of(trace, schedule, each))
         if self.results is None:
             self.results = Results(

@@ -1,0 +1,77 @@
+"""A fair comparison: every policy and the search on the same kernels, each with the same number of trials on the GPU.
+
+All are planned on the captured kernels, and once more on those that are fastest alone. Of each the schedules predicted
+best are tried, whatever their number of streams, and the fastest is replayed. A row of the search is a searched one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from gpusim.defaults import SEARCH
+from gpusim.engine.evaluate import Evaluator
+from gpusim.formats.results import Kernels
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.ranking import ranked_variants
+from gpusim.plan.schedule import MAX_STREAMS, Schedule
+from gpusim.policies.registry import POLICIES, stream_counts
+from gpusim.search.budget import SEARCHED
+from gpusim.search.explore import explore
+from gpusim.validation.recipe import FASTEST_KERNELS, Recipe
+
+#: Numbers of streams of policies that take seconds a call.
+SLOW_COUNTS = (4, 8)
+
+
+def kernels_of(schedule: Schedule) -> Kernels:
+    """Return which kernels a schedule runs."""
+    return "chosen" if schedule.has_variants else "captured"
+
+
+def fair_schedules(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Schedule]]:
+    """Yield the `recipe.trials` schedules predicted best of each policy and of the search, on both choices of kernels.
+
+    `FASTEST_KERNELS` has one schedule: recorded order on one stream, on the kernels chosen for all.
+    """
+    choices: list[tuple[int, ...]] = [()]
+    if graph.variants:
+        choices.append(ranked_variants(graph, 0.0))
+    for variants in choices:
+        planned_on = dataclasses.replace(graph.choosing(variants), variants=())
+        evaluator = Evaluator(planned_on)
+        for policy in recipe.policies:
+            if policy == FASTEST_KERNELS:
+                made = [Schedule.in_recorded_order(len(graph))] if variants else []
+            elif policy == SEARCH:
+                made = _searched(planned_on, recipe)
+            else:
+                made = _planned(planned_on, policy, recipe.streams)
+            by_time = {evaluator.makespan_ns(each): each for each in reversed(made)}  # each time once, the first one's
+            for _, each in sorted(by_time.items())[: recipe.trials]:
+                yield policy, dataclasses.replace(each, variants=variants)
+
+
+def _planned(graph: OpGraph, name: str, streams: int) -> list[Schedule]:
+    """Return a policy's schedules on each number of streams, and on as many as it takes itself."""
+    policy = POLICIES[name]
+    counts = (min(count, streams) for count in SLOW_COUNTS) if policy.slow else (*stream_counts(streams), MAX_STREAMS)
+    return [policy(graph, count) for count in policy.stream_counts(counts)]
+
+
+def _searched(graph: OpGraph, recipe: Recipe) -> list[Schedule]:
+    """Return what the search found, without the policies' own schedules, from which it starts."""
+    explored = explore(graph, streams=recipe.streams, budget_s=recipe.budget_s, seed=recipe.seed)
+    planned = {row.schedule for row in explored.rows if row.policy not in SEARCHED}
+    return [row.schedule for row in explored.rows if row.policy == SEARCH and row.schedule not in planned]
+
+
+def fastest_of_each(schedules: Sequence[Schedule], times_ns: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Return the number of the fastest schedule per policy and choice of kernels, with the times of its trials."""
+    tried: dict[tuple[str, Kernels], list[int]] = {}
+    for number, schedule in enumerate(schedules):
+        tried.setdefault((schedule.policy, kernels_of(schedule)), []).append(number)
+    return {
+        min(numbers, key=times_ns.__getitem__): tuple(times_ns[number] for number in numbers)
+        for numbers in tried.values()
+    }

@@ -1,0 +1,115 @@
+"""Fair comparisons: equal kernels and equal trials for every policy, and a row of the search is a searched schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusim.errors import RecipeError
+from gpusim.formats.hardware import load_hardware
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.ranking import ranked_variants
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.registry import POLICIES, stream_counts
+from gpusim.trace.store import read_trace
+from gpusim.validation import stages
+from gpusim.validation.chosen import Chosen
+from gpusim.validation.fair import fair_schedules, fastest_of_each, kernels_of
+from gpusim.validation.recipe import FASTEST_KERNELS, Case, Recipe, read_recipe
+from gpusim.validation.run import run_recipe
+from gpusim.validation.stages import measure_stage, predict_stage, predicted_path
+from tests.validation.test_recipes import replay
+
+TRACE = "validate/traces/search_inference/squeezenet1_1-infer-b1.json.gz"
+POLICIES_ASKED_FOR = ("nimble", "opara", FASTEST_KERNELS, "search")
+
+
+def recipe(folder: Path) -> Recipe:
+    return Recipe(
+        name="fair",
+        case=(Case(trace=TRACE),),
+        policies=POLICIES_ASKED_FOR,
+        trials=2,
+        streams=6,
+        budget_s=0.3,
+        traces=str(folder / "predicted"),
+    )
+
+
+@pytest.fixture(scope="module")
+def graph() -> OpGraph:
+    return OpGraph.build(read_trace(Path(TRACE)), load_hardware("h200"))
+
+
+@pytest.fixture(scope="module")
+def planned(graph: OpGraph) -> list[tuple[str, Schedule]]:
+    return list(fair_schedules(graph, recipe(Path())))
+
+
+def schedule(policy: str, *variants: int) -> Schedule:
+    return Schedule((0, 1), (0, 1), variants).made(policy, "test")
+
+
+def test_fastest_of_each_policy_is_kept_on_each_choice_of_kernels_with_the_times_of_its_own_trials() -> None:
+    tried = [schedule("a"), schedule("a"), schedule("b"), schedule("a", 0, 1), schedule("a", 1, 1)]
+    assert fastest_of_each(tried, [9, 7, 8, 5, 6]) == {1: (9, 7), 2: (8,), 3: (5, 6)}
+
+
+def test_every_policy_has_as_many_trials_as_asked_for_and_all_run_the_same_chosen_kernels(
+    graph: OpGraph, planned: list[tuple[str, Schedule]]
+) -> None:
+    rows = [(policy, kernels_of(each)) for policy, each in planned]
+    assert all(rows.count(row) <= 2 for row in rows)
+    assert {row for row in rows if row[0] != FASTEST_KERNELS} == {
+        (policy, kernels) for policy in ("nimble", "opara", "search") for kernels in ("captured", "chosen")
+    }
+    assert {each.variants for _, each in planned if each.has_variants} == {ranked_variants(graph, 0.0)}
+
+
+def test_fastest_kernels_are_one_row_on_one_stream(planned: list[tuple[str, Schedule]]) -> None:
+    (alone,) = [each for policy, each in planned if policy == FASTEST_KERNELS]
+    assert (alone.stream_count, alone.has_variants) == (1, True)
+
+
+def test_a_row_of_the_search_is_no_schedule_of_a_policy(graph: OpGraph, planned: list[tuple[str, Schedule]]) -> None:
+    made = {policy(graph, n) for policy in POLICIES.values() if not policy.slow for n in stream_counts(6)}
+    searched = [each for policy, each in planned if policy == "search" and not each.has_variants]
+    assert searched
+    assert not made.intersection(searched)
+
+
+def test_measuring_tries_all_predicted_schedules_and_replays_the_fastest_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def later_is_faster(path: Path, chosen: Chosen, plan: Recipe, trust_code: bool) -> list[int]:
+        tried.append(len(chosen.schedules))
+        return [1000 - number for number in range(len(chosen.schedules))]
+
+    def here(work: Callable[..., Any], *arguments: object) -> Any:
+        return work(*arguments)
+
+    monkeypatch.setattr(stages, "alone", here)
+    monkeypatch.setattr(stages, "tried_ns", later_is_faster)
+    monkeypatch.setattr(stages, "replay_chosen", replay)
+    plan = recipe(tmp_path)
+    (predictions,) = predict_stage(plan, plan.case, lambda _: None)
+    assert predictions == predicted_path(plan.case[0], plan)
+    results = measure_stage(plan, plan.case, tmp_path / "results", "c", lambda _: None)
+    rows = {(case.policy, case.kernels): case for case in results.cases}
+    assert len(rows) == len(results.cases) == 7
+    assert sum(len(case.tried_ns) for case in results.cases) == tried[0]
+    assert all(list(case.tried_ns) == sorted(case.tried_ns, reverse=True) for case in results.cases)
+
+
+def test_trials_outside_of_stages_and_of_what_is_no_policy_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"fair: \$\.trials: trials need stages"):
+        run_recipe(recipe(tmp_path), tmp_path / "results", "c", lambda _: None)
+    file = tmp_path / "r.toml"
+    file.write_text(f'name = "r"\ntrials = 2\npolicies = ["nimble", "recommended"]\n[[case]]\ntrace = "{TRACE}"\n')
+    with pytest.raises(RecipeError, match=r"r.toml: \$\.policies\[1\]: trials compare policies, not 'recommended'"):
+        read_recipe(file)
