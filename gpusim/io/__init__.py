@@ -1,1 +1,1 @@
-"""Reading and writing: files, limits, other processes, data folders. Nothing here knows what a file means."""
+"""Files, limits, other processes and data folders, independent of the meaning of a file."""

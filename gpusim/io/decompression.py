@@ -1,4 +1,4 @@
-"""From a file's bytes to its text, gunzipped, within limits on size and on the memory that its values will take."""
+"""Decompression of a file, within limits on its size and on the memory of its values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NO_MARKS = bytes(set(range(256)) - set(b'"[{,:'))
 
 
 def decompress(data: bytes, name: str, error: type[FileError], max_bytes: int | None = None) -> bytes:
-    """The text of a document, gunzipped where it starts with gzip's magic number; `name` is for messages.
+    """Return the text of a document, gunzipped if it starts with gzip's magic number; `name` is for messages.
 
-    More than `max_bytes` (`MAX_DOCUMENT_BYTES` by default) of it is an error, and so is a text that takes far more
-    memory than the file's size explains (`gpusim.io.file_limits`). Neither is found out by taking that memory.
+    Raises `error` for more than `max_bytes` (default: `MAX_DOCUMENT_BYTES`) of text, and for a text whose values need
+    far more memory than the file's size explains (`gpusim.io.file_limits`). Neither check allocates that memory.
     """
     if not data:
         raise error(name, "is empty")
@@ -27,7 +27,7 @@ def decompress(data: bytes, name: str, error: type[FileError], max_bytes: int | 
         raise error(name, f"is named .gz but is not gzip (it starts with {data[:4]!r})")
     allowed = max(file_limits.FREE_VALUES_BYTES, file_limits.MAX_VALUES_PER_BYTE * len(data))
     allowed = min(allowed, file_limits.MAX_VALUES_BYTES)
-    # The worst text, `{},{},{},...`, is not reached: no need to count in a small one.
+    # Below the worst case, `{},{},{},...`, a small text need not be counted.
     if len(text) * (file_limits.OBJECT_BYTES + file_limits.NUMBER_BYTES) > 3 * allowed:
         needed = values_bytes(text, allowed)
         if needed > allowed:
@@ -45,11 +45,11 @@ def _gunzip(data: bytes, name: str, error: type[FileError], max_bytes: int | Non
     while rest:  # a gzip file is one member or several; zeros may follow
         if texts and not rest.tobytes().strip(b"\0"):
             break
-        if len(texts) == _MAX_MEMBERS:  # each costs a copy of the bytes after it
+        if len(texts) == _MAX_MEMBERS:  # each member costs a copy of the bytes after it
             raise error(name, f"has more than {_MAX_MEMBERS} gzip members")
         stream = zlib.decompressobj(wbits=31)
         try:
-            # A length of 0 would be no limit. One byte more than the limit says that the text goes on.
+            # A length of 0 would mean no limit. One byte beyond the limit shows that the text goes on.
             text = stream.decompress(rest, most - size + 1)
         except zlib.error as cause:
             where = "bytes after its gzip data are no gzip" if texts else "is damaged gzip"
@@ -70,18 +70,18 @@ def _gunzip(data: bytes, name: str, error: type[FileError], max_bytes: int | Non
 
 
 def values_bytes(text: bytes, enough: int) -> int:
-    """Memory that the values of a JSON text take, about and at most; counting ends where it is over `enough`.
+    """Return an upper estimate of the memory of a JSON text's values, in bytes; counting stops above `enough`.
 
-    Brackets, commas and texts are counted outside of texts, 1 MiB at a time: 0.2 s for 100 MB.
+    It counts brackets, commas and texts outside of texts, 1 MiB at a time: 0.2 s for 100 MB.
     """
-    import numpy as np  # small documents do without
+    import numpy as np  # small documents do not need it
 
     start = inside = quotes_in_all = keys = values = 0
     size_bytes = 0
     while start < len(text) and size_bytes <= enough:
         end = start + _PIECE_BYTES
         piece = text[start:end]
-        while piece.endswith(b"\\") and end < len(text):  # never cut an escaped quote in two
+        while piece.endswith(b"\\") and end < len(text):  # do not split an escaped quote
             piece += text[end : end + 1]
             end += 1
         start = end
@@ -99,6 +99,6 @@ def values_bytes(text: bytes, enough: int) -> int:
         values += file_limits.NUMBER_BYTES * outside.count(b",")
         quotes_in_all += int(np.count_nonzero(quotes))
         keys += outside.count(b":")
-        # A key of an object is no value: it is one text for all objects that have it.
+        # Keys of objects do not count: equal keys share one text.
         size_bytes = values + file_limits.TEXT_BYTES * max(0, quotes_in_all // 2 - keys)
     return size_bytes

@@ -1,7 +1,7 @@
-"""Limits on what a file may hold, each with its reason: sizes, memory, numbers of parts, and numbers themselves.
+"""Limits on the content of a file, each with its reason: sizes, memory, numbers of parts, and values.
 
-A step of 1,000,000 kernels passes: `benchmarks` makes such traces. What is refused is larger than any GPU or any step,
-and would overflow a sum, fill the memory or never end.
+A step of 1,000,000 kernels passes: `benchmarks` makes such traces. Refused values are beyond any GPU or step and would
+overflow a sum, fill the memory or never end.
 """
 
 from __future__ import annotations
@@ -14,78 +14,78 @@ from gpusim.units import GIB, KIB, MIB, NS_PER_S
 
 #: Largest document, after decompression. A trace of a million kernels has about 800 MB.
 MAX_DOCUMENT_BYTES: Final = 2 * GIB
-#: Gzip makes at most 1,030 bytes of one; the bundled traces have 12 to 15, made traces of 100,000 equal ops 34.
+#: Gzip expands at most 1,030 times; the bundled traces expand 12 to 15 times, generated traces of 100,000 equal ops 34.
 MAX_EXPANSION: Final = 128
-#: ... but a document up to this size is never refused for that.
+#: Documents up to this size are never refused for their expansion.
 FREE_EXPANSION_BYTES: Final = 32 * MIB
-#: What comes out of a pipe or a device has no size to look at first.
+#: Pipes and devices have no size to check in advance.
 MAX_STREAM_BYTES: Final = 256 * MIB
 #: Sweep files and recipes are written by hand.
 MAX_TOML_BYTES: Final = MIB
 
-# --- Memory for the values of a document, counted in its text before they are made ---
+# --- Memory for the values of a document, counted in its text before decoding ---
 
-#: A trace of a million kernels is counted as 3 GB, and takes 2.2.
+#: A trace of a million kernels is counted as 3 GB and takes 2.2 GB.
 MAX_VALUES_BYTES: Final = 6 * GIB
-#: ... for each byte of the file. The same trace, compressed, has 22 MB: 136 for each byte.
+#: Limit per byte of the file. The same trace, compressed to 22 MB, has 136 per byte.
 MAX_VALUES_PER_BYTE: Final = 256
-#: ... but this much is free.
+#: Values up to this size are always allowed.
 FREE_VALUES_BYTES: Final = 512 * MIB
-#: Bytes in memory: an object or a dict, a list, a text, and a number with its place in a list (CPython 3.11).
+#: Bytes in memory of an object or dict, a list, a text, and a number with its slot in a list (CPython 3.11).
 OBJECT_BYTES, LIST_BYTES, TEXT_BYTES, NUMBER_BYTES = 192, 64, 64, 40
 
-# --- Files that somebody else sent ---
+# --- Uploaded files ---
 
-#: Upload, and its text: a trace of 100,000 kernels has 78 MB, compressed 2 to 8. A file of one's own may be larger.
+#: An upload and its text: a trace of 100,000 kernels has 78 MB, compressed 2 to 8 MB. Local files may be larger.
 MAX_UPLOAD_BYTES: Final = 64 * MIB
 MAX_UPLOAD_DOCUMENT_BYTES: Final = 256 * MIB
-#: Address space and seconds of the process that reads it: that trace takes 0.35 GB, and 5 s on a busy machine.
+#: Address space and time of the process that reads it: that trace takes 0.35 GB, and 5 s on a busy machine.
 MAX_APART_BYTES: Final = GIB
 MAX_APART_S: Final = 20
-#: Ops, tensors or storages that come back at a time: decoding so many holds up other threads for 20 ms.
+#: Ops, tensors or storages returned at a time: decoding that many blocks other threads for 20 ms.
 PARTS_AT_A_TIME: Final = 2000
 
 # --- Numbers of parts ---
 
-#: Ops, tensors and storages of a trace, and kernels of all its ops and variants: twice a million.
+#: Ops, tensors or storages of a trace, or kernels of all its ops and variants: twice a million.
 MAX_PARTS: Final = 2_000_000
-#: Values in the arguments of all ops of a trace: five for each op.
+#: Values in the arguments of all ops of a trace: five per op.
 MAX_ARGUMENTS: Final = 10_000_000
-#: Code of one kernel. The largest seen, an update of 64 parameters at once, has 60,000 characters.
+#: Code of one kernel. The largest one seen, an update of 64 parameters at once, has 60,000 characters.
 MAX_SOURCE_CHARS: Final = 4_000_000
-#: Dependencies between ops, with what ops without kernels hand on: the project's traces have up to 4 for each op.
+#: Dependencies between ops, including those passed on by views: the project's traces have up to 4 per op.
 MAX_DEPENDENCIES_PER_OP: Final = 16
-#: ... but so many are free. 3,000 kernels, a view of all, and 3,000 that need it have 9 million, in a file of 100 kB.
+#: Always allowed. 3,000 kernels, a view of all, and 3,000 dependents of it have 9 million, in a file of 100 kB.
 FREE_DEPENDENCIES: Final = 2_000_000
 #: torch's own limit on the dimensions of a tensor.
 MAX_DIMENSIONS: Final = 64
 
 # --- Numbers ---
 
-#: Any other count or size: doubles, which JSON readers and the engines use, hold whole numbers to here.
+#: Any other count or size: doubles, used by JSON readers and engines, represent whole numbers up to here.
 MAX_INTEGER: Final = 2**53
-#: One kernel, one call on the host, and all of a step together: a day. Sums stay exact, in ns and as doubles.
+#: A kernel, a host call, or a whole step: a day. Sums stay exact, in ns and as doubles.
 MAX_STEP_NS: Final = 24 * 3600 * NS_PER_S
-#: One cost of a hardware model: a second, which no launch takes. A million of them stay exact.
+#: A cost in a hardware model: a second, longer than any launch. Sums of a million stay exact.
 MAX_COST_NS: Final = NS_PER_S
-#: One storage, or one copy: 1 TiB, more than a GPU has. The sum of `MAX_PARTS` of them stays in 64 bits.
+#: A storage or a copy: 1 TiB, more than a GPU has. The sum of `MAX_PARTS` of them fits 64 bits.
 MAX_STORAGE_BYTES: Final = 1024 * GIB
 #: Elements of a tensor, and sizes, strides and offsets in elements.
 MAX_ELEMENTS: Final = 2**40
-#: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": a grid's x, and its y and z.
+#: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": x of a grid, and y and z.
 MAX_GRID_X, MAX_GRID_YZ = 2**31 - 1, 2**16 - 1
-#: Blocks of one launch in all: as many as a grid of one dimension has.
+#: Blocks of one launch: as many as a grid of one dimension.
 MAX_GRID_BLOCKS: Final = MAX_GRID_X
-#: ... threads of a block, in one dimension and in all.
+#: Threads of a block, per dimension and in total (same table).
 MAX_BLOCK_THREADS: Final = 1024
-#: ... blocks of a cluster in one dimension: 16 in all today, and room for more.
+#: Blocks of a cluster per dimension: 16 in total today, with a margin.
 MAX_CLUSTER: Final = 64
-#: ... registers of a thread: 255 today. What a GPU allows is in its hardware model; this only bounds the arithmetic.
+#: Registers of a thread: 255 today. The limit of a GPU is in its hardware model; this only bounds the arithmetic.
 MAX_THREAD_REGS: Final = 64 * KIB
 #: Shared memory of a block or an SM: 228 KiB today.
 MAX_SMEM_BYTES: Final = GIB
 
-# --- Numbers of a hardware model: generous, since models of future GPUs are welcome ---
+# --- Numbers of a hardware model, with a margin for future GPUs ---
 
 MAX_SMS: Final = 4096
 MAX_WARP_THREADS: Final = 1024
@@ -97,19 +97,19 @@ MAX_SMEM_SPLITS: Final = 64
 MAX_RESIDENT_GRIDS: Final = 4096
 MAX_QUEUES: Final = 4096
 MAX_DEVICE_BYTES: Final = 1024 * 1024 * GIB
-#: Bytes, or floating-point operations, in a ns.
+#: Bytes or floating-point operations per ns.
 MIN_RATE, MAX_RATE = 1e-6, 1e9
-#: Slow-downs and other factors.
+#: Slowdowns and other factors.
 MAX_FACTOR: Final = 1e6
-#: Shares that predictions are divided by one minus.
+#: Shares u; predictions are divided by 1 - u.
 MAX_UNCERTAINTY: Final = 0.99
 
 # --- Several GPUs ---
 
-#: GPUs of a plan: tables of costs have room for so many.
+#: GPUs of a plan: limit of the cost tables.
 MAX_PLAN_GPUS: Final = 1024
-#: Nodes of a topology and GPUs of one: more than a plan may have.
+#: Nodes of a topology and GPUs per node: more than a plan may have.
 MAX_NODES: Final = 65_536
 MAX_NODE_GPUS: Final = 1024
-#: Sizes at which a collective was measured: one for each power of two up to 1 TiB, and room.
+#: Measured sizes of a collective: one per power of two up to 1 TiB, with a margin.
 MAX_CURVE_POINTS: Final = 256

@@ -1,8 +1,7 @@
-"""Reading and writing the JSON documents of gpusim: strict in, all or nothing out.
+"""Strict reading and atomic writing of gpusim's JSON documents.
 
-Reading never runs anything from a file and answers every broken one with a `FileError` that
-names file, JSON path and value. Writing goes through a temporary file beside the target, so that
-a full disk or an interrupt leaves no half-written output.
+Reading never runs code from a file and raises a `FileError` with file, JSON path and value for a broken one. Writing
+uses a temporary file next to the target, so a full disk or an interrupt leaves no half-written output.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ DocumentT = TypeVar("DocumentT")
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
-#: Of what has been run: it took some time, and others are divided by it.
+#: Time of something that ran: above 0, since other times are divided by it.
 PositiveNanoseconds = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 StorageBytes = Annotated[int, Meta(ge=0, le=file_limits.MAX_STORAGE_BYTES)]
 
@@ -46,9 +45,9 @@ _TEMPORARY = ".gpusim-writes-"
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """Base of everything in a file: unknown fields refused; subclasses repeat frozen, add `kw_only`.
+    """Base class of everything in a file: unknown fields are refused; subclasses repeat `frozen` and add `kw_only`.
 
-    No file makes a cycle of objects, so the garbage collector need not look for one in millions of them (`gc`).
+    A file cannot contain reference cycles, so the garbage collector need not track millions of objects (`gc`).
     """
 
 
@@ -59,16 +58,16 @@ class _SchemaOnly(msgspec.Struct):
 def read_document(
     path: Path, kind: type[DocumentT], schema: str, error: type[FileError], older: Collection[str] = ()
 ) -> DocumentT:
-    """Read a `.json` or `.json.gz` document of type `kind` whose `schema` field must equal `schema`.
+    """Read a `.json` or `.json.gz` document of type `kind`, with a `schema` field equal to `schema`.
 
-    Documents of `older` versions are read, too, where `kind` allows them, and come back as of this version.
+    Documents of `older` versions are also read if `kind` allows them, and are returned with this version.
     Raises `error` for a missing, truncated, wrongly gzipped, non-JSON or ill-typed file, or another schema version.
     """
     return decode_document(read_bytes(path, error), kind, schema, str(path), error, older)
 
 
 def read_toml(path: Path, kind: type[DocumentT], error: type[FileError]) -> DocumentT:
-    """Read a TOML file of type `kind`. Raises `error` with file, place and what is wrong."""
+    """Read a TOML file of type `kind`. Raises `error` with file, place and reason."""
     data = _read(path, error, file_limits.MAX_TOML_BYTES)
     try:
         document = tomllib.loads(data.decode("utf-8"))
@@ -90,12 +89,12 @@ def read_toml(path: Path, kind: type[DocumentT], error: type[FileError]) -> Docu
 
 
 def read_bytes(path: Path, error: type[FileError]) -> bytes:
-    """The file's content, decompressed where it is gzip, within the limits on documents."""
+    """Read a file, decompressed if it is gzip, within the limits on documents."""
     return decompress(read_file(path, error), str(path), error)
 
 
 def read_file(path: Path, error: type[FileError]) -> bytes:
-    """The file's content as it is, within the limit on size; a missing file's from the set of its folder."""
+    """Read a file as it is, within the limit on size; a missing file is read from the archive of its folder."""
     packed = read_packed(path, file_limits.MAX_DOCUMENT_BYTES, error)
     return _read(path, error, file_limits.MAX_DOCUMENT_BYTES) if packed is None else packed
 
@@ -114,7 +113,7 @@ def _read(path: Path, error: type[FileError], max_bytes: int) -> bytes:
 
 
 def document_schema(path: Path, error: type[FileError]) -> str:
-    """The `schema` field of a JSON document, empty where it has none. Raises `error` where it is no JSON."""
+    """Return the `schema` field of a JSON document, or an empty text. Raises `error` if the file is not JSON."""
     try:
         return msgspec.json.decode(read_bytes(path, error), type=_SchemaOnly).schema
     except msgspec.ValidationError:
@@ -130,7 +129,7 @@ def decode_document(
     try:
         document = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as cause:
-        _check_schema(data, schema, name, error, older)  # a file of another kind has more than one thing wrong
+        _check_schema(data, schema, name, error, older)  # a file of another kind has more than one problem
         problem, place = _explain(str(cause), data)
         raise error(name, problem, place=place) from cause
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
@@ -143,7 +142,7 @@ def decode_document(
 
 
 def _check_schema(data: bytes, schema: str, name: str, error: type[FileError], older: Collection[str]) -> None:
-    """Raise `error` where a JSON text is no document of this schema, and say what it is instead."""
+    """Raise `error`, with the recognised format, if a JSON text is no document of this schema."""
     try:
         actual = msgspec.json.decode(data, type=_SchemaOnly).schema
     except msgspec.ValidationError as cause:
@@ -161,12 +160,12 @@ def _check_schema(data: bytes, schema: str, name: str, error: type[FileError], o
 
 
 def encode_json(document: Any) -> bytes:
-    """Canonical JSON bytes of a Struct or plain value: same value, same bytes."""
+    """Return canonical JSON bytes of a Struct or plain value: equal values give equal bytes."""
     return msgspec.json.encode(document, order="deterministic")
 
 
 def write_document(path: Path, document: Any, *, indent: int | None = None) -> None:
-    """Write a document as JSON, gzipped where the name ends in `.gz`; atomic. Raises `OutputError`."""
+    """Write a document as JSON, gzipped if the name ends in `.gz`, atomically. Raises `OutputError`."""
     data = msgspec.json.encode(document)
     if indent is not None:
         data = msgspec.json.format(data, indent=indent)
@@ -174,16 +173,16 @@ def write_document(path: Path, document: Any, *, indent: int | None = None) -> N
 
 
 def compress(data: bytes) -> bytes:
-    """Gzip with no time stamp and no name, so that the same document gives the same file."""
+    """Gzip without time stamp and name, so that equal documents give equal files."""
     packer = zlib.compressobj(level=9, wbits=31)
     return packer.compress(data) + packer.flush()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write all of `data` to `path` or nothing: a temporary file beside it, then a rename. Raises `OutputError`.
+    """Write `data` to `path` atomically: to a temporary file next to it, then a rename. Raises `OutputError`.
 
-    A device or a pipe is written to as it is: a rename would put a file in its place. Temporary files that killed
-    processes left in the folder are removed.
+    A device or pipe is written directly, since a rename would replace it by a file. Temporary files of killed processes
+    in the folder are removed.
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -208,7 +207,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def make_folder(folder: Path, content: str) -> None:
-    """Make a folder for `content` and those above it. Raises `OutputError`."""
+    """Make a folder for `content`, with its parents. Raises `OutputError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
@@ -216,7 +215,7 @@ def make_folder(folder: Path, content: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Fail early, before long work, where `path` could not be written later. Raises `OutputError`."""
+    """Raise `OutputError` before long work if `path` could not be written afterwards."""
     folder = path.parent
     try:
         if not folder.is_dir():
@@ -233,19 +232,19 @@ def check_writable(path: Path) -> None:
 
 
 def _make_temporary(folder: Path) -> tuple[int, str]:
-    """A new file in a folder, locked for as long as it is open; its name is as long for any output."""
+    """Create a file in a folder, locked while it is open; the length of its name does not depend on the output."""
     while True:
         temporary = os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(8)}")
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with contextlib.suppress(OSError):  # no locks on this file system: then nobody removes leftovers, either
+        with contextlib.suppress(OSError):  # no locks on this file system, so leftovers are not removed either
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, temporary
-        os.close(handle)  # somebody took it for a leftover before it was locked
+        os.close(handle)  # removed as a leftover before it was locked
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary files whose process is gone: the system has freed their locks."""
+    """Remove temporary files of ended processes, whose locks the system has released."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             if not name.startswith(_TEMPORARY):
@@ -266,7 +265,7 @@ def _umask() -> int:
 
 
 def _explain(message: str, data: bytes) -> tuple[str, str]:
-    """Split msgspec's message into problem and JSON path, and add the value found there."""
+    """Split msgspec's message into problem and JSON path, and add the value at that path."""
     match = _MSGSPEC_PATH.match(message)
     if match is None or match["path"] is None:
         return _short_name(message), "$"
@@ -274,7 +273,7 @@ def _explain(message: str, data: bytes) -> tuple[str, str]:
 
 
 def _short_name(problem: str) -> str:
-    """What msgspec says is wrong, with the name in it cut: it stands between backticks, and may hold any character."""
+    """Return msgspec's problem with the name in it shortened; the name is in backticks and may have any character."""
     before, tick, rest = problem.partition("`")
     name, last, after = rest.rpartition("`")
     return f"{before}`{short_value(name)}`{after}" if tick and last else problem
@@ -287,9 +286,9 @@ def _with_value(problem: str, value: Any) -> str:
 
 
 def _value_at(data: bytes, path: str) -> Any:
-    """The number or text that a `$.a[3].b` path names; None for anything else, a wildcard, or where it leads nowhere.
+    """Return the number or text at a `$.a[3].b` path; None for other values, wildcards, and missing paths.
 
-    One list or object on the way is decoded at a time, and only its outside.
+    Only one list or object of the path is decoded at a time, and only its outer level.
     """
     value: Any = data
     try:
@@ -300,11 +299,11 @@ def _value_at(data: bytes, path: str) -> Any:
                 value = msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
         return msgspec.json.decode(value, type=int | float | str | bool)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, IndexError):
-        return None  # a number that JSON allows and a float does not, for one
+        return None  # for example, a number that JSON allows and a float does not
 
 
 def _value_in(document: Any, path: str) -> Any:
-    """The same in a document that is decoded."""
+    """Return the value at a path in a decoded document, or None."""
     value = document
     try:
         for key, index in _PATH_STEP.findall(path):
@@ -315,7 +314,7 @@ def _value_in(document: Any, path: str) -> Any:
 
 
 def _nul_place(value: Any, place: str = "$") -> str | None:
-    """Path of the first text with a NUL in a decoded document; None where there is none."""
+    """Return the path of the first text with a NUL in a decoded document, or None."""
     if isinstance(value, str):
         return place if "\0" in value else None
     if isinstance(value, dict):
@@ -330,4 +329,4 @@ def _nul_place(value: Any, place: str = "$") -> str | None:
 
 
 Progress = Callable[[float, str], None]
-"""Called now and then during long work: share done in [0, 1] and a few words."""
+"""Callback during long work, with the share done in [0, 1] and a few words."""

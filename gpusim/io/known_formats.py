@@ -1,6 +1,6 @@
-"""Formats that people have and gpusim's commands do not read: what a file is, by its first bytes, and what to do.
+"""Common formats that gpusim's commands do not read, recognised by their first bytes, with advice for the user.
 
-Looked at only once a reader has refused a file. At most `LOOKED_AT_BYTES` of it are read, and nothing in it is run.
+Used only after a reader has refused a file. At most `LOOKED_AT_BYTES` of it are read, and nothing in it is run.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import re
 from typing import Final
 
 LOOKED_AT_BYTES: Final = 64 * 1024
-#: What a program may print above a table of Nsight Compute.
+#: Maximum program output above a table of Nsight Compute.
 SEARCHED_BYTES: Final = 4 * 1024 * 1024
-#: How a text in UTF-16 begins.
+#: Byte order marks of UTF-16.
 UTF16_STARTS: Final = b"\xff\xfe", b"\xfe\xff"
 
 _CAPTURE = "capture the step with `gpusim capture` on its GPU"
-#: First what takes the file as it is; a capture has what a profile lacks.
+#: The command that reads the file as it is comes first; a capture has what a profile lacks.
 _IMPORT = f"`gpusim import FILE -o TRACE` reads it; for its data dependencies, {_CAPTURE}"
-#: A name at the top of a JSON object, what is between others of them, and a text.
+#: A text or a structural character of JSON.
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"|[\[\]{}:,]')
-#: gpusim's own documents by the name in `schema`: what each is and which option takes it.
+#: gpusim's own documents by the name in `schema`: description, and the option that takes it.
 _OWN: Final = {
     "gpusim-trace": ("a trace", "give it as TRACE, such as `gpusim explore FILE`"),
     "gpusim-schedule": ("a schedule", "give it with `--schedule FILE`"),
@@ -44,18 +44,18 @@ _ENDS: Final = {
     ".toml": ("a TOML file", "`gpusim validate` takes recipes, `gpusim sweep --spec` sweeps"),
 }
 _KINETO = "a trace of torch.profiler (Kineto)"
-#: The header of a table of Nsight Compute, below lines of its own and of the program.
+#: Header of a table of Nsight Compute, which follows lines of its own and of the program.
 _NCU_START = re.compile(rb'^(?:\xef\xbb\xbf)?"?ID"?[,;]"?(?:Process ID|Kernel Name)"?[,;]', re.MULTILINE)
-#: The kind of an event, in a list of them.
+#: Kind of an event in a list of events.
 _PHASE = re.compile(rb'[{,]\s*"ph"\s*:\s*"')
 _CHAKRA_SCHEMA = re.compile(rb"\A[\x08-\x7f]\x12[\x08-\x7f]\x0a\x06schema")
 _CHAKRA_ET = re.compile(rb"\A.\x0a[\x01-\x20]\d+\.\d+\.\d+", re.DOTALL)
 
 
 def known_format(data: bytes, name: str, wanted: str) -> str:
-    """What a refused file is and what to do with it, in one line to follow the file's name; empty where it is unknown.
+    """Return description and advice for a refused file, to follow its name in a message; empty if unknown.
 
-    `data` is the file's content, or its beginning; `wanted` the schema that the reader reads (`gpusim-trace/2`).
+    `data` is the file's content or its beginning, `wanted` the schema that the reader expects (`gpusim-trace/2`).
     """
     recognised = _format(data[:LOOKED_AT_BYTES], name.lower(), wanted.partition("/")[0])
     if recognised is None:
@@ -66,12 +66,12 @@ def known_format(data: bytes, name: str, wanted: str) -> str:
 
 
 def profile_format(data: bytes, name: str) -> str:
-    """The name of the format that `gpusim import` reads a file as, by its beginning; empty for any other."""
+    """Return the name of the import format of a file, from its beginning; empty for any other file."""
     if data.startswith(UTF16_STARTS):
         data = data[:LOOKED_AT_BYTES].decode("utf-16", "replace").encode("utf-8", "replace")
     if data.startswith(b"SQLite format 3\0"):
         return "nsys-sqlite"
-    if _NCU_START.search(data[:SEARCHED_BYTES]):  # below all that the program printed
+    if _NCU_START.search(data[:SEARCHED_BYTES]):  # below the output of the program
         return "ncu-csv"
     data = data[:LOOKED_AT_BYTES]
     if _CHAKRA_ET.match(data) or _CHAKRA_SCHEMA.match(data):
@@ -97,7 +97,7 @@ def profile_format(data: bytes, name: str) -> str:
 
 
 def _format(data: bytes, name: str, wanted: str) -> tuple[str, str] | None:
-    """What the file is and what to do."""
+    """Return description and advice for a file, or None."""
     if data.startswith(b"SQLite format 3\0"):
         return "an SQLite file, such as Nsight Systems exports", _IMPORT
     if data.startswith(b"NVR\0"):
@@ -132,11 +132,11 @@ def _json_format(data: bytes, wanted: str) -> tuple[str, str] | None:
     schema = names.get("schema", "")
     own = schema.partition("/")[0]
     if own == wanted:
-        return None  # of another version, or damaged: the reader says it better
+        return None  # another version, or damaged: the reader has a better message
     if own in _OWN:
         return _OWN[own]
     if wanted == "gpusim-measurement" and "traceEvents" in names:
-        return None  # read as a profile, and damaged
+        return None  # a damaged profile: the reader has a better message
     if "traceEvents" in names and b'"producer":"gpusim"' in data:
         return "a timeline of gpusim's", f"open it at ui.perfetto.dev, or give it with {measured}"
     if "traceEvents" in names or {"schemaVersion", "deviceProperties"} <= set(names):
@@ -147,7 +147,7 @@ def _json_format(data: bytes, wanted: str) -> tuple[str, str] | None:
 
 
 def _top_level(data: bytes) -> dict[str, str]:
-    """The names at the top level of the JSON object that begins here, with their values where those are texts."""
+    """Return the names at the top level of a JSON object, with their values if these are texts."""
     values: dict[str, str] = {}
     depth, name, last, after_colon = 0, "", "", False
     for token in _TOKEN.finditer(data):

@@ -1,6 +1,6 @@
-"""Opening whatever a name stands for: nobody waits for a pipe that nobody fills, or reads the holes of a sparse file.
+"""Safe opening of files, pipes and devices, without waiting for silent pipes or reading sparse files.
 
-Names come from users, and from files that others wrote.
+Names come from users and from files by other people.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from typing import IO, Final
 
 from gpusim.units import MIB
 
-#: A pipe or a terminal that is silent for so long gives nothing more.
+#: A pipe or terminal that is silent for this long is given up.
 SILENCE_S: Final = 10
-#: Holes of a sparse file, together, above which it is not read: no text has any, and each takes memory when it is read.
+#: Limit on the holes of a sparse file in total: text files have none, and reading them takes memory.
 MAX_HOLES_BYTES: Final = MIB
 _PIECE_BYTES: Final = MIB
 
 
 class UnreadableError(Exception):
-    """Why a file is not read, in words that follow its name."""
+    """A file that cannot be read; the text follows the file's name in messages."""
 
 
 class TooLargeError(Exception):
-    """A file that is larger than the limit, which the exception's first argument is."""
+    """A file larger than the limit, which is the first argument."""
 
 
 def read_limited(path: Path, max_bytes: int, max_stream_bytes: int) -> bytes:
-    """All of a file, or of what comes out of a pipe or a device, which has no size to look at first.
+    """Read all of a file, or of a pipe or device, whose size is unknown in advance.
 
     Raises `TooLargeError`, `UnreadableError`, `OSError`, and `ValueError` for a NUL in the name.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(handle, "rb") as file:
         info = os.fstat(handle)
-        if not stat.S_ISREG(info.st_mode) or not info.st_size:  # those in /proc have no size, either
+        if not stat.S_ISREG(info.st_mode) or not info.st_size:  # files in /proc have no size either
             return _read_stream(handle, min(max_bytes, max_stream_bytes))
         if info.st_size > max_bytes:
             raise TooLargeError(max_bytes)
         _check_holes(handle, info)
-        data = file.read(max_bytes + 1)  # it may grow while it is read
+        data = file.read(max_bytes + 1)  # it may grow meanwhile
     if len(data) > max_bytes:
         raise TooLargeError(max_bytes)
     return data
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """A regular file, open for reading. Raises `UnreadableError` for anything else, `OSError` and `ValueError`."""
+    """Open a regular file for reading. Raises `UnreadableError` for anything else, `OSError` and `ValueError`."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     file = open(handle, "rb")  # noqa: SIM115  (the caller closes it)
     info = os.fstat(handle)
@@ -59,7 +59,7 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def open_to_write(path: Path) -> IO[bytes]:
-    """A device or a pipe, open for writing. Raises `OSError`, for a pipe that nobody reads, too."""
+    """Open a device or pipe for writing. Raises `OSError`, also for a pipe without a reader."""
     handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     os.set_blocking(handle, True)
     return open(handle, "wb")
@@ -89,7 +89,7 @@ def _check_holes(handle: int, info: os.stat_result) -> None:
     holes_bytes = info.st_size - 512 * info.st_blocks
     if holes_bytes <= MAX_HOLES_BYTES:
         return
-    # A file that its file system has compressed takes less space than its size, too, and has no holes.
+    # A file compressed by its file system also takes less space than its size, but has no holes.
     hole = os.lseek(handle, 0, os.SEEK_HOLE)
     os.lseek(handle, 0, os.SEEK_SET)
     if hole < info.st_size:

@@ -1,7 +1,8 @@
-"""A folder of documents kept as one file: where `FOLDER/NAME` is missing, it is the member `NAME` of `FOLDER.zip`.
+"""Folders of documents stored as one archive: a missing `FOLDER/NAME` is the member `NAME` of `FOLDER.zip`.
 
-For traces that a recipe reads and nobody opens by hand: git then tracks one file in place of dozens. Members are stored
-as they are (they are gzip already), so none takes more memory than the set has bytes. Nothing is written anywhere.
+This is for traces that a recipe reads and nobody opens by hand, so that git tracks one file in place of dozens. Members
+are stored uncompressed (they are gzip already), so none takes more memory than the archive has bytes. Archives are
+never written here.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from gpusim.io.opening import UnreadableError, open_file
 from gpusim.units import MIB, format_bytes
 
 SUFFIX: Final = ".zip"
-#: Members of an archive that are looked at.
+#: Maximum number of members of an archive.
 MAX_MEMBERS: Final = 4096
-#: The list of a zip archive's members: `MAX_MEMBERS` of them with names of 255 bytes take a third of it.
+#: Maximum size of a zip archive's directory; `MAX_MEMBERS` with names of 255 bytes take a third of it.
 MAX_DIRECTORY_BYTES: Final = 4 * MIB
 _END: Final = b"PK\x05\x06"
 _END_BYTES, _COMMENT_BYTES, _SIZE_AT = 22, 65_535, 12
-#: Where a zip archive says that its list is described elsewhere, for more than 4 GB.
+#: Marker of a zip archive above 4 GB, which has its directory described elsewhere.
 _ZIP64: Final = b"PK\x06\x07"
 _ZIP64_BYTES: Final = 20
-#: What the libraries raise for a malformed archive.
+#: Exceptions of the libraries for a malformed archive.
 _DAMAGED: Final = (
     zipfile.BadZipFile,
     zlib.error,
@@ -44,7 +45,7 @@ _DAMAGED: Final = (
 
 
 def problem_of_directory(opened: IO[bytes], size_bytes: int) -> str:
-    """What is wrong with a zip archive's list of members by the archive's end, before anything reads that list."""
+    """Return the problem of a zip archive's directory, from the end of the archive, before the directory is read."""
     opened.seek(max(0, size_bytes - _END_BYTES - _COMMENT_BYTES))
     tail = opened.read()
     end = tail.rfind(_END)
@@ -59,7 +60,7 @@ def problem_of_directory(opened: IO[bytes], size_bytes: int) -> str:
 
 
 def set_of(folder: Path) -> Path | None:
-    """The set of a folder; None where it has none."""
+    """Return the archive of a folder, or None."""
     if not folder.name:
         return None
     file = folder.with_name(folder.name + SUFFIX)
@@ -67,7 +68,7 @@ def set_of(folder: Path) -> Path | None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether `path` is a file, on its own or in the set of its folder. A set that cannot be read has no files."""
+    """Return True if `path` is a file, itself or in the archive of its folder; an unreadable archive has no files."""
     if os.path.isfile(path):
         return True
     packed = set_of(path.parent)
@@ -78,12 +79,12 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` is a folder, or a set stands for it."""
+    """Return True if `path` is a folder or has an archive in its place."""
     return os.path.isdir(path) or set_of(path) is not None
 
 
 def files_in(folder: Path, suffix: str) -> list[Path]:
-    """The files of a folder whose names end so, its own and those of its set, by name. Raises `FileError`."""
+    """Return the files of a folder and its archive with a suffix, by name. Raises `FileError`."""
     own = {path.name: path for path in folder.glob(f"*{suffix}")}
     packed = set_of(folder)
     names = () if packed is None else _names(packed)
@@ -91,9 +92,9 @@ def files_in(folder: Path, suffix: str) -> list[Path]:
 
 
 def read_packed(path: Path, max_bytes: int, error: type[FileError]) -> bytes | None:
-    """The content of a missing file from the set of its folder, as it is; None where no set has it.
+    """Return the content of a missing file from the archive of its folder, or None.
 
-    Raises `error` for a damaged set.
+    Raises `error` for a damaged archive.
     """
     packed, name = set_of(path.parent), path.name
     if packed is None or os.path.lexists(path):
@@ -119,7 +120,7 @@ def _names(packed: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _opened(packed: Path, error: type[FileError]) -> Iterator[zipfile.ZipFile]:
-    """A set within the limits on archives. Raises `error` for one that is damaged, or has too many members."""
+    """Open an archive within limits. Raises `error` for a damaged one or one with too many members."""
     try:
         with open_file(packed) as opened:
             size_bytes = os.fstat(opened.fileno()).st_size

@@ -1,7 +1,8 @@
-"""Pickles of plain values: containers, text, numbers, nothing else. A pickle is a program, and this runs little of it.
+"""Reader of pickles with plain values only: containers, text and numbers.
 
-Python's own reader can be kept from importing, but not from taking memory: five bytes make it allocate gigabytes. This
-one knows the opcodes (protocols 2 to 5, `pickletools`) that plain values have, and counts what they take.
+A pickle is a program. Python's own reader can be kept from importing but not from allocating memory: five bytes make it
+allocate gigabytes. This reader has only the opcodes of plain values (protocols 2 to 5, `pickletools`) and counts their
+memory.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from gpusim.io.file_limits import FREE_VALUES_BYTES, LIST_BYTES, NUMBER_BYTES, O
 from gpusim.text import shortened
 from gpusim.units import format_bytes
 
-#: Longest whole number; an address has 8 bytes.
+#: Maximum size of a whole number; an address has 8 bytes.
 MAX_NUMBER_BYTES: Final = 16
-#: What one opcode takes at least: a place on the stack or in a container.
+#: Minimum memory of an opcode: a slot on the stack or in a container.
 STEP_BYTES: Final = 16
 
 
 class PickleProblemError(ValueError):
-    """Why a pickle is not read; the text is for the user."""
+    """A pickle that cannot be read; the text is for the user."""
 
 
 def read_plain_pickle(data: bytes) -> Any:
-    """The value of a pickle. Raises `PickleProblemError` for a broken one, and for one of anything but plain values."""
+    """Return the value of a pickle. Raises `PickleProblemError` for a broken one, or one with other values."""
     return _Machine(data).run()
 
 
 class _Machine:
-    """The stack, the memo, and where the next opcode is."""
+    """State of the reader: stack, memo and position of the next opcode."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
-        """Stacks under each mark."""
+        """Stack below each mark."""
         self.memo: dict[int, Any] = {}
         self.room = FREE_VALUES_BYTES
 
@@ -59,13 +60,13 @@ class _Machine:
         raise PickleProblemError(problem)
 
     def take(self, size: int) -> None:
-        """Count memory for a value."""
+        """Count the memory of a value against the limit."""
         self.room -= size
         if self.room < 0:
             self.fail(f"has values of more than {format_bytes(FREE_VALUES_BYTES)}")
 
     def piece(self, count: int) -> bytes:
-        """The next bytes."""
+        """Read the next bytes."""
         piece = self.data[self.at : self.at + count]
         if len(piece) < count:
             self.fail("ends too early")
@@ -73,7 +74,7 @@ class _Machine:
         return piece
 
     def number(self, count: int) -> int:
-        """The next bytes as a whole number."""
+        """Read the next bytes as a whole number."""
         return int.from_bytes(self.piece(count), "little")
 
     def top(self) -> Any:
@@ -83,15 +84,15 @@ class _Machine:
         return self.stack.pop() if self.stack else self.fail("takes a value that is not there")
 
     def skip(self, count: int) -> None:
-        """Leave bytes unread."""
+        """Skip bytes."""
         self.piece(count)
 
     def drop(self) -> None:
-        """Leave what was pushed since the last mark."""
+        """Drop the values pushed since the last mark."""
         self.since_mark()
 
     def since_mark(self) -> list[Any]:
-        """The values pushed since the last mark, which they leave."""
+        """Pop and return the values pushed since the last mark."""
         if not self.below:
             self.fail("takes values behind a mark that is not there")
         values, self.stack = self.stack, self.below.pop()
@@ -218,7 +219,7 @@ def _get(count: int) -> Callable[[_Machine], None]:
 
 def _class(machine: _Machine) -> None:
     name, module = machine.pop(), machine.pop()
-    if type(name) is not str or type(module) is not str:  # the text of any other value may have no end
+    if type(name) is not str or type(module) is not str:  # the text of other values may be endless
         machine.fail("asks for a class without a name, which is no plain value")
     machine.fail(f"asks for '{shortened(f'{module[:200]}.{name[:200]}')}', which is no plain value")
 
@@ -231,7 +232,7 @@ def _old_class(machine: _Machine) -> None:
 
 _STOP: Final = ord(".")
 _STEPS: Final[dict[int, Callable[[_Machine], None]]] = {
-    0x80: _skip(1),  # the protocol: its opcodes say enough
+    0x80: _skip(1),  # the protocol, which the opcodes make redundant
     0x95: _skip(8),  # the length of a frame
     ord("("): _mark,
     ord("0"): lambda machine: machine.pop(),

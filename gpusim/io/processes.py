@@ -1,7 +1,7 @@
-"""Processes that do not outlive the one that started them.
+"""Child processes that end with their parent.
 
-A process that is killed cannot end its children. They notice it themselves: `multiprocessing` gives each child a pipe
-whose other end only the parent holds, and which the system closes with it.
+A killed process cannot end its children, so they watch it: `multiprocessing` gives each child a pipe whose other end
+only the parent holds and the system closes at the parent's end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 
 
 def end_with_parent() -> None:
-    """End this process at once when its parent is gone, whatever it computes then. No effect in a main process."""
+    """End this process at once when its parent ends. No effect in a main process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_watch, args=(parent.sentinel,), name="parent", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Where the data folders are: inside the installed package, or beside it in a checkout."""
+"""Data folders, inside the installed package or next to it in a checkout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpusim.errors import GpusimError
 
 
 def resource_dir(name: str) -> Path:
-    """The folder `name` (`traces`, `hwmodels`, `topologies`, `app`) of this installation."""
+    """Return the folder `name` (`traces`, `hwmodels`, `topologies`, `app`) of this installation."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / "_data" / name, package.parent / name):
         if candidate.is_dir():

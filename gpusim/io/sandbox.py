@@ -1,8 +1,8 @@
-"""Reading somebody else's file in a process of its own, with limits on memory and time.
+"""Reading of untrusted files in a separate process, with limits on memory and time.
 
-A file that needs too much ends that process and gives one line here; this process waits without holding up its other
-threads. Results come back as bytes, piece by piece, and are decoded again by type: nothing is unpickled. A new process
-is started, not forked: the server that asks has threads.
+A file that exceeds the limits ends that process and gives a one-line error here; this process waits without blocking
+its other threads. Results return as bytes, piece by piece, and are decoded by type: nothing is unpickled. The process
+is started, not forked, since the calling server has threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LENGTH: Final = struct.Struct("<cQ")
 _PIECE, _ERROR, _END, _MEMORY, _DEFECT = b"p", b"e", b".", b"m", b"d"
 
 
-#: For messages: the limit that a file is over.
+#: Message for a file over the memory limit.
 _OVER_MEMORY: Final = f"needs more than {MAX_APART_BYTES / GIB:.0f} GiB of memory to be read"
 
 
@@ -49,11 +49,11 @@ class _Problem(msgspec.Struct):
 def read_apart(
     function: str, data: bytes, name: str, error: type[FileError], **options: int
 ) -> Generator[bytes, None, None]:
-    """The pieces that `function` (`module:name`) gives for a file's content, called in a process of its own.
+    """Yield the pieces that `function` (`module:name`) returns for a file's content in a separate process.
 
-    It is called as `function(data, name, **options)`. A `FileError` that it raises is raised here as `error`, and so is
-    the end of its memory (`MAX_APART_BYTES`) or time (`MAX_APART_S`). Anything else is a `RuntimeError` with its
-    traceback: a defect of ours, not of the file.
+    It is called as `function(data, name, **options)`. Its `FileError` is raised here as `error`, and so is exceeding
+    the memory (`MAX_APART_BYTES`) or time (`MAX_APART_S`). Any other failure is a `RuntimeError` with its traceback,
+    since it is a defect of gpusim, not of the file.
     """
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -74,7 +74,7 @@ def read_apart(
     timer = threading.Timer(MAX_APART_S, stop)
     timer.start()
     try:
-        with contextlib.suppress(BrokenPipeError):  # it ended: what it said of that comes below
+        with contextlib.suppress(BrokenPipeError):  # it has ended; its message is read below
             _send(process.stdin, _PIECE, msgspec.json.encode(_Question(function, name, options)))
             _send(process.stdin, _PIECE, data)
             process.stdin.close()
@@ -94,7 +94,7 @@ def read_apart(
         status = process.wait()
         if late.is_set() or status == -signal.SIGXCPU:
             raise error(name, f"needs more than {MAX_APART_S} s to be read") from None
-        # SIGKILL: the kernel, out of memory. SIGSEGV, SIGABRT: what libraries in C make of an allocation that fails.
+        # SIGKILL: the kernel, out of memory. SIGSEGV, SIGABRT: a failed allocation in a C library.
         if status in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGABRT):
             raise error(name, _OVER_MEMORY) from None
         raise RuntimeError(f"{function}: its process ended with status {status}") from None
@@ -108,8 +108,8 @@ def read_apart(
 
 
 def serve() -> None:
-    """The other side: one question from standard input, its answer to standard output."""
-    with contextlib.suppress(OSError, ValueError):  # a limit that is lower already stays
+    """Run in the separate process: read one question from standard input and write its answer to standard output."""
+    with contextlib.suppress(OSError, ValueError):  # a lower limit stays
         resource.setrlimit(resource.RLIMIT_AS, (MAX_APART_BYTES, MAX_APART_BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_APART_S, MAX_APART_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -140,7 +140,7 @@ def _send(pipe: IO[bytes], kind: bytes, data: bytes) -> None:
 
 
 def _receive(pipe: IO[bytes]) -> tuple[bytes, bytes]:
-    """Raises `EOFError` where the other side is gone."""
+    """Receive one message. Raises `EOFError` if the other side has ended."""
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         raise EOFError

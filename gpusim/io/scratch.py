@@ -1,4 +1,4 @@
-"""Folders for what a run needs while it lasts, which are gone after it, also where it was killed."""
+"""Temporary folders of a run, removed after it, even after a killed one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PREFIX: Final = "gpusim-scratch-"
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """An empty folder, removed at the end. Those of killed processes of this user are removed now.
+    """Provide an empty folder that is removed at the end; first remove those of this user's killed processes.
 
-    A folder is locked for as long as its process lives; the system frees the lock of one that was killed.
+    A folder is locked while its process lives; the system releases the lock of a killed process.
     """
     top = Path(tempfile.gettempdir())
     _remove_leftovers(top)
@@ -33,9 +33,9 @@ def scratch_folder() -> Iterator[Path]:
 def _make(top: Path) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=top))
-        with contextlib.suppress(FileNotFoundError):  # somebody took it for a leftover before it was locked
+        with contextlib.suppress(FileNotFoundError):  # removed as a leftover before it was locked
             handle = _open(folder)
-            with contextlib.suppress(OSError):  # no locks on this file system: then nobody removes leftovers, either
+            with contextlib.suppress(OSError):  # no locks on this file system, so leftovers are not removed either
                 fcntl.flock(handle, fcntl.LOCK_EX)
             if folder.is_dir():
                 return folder, handle
