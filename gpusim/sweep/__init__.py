@@ -1,1 +1,1 @@
-"""Sweeps: traces x hardware models x policies x stream counts, on local processes or a Dask cluster, into one store."""
+"""Sweeps over traces, hardware models, policies and stream counts, on local processes or a Dask cluster."""

@@ -1,8 +1,8 @@
 """Workers of a Dask cluster (the extra `sweep`); the only module that imports dask.
 
-Traces and hardware models travel as content: workers on other machines need not see this machine's files, and a
-bundled name could mean another file there. Each content is a task of its own, so that it goes to the scheduler once and
-to each worker once, and comes back by itself when the worker that holds it dies.
+Traces and hardware models are sent as content: workers on other machines need not see this machine's files, and a
+bundled name could mean another file there. Each content is a task of its own, so it is sent once to the scheduler and
+once to each worker, and Dask restores it when the worker that holds it dies.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from gpusim.text import short_value
 
 MISSING_DASK: Final = "a cluster needs dask, which is not installed (pip install 'gpusim[sweep]')"
 CONNECT_S: Final = 5.0
-#: How long to wait for the first worker, and for another where all have gone.
+#: Time to wait for the first worker, and for another one after all have gone.
 NO_WORKERS_S: Final = 30.0
-#: Tasks out at once for each thread of a worker: it never waits for this process, and little is lost with it.
+#: Outstanding tasks per thread of a worker: it never waits for this process, and its death loses little.
 WINDOW: Final = 2
-#: A task is one point, or several that together take about so long: a task costs this process, the scheduler and the
-#: worker some milliseconds each. What a worker that dies has computed of its task is lost.
+#: Target duration of a task, of one or several points: a task costs this process, the scheduler and the worker some
+#: milliseconds each. If a worker dies, the results of its current task are lost.
 TASK_S: Final = 0.1
 MAX_TASK_POINTS: Final = 32
 TICK_S: Final = 0.2
-#: How often workers that came or went are looked for.
+#: Interval between checks for new and lost workers.
 LOOK_S: Final = 2.0
 
 
 def check_scheduler(address: str) -> None:
-    """Raise where no Dask scheduler answers: `OptionError` for a wrong address, `WorkerError` within seconds.
+    """Check that a Dask scheduler answers; raises `OptionError` for a wrong address, or `WorkerError` within seconds.
 
-    `Client` alone would try a refused connection again and again, and wait for ever for a server of another kind.
+    `Client` alone would retry a refused connection again and again, and wait forever for a server of another kind.
     """
     from distributed import rpc
 
@@ -66,7 +66,7 @@ def check_scheduler(address: str) -> None:
 
     try:
         socket.create_connection((host, port), CONNECT_S).close()
-        # In a thread of its own: this one may have an event loop that runs (a notebook).
+        # In a separate thread: this one may have a running event loop (a notebook).
         with ThreadPoolExecutor(1) as thread:
             kind = thread.submit(asyncio.run, asyncio.wait_for(ask(), CONNECT_S)).result()
     except TimeoutError as cause:
@@ -80,7 +80,7 @@ def check_scheduler(address: str) -> None:
 class ClusterWorkers:
     """The workers behind a Dask scheduler; a context manager. See `gpusim.sweep.run.Workers`.
 
-    Raises `WorkerError` where there is no scheduler or no worker, or where workers run another gpusim.
+    Raises `WorkerError` without a scheduler or workers, or if workers run another gpusim.
     """
 
     def __init__(self, address: str, *, no_workers_s: float = NO_WORKERS_S) -> None:
@@ -91,7 +91,7 @@ class ClusterWorkers:
 
         self.address = address
         self.no_workers_s = no_workers_s
-        # What goes wrong with the connection is raised here as one line; the library logs it a second time.
+        # Connection errors are raised here as one line; the library would log them a second time.
         for name in ("distributed", "distributed.client"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         check_scheduler(address)
@@ -108,7 +108,7 @@ class ClusterWorkers:
 
     @property
     def description(self) -> str:
-        """For messages."""
+        """Number and place of the workers, for messages."""
         count = len(self.threads)
         return f"{count} {'worker' if count == 1 else 'workers'} of the cluster at {self.address}"
 
@@ -121,14 +121,14 @@ class ClusterWorkers:
         self.client.close()
 
     def run(self, grid: Grid, points: Sequence[Point]) -> Generator[list[Result], None, None]:
-        """Results as they come, and an empty list now and then; closing the generator cancels what is out.
+        """Yield results as they arrive, with an empty list now and then; closing the generator cancels open tasks.
 
-        Raises `WorkerError` where the scheduler is lost, all workers are, or one runs another gpusim.
+        Raises `WorkerError` if the scheduler or all workers are lost, or one runs another gpusim.
         """
         run = _Run(self, grid)
         try:
             yield from run.all(points)
-            # The scheduler blames a dead worker on all points it held; these are tried again, one at a time.
+            # The scheduler blames all points of a dead worker; these are retried one at a time.
             suspects, run.last_chance = list(run.suspects), True
             for suspect in suspects:
                 yield from run.all([suspect])
@@ -136,21 +136,21 @@ class ClusterWorkers:
             run.end()
 
     def look(self) -> int:
-        """Look who is there; how many. Raises `WorkerError` where the scheduler is gone."""
+        """Update the list of workers and return their number. Raises `WorkerError` if the scheduler is gone."""
         with self.talking():
             self.threads = dict(self.client.nthreads())
         return len(self.threads)
 
     @contextlib.contextmanager
     def talking(self) -> Iterator[None]:
-        """Turn a broken connection to the scheduler into one line. Raises `WorkerError`."""
+        """Raise `WorkerError` for a broken connection to the scheduler."""
         try:
             yield
         except (OSError, CancelledError) as cause:  # futures are cancelled when the scheduler goes
             raise self.lost() from cause
 
     def lost(self) -> WorkerError:
-        """The scheduler is gone."""
+        """Return the error for a lost scheduler."""
         return WorkerError(f"lost the Dask scheduler at '{self.address}'")
 
     def _wait_for_workers(self) -> dict[str, int]:
@@ -162,9 +162,9 @@ class ClusterWorkers:
         return self.threads
 
     def _check_versions(self) -> None:
-        """Ask every worker which gpusim it has; `compute` asks again, for workers that come later."""
+        """Check the gpusim version of every worker; `compute` checks again, for workers that join later."""
 
-        # Inside a function on purpose: so it travels as code, and also runs where there is no gpusim.
+        # A nested function is sent as code, so it also runs without gpusim on the worker.
         def ask() -> str:
             try:
                 from gpusim.sweep.grid import code_version
@@ -180,7 +180,7 @@ class ClusterWorkers:
 
 
 class _Run:
-    """The points of a run that are out, and the contents they need."""
+    """State of a run: outstanding points and the contents that they need."""
 
     def __init__(self, cluster: ClusterWorkers, grid: Grid) -> None:
         self.cluster = cluster
@@ -203,7 +203,7 @@ class _Run:
         self.looked_at = self.seen_at = time.monotonic()
 
     def all(self, points: Sequence[Point]) -> Iterator[list[Result]]:
-        """Submit points as others come back, to each worker as many as it should hold."""
+        """Submit points as results arrive, keeping every worker busy, and yield results."""
         self.todo.put_back(points)
         while self.todo or self.out:
             for worker, threads in self.cluster.threads.items():
@@ -215,18 +215,18 @@ class _Run:
             self._look()
 
     def _size(self, first: Point) -> int:
-        """How many points to put into a task: by what others of the policy took, and so that all workers get some."""
+        """Return the number of points for a task, from the policy's times so far and an even share of the points."""
         seconds = self.seconds.get(first.policy, TASK_S)
         share = len(self.todo) // (WINDOW * sum(self.cluster.threads.values()))
         return max(1, min(MAX_TASK_POINTS, share, int(TASK_S / max(seconds, 1e-9))))
 
     def end(self) -> None:
-        """Take back what is out; a scheduler that is gone has nothing of ours any more."""
+        """Cancel outstanding tasks, unless the scheduler is gone."""
         if self.client.status == "running":
             self.client.cancel([*self.out, *self.contents.values()], force=True)
 
     def _submit(self, points: list[Point], worker: str) -> None:
-        """Send points of one group to a worker, or to another where that one has died."""
+        """Send points of one group to a worker, or to another one if it has died."""
         self.tries += 1
         group = points[0].group
         trace, hardware = (self.contents[hash] for hash in group)
@@ -248,11 +248,11 @@ class _Run:
         future.add_done_callback(self.done.put)
 
     def _collect(self) -> list[Result]:
-        """What has come back since, or after a short wait nothing."""
+        """Return the results that have arrived, after a short wait if there are none."""
         futures = []
         with contextlib.suppress(queue.Empty):
             futures.append(self.done.get(timeout=TICK_S))
-        if self.client.status != "running":  # it may come back, but forgets the tasks of who was away
+        if self.client.status != "running":  # it may come back, but without our tasks
             raise self.cluster.lost()
         while not self.done.empty():
             futures.append(self.done.get())
@@ -267,10 +267,10 @@ class _Run:
         return list(results.values())
 
     def _gather(self, futures: list[Any]) -> list[list[Result]]:
-        """The results of finished tasks.
+        """Return the results of finished tasks.
 
-        Where a worker has died since, its tasks are computed again, and left out where that fails. The library waits
-        for ever where no worker is left to do so: hence the looking meanwhile.
+        If a worker has died since, its tasks are recomputed, and left out if that fails. The library would wait forever
+        without workers, so this checks for workers meanwhile.
         """
 
         async def ask() -> list[list[Result]]:
@@ -287,7 +287,7 @@ class _Run:
                 asked.cancel()
 
     def _note(self, points: list[Point], results: dict[str, Result]) -> None:
-        """Learn what points of a policy take, and take back those that a worker had no time for."""
+        """Update the times of policies, and put back the points for which a task had no time."""
         for point in points:
             if point.key in results:
                 before = self.seconds.get(point.policy, results[point.key].seconds)
@@ -296,7 +296,7 @@ class _Run:
             self.todo.put_back([point for point in points if point.key not in results])
 
     def _failed(self, future: Any, points: list[Point]) -> list[Result]:
-        """What to do about a task without results."""
+        """Handle a task without results, and return results for points that have failed."""
         from distributed import KilledWorker
 
         cause = self._cause(future)
@@ -315,7 +315,7 @@ class _Run:
         return [Result(point.key, None, 0.0, "", error=text) for point in points]
 
     def _cause(self, future: Any) -> BaseException | None:
-        """What a task failed of; `None` where its result was lost with a worker and has been computed again."""
+        """Return the exception of a task; None if its result was lost with a worker and has been recomputed."""
         with self.cluster.talking():
             while True:
                 try:
@@ -325,7 +325,7 @@ class _Run:
                     self._look()
 
     def _look(self) -> None:
-        """Now and then look who is there. Raises `WorkerError` where nobody has been for a while."""
+        """Check for workers now and then. Raises `WorkerError` if there have been none for a while."""
         now = time.monotonic()
         if now < self.looked_at + LOOK_S:
             return
@@ -337,9 +337,9 @@ class _Run:
 
 
 def _travelling() -> tuple[Callable[..., bytes], Callable[..., list[Result]]]:
-    """What runs on workers. Functions made in a function travel as code, and their arguments are plain values.
+    """Return the functions that run on workers; nested functions are sent as code, with plain values as arguments.
 
-    So the scheduler, which unpacks every task to look into it, needs no gpusim.
+    So the scheduler, which unpacks every task, needs no gpusim.
     """
 
     def keep(data: bytes) -> bytes:

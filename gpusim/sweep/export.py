@@ -1,4 +1,4 @@
-"""The store as one table for other programs: Parquet or CSV."""
+"""Export of a store as one table, Parquet or CSV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PANDAS_TYPES: Final = {"str": "string", "int": "Int64", "bool": "bool", "float"
 
 
 def check_export(path: Path) -> None:
-    """Fail before the work where the export could not be written after it. Raises `OptionError`, `OutputError`."""
+    """Check before the work that the export can be written. Raises `OptionError`, `OutputError`."""
     if path.suffix not in SUFFIXES:
         raise OptionError(f"--export {short_value(path)}: the name ends in {' or '.join(SUFFIXES)}")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
@@ -33,7 +33,7 @@ def check_export(path: Path) -> None:
 
 
 def rows_frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """One row for each point, with the store's columns; numbers of a failed point are missing values."""
+    """Return a data frame of one row per point, with the store's columns; numbers of failed points are missing."""
     import pandas as pd
 
     frame = pd.DataFrame([asdict(row) for row in rows], columns=list(COLUMNS))
@@ -41,7 +41,7 @@ def rows_frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def export_rows(rows: Sequence[Row], path: Path) -> None:
-    """Write rows as Parquet or CSV, by the name's end; all or nothing. Raises `OptionError`, `OutputError`."""
+    """Write rows as Parquet or CSV, by suffix, atomically. Raises `OptionError`, `OutputError`."""
     check_export(path)
     frame = rows_frame(rows)
     buffer = io.BytesIO()

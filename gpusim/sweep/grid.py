@@ -1,4 +1,4 @@
-"""The points of a sweep, and what identifies each: everything its result follows from, hashed."""
+"""The points of a sweep, identified by a hash of everything that determines the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpusim.sweep.spec import Sweep, hardware_files, policy_names, trace_files
 from gpusim.trace.store import parse_trace
 from gpusim.version import version_of
 
-#: What a result follows from, besides trace and hardware model: these parts of the package.
+#: Parts of the package that determine a result, besides trace and hardware model.
 _SIMULATION = (
     *("formats/arguments.py", "formats/hardware.py", "formats/schedule.py", "formats/trace.py"),
     *("trace", "rules", "plan", "engine", "policies", "bounds", "sweep/point.py", "units.py"),
@@ -28,12 +28,12 @@ _SIMULATION = (
 
 
 Group = tuple[str, str]
-"""Hashes of a trace and a hardware model. Points of a group share an op graph, which takes as long as a few points."""
+"""Hashes of a trace and a hardware model. Points of a group share an op graph, which costs as much as a few points."""
 
 
 @dataclass(frozen=True)
 class TraceContent:
-    """A trace as it travels to workers: its file's bytes, with what is said about it in every row."""
+    """A trace for workers: the bytes of its file, and its columns in every row."""
 
     hash: str
     data: bytes
@@ -48,7 +48,7 @@ class TraceContent:
 
 @dataclass(frozen=True)
 class HardwareContent:
-    """A hardware model as it travels to workers: JSON bytes, with what is said about it in every row."""
+    """A hardware model for workers: JSON bytes, and its columns in every row."""
 
     hash: str
     data: bytes
@@ -58,7 +58,7 @@ class HardwareContent:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One simulation to do; `key` is its identity in the store."""
+    """One simulation of a sweep; `key` identifies it in the store."""
 
     key: str
     trace_hash: str
@@ -70,13 +70,13 @@ class Point:
 
     @property
     def group(self) -> Group:
-        """Its trace and hardware model, by hash."""
+        """Hashes of its trace and hardware model."""
         return self.trace_hash, self.hardware_hash
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All points of a sweep, those of one group together, with the contents they refer to by hash."""
+    """All points of a sweep, ordered by group, with the contents they refer to by hash."""
 
     points: tuple[Point, ...]
     traces: dict[str, TraceContent]
@@ -85,12 +85,12 @@ class Grid:
 
     @property
     def contents(self) -> dict[str, bytes]:
-        """Everything that travels to workers, by hash."""
+        """All contents for workers, by hash."""
         return {item.hash: item.data for kind in (self.traces, self.hardware) for item in kind.values()}
 
 
 def build_grid(sweep: Sweep) -> Grid:
-    """Read everything that a sweep names and multiply it.
+    """Read all files of a sweep and return the product as a grid.
 
     Raises `UnknownNameError`, `TraceError` and `HardwareError` before anything is simulated.
     """
@@ -120,38 +120,38 @@ def build_grid(sweep: Sweep) -> Grid:
 def make_point(
     trace_hash: str, hardware_hash: str, policy: str, streams: int, engine: str, seed: int, version: str
 ) -> Point:
-    """A point and its key."""
+    """Return a point with its key."""
     key = _hash([trace_hash, hardware_hash, policy, streams, engine, seed, version])
     return Point(key, trace_hash, hardware_hash, policy, streams, engine, seed)
 
 
 def trace_hash(trace: Trace) -> str:
-    """Hash of all that a simulation reads of a trace: structure, kernels, durations, measured times, the GPU's name.
+    """Return a hash of all that a simulation reads of a trace: structure, kernels, times and the GPU's name.
 
-    Unlike `gpusim.trace.store.structure_hash`, which holds for every capture of the same step.
+    Unlike `gpusim.trace.store.structure_hash`, it differs between captures of the same step.
     """
     fields = asdict(trace) | {"provenance": trace.provenance.gpu.name}
     return _hash(fields)
 
 
 def hardware_hash(model: HardwareModel) -> str:
-    """Hash of a hardware model's numbers; the texts on their sources do not count."""
+    """Return a hash of a hardware model's numbers, without the texts on their sources."""
     return _hash(asdict(model) | {"sources": None})
 
 
 def read_content(path: Path) -> HardwareContent:
-    """A hardware model from its file. Raises `HardwareError`."""
+    """Read a hardware model. Raises `HardwareError`."""
     return _content(read_hardware(path))
 
 
 @functools.cache
 def code_version() -> str:
-    """Version of gpusim with a hash of the code that simulates: other changes leave a sweep's results as they are."""
+    """Return the version of gpusim with a hash of the simulating code; other changes keep results valid."""
     return version_of(_SIMULATION)
 
 
 def _read_trace(path: Path) -> tuple[TraceContent, str]:
-    """A trace's content and the GPU it was captured on."""
+    """Return the content of a trace and the GPU of its capture."""
     data = read_file(path, TraceError)
     trace = parse_trace(data, str(path))
     model = trace.model

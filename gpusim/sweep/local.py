@@ -1,8 +1,8 @@
-"""Workers on this machine: processes of their own, one pipe each.
+"""Local workers: one process and one pipe each.
 
-Not `concurrent.futures`: there one killed process breaks the whole pool and takes the other workers' points along, and
-nothing says which point was at fault. Over a pipe each, results arrive one by one, the rest goes on, and the first
-point without a result is the one that was being computed.
+`concurrent.futures` is not used: there, one killed process breaks the whole pool, loses the other workers' points, and
+does not tell which point was at fault. With a pipe per worker, results arrive one by one, the others continue, and the
+first point without a result is the one that was being computed.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from gpusim.sweep.grid import Grid, Group, Point
 from gpusim.sweep.point import Result
 from gpusim.sweep.todo import Todo
 
-#: Points a worker holds: the one it computes and the next, so that it never waits for this process.
+#: Points held by a worker: the current one and the next, so that it never waits for this process.
 WINDOW: Final = 2
-#: A point whose worker died this often is recorded as failed.
+#: A point is recorded as failed after this many deaths of its worker.
 MAX_DEATHS: Final = 3
-#: After so many deaths with no result between them, the machine is at fault, not the points: this many, and this many
-#: for each worker, since they may all die at once.
+#: After this many deaths without a result in between, the machine is at fault, not the points. The limit is the larger
+#: of the total and the number per worker, since all workers may die at once.
 MAX_DEATHS_IN_A_ROW: Final = 12
 MAX_DEATHS_A_WORKER: Final = 4
-#: How often the caller gets control where nothing arrives.
+#: Interval at which the caller gets control without results.
 TICK_S: Final = 0.2
 
 
 class LocalWorkers:
-    """Runs points on `count` processes, by default one for each core; see `gpusim.sweep.run.Workers`."""
+    """Workers in `count` processes, by default one per core; see `gpusim.sweep.run.Workers`."""
 
     def __init__(self, count: int | None = None) -> None:
         self.count = count or cores()
 
     @property
     def description(self) -> str:
-        """For messages."""
+        """Number and place of the workers, for messages."""
         return f"{self.count} local {'worker' if self.count == 1 else 'workers'}"
 
     def run(self, grid: Grid, points: Sequence[Point]) -> Generator[list[Result], None, None]:
-        """Results as they come, and an empty list now and then; closing the generator ends the processes.
+        """Yield results as they arrive, with an empty list now and then; closing the generator ends the processes.
 
-        Raises `WorkerError` where processes die at start, or one after the other.
+        Raises `WorkerError` if processes die at start, or one after the other.
         """
         crew = _Crew(grid, points, min(self.count, len(points)))
         try:
@@ -60,28 +60,28 @@ class LocalWorkers:
 
 
 class _Worker:
-    """A process and what it has been given."""
+    """A worker process and the points given to it."""
 
     def __init__(self, version: str) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
         self.process = spawn.Process(target=_serve, args=(theirs, version), daemon=True)
-        # Born with SIGINT blocked: Ctrl-C reaches the whole foreground group, and this process decides what it means.
-        # The tracker is up before that, since starting it unblocks SIGINT.
+        # Started with SIGINT blocked: Ctrl-C reaches the whole foreground group, and only this process handles it.
+        # The tracker is started first, since its start unblocks SIGINT.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()  # else the pipe would stay open when the process dies
+        theirs.close()  # otherwise the pipe would stay open when the process dies
         self.started = False
         self.given: deque[Point] = deque()
         self.has: set[str] = set()
         self.group: Group | None = None
 
     def send(self, point: Point, contents: dict[str, bytes]) -> bool:
-        """Give it a point, and the contents it lacks; False where it is dead."""
+        """Send a point with the contents that the worker lacks; return False if it is dead."""
         new = {hash: contents[hash] for hash in point.group if hash not in self.has}
         try:
             self.pipe.send((point, new))
@@ -93,7 +93,7 @@ class _Worker:
         return True
 
     def end(self) -> int | None:
-        """End it at once; its exit code."""
+        """Kill the process and return its exit code."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -101,7 +101,7 @@ class _Worker:
 
 
 class _Crew:
-    """All workers of a run, and the points that are left."""
+    """All workers of a run, and the remaining points."""
 
     def __init__(self, grid: Grid, points: Sequence[Point], count: int) -> None:
         self.version = grid.version
@@ -119,11 +119,11 @@ class _Crew:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is left to do."""
+        """True if any point is left."""
         return bool(self.todo) or any(worker.given for worker in self.workers)
 
     def step(self) -> list[Result]:
-        """Hand out points, wait a little, and take what has come."""
+        """Hand out points, wait briefly, and return the results that have arrived."""
         for worker in self.workers:
             self._fill(worker)
         results: list[Result] = []
@@ -134,7 +134,7 @@ class _Crew:
         return results
 
     def end(self) -> None:
-        """End all processes at once; what they were computing is lost."""
+        """Kill all processes; the points in progress are lost."""
         for worker in self.workers:
             worker.process.kill()
         for worker in self.workers:
@@ -144,7 +144,7 @@ class _Crew:
         while self.todo and len(worker.given) < WINDOW:
             others = {other.group for other in self.workers if other is not worker}
             point = self.todo.take(worker.group, others)
-            # A large content would not fit into the pipe of a worker that computes, and this process would wait.
+            # A large content would not fit into the pipe of a busy worker, and this process would wait.
             ahead = bool(worker.given) or not worker.started
             if (ahead and not worker.has.issuperset(point.group)) or not worker.send(point, self.contents):
                 self.todo.put_back([point])
@@ -169,7 +169,7 @@ class _Crew:
         return results
 
     def _bury(self, number: int) -> list[Result]:
-        """Replace a worker that has died; the point it was computing is tried again, or given up."""
+        """Replace a dead worker; its current point is retried, or recorded as failed."""
         worker = self.workers[number]
         worker.process.join(1.0)
         code = worker.end()
@@ -191,7 +191,7 @@ class _Crew:
 
 
 def _serve(pipe: Connection, version: str) -> None:
-    """A worker process: points in, results out, until the other side is gone."""
+    """Run a worker process: receive points and send results until the other side ends."""
     end_with_parent()
     contents: dict[str, bytes] = {}
     try:

@@ -1,4 +1,4 @@
-"""What a worker does: one point to one result. Runs in local worker processes and on Dask workers alike."""
+"""Computation of one point, in local worker processes and on Dask workers alike."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gpusim.policies.registry import policy_by_name
 from gpusim.sweep.grid import Point, code_version
 from gpusim.trace.store import parse_trace
 
-#: The policy that speed-ups are over.
+#: Policy of the baseline for speed-ups.
 BASELINE = "sequential"
-#: Op graphs that a worker keeps. Points come group by group, so that it needs one or two at a time.
+#: Op graphs cached by a worker. Points arrive group by group, so it needs one or two at a time.
 KEPT_GRAPHS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The numbers of a point."""
+    """Numbers of a point."""
 
     makespan_ns: int
     sequential_ns: int
@@ -38,7 +38,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a point: an outcome, an error of the user's, or the traceback of our own bug."""
+    """Result of a point: an outcome, a user's error, or the traceback of a bug in gpusim."""
 
     key: str
     outcome: Outcome | None
@@ -50,7 +50,7 @@ class Result:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What the points of a group share."""
+    """Values shared by the points of a group."""
 
     graph: OpGraph
     evaluator: Evaluator
@@ -61,7 +61,7 @@ class _Prepared:
 def compute(point: Point, trace: bytes, hardware: bytes, version: str) -> Result:
     """Simulate a point from the contents of its trace and hardware model; never raises for the point itself.
 
-    Raises `WorkerError` where this process runs other code than the one that asks (`version`).
+    Raises `WorkerError` if this process runs other code than the calling one (`version`).
     """
     if version != code_version():
         raise WorkerError(
@@ -79,7 +79,7 @@ def compute(point: Point, trace: bytes, hardware: bytes, version: str) -> Result
 
 
 def compute_some(points: Sequence[Point], trace: bytes, hardware: bytes, version: str, limit_s: float) -> list[Result]:
-    """The first point of a group and as many more as begin within `limit_s`; see `compute`."""
+    """Compute the first point of a group and as many more as can start within `limit_s`; see `compute`."""
     deadline = time.monotonic() + limit_s
     results: list[Result] = []
     for point in points:
@@ -99,7 +99,7 @@ def _simulate(point: Point, trace: bytes, hardware: bytes) -> Outcome:
 
 @functools.lru_cache(maxsize=KEPT_GRAPHS)
 def _prepare(trace: bytes, hardware: bytes, engine: str) -> _Prepared | GpusimError:
-    """What the points of a group share; an error is kept like a value, since it is the same for all of them."""
+    """Return the values shared by a group; an error is cached like a value, since it holds for all points."""
     try:
         model = decode_document(hardware, HardwareModel, SCHEMA, "hardware", HardwareError)
         graph = OpGraph.build(parse_trace(trace, "trace"), model)

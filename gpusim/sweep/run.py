@@ -1,4 +1,4 @@
-"""Running a sweep: what is not in the store yet goes to the workers, what comes back goes into the store."""
+"""Running a sweep: workers compute the points missing from the store, and results are added to it."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ from gpusim.sweep.store import Row, Store, make_row
 
 
 class Workers(Protocol):
-    """Who computes: processes of this machine, or a cluster."""
+    """Workers of a sweep: local processes or a cluster."""
 
     @property
     def description(self) -> str:
-        """For messages: how many, and where."""
+        """Number and place of the workers, for messages."""
         ...
 
     def run(self, grid: Grid, points: Sequence[Point]) -> Generator[list[Result], None, None]:
-        """Results as they come, in any order, each point's once, and an empty list now and then.
+        """Yield results as they arrive, in any order, each once, with an empty list now and then.
 
-        Closing the generator stops the work. Raises `WorkerError` where it cannot go on.
+        Closing the generator stops the work. Raises `WorkerError` if it cannot continue.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sweep is."""
+    """Progress of a sweep."""
 
     done: int
     """Points in the store."""
     total: int
     failed: int
     points_per_s: float
-    """Of this run."""
+    """Rate of this run."""
     best: Row | None
-    """The largest speed-up of this run."""
+    """Row of this run with the largest speed-up."""
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What a run did."""
+    """Result of a run."""
 
     total: int
     before: int
-    """Points that were in the store already."""
+    """Points that were already in the store."""
     computed: int
     failed: int
-    """Of those computed."""
+    """Failed points among those computed."""
     interrupted: bool
     seconds: float
 
     @property
     def done(self) -> int:
-        """Points of this sweep that are in the store."""
+        """Points of this sweep now in the store."""
         return self.before + self.computed
 
     @property
     def points_per_s(self) -> float:
-        """Rate of this run, workers' start included."""
+        """Rate of this run, start of workers included."""
         return self.computed / self.seconds if self.seconds else 0.0
 
 
@@ -78,9 +78,9 @@ def run_sweep(
     retry_failed: bool = False,
     progress: Callable[[Progress], None] = lambda state: None,
 ) -> Swept:
-    """Compute the points that the store lacks; each result is on the disk before the next are waited for.
+    """Compute the points missing from the store; each result is on disk before waiting for the next.
 
-    Ctrl-C stops between two results. A point that ran into a bug of ours is left out of the store, the others are
+    Ctrl-C stops between two results. A point that hits a bug of gpusim is left out of the store, the others are
     computed, and the first such bug is raised at the end. Raises `WorkerError`, and the store's errors.
     """
     known = store.finished()
@@ -121,9 +121,9 @@ def _speedup(row: Row) -> float:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Make the first Ctrl-C a question that is asked between two batches; the second interrupts at once.
+    """Make the first Ctrl-C a flag that is checked between batches; the second one interrupts at once.
 
-    Where signals are not ours to take (another thread, a shell that has them ignored), everything stays as it is.
+    Signal handling stays unchanged in other threads than the main one and if SIGINT is ignored.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):

@@ -1,4 +1,4 @@
-"""What a sweep covers: the sweep file (TOML), and names, globs and files made into lists."""
+"""The sweep file (TOML), and expansion of its names, globs and files into lists."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ StreamCount = Annotated[int, Meta(ge=1, le=MAX_STREAMS)]
 
 
 class Sweep(Document, frozen=True, kw_only=True):
-    """The lists that are multiplied. Names may be globs over what is bundled, and `all` is everything."""
+    """The lists of a sweep, whose product gives its points. Names may be globs over bundled names, or `all`."""
 
     traces: Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Bundled names, or trace files from the working directory; model and batch come with the trace."""
+    """Bundled names, or trace files from the working directory; the trace determines model and batch."""
     hardware: tuple[str, ...] = ()
-    """Bundled names or `.json` files; none: the model of the GPU that each trace was captured on."""
+    """Bundled names or `.json` files; if empty, the model of the GPU of each trace."""
     policies: Annotated[tuple[str, ...], Meta(min_length=1)] = (ALL,)
-    """Names of the registry; `all` leaves out those that may take seconds a call, which have to be named."""
+    """Policy names; `all` leaves out slow policies (seconds per call), which must be named."""
     streams: Annotated[tuple[StreamCount, ...], Meta(min_length=1)] = DEFAULT_STREAMS
-    """Stream counts for every policy; one that cannot use so many is run once, with what it can."""
+    """Stream counts for every policy; counts above the maximum of a policy are replaced by it, once."""
     engine: str = DEFAULT_ENGINE
     seed: Count = DEFAULT_SEED
-    """Part of every point's identity. No policy of the registry draws random numbers today."""
+    """Seed, part of every point's identity; no registered policy draws random numbers today."""
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep file and check its names. Raises `SweepError` with file, place and what is wrong."""
+    """Read a sweep file and check its names. Raises `SweepError` with file, place and reason."""
     sweep = read_toml(path, Sweep, SweepError)
     checks: tuple[tuple[str, Sequence[str], Callable[[Sequence[str]], object]], ...] = (
         ("traces", sweep.traces, trace_files),
@@ -65,7 +65,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def trace_files(names: Sequence[str]) -> list[Path]:
-    """The files that names, globs and paths stand for, each once. Raises `UnknownNameError`, `TraceError`."""
+    """Expand names, globs and paths to trace files, each once. Raises `UnknownNameError`, `TraceError`."""
     bundled = bundled_traces()
     files: list[Path] = []
     for name in names:
@@ -79,7 +79,7 @@ def trace_files(names: Sequence[str]) -> list[Path]:
 
 
 def hardware_files(names: Sequence[str]) -> list[Path]:
-    """The hardware models that names and paths stand for, each once. Raises `UnknownNameError`, `HardwareError`."""
+    """Expand names and paths to hardware model files, each once. Raises `UnknownNameError`, `HardwareError`."""
     bundled = bundled_hardware()
     files: list[Path] = []
     for name in names:
@@ -92,13 +92,13 @@ def hardware_files(names: Sequence[str]) -> list[Path]:
 
 
 def policy_names(names: Sequence[str]) -> list[str]:
-    """The policies that names and globs stand for, each once; slow ones by name only. Raises `UnknownNameError`."""
+    """Expand names and globs to policies, each once; slow ones only by name. Raises `UnknownNameError`."""
     quick = [name for name, policy in POLICIES.items() if not policy.slow]
     return list(dict.fromkeys(known for name in names for known in _matching_names("policy", name, POLICIES, quick)))
 
 
 def _matching_names(kind: str, name: str, known: Collection[str], by_glob: Collection[str] | None = None) -> list[str]:
-    """The names that `name` stands for; a glob finds only those in `by_glob`, where that is given."""
+    """Return the names that `name` matches; a glob matches only names in `by_glob`, if given."""
     if name in known:
         return [name]
     choices = known if by_glob is None else by_glob

@@ -1,9 +1,8 @@
-"""The store of a sweep: one SQLite file, one row a point, safe against being killed at any moment.
+"""The store of a sweep: one SQLite file with one row per point, safe against kills at any moment.
 
-A rollback journal with `synchronous=FULL`, not a write-ahead log: between two commits everything is in one file, and
-it also works where `mmap` is not shared (network file systems). The writer holds SQLite's own write lock from start to
-end, so that two sweeps cannot share a store; readers are let in all the time, and the system frees the lock of a
-process that was killed.
+It uses a rollback journal with `synchronous=FULL`, not a write-ahead log: between commits all data are in one file, and
+it also works without shared `mmap` (network file systems). The writer holds SQLite's write lock from start to end, so
+two sweeps cannot share a store; readers always have access, and the system releases the lock of a killed process.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from gpusim.sweep.grid import Grid, Point
 from gpusim.sweep.point import Outcome, Result
 from gpusim.units import MIB
 
-#: SQLite's field for "whose file is this" (`PRAGMA application_id`): "gpsw".
+#: SQLite's field for the owner of a file (`PRAGMA application_id`): "gpsw".
 APPLICATION_ID: Final = 0x67707377
 #: Version of the table, in `PRAGMA user_version`; research/2026-11-23-sweeps.md describes it.
 STORE_VERSION: Final = 1
 
-#: How long to wait for another process's lock: briefly for the writer's at the start, longer for a reader's later on.
+#: Time to wait for locks of other processes: briefly for a writer's at the start, longer for a reader's later on.
 LOCK_WAIT_MS, READER_WAIT_MS = 1_000, 60_000
 
-#: Longest value of a row that is read: texts are names, hashes and one-line errors.
+#: Maximum size of a value read: texts are names, hashes and one-line errors.
 MAX_VALUE_BYTES: Final = MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One point in the store; times in ns, sizes in bytes. A point that failed has an error and no numbers."""
+    """One point in the store; times in ns, sizes in bytes. A failed point has an error and no numbers."""
 
     key: str
-    """Hash of all that the result follows from."""
+    """Hash of everything that determines the result."""
     trace: str
     network: str
     mode: str
@@ -51,7 +50,7 @@ class Row:
     frontend: str
     hardware: str
     calibrated: bool
-    """Whether the hardware model's costs were measured on that GPU."""
+    """True if the hardware model's costs were measured on that GPU."""
     policy: str
     streams: int
     engine: str
@@ -59,7 +58,7 @@ class Row:
     makespan_ns: int | None
     sequential_ns: int | None
     speedup: float | None
-    """Sequential graph over this schedule."""
+    """Speed-up over the sequential graph."""
     critical_path_ns: int | None
     area_ns: int | None
     bandwidth_ns: int | None
@@ -68,13 +67,13 @@ class Row:
     peak_bytes: int | None
     error: str | None
     seconds: float
-    """What the worker took; of the first point of a trace and GPU, with what its other points share."""
+    """Time of the worker, in s; the first point of a trace and GPU includes the shared preparation."""
     worker: str
-    """Host and process."""
+    """Host and process of the worker."""
     trace_hash: str
     hardware_hash: str
     version: str
-    """gpusim's, with a hash of the code that simulates."""
+    """Version of gpusim, with a hash of the simulating code."""
 
 
 COLUMNS: Final = tuple(field.name for field in fields(Row))
@@ -82,7 +81,7 @@ _SQL_TYPES: Final = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "float"
 
 
 def column_types() -> dict[str, tuple[str, bool]]:
-    """Of every column the type's name (`str`, `int`, `bool`, `float`), and whether it may be empty."""
+    """Return for every column the type's name (`str`, `int`, `bool`, `float`), and True if it may be empty."""
     return {
         field.name: (str(field.type).removesuffix(" | None"), str(field.type).endswith(" | None"))
         for field in fields(Row)
@@ -90,7 +89,7 @@ def column_types() -> dict[str, tuple[str, bool]]:
 
 
 def make_row(grid: Grid, point: Point, result: Result) -> Row:
-    """The row of a finished point."""
+    """Return the row of a finished point."""
     trace, hardware, outcome = grid.traces[point.trace_hash], grid.hardware[point.hardware_hash], result.outcome
     return Row(
         key=point.key,
@@ -126,14 +125,14 @@ def make_row(grid: Grid, point: Point, result: Result) -> Row:
 
 
 def _speedup(outcome: Outcome) -> float:
-    """Sequential over makespan; 1 for a step without kernels, where both are 0."""
+    """Return sequential time over makespan; 1 for a step without kernels, where both are 0."""
     return outcome.sequential_ns / outcome.makespan_ns if outcome.makespan_ns else 1.0
 
 
 class Store:
-    """An open store; a context manager. `write=False` reads one, also while a sweep writes into it.
+    """An open store, as a context manager; `write=False` opens it for reading, even while a sweep writes to it.
 
-    Raises `SweepError` for a file that is no store, a newer one, or one in use, `OutputError` where it cannot be
+    Raises `SweepError` for a file that is no store, a newer one, or one in use, and `OutputError` if it cannot be
     written.
     """
 
@@ -146,7 +145,7 @@ class Store:
             raise SweepError(str(path), "cannot be read: there is no such store")
         self._check_journal()
         self._check_no_log()
-        # Reading, too, may have to undo what a killed writer left half done.
+        # Reading may also have to roll back a transaction of a killed writer.
         mode = "rwc" if write else "rw" if os.path.exists(f"{path}-journal") else "ro"
         self._made_here = write and not os.path.exists(path)
         with self._explaining():
@@ -167,24 +166,24 @@ class Store:
         self._close(remove=error is not None)
 
     def _close(self, *, remove: bool) -> None:
-        """Close the file; a store that this sweep made and put nothing in is removed where that is asked for."""
+        """Close the file; with `remove`, delete a store that this sweep created and left empty."""
         if remove and self._made_here:
             with contextlib.suppress(OSError, sqlite3.Error):
                 self.connection.rollback()
                 tables = self.connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'points'").fetchone()
                 if not tables[0] or not self.connection.execute("SELECT count(*) FROM points").fetchone()[0]:
-                    # Another sweep that waits for the lock gets an error of SQLite's: it sees that its file is gone.
+                    # Another sweep that waits for the lock gets an error of SQLite, which sees that its file is gone.
                     self.path.unlink(missing_ok=True)
         self.connection.close()
 
     def finished(self) -> dict[str, bool]:
-        """Key of every point in the store, and whether it has numbers (else an error)."""
+        """Return the key of every point in the store, with True if it has numbers and False if it has an error."""
         with self._explaining():
             rows = self.connection.execute("SELECT key, error IS NULL FROM points")
             return {str(key): bool(good) for key, good in rows}
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add rows, on the disk when this returns; a row of the same key is replaced."""
+        """Add rows, which are on disk on return; a row with the same key is replaced."""
         marks = ", ".join("?" for _ in COLUMNS)
         with self._explaining():
             self.connection.executemany(f"INSERT OR REPLACE INTO points VALUES ({marks})", map(astuple, rows))
@@ -192,7 +191,7 @@ class Store:
             self.connection.execute("BEGIN IMMEDIATE")
 
     def rows(self, keys: Iterable[str] | None = None) -> list[Row]:
-        """Rows in the order of the names: all, or those with these keys."""
+        """Return all rows, or those with the given keys, ordered by names."""
         order = "trace, hardware, policy, streams, engine, seed, version, key"
         wanted = None if keys is None else set(keys)
         with self._explaining():
@@ -200,9 +199,9 @@ class Store:
             return [self._row(values) for values in records if wanted is None or values[0] in wanted]
 
     def _check_journal(self) -> None:
-        """Refuse a journal that names another file, of several databases: SQLite would delete that file.
+        """Refuse a journal that names another file, as for several databases: SQLite would delete that file.
 
-        Stores have no such journals; the last bytes of one tell (sqlite.org/fileformat2.html, "The Rollback Journal").
+        Stores have no such journals; their last bytes differ (sqlite.org/fileformat2.html, "The Rollback Journal").
         """
         journal = Path(f"{self.path}-journal")
         with contextlib.suppress(OSError):
@@ -213,9 +212,9 @@ class Store:
                 raise SweepError(str(journal), "is no journal of a store: it names another file")
 
     def _check_no_log(self) -> None:
-        """Refuse a store with a write-ahead log: SQLite would make files beside it, even to read it.
+        """Refuse a store with a write-ahead log: SQLite would create files next to it, even for reading.
 
-        Stores have none; the file's header says so (sqlite.org/fileformat2.html, "File format version numbers").
+        Stores have none; the file header tells (sqlite.org/fileformat2.html, "File format version numbers").
         """
         with contextlib.suppress(OSError):
             with self.path.open("rb") as file:
@@ -224,9 +223,9 @@ class Store:
                 raise SweepError(str(self.path), "is not a store of gpusim sweep: it has a write-ahead log")
 
     def _open(self) -> None:
-        """Take the write lock, and make the table or check whose it is."""
+        """Take the write lock, and create the table or check its owner and version."""
         run = self.connection.execute
-        # A store may come from anybody: nothing that its schema names is run, and no text in it is taken for UTF-8.
+        # A store may be untrusted: nothing named in its schema is run, and its texts need not be UTF-8.
         run("PRAGMA trusted_schema = OFF")
         run("PRAGMA cell_size_check = ON")
         self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
@@ -254,7 +253,7 @@ class Store:
         run(f"PRAGMA busy_timeout = {READER_WAIT_MS}")
 
     def _row(self, values: tuple[object, ...]) -> Row:
-        """A row once its values are known to be what `make_row` writes; SQLite itself takes any type in any column."""
+        """Return a row after checking its values against `make_row`; SQLite itself accepts any type in any column."""
         named = dict(zip(COLUMNS, values, strict=True))
         for name, (kind, optional) in column_types().items():
             value = named[name]
@@ -271,10 +270,10 @@ class Store:
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Turn what SQLite says about the file or the disk into one line; a wrong statement stays our bug."""
+        """Turn SQLite's errors about the file or the disk into one line; a wrong statement stays a bug."""
         try:
             yield
-        except UnicodeDecodeError as cause:  # a message of SQLite's with a piece of a damaged file in it
+        except UnicodeDecodeError as cause:  # a message of SQLite with bytes of a damaged file
             raise SweepError(str(self.path), "is damaged: a name in it is no text") from cause
         except sqlite3.DatabaseError as cause:
             code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
@@ -304,7 +303,7 @@ def _column(name: str, kind: str, optional: bool) -> str:
 
 
 def _fits(value: object, kind: str) -> bool:
-    """Whether a value from SQLite is one of a column's type, and a number in its range."""
+    """Return True if a value from SQLite has a column's type and, for numbers, range."""
     if kind == "str":
         return isinstance(value, str)
     if kind == "float":
@@ -321,13 +320,13 @@ def _short(value: object) -> str:
 
 
 _JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
-#: Where the header of a SQLite file has its versions for writing and reading, and that of files with a log.
+#: Offset of the write and read versions in a SQLite header, and the version of files with a write-ahead log.
 _LOG_AT, _LOG_VERSION = 18, 2
-#: Columns that a point has exactly where it has no error.
+#: Columns that are set exactly for points without an error.
 _OF_GOOD_POINTS: Final = tuple(name for name, (_, optional) in column_types().items() if optional and name != "error")
 _WORDS: Final = {"str": "text", "int": "whole number", "bool": "0 or 1", "float": "number"}
 _TABLE: Final = f"CREATE TABLE points ({', '.join(_column(name, *kind) for name, kind in column_types().items())})"
-#: All that a store's schema holds: type, name, table and statement.
+#: Complete schema of a store: type, name, table and statement.
 _SCHEMA: Final = [
     ("table", "points", "points", _TABLE),
     ("index", "sqlite_autoindex_points_1", "points", None),

@@ -1,4 +1,4 @@
-"""What a sweep says at its end: the fastest schedule of each trace on each GPU, and what failed."""
+"""Summary of a sweep: the fastest schedule of each trace on each GPU, and failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim.sweep.store import Row
 from gpusim.text import message
 from gpusim.units import format_times_ns
 
-#: Different failures that are printed; the store has all.
+#: Maximum number of distinct failures printed; the store has all.
 SHOWN_FAILURES = 5
 
 
@@ -23,11 +23,11 @@ class Best:
 
     row: Row
     points: int
-    """How many it was chosen from."""
+    """Number of candidate points."""
 
     @property
     def limit(self) -> float:
-        """No schedule has a larger speed-up, by the largest lower bound."""
+        """Upper limit on the speed-up of any schedule, from the largest lower bound."""
         row = self.row
         bounds = (row.critical_path_ns, row.area_ns, row.bandwidth_ns, row.front_end_ns, row.contention_ns)
         return (row.sequential_ns or 0) / max(1, *(bound or 0 for bound in bounds))
@@ -35,7 +35,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error, and how many points of a trace on a GPU have it."""
+    """An error, with the number of points of a trace on a GPU that have it."""
 
     trace: str
     hardware: str
@@ -44,12 +44,12 @@ class Failure:
 
 
 def hardware_label(row: Row) -> str:
-    """The hardware model's name; one that was never measured says so."""
+    """Return the hardware model's name, marked `(uncalibrated)` if it is."""
     return row.hardware if row.calibrated else f"{row.hardware} (uncalibrated)"
 
 
 def best_points(rows: Sequence[Row]) -> list[Best]:
-    """The fastest point of each trace, hardware model, engine and version; of equals the one with fewest streams."""
+    """Return the fastest point of each trace, hardware model, engine and version; of equal ones, the fewest streams."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         if row.makespan_ns is not None:
@@ -62,13 +62,13 @@ def best_points(rows: Sequence[Row]) -> list[Best]:
 
 
 def failures(rows: Sequence[Row]) -> list[Failure]:
-    """The errors of points that failed, the most frequent first."""
+    """Return the errors of failed points, most frequent first."""
     counts = Counter((row.trace, hardware_label(row), row.error) for row in rows if row.error is not None)
     return [Failure(trace, hardware, error, count) for (trace, hardware, error), count in counts.most_common()]
 
 
 def summary_document(rows: Sequence[Row]) -> dict[str, Any]:
-    """The part of `sweep --json` that says what came out."""
+    """Return the results for `sweep --json`."""
     return {
         "best": [
             {
@@ -91,7 +91,7 @@ def summary_document(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def print_summary(rows: Sequence[Row]) -> None:
-    """The best policy of each trace and hardware model."""
+    """Print the best policy of each trace and hardware model, and failures."""
     out = console()
     table = Table(show_edge=False, header_style="bold")
     left = ("trace", "hardware", "best policy")

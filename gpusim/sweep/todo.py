@@ -1,4 +1,4 @@
-"""Which point a worker gets next: workers keep to their traces and GPUs, as long as there are points of them."""
+"""Distribution of points to workers, which keep to their trace and GPU as long as there are points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpusim.sweep.grid import Group, Point
 
 
 class Todo:
-    """Points not yet handed out. A worker keeps to its group, whose op graph it has, as long as there is any."""
+    """Points not yet handed out. A worker keeps to its group, whose op graph it has cached, while points remain."""
 
     def __init__(self, points: Iterable[Point]) -> None:
         self.groups: dict[Group, deque[Point]] = {}
@@ -23,9 +23,9 @@ class Todo:
         return bool(self.groups)
 
     def take(self, last: Group | None, others: Container[Group | None]) -> Point:
-        """The next point for a worker whose last group was `last`.
+        """Take the next point for a worker with last group `last`.
 
-        It is of that group, else of one that no other worker is at, else of the one with most points left.
+        It is from that group, else from one without other workers, else from the one with the most points left.
         """
         if last is None or last not in self.groups:
             free = (group for group in self.groups if group not in others)
@@ -36,7 +36,7 @@ class Todo:
         return point
 
     def take_more(self, first: Point, count: int) -> list[Point]:
-        """Up to `count` points that come right after `first`, of its group and policy."""
+        """Take up to `count` points directly after `first`, of the same group and policy."""
         queue = self.groups.get(first.group, deque())
         taken: list[Point] = []
         while queue and len(taken) < count and queue[0].policy == first.policy:
@@ -46,6 +46,6 @@ class Todo:
         return taken
 
     def put_back(self, points: Iterable[Point]) -> None:
-        """Hand out these again, before the others of their group."""
+        """Put points back, to be handed out before the others of their group."""
         for point in reversed(list(points)):
             self.groups.setdefault(point.group, deque()).appendleft(point)
