@@ -1,4 +1,4 @@
-"""The command line. Commands are thin: they read, call the library, and print."""
+"""The command line; commands are thin: they read, call the library, and print."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from gpusim.version import __version__
 EXIT_INTERRUPTED = 130
 
 
-#: Commands as `--help` groups them, each with what it does in a few words.
+#: Commands as grouped by `--help`, each with a short summary.
 GROUPS = {
-    "Ask (no GPU needed)": {
-        "explore": "Find the fastest schedule; say whether it is worth it",
+    "Predict and analyse (no GPU needed)": {
+        "explore": "Find the fastest schedule and whether it is worth it",
         "simulate": "Predict one schedule",
-        "limits": "Say what keeps ops from running side by side",
-        "explain": "Say why a schedule is not faster",
-        "whatif": "Ask for other SMs, bandwidth, costs, faster ops",
+        "limits": "Show what limits concurrency between ops",
+        "explain": "Explain why a schedule is not faster",
+        "whatif": "Predict with other SMs, bandwidth, costs, faster ops",
         "transfer": "Use a schedule on another batch or GPU",
         "memory": "Compare memory policies; plan within a byte budget",
         "parallel": "Split a step over several GPUs, layer by layer",
         "sweep": "Simulate many traces, GPUs and policies",
         "app": "Open the dashboard in a browser",
-        "figure": "Draw one of the dashboard's figures",
+        "figure": "Draw a figure of the dashboard",
     },
     "Prove on a GPU": {
         "capture": "Capture one step of a model",
@@ -50,24 +50,24 @@ GROUPS = {
         "calibrate": "Measure this GPU's hardware model",
     },
     "Traces you already have (no GPU needed)": {
-        "import": "Make a trace of a profile (torch, nsys, ncu, Chakra)",
-        "doctor": "Say what a profile or trace is, and what it lacks",
+        "import": "Make a trace from a profile (torch, nsys, ncu, Chakra)",
+        "doctor": "Identify a profile or trace, and what it lacks",
         "export": "Write a timeline for HTA, TraceLens or Chakra",
     },
-    "See what there is": {
+    "List what is available": {
         "traces": "List the bundled traces",
         "hardware": "List the hardware models, or compare two",
         "policies": "List the policies that --policy takes",
-        "bench": "Measure how fast the engines are here",
+        "bench": "Measure the speed of the engines on this machine",
     },
 }
 
 
 class GroupedCommands(click.Group):
-    """Commands in the order and under the headings of `GROUPS`."""
+    """Command group that lists its commands under the headings of `GROUPS`."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One section a group."""
+        """Write one help section per group."""
         for heading, summaries in GROUPS.items():
             with formatter.section(heading):
                 formatter.write_dl(list(summaries.items()))
@@ -84,7 +84,7 @@ def cli() -> None:
     On a GPU:        gpusim capture torchvision:googlenet --mode train --batch 8 -o t.json.gz
                      gpusim explore t.json.gz -o best.json
                      gpusim replay t.json.gz --schedule best.json
-    """  # noqa: D301  (click's mark for "keep these lines" is the character, not the two letters)
+    """  # noqa: D301  (click marks preformatted lines by the character itself)
 
 
 for command in (
@@ -115,11 +115,11 @@ for command in (
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line on standard error and exit code 2, our own bug a traceback.
+    """Run the command line: a user's mistake is one line on standard error and exit code 2, a bug a traceback.
 
-    Where nobody reads the output to its end (`| head -1`), the command ends without a word and exit code 0.
+    If the reader of standard output goes away (`| head -1`), the command ends silently with exit code 0.
     """
-    # A trace is millions of objects without a cycle: looking for cycles as often as usual takes a third of reading it.
+    # A trace is millions of objects without cycles; usual garbage collection would take a third of reading it.
     gc.set_threshold(1_000_000, 50, 50)
     with quiet_errors():
         try:

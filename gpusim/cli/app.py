@@ -16,13 +16,13 @@ from gpusim.errors import GpusimError, OptionError
 from gpusim.text import short_value
 
 DEFAULT_PORT = 8501
-#: This machine only: whoever can open the dashboard can use its processors.
+#: This machine only: anyone who can open the dashboard can use its processors.
 ADDRESS = "127.0.0.1"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 EVERY_ADDRESS = ("0.0.0.0", "::")
-#: The longest name that DNS has.
+#: Maximum length of a DNS name.
 HOST_CHARACTERS = 253
-#: A name, or an address of either kind; no pattern.
+#: A host name or an IPv4 or IPv6 address, without patterns.
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
 #: Blue and sky of the figures (gpusim/report/figures/theme.py, which imports plotly): red is for errors.
 PRIMARY_LIGHT, PRIMARY_DARK = "#0072B2", "#56B4E9"
@@ -32,18 +32,18 @@ MISSING = "the dashboard needs {package}, which is not installed (pip install 'g
 @click.command()
 @click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True)
 @click.option(
-    "--address", default=ADDRESS, show_default=True, help="Where to listen; by default for this machine only."
+    "--address", default=ADDRESS, show_default=True, help="Address to listen on; by default this machine only."
 )
 @click.option(
     "--allow-host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="Another name that browsers may ask for, besides localhost and --address; repeatable.",
+    help="Further host name for browsers, besides localhost and --address; repeatable.",
 )
 @click.option("--headless", is_flag=True, help="Open no browser.")
 def app(port: int, address: str, hosts: tuple[str, ...], headless: bool) -> None:
-    """Open the dashboard in a browser: what-if questions without writing code. Ctrl-C ends it."""
+    """Open the dashboard in a browser, for what-if questions without code. Ctrl-C ends it."""
     from gpusim.io.file_limits import MAX_UPLOAD_BYTES
     from gpusim.io.resources import resource_dir
     from gpusim.units import MIB
@@ -60,7 +60,7 @@ def app(port: int, address: str, hosts: tuple[str, ...], headless: bool) -> None
         "server.maxUploadSize": MAX_UPLOAD_BYTES // MIB,
         "server.showEmailPrompt": False,
         "server.fileWatcherType": "none",
-        # Steps are many objects: one full collection takes up to a second, after each rerun, and all sessions wait.
+        # A full garbage collection of large steps takes up to a second after each rerun, while all sessions wait.
         "runner.postScriptGC": False,
         "browser.gatherUsageStats": False,
         "client.toolbarMode": "viewer",
@@ -72,15 +72,15 @@ def app(port: int, address: str, hosts: tuple[str, ...], headless: bool) -> None
     words = [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
     words += [f"--server.allowedHosts={host}" for host in allowed_hosts(address, hosts)]
     sys.stdout.flush()
-    # Streamlit takes the place of this process: signals and exit codes are its own, and gpusim imports none of it.
+    # Streamlit replaces this process: signals and exit codes are its own, and gpusim does not import it.
     os.execv(sys.executable, [sys.executable, str(serve), *words])
 
 
 def allowed_hosts(address: str, more: Iterable[str] = ()) -> tuple[str, ...]:
-    """The names under which browsers may ask for the dashboard: no page of another name can reach it by DNS rebinding.
+    """Return the host names that browsers may use for the dashboard, which prevents DNS rebinding by other pages.
 
-    This machine's own, `address`, and `more`; where it listens on all addresses, also the machine's name and theirs.
-    Raises `OptionError` for what is no host name or address.
+    These are the local names, `address` and `more`; if it listens on all addresses, also the machine's name and
+    addresses. Raises `OptionError` for an invalid host name or address.
     """
     names = [*LOCAL_HOSTS, address, *more]
     if address in EVERY_ADDRESS:
@@ -97,14 +97,14 @@ def allowed_hosts(address: str, more: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def _check_port(address: str, port: int) -> None:
-    """Raise `OptionError` where the dashboard could not listen."""
+    """Raise `OptionError` if the dashboard cannot listen on this address and port."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As the server itself does: a port whose last connections are just timing out is free.
+            # Like the server itself: a port with closed connections that are timing out is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
-    except UnicodeError as cause:  # no name of a host has such characters or is so long
+    except UnicodeError as cause:  # characters or length impossible in a host name
         raise OptionError("give the name or the address of this machine", argument="address", value=address) from cause
     except OSError as cause:
         problem = cause.strerror or str(cause)

@@ -1,4 +1,4 @@
-"""`gpusim bench`: how fast the engines are on this machine."""
+"""`gpusim bench`: speed of the engines on this machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gpusim.defaults import DEFAULT_TRACE
 )
 @json_option
 def bench(trace_argument: str | None, trace: str | None, hardware: str | None, seconds: float, as_json: bool) -> None:
-    """Measure how many schedules and kernels each engine simulates a second, and whether they agree.
+    """Measure the schedules and kernels that each engine simulates per second, and whether the engines agree.
 
-    TRACE is googlenet-train-b8 where none is given.
+    TRACE defaults to googlenet-train-b8.
     """
     trace = one_trace(trace_argument, trace, DEFAULT_TRACE)
     from gpusim.api import commands

@@ -1,4 +1,4 @@
-"""`gpusim traces`, `gpusim hardware` and `gpusim policies`: what there is."""
+"""`gpusim traces`, `gpusim hardware` and `gpusim policies`: lists of what is available."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def hardware(compare: tuple[str, str] | None, as_json: bool) -> None:
 
 
 def _compare(one: str, other: str, *, as_json: bool) -> None:
-    """Every measured number of two models, and what predictions of small bundled steps make of the difference."""
+    """Print every measured number of two models, and the effect of differences on predictions of bundled steps."""
     from gpusim.api import commands
     from gpusim.report.hardware_comparison import JUDGED_BY, compared_document, print_compared
 

@@ -1,4 +1,4 @@
-"""What several commands share: options, hardware by default, progress, JSON output."""
+"""Code shared by several commands: options, default hardware, progress, JSON output."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: Options whose names are not those of Python's arguments.
+#: Options whose names differ from the arguments in Python.
 OPTIONS = {"budget_s": "--budget", "memory_limit": "--memory"}
 
-#: Longest line about a wrong command line: a value, a suggestion, and words.
+#: Maximum length of a line about a wrong command line: a value, a suggestion, and words.
 USAGE_CHARACTERS = 3 * VALUE_CHARACTERS
 
-#: The folders of an absolute path, by itself or after `--option=`.
+#: Folders of an absolute path, by itself or after `--option=`.
 _FOLDERS = re.compile(r"(?:^|(?<==))/.*/")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output; times in ns.")
@@ -39,16 +39,16 @@ seed_option = click.option(
 
 
 def hardware_option(function: Function) -> Function:
-    """`--hw NAME`."""
+    """Add `--hw NAME`."""
     text = f"Hardware model, bundled name or .json file [default: the GPU of the trace, else {DEFAULT_HARDWARE}]."
     return click.option("--hw", "hardware", metavar="NAME", default=None, help=text)(function)
 
 
 def load_step(trace: str, hardware: str | None) -> Step:
-    """The step of TRACE on `--hw`; of an imported trace, a note on standard error says what it rests on."""
+    """Load the step of TRACE on `--hw`; for imported and estimated traces, print a note on standard error."""
     import gpusim
 
-    # No file makes a cycle of objects, and what is read here lives to the end: looking for cycles in it is for nothing.
+    # Files contain no reference cycles, and these objects live to the end, so garbage collection is useless here.
     gc.disable()
     try:
         step = gpusim.load(trace, hardware)
@@ -67,7 +67,7 @@ def load_step(trace: str, hardware: str | None) -> Step:
 
 
 def in_words_of_the_command_line(error: GpusimError) -> str:
-    """The error's line, with the option in place of Python's argument: `--streams 300: ...`."""
+    """Return the line of an error, with the option in place of Python's argument: `--streams 300: ...`."""
     if not isinstance(error, OptionError) or not error.argument:
         return str(error)
     option = OPTIONS.get(error.argument, f"--{error.argument.replace('_', '-')}")
@@ -76,7 +76,7 @@ def in_words_of_the_command_line(error: GpusimError) -> str:
 
 @contextmanager
 def named(argument: str, option: str) -> Iterator[None]:
-    """Within it, errors about an argument of Python name this option of the command."""
+    """Within the context, errors about an argument of Python name this option."""
     try:
         yield
     except OptionError as error:
@@ -86,9 +86,9 @@ def named(argument: str, option: str) -> Iterator[None]:
 
 
 def usage_line(problem: str, words: Iterable[str]) -> str:
-    """What click says is wrong with a command line of these words, each of them cut as values in a message are.
+    """Return click's message about a wrong command line, with its words shortened like other values in messages.
 
-    click repeats words, and parts of `--option=value` and `-ovalue`, between any quotes or none.
+    click repeats words, and parts of `--option=value` and `-ovalue`, with any quotes or none.
     """
     parts = {part for word in words for part in (word, word[2:], word.partition("=")[2])}
     for part in sorted(parts, key=len, reverse=True):
@@ -99,25 +99,25 @@ def usage_line(problem: str, words: Iterable[str]) -> str:
 
 
 def tell(*words: str, err: bool = False) -> None:
-    """One line on standard output, or on standard error, with all of its text visible."""
+    """Print one line on standard output or standard error, with control characters made visible."""
     click.echo(visible(" ".join(words)), err=err)
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on standard output, and nothing else there."""
+    """Print one JSON document, and nothing else, on standard output."""
     import msgspec
 
     click.echo(json_ascii(msgspec.json.format(msgspec.json.encode(document), indent=1).decode()))
 
 
 def trace_either_way(function: Function) -> Function:
-    """TRACE as an argument, and as `--trace`, which older scripts have; `one_trace` makes one of them."""
+    """Add TRACE as an argument and as `--trace`, for older scripts; `one_trace` merges them."""
     function = click.option("--trace", default=None, metavar="TRACE", help="The same as the argument TRACE.")(function)
     return click.argument("trace_argument", metavar="TRACE", required=False)(function)
 
 
 def one_trace(argument: str | None, option: str | None, default: str | None = None) -> str:
-    """The trace given either way. Raises `OptionError` for none and for two."""
+    """Return the trace given either way. Raises `OptionError` for none and for two."""
     if argument is not None and option is not None:
         raise OptionError(f"give the trace once: {short_value(argument)}, or --trace {short_value(option)}")
     trace = argument or option or default
@@ -127,19 +127,19 @@ def one_trace(argument: str | None, option: str | None, default: str | None = No
 
 
 def policy_option(verb: str) -> Callable[[Function], Function]:
-    """`--policy P`, whose schedule a command simulates, explains or replays."""
-    text = f"{verb} this policy's schedule; `{RECOMMENDED}`: the one that explore recommends (gpusim policies)"
+    """Return a decorator that adds `--policy P`; `verb` is what the command does with its schedule."""
+    text = f"{verb} this policy's schedule; `{RECOMMENDED}`: the one recommended by explore (gpusim policies)"
     return click.option("--policy", default=None, metavar="P", help=f"{text}.")
 
 
 def streams_option(function: Function) -> Function:
-    """`--streams N` of a command that takes a policy or a schedule."""
-    text = f"Most streams for the policy [default: {DEFAULT_STREAMS}]."
+    """Add `--streams N` to a command that takes a policy or a schedule."""
+    text = f"Maximum number of streams for the policy [default: {DEFAULT_STREAMS}]."
     return click.option("--streams", type=int, default=None, help=text)(function)
 
 
 def launch_option(function: Function) -> Function:
-    """`--launch graph|stream`."""
+    """Add `--launch graph|stream`."""
     return click.option(
         "--launch",
         default=LAUNCH_MODES[0],
@@ -151,7 +151,7 @@ def launch_option(function: Function) -> Function:
 
 
 def chosen_schedule(policy: str | None, streams: int | None, schedule_file: str | None) -> tuple[str | Path, int]:
-    """What --policy, --streams and --schedule name, and the streams for a policy. Raises `OptionError`."""
+    """Return the policy or file of --policy and --schedule, and the streams for a policy. Raises `OptionError`."""
     if schedule_file is None:
         return policy or DEFAULT_POLICY, DEFAULT_STREAMS if streams is None else streams
     if policy is not None or streams is not None:
@@ -160,7 +160,7 @@ def chosen_schedule(policy: str | None, streams: int | None, schedule_file: str 
 
 
 def check_output(path: str | None) -> Path | None:
-    """The output path, known to be writable before long work begins. Raises `OutputError`."""
+    """Return the output path after checking, before long work, that it is writable. Raises `OutputError`."""
     from gpusim.io.files import check_writable
 
     if path is None:
@@ -170,7 +170,7 @@ def check_output(path: str | None) -> Path | None:
 
 
 def check_output_folder(path: str) -> Path:
-    """The output folder, known to be there or to be possible to make, before long work begins. Raises `OutputError`."""
+    """Return the output folder after checking, before long work, that it is or can be made. Raises `OutputError`."""
     folder = Path(path)
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -186,7 +186,7 @@ def check_output_folder(path: str) -> Path:
 
 
 def one_of(kind: str, known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
-    """A callback that holds an option to a few words and suggests the nearest; None where it is not given."""
+    """Return a callback that limits an option to known words and suggests the nearest; None if not given."""
 
     def check(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and value not in known:
@@ -198,7 +198,7 @@ def one_of(kind: str, known: tuple[str, ...]) -> Callable[[click.Context, click.
 
 @contextmanager
 def progress_bar(enabled: bool) -> Iterator[Callable[[str, float, int], None]]:
-    """A progress bar on standard error, where that is a terminal; called with what, share done and best time so far."""
+    """Show a progress bar if standard error is a terminal; call it with stage, share done and best time so far."""
     if not enabled or not sys.stderr.isatty():
         yield lambda stage, share, best_ns: None
         return
@@ -220,16 +220,16 @@ def progress_bar(enabled: bool) -> Iterator[Callable[[str, float, int], None]]:
 
 
 def trust_option(function: Function) -> Function:
-    """`--trust-code`: code that a file brings along may run."""
-    text = "Allow code that the file brings along to run, with all your rights (docs/security.md)."
+    """Add `--trust-code`, which allows code in a file to run."""
+    text = "Allow code in the file to run, with all your rights (docs/security.md)."
     return click.option("--trust-code", "trust_code", is_flag=True, help=text)(function)
 
 
 def say(text: str) -> None:
-    """One line of progress on standard error."""
+    """Print one line of progress on standard error."""
     tell(f"  {text} ...", err=True)
 
 
 def command_line() -> str:
-    """The command as the user gave it, for provenance; absolute paths without folders, which say nothing elsewhere."""
+    """Return the user's command for provenance, with absolute paths reduced to file names."""
     return " ".join(["gpusim", *(_FOLDERS.sub("", word) for word in sys.argv[1:])])

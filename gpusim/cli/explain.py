@@ -1,4 +1,4 @@
-"""`gpusim explain`: why a schedule is not faster."""
+"""`gpusim explain`: causes of the time above the critical path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 @streams_option
 @click.option("--schedule", "schedule_file", metavar="FILE", help="Explain this schedule instead of a policy's.")
 @launch_option
-@click.option("--window", metavar="FROM:TO", help="Explain a stretch of the timeline, such as 100us:200us.")
+@click.option("--window", metavar="FROM:TO", help="Explain an interval of the timeline, for example 100us:200us.")
 @click.option("--ops", "ops", metavar="A,B", help="Explain two ops: names, numbers, or `LAYER OPERATOR`.")
 @json_option
 def explain(
@@ -45,9 +45,9 @@ def explain(
     ops: str | None,
     as_json: bool,
 ) -> None:
-    """Say why a schedule of TRACE is not faster: what fills the time between its critical path and its makespan.
+    """Explain why a schedule of TRACE is not faster: causes of the time between its critical path and its makespan.
 
-    For the whole step, for a stretch of it (--window) or for two ops (--ops). docs/commands/explain.md has the causes.
+    Covers the whole step, an interval (--window) or two ops (--ops). docs/commands/explain.md lists the causes.
     """
     import gpusim
     from gpusim.report import explain_table as table
@@ -80,7 +80,7 @@ def explain(
 
 
 def _window(text: str) -> tuple[int, int]:
-    """Begin and end in ns."""
+    """Parse an interval and return its start and end in ns."""
     parts = text.split(":")
     times = [_TIME.match(part.strip()) for part in parts]
     if len(parts) != 2 or not all(times):

@@ -1,4 +1,4 @@
-"""Figures as output files of commands: `--html FILE` and `--png FILE`. Imports plotly only where one is asked for."""
+"""Figures as output files of commands, `--html FILE` and `--png FILE`; imports plotly only for these options."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ MISSING_PLOTLY = "figures need plotly, which is not installed (pip install 'gpus
 
 
 def figure_options(function: Function) -> Function:
-    """`--html FILE` and `--png FILE`."""
-    function = click.option("--png", "png_file", metavar="FILE", help="The figure as PNG; needs Chrome or Chromium.")(
-        function
-    )
-    return click.option("--html", "html_file", metavar="FILE", help="The figure as a page to open in a browser.")(
+    """Add `--html FILE` and `--png FILE`."""
+    function = click.option(
+        "--png", "png_file", metavar="FILE", help="Write the figure as PNG; needs Chrome or Chromium."
+    )(function)
+    return click.option("--html", "html_file", metavar="FILE", help="Write the figure as a page for a browser.")(
         function
     )
 
 
 @contextmanager
 def needs_plotly() -> Iterator[None]:
-    """Turn a missing plotly into one line. Raises `FigureError`."""
+    """Raise `FigureError`, a one-line message, if plotly is missing."""
     try:
         yield
     except ModuleNotFoundError as cause:
@@ -41,13 +41,13 @@ def needs_plotly() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FigureFiles:
-    """The files that a figure was asked for in."""
+    """Output files of a figure."""
 
     html: Path | None
     png: Path | None
 
     def __bool__(self) -> bool:
-        """Whether there is anything to draw."""
+        """True if any file is requested."""
         return self.html is not None or self.png is not None
 
     def write(self, figure: Any, title: str) -> None:
@@ -67,7 +67,7 @@ class FigureFiles:
 
 
 def check_figures(html_file: str | None, png_file: str | None) -> FigureFiles:
-    """The files asked for, with what they need known to be there before long work. Raises as `FigureFiles.write`."""
+    """Return the requested files after checking their requirements before long work. Raises as `FigureFiles.write`."""
     files = FigureFiles(check_output(html_file), check_output(png_file))
     if files:
         with needs_plotly():

@@ -1,4 +1,4 @@
-"""`gpusim capture`, `replay`, `calibrate` and `validate`: everything that runs on a GPU."""
+"""`gpusim capture`, `replay`, `calibrate` and `validate`: the commands that run on a GPU."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ STAGES = ("capture", "predict", "measure")
     default="default",
     show_default=True,
     metavar="NAME",
-    help="How the front end inductor compiles: default, apart, combo, given_layout or apart_given_layout.",
+    help="Compilation style of front end inductor: default, apart, combo, given_layout or apart_given_layout.",
 )
 @click.option(
-    "--variants", is_flag=True, help="Measure other kernels of convolutions, products, batch norm and pooling, too."
+    "--variants", is_flag=True, help="Also measure other kernels of convolutions, products, batch norm and pooling."
 )
 @click.option(
-    "--counters", is_flag=True, help="Count each kernel's traffic and instructions with ncu (Nsight Compute)."
+    "--counters", is_flag=True, help="Count traffic and instructions of each kernel with ncu (Nsight Compute)."
 )
 @click.option(
-    "--estimate", is_flag=True, help="Use no GPU: record shapes only, estimate the kernels' times for --hw's GPU."
+    "--estimate", is_flag=True, help="Use no GPU: record only shapes, and estimate kernel times for the GPU of --hw."
 )
 @hardware_option
 @seed_option
-@click.option("-o", "output", required=True, metavar="TRACE", help="The trace file to write (.json or .json.gz).")
+@click.option("-o", "output", required=True, metavar="TRACE", help="Trace file to write (.json or .json.gz).")
 @json_option
 def capture(
     spec: str,
@@ -94,7 +94,7 @@ def capture(
     target = check_output(output)
     assert target is not None
     if hardware is not None and not estimate:
-        problem = "a captured step is one of this machine's GPU; only an estimated one is for another"
+        problem = "a step is captured on this machine's GPU; only an estimated one is for another"
         raise OptionError(problem, argument="hw", value=hardware)
     if counters and estimate:
         raise OptionError("--counters: nothing runs with --estimate, so there is nothing to count")
@@ -133,7 +133,9 @@ def capture(
 @hardware_option
 @trust_option
 @seed_option
-@click.option("--perfetto", "perfetto_file", metavar="OUT", help="Write simulated and measured timeline side by side.")
+@click.option(
+    "--perfetto", "perfetto_file", metavar="OUT", help="Write the simulated and measured timelines side by side."
+)
 @click.option("-o", "output", metavar="MEASUREMENT", help="Write the measurement here (.json).")
 @json_option
 def replay(
@@ -150,7 +152,7 @@ def replay(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Run a schedule on this GPU from its trace alone, check its outputs, and time it against the sequential graph."""
+    """Run a schedule on this GPU from its trace alone, check its outputs, and compare it with the sequential graph."""
     import gpusim
     from gpusim.api import commands, gpu, predict, resolve
     from gpusim.report.tables import print_measurement
@@ -187,18 +189,18 @@ def replay(
 
 
 @click.command()
-@click.option("-o", "output", default=None, metavar="FILE", help="The hardware model to write (.json).")
+@click.option("-o", "output", default=None, metavar="FILE", help="Hardware model to write (.json).")
 @click.option(
-    "--base", default=DEFAULT_HARDWARE, show_default=True, metavar="NAME", help="Model to take data-sheet limits from."
+    "--base", default=DEFAULT_HARDWARE, show_default=True, metavar="NAME", help="Model with the data-sheet limits."
 )
 @click.option(
     "--rules",
     "rules_file",
     default=None,
     metavar="FILE",
-    help="Check the rules that the engines follow, too; write what was found here (.json, and .md beside it).",
+    help="Also check the engines' rules, and write the report here (.json, with .md next to it).",
 )
-@click.option("--gpus", type=int, metavar="N", help="Measure collectives of N GPUs instead; -o is a topology.")
+@click.option("--gpus", type=int, metavar="N", help="Measure collectives of N GPUs instead; -o then writes a topology.")
 @json_option
 def calibrate(output: str | None, base: str, rules_file: str | None, gpus: int | None, as_json: bool) -> None:
     """Measure this GPU's launch, gap, queue, event, bandwidth and copy constants; check the engines' rules."""
@@ -235,7 +237,7 @@ def calibrate(output: str | None, base: str, rules_file: str | None, gpus: int |
 
 
 def _calibrate_links(gpus: int, base: str, target: Path | None, rules: bool, as_json: bool) -> None:
-    """`calibrate --gpus N`: curves of collectives, as a topology."""
+    """Run `calibrate --gpus N`: measure collectives and write a topology."""
     if target is None or rules:
         raise OptionError("--gpus goes with -o FILE for a topology, and without --rules")
     import gpusim
@@ -259,21 +261,21 @@ def _calibrate_links(gpus: int, base: str, target: Path | None, rules: bool, as_
     default="validate/results",
     show_default=True,
     metavar="DIR",
-    help="Folder for the results; made where there is none.",
+    help="Folder for the results; created if missing.",
 )
 @click.option(
     "--stage",
     default=None,
     metavar="|".join(STAGES),
     callback=one_of("stage", STAGES),
-    help="Do one stage of a run over several days; each continues where it stopped. 'predict' needs no GPU.",
+    help="Run only one stage, for a run over several days; each stage resumes. 'predict' needs no GPU.",
 )
 @click.option(
     "--case", "cases", type=int, multiple=True, metavar="N", help="Only this case, counted from 1; repeatable."
 )
 @click.option("--again", is_flag=True, help="RECIPE is a results file: predict its schedules again, without a GPU.")
 @click.option(
-    "--traces", "traces_folder", default=None, metavar="DIR", help="With --again: look for NAME.json.gz here first."
+    "--traces", "traces_folder", default=None, metavar="DIR", help="With --again: search NAME.json.gz here first."
 )
 @trust_option
 @json_option
@@ -299,7 +301,7 @@ def validate(
 
     plan = read_recipe(Path(recipe))
     folder = check_output_folder(output)
-    if stage in (None, "capture"):  # the others run no file of the recipe's
+    if stage in (None, "capture"):  # other stages run no code of the recipe's files
         check_recipe(plan, recipe, trust_code)
     if plan.against:
         from gpusim.validation.optimized import optimize_cases
@@ -338,7 +340,7 @@ def validate(
 
 
 def _predict_again(results: Path, traces_folder: Path | None, as_json: bool) -> None:
-    """Predict the schedules of a results file with the model of today."""
+    """Predict the schedules of a results file again with the current model."""
     from gpusim.validation.again import predict_again, traces_in
     from gpusim.validation.again_table import again_document, print_again
 

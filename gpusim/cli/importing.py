@@ -28,10 +28,14 @@ EXIT_FINDINGS = 1
 @click.command(name="import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("-o", "output", required=True, metavar="TRACE", help="Write the trace here (.json[.gz]).")
-@click.option("--step", default=None, metavar="NAME|N|all", help="This step, range or number, in place of a usual one.")
-@click.option("--device", type=click.IntRange(min=0), default=None, metavar="N", help="This GPU of the file.")
-@click.option("--rank", type=click.IntRange(min=0), default=None, metavar="N", help="This profile of several.")
-@click.option("--gpu", default=None, metavar="NAME", help="The GPU's name, where the file does not say.")
+@click.option(
+    "--step", default=None, metavar="NAME|N|all", help="Step name, range or number, in place of a typical step."
+)
+@click.option("--device", type=click.IntRange(min=0), default=None, metavar="N", help="GPU number in the file.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), default=None, metavar="N", help="Rank, if there are several profiles."
+)
+@click.option("--gpu", default=None, metavar="NAME", help="Name of the GPU, if the file has none.")
 @json_option
 def import_command(
     files: tuple[str, ...],
@@ -42,9 +46,9 @@ def import_command(
     gpu: str | None,
     as_json: bool,
 ) -> None:
-    """Make a trace of profiles: Kineto, nsys SQLite, ncu CSV, execution traces, Chakra .et, dumps of CUDA graphs.
+    """Make a trace from profiles: Kineto, nsys SQLite, ncu CSV, execution traces, Chakra .et, CUDA graph dumps.
 
-    Several FILEs are joined as files of one run: a profile with its execution trace, ncu table or CUDA graph.
+    Several FILEs are joined as one run: a profile with its execution trace, ncu table or CUDA graph.
     """
     from gpusim.api.other_tools import import_trace
     from gpusim.report.doctor_text import imported_document, imported_lines
@@ -74,7 +78,7 @@ def import_command(
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @json_option
 def doctor(files: tuple[str, ...], as_json: bool) -> None:
-    """Say what FILE is, what is in it, and what is wrong or missing; exit code 1 where there is anything to say."""
+    """Identify FILE, describe its contents, and report what is wrong or missing; exit code 1 if there are findings."""
     from gpusim.api.other_tools import doctor as examine
     from gpusim.report.doctor_text import doctor_lines
 
@@ -89,10 +93,10 @@ def doctor(files: tuple[str, ...], as_json: bool) -> None:
         sys.exit(EXIT_FINDINGS)
 
 
-#: What `export` writes, by option, with its line of help.
+#: Outputs of `export` by option, with help texts.
 EXPORTS = {
-    "--kineto": "Timeline as torch.profiler writes one (.json[.gz]).",
-    "--execution-trace": "Ops and their tensors, to join with it (.json[.gz]).",
+    "--kineto": "Timeline in the format of torch.profiler (.json[.gz]).",
+    "--execution-trace": "Ops and tensors, to join with the timeline (.json[.gz]).",
     "--chakra": "Kernels with true data dependencies (.et).",
     "--table": "The schedule as a table (.csv, .md).",
     "--python": "The schedule as Python with torch.cuda.Stream (.py).",

@@ -1,4 +1,4 @@
-"""`gpusim limits`: how much concurrency a step has, and what keeps the GPU from using it."""
+"""`gpusim limits`: concurrency of a step, and the limits that keep the GPU from using it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from gpusim.defaults import DEFAULT_STREAMS
 @click.argument("trace")
 @hardware_option
 @click.option(
-    "--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Most streams of the schedules compared."
+    "--streams",
+    type=int,
+    default=DEFAULT_STREAMS,
+    show_default=True,
+    help="Maximum number of streams of the compared schedules.",
 )
 @json_option
 @figure_options
-@click.option("--csv", "csv_file", metavar="FILE", help="Write the losses as CSV, one row for each scope and limit.")
+@click.option("--csv", "csv_file", metavar="FILE", help="Write the losses as CSV, one row per scope and limit.")
 def limits(
     trace: str,
     hardware: str | None,
@@ -27,9 +31,9 @@ def limits(
     png_file: str | None,
     csv_file: str | None,
 ) -> None:
-    """Say how parallel TRACE is, and how much of that each limit costs: dependencies, gaps, SMs, bandwidth ...
+    """Show the parallelism of TRACE, and its loss to each limit: dependencies, gaps, SMs, bandwidth ...
 
-    For the forward pass, the backward pass, the optimizer and the whole step; docs/commands/limits.md explains them.
+    Covers forward pass, backward pass, optimizer and the whole step; docs/commands/limits.md explains the limits.
     """
     import gpusim
     from gpusim.io.files import write_bytes

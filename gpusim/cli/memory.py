@@ -1,4 +1,4 @@
-"""`gpusim memory`: memory policies side by side, and a plan within a byte budget."""
+"""`gpusim memory`: comparison of memory policies, and a plan within a byte budget."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ SYNC = {"layers": True, "events": False}
     "policies",
     multiple=True,
     metavar="P",
-    help="Only this memory policy, besides the one that keeps all; repeatable.",
+    help="Only this memory policy, besides keep_all; repeatable.",
 )
-@size_option("--budget", "--memory", "memory_limit", "Most memory that may be allocated: 8GiB, or a number of MiB.")
-@size_option("--pinned", "pinned_limit", "Most pinned host memory; what has no room stays on the GPU.", least=0)
+@size_option("--budget", "--memory", "memory_limit", "Limit on allocated memory: 8GiB, or a number of MiB.")
+@size_option("--pinned", "pinned_limit", "Limit on pinned host memory; other tensors stay on the GPU.", least=0)
 @click.option(
     "--sync",
     default=None,
     metavar="|".join(SYNC),
     callback=one_of("synchronisation", tuple(SYNC)),
-    help="How ops and copies wait for each other [default: as each system does].",
+    help="Synchronisation of ops and copies [default: that of each system].",
 )
 @click.option("-o", "output", metavar="PLAN", help="Write the plan of --policy, or the fastest that fits (.json).")
 @click.option("--snapshot", metavar="FILE", help="Write that plan's memory over time for PyTorch's memory viewer.")
 @click.option(
-    "--measured", metavar="FILE", help="Hold keep_all to a run's snapshot (torch.cuda.memory._dump_snapshot)."
+    "--measured", metavar="FILE", help="Compare keep_all with a measured snapshot (torch.cuda.memory._dump_snapshot)."
 )
 @json_option
 @figure_options
@@ -63,7 +63,7 @@ def memory(
     html_file: str | None,
     png_file: str | None,
 ) -> None:
-    """Compare memory policies of TRACE: peak memory, step time, copies, recomputation; none of it needs a GPU."""
+    """Compare memory policies for TRACE: peak memory, step time, copies, recomputation; needs no GPU."""
     import gpusim
     from gpusim.api import commands
     from gpusim.report.memory_table import memory_document, print_memory

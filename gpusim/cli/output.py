@@ -1,4 +1,4 @@
-"""Standard output and error of the command line: what happens where nothing can be written there."""
+"""Standard output and error of the command line, with handling of failed writes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STANDARD_OUTPUT: Final = "standard output"
 
 
 class ReaderGoneError(Exception):
-    """Nobody reads standard output any more (`gpusim ... | head -1`): no fault, and nothing more to say."""
+    """The reader of standard output is gone (`gpusim ... | head -1`), which is no error."""
 
 
 @contextmanager
 def checked_output() -> Iterator[None]:
-    """Within, a failed write to standard output is `OutputError` or `ReaderGoneError`, whoever writes there."""
+    """Within the context, every failed write to standard output raises `OutputError` or `ReaderGoneError`."""
     before = sys.stdout
     sys.stdout = _checked(before, _Output)
     try:
@@ -37,7 +37,7 @@ def checked_output() -> Iterator[None]:
 
 @contextmanager
 def quiet_errors() -> Iterator[None]:
-    """Within, a failed write to standard error is dropped: there is nowhere left to say so."""
+    """Within the context, failed writes to standard error are ignored, since there is no place to report them."""
     before = sys.stderr
     sys.stderr = _checked(before, _Errors)
     try:
@@ -66,13 +66,13 @@ class _Errors(io.FileIO):
 
 
 def _checked(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
-    """A stream to the same file that checks what it writes; a stream that is no file stays."""
+    """Return a stream to the same file with checked writes; a stream without a file is returned as it is."""
     buffer = getattr(stream, "buffer", None)
     if not isinstance(getattr(buffer, "raw", buffer), io.FileIO) or not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
     raw = kind(stream.fileno(), "w", closefd=False)
-    # What the terminal's encoding cannot say is written as its escape.
+    # Characters outside the terminal's encoding are written as escapes.
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=stream.encoding,
@@ -83,7 +83,7 @@ def _checked(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
 
 
 def _close(mine: TextIO, before: TextIO) -> None:
-    """Close a stream, without its file; what could not be written so far is dropped."""
+    """Close a stream but not its file; pending output that cannot be written is dropped."""
     if mine is not before:
         with suppress(ReaderGoneError, OutputError):
             mine.close()

@@ -1,4 +1,4 @@
-"""`gpusim parallel`: a step on several GPUs, each layer split in its own way."""
+"""`gpusim parallel`: a step on several GPUs, with a split per layer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from gpusim.cli.figures import check_figures, figure_options
 
 @click.command()
 @click.argument("trace")
-@click.option("--gpus", type=int, required=True, metavar="N", help="GPUs; the trace's batch is that of one of them.")
+@click.option(
+    "--gpus", type=int, required=True, metavar="N", help="Number of GPUs; the trace has the batch of one GPU."
+)
 @click.option("--topology", metavar="FILE", help="Links: a bundled name or a .json file [default: that of the GPU].")
 @hardware_option
 @click.option(
-    "--plan", "plans", multiple=True, metavar="FILE", help="A further plan to compare, of gpusim or autoparallel."
+    "--plan", "plans", multiple=True, metavar="FILE", help="Further plan to compare, from gpusim or autoparallel."
 )
 @click.option(
     "--batch-norm",
@@ -34,14 +36,14 @@ from gpusim.cli.figures import check_figures, figure_options
     callback=one_of("batch norm", BATCH_NORMS),
     help="Statistics of each part of the batch, or of the whole batch.",
 )
-@click.option("--memory", metavar="SIZE", help="Most memory on each GPU, such as 80GiB.")
+@click.option("--memory", metavar="SIZE", help="Memory limit per GPU, for example 80GiB.")
 @click.option(
     "--by",
     default=OBJECTIVES[0],
     show_default=True,
     metavar="|".join(OBJECTIVES),
     callback=one_of("objective", OBJECTIVES),
-    help="What the plan is chosen by: the simulated time, or the sum of costs.",
+    help="Objective of the plan: the simulated time, or the sum of costs.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write the layer-wise plan.")
 @json_option
@@ -60,7 +62,7 @@ def parallel(
     html_file: str | None,
     png_file: str | None,
 ) -> None:
-    """Split TRACE over several GPUs, layer by layer, beside data, model and "one weird trick" parallelism.
+    """Split TRACE over several GPUs, layer by layer, compared with data, model and "one weird trick" parallelism.
 
     The search is exact for the sum of costs; each plan is then simulated. docs/commands/parallel.md has the rules.
     """

@@ -1,4 +1,4 @@
-"""`gpusim explore` and `gpusim simulate`: everything that needs no GPU."""
+"""`gpusim explore` and `gpusim simulate`: predictions without a GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("trace")
 @hardware_option
-@click.option("--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Most streams to use.")
+@click.option("--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Maximum number of streams.")
 @click.option(
     "--budget", type=float, default=DEFAULT_BUDGET_S, show_default=True, metavar="SECONDS", help="Time for the search."
 )
@@ -45,23 +45,23 @@ if TYPE_CHECKING:
     type=click.IntRange(1, MAX_EVALUATIONS),
     default=None,
     metavar="N",
-    help="End the search after N schedules at the latest: what a seed finds then depends on no clock.",
+    help="End the search after at most N schedules, so that the result for a seed does not depend on time.",
 )
 @click.option(
     "--partitions",
     default=None,
     metavar="auto|SPLITS",
-    help="Search schedules on partitions of the SMs, too: auto, or splits such as 64+68,96+36.",
+    help="Also search schedules with SM partitions: auto, or splits, for example 64+68,96+36.",
 )
 @size_option(
-    "--memory", "memory_limit", "Only schedules whose predicted peak memory is at most this: 8GiB, or a number of MiB."
+    "--memory", "memory_limit", "Only schedules with at most this predicted peak memory: 8GiB, or a number of MiB."
 )
 @click.option(
     "--measure",
     type=click.IntRange(min=1),
     default=None,
     metavar="N",
-    help="Try the N schedules predicted best on this GPU; the fastest, replayed and checked, is the result.",
+    help="Replay the N schedules predicted best on this GPU; the result is the fastest one, with outputs checked.",
 )
 @trust_option
 @seed_option
@@ -81,7 +81,7 @@ def explore(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and say whether it is worth it."""
+    """Find the fastest schedule of TRACE (a .json[.gz] file or a bundled name) and tell whether it is worth it."""
     import gpusim
     from gpusim.api.gpu import check_gpu
     from gpusim.api.other_tools import searchable
@@ -125,7 +125,7 @@ def explore(
 
 
 def _explore_imported(step: Step, output: str | None, as_json: bool) -> None:
-    """The answers for an imported trace without data dependencies."""
+    """Report on an imported trace without data dependencies."""
     from gpusim.api.other_tools import as_imported
     from gpusim.report.as_imported_text import as_imported_lines
 
@@ -155,7 +155,7 @@ def _explore_imported(step: Step, output: str | None, as_json: bool) -> None:
     "--measured",
     "measured_file",
     metavar="FILE",
-    help="Draw this replay, too: its -o or --perfetto file, or the name of one that ships with gpusim.",
+    help="Also draw this replay: its -o or --perfetto file, or the name of a bundled one.",
 )
 @json_option
 def simulate(
@@ -172,7 +172,7 @@ def simulate(
     measured_file: str | None,
     as_json: bool,
 ) -> None:
-    """Predict one schedule of TRACE: a policy's or one from a file."""
+    """Predict one schedule of TRACE, of a policy or from a file."""
     import gpusim
 
     schedule, most_streams = chosen_schedule(policy, streams, schedule_file)

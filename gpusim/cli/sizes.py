@@ -1,4 +1,4 @@
-"""Sizes as options: `8GiB`, or a bare number, which is MiB."""
+"""Options with sizes: `8GiB`, or a bare number of MiB."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def size_option(*names_and_help: str, least: int = 1) -> Callable[[Function], Function]:
-    """An option whose value is a size of at least so many bytes: its names, the parameter's, and the help text."""
+    """Return a decorator that adds a size option of at least `least` bytes; takes click's names and the help text."""
     *names, text = names_and_help
     return click.option(*names, callback=partial(_size, least), default=None, metavar="SIZE", help=text)
 
 
 def _size(least: int, _context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """Bytes; a bare number is MiB. Raises `OptionError`."""
+    """Parse a size and return it in bytes; a bare number is in MiB. Raises `OptionError`."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`gpusim sweep`: many simulations into one store."""
+"""`gpusim sweep`: many simulations, stored in one file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from gpusim.sweep.spec import Sweep
     from gpusim.sweep.store import Store
 
-#: How often a line of progress is written where standard error is no terminal.
+#: Interval between lines of progress if standard error is no terminal.
 LINE_S = 10.0
 
 
 def stream_counts(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
-    """`2,4,8` as numbers; whether a GPU can have so many streams is checked with the rest."""
+    """Parse `2,4,8`; the limit on streams is checked with the other values."""
     try:
         return tuple(int(count) for value in values for count in value.split(","))
     except ValueError:
@@ -41,13 +41,11 @@ def stream_counts(_context: click.Context, _parameter: click.Parameter, values: 
 @click.option("--streams", multiple=True, metavar="N,N,...", callback=stream_counts, help="[default: 2,4,8]")
 @click.option("--engine", default=None, metavar="NAME", help="Engine [default: the fastest one].")
 @click.option("--seed", type=click.IntRange(min=0, max=MAX_INTEGER), default=None, metavar="N")
-@click.option("-o", "output", required=True, metavar="STORE", help="The store (SQLite); one that exists goes on.")
-@click.option(
-    "--workers", type=click.IntRange(min=1), default=None, help="Local processes [default: one for each CPU]."
-)
+@click.option("-o", "output", required=True, metavar="STORE", help="Store (SQLite); an existing one is continued.")
+@click.option("--workers", type=click.IntRange(min=1), default=None, help="Local processes [default: one per CPU].")
 @click.option("--scheduler", metavar="tcp://HOST:PORT", help="Use the workers of this Dask scheduler instead.")
-@click.option("--retry-failed", is_flag=True, help="Compute points again that failed.")
-@click.option("--export", "export_file", metavar="FILE", help="Write the whole store as .parquet or .csv, too.")
+@click.option("--retry-failed", is_flag=True, help="Compute failed points again.")
+@click.option("--export", "export_file", metavar="FILE", help="Also write the whole store as .parquet or .csv.")
 @json_option
 def sweep(
     sweep_file: str | None,
@@ -70,8 +68,8 @@ def sweep(
     gpusim sweep --trace 'googlenet-*' --hw h200 --hw a100-80gb --streams 2,4,8 -o googlenet.sqlite
     gpusim sweep nightly.toml -o nightly.sqlite --scheduler tcp://10.0.0.1:8786
 
-    Points that the store has already are not computed again: the same command goes on where it was stopped.
-    Without SWEEP and --trace nothing is computed: the store is summed up, and exported where asked for.
+    Points already in the store are not computed again: the same command resumes a stopped sweep.
+    Without SWEEP and --trace nothing is computed: the store is summarized, and exported on request.
     """  # noqa: D301
     from gpusim.sweep.export import check_export
 
@@ -116,7 +114,7 @@ def _run(
     export_file: str | None,
     as_json: bool,
 ) -> None:
-    """Compute what is missing, then say what came out."""
+    """Compute the missing points and print the summary."""
     from gpusim.sweep.grid import build_grid
     from gpusim.sweep.local import LocalWorkers
     from gpusim.sweep.run import Workers, run_sweep
@@ -150,7 +148,7 @@ def _run(
 
 
 def _sum_up(path: Path, export_file: str | None, as_json: bool) -> None:
-    """What an existing store holds."""
+    """Print the summary of an existing store."""
     from gpusim.sweep.store import Store
 
     with Store(path, write=False) as store:
@@ -159,7 +157,7 @@ def _sum_up(path: Path, export_file: str | None, as_json: bool) -> None:
 
 
 def _finish(store: Store, rows: list[Any], head: dict[str, Any], export_file: str | None, as_json: bool) -> None:
-    """Print the summary of `rows`, export the whole store."""
+    """Print the summary of `rows` and export the whole store."""
     from gpusim.sweep.export import export_rows
     from gpusim.sweep.summary import print_summary, summary_document
 
@@ -200,7 +198,7 @@ def _say_how_to_resume(target: Path) -> None:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A bar on standard error; where that is no terminal, a line now and then."""
+    """Show a progress bar on standard error or, without a terminal, a line now and then."""
     if not sys.stderr.isatty():
         last = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""`gpusim transfer`: a schedule tuned here, used there."""
+"""`gpusim transfer`: schedules tuned for one batch or GPU, used on another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpusim.errors import OptionError
 
 
 def _batches(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[int] | None:
-    """Numbers of `--batch`."""
+    """Parse the numbers of `--batch`."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -21,7 +21,7 @@ def _batches(_context: click.Context, _parameter: click.Parameter, text: str | N
 
 
 def _names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[str] | None:
-    """Names of `--hw`."""
+    """Parse the names of `--hw`."""
     if text is None:
         return None
     names = [part.strip() for part in text.split(",")]
@@ -46,16 +46,16 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
     callback=_batches,
     default=None,
     metavar="N,M",
-    help="Batches to compare: of the traces given, or bundled traces of the same network. None is made up.",
+    help="Batches to compare, from the given traces or bundled traces of the same network.",
 )
-@click.option("--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Most streams to use.")
+@click.option("--streams", type=int, default=DEFAULT_STREAMS, show_default=True, help="Maximum number of streams.")
 @click.option(
     "--evaluations",
     type=click.IntRange(1, MAX_EVALUATIONS),
     default=QUICK_EVALUATIONS,
     show_default=True,
     metavar="N",
-    help="Schedules searched for each setting.",
+    help="Schedules searched per setting.",
 )
 @seed_option
 @figure_options
@@ -71,7 +71,7 @@ def transfer(
     png_file: str | None,
     as_json: bool,
 ) -> None:
-    """Say what a schedule of TRACE tuned for one batch or GPU loses on another; --html draws it as a heat map."""
+    """Show the loss of a schedule of TRACE tuned for one batch or GPU on another; --html draws it as a heat map."""
     import gpusim
     from gpusim.report.transfer_table import print_transfer, transfer_document
 

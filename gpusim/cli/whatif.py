@@ -1,4 +1,4 @@
-"""`gpusim whatif` and `gpusim figure`: the dashboard's questions and pictures without the dashboard."""
+"""`gpusim whatif` and `gpusim figure`: questions and figures of the dashboard on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpusim.errors import OptionError
 if TYPE_CHECKING:
     from gpusim import Simulated, Step
 
-OP_HELP = "X times as fast: an op by name or number, `LAYER OPERATOR` as printed below, or all ops of a LAYER."
+OP_HELP = "X times as fast: an op by name or number, `LAYER OPERATOR` as printed, or all ops of a LAYER."
 EXPLORED = ("bounds", "gain", "front")
 FIGURES = ("breakdown", *EXPLORED, "memory")
 FIDELITY = "fidelity"
@@ -30,10 +30,12 @@ streams_option = click.option("--streams", type=int, default=DEFAULT_STREAMS, sh
 @policy_option
 @streams_option
 @launch_option
-@click.option("--sms", type=int, default=None, metavar="N", help="SMs of the GPU.")
+@click.option("--sms", type=int, default=None, metavar="N", help="Number of SMs.")
 @click.option("--bandwidth", type=float, default=1.0, metavar="X", help="Factor on DRAM bandwidth.")
-@click.option("--launch-cost", type=float, default=1.0, metavar="X", help="Factor on gaps, forks, joins, launches.")
-@click.option("--contention", type=float, default=1.0, metavar="X", help="Factor on how kernels slow each other down.")
+@click.option("--launch-cost", type=float, default=1.0, metavar="X", help="Factor on gaps, forks, joins and launches.")
+@click.option(
+    "--contention", type=float, default=1.0, metavar="X", help="Factor on the slowdown of concurrent kernels."
+)
 @click.option("--queues", type=int, default=None, metavar="N", help="Hardware queues, for --launch stream.")
 @click.option("--op", "ops", type=(str, float), multiple=True, metavar="NAME X", help=OP_HELP)
 @figure_options
@@ -54,7 +56,7 @@ def whatif(
     png_file: str | None,
     as_json: bool,
 ) -> None:
-    """Ask what TRACE would take with other SMs, bandwidth, costs or a faster op; --html draws the sensitivities."""
+    """Predict TRACE with other SMs, bandwidth, costs or a faster op; --html draws the sensitivities."""
     import gpusim
     from gpusim.units import format_bytes, format_times_ns
 
@@ -121,10 +123,10 @@ def figure(
     html_file: str | None,
     png_file: str | None,
 ) -> None:
-    """Draw a figure of the dashboard's; `simulate`, `limits` and `whatif` draw their own.
+    """Draw a figure of the dashboard; `simulate`, `limits` and `whatif` draw their own.
 
-    `fidelity` draws RESULTS, a file or folder of `gpusim validate` [default: those that ship with gpusim]; all others
-    draw TRACE. Without --html and --png the page is TRACE-KIND.html, such as googlenet-train-b8-gain.html.
+    `fidelity` draws RESULTS, a file or folder of `gpusim validate` [default: the bundled ones]; all others draw TRACE.
+    Without --html and --png the page is TRACE-KIND.html, for example googlenet-train-b8-gain.html.
     """
     if html_file is None and png_file is None:
         html_file = f"{_name_of(source)}-{kind}.html" if source and kind != FIDELITY else f"{kind}.html"
@@ -145,7 +147,7 @@ def figure(
 
 
 def _name_of(source: str) -> str:
-    """The name of a trace or of its file, without folders and endings."""
+    """Return the name of a trace or of its file, without folders and suffixes."""
     return Path(source).name.removesuffix(".gz").removesuffix(".json")
 
 
