@@ -1,10 +1,10 @@
-"""Plans rank by rank on one GPU: python validate/layerwise/ranks.py [-o FOLDER] [--minutes 8] [--quick].
+"""Plans rank by rank on one GPU: python validate/layerwise/ranks.py [-o FOLDER] [--networks NAMES] [--minutes 8].
 
 For each network, batch and number of GPUs the plans `data`, `owt` and `layer`. Of a rank, the time of each share is
 measured by itself first; their sum is the prediction. Only then the rank's forward and backward pass runs as a whole,
 its communication replaced by nothing. The plan `layer` is searched with the shares measured so far. Interrupted or out
-of time, the same command goes on where it was; shares and results are in FOLDER, and the results file is written anew
-each time, named `parallel_<gpu>_<date>.json`.
+of time, the same command goes on where it was. Cases of a results file in FOLDER are not run again; new ones are in
+`parallel_<gpu>_<date>.json` once each is done.
 
 `--quick` runs small networks, on a CPU where there is no GPU: a test of this script.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -26,12 +27,12 @@ from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import load_topology
 from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.alone import predicted_ns, rank_alone, share_of_state, time_rank, time_shares
-from gpusim.gpu.layerwise.rank import make_data
+from gpusim.gpu.layerwise.rank import Data
 from gpusim.layerwise.communication import basis, members
 from gpusim.layerwise.compute import MeasuredTimes, PassTimes, Roofline
 from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
-from gpusim.layerwise.layers import LayerGraph
+from gpusim.layerwise.layers import BATCH, LayerGraph
 from gpusim.layerwise.makespan import simulate_plan
 from gpusim.layerwise.roles import roles_of
 from gpusim.layerwise.search import search
@@ -73,22 +74,25 @@ def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torc
     hardware, topology = load_hardware("h200"), load_topology("h200")
     graph = network(name, batch).for_gpus(gpus)
     seen: dict[int, list[Share]] = {}
-    data = make_data(graph, 0, torch.float32, device)
+    data = data_on(graph, device)
+    measured: dict[Choice, list[int]] = {}
 
     def problem() -> Problem:
         times = MeasuredTimes(kept.times, {k: tuple(v) for k, v in seen.items()}, Roofline(hardware))
         return Problem(graph, gpus, topology, times, hardware)
 
     def measure(choice: Choice) -> list[int]:
+        if choice in measured:
+            return measured[choice]
         roles, _ = roles_of(problem(), choice)
-        chosen = [role.gpu for role in roles][:MOST_RANKS]
-        for number in chosen:
+        measured[choice] = [role.gpu for role in roles][:MOST_RANKS]
+        for number in measured[choice]:
             rank = rank_alone(graph, choice, gpus, number, device=device)
             kept.add(time_shares(rank, data, kept.times, lambda text: None))
             for index, state in enumerate(rank.states):
                 if state.active:
                     seen.setdefault(index, []).append(share_of_state(rank, index))
-        return chosen
+        return measured[choice]
 
     measure(FIXED_PLANS["data"](graph, gpus))
     choice = FIXED_PLANS[plan](graph, gpus) if plan in FIXED_PLANS else None
@@ -96,6 +100,8 @@ def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torc
         measure(FIXED_PLANS["owt"](graph, gpus))
         for _ in range(SEARCHES):
             choice = search(problem()).choice
+            if choice in measured:  # nothing new to learn: the next search would find the same
+                break
             measure(choice)
     assert choice is not None
     numbers = measure(choice)
@@ -132,6 +138,14 @@ def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torc
     }
 
 
+def data_on(graph: LayerGraph, device: torch.device) -> Data:
+    """Inputs and targets of the whole batch, made on the device: times do not depend on their values."""
+    edge = next(edge for layer in graph.layers for edge in layer.inputs if edge.source == BATCH)
+    loss = next(layer for layer in graph.layers if layer.kind == "loss")
+    targets = torch.randint(0, loss.output[1], (edge.extents[0],), device=device)
+    return Data(torch.randn(edge.extents, device=device), targets)
+
+
 def today() -> str:
     return datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d")
 
@@ -149,47 +163,72 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).resolve().parents[1] / "results")
     parser.add_argument("--work", type=Path, help="shares and finished cases [default: OUTPUT/parallel_work]")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="[default: %(default)s]")
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument(
+        "--quick", action="store_true", help="a small network, without a GPU too: a test of this script"
+    )
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not options.quick:
         parser.error("no GPU; --quick tests this script without one")
+    asked = options.networks.split(",")
+    if unknown := set(asked) - set(NETWORKS):
+        parser.error(f"--networks: {', '.join(sorted(unknown))}; there are {', '.join(NETWORKS)}")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
     work = options.work or options.output / "parallel_work"
     work.mkdir(parents=True, exist_ok=True)
     kept, until = Shares(work / "shares.json"), time.monotonic() + 60 * options.minutes
-    names, batches, sizes = QUICK if options.quick else (NETWORKS, BATCHES, GPUS)
+    names, batches, sizes = QUICK if options.quick else (asked, BATCHES, GPUS)
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    done = {key_of(row) for file in options.output.glob(results_name(gpu, "*")) for row in cases_of(file)}
     left = 0
-    for name in names:
-        for batch in batches:
-            for gpus in sizes:
-                for plan in PLANS:
-                    file = work / f"{name}-b{batch}-{gpus}gpus-{plan}.json"
-                    if file.exists():
-                        continue
-                    if time.monotonic() > until:
-                        left += 1
-                        continue
-                    row = case(name, batch, gpus, plan, kept, device)
-                    file.write_text(json.dumps(row, indent=1))
-                    error = row["predicted_ns"] / row["measured_ns"] - 1
-                    print(f"{file.stem}: {row['measured_ns'] / 1e3:,.0f} us, predicted {error:+.1%}", flush=True)
-    write_results(work, options.output, device)
+    errors: list[float] = []
+    for name, batch, plan, gpus in itertools.product(names, batches, PLANS, sizes):
+        file = work / f"{name}-b{batch}-{gpus}gpus-{plan}.json"
+        if file.exists() or (name, batch, gpus, plan) in done:
+            continue
+        if time.monotonic() > until:
+            left += 1
+            continue
+        begin = time.monotonic()
+        row = case(name, batch, gpus, plan, kept, device)
+        file.write_text(json.dumps(row, indent=1))
+        errors = sorted(map(abs, write_results(work, options.output, gpu)))
+        error, took_s = row["predicted_ns"] / row["measured_ns"] - 1, time.monotonic() - begin
+        print(f"{file.stem}: {row['measured_ns'] / 1e3:,.0f} us, predicted {error:+.1%}; {took_s:.0f} s", flush=True)
+    if errors:
+        print(f"median error of all cases {errors[len(errors) // 2]:.1%}, largest {errors[-1]:.1%}")
     print("done" if not left else f"{left} cases left: run the same command again")
     return 0
 
 
-def write_results(work: Path, folder: Path, device: torch.device) -> None:
-    """All finished cases in one file."""
-    rows = [json.loads(file.read_text()) for file in sorted(work.glob("*gpus-*.json"))]
-    if not rows:
-        return
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+def results_name(gpu: str, date: str) -> str:
+    """File name of results."""
+    short = gpu.removeprefix("NVIDIA ").lower().replace(" ", "_")
+    return f"parallel_{short}_{date.replace('-', '')}.json"
+
+
+def cases_of(file: Path) -> list[dict[str, Any]]:
+    """Cases of a results file; none where there is no file."""
+    cases: list[dict[str, Any]] = json.loads(file.read_text())["cases"] if file.exists() else []
+    return cases
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, int, int, str]:
+    """What tells a case from others."""
+    return row["network"], row["batch"], row["gpus"], row["plan"]
+
+
+def write_results(work: Path, folder: Path, gpu: str) -> list[float]:
+    """All finished cases in one file, beside those that the file of this day has already; their errors."""
     date = today()
+    file = folder / results_name(gpu, date)
+    rows = {key_of(row): row for row in cases_of(file)}
+    rows |= {key_of(row): row for row in (json.loads(each.read_text()) for each in sorted(work.glob("*gpus-*.json")))}
     versions = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
-    if device.type == "cuda":
+    if gpu != "cpu":
         facts = gpu_facts()
         versions |= {"driver": facts.driver, "cudnn": facts.cudnn}
     document = {
@@ -199,13 +238,11 @@ def write_results(work: Path, folder: Path, device: torch.device) -> None:
         "command": "python validate/layerwise/ranks.py",
         "versions": versions,
         "gpusim": code_version(),
-        "cases": rows,
+        "cases": [rows[key] for key in sorted(rows)],
     }
     folder.mkdir(parents=True, exist_ok=True)
-    short = gpu.removeprefix("NVIDIA ").lower().replace(" ", "_")
-    (folder / f"parallel_{short}_{date.replace('-', '')}.json").write_text(json.dumps(document, indent=1) + "\n")
-    errors = sorted(abs(row["predicted_ns"] / row["measured_ns"] - 1) for row in rows)
-    print(f"{len(rows)} cases, median error {errors[len(errors) // 2]:.1%}, largest {errors[-1]:.1%}")
+    file.write_text(json.dumps(document, indent=1) + "\n")
+    return [row["predicted_ns"] / row["measured_ns"] - 1 for row in rows.values()]
 
 
 if __name__ == "__main__":
