@@ -75,24 +75,24 @@ def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torc
     graph = network(name, batch).for_gpus(gpus)
     seen: dict[int, list[Share]] = {}
     data = data_on(graph, device)
-    measured: dict[Choice, list[int]] = {}
+    ranks_of: dict[Choice, list[int]] = {}
 
     def problem() -> Problem:
         times = MeasuredTimes(kept.times, {k: tuple(v) for k, v in seen.items()}, Roofline(hardware))
         return Problem(graph, gpus, topology, times, hardware)
 
     def measure(choice: Choice) -> list[int]:
-        if choice in measured:
-            return measured[choice]
+        if choice in ranks_of:
+            return ranks_of[choice]
         roles, _ = roles_of(problem(), choice)
-        measured[choice] = [role.gpu for role in roles][:MOST_RANKS]
-        for number in measured[choice]:
+        ranks_of[choice] = [role.gpu for role in roles][:MOST_RANKS]
+        for number in ranks_of[choice]:
             rank = rank_alone(graph, choice, gpus, number, device=device)
             kept.add(time_shares(rank, data, kept.times, lambda text: None))
             for index, state in enumerate(rank.states):
                 if state.active:
                     seen.setdefault(index, []).append(share_of_state(rank, index))
-        return measured[choice]
+        return ranks_of[choice]
 
     measure(FIXED_PLANS["data"](graph, gpus))
     choice = FIXED_PLANS[plan](graph, gpus) if plan in FIXED_PLANS else None
@@ -100,7 +100,7 @@ def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torc
         measure(FIXED_PLANS["owt"](graph, gpus))
         for _ in range(SEARCHES):
             choice = search(problem()).choice
-            if choice in measured:  # nothing new to learn: the next search would find the same
+            if choice in ranks_of:  # nothing new to learn: the next search would find the same
                 break
             measure(choice)
     assert choice is not None
