@@ -21,7 +21,8 @@ from gpusim.layerwise.compute import LATENCY_NS
 from gpusim.layerwise.costs import BUCKET_BYTES, Problem
 from gpusim.layerwise.fixed_plans import data_parallel
 from gpusim.layerwise.layers import Layer
-from gpusim.layerwise.lowering import Lowered, Lowering, made_up_kernel
+from gpusim.layerwise.lowering import Lowered, Lowering
+from gpusim.layerwise.made_up import made_up_kernel
 from gpusim.layerwise.roles import roles_of
 from gpusim.plan.tasks import Task
 from gpusim.units import MIB

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -26,22 +26,16 @@ from gpusim.layerwise.configs import Config
 from gpusim.layerwise.costs import Problem, exchange_ns, statistics_members, weight_members
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Layer
+from gpusim.layerwise.made_up import collective_kernel, is_matrix, made_up_kernel
 from gpusim.layerwise.regions import transfers
 from gpusim.layerwise.roles import Role, roles_of
 from gpusim.layerwise.shares import Share, backward_work, forward_work, shares_of, weight_elements
 from gpusim.plan.tasks import Plan, Task
-from gpusim.rules.occupancy import Demand, Footprint
 
 #: Streams of a GPU.
 COMPUTE, TRANSFER, SYNC = 0, 1, 2
 #: What a task is for.
 Purpose = Literal["forward", "backward", "optimizer", "transfer", "sync", "statistics"]
-
-#: A kernel made up for a share without captured kernels: blocks of 256 threads with 64 registers each, four on an SM,
-#: in waves of about 10 us.
-_BLOCK_THREADS, _BLOCK_REGS, _BLOCKS_PER_SM, _WAVE_NS = 256, 64, 4, 10_000.0
-#: Threads of a block of a collective.
-_COLLECTIVE_THREADS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +153,7 @@ class Lowering:
         if dur_ns <= 0:
             return []
         work = (backward_work if backward else forward_work)(layer, share)
-        return [made_up_kernel(layer.name, dur_ns, work.bytes, _is_matrix(layer), self.hardware)]
+        return [made_up_kernel(layer.name, dur_ns, work.bytes, is_matrix(layer), self.hardware)]
 
     def launch(self, number: int, task: Task, purpose: Purpose, layer: int) -> None:
         """Put a kernel at the end of a role's stream."""
@@ -304,50 +298,3 @@ def _shrunk(task: Task, ratio: float) -> Task:
         return task
     blocks = max(1, round(task.blocks * ratio)) if task.blocks else 0
     return msgspec.structs.replace(task, dur_ns=task.dur_ns * ratio, blocks=blocks, dram_bytes=task.dram_bytes * ratio)
-
-
-def _is_matrix(layer: Layer) -> bool:
-    return layer.kind in ("convolution", "linear", "attention")
-
-
-def made_up_kernel(name: str, dur_ns: float, traffic: float, matrix: bool, hardware: HardwareModel) -> Task:
-    """A kernel that fills the GPU for as long: for shares whose kernels are not known."""
-    limits = hardware.limits
-    regs = _BLOCK_THREADS * _BLOCK_REGS
-    blocks = limits.sms * _BLOCKS_PER_SM * max(1, round(dur_ns / _WAVE_NS))
-    traffic = min(traffic, dur_ns * hardware.memory.dram_bytes_per_ns)
-    per_sm = _BLOCKS_PER_SM * _BLOCK_THREADS / limits.threads_per_sm
-    demand = Demand(
-        per_sm, _BLOCKS_PER_SM * regs / limits.regs_per_sm, 0.0, _BLOCKS_PER_SM / limits.blocks_per_sm, 1.0, 1.0
-    )
-    footprint = Footprint(_BLOCK_THREADS, regs, 0, 0, 0)
-    return Task(
-        name=name,
-        dur_ns=dur_ns,
-        dram_bytes=traffic,
-        demand=demand,
-        blocks=blocks,
-        blocks_per_sm=min(_BLOCKS_PER_SM, limits.regs_per_sm // regs),
-        footprint=footprint,
-        matrix=matrix,
-    )
-
-
-def collective_kernel(dur_ns: float, traffic: float, sms: int, hardware: HardwareModel, name: str) -> Task:
-    """The kernel of a collective: a block on each of some SMs, with all of their registers."""
-    limits = hardware.limits
-    share = sms / limits.sms
-    demand = Demand(
-        share * _COLLECTIVE_THREADS / limits.threads_per_sm, share, 0.0, share / limits.blocks_per_sm, share, 1.0
-    )
-    footprint = Footprint(_COLLECTIVE_THREADS, limits.regs_per_sm, 0, 0, 0)
-    traffic = min(traffic, dur_ns * hardware.memory.dram_bytes_per_ns)
-    return Task(
-        name=name,
-        dur_ns=dur_ns,
-        dram_bytes=traffic,
-        demand=demand,
-        blocks=min(sms, limits.sms),
-        blocks_per_sm=1,
-        footprint=footprint,
-    )

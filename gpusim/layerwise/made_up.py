@@ -1,0 +1,64 @@
+"""Kernels that no trace has: of shares whose times alone are known, and of collectives."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpusim.formats.hardware import HardwareModel
+from gpusim.layerwise.layers import Layer
+from gpusim.plan.tasks import Task
+from gpusim.rules.occupancy import Demand, Footprint
+
+#: A kernel made up for a share without captured kernels: blocks of 256 threads with 64 registers each, four on an SM,
+#: in waves of about 10 us.
+_BLOCK_THREADS, _BLOCK_REGS, _BLOCKS_PER_SM, _WAVE_NS = 256, 64, 4, 10_000.0
+#: Threads of a block of a collective.
+_COLLECTIVE_THREADS: Final = 512
+
+
+def is_matrix(layer: Layer) -> bool:
+    """Whether most of a layer is products of matrices."""
+    return layer.kind in ("convolution", "linear", "attention")
+
+
+def made_up_kernel(name: str, dur_ns: float, traffic: float, matrix: bool, hardware: HardwareModel) -> Task:
+    """A kernel that fills the GPU for as long: for shares whose kernels are not known."""
+    limits = hardware.limits
+    regs = _BLOCK_THREADS * _BLOCK_REGS
+    blocks = limits.sms * _BLOCKS_PER_SM * max(1, round(dur_ns / _WAVE_NS))
+    traffic = min(traffic, dur_ns * hardware.memory.dram_bytes_per_ns)
+    per_sm = _BLOCKS_PER_SM * _BLOCK_THREADS / limits.threads_per_sm
+    demand = Demand(
+        per_sm, _BLOCKS_PER_SM * regs / limits.regs_per_sm, 0.0, _BLOCKS_PER_SM / limits.blocks_per_sm, 1.0, 1.0
+    )
+    footprint = Footprint(_BLOCK_THREADS, regs, 0, 0, 0)
+    return Task(
+        name=name,
+        dur_ns=dur_ns,
+        dram_bytes=traffic,
+        demand=demand,
+        blocks=blocks,
+        blocks_per_sm=min(_BLOCKS_PER_SM, limits.regs_per_sm // regs),
+        footprint=footprint,
+        matrix=matrix,
+    )
+
+
+def collective_kernel(dur_ns: float, traffic: float, sms: int, hardware: HardwareModel, name: str) -> Task:
+    """The kernel of a collective: a block on each of some SMs, with all of their registers."""
+    limits = hardware.limits
+    share = sms / limits.sms
+    demand = Demand(
+        share * _COLLECTIVE_THREADS / limits.threads_per_sm, share, 0.0, share / limits.blocks_per_sm, share, 1.0
+    )
+    footprint = Footprint(_COLLECTIVE_THREADS, limits.regs_per_sm, 0, 0, 0)
+    traffic = min(traffic, dur_ns * hardware.memory.dram_bytes_per_ns)
+    return Task(
+        name=name,
+        dur_ns=dur_ns,
+        dram_bytes=traffic,
+        demand=demand,
+        blocks=min(sms, limits.sms),
+        blocks_per_sm=1,
+        footprint=footprint,
+    )
