@@ -85,11 +85,10 @@ def ddp_errors() -> dict[tuple[str, int, int], float]:
 
 
 def test_ddp_on_two_and_four_h200s_is_simulated_with_nothing_fitted_to_it() -> None:
-    """Median within 5 %. AlexNet at 32 images is 12 to 16 % too fast: its gradients are hardly hidden in truth."""
-    errors = ddp_errors()
-    assert statistics.median(abs(error) for error in errors.values()) < 0.05
-    assert max(abs(error) for case, error in errors.items() if case[:2] != ("alexnet", 32)) < 0.05
-    assert all(-0.17 < errors["alexnet", 32, gpus] < 0 for gpus in (2, 4))
+    """Median within 5 %, all within 10 %: what a collective takes of kernels in one wave is most of AlexNet's."""
+    errors = [abs(error) for error in ddp_errors().values()]
+    assert statistics.median(errors) < 0.05
+    assert max(errors) < 0.10
 
 
 def test_ddp_copies_each_parameter_twice_and_sums_buckets() -> None:
