@@ -1,7 +1,8 @@
 """What DistributedDataParallel costs where there is nothing to sum: python validate/layerwise/ddp_alone.py [-o FILE].
 
 Forward and backward passes of the networks of `ddp.py` on one GPU, plain and under DistributedDataParallel with one
-rank over NCCL: hooks, copies into buckets and launches are there, communication is not. Rounds in turns; medians.
+rank over NCCL: hooks, copies into buckets and launches are there, communication is not. Rounds in turns; medians of ten
+steps in a row, of single steps that begin on a quiet GPU, and of what the host takes to issue one.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ def round_ns(step: Callable[[], None]) -> float:
     return (time.perf_counter_ns() - begin) / CALLS
 
 
-def host_ns(step: Callable[[], None]) -> float:
-    """What the host takes to issue one step to a quiet GPU."""
+def single_ns(step: Callable[[], None]) -> tuple[float, float]:
+    """One step from a quiet GPU to a quiet GPU, and what the host takes to issue it."""
     torch.cuda.synchronize()
     begin = time.perf_counter_ns()
     step()
-    return time.perf_counter_ns() - begin
+    issued = time.perf_counter_ns() - begin
+    torch.cuda.synchronize()
+    return time.perf_counter_ns() - begin, issued
 
 
 def case(name: str, batch: int) -> dict[str, Any]:
@@ -68,11 +71,14 @@ def case(name: str, batch: int) -> dict[str, Any]:
     for _ in range(5):
         plain()
         wrapped()
-    times: dict[str, list[float]] = {"alone": [], "ddp": [], "alone_host": [], "ddp_host": []}
+    kinds = ("alone", "ddp", "alone_single", "ddp_single", "alone_host", "ddp_host")
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(ROUNDS):
         for key, step in (("alone", plain), ("ddp", wrapped)):
             times[key].append(round_ns(step))
-            times[f"{key}_host"].append(host_ns(step))
+            whole, issued = single_ns(step)
+            times[f"{key}_single"].append(whole)
+            times[f"{key}_host"].append(issued)
     medians = {f"{key}_ns": round(statistics.median(values)) for key, values in times.items()}
     return {"network": name, "mode": "train", "batch": batch, "dtype": "tf32", **medians}
 
