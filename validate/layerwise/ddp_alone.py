@@ -37,7 +37,7 @@ def step_of(model: nn.Module, batch: int, side: int) -> Callable[[], None]:
         model.zero_grad()
         outputs = model(images)
         parts = outputs if isinstance(outputs, tuple) else (outputs,)
-        sum(nn.functional.cross_entropy(part, targets) for part in parts).backward()  # type: ignore[union-attr]
+        sum(nn.functional.cross_entropy(part, targets) for part in parts).backward()
 
     return step
 
@@ -65,9 +65,10 @@ def single_ns(step: Callable[[], None]) -> tuple[float, float]:
 def case(name: str, batch: int) -> dict[str, Any]:
     """One network, both ways."""
     side = 299 if name == "inception_v3" else 224
-    model = getattr(torchvision.models, name)().cuda().train()
-    plain = step_of(model, batch, side)
-    wrapped = step_of(nn.parallel.DistributedDataParallel(model), batch, side)
+    # Two models: hooks of the wrapped one stay with its parameters.
+    plain_model, wrapped_model = (getattr(torchvision.models, name)().cuda().train() for _ in range(2))
+    plain = step_of(plain_model, batch, side)
+    wrapped = step_of(nn.parallel.DistributedDataParallel(wrapped_model), batch, side)
     for _ in range(5):
         plain()
         wrapped()
