@@ -1,1 +1,1 @@
-"""What people look at: tables, figures and timelines made from results, never the results themselves."""
+"""Presentation of results: tables, figures and timelines."""

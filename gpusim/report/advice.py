@@ -1,4 +1,4 @@
-"""What a verdict means for a user: an answer, the ways to run the step with what each takes, and why when it is no."""
+"""Advice from a verdict: an answer, the ways to run the step, and reasons."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from gpusim.formats.trace import Model
     from gpusim.report.summary import Summary
 
-#: Baselines that run fused kernels, by their name in results files, and what each is to a user.
+#: Baselines with fused kernels by their name in results files, with names for users.
 FUSED: Final = {
     "torch_compile_own_graph": "torch.compile in one CUDA graph",
     "torch_compile_reduce_overhead": "torch.compile(mode='reduce-overhead')",
     "torch_compile_max_autotune": "torch.compile(mode='max-autotune')",
     "torch_compile_combo_kernels": "torch.compile with combo kernels",
 }
-#: Rows of results that are what `gpusim.optimize` runs.
+#: Policy name of results rows of `gpusim.optimize`.
 OPTIMIZE: Final = "optimize"
-#: The fastest that torch.compile gives.
+#: Name of the fastest torch.compile baseline.
 COMPILE: Final = "compile"
-#: A bound that leaves less than this to win leaves nothing.
+#: Smallest speed-up left by a bound that counts as a possible gain.
 NOTHING_LEFT: Final = 1.02
-#: A step of which fewer ops than this could run at once, on average, is a chain.
+#: A step with less mean parallelism than this is a chain.
 CHAIN_WIDTH: Final = 1.25
 _TAKES: Final = {
     "eager": "what runs today",
@@ -53,7 +53,7 @@ _BOUND_IN_WORDS: Final = {
 
 
 def bound_in_words(name: str) -> str:
-    """What a lower bound comes from, for who does not know its name."""
+    """Return the origin of a lower bound, for readers who do not know its name."""
     return _BOUND_IN_WORDS.get(name, name)
 
 
@@ -67,14 +67,14 @@ class Way:
     time_ns: int
     measured: bool
     over_eager: float | None
-    """Eager time over this one; None where the eager time is not known."""
+    """Eager time over this one; None if the eager time is unknown."""
     takes: str
-    """What a user does to get it."""
+    """Action for the user."""
     recommended: bool = False
 
 
 def ways(summary: Summary, fused: Sequence[Way] = ()) -> list[Way]:
-    """Eager, one CUDA graph, streams in the graph, fused kernels where they are known: the ways worth a row."""
+    """Return the ways worth a row: eager, one CUDA graph, streams in the graph, and known fused kernels."""
     rows = [
         Way(row.what, row.label, row.time_ns, row.measured, row.speedup_over_eager, _TAKES[row.what], row.best)
         for row in summary.verdict.rows
@@ -85,8 +85,8 @@ def ways(summary: Summary, fused: Sequence[Way] = ()) -> list[Way]:
 
 
 def fused_ways(model: Model, gpu: str, files: Iterable[Results]) -> list[Way]:
-    """What fused kernels were measured to take for this step on this GPU in the newest run: the fastest of
-    torch.compile, and `gpusim.optimize`. Empty where nobody measured them.
+    """Return the newest measurements of fused kernels for this step on this GPU: the fastest of torch.compile, and
+    `gpusim.optimize`. Empty if there are none.
     """
     best: dict[str, tuple[str, Way]] = {}
     step = (model.network, model.mode, model.batch, model.dtype, model.memory_format)
@@ -107,14 +107,14 @@ def fused_ways(model: Model, gpu: str, files: Iterable[Results]) -> list[Way]:
 
 
 def _keep(best: dict[str, tuple[str, Way]], date: str, way: Way) -> None:
-    """The newest of a kind; of one day the fastest."""
+    """Keep the newest way of its kind, and the fastest of one day."""
     before = best.get(way.what)
     if before is None or (date, -way.time_ns) > (before[0], -before[1].time_ns):
         best[way.what] = date, way
 
 
 def beside_fused(rows: Sequence[Way]) -> str:
-    """What measured fused kernels change about the answer, in a sentence or two; empty where nobody measured them."""
+    """Return the effect of measured fused kernels on the answer in a sentence or two; empty without measurements."""
     compiled, optimized = (next((row for row in rows if row.what == what), None) for what in (COMPILE, OPTIMIZE))
     own = min((row for row in rows if row.what in ("graph", "streams")), key=lambda row: row.time_ns, default=None)
     if own is None or (compiled is None and optimized is None):
@@ -134,7 +134,7 @@ def _over(slow: Way, fast: Way) -> str:
 
 
 def headline(summary: Summary, calibrated: bool) -> str:
-    """The answer to "should I use streams", in one sentence."""
+    """Return the answer to "should I use streams", in one sentence."""
     verdict = summary.verdict
     eager = next((row for row in verdict.rows if row.what == "eager"), None)
     graph = next(row for row in verdict.rows if row.what == "graph")
@@ -160,7 +160,7 @@ def headline(summary: Summary, calibrated: bool) -> str:
 
 
 def reason(summary: Summary) -> str:
-    """Why there is not more to win, or nothing at all; a sentence or two."""
+    """Return the reason why the gain is limited or zero, in a sentence or two."""
     bound_ns, name = summary.largest_bound
     ceiling = summary.sequential_ns / bound_ns if bound_ns else 1.0
     chain_ns = next((time_ns for time_ns, other in summary.bounds if other == CRITICAL_PATH), 0)
@@ -179,7 +179,7 @@ def reason(summary: Summary) -> str:
 
 
 def note_without_graph(summary: Summary) -> str:
-    """A warning where streams without a CUDA graph are slower than something simpler; else empty."""
+    """Return a warning if streams without a CUDA graph are slower than a simpler way; else an empty text."""
     row = next((row for row in summary.verdict.rows if row.what == "streams_without_graph"), None)
     if row is None or not row.advice:
         return ""

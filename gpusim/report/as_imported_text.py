@@ -1,4 +1,4 @@
-"""What `gpusim explore` prints of an imported trace without data dependencies."""
+"""Output of `gpusim explore` for an imported trace without data dependencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpusim.units import format_ns
 
 
 def as_imported_lines(imported: AsImported) -> Iterator[str]:
-    """The answers, a line at a time."""
+    """Yield the lines of the report."""
     kernels = f"{imported.kernels} kernels, dependencies: {imported.dependency_quality}"
     yield f"{imported.trace} on {imported.hardware}: {kernels}"
     if imported.observed_ns is not None and imported.idle_ns is not None and imported.busy_ns is not None:

@@ -1,4 +1,4 @@
-"""What `gpusim bench` prints: a table for people, a document for `--json`."""
+"""Output of `gpusim bench`: a table, and a document for `--json`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROWS = (
 
 
 def bench_document(bench: Bench) -> dict[str, Any]:
-    """`bench --json`."""
+    """Return the document of `bench --json`."""
     return asdict(bench) | {"ratio": bench.ratio}
 
 
 def print_bench(bench: Bench) -> None:
-    """The rates, each beside the one it is to be compared with."""
+    """Print the rates and their ratios to the reference engine."""
     out = console()
     out.print(
         f"{visible(bench.trace)}: {bench.kernels} kernels a schedule. "

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: its kernels by phase, by layer and by family, each alone on the GPU."""
+"""Breakdown of a step's kernel time by phase, layer and family, each kernel alone on the GPU."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _FUSED_NAMES = {"poi": "fused pointwise", "red": "fused reduction", "per": "fuse
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Kernels that belong together."""
+    """A group of kernels."""
 
     name: str
     time_ns: int
-    """Sum of their times alone on the GPU."""
+    """Sum of the kernels' times alone on the GPU."""
     kernels: int
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """The same kernel time, taken apart in three ways; each the largest part first."""
+    """The kernel time of a step, divided in three ways, each with the largest part first."""
 
     total_ns: int
     kernels: int
     phases: tuple[Part, ...]
     layers: tuple[Part, ...]
-    """By the first part of the module path."""
+    """Parts by the first component of the module path."""
     families: tuple[Part, ...]
-    """By operator: the kernels of one do the same kind of work."""
+    """Parts by operator, whose kernels do the same kind of work."""
 
 
 def breakdown(graph: OpGraph) -> Breakdown:
-    """The kernel times of a step on its GPU, by phase, layer and family."""
+    """Return the kernel time of a step on its GPU, by phase, layer and family."""
     times = [sum(task.dur_ns for task in tasks) for tasks in graph.tasks]
     return Breakdown(
         total_ns=round(sum(times)),
@@ -51,7 +51,7 @@ def breakdown(graph: OpGraph) -> Breakdown:
 
 
 def family(op: Op) -> str:
-    """The operator without namespace and overload: `convolution_backward`; what a fused kernel does."""
+    """Return the operator without namespace and overload (`convolution_backward`), or the ops of a fused kernel."""
     fused = _FUSED.match(op.target)
     if fused:
         return _FUSED_NAMES[fused[1]]
@@ -60,7 +60,7 @@ def family(op: Op) -> str:
 
 
 def largest(parts: tuple[Part, ...], count: int) -> tuple[Part, ...]:
-    """The `count` largest parts, the last of them all others together where there are more."""
+    """Return the `count` largest parts; if there are more, the last one sums all others."""
     if len(parts) <= count:
         return parts
     rest = parts[count - 1 :]
@@ -69,7 +69,7 @@ def largest(parts: tuple[Part, ...], count: int) -> tuple[Part, ...]:
 
 
 def breakdown_document(times: Breakdown) -> dict[str, Any]:
-    """As JSON, times in ns."""
+    """Return the document of a breakdown; times in ns."""
     return {
         "kernel_ns": times.total_ns,
         "kernels": times.kernels,

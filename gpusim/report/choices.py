@@ -1,4 +1,4 @@
-"""What variants and partitions gain, in lines and as a document; where nothing, with the evidence."""
+"""Gains of variants and partitions, as lines and as a document, with evidence if there is no gain."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gpusim.search.explore import Explored
 from gpusim.search.variants import PartitionsTried, VariantsTried
 from gpusim.units import format_ns
 
-#: Gains up to this share are what two searches of one kind differ by.
+#: Gains up to this share are within the noise between equal searches.
 NOTHING_FRAC = 0.002
 
 
 def choices_lines(explored: Explored) -> list[str]:
-    """One line on variants, where the trace has any, and one on partitions, where they were asked for."""
+    """Return a line on variants, if the trace has any, and one on partitions, if requested."""
     lines = []
     if explored.variants is not None:
         lines.append(_variants_line(explored.variants))
@@ -43,7 +43,7 @@ def _partitions_line(tried: tuple[PartitionsTried, ...]) -> str:
 
 
 def choices_document(explored: Explored) -> dict[str, Any]:
-    """The same for `--json`; nothing where nothing was searched."""
+    """Return the gains for `--json`; empty if nothing was searched."""
     document: dict[str, Any] = {}
     tried = explored.variants
     if tried is not None:

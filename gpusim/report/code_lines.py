@@ -1,4 +1,4 @@
-"""The code that a verdict asks for: one CUDA graph, `gpusim.optimize`, the backend, or streams by hand."""
+"""Code for a verdict: one CUDA graph, `gpusim.optimize`, the backend, or streams by hand."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gpusim.formats.trace import Mode
 from gpusim.text import visible
 from gpusim.units import counted
 
-#: Sides of a module that the code by hand writes out.
+#: Maximum number of sides of a module in the code by hand.
 MOST_SIDES: Final = 6
-#: Modules that are named before the rest is counted.
+#: Maximum number of modules named; the others are counted.
 MOST_NAMES: Final = 3
 
 CAPTURE: Final = textwrap.dedent(
@@ -94,22 +94,22 @@ _BACKEND: Final = """
 
 
 def graph_lines(mode: Mode) -> str:
-    """One CUDA graph around the step, without gpusim."""
+    """Return code for one CUDA graph around the step, without gpusim."""
     return textwrap.dedent(_GRAPH[mode]).strip()
 
 
 def optimize_lines(mode: Mode, streams: int) -> str:
-    """`gpusim.optimize` on a model, or on a training step."""
+    """Return code for `gpusim.optimize` on a model or a training step."""
     return textwrap.dedent(_OPTIMIZE[mode]).strip().format(streams=streams)
 
 
 def backend_lines(streams: int) -> str:
-    """`torch.compile` with gpusim as its backend."""
+    """Return code for `torch.compile` with gpusim as its backend."""
     return textwrap.dedent(_BACKEND).strip().format(streams=streams)
 
 
 def by_hand_lines(concurrency: Concurrency) -> str:
-    """Streams in the `forward` of the modules that run side by side most; empty where no module does."""
+    """Return code with streams in the `forward` of the modules that overlap most; empty if no module does."""
     row = next((row for row in concurrency.rows if row.kind == "modules" and "forward" in row.phases), None)
     if row is None:
         return ""
@@ -132,7 +132,7 @@ def by_hand_lines(concurrency: Concurrency) -> str:
 
 
 def _called(side: tuple[str, ...]) -> str:
-    """The children of one side, one after the other."""
+    """Return the calls of the children of one side, in sequence."""
     text = "x"
     for name in side:
         child = f"self.{name}" if name.isidentifier() else f"self[{name}]" if name.isdecimal() else f"self[{name!r}]"
@@ -141,7 +141,7 @@ def _called(side: tuple[str, ...]) -> str:
 
 
 def parents_in_words(row: SideBySide) -> str:
-    """`inception3a, inception3b, inception4a and 6 more modules`; the model itself is `the model`."""
+    """Return the modules in words: `inception3a, inception3b, inception4a and 6 more modules`, or `the model`."""
     names = [visible(parent) or "the model" for parent in row.parents]
     if len(names) <= MOST_NAMES + 1:
         return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -149,12 +149,12 @@ def parents_in_words(row: SideBySide) -> str:
 
 
 def sides_in_words(row: SideBySide) -> list[str]:
-    """Each side in a few words: its children, joined by arrows where one follows the other."""
+    """Return each side in words: its children, joined by arrows in sequence."""
     return [visible(" → ".join(side)) for side in row.sides]
 
 
 def kind_in_words(row: SideBySide) -> str:
-    """What runs beside what, where it is no module."""
+    """Return the kind of overlap in words, if it is not of modules."""
     return {
         "modules": "",
         "weight gradients": "Weight gradients beside the chain of data gradients",

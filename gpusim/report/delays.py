@@ -1,4 +1,4 @@
-"""Delays in words: the one that cost a schedule most, and what each cause means to a user."""
+"""Delays in words: the worst delay of a schedule, and the meaning of each cause for a user."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gpusim.text import shortened, visible
 from gpusim.trace.op_names import op_label
 from gpusim.units import format_ns
 
-#: A further cause is named from this share of the step on.
+#: Further causes are named if they take at least this share of the step.
 LEAST_SHARE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What a cause of delays means: `why` continues "time was lost because", `helps` begins a sentence of its own."""
+    """Meaning of a cause of delays: `why` continues "time was lost because", `helps` starts a sentence."""
 
     why: str
     helps: str
@@ -55,15 +55,15 @@ CAUSES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WorstDelay:
-    """The delay on the way to the end that cost most."""
+    """The largest delay on the path to the end."""
 
     delay: Delay
     text: str
-    """What lost how much to what, and what would help; plain text."""
+    """Loser, lost time, cause and remedy, in plain text."""
 
 
 def worst_delay(explained: Explained) -> WorstDelay | None:
-    """None where nothing lies between the schedule and its critical path."""
+    """Return the largest delay, or None if the schedule is as fast as its critical path."""
     gap = explained.step()
     rows = merged(gap.delays)
     if not rows:
@@ -80,7 +80,7 @@ def worst_delay(explained: Explained) -> WorstDelay | None:
 
 
 def causes_sentence(explained: Explained, named: int = 2) -> str:
-    """What lies between a schedule and its critical path, with the largest causes; empty where nothing does."""
+    """Return a sentence on the time above the critical path with its largest causes; empty if there is none."""
     gap = explained.step()
     causes = list(explained.causes_ns().items())[:named]
     if gap.gap_ns <= 0.0 or not causes:
@@ -97,7 +97,7 @@ def causes_sentence(explained: Explained, named: int = 2) -> str:
 
 
 def task_label(explained: Explained, task: int) -> str:
-    """Layer and operator of a task, as text that moves nothing."""
+    """Return layer and operator of a task, with control characters made visible."""
     op = explained.timeline.plan.tasks[task].op
     name = op_label(explained.graph.trace.ops[op]) if op >= 0 else explained.timeline.plan.tasks[task].name
     return shortened(visible(name), 80)

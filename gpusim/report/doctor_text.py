@@ -1,4 +1,4 @@
-"""What `gpusim doctor` and `gpusim import` print."""
+"""Output of `gpusim doctor` and `gpusim import`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpusim.units import format_ns
 
 
 def doctor_lines(report: Report, file: str) -> Iterator[str]:
-    """The report, a line at a time."""
+    """Yield the lines of the report."""
     yield f"{file}: {report.what}, by {report.writer}"
     gpus = [name if count == 1 else f"{count} x {name}" for name, count in Counter(report.gpus).items()]
     yield f"  GPU           {shortened(', '.join(gpus)) or 'none'}"
@@ -30,7 +30,7 @@ def doctor_lines(report: Report, file: str) -> Iterator[str]:
 
 
 def imported_lines(imported: Imported) -> Iterator[str]:
-    """What was imported, a line at a time."""
+    """Yield the lines about an imported trace."""
     source = imported.source
     kernels = sum(kernel.kind == "kernel" for op in imported.trace.ops for kernel in op.kernels)
     gpu = imported.trace.provenance.gpu.name
@@ -41,7 +41,7 @@ def imported_lines(imported: Imported) -> Iterator[str]:
 
 
 def imported_document(imported: Imported) -> dict[str, Any]:
-    """The import as `gpusim import --json` prints it."""
+    """Return the document of `gpusim import --json`."""
     source = imported.source
     return {
         "gpu": imported.trace.provenance.gpu.name,
@@ -71,7 +71,7 @@ def _step_lines(imported: Imported) -> Iterator[str]:
 
 
 def finding_lines(findings: tuple[Finding, ...] | list[Finding]) -> Iterator[str]:
-    """Numbered findings, each with its code, reason and what to do."""
+    """Yield numbered findings, each with code, reason and advice."""
     if not findings:
         yield "No findings."
     for number, finding in enumerate(findings, 1):

@@ -1,4 +1,4 @@
-"""`gpusim explain`: tables for people, documents for `--json`."""
+"""Output of `gpusim explain`: tables, and documents for `--json`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpusim.text import visible
 from gpusim.units import format_ns, format_times_ns
 
 ROWS = 12
-#: Where nothing counted the kernels' traffic and instructions.
+#: Source of traffic and instructions without counters.
 ESTIMATED = "estimated from tensor sizes and kernel family"
 
 
 def step_document(explained: Explained) -> dict[str, Any]:
-    """The whole step: totals by cause, which add up to the gap, and the longest single delays on the path."""
+    """Return the document of a step: totals by cause, which add up to the gap, and the longest delays on the path."""
     gap = explained.step()
     return {
         "makespan_ns": gap.makespan_ns,
@@ -30,7 +30,7 @@ def step_document(explained: Explained) -> dict[str, Any]:
 
 
 def window_document(explained: Explained, begin_ns: int, end_ns: int) -> dict[str, Any]:
-    """All delays in a window, summed over the ops that had them, and those of the path among them."""
+    """Return the document of a window: all delays, summed over ops, and those on the path among them."""
     inside = explained.window(begin_ns, end_ns)
     path = [part for delay in explained.step().delays if (part := delay.within(begin_ns, end_ns)) is not None]
     timeline = explained.timeline
@@ -49,7 +49,7 @@ def window_document(explained: Explained, begin_ns: int, end_ns: int) -> dict[st
 
 
 def pair_document(explained: Explained, pair: Pair) -> dict[str, Any]:
-    """Two ops: when they ran, what they cost each other, what kept them apart."""
+    """Return the document of two ops: their times, mutual losses, and the causes that kept them apart."""
     ops = explained.graph.trace.ops
     return {
         "first": ops[pair.first].name,
@@ -68,7 +68,7 @@ def pair_document(explained: Explained, pair: Pair) -> dict[str, Any]:
 
 
 def print_step(document: Mapping[str, Any]) -> None:
-    """Totals by cause and the longest delays."""
+    """Print totals by cause and the longest delays."""
     out = console()
     out.print(
         f"makespan {format_ns(document['makespan_ns'])}, critical path {format_ns(document['critical_path_ns'])}, "
@@ -80,7 +80,7 @@ def print_step(document: Mapping[str, Any]) -> None:
 
 
 def print_window(document: Mapping[str, Any]) -> None:
-    """Delays of all ops in the window."""
+    """Print the delays of all ops in the window."""
     out = console()
     out.print(
         f"{format_ns(document['from_ns'])} to {format_ns(document['until_ns'])}: {document['running']:.2f} kernels "
@@ -92,7 +92,7 @@ def print_window(document: Mapping[str, Any]) -> None:
 
 
 def print_pair(document: Mapping[str, Any]) -> None:
-    """Two ops."""
+    """Print overlap and delays of two ops."""
     out = console()
     for which in ("first", "second"):
         begin, end = document[f"{which}_ns"]
@@ -170,7 +170,7 @@ def _layer(explained: Explained, task: int) -> str:
 
 
 def _whole_ns(causes: Mapping[str, float], total_ns: int) -> dict[str, int]:
-    """The same times in whole ns, which still add up to `total_ns`: the largest remainders are rounded up."""
+    """Round times to whole ns that add up to `total_ns`; the largest remainders are rounded up."""
     whole_ns = {cause: int(lost_ns) for cause, lost_ns in causes.items()}
     short = total_ns - sum(whole_ns.values())
     for cause in sorted(causes, key=lambda name: whole_ns[name] - causes[name])[: max(0, short)]:

@@ -1,4 +1,4 @@
-"""What `gpusim explore` found as CSV: one row for each schedule."""
+"""Results of `gpusim explore` as CSV, one row per schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CSV_FIELDS = ("trace", "hardware", "calibrated", "policy", "streams", "makespan_
 
 
 def rows_csv(rows: Sequence[Row], trace: str, hardware: str, calibrated: bool) -> str:
-    """The schedules in the order they were found, with a header; times in ns, sizes in bytes."""
+    """Return the schedules in order of discovery, with a header; times in ns, sizes in bytes."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_FIELDS)

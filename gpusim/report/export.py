@@ -1,6 +1,6 @@
 """Timelines for other tools: Kineto-like JSON with operators and launches, execution traces, Chakra `.et`.
 
-`gpusim import` reads all three. Times of Kineto are microseconds with three decimals, so nanoseconds are kept.
+`gpusim import` reads all three. Kineto's times are microseconds with three decimals, which preserves nanoseconds.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from gpusim.trace.dependencies import dependencies, handles
 from gpusim.trace.element_sizes import DTYPE_BYTES
 from gpusim.units import NS_PER_US
 
-#: Host time of a launch and of the operator around it; the host is ahead of the GPU by all of them.
+#: Host time of a launch and of the operator around it; the host runs ahead of the GPU by all of them.
 LAUNCH_NS, OPERATOR_NS = 2_000, 4_000
 HOST, HOST_THREAD = 1_000_000, 1_000_001
 ET_SCHEMA: Final = "1.1.1-chakra.0.0.4"
 COMP_NODE: Final = 4
-#: torch's names of types -> those that a profile has.
+#: torch's names of types -> names in a profile.
 _CPP_TYPES: Final = {
     "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "bool": "bool",
     "int64": "long int", "int32": "int", "int16": "short int", "int8": "signed char", "uint8": "unsigned char",
 }  # fmt: skip
 _CALLS: Final = {"kernel": "cudaLaunchKernel", "gpu_memcpy": "cudaMemcpyAsync"}
-#: Storage that stands for the random generator, which ops that draw from it share.
+#: Storage that stands for the random generator shared by random ops.
 _GENERATOR: Final = 2**40
 
 
 def kineto_document(
     timeline: Timeline, trace: Trace, title: str, hardware: HardwareModel, *, anew: bool = False
 ) -> dict[str, Any]:
-    """The timeline as torch.profiler writes one: operators, launches and kernels, tied by `correlation`.
+    """Return the timeline in the format of torch.profiler: operators, launches and kernels, tied by `correlation`.
 
-    Operators are launched in the schedule's order. `anew`: other kernels run than when the step was measured.
+    Operators are launched in the schedule's order. `anew` is True if other kernels run than in the measured step.
     """
     run = run_from_timeline(timeline, trace, title, hardware)
     tasks = timeline.plan.tasks
@@ -60,7 +60,7 @@ def kineto_document(
         )
 
     def arrow(number: int, call_ns: int, thread: tuple[int, int], start_ns: int) -> None:
-        """From a launch to its kernel: TraceLens counts no kernel without one, and Perfetto draws it."""
+        """Add a flow from a launch to its kernel: TraceLens requires it, and Perfetto draws it."""
         flow = {"id": number, "cat": "ac2g", "name": "ac2g"}
         events.append({"ph": "s", **flow, "pid": HOST, "tid": HOST_THREAD, "ts": ns_to_trace_us(call_ns)})
         events.append(
@@ -86,7 +86,7 @@ def kineto_document(
             lane, start_ns = (piece.device, piece.stream), base_ns + piece.start_ns
             add(piece.category, piece.name, lane, start_ns, piece.dur_ns, args)
             arrow(index + 1, call_ns, lane, start_ns)
-    # Beside another kernel each takes longer than alone, and what the step took when it was captured sets its gaps.
+    # Concurrent kernels take longer than alone, and the time measured at capture determines the gaps.
     measured = trace.ground_truth is not None and trace.provenance.gpu.name == hardware.gpu and not anew
     return {
         "schemaVersion": 1,
@@ -99,7 +99,7 @@ def kineto_document(
 
 
 def _recorded_shapes(trace: Trace, op: Op) -> dict[str, list[Any]]:
-    """Arguments as a profile has them with `record_shapes`; nothing for an imported op, which has none."""
+    """Return arguments as in a profile with `record_shapes`; empty for an imported op, which has none."""
     dims: list[Any] = []
     strides: list[Any] = []
     types: list[str] = []
@@ -123,12 +123,12 @@ def _recorded_shapes(trace: Trace, op: Op) -> dict[str, list[Any]]:
 
 
 def kineto_text(document: dict[str, Any]) -> bytes:
-    """The document as JSON with a space behind each colon: HTA finds the rank by a pattern that wants it."""
+    """Return the document as JSON with a space after each colon, as required by HTA's pattern for the rank."""
     return msgspec.json.format(msgspec.json.encode(document), indent=0) + b"\n"
 
 
 def execution_trace_document(trace: Trace) -> dict[str, Any]:
-    """The ops and what they read and write as an execution trace of PyTorch; `rf_id` is that of `kineto_document`."""
+    """Return the ops and their tensors as an execution trace of PyTorch, with `rf_id` as in `kineto_document`."""
     known: set[int] = set()
     nodes = []
     for index, op in enumerate(trace.ops):
@@ -161,7 +161,7 @@ def _tensor(trace: Trace, number: int) -> list[Any]:
 
 
 def chakra_bytes(timeline: Timeline, trace: Trace) -> bytes:
-    """The kernels as a Chakra `.et` with true data dependencies; whole microseconds, and `duration_nanos` beside."""
+    """Return the kernels as a Chakra `.et` with true data dependencies, in whole us plus `duration_nanos`."""
     tasks = timeline.plan.tasks
     last_of_op: dict[int, int] = {}
     before: list[set[int]] = [set() for _ in tasks]
@@ -193,7 +193,7 @@ def chakra_bytes(timeline: Timeline, trace: Trace) -> bytes:
 
 
 def _work_preds(trace: Trace, with_work: Iterable[int]) -> list[set[int]]:
-    """For each op the ops with GPU work that it waits for, directly or through ops without any."""
+    """Return the ops with GPU work that each op waits for, directly or through ops without work."""
     work = set(with_work)
     work_preds: list[set[int]] = []
     for preds in dependencies(trace):

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: names and numbers stay whole, columns that matter least go first."""
+"""Tables that fit the terminal: names and numbers stay whole, and the least important columns are left out."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from rich.text import Text
 
 from gpusim.report.terminal import Table
 
-#: A folded column is at least this wide, and other columns are left out to keep it as wide as the second.
+#: Minimum width of a folded column, and width that it keeps by leaving out other columns.
 LEAST_FOLDED, READABLE_FOLDED = 8, 20
-#: Where the cell of a number may break: before a share, which then stands below the number.
+#: Break point in the cell of a number: before a share, which then goes below the number.
 _BEFORE_SHARE = re.compile(r" +(?=[+-]?[\d.]+%)")
 
 
 @dataclass(frozen=True, slots=True)
 class _Widths:
-    """Widths of a column: of its cells as they are, of the longest part that stays on one line, and between them."""
+    """Widths of a column: full, minimum (longest unbreakable part), and readable."""
 
     natural: int
     least: int
     readable: int
-    """What other columns are left out for."""
+    """Width for which other columns are left out."""
 
 
 def print_table(out: Console, table: Table, drop: Sequence[str] = (), fold: Sequence[str] = ()) -> None:
     """Print `table` within the width of `out`.
 
-    Where it is too wide, columns are left out in the order of `drop`; then text breaks between words, and the names in
-    the columns of `fold` break anywhere. The first column and numbers stay whole: a table of these that is wider still
-    is printed wider than `out`.
+    If it is too wide, columns are left out in the order of `drop`; then text breaks between words, and names in the
+    columns of `fold` break anywhere. The first column and numbers stay whole: a table that is still too wide is printed
+    wider than `out`.
     """
     left_out: list[str] = []
     for name in (*drop, None):
@@ -75,7 +75,7 @@ def _widths(column: Column, first: bool, fold: Sequence[str]) -> _Widths:
 
 
 def _shared_out(widths: Sequence[_Widths], room: int) -> list[int]:
-    """Widths that fit `room` where the least ones do: the column with most to give gives first."""
+    """Return widths that fit `room` if the minimum widths do; the column with the most slack shrinks first."""
     shares = [width.natural for width in widths]
     while sum(shares) > room:
         spare = [width - each.least for width, each in zip(shares, widths, strict=True)]
@@ -86,7 +86,7 @@ def _shared_out(widths: Sequence[_Widths], room: int) -> list[int]:
 
 
 def _rebuilt(table: Table, kept: Sequence[Column]) -> Table:
-    """The same table with these of its columns."""
+    """Return the same table with only these columns."""
     rebuilt = Table(box=table.box, show_edge=table.show_edge, pad_edge=table.pad_edge, header_style=table.header_style)
     for column in kept:
         rebuilt.add_column(column.header, justify=column.justify, style=column.style, overflow="fold")
@@ -97,7 +97,7 @@ def _rebuilt(table: Table, kept: Sequence[Column]) -> Table:
 
 
 def _overhead(out: Console, table: Table) -> int:
-    """Width of lines and spaces between the columns."""
+    """Return the width of lines and spaces between the columns."""
     wide = out.options.update(width=10_000)
     for column in table.columns:
         column.width = column.min_width = 1

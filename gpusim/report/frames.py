@@ -1,4 +1,4 @@
-"""Timelines and results as pandas frames, for notebooks: times in ns, sizes in bytes."""
+"""Timelines and results as pandas data frames, for notebooks; times in ns, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpusim.engine.base import Timeline
 from gpusim.formats.results import Results
 from gpusim.formats.trace import Trace
 
-#: Fields of a case that hold several values by name, and are no column.
+#: Fields of a case with several values by name, which are no columns.
 _BY_NAME: Final = ("baselines", "bounds_ns", "baseline_peak_bytes", "deviations")
 
 
 def timeline_frame(timeline: Timeline, trace: Trace) -> pd.DataFrame:
-    """One row for each task, in launch order: op, layer, phase, kernel, stream, start, end, how long it waited.
+    """Return one row per task, in launch order: op, layer, phase, kernel, stream, start, end and wait.
 
     `slowdown` is the simulated time over the time alone.
     """
@@ -43,7 +43,7 @@ def timeline_frame(timeline: Timeline, trace: Trace) -> pd.DataFrame:
 
 
 def results_frame(results: Results) -> pd.DataFrame:
-    """One row for each case of a results file, with measured and predicted speed-up and the errors."""
+    """Return one row per case of a results file, with measured and predicted speed-up and errors."""
     rows = [
         {field: getattr(case, field) for field in case.__struct_fields__ if field not in _BY_NAME}
         | {

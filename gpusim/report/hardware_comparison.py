@@ -1,4 +1,4 @@
-"""Two calibrations beside each other, as a table and as a document."""
+"""Comparison of two calibrations, as a table and as a document."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpusim.analysis.hardware_comparison import TOLERANCE, Difference
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
 
-#: Bundled steps that the effect of a number is judged by: small and large, inference and training.
+#: Bundled steps for judging the effect of a number: small and large, inference and training.
 JUDGED_BY: Final = ("googlenet-infer-b1", "googlenet-train-b8", "inception_v3-infer-b1")
 
 
 def compared_document(first: str, second: str, differences: Sequence[Difference]) -> dict[str, Any]:
-    """`gpusim hardware --compare --json`."""
+    """Return the document of `gpusim hardware --compare --json`."""
     return {
         "first": first,
         "second": second,
@@ -37,7 +37,7 @@ def compared_document(first: str, second: str, differences: Sequence[Difference]
 
 
 def print_compared(document: Mapping[str, Any]) -> None:
-    """Each number of both, and whether they agree."""
+    """Print each number of both models and whether they agree."""
     out = console()
     table = Table(show_edge=False, header_style="bold")
     for column in ("parameter", "first", "second", "difference", "agree", "changes a prediction by up to"):
@@ -57,7 +57,7 @@ def print_compared(document: Mapping[str, Any]) -> None:
 
 
 def compared_markdown(document: Mapping[str, Any]) -> str:
-    """The same as a table for docs."""
+    """Return the comparison as a Markdown table for docs."""
     lines = [
         "| parameter | first | second | difference | within 5 % | changes a prediction by up to |",
         "|---|--:|--:|--:|---|--:|",

@@ -1,7 +1,7 @@
-"""What a drawing of a timeline shows: lanes, bars in them, and quantities over time, no more of each than can be seen.
+"""Content of a timeline drawing: lanes, their bars, and quantities over time, limited to what can be seen.
 
-Where a window holds more kernels than bars may be drawn, bars stand for bins of time: one for each lane, bin and phase,
-as long as the kernels of that phase ran in it. No time is dropped, and whoever draws them can say how wide a bin is.
+If a window has more kernels than bars may be drawn, bars stand for bins of time: one per lane, bin and phase, long as
+the kernels of that phase ran in it. No time is dropped, and the width of a bin is known to the caller.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Final
 
 from gpusim.report.perfetto import Run, pack_lanes
 
-#: Browsers stay quick up to about here, and a screen has no more columns.
+#: Browsers stay responsive up to about this number, and a screen has no more columns.
 MAX_BARS = 2_000
 MAX_SAMPLES = 2_000
-#: What a measured kernel takes from the simulated one that it is matched with.
+#: Fields that a measured kernel takes from its matching simulated one.
 _MATCHED: Final = ("op", "layer", "phase", "target")
 
 Window = tuple[int, int]
-"""From and to, in ns."""
+"""Start and end of a window, in ns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A row of the drawing: slices of one stream that do not overlap."""
+    """A row of the drawing, with slices of one stream that do not overlap."""
 
     name: str
     slices: tuple[int, ...]
-    """Indices of slices of the run, by start."""
+    """Indices of slices of the run, in start order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A rectangle of a lane: one slice, or the slices of one phase in one bin."""
+    """A bar of a lane: one slice, or the slices of one phase in one bin."""
 
     lane: int
     start_ns: float
@@ -43,7 +43,7 @@ class Bar:
     phase: str
     slices: tuple[int, ...]
     bin_ns: tuple[float, float] | None = None
-    """The bin it stands for; None where it is one slice."""
+    """Bin of the bar; None for a single slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Bars:
 
     bars: tuple[Bar, ...]
     kernels: int
-    """Slices in the window."""
+    """Number of slices in the window."""
     bin_ns: float | None
-    """Width of a bin, None where each bar is one slice."""
+    """Width of a bin; None if each bar is one slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class Samples:
     times_ns: tuple[float, ...]
     values: tuple[float, ...]
     bin_ns: float | None
-    """Width of the bins that values are means of, None where they are exact."""
+    """Width of the bins of mean values; None if values are exact."""
 
 
 def lanes(run: Run) -> tuple[Lane, ...]:
-    """The lanes of a run: one for each stream, and more where its slices overlap (in measured runs)."""
+    """Return the lanes of a run: one per stream, and more if its slices overlap (in measured runs)."""
     tracks: dict[tuple[int, int], list[int]] = {}
     for index, piece in enumerate(run.slices):
         tracks.setdefault((piece.device, piece.stream), []).append(index)
@@ -84,15 +84,15 @@ def lanes(run: Run) -> tuple[Lane, ...]:
 
 
 def folded(run: Run) -> tuple[Lane, ...]:
-    """As few lanes as hold a run, whatever its streams: those of a CUDA graph's executor are not the schedule's."""
+    """Return the fewest lanes for a run, ignoring streams: those of a CUDA graph's executor are not the schedule's."""
     packed = pack_lanes([(piece.start_ns, piece.end_ns) for piece in run.slices])
     return tuple(Lane(f"at once {number}", tuple(lane)) for number, lane in enumerate(packed, 1))
 
 
 def with_phases(measured: Run, simulated: Run) -> Run:
-    """A measured run whose kernels have op, layer and phase of the simulated ones of the same name, in order of start.
+    """Return a measured run with op, layer and phase taken from simulated kernels of the same name, in start order.
 
-    A profiler does not know them. Where a name has other counts in the two runs, its kernels stay as they are.
+    A profiler does not know them. If the counts of a name differ between the runs, its kernels stay as they are.
     """
     places: dict[str, list[int]] = defaultdict(list)
     for index in sorted(range(len(simulated.slices)), key=lambda place: simulated.slices[place].start_ns):
@@ -111,12 +111,12 @@ def with_phases(measured: Run, simulated: Run) -> Run:
 
 
 def whole(run: Run) -> Window:
-    """The window that holds all of a run."""
+    """Return the window of a whole run."""
     return 0, max((piece.end_ns for piece in run.slices), default=0)
 
 
 def bars(run: Run, rows: Sequence[Lane], window: Window, limit: int = MAX_BARS) -> Bars:
-    """At most about `limit` bars for what runs in a window; slices that reach out of it are cut at its edges."""
+    """Return at most about `limit` bars for a window; slices are cut at its edges."""
     begin, end = window
     inside = [
         (number, index)
@@ -134,7 +134,7 @@ def bars(run: Run, rows: Sequence[Lane], window: Window, limit: int = MAX_BARS) 
 
 
 def _binned(run: Run, rows: Sequence[Lane], inside: list[tuple[int, int]], window: Window, limit: int) -> Bars:
-    """As many bins as give at most `limit` bars."""
+    """Return bars with as many bins as give at most `limit` bars."""
     count = max(1, limit // len(rows))
     while True:
         binned = _bins(run, inside, window, count)
@@ -144,7 +144,7 @@ def _binned(run: Run, rows: Sequence[Lane], inside: list[tuple[int, int]], windo
 
 
 def _bins(run: Run, inside: list[tuple[int, int]], window: Window, count: int) -> list[Bar]:
-    """One bar for each lane, bin and phase; those of one bin lie end to end from its start."""
+    """Return one bar per lane, bin and phase; those of one bin are contiguous from its start."""
     begin, end = window
     bin_ns = (end - begin) / count
     phases = sorted({phase_of(run, index) for _, index in inside})
@@ -171,12 +171,12 @@ def _bins(run: Run, inside: list[tuple[int, int]], window: Window, count: int) -
 
 
 def phase_of(run: Run, index: int) -> str:
-    """Phase of a slice, empty where it has none (measured runs)."""
+    """Return the phase of a slice; empty if it has none (measured runs)."""
     return str(run.slices[index].args.get("phase", ""))
 
 
 def samples(series: Sequence[tuple[int, float]], window: Window, limit: int = MAX_SAMPLES) -> Samples:
-    """A step function in a window: as it is, or as means over `limit` bins where it has more steps."""
+    """Return a step function in a window, exact or, with more than `limit` steps, as means over `limit` bins."""
     begin, end = window
     times = [time for time, _ in series]
     place = max(0, bisect_right(times, begin) - 1)

@@ -1,4 +1,4 @@
-"""What `gpusim limits` prints and writes: tables for people, a document for `--json`, rows for `--csv`."""
+"""Output of `gpusim limits`: tables, a document for `--json`, rows for `--csv`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CSV_FIELDS = (
 
 
 def limits_document(limits: Limits) -> dict[str, Any]:
-    """`limits --json`: times in ns, shares of the potential as fractions."""
+    """Return the document of `limits --json`: times in ns, shares of the potential as fractions."""
     return {
         "trace": limits.trace,
         "hardware": limits.hardware,
@@ -82,7 +82,7 @@ def _scope_document(scope: Scope) -> dict[str, Any]:
 
 
 def gap_document(gap: Gap) -> dict[str, Any]:
-    """A gap for `--json`: the parts add up to time less bound."""
+    """Return a gap for `--json`; the parts add up to time minus bound."""
     return {
         "bound": gap.bound,
         "bound_ns": gap.bound_ns,
@@ -94,7 +94,7 @@ def gap_document(gap: Gap) -> dict[str, Any]:
 
 
 def limits_csv(limits: Limits) -> str:
-    """One row for each scope and limit, with a header; what belongs to the scope is repeated on its rows."""
+    """Return one row per scope and limit, with a header; values of the scope are repeated on its rows."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_FIELDS)
@@ -124,7 +124,7 @@ def limits_csv(limits: Limits) -> str:
 
 
 def print_limits(limits: Limits) -> None:
-    """Parallelism of each scope, and where its potential goes."""
+    """Print the parallelism of each scope, and where its potential goes."""
     out = console()
     out.print(
         styled(
@@ -218,7 +218,7 @@ def _gap_table(limits: Limits) -> Table:
 
 
 def _table_of_scopes(limits: Limits) -> Table:
-    """A table with a column for each scope."""
+    """Return a table with a column per scope."""
     table = Table(show_edge=False, header_style="bold")
     table.add_column("")
     for scope in limits.scopes:
@@ -227,13 +227,13 @@ def _table_of_scopes(limits: Limits) -> Table:
 
 
 def _in_one_unit(*rows: list[int]) -> list[list[str]]:
-    """The rows' times as texts, all of one unit."""
+    """Format the times of the rows with one unit."""
     texts = iter(format_times_ns(time_ns for row in rows for time_ns in row))
     return [[next(texts) for _ in row] for row in rows]
 
 
 def _change(time: str, share: float) -> str:
-    """A change of a time, with its share."""
+    """Format a change of a time with its share."""
     if not share:
         return "-"
     return f"{'' if time.startswith('-') else '+'}{time} {share:>6.1%}"

@@ -1,4 +1,4 @@
-"""What the limits of a step come to, in words."""
+"""Summary of the limits of a step in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from gpusim.analysis.limits import Scope
 from gpusim.analysis.relaxed import CONTENTION, DEPENDENCIES, DRAM, FRONT_END, GAPS, SMS, STREAMS
 
-#: What each limit means for a user.
+#: Meaning of each limit for a user.
 MEANING: Final = {
     DEPENDENCIES: "operations wait for each other, and no schedule changes that",
     GAPS: "each kernel and each join costs time of its own: operator fusion makes fewer",
@@ -17,12 +17,12 @@ MEANING: Final = {
     DRAM: "kernels that run together share the memory's bandwidth: operator fusion moves fewer bytes",
     STREAMS: "more streams would help",
 }
-#: Losses that are named, and the share that one must have.
+#: Maximum number of losses named, and minimum share of each.
 _NAMED, _LEAST_SHARE = 2, 0.05
 
 
 def limits_sentences(scope: Scope) -> list[str]:
-    """How much of the potential the best schedule wins, and what the largest losses mean; each a sentence."""
+    """Return sentences on the gain of the best schedule and the meaning of the largest losses."""
     if scope.potential_ns <= 0:
         return ["There is nothing to win: the step is one operation long."]
     sentences = [f"The best list schedule wins {scope.share(scope.won_ns):.0%} of what there is to win."]
@@ -35,7 +35,7 @@ def limits_sentences(scope: Scope) -> list[str]:
 
 
 def conclusion(scope: Scope) -> str:
-    """What the limits come to, in one sentence or two: what is lost, to what, and what a user could do about it."""
+    """Return a summary of the limits in one or two sentences: the losses, their causes, and remedies."""
     if scope.potential_ns <= 0:
         return limits_sentences(scope)[0]
     losses = [

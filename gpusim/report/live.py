@@ -1,4 +1,4 @@
-"""What is in memory at a moment of a simulated step, by the engine's own rule."""
+"""Live storages at a time of a simulated step, by the engine's rule."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from gpusim.formats.trace import Role, Trace
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """One storage in memory."""
+    """A live storage."""
 
     bytes: int
     role: Role
-    """Of its first tensor."""
+    """Role of its first tensor."""
     name: str
-    """Of a parameter or buffer; else of the op that wrote it first."""
+    """Name of the parameter or buffer, or of the op that wrote it first."""
     layer: str
     phase: str
-    """Of the op that touched it first."""
+    """Phase of the op that used it first."""
     from_ns: int
-    """When it was allocated; 0 for what is kept throughout."""
+    """Time of its allocation; 0 for storages that live throughout."""
     until_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment of most memory, and what is live then, the largest first."""
+    """The time of peak memory, with the live storages, largest first."""
 
     time_ns: int
     bytes: int
@@ -35,13 +35,13 @@ class Peak:
 
 
 def peak(timeline: Timeline, trace: Trace) -> Peak:
-    """What is live at the first moment of most memory; the sizes add up to `timeline.peak_bytes`."""
+    """Return the first time of peak memory with its live storages; sizes add up to `timeline.peak_bytes`."""
     time_ns = next((time for time, level in timeline.memory if level == timeline.peak_bytes), 0)
     return Peak(time_ns, timeline.peak_bytes, live_at(timeline, trace, time_ns))
 
 
 def live_at(timeline: Timeline, trace: Trace, time_ns: int) -> tuple[Live, ...]:
-    """The storages in memory at a time, the largest first."""
+    """Return the live storages at a time, largest first."""
     spans: dict[int, tuple[int, int]] = {}
     for task, start, end in zip(timeline.plan.tasks, timeline.start_ns, timeline.end_ns, strict=True):
         if task.op < 0:
@@ -80,7 +80,7 @@ def live_at(timeline: Timeline, trace: Trace, time_ns: int) -> tuple[Live, ...]:
 
 
 def by_role(live: tuple[Live, ...]) -> dict[str, int]:
-    """Bytes by role, the largest first."""
+    """Return bytes by role, largest first."""
     bytes_of: dict[str, int] = {}
     for each in live:
         bytes_of[each.role] = bytes_of.get(each.role, 0) + each.bytes

@@ -1,8 +1,8 @@
-"""A measured run to look at beside a simulated one: what `gpusim replay` wrote, or a profiler's trace.
+"""A measured run for comparison with a simulated one: output of `gpusim replay`, or a profiler's trace.
 
-Three kinds of file are understood: the measurement (`gpusim replay -o`), with the time of the whole step; the timeline
-(`gpusim replay --perfetto`), with the profiled kernels too; and any Chrome trace of PyTorch's profiler. A profiled run
-is slower than the one that was timed, and its lanes are those of the CUDA graph's executor.
+Three kinds of file are accepted: the measurement (`gpusim replay -o`), with the time of the whole step; the timeline
+(`gpusim replay --perfetto`), which adds the profiled kernels; and any Chrome trace of PyTorch's profiler. A profiled
+run is slower than the timed one, and its lanes are those of the CUDA graph's executor.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from gpusim.units import counted, format_bytes
 
 FOLDER = "validate/timelines"
 SUFFIX = ".perfetto.json.gz"
-#: More than a step has, and as many as a drawing can take.
+#: More than a step has, and the limit of a drawing.
 MAX_SLICES, MAX_STREAMS = 200_000, 256
-#: Profilers count us from the boot or from 1970.
+#: Profilers count us from the start of the machine or from 1970.
 MAX_TIME_US = 1e16
-#: Of the titles of measured runs in files of `gpusim replay --perfetto`.
+#: Part of the titles of measured runs in files of `gpusim replay --perfetto`.
 TITLE = "measured"
-#: Arguments of a kernel that are shown as sizes and as launch shapes.
+#: Arguments of a kernel shown as sizes and as launch shapes.
 _SIZES, _SHAPES = ("bytes", "correlation", "registers per thread", "shared memory"), ("grid", "block")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured step; at least one of its two parts is there."""
+    """A measured step, with at least one of its two parts."""
 
     title: str
     measurement: Measurement | None
-    """The step as it was timed, without a profiler."""
+    """Time of the step, measured without a profiler."""
     run: Run | None
-    """Its kernels, as a profiler saw them."""
+    """Profiled kernels."""
 
     @property
     def timed_ns(self) -> int | None:
-        """Time of the step without a profiler; None where it was not taken."""
+        """Time of the step without a profiler; None if not measured."""
         return self.measurement.schedule.median_ns if self.measurement else None
 
     @property
     def profiled_ns(self) -> int | None:
-        """From the first kernel's start to the last one's end, under the profiler; None where there is no profile."""
+        """Time from the first start to the last end of a kernel under the profiler; None without a profile."""
         return None if self.run is None else max((piece.end_ns for piece in self.run.slices), default=0)
 
     @property
     def makespan_ns(self) -> int:
-        """Time of the step: as timed, else from the first kernel's start to the last one's end."""
+        """Time of the step without a profiler if measured, else under the profiler."""
         if self.measurement is not None:
             return self.measurement.schedule.median_ns
         assert self.profiled_ns is not None
@@ -72,7 +72,7 @@ class Measured:
 
 
 class _Event(msgspec.Struct):
-    """What is read of an event of a Chrome trace; some kinds of event have other types in these fields."""
+    """Fields read from an event of a Chrome trace; some kinds of event have other types in these fields."""
 
     ph: str = ""
     cat: Any = ""
@@ -90,7 +90,7 @@ class _File(msgspec.Struct):
 
 
 def parse_measured(data: bytes, name: str, trace: Trace) -> Measured:
-    """A measured run of `trace` from a file's bytes; `name` is for messages.
+    """Parse a measured run of `trace` from a file's bytes; `name` is for messages.
 
     Raises `MeasurementError` for a broken file, one beyond the limits on size, or one of another step.
     """
@@ -100,7 +100,7 @@ def parse_measured(data: bytes, name: str, trace: Trace) -> Measured:
 
 
 def parse_measured_upload(data: bytes, name: str, trace: Trace) -> Measured:
-    """`parse_measured` of a file that somebody else sent: what counts in it is found in a process of its own."""
+    """`parse_measured` for an uploaded file, whose relevant parts are extracted in a separate process."""
     _check_size(data, name)
     function = f"{__name__}:{essence.__name__}"
     pieces = read_apart(function, data, name, MeasurementError, max_bytes=MAX_UPLOAD_DOCUMENT_BYTES)
@@ -113,9 +113,9 @@ def parse_measured_upload(data: bytes, name: str, trace: Trace) -> Measured:
 
 
 def essence(data: bytes, name: str, *, max_bytes: int) -> Iterator[bytes]:
-    """A file as `parse_measured` wants it, without the events that it leaves out, and these in pieces.
+    """Yield the parts of a file that `parse_measured` needs, in pieces, without ignored events.
 
-    The other side of an upload.
+    Runs in the separate process of an upload.
     """
     text = decompress(data, name, MeasurementError, max_bytes)
     file = _decoded(text, name)
@@ -170,12 +170,12 @@ def _from_file(file: _File, text: bytes, name: str, trace: Trace) -> Measured:
 
 
 def read_measured(path: Path, trace: Trace) -> Measured:
-    """A measured run of `trace` from a file. Raises `MeasurementError`."""
+    """Read a measured run of `trace`. Raises `MeasurementError`."""
     return parse_measured(read_file(path, MeasurementError), str(path), trace)
 
 
 def load_measured(name_or_file: str, trace: Trace) -> Measured:
-    """A measured run of `trace` by bundled name (`bundled_measured`) or file. Raises `MeasurementError`."""
+    """Load a measured run of `trace` by bundled name (`bundled_measured`) or file. Raises `MeasurementError`."""
     bundled = bundled_measured(trace)
     if name_or_file in bundled:
         return read_measured(bundled[name_or_file], trace)
@@ -186,12 +186,12 @@ def load_measured(name_or_file: str, trace: Trace) -> Measured:
 
 
 def bundled_measured(trace: Trace) -> dict[str, Path]:
-    """Name -> file of the measured timelines of a step of this name that ship with gpusim."""
+    """Return the bundled measured timelines of a step, by name."""
     try:
         folder = resource_dir(FOLDER)
     except GpusimError:
         return {}
-    # No glob with the name in it: that is anybody's text.
+    # No glob with the name, which is untrusted text.
     begin = f"{trace.name}."
     paths = sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name.startswith(begin))
     return {path.name.removesuffix(SUFFIX).removeprefix(begin): path for path in paths}
@@ -236,10 +236,10 @@ def _from_events(file: _File, name: str, trace: Trace) -> Measured:
 
 
 def check_kernels(names: Sequence[str], file: str, trace: Trace) -> None:
-    """Refuse a profiler's file of another step, by the names of its kernels. Raises `MeasurementError`.
+    """Refuse a profile of another step, by kernel names. Raises `MeasurementError`.
 
-    More than half of the step's kernels must be in the file, and more than half of the file's be of the step; the
-    kernels of variants count as well, as a replay may run them. Names count as often as they occur.
+    More than half of the step's kernels must be in the file, and more than half of the file's in the step. Kernels of
+    variants count as well, since a replay may run them. Names count as often as they occur.
     """
     captured = Counter(kernel.name for op in trace.ops for kernel in op.kernels)
     others = Counter(kernel.name for op in trace.ops for variant in op.variants for kernel in variant.kernels)
@@ -255,10 +255,10 @@ def check_kernels(names: Sequence[str], file: str, trace: Trace) -> None:
 
 
 def not_comparable(measured: Measured, hardware: HardwareModel, mode: str, policy: str, streams: int) -> str:
-    """Why a predicted time must not be held against a measured one; empty where it may be.
+    """Return why a predicted time cannot be compared with a measured one; empty if it can.
 
     Both must be of one GPU, one way to launch and one schedule. A replay runs in a CUDA graph (mode "graph").
-    `policy` and `streams` are those of the predicted schedule, `streams` counted as used.
+    `policy` and `streams` belong to the predicted schedule; `streams` is the number in use.
     """
     replayed = measured.measurement
     if replayed is None:
@@ -277,9 +277,9 @@ def not_comparable(measured: Measured, hardware: HardwareModel, mode: str, polic
 
 
 def _of_graph(work: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The kernels of the CUDA graph, where most are of one launch.
+    """Return the kernels of the CUDA graph, if most belong to one launch.
 
-    torch sets the random generator's seed and offset in two kernels of their own, a while before it launches the graph.
+    torch sets the random generator's seed and offset in two separate kernels, a while before it launches the graph.
     """
     launches = Counter(event["args"].get("correlation") for event in work if event["args"].get("correlation"))
     launch, kernels = launches.most_common(1)[0] if launches else (None, 0)
@@ -289,7 +289,7 @@ def _of_graph(work: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _checked(event: _Event, name: str) -> Mapping[str, Any]:
-    """A kernel's event with fields of the right types. Raises `MeasurementError`."""
+    """Return a kernel's event with fields of the right types. Raises `MeasurementError`."""
     args = event.args if isinstance(event.args, dict) else {}
     kernel = str(event.name)[:60]
     for field, value, least in (("ts", event.ts, -MAX_TIME_US), ("dur", event.dur, 0.0)):
@@ -304,7 +304,7 @@ def _checked(event: _Event, name: str) -> Mapping[str, Any]:
 
 
 def _is_plain(key: str, value: object) -> bool:
-    """Whether an argument of a kernel is what the profiler writes under that name; another is left out."""
+    """Return True if an argument of a kernel is a valid value of the profiler; others are left out."""
     if key in _SIZES:
         return isinstance(value, int) and abs(value) <= MAX_EXACT_INT
     if key in _SHAPES:

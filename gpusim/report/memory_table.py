@@ -1,4 +1,4 @@
-"""What `gpusim memory` prints and writes: a table for people, a document for `--json`."""
+"""Output of `gpusim memory`: a table, and a document for `--json`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console
 from gpusim.units import counted, format_bytes, format_ns
 
-#: Tensors named at the peak.
+#: Maximum number of tensors named at the peak.
 NAMED = 8
 
 
 def memory_document(comparison: MemoryComparison, run: MemorySnapshot | None = None) -> dict[str, Any]:
-    """`memory --json`: times in ns, sizes in bytes. `run` is a real one's snapshot, to compare with."""
+    """Return the document of `memory --json`: times in ns, sizes in bytes; `run` is the snapshot of a measured run."""
     hardware = comparison.graph.hardware
     best = comparison.best
     return {
@@ -36,7 +36,7 @@ def memory_document(comparison: MemoryComparison, run: MemorySnapshot | None = N
 
 
 def _run_document(comparison: MemoryComparison, run: MemorySnapshot) -> dict[str, Any]:
-    """A real run beside the step that keeps all."""
+    """Return the comparison of a measured run with keep_all."""
     return {
         "device": run.device,
         "events": len(run.events),
@@ -50,7 +50,7 @@ def _run_document(comparison: MemoryComparison, run: MemorySnapshot) -> dict[str
 
 
 def _error(comparison: MemoryComparison, run: MemorySnapshot) -> float:
-    """How far the predicted peak is from the run's, as a share of the run's."""
+    """Return the relative error of the predicted peak against the measured one."""
     return comparison.keep_all.peak_bytes / run.peak_bytes - 1
 
 
@@ -86,7 +86,7 @@ def _front_document(row: PolicyRow) -> dict[str, Any]:
 
 
 def _peak_document(comparison: MemoryComparison, outcome: Outcome) -> dict[str, Any]:
-    """What is live at the peak of the step that keeps all."""
+    """Return the live storages at the peak of keep_all."""
     peak, trace = outcome.use.peak, comparison.graph.trace
     op = trace.ops[peak.op] if peak.op >= 0 else None
     return {
@@ -108,7 +108,7 @@ def _peak_document(comparison: MemoryComparison, outcome: Outcome) -> dict[str, 
 
 
 def _maker(comparison: MemoryComparison, storage: int) -> str:
-    """The op that makes a storage, or the name of the tensor that was there before the step."""
+    """Return the op that makes a storage, or the name of a tensor that exists before the step."""
     trace = comparison.graph.trace
     for op, storages in zip(trace.ops, comparison.storages.makes, strict=True):
         if storage in storages:
@@ -117,7 +117,7 @@ def _maker(comparison: MemoryComparison, storage: int) -> str:
 
 
 def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None) -> None:
-    """The table of policies, the front, and what is live at the peak; `run` is a real one's snapshot."""
+    """Print the policies, the front, and the live storages at the peak; `run` is the snapshot of a measured run."""
     out = console()
     graph, keep_all = comparison.graph, comparison.keep_all
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -1,4 +1,4 @@
-"""Sections of pages that scripts keep up to date, between two markers."""
+"""Sections of pages between two markers, kept up to date by scripts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpusim.errors import OutputError
 
 
 def with_section(page: str, name: str, begin: str, end: str, text: str) -> str:
-    """The page with `text` between the markers. Raises `OutputError`, naming the page, where they are missing."""
+    """Return the page with `text` between the markers. Raises `OutputError`, naming the page, if they are missing."""
     before, opened, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
     if not (opened and closed):

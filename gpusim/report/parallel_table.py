@@ -1,4 +1,4 @@
-"""What `gpusim parallel` prints and writes: plans for several GPUs, layer by layer."""
+"""Output of `gpusim parallel`: plans for several GPUs, layer by layer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
 from gpusim.units import counted, format_bytes, format_ns, format_times_ns
 
-#: What times of collectives rest on, in words.
+#: Source of the times of collectives, in words.
 COMMUNICATION: Final = {
     "measured": "measured curves",
     "scaled": "curves measured for another number of GPUs",
     "links": "latency and bandwidth of links (not measured)",
 }
-#: What the time of a simulated step consists of.
+#: Parts of the time of a simulated step.
 PARTS: Final = ("kernels", "slowed by collectives", "waiting for transfers", "waiting for sums", "gaps")
-#: Groups of equal layers in a row that the table shows; `--json` has each layer.
+#: Maximum number of groups of consecutive equal layers in the table; `--json` has each layer.
 _MOST_GROUPS: Final = 40
 
 
 def parallel_document(parallel: Parallel) -> dict[str, Any]:
-    """`parallel --json`: times in ns, as integers."""
+    """Return the document of `parallel --json`: times in ns, as integers."""
     problem, searched = parallel.problem, parallel.searched
     rows = {plan.name: parallel.rows(plan.name) for plan in parallel.plans}
     return {
@@ -115,7 +115,7 @@ def _dtensor_document(parallel: Parallel) -> dict[str, Any]:
 
 
 def print_parallel(parallel: Parallel) -> None:
-    """The plan layer by layer, the plans beside each other, and what explains the simulated time."""
+    """Print the plan layer by layer, the comparison of plans, and the parts of the simulated time."""
     out = console()
     best, data = parallel.best, parallel.plan("data")
     gpus = counted(parallel.gpus, "GPU")
@@ -144,7 +144,7 @@ def _basis(parallel: Parallel) -> str:
 
 
 def search_line(parallel: Parallel) -> str:
-    """What the search proved."""
+    """Return what the search proved, in a sentence."""
     searched = parallel.searched
     if searched.exact:
         return f"By the sum of costs, no plan is faster than {format_ns(searched.cost_ns)} (exact)."
@@ -154,7 +154,7 @@ def search_line(parallel: Parallel) -> str:
 
 
 def explanation(plan: PlanResult) -> list[str]:
-    """What lies between the sum of costs and the simulated step."""
+    """Return sentences on the difference between the sum of costs and the simulated step."""
     span = plan.makespan
     lines = [
         f"Simulated {format_ns(span.step_ns)}: kernels {format_ns(span.compute_ns)}, slowed by collectives "
@@ -169,14 +169,14 @@ def explanation(plan: PlanResult) -> list[str]:
 
 
 def plan_parts_ns(plan: PlanResult) -> dict[str, float]:
-    """The simulated step of a plan by `PARTS`."""
+    """Return the simulated time of a plan by `PARTS`, in ns."""
     span = plan.makespan
     times = (span.compute_ns, max(0.0, span.slowed_ns), span.transfer_ns, span.sync_ns, span.gaps_ns)
     return dict(zip(PARTS, times, strict=True))
 
 
 def layer_groups(parallel: Parallel) -> list[list[LayerRow]]:
-    """Layers of the best plan, those in a row that are split alike together."""
+    """Return the layers of the best plan, grouped if consecutive ones have equal splits."""
     groups: list[list[LayerRow]] = []
     for row in parallel.rows():
         if groups and groups[-1][-1].config == row.config:
@@ -210,7 +210,7 @@ def _plans_table(parallel: Parallel) -> Table:
 
 
 def _layers_table(parallel: Parallel) -> Table:
-    """Layers in a row that are split alike are one line."""
+    """Return a table with one line per group of consecutive layers with equal splits."""
     table = Table()
     for name in ("layers", "kinds", "split", "GPUs", "computation", "transfers", "sums"):
         table.add_column(name, justify="right" if name in ("GPUs", "computation", "transfers", "sums") else "left")

@@ -1,9 +1,9 @@
 """Timelines as Chrome-trace JSON: for Perfetto, chrome://tracing, TensorBoard and Holistic Trace Analysis (HTA).
 
-The GPU slices look as Kineto (PyTorch's profiler) writes them: same categories, same argument names, microseconds.
-What is gpusim's own comes after those names. Each run is a process, each stream a thread; slices of a stream that
-overlap move to further threads ("lanes"), because viewers drop a slice that overlaps another one on its track without
-lying inside it. HTA takes a file as one rank (write one run to a file for it) and shortens slices to whole us.
+GPU slices have the form of Kineto (PyTorch's profiler): the same categories and argument names, in microseconds.
+gpusim's own arguments follow. Each run is a process and each stream a thread; overlapping slices of a stream move to
+further threads ("lanes"), because viewers drop a slice that partly overlaps another one on its track. HTA treats a file
+as one rank (write one run per file for it) and shortens slices to whole us.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Category = Literal["kernel", "gpu_memcpy", "gpu_memset"]
 Event = dict[str, Any]
 
 SCHEMA_VERSION = 1
-"""Of Kineto's files, which this one follows."""
+"""Schema version of Kineto's files."""
 
 PRODUCER, MEASUREMENT = "gpusim", "measurement"
-"""In `otherData`: who wrote the file; where a replay's file has its measurement, as text."""
+"""Values in `otherData`: the producer, and the key of a replay's measurement, as text."""
 
 MAX_EXACT_INT = 2**53
-"""Viewers written in JavaScript hold numbers as doubles: integers from here on lose digits."""
+"""Viewers in JavaScript store numbers as doubles: larger integers lose digits."""
 
 _CATEGORIES: dict[Kind, Category] = {
     "kernel": "kernel",
@@ -47,12 +47,12 @@ _CATEGORIES: dict[Kind, Category] = {
     "h2d": "gpu_memcpy",
     "d2h": "gpu_memcpy",
 }
-_CONTEXT = 1  # CUPTI counts contexts from 1, and a process of PyTorch has one for each GPU
+_CONTEXT = 1  # CUPTI counts contexts from 1, and PyTorch has one per GPU
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One piece of GPU work on a stream; times in ns from the start of the run."""
+    """One unit of GPU work on a stream; times in ns from the start of the run."""
 
     name: str
     stream: int
@@ -64,13 +64,13 @@ class Slice:
 
     @property
     def end_ns(self) -> int:
-        """When it ends, in ns from the start of the run."""
+        """End time, in ns from the start of the run."""
         return self.start_ns + self.dur_ns
 
 
 @dataclass(frozen=True)
 class Counter:
-    """A quantity over time: its value from each time (ns) on."""
+    """A quantity over time as steps (ns, value)."""
 
     name: str
     samples: tuple[tuple[int, float], ...]
@@ -78,23 +78,23 @@ class Counter:
 
 @dataclass(frozen=True)
 class Run:
-    """One simulated or measured step, as a viewer shows it."""
+    """One simulated or measured step, for a viewer."""
 
     title: str
     slices: tuple[Slice, ...]
     counters: tuple[Counter, ...] = ()
     dependencies: tuple[tuple[int, int], ...] = ()
-    """Pairs of indices into `slices` that are drawn as arrows: the first must end before the second starts."""
+    """Pairs of indices into `slices`, drawn as arrows: the first must end before the second starts."""
     trace: str = ""
-    """Name of the trace it runs, where it is known."""
+    """Name of the trace, if known."""
     hardware: str = ""
-    """Label of the hardware model, where it was simulated with one."""
+    """Label of the hardware model, if simulated."""
 
 
 def run_from_timeline(timeline: Timeline, trace: Trace, title: str, hardware: HardwareModel) -> Run:
-    """A simulated run; the title says `uncalibrated` where the hardware model is.
+    """Return a simulated run; its title is marked `uncalibrated` if the hardware model is.
 
-    Raises `PlanError` where a kernel breaks a limit of the GPU.
+    Raises `PlanError` if a kernel breaks a limit of the GPU.
     """
     tasks = timeline.plan.tasks
     if not hardware.calibrated and "uncalibrated" not in title:
@@ -106,7 +106,7 @@ def run_from_timeline(timeline: Timeline, trace: Trace, title: str, hardware: Ha
     )
     counters = (
         Counter("SM residency", timeline.occupied),
-        Counter("DRAM GB/s", timeline.bandwidth),  # a byte a ns is a GB a second
+        Counter("DRAM GB/s", timeline.bandwidth),  # 1 byte per ns = 1 GB/s
         Counter("memory MiB", tuple((time, level / MIB) for time, level in timeline.memory)),
     )
     return Run(
@@ -125,9 +125,9 @@ def run_from_timeline(timeline: Timeline, trace: Trace, title: str, hardware: Ha
 
 
 def run_from_kineto(events: Iterable[Mapping[str, Any]], title: str) -> Run:
-    """A measured run from the events of a Kineto trace (times in us), moved so that its first GPU slice starts at 0.
+    """Return a measured run from events of a Kineto trace (times in us), with the first GPU slice shifted to 0.
 
-    Whatever is not GPU work (host calls, synchronization, annotations, metadata) is left out.
+    Everything except GPU work (host calls, synchronization, annotations, metadata) is left out.
     """
     work = [event for event in events if event.get("ph") == "X" and event.get("cat") in get_args(Category)]
     starts = [us_to_ns(event["ts"]) for event in work]
@@ -136,17 +136,17 @@ def run_from_kineto(events: Iterable[Mapping[str, Any]], title: str) -> Run:
 
 
 def write_perfetto(path: Path, runs: Sequence[Run], measurement: Measurement | None = None) -> None:
-    """Write runs side by side to one file, gzipped where the name ends in `.gz`: all of it or nothing.
+    """Write runs side by side to one file, gzipped if the name ends in `.gz`, atomically.
 
-    `measurement` is that of a measured run; the file keeps it. Raises `OutputError`.
+    `measurement`, of a measured run, is stored in the file. Raises `OutputError`.
     """
     data = msgspec.json.encode(chrome_trace(runs, measurement))
     write_bytes(path, compress(data) if path.name.endswith(".gz") else data + b"\n")
 
 
 def chrome_trace(runs: Sequence[Run], measurement: Measurement | None = None) -> dict[str, Any]:
-    """The Chrome-trace document of the runs; process ids count from 1 in their order."""
-    # A thread whose id equals its process's is taken for the main thread, and Perfetto has named threads by id alone:
+    """Return the Chrome-trace document of the runs; process ids count from 1 in their order."""
+    # Viewers treat a thread with its process's id as the main thread, and Perfetto has named threads by id alone, so
     # thread ids are unique in the file and above all process ids.
     tids, flows = count(len(runs) + 1), count(1)
     kept = {} if measurement is None else {MEASUREMENT: msgspec.json.encode(measurement).decode()}
@@ -165,9 +165,9 @@ def chrome_trace(runs: Sequence[Run], measurement: Measurement | None = None) ->
 
 
 def pack_lanes(intervals: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Lanes of indices in order of start, none overlapping within a lane, as few lanes as there can be.
+    """Pack intervals into the fewest lanes without overlap and return indices per lane, in start order.
 
-    An interval is (start, end), half open. An empty one takes 1 ns, so that it never lies inside another one.
+    An interval is (start, end), half open. An empty one counts as 1 ns, so that it is never inside another one.
     """
     lanes: list[list[int]] = []
     free: list[int] = []
@@ -183,10 +183,10 @@ def pack_lanes(intervals: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def ns_to_trace_us(time_ns: int) -> float:
-    """A time in us such that 1000 times it gives the same ns again, rounded or cut off.
+    """Convert ns to us such that 1000 times the result gives the same ns again, rounded or truncated.
 
-    That is `time_ns / 1000`, or the next double where that product falls below: 1.001 * 1000 < 1001, and Perfetto cuts
-    it off.
+    That is `time_ns / 1000`, or the next double if the product is too small: 1.001 * 1000 < 1001, and Perfetto
+    truncates.
     """
     time_us = time_ns / NS_PER_US
     return time_us if int(time_us * NS_PER_US) == time_ns else nextafter(time_us, inf)
@@ -210,7 +210,7 @@ def _slice_of(
 
 
 def _kernel_args(kernel: Kernel, trace: Trace, hardware: HardwareModel) -> dict[str, Any]:
-    """Launch configuration as Kineto defines it: `blocks per SM` are the grid's, not the resident ones."""
+    """Return the launch configuration as in Kineto: `blocks per SM` refers to the grid, not to resident blocks."""
     limits = hardware.limits
     if trace.provenance.gpu.name != hardware.gpu:
         kernel = fit_to(kernel, hardware)
@@ -236,7 +236,7 @@ def _measured(event: Mapping[str, Any], start_ns: int) -> Slice:
         name=str(event.get("name", "")),
         stream=int(args.get("stream", event.get("tid", 0))),
         start_ns=start_ns,
-        # CUPTI has written ends before starts when its buffers ran out.
+        # CUPTI writes ends before starts when its buffers overflow.
         dur_ns=max(0, us_to_ns(event["dur"])),
         args=args,
         category=event["cat"],
@@ -245,7 +245,7 @@ def _measured(event: Mapping[str, Any], start_ns: int) -> Slice:
 
 
 def _run_events(run: Run, pid: int, tids: Iterator[int], flows: Iterator[int]) -> list[Event]:
-    """All events of a run: metadata, then the rest by time."""
+    """Return all events of a run: metadata, then the others by time."""
     metadata = [
         _metadata("process_name", pid, 0, name=visible(run.title)),
         _metadata("process_labels", pid, 0, labels=visible(run.hardware)),
@@ -273,13 +273,13 @@ def _run_events(run: Run, pid: int, tids: Iterator[int], flows: Iterator[int]) -
         for counter in run.counters
         for time, value in counter.samples
     ]
-    # Viewers keep the order of the file at equal times: an arrow must come after the slice it is tied to.
+    # At equal times viewers keep the order of the file: an arrow must follow its slice.
     timed.sort(key=lambda entry: entry[:2])
     return metadata + [event for _, _, event in timed]
 
 
 def _tracks(slices: Sequence[Slice]) -> list[tuple[tuple[int, int], list[int]]]:
-    """Indices of the slices of each (device, stream), sorted."""
+    """Return the indices of the slices of each (device, stream), sorted."""
     tracks: dict[tuple[int, int], list[int]] = {}
     for index, piece in enumerate(slices):
         tracks.setdefault((piece.device, piece.stream), []).append(index)
@@ -293,7 +293,7 @@ def _slice_event(piece: Slice, pid: int, tid: int, free_us: float) -> Event:
         "name": piece.name,
         "pid": pid,
         "tid": tid,
-        # Sums of doubles round: 0.1 + 0.2 > 0.3. A slice that follows at once starts where that sum says.
+        # Sums of doubles round: 0.1 + 0.2 > 0.3. An adjacent slice starts at the rounded sum.
         "ts": max(ns_to_trace_us(piece.start_ns), free_us),
         "dur": ns_to_trace_us(piece.dur_ns),
         "args": {name: _exact(value) for name, value in piece.args.items()},
@@ -301,10 +301,10 @@ def _slice_event(piece: Slice, pid: int, tid: int, free_us: float) -> Event:
 
 
 def _flow_events(run: Run, placed: Mapping[int, Event], flows: Iterator[int]) -> Iterator[tuple[int, int, Event]]:
-    """An arrow for each dependency, out of the last ns of one slice and into the start of the other."""
+    """Yield an arrow per dependency, from the last ns of one slice to the start of the other."""
     for (before, after), number in zip(run.dependencies, flows, strict=False):
         source, target = run.slices[before], run.slices[after]
-        # At its end the slice is over, and the arrow would go out of the one that follows on its track.
+        # At its end time the slice is over, and the arrow would leave from the next slice on its track.
         leave_ns = max(source.start_ns, source.end_ns - 1)
         leave_us = max(placed[before]["ts"], ns_to_trace_us(leave_ns))
         yield leave_ns, 1, _flow(placed[before], "s", number, leave_us)
@@ -321,7 +321,7 @@ def _metadata(name: str, pid: int, tid: int, /, **args: Any) -> Event:
 
 
 def _exact(value: Any) -> Any:
-    """The value, as text where it is an integer that viewers would round."""
+    """Return a value, as text if it is an integer that viewers would round."""
     return str(value) if isinstance(value, int) and abs(value) >= MAX_EXACT_INT else value
 
 

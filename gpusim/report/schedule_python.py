@@ -1,11 +1,11 @@
-"""A schedule as Python: the operators of the step under `with torch.cuda.stream(...)`, with the fewest events.
+"""A schedule as Python code: the operators of the step under `with torch.cuda.stream(...)`, with the fewest events.
 
-For people who write streams by hand. Of a captured step the code is complete: `step` takes the tensors that exist
-before the step and returns its results. An imported step has no arguments, and a compiled one kernels of its own, so
+For people who write streams by hand. For a captured step the code is complete: `step` takes the tensors that exist
+before the step and returns its results. An imported step has no arguments and a compiled one has its own kernels, so
 their code calls `run` with the name of each op in the right order, on the right stream. All results are kept until the
-end of `step`: memory that a stream has allocated is then not used again while another stream still reads it.
+end of `step`, so memory allocated on a stream is not reused while another stream still reads it.
 
-The code is made of names and values of the trace, which is anybody's file: operators come from the allow-list of
+The code contains names and values of the trace, which may be untrusted: operators come from the allow-list of
 replay, names become identifiers, and texts are written as `repr` writes them.
 """
 
@@ -27,11 +27,11 @@ from gpusim.report.schedule_table import summary, sync_of
 from gpusim.text import shortened, visible
 from gpusim.version import code_version
 
-#: Names of the code's own.
+#: Names used by the code itself.
 _TAKEN: Final = frozenset(
     ("torch", "torchvision", "aten", "s", "begin", "step", "tensors", "device", "run", "some", "STREAMS")
 )
-#: Operators that change the shape of their first argument: the tensor under that name keeps its own.
+#: Operators that change the shape of their first argument in place; in the code its tensor keeps its shape.
 VIEWS_IN_PLACE: Final = frozenset(
     ("as_strided_", "detach_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_")
 )
@@ -40,7 +40,7 @@ MAX_COMMENT: Final = 90
 
 
 def schedule_python(simulated: Simulated) -> str:
-    """The code of a simulated schedule. Raises `OperatorError` for an operator that replay would not call, either."""
+    """Return the code of a simulated schedule. Raises `OperatorError` for an operator that replay would refuse."""
     trace = simulated.graph.trace
     lines = list(_head(simulated))
     if trace.provenance.imported_from is None and trace.model.frontend == "aten":
@@ -72,7 +72,7 @@ def _head(simulated: Simulated) -> Iterator[str]:
 
 
 class _Code(ABC):
-    """What both kinds of steps share: streams, events, and the order of the launches."""
+    """Code common to both kinds of steps: streams, events, and launch order."""
 
     def __init__(self, simulated: Simulated) -> None:
         self.trace: Trace = simulated.graph.trace
@@ -82,7 +82,7 @@ class _Code(ABC):
         self._used: set[str] = set(_TAKEN)
 
     def name(self, key: object, text: str) -> str:
-        """The identifier of something: its text, or as much of that as can be, and unlike all others."""
+        """Return a unique identifier for `key`, as close to `text` as possible."""
         identifier = self._names.get(key)
         if identifier is None:
             base = re.sub(r"[^A-Za-z0-9_]+", "_", text)[:60].strip("_") or "t"
@@ -95,11 +95,11 @@ class _Code(ABC):
         return identifier
 
     def done(self, op: int) -> str:
-        """The event after an op."""
+        """Return the name of the event after an op."""
         return self.name(("done", op), f"done_{self.trace.ops[op].name}")
 
     def body(self) -> Iterator[str]:
-        """The streams, all ops under theirs, and the waits at the end."""
+        """Yield the lines with the streams, the ops on them, and the waits at the end."""
         yield "s = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(STREAMS - 1))]"
         if self.sync.roots:
             yield "begin = s[0].record_event()"
@@ -126,14 +126,14 @@ class _Code(ABC):
 
     @abstractmethod
     def call(self, op: int) -> str:
-        """The line that runs an op."""
+        """Return the line that runs an op."""
 
 
 class _Named(_Code):
-    """An imported or a compiled step: the caller knows what each op is."""
+    """Code of an imported or compiled step, whose ops the caller runs by name."""
 
     def lines(self) -> Iterator[str]:
-        """The function `step`."""
+        """Yield the lines of the function `step`."""
         yield "def step(run):"
         yield f'{_INDENT}"""Call `run` with the name of each op, on the current stream."""'
         for line in self.body():
@@ -145,7 +145,7 @@ class _Named(_Code):
 
 
 def given_names(trace: Trace) -> dict[int, str]:
-    """Keys of the tensors that exist before the step: their names, or `given_4` for one without a name of its own."""
+    """Return keys of the tensors that exist before the step: their names, or `given_4` for an unnamed one."""
     given = [index for index, tensor in enumerate(trace.tensors) if tensor.init is not None]
     times = Counter(trace.tensors[index].name for index in given)
     return {
@@ -154,13 +154,13 @@ def given_names(trace: Trace) -> dict[int, str]:
 
 
 class _Captured(_Code):
-    """A captured step: all arguments are in the trace."""
+    """Code of a captured step, with all arguments from the trace."""
 
     def lines(self) -> Iterator[str]:
-        """The function `step`."""
+        """Yield the lines of the function `step`."""
         keys = given_names(self.trace)
         names = {index: self.name(index, key) for index, key in keys.items()}
-        body = list(self.body())  # names the results, after what is given
+        body = list(self.body())  # names the results, after the given tensors
         if any(leaves_out(op) for op in self.trace.ops):
             yield from _SOME
         yield "@torch.no_grad()"
@@ -193,7 +193,7 @@ class _Captured(_Code):
         return f"{results} = {called}" if results else called
 
     def results(self, op: Op) -> str:
-        """The names of what an op returns, to assign to; empty where nobody needs any."""
+        """Return the assignment targets for the results of an op; empty if none is used."""
         if all(index is None for index in op.outputs):
             return ""
         names = []
@@ -203,7 +203,7 @@ class _Captured(_Code):
         return f"[{', '.join(names)}]" if returns_list(op.target) else ", ".join(names)
 
     def value(self, value: Any) -> str:
-        """An encoded argument as Python; `check_operators` has seen all of them."""
+        """Return an encoded argument as Python code; `check_operators` has checked all of them."""
         if isinstance(value, list | tuple):
             return f"[{', '.join(self.value(part) for part in value)}]"
         if not isinstance(value, dict):
@@ -216,18 +216,18 @@ class _Captured(_Code):
         return "device" if tag == "device" else f"torch.{_identifier(inner)}"
 
 
-#: Operators that return a list, which may have one tensor; so do all `_foreach_` ones that change nothing.
+#: Operators that return a list, even of one tensor, besides all out-of-place `_foreach_` ones.
 _LISTS: Final = frozenset(("split", "split_with_sizes", "unbind", "chunk", "unsafe_split", "unsafe_split_with_sizes"))
 
 
 def returns_list(target: str) -> bool:
-    """Whether an operator returns a list of tensors."""
+    """Return True if an operator returns a list of tensors."""
     name = target.split(".")[1]
     return name in _LISTS or (name.startswith("_foreach_") and not name.endswith("_"))
 
 
 def leaves_out(op: Op) -> bool:
-    """Whether an operator has a mask, a list of booleans, that says which of its results it is to compute."""
+    """Return True if an operator has a mask, a list of booleans, of results to compute."""
     return any(isinstance(value, list | tuple) and value and _all_booleans(value) for value in op.args)
 
 
@@ -245,7 +245,7 @@ _SOME: Final = (
 
 
 def _identifier(text: str) -> str:
-    """A name that is one already. Raises `ValueError`: what is written here is run."""
+    """Return a valid identifier unchanged. Raises `ValueError` otherwise, since the code will be run."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
         raise ValueError(f"{text!a} is no name")
     return text

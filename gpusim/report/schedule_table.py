@@ -1,4 +1,4 @@
-"""A schedule as a table for people: each op with its stream, what it waits for, and when it is predicted to run."""
+"""A schedule as a readable table: stream, waits and predicted times of each op."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ CSV_HEADER: Final = (
     "place", "stream", "op", "operator", "layer", "phase", "waits_for", "kernels", "variant", "start_ns", "end_ns"
 )  # fmt: skip
 _HEADER: Final = ("place", "stream", "op", "operator", "layer", "waits for", "kernels", "variant", "start", "end")
-#: Longest text in a cell of the Markdown table.
+#: Maximum length of a text in a cell of the Markdown table.
 MAX_CELL: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An op with work on the GPU. Times are in ns from the start of the step; None without a kernel of its own."""
+    """An op with GPU work; times in ns from the start of the step, None without own kernels."""
 
     place: int
-    """In the launch order, from 1, views left out."""
+    """Position in the launch order, from 1, without views."""
     stream: int
     op: str
     operator: str
     layer: str
     phase: str
     waits_for: tuple[str, ...]
-    """Ops on other streams whose events it waits for: the fewest that are needed."""
+    """Ops on other streams whose events it waits for, as few as possible."""
     kernels: int
     variant: str
     start_ns: int | None
@@ -41,13 +41,13 @@ class Row:
 
 
 def sync_of(simulated: Simulated) -> SyncPlan:
-    """The waits between streams of a simulated schedule, in its launch order, with the captured operators."""
+    """Return the waits between streams of a simulated schedule, in its launch order, with the captured operators."""
     schedule, graph = simulated.schedule, simulated.graph
     return plan_sync(graph.trace, graph.preds, schedule.order, schedule.streams)
 
 
 def schedule_rows(simulated: Simulated) -> list[Row]:
-    """The ops with work, in launch order."""
+    """Return the ops with work, in launch order."""
     schedule, trace, timeline = simulated.schedule, simulated.graph.trace, simulated.timeline
     spans: dict[int, tuple[int, int]] = {}
     kernels: dict[int, int] = {}
@@ -82,7 +82,7 @@ def schedule_rows(simulated: Simulated) -> list[Row]:
 
 
 def schedule_csv(simulated: Simulated) -> str:
-    """The table as CSV; names of several ops have spaces between them. No cell is a formula."""
+    """Return the table as CSV; names of several ops are separated by spaces, and no cell is a formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_HEADER)
@@ -96,7 +96,7 @@ def schedule_csv(simulated: Simulated) -> str:
 
 
 def schedule_markdown(simulated: Simulated) -> str:
-    """The table as Markdown, below a line that says what it is."""
+    """Return the table as Markdown, with a title line."""
     lines = [summary(simulated), "", _line(_HEADER), _line(("--:", "--:", *["---"] * 4, "--:", "---", "--:", "--:"))]
     for row in schedule_rows(simulated):
         texts = [_cell(text) for text in (row.op, row.operator, row.layer, ", ".join(row.waits_for))]
@@ -106,7 +106,7 @@ def schedule_markdown(simulated: Simulated) -> str:
 
 
 def summary(simulated: Simulated) -> str:
-    """What the schedule is and takes, in one visible line."""
+    """Return schedule and predicted time in one line."""
     hardware = simulated.graph.hardware
     subject = f"{simulated.graph.trace.name} on {hardware.label}: schedule '{simulated.policy}'"
     takes = f"{format_ns(simulated.makespan_ns)} predicted, {simulated.speedup:.2f}x over one stream"
@@ -118,6 +118,6 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text of a file in a cell of Markdown: one visible line without marks that a reader would act on."""
+    """Return text as a Markdown cell: one visible line with markup escaped."""
     shown = visible(shortened(text, MAX_CELL))
     return "".join(f"\\{mark}" if mark in "|\\`*_[]<>!#" else mark for mark in shown)

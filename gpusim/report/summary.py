@@ -1,4 +1,4 @@
-"""What an exploration found, as numbers alone: all that an overview shows of it, and nothing that needs an engine."""
+"""Summary of an exploration as plain numbers for an overview, independent of the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SummaryRow(Document, frozen=True, kw_only=True):
-    """One schedule's numbers; see `gpusim.search.explore.Row`."""
+    """Numbers of one schedule; see `gpusim.search.explore.Row`."""
 
     policy: str
     streams: int
@@ -22,7 +22,7 @@ class SummaryRow(Document, frozen=True, kw_only=True):
 
 
 class SummaryWay(Document, frozen=True, kw_only=True):
-    """See `gpusim.search.verdict.VerdictRow`."""
+    """One way to run the step; see `gpusim.search.verdict.VerdictRow`."""
 
     what: str
     label: str
@@ -31,25 +31,25 @@ class SummaryWay(Document, frozen=True, kw_only=True):
     speedup_over_eager: float | None
     advice: str
     best: bool
-    """Whether this is the way that is recommended."""
+    """True for the recommended way."""
 
 
 class SummaryVerdict(Document, frozen=True, kw_only=True):
-    """See `gpusim.search.verdict.Verdict`."""
+    """Verdict of an exploration; see `gpusim.search.verdict.Verdict`."""
 
     worth_it: bool
     speedup: float
     low: float
     high: float
     text: str
-    """Without names of commands."""
+    """Text of the verdict, without names of commands."""
     may_lose_cache: bool
     other_kernels: bool = False
     rows: tuple[SummaryWay, ...] = ()
 
 
 class Summary(Document, frozen=True, kw_only=True):
-    """The numbers of an exploration; times in ns."""
+    """Numbers of an exploration; times in ns."""
 
     step: str
     """Name of the trace."""
@@ -57,33 +57,33 @@ class Summary(Document, frozen=True, kw_only=True):
     """Label of the hardware model."""
     rows: tuple[SummaryRow, ...]
     best_row: int
-    """Which row is recommended."""
+    """Index of the recommended row."""
     sequential_ns: int
     bounds: tuple[tuple[int, str], ...]
-    """Each lower bound and its name."""
+    """Lower bounds with their names."""
     largest_bound: tuple[int, str]
     eager_ns: int | None
-    """Measured with the trace; None where it was not, or on another GPU."""
+    """Eager time measured at capture; None if not measured, or on another GPU."""
     concurrency_ns: int
-    """Saved by streams alone, ops in recorded order."""
+    """Time saved by streams alone, with ops in recorded order."""
     verdict: SummaryVerdict
     kernels_ns: int = 0
-    """Saved by other kernels, likewise."""
+    """Time saved by other kernels, with ops in recorded order."""
     passed_over: SummaryRow | None = None
-    """A searched schedule that is predicted faster, by too little to be recommended."""
+    """Searched schedule predicted faster, but by too little to be recommended."""
 
     @property
     def best(self) -> SummaryRow:
-        """The recommended row."""
+        """Recommended row."""
         return self.rows[self.best_row]
 
     def best_of(self, policy: str) -> SummaryRow:
-        """The fastest row of a policy."""
+        """Return the fastest row of a policy."""
         return min((row for row in self.rows if row.policy == policy), key=lambda row: row.makespan_ns)
 
 
 def summarize(explored: Explored) -> Summary:
-    """The summary of an exploration."""
+    """Return the summary of an exploration."""
     passed = explored.passed_over
     return Summary(
         step=explored.trace.name,
@@ -102,8 +102,8 @@ def summarize(explored: Explored) -> Summary:
 
 
 def summarize_verdict(verdict: Verdict) -> SummaryVerdict:
-    """The summary of a verdict."""
-    from gpusim.search.verdict import best_way  # here: it brings the engine with it
+    """Return the summary of a verdict."""
+    from gpusim.search.verdict import best_way  # imported here because it imports the engine
 
     best = best_way(verdict.rows)
     return SummaryVerdict(

@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, documents for `--json`."""
+"""Output of the commands: tables, and documents for `--json`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpusim.units import GIB, format_bytes, format_ns, format_times_ns
 
 
 def explored_document(explored: Explored) -> dict[str, Any]:
-    """`explore --json`."""
+    """Return the document of `explore --json`."""
     gain, passed = explored.attribution, explored.passed_over
     return {
         "trace": explored.trace.name,
@@ -82,7 +82,7 @@ def _row(policy: str, streams: int, makespan_ns: int, speedup: float) -> dict[st
 
 
 def print_explored(explored: Explored, tried: bool = False) -> None:
-    """The table of policies, the bounds, the attribution, the verdict; `tried`: the GPU chose the best schedule."""
+    """Print policies, bounds, attribution and verdict; `tried` is True if a trial on the GPU chose the schedule."""
     out = console()
     model = explored.trace.model
     kernels = sum(len(op.kernels) for op in explored.trace.ops)
@@ -130,7 +130,7 @@ def print_explored(explored: Explored, tried: bool = False) -> None:
 
 
 def _print_verdict_rows(out: Console, explored: Explored) -> None:
-    """Eager, one CUDA graph, streams in the graph, streams without one: what each takes."""
+    """Print the times of eager, one CUDA graph, streams in the graph, and streams without a graph."""
     rows = explored.verdict.rows
     best = best_way(rows)
     table = Table(show_edge=False, header_style="bold")
@@ -156,7 +156,7 @@ def _print_bounds(out: Console, explored: Explored) -> None:
 
 
 def _print_attribution(out: Console, explored: Explored) -> None:
-    """Where the gain comes from: each change and the time that is left after it."""
+    """Print where the gain comes from: each change and the remaining time."""
     gain = explored.attribution
     time_ns = explored.sequential_ns
     steps: list[tuple[str, int | None, int]] = []
@@ -185,7 +185,7 @@ def _print_attribution(out: Console, explored: Explored) -> None:
 
 
 def print_simulated(document: Mapping[str, Any]) -> None:
-    """One simulated schedule."""
+    """Print one simulated schedule."""
     out = console()
     bound = document["bounds"]
     predicted, sequential = format_times_ns((document["makespan_ns"], document["sequential_ns"]))
@@ -205,7 +205,7 @@ def print_simulated(document: Mapping[str, Any]) -> None:
 
 
 def _measured(measured: Mapping[str, Any] | None) -> str:
-    """The measured run beside the prediction, as a line: by how much they differ, or why that says nothing."""
+    """Return a line on the measured run: its time with the error of the prediction, or why they cannot be compared."""
     if measured is None:
         return ""
     error = measured["error"]
@@ -214,7 +214,7 @@ def _measured(measured: Mapping[str, Any] | None) -> str:
 
 
 def _eager(times: Mapping[str, int], gpu: str) -> str:
-    """The eager step, predicted and measured (on `gpu`), as a line; nothing for a trace that knows neither."""
+    """Return a line on the eager step, predicted and measured (on `gpu`); empty if both are unknown."""
     gpu = f" on {visible(gpu)}" if gpu else ""
     parts = [f"{format_ns(times['predicted_ns'])} predicted"] if "predicted_ns" in times else []
     parts += [f"{format_ns(times['measured_ns'])} measured at the capture{gpu}"] if "measured_ns" in times else []
@@ -222,7 +222,7 @@ def _eager(times: Mapping[str, int], gpu: str) -> str:
 
 
 def captured_document(trace: Trace, loss_error: float, gradient_error: float, file: str) -> dict[str, Any]:
-    """`capture --json`; what was not measured of an estimated step is null."""
+    """Return the document of `capture --json`; values not measured for an estimated step are null."""
     truth = trace.ground_truth
     kernels = [kernel for op in trace.ops for kernel in op.kernels]
     return {
@@ -244,12 +244,12 @@ def captured_document(trace: Trace, loss_error: float, gradient_error: float, fi
 
 
 def _variants(ops: int) -> str:
-    """How many ops have variants, as a line; nothing where none was captured."""
+    """Return a line on the number of ops with variants; empty if there are none."""
     return f"  {ops} ops have other kernels to choose from\n" if ops else ""
 
 
 def print_captured(document: Mapping[str, Any]) -> None:
-    """What a capture gave."""
+    """Print the result of a capture."""
     out = console()
     gpu = document["gpu"]
     if document["estimated"]:
@@ -275,7 +275,7 @@ def print_captured(document: Mapping[str, Any]) -> None:
 
 
 def print_measurement(measurement: Measurement, trace: Trace) -> None:
-    """One replay: measured, predicted, checked."""
+    """Print one replay: measured and predicted times, and the output check."""
     out = console()
     outputs, gpu = measurement.outputs, measurement.gpu
     truth = trace.ground_truth
@@ -317,7 +317,7 @@ def _timing(timing: Timing) -> str:
 
 
 def print_traces(rows: Sequence[Mapping[str, Any]]) -> None:
-    """The bundled traces."""
+    """Print the bundled traces."""
     table = Table(show_edge=False, header_style="bold")
     for column in ("trace", "ops", "kernels", "eager", "sequential graph", "GPU", "date"):
         table.add_column(column, justify="left" if column in ("trace", "GPU", "date") else "right")
@@ -330,7 +330,7 @@ def print_traces(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_policies(policies: Sequence[RegisteredPolicy]) -> None:
-    """The policies, and the name that stands for the recommended schedule."""
+    """Print the policies, and the name of the recommended schedule."""
     table = Table(show_edge=False, header_style="bold")
     for column in ("policy", "what it does", "source", "streams"):
         table.add_column(column)
@@ -344,7 +344,7 @@ def print_policies(policies: Sequence[RegisteredPolicy]) -> None:
 
 
 def print_hardware(models: Sequence[HardwareModel]) -> None:
-    """Hardware models."""
+    """Print hardware models."""
     table = Table(show_edge=False, header_style="bold")
     for column in ("name", "GPU", "SMs", "memory", "bandwidth", "gap", "front end", "calibrated"):
         table.add_column(column, justify="left" if column in ("name", "GPU", "calibrated") else "right")

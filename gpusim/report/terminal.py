@@ -1,4 +1,4 @@
-"""Text on a terminal: no markup is read, no character of a name moves the cursor, styles stand beside the text."""
+"""Safe text on a terminal: no markup in strings, no control characters, and styles separate from text."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from rich.text import Text
 
 from gpusim.text import visible
 
-#: Width of output that goes to no terminal, where `COLUMNS` does not say.
+#: Width of output without a terminal, if `COLUMNS` is not set.
 WIDTH = 120
 MAX_WIDTH = 10_000
 
 
 class PlainConsole(Console):
-    """A console that takes every string as it is; control characters but line feeds and tabs are made visible."""
+    """Console without markup; control characters other than line feeds and tabs are made visible."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich has it, without control characters."""
+        """Render as in rich, without control characters."""
         return super().render_str(visible(text, layout=True), **options)
 
 
 class Table(RichTable):
-    """A table whose cells are one visible line each where they are strings."""
+    """Table that makes each string cell one visible line."""
 
     def add_column(self, header: RenderableType = "", *args: Any, **options: Any) -> None:
-        """As rich has it."""
+        """Add a column as in rich."""
         super().add_column(_cell(header), *args, **options)
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        """As rich has it."""
+        """Add a row as in rich."""
         super().add_row(*(None if cell is None else _cell(cell) for cell in cells), **options)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Standard output or error: as wide as the terminal, else as `COLUMNS` says, else `WIDTH`."""
+    """Return a console on standard output or error, as wide as the terminal, `COLUMNS` or `WIDTH`."""
     plain = PlainConsole(stderr=stderr)
     if plain.is_terminal:
         return plain
@@ -50,7 +50,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
-    """A text of parts: each a string, or a string and its style."""
+    """Return a text of parts, each a string, or a string with its style."""
     text = Text()
     for part in parts:
         words, style = (part, "") if isinstance(part, str) else part

@@ -1,4 +1,4 @@
-"""`gpusim transfer`: a table for people, a document for `--json`."""
+"""Output of `gpusim transfer`: a table, and a document for `--json`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusim.units import format_times_ns
 
 
 def transfer_document(transfer: Transfer) -> dict[str, Any]:
-    """Settings and rows; times in ns."""
+    """Return settings and rows; times in ns."""
     return {
         "settings": [
             {
@@ -43,7 +43,7 @@ def transfer_document(transfer: Transfer) -> dict[str, Any]:
 
 
 def print_transfer(transfer: Transfer) -> None:
-    """One line for each schedule and setting, then the sentence."""
+    """Print one line per schedule and setting, then the summary."""
     out = console()
     table = Table(show_edge=False, header_style="bold")
     for column in ("tuned for", "used on", "time", "best", "lost"):

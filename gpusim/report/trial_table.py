@@ -1,4 +1,4 @@
-"""What `gpusim explore --measure` prints of the schedules that it tried on the GPU."""
+"""Output of `gpusim explore --measure` on the schedules tried on the GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusim.units import format_ns
 
 
 def trial_document(trial: Trial) -> dict[str, Any]:
-    """`explore --measure --json`, under `measured`."""
+    """Return the part `measured` of `explore --measure --json`."""
     return {
         "tried": [
             {"policy": row.policy, "streams": row.streams, "predicted_ns": row.makespan_ns, "measured_ns": time_ns}
@@ -24,7 +24,7 @@ def trial_document(trial: Trial) -> dict[str, Any]:
 
 
 def print_trial(trial: Trial) -> None:
-    """The schedules tried, and the replay of the fastest."""
+    """Print the schedules tried, and the replay of the fastest."""
     out = console()
     table = Table(show_edge=False, header_style="bold")
     for column in ("tried on the GPU", "streams", "predicted", "measured"):

@@ -1,4 +1,4 @@
-"""Why a kernel did not start sooner, in words."""
+"""Reasons for the start time of a kernel, in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpusim.report.perfetto import Run
 from gpusim.text import shortened, visible
 from gpusim.units import format_ns
 
-#: How far back the chain of reasons is followed.
+#: Maximum length of the chain of reasons.
 CHAIN = 5
 _REASONS: dict[Cause, str] = {
     "start": "nothing held it: it started with the step",
@@ -24,7 +24,7 @@ _REASONS: dict[Cause, str] = {
 
 
 def waiting_chain(timeline: Timeline, hardware: HardwareModel, task: int, length: int = CHAIN) -> tuple[Wait, ...]:
-    """What decided the start of a task, then what decided that of its blocker, and so on back."""
+    """Return the wait that determined a task's start, then that of its blocker, and so on."""
     every = waits(timeline, hardware)
     chain = [every[task]]
     seen = {task}
@@ -38,7 +38,7 @@ def waiting_chain(timeline: Timeline, hardware: HardwareModel, task: int, length
 
 
 def waiting_text(timeline: Timeline, trace: Trace, hardware: HardwareModel, run: Run, task: int) -> str:
-    """The chain as Markdown: the kernel, then a line for each reason."""
+    """Return the chain as Markdown: the kernel, then a line per reason."""
     piece = run.slices[task]
     lines = [
         f"{_name(timeline, trace, task)} started at **{format_ns(piece.start_ns)}** on stream {piece.stream} and ran "
@@ -58,7 +58,7 @@ def waiting_text(timeline: Timeline, trace: Trace, hardware: HardwareModel, run:
 
 
 def _name(timeline: Timeline, trace: Trace, index: int) -> str:
-    """Op and layer, as code: no name of a trace becomes markup."""
+    """Return op and layer as code, so that names of a trace never become markup."""
     task = timeline.plan.tasks[index]
     if task.op < 0:
         return _code(task.name)

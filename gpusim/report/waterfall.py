@@ -1,4 +1,4 @@
-"""Where a gain or a loss comes from, from the top down: totals, and what is added or taken away between them."""
+"""Waterfalls of a gain or loss: totals, and the changes between them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ EAGER: Final = "eager step (measured)"
 
 @dataclass(frozen=True, slots=True)
 class WaterfallRow:
-    """One row: a total starts at 0, a change at `base_ns`; a change below zero goes to the left."""
+    """One row: a total starts at 0, a change at `base_ns`; a negative change goes to the left."""
 
     name: str
     length_ns: int
     base_ns: int = 0
     role: Role = "total"
     share: float | None = None
-    """Of a change: its share, of what the rows are about."""
+    """Share of a change."""
     text: str = ""
-    """At the end of a bar; its length where it is empty."""
+    """Label of a bar; if empty, its length."""
     note: str = ""
-    """More of it, on hovering."""
+    """Additional hover text."""
 
 
 def longest_ns(rows: Sequence[WaterfallRow]) -> int:
-    """Right end of the rows."""
+    """Return the right end of the rows, in ns."""
     return max((max(row.base_ns, row.base_ns + row.length_ns) for row in rows), default=0)
 
 
 def gain_rows(summary: Summary) -> list[WaterfallRow]:
-    """From the eager step, where it was measured, to the recommended schedule: what each step saves.
+    """Return the savings from the eager step, if measured, to the recommended schedule.
 
-    A share is of the time before it.
+    Shares are relative to the time before each change.
     """
     rows: list[WaterfallRow] = []
     if summary.eager_ns is not None:
@@ -63,7 +63,7 @@ def _saved(name: str, before_ns: int, after_ns: int) -> WaterfallRow:
 
 
 def limit_rows(scope: Scope) -> list[WaterfallRow]:
-    """From the longest op up to the sequential graph: what each limit costs. A share is of what there is to win."""
+    """Return the loss to each limit from the longest op to the sequential graph, with shares of the possible gain."""
 
     def change(name: str, base_ns: int, length_ns: int, role: Role) -> WaterfallRow:
         return WaterfallRow(f"+ {name}", length_ns, base_ns, role, scope.share(length_ns))

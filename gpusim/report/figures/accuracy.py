@@ -1,4 +1,4 @@
-"""How far predictions were from measurements: a row of points for each group of steps like one's own."""
+"""Figure of prediction errors, with a row of points per group of steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpusim.formats.results import ResultCase
 from gpusim.report.figures.theme import LIGHT, Theme, escape, heading
 from gpusim.units import counted
 
-#: Heights of a row and around the rows, in pixels; how far points are spread over a row.
+#: Heights of a row and around the rows, in pixels; spread of the points over a row.
 ROW, AROUND, SPREAD = 90, 150, 0.3
-#: Points of a row stand on so many levels, one after the other, so that equal errors do not hide each other.
+#: Number of levels over which the points of a row cycle, so that equal errors do not hide each other.
 LEVELS = 11
 
 
 def accuracy_figure(groups: Sequence[tuple[str, Sequence[ResultCase]]], theme: Theme = LIGHT) -> go.Figure:
-    """Errors of predicted times in % of the measured ones; groups from the top down, each with its 90 % as a bar."""
+    """Draw prediction errors in % of the measured time; groups from top to bottom, each with a bar for its 90 %."""
     figure = go.Figure()
     for place, (name, cases) in enumerate(groups):
         errors = sorted(abs(100.0 * case.error) for case in cases)

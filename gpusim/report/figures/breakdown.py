@@ -1,4 +1,4 @@
-"""Figures of where a step's kernel time goes, and of time against memory."""
+"""Figures of the breakdown of a step's kernel time, and of time against memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpusim.units import MIB, counted
 if TYPE_CHECKING:
     from gpusim.search.explore import Row
 
-#: Bars of a panel; what is beyond is one bar, "others".
+#: Bars per panel; further parts are one bar, "others".
 BARS = 10
-#: Room for a name, in characters.
+#: Maximum length of a name, in characters.
 NAME = 34
 
 
 def breakdown_figure(breakdown: Breakdown, title: str, theme: Theme = LIGHT) -> go.Figure:
-    """Kernel time by phase above, by layer and by family below."""
+    """Draw kernel time by phase above, by layer and by family below."""
     figure = make_subplots(
         rows=2,
         cols=2,
@@ -39,7 +39,7 @@ def breakdown_figure(breakdown: Breakdown, title: str, theme: Theme = LIGHT) -> 
         (2, 2, largest(breakdown.families, BARS)),
     ):
         _add_parts(figure, parts, breakdown.total_ns, row, col, theme)
-        # A bar's text stands beside it: in the narrow panels the longest takes half of the width.
+        # The label is next to its bar: in the narrow panels the longest one takes half of the width.
         room = 1.25 if row == 1 else 2.0
         end_us = room * us(max((part.time_ns for part in parts), default=0)) or 1.0
         figure.update_xaxes(title_text="kernel time, us", range=[0, end_us], nticks=5, tickangle=0, row=row, col=col)
@@ -83,7 +83,7 @@ def _short(name: str) -> str:
 
 
 def front(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows that no other row beats in both time and memory, the fastest first."""
+    """Return the rows that no other row beats in both time and memory, fastest first."""
     front_rows: list[Row] = []
     for row in sorted(rows, key=lambda row: (row.makespan_ns, row.peak_bytes)):
         if not front_rows or row.peak_bytes < front_rows[-1].peak_bytes:
@@ -92,7 +92,7 @@ def front(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 def front_figure(rows: Sequence[Row], title: str, theme: Theme = LIGHT) -> go.Figure:
-    """Time against memory of every schedule, and the front of those that nothing beats in both."""
+    """Draw time against memory of every schedule, with the Pareto front."""
     figure = go.Figure()
     best = front(rows)
     figure.add_trace(

@@ -1,4 +1,4 @@
-"""Two simulated runs below each other on one axis of time, each with its lanes and the SMs that it occupies."""
+"""Figure of two simulated runs on one time axis, each with its lanes and occupied SMs."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from gpusim.report.lanes import MAX_BARS, bars, lanes, samples, whole
 from gpusim.report.perfetto import run_from_timeline
 from gpusim.units import counted
 
-#: Height of the track of SMs under each run.
+#: Height of the track of SMs under each run, in pixels.
 TRACK = COUNTER * 3 // 4
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One of the runs."""
+    """One of the two runs."""
 
     name: str
-    """Short: it stands at the side."""
+    """Short name, shown at the side."""
     timeline: Timeline
-    """With what the reference engine records."""
+    """Timeline recorded by the reference engine."""
     trace: Trace
     hardware: HardwareModel
 
 
 def compared_figure(runs: Sequence[Compared], look: Look = PLAIN) -> go.Figure:
-    """Both runs, from the same start; a line in each marks its end."""
+    """Draw both runs from the same start; a line in each marks its end."""
     drawn = [run_from_timeline(run.timeline, run.trace, run.name, run.hardware) for run in runs]
     rows = [lanes(run) for run in drawn]
     window = look.window_ns or (0, max((whole(run)[1] for run in drawn), default=0))

@@ -1,4 +1,4 @@
-"""Figures that compare: predictions with measurements, memory of several schedules, what a result is sensitive to."""
+"""Comparison figures: predictions with measurements, memory of several schedules, and sensitivities."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpusim.report.lanes import samples
 from gpusim.text import visible
 from gpusim.units import MIB, counted
 
-#: The band around "predicted as measured".
+#: Half width of the band around perfect predictions, as a share.
 BAND = 0.05
-#: Heights in pixels: of one bar, and of all around the bars.
+#: Heights of a bar and around the bars, in pixels.
 BAR, AROUND = 34, 150
-#: Height of a further line of a bar's name, and columns of a line.
+#: Height of a further line of a bar's name, in pixels, and columns of a line.
 LINE, NAME_COLUMNS = 16, 34
 
 
 def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure:
-    """Predicted against measured, of all cases of some results files: times on the left, speed-ups on the right."""
+    """Draw predictions against measurements of all cases of results files: times left, speed-ups right."""
     cases = [case for results in files for case in results.cases]
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
     policies = sorted({case.policy for case in cases})
@@ -66,7 +66,7 @@ def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure
 
 
 def _add_diagonal(figure: go.Figure, low: float, high: float, theme: Theme, *, col: int) -> None:
-    """The line of perfect predictions, and a band around it, behind the points."""
+    """Draw the line of perfect predictions with a band, behind the points."""
     band = {"fill": "toself", "fillcolor": theme.grid, "line": {"width": 0}, "mode": "lines", "hoverinfo": "skip"}
     ends = [low, high, high, low]
     edges = [low * (1 - BAND), high * (1 - BAND), high * (1 + BAND), low * (1 + BAND)]
@@ -96,7 +96,7 @@ def _case_text(case: ResultCase) -> str:
 def memory_figure(
     runs: Sequence[tuple[str, Timeline]], theme: Theme = LIGHT, title: str = "Memory over time"
 ) -> go.Figure:
-    """Bytes allocated over time, one line for each labelled timeline, with its peak."""
+    """Draw live bytes over time, one line per labelled timeline, with its peak."""
     figure = go.Figure()
     peaks = []
     for number, (label, timeline) in enumerate(runs):
@@ -131,10 +131,10 @@ def tornado_figure(
     theme: Theme = LIGHT,
     title: str = "What the prediction is sensitive to",
 ) -> go.Figure:
-    """Sensitivities, the largest on top.
+    """Draw sensitivities, largest on top.
 
-    Each is (name, low, high, base): makespans in ns at the low end and the high end of a parameter's range, and at the
-    value it has.
+    Each is (name, low, high, base): makespans in ns at the low end and the high end of a parameter's range, and at its
+    current value.
     """
     ordered = sorted(rows, key=lambda row: -abs(row[2] - row[1]))
     names = {row[0]: _wrapped(row[0]) for row in ordered}
@@ -173,5 +173,5 @@ def tornado_figure(
 
 
 def _wrapped(name: str) -> str:
-    """The name of a bar on as many lines as it needs: it stands beside the bars, which need the room."""
+    """Wrap the name of a bar, which is next to the bars, to save width."""
     return "<br>".join(escape(line) for line in textwrap.wrap(visible(name), NAME_COLUMNS)) or escape(name)

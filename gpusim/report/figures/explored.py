@@ -1,4 +1,4 @@
-"""Figures of what `gpusim explore` found: schedules against bounds, and where the gain comes from."""
+"""Figures of `gpusim explore`: schedules against bounds, and sources of the gain."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gpusim.units import counted
 if TYPE_CHECKING:
     from gpusim.search.explore import Explored
 
-#: Heights in pixels: of one bar, and of all around the bars.
+#: Heights of a bar and around the bars, in pixels.
 BAR, AROUND = 30, 170
 SEQUENTIAL = "sequential"
 
 
 def bounds_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figure:
-    """The sequential graph, the best schedule of each policy, and the lower bounds."""
+    """Draw the sequential graph, the best schedule of each policy, and the lower bounds."""
     summary = _summary(explored)
     largest_ns, largest = summary.largest_bound
     rows = [summary.best_of(policy) for policy in dict.fromkeys(row.policy for row in summary.rows)]
@@ -67,7 +67,7 @@ def bounds_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figu
         )
     )
     longest = max(largest_ns, *(row.makespan_ns for row in rows))
-    # Through the schedules only: below them stand the bounds' own labels.
+    # Only through the schedules: the labels of the bounds are below.
     figure.add_shape(
         type="line",
         x0=us(largest_ns),
@@ -98,7 +98,7 @@ def bounds_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figu
 
 
 def gain_figure(explored: Explored | Summary, theme: Theme = LIGHT) -> go.Figure:
-    """From the eager step, where it was measured, to the recommended schedule: what each step saves."""
+    """Draw the savings from the eager step, if measured, to the recommended schedule."""
     summary = _summary(explored)
     rows = [
         row if row.share is None else replace(row, text=f"{us_text(row.length_ns, signed=True)}, {row.share:+.1%}")

@@ -1,4 +1,4 @@
-"""The figure of `gpusim limits`: parallelism over time, and a waterfall of where the potential goes."""
+"""Figure of `gpusim limits`: parallelism over time, and a waterfall of the potential."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gpusim.report.figures.theme import LIGHT, PHASES, Theme, heading, us, us_te
 from gpusim.report.figures.waterfall import add_waterfall
 from gpusim.report.waterfall import WaterfallRow, limit_rows, longest_ns
 
-#: The vertical axis shows what is the case for all but this share of the time; a higher peak is named, not drawn.
+#: The vertical axis covers all but this share of the time; a higher peak is labelled, not drawn.
 PEAK_TIME_SHARE = 0.005
 
-#: Top of the lower row in the figure, with the row heights and spacing below.
+#: Top of the lower row in the figure, from the row heights and spacing below.
 _DOMAIN_TOP = 0.6 * (1 - 0.24)
 
 #: Height of the figure of parallelism alone, in pixels.
 HEIGHT = 380
-#: Length of a narrow waterfall's axis over its longest bar: room for the bar's label on a window of 1,280 pixels.
+#: Axis length of a narrow waterfall over its longest bar: room for the label in a window of 1,280 pixels.
 NARROW_ROOM = 1.7
 
 
 def limits_figure(limits: Limits, theme: Theme = LIGHT) -> go.Figure:
-    """Above, the ops of the whole step that could run at once; below, a waterfall for each scope."""
+    """Draw the parallelism of the whole step above, and a waterfall per scope below."""
     scopes = limits.scopes
     step = next(scope for scope in scopes if scope.name == STEP)
     columns = len(scopes)
@@ -72,7 +72,7 @@ def limits_figure(limits: Limits, theme: Theme = LIGHT) -> go.Figure:
 
 
 def parallelism_figure(limits: Limits, theme: Theme = LIGHT) -> go.Figure:
-    """The ops of the whole step that could run at once, alone."""
+    """Draw only the parallelism of the whole step."""
     step = next(scope for scope in limits.scopes if scope.name == STEP)
     figure = make_subplots(rows=1, cols=1)
     _add_parallelism(figure, step, theme)
@@ -147,7 +147,7 @@ def _add_parallelism(figure: go.Figure, scope: Scope, theme: Theme) -> None:
 
 
 def usual_top(running: tuple[tuple[int, int], ...]) -> float:
-    """The least count that is exceeded during at most `PEAK_TIME_SHARE` of the time."""
+    """Return the least count that is exceeded during at most `PEAK_TIME_SHARE` of the time."""
     lengths: dict[int, int] = {}
     for (time, count), (until, _) in pairwise(running):
         lengths[count] = lengths.get(count, 0) + until - time
@@ -160,7 +160,7 @@ def usual_top(running: tuple[tuple[int, int], ...]) -> float:
 
 
 def _labelled(row: WaterfallRow, wide: bool) -> WaterfallRow:
-    """A row with what stands at the end of its bar: `wide` bars say their length, others only their share."""
+    """Return a row with its label: length and share for `wide` bars, else only the share."""
     if row.share is None:
         return row
     share = f"{row.share:.1%}"

@@ -1,4 +1,4 @@
-"""Step time against peak memory of memory policies, with the front and the GPU's memory."""
+"""Figure of step time against peak memory for memory policies, with the front and the GPU's memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpusim.memplan.compare import LEAST_TIME, MemoryComparison, PolicyRow
 from gpusim.report.figures.theme import LIGHT, Theme, escape, heading, us, us_text
 from gpusim.units import MIB, format_bytes
 
-#: Points nearer than these parts of the axes share a label.
+#: Points nearer than these shares of the axes share a label.
 NEAR_X, NEAR_Y = 0.03, 0.03
-#: A label names so many policies and counts the others; from this part of the axis on it is to the left of its point.
+#: Maximum number of policies named in a label; share of the axis from which labels are left of their points.
 NAMED, LEFT_FROM = 2, 0.6
 
 
 def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> go.Figure:
-    """One point a policy with its name, our own at several budgets; the front as a line, the GPU's memory in sight."""
+    """Draw a labelled point per policy and budget, the front as a line, and the GPU's memory."""
     figure = go.Figure()
     front = [row for row in comparison.front if row.outcome is not None]
     figure.add_trace(
@@ -69,7 +69,7 @@ def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> g
 
 
 def _labels(rows: Sequence[PolicyRow], theme: Theme) -> go.Scatter:
-    """The policies' names beside their points; policies whose points lie on each other share a label."""
+    """Return the policies' names next to their points; overlapping points share a label."""
     right, top = max(map(_peak_mib, rows), default=0.0), max(map(_step_us, rows), default=0.0)
     groups: list[list[PolicyRow]] = []
     for row in sorted(rows, key=lambda row: (_step_us(row), _peak_mib(row))):
@@ -83,7 +83,7 @@ def _labels(rows: Sequence[PolicyRow], theme: Theme) -> go.Scatter:
     places: list[str] = []
     for number, group in enumerate(groups):
         level = number > 0 and _step_us(group[0]) - _step_us(groups[number - 1][0]) <= 2 * NEAR_Y * top
-        above = not (level and places[-1].startswith("top"))  # beside another one: below it, then above again
+        above = not (level and places[-1].startswith("top"))  # next to another label: alternate below and above
         side = "left" if _peak_mib(group[0]) > right * LEFT_FROM else "right"
         places.append(f"{'top' if above else 'bottom'} {side}")
     return go.Scatter(

@@ -1,4 +1,4 @@
-"""Figures as files: HTML that opens without a network, and PNG by way of Kaleido and a Chrome or Chromium."""
+"""Figures as files: HTML that needs no network, and PNG through Kaleido and Chrome or Chromium."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpusim.io.files import write_bytes
 from gpusim.text import shortened, visible
 
 PNG_WIDTH = 1200
-#: Dots for each pixel of the layout: sharp on dense screens.
+#: Dots per layout pixel, for dense screens.
 PNG_SCALE = 2
-#: A browser that does not answer by then never will.
+#: Time after which a silent browser is given up.
 PNG_TIMEOUT_S = 60
 DEFAULT_HEIGHT = 500
 
@@ -27,8 +27,8 @@ NEEDS_CHROME = (
 
 
 def figure_html(figure: go.Figure, title: str) -> str:
-    """One self-contained page: plotly.js is inside, nothing is loaded from anywhere."""
-    # By default newer plotly.js has a button that uploads the figure.
+    """Return a self-contained page with plotly.js inside; nothing is loaded."""
+    # Newer plotly.js has a button by default that uploads the figure.
     config = {"displaylogo": False, "responsive": True, "showSendToCloud": False}
     body = plotly.io.to_html(
         figure, config=config, include_plotlyjs=True, include_mathjax=False, full_html=False, div_id="figure"
@@ -42,12 +42,12 @@ def figure_html(figure: go.Figure, title: str) -> str:
 
 
 def write_html(path: Path, figure: go.Figure, title: str) -> None:
-    """Write a figure as one HTML page: all of it or nothing. Raises `OutputError`."""
+    """Write a figure as one HTML page, atomically. Raises `OutputError`."""
     write_bytes(path, figure_html(figure, title).encode())
 
 
 def check_png() -> None:
-    """Raise `FigureError` where the package for PNGs is missing; a missing browser shows when one is drawn."""
+    """Raise `FigureError` if the package for PNGs is missing; a missing browser is noticed when drawing."""
     try:
         import kaleido  # noqa: F401
     except ImportError as cause:
@@ -55,7 +55,7 @@ def check_png() -> None:
 
 
 def figure_png(figure: go.Figure, width: int = PNG_WIDTH) -> bytes:
-    """The figure as PNG, `width` pixels of layout wide. Raises `FigureError` where Kaleido or a browser is missing."""
+    """Return the figure as PNG, `width` layout pixels wide. Raises `FigureError` if Kaleido or a browser is missing."""
     check_png()
     import kaleido
     from kaleido.errors import ChromeNotFoundError
@@ -67,19 +67,19 @@ def figure_png(figure: go.Figure, width: int = PNG_WIDTH) -> bytes:
         "scale": PNG_SCALE,
     }
     try:
-        # Not through plotly: that has Kaleido's page load MathJax from the network.
+        # Not through plotly, which makes Kaleido's page load MathJax from the network.
         image: bytes = kaleido.calc_fig_sync(
             figure.to_dict(), opts=options, kopts={"mathjax": False, "timeout": PNG_TIMEOUT_S}
         )
     except ChromeNotFoundError as cause:
         raise FigureError(NEEDS_CHROME) from cause
     except Exception as cause:
-        # Whatever a browser and its driver may raise: the figure itself is valid, plotly has checked it.
+        # Any error of the browser or its driver: the figure itself is valid, since plotly has checked it.
         words = " ".join(map(str, cause.args)) or "no further word"
         raise FigureError(f"the browser drew no PNG ({type(cause).__name__}: {words}); --html works without") from cause
     return image
 
 
 def write_png(path: Path, figure: go.Figure, width: int = PNG_WIDTH) -> None:
-    """Write a figure as PNG: all of it or nothing. Raises `FigureError`, `OutputError`."""
+    """Write a figure as PNG, atomically. Raises `FigureError`, `OutputError`."""
     write_bytes(path, figure_png(figure, width))

@@ -1,4 +1,4 @@
-"""The figure of `gpusim parallel`: layers by GPUs, and the plans beside each other."""
+"""Figure of `gpusim parallel`: layers by GPUs, and a comparison of plans."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gpusim.report.figures.theme import LIGHT, Theme, escape, heading, us_text
 from gpusim.report.parallel_table import PARTS, plan_parts_ns
 from gpusim.units import NS_PER_MS, counted
 
-#: Most GPUs drawn one by one.
+#: Maximum number of GPUs drawn.
 _MOST_GPUS = 64
-#: Pixels of a layer, and the least and most of all of them.
+#: Height of a layer, and minimum and maximum height of all layers, in pixels.
 _ROW, _LEAST, _MOST = 15, 260, 2600
-#: Pixels above and below the map.
+#: Height around the map, in pixels.
 _AROUND = 430
 
 
 def parallel_figure(parallel: Parallel, theme: Theme = LIGHT) -> go.Figure:
-    """Above, the parts of the step of each plan; below, how each layer is split and which GPUs have a part."""
+    """Draw the parts of each plan's step above, and the split of each layer over the GPUs below."""
     rows = parallel.rows()
     gpus = min(parallel.gpus, _MOST_GPUS)
     shares = np.zeros((len(rows), gpus))

@@ -1,6 +1,6 @@
 """Colours and layout of all figures: one light and one dark theme.
 
-Colours are those of Okabe and Ito ("Color universal design", 2008): told apart with any colour vision.
+Colours are those of Okabe and Ito ("Color universal design", 2008), distinguishable with any colour vision.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ThemeName = Literal["light", "dark"]
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW = "#56B4E9", "#CC79A7", "#F0E442"
 
-#: In this order in every legend.
+#: Phases, in the order of legends.
 PHASES = ("forward", "backward", "optimizer")
 
-#: Told apart by shape as well as by colour; more of them than there are policies.
+#: Marker shapes, in addition to colours; more than there are policies.
 SYMBOLS = (
     "circle",
     "diamond",
@@ -48,34 +48,34 @@ FONT = "Open Sans, Helvetica Neue, Arial, DejaVu Sans, sans-serif"
 
 @dataclass(frozen=True)
 class Theme:
-    """What figures take their colours from."""
+    """Colours of the figures."""
 
     name: ThemeName
     ink: str
-    """Text, axes, totals."""
+    """Colour of text, axes and totals."""
     muted: str
-    """Secondary text; what belongs to no phase."""
+    """Colour of secondary text and of slices without phase."""
     grid: str
     paper: str
     forward: str
     loss: str
-    """Time lost, time over."""
+    """Colour of lost time."""
     gain: str
-    """Time won."""
+    """Colour of saved time."""
     total: str
-    """Bars that are a total, not a part."""
+    """Colour of bars of totals."""
 
     def phase(self, name: str) -> str:
-        """Colour of a phase, and of what has none."""
+        """Return the colour of a phase, or of slices without one."""
         return {"forward": self.forward, "backward": ORANGE, "optimizer": GREEN}.get(name, self.muted)
 
     @property
     def cycle(self) -> tuple[str, ...]:
-        """Colours of series that are just several."""
+        """Colours of series without meaning of their own."""
         return (self.forward, ORANGE, GREEN, VERMILION, PURPLE, SKY if self.forward != SKY else YELLOW)
 
     def marker(self, number: int) -> dict[str, object]:
-        """The marker of a series of points: no two share a shape and a colour before there are a hundred."""
+        """Return the marker of a series of points; shape and colour together are unique for a hundred series."""
         return {
             "size": 9,
             "symbol": SYMBOLS[number % len(SYMBOLS)],
@@ -85,7 +85,7 @@ class Theme:
 
     @property
     def template(self) -> go.layout.Template:
-        """The layout that figures start from."""
+        """Return the base layout of figures."""
         axis = {
             "automargin": True,
             "gridcolor": self.grid,
@@ -100,7 +100,7 @@ class Theme:
         return go.layout.Template(
             layout={
                 "font": {"family": FONT, "size": 13, "color": self.ink},
-                # Its first line stays this far above the plot: a second line and the legend fit below.
+                # Distance of the first line above the plot: a second line and the legend fit below.
                 "title": {
                     "x": 0.0,
                     "xref": "paper",
@@ -155,18 +155,18 @@ DARK = Theme(
 
 
 def us(time_ns: float) -> float:
-    """A time as figures show it, in us."""
+    """Return a time in us, for figures."""
     return time_ns / NS_PER_US
 
 
 def us_text(time_ns: float, *, signed: bool = False) -> str:
-    """A time in us as text: `1,234 us`, `12.3 us`, `0.25 us`; `signed` puts a plus before a gain or loss."""
+    """Format a time in us: `1,234 us`, `12.3 us`, `0.25 us`; `signed` adds a plus sign."""
     time_us = us(time_ns)
     digits = 0 if abs(time_us) >= 100 or not time_us else 1 if abs(time_us) >= 10 else 2
     return f"{time_us:{'+' if signed else ''},.{digits}f} us"
 
 
-#: A legend beside the figure: where it has more entries than fit above. Goes with `margin={"r": SIDE}`.
+#: A legend at the side, for more entries than fit above; use with `margin={"r": SIDE}`.
 SIDE_LEGEND = {
     "orientation": "v",
     "x": 1.02,
@@ -176,16 +176,16 @@ SIDE_LEGEND = {
     "tracegroupgap": 0,
 }
 SIDE = 150
-#: Pixels of one of its entries: plotly cuts a legend off, with a scroll bar, that is taller than its plot.
+#: Height of a legend entry, in pixels: plotly adds a scroll bar to a legend taller than its plot.
 SIDE_ENTRY = 26
 
 
 def escape(text: str) -> str:
-    """Text from a file for plotly, which reads tags, entities and, in templates, `%{...}`: none of it is read."""
+    """Escape text from a file for plotly, which interprets tags, entities and, in templates, `%{...}`."""
     return html.escape(visible(text)).replace("%{", "%&#123;")
 
 
 def heading(title: str, subtitle: str, theme: Theme) -> dict[str, str]:
-    """A title with a second, smaller line under it; both plain text."""
+    """Return a title with a second, smaller line, both plain text."""
     first, second = escape(shortened(title)), escape(shortened(subtitle, 2 * VALUE_CHARACTERS))
     return {"text": f"{first}<br><span style='font-size:13px;color:{theme.muted}'>{second}</span>"}

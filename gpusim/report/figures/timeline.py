@@ -1,4 +1,4 @@
-"""The timeline: a lane for each stream, a bar for each kernel; below on the same axis what the GPU was doing."""
+"""Timeline figure: a lane per stream, a bar per kernel, and below on the same axis the load of the GPU."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from gpusim.report.perfetto import Run, run_from_timeline
 from gpusim.text import shortened, visible
 from gpusim.units import counted, format_bytes
 
-#: Heights in pixels: a lane is as high however many there are.
+#: Heights in pixels; the height of a lane does not depend on their number.
 LANE, COUNTER, GAP, AROUND = 18, 56, 14, 155
-#: Around the rows of a figure without title and legend.
+#: Height around the rows of a figure without title and legend, in pixels.
 AROUND_BARE = 52
-#: Axis title and factor of the counters that `run_from_timeline` makes; any other is shown as it is.
+#: Axis title and factor of the counters of `run_from_timeline`; others are shown unchanged.
 COUNTERS = {
     "SM residency": ("SMs, %", 100.0),
     "DRAM GB/s": ("DRAM, GB/s", 1.0),
@@ -50,20 +50,20 @@ NO_PHASE = "phase unknown"
 
 @dataclass(frozen=True)
 class Look:
-    """How a timeline is drawn."""
+    """Drawing options of a timeline."""
 
     theme: Theme = LIGHT
     window_ns: Window | None = None
-    """What is shown of it; None: all."""
+    """Window shown; None for the whole run."""
     fold: bool = False
-    """Measured kernels in as few lanes as hold them, rather than in those of the CUDA graph's executor."""
+    """Draws measured kernels in the fewest lanes, not in those of the CUDA graph's executor."""
     marked: frozenset[int] = frozenset()
-    """Tasks whose time is marked."""
+    """Tasks with their time marked."""
     bare: bool = False
-    """Without title, legend and labels at the right: for a page that has them as text."""
+    """Omits title, legend and right labels, for a page that has them as text."""
 
 
-#: All of it, with title and legend.
+#: The whole run, with title and legend.
 PLAIN = Look()
 
 
@@ -77,11 +77,11 @@ def timeline_figure(
     measured_ns: int | None = None,
     look: Look = PLAIN,
 ) -> go.Figure:
-    """A simulated step with its critical path, what the GPU was doing, and under it a measured run where there is one.
+    """Draw a simulated step with its critical path and the load of the GPU and, if given, a measured run below.
 
     `measured_ns`, the time of the whole step as measured without a profiler, is a dotted line through the lanes.
-    `hardware` is the model it was simulated with (the op graph's). Raises `PlanError` where a kernel breaks a limit of
-    the GPU.
+    `hardware` is the model of the simulation (the op graph's). Raises `PlanError` if a kernel breaks a limit of the
+    GPU.
     """
     theme = look.theme
     run = run_from_timeline(timeline, trace, title or trace.name, hardware)
@@ -117,7 +117,7 @@ def timeline_figure(
         below = 2 + counters
         seen = bars(measured, rows[1], window, limit)
         texts = [_bar_text(measured, bar, None) for bar in seen.bars]
-        # What the first run's bars have explained is not explained again.
+        # Phases in the legend of the first run are not repeated.
         add_bars(figure, below, seen, texts, {bar.phase for bar in bars(run, rows[0], window).bars}, theme, tasks=False)
         label_lanes(figure, below, rows[1], "measured")
         if seen.bin_ns is not None:
@@ -137,7 +137,7 @@ def timeline_figure(
 
 
 def stacked(heights: Sequence[int]) -> go.Figure:
-    """An empty figure with rows of these heights on one axis of time."""
+    """Return an empty figure with rows of these heights on one time axis."""
     total = sum(heights) + GAP * (len(heights) - 1)
     return make_subplots(
         rows=len(heights),
@@ -149,12 +149,12 @@ def stacked(heights: Sequence[int]) -> go.Figure:
 
 
 def lanes_height(lanes_of: Sequence[Lane]) -> int:
-    """Pixels of a row of lanes."""
+    """Return the height of a row of lanes, in pixels."""
     return LANE * max(2, len(lanes_of))
 
 
 def finish(figure: go.Figure, heights: Sequence[int], window: Window, theme: Theme, title: str, subtitle: str) -> None:
-    """Layout and axes of stacked rows; without a title, the figure is bare."""
+    """Set layout and axes of stacked rows; without a title, the figure is bare."""
     around = AROUND if title else AROUND_BARE
     figure.update_layout(
         template=theme.template,
@@ -168,7 +168,7 @@ def finish(figure: go.Figure, heights: Sequence[int], window: Window, theme: The
     )
     if title:
         figure.update_layout(title=heading(title, subtitle, theme))
-    # Time alone is zoomed: the lanes and tracks are all there.
+    # Only time can be zoomed: all lanes and tracks stay visible.
     figure.update_yaxes(fixedrange=True)
     figure.update_xaxes(range=[us(window[0]), us(window[1])], showticklabels=False, ticks="")
     last = {"row": len(heights), "col": 1}
@@ -178,7 +178,7 @@ def finish(figure: go.Figure, heights: Sequence[int], window: Window, theme: The
 def add_bars(
     figure: go.Figure, row: int, shown: Bars, texts: list[str], explained: set[str], theme: Theme, *, tasks: bool = True
 ) -> None:
-    """One trace for each phase; the legend has those that are not explained yet. `tasks`: bars are simulated tasks."""
+    """Add one trace per phase; phases not yet in the legend are added to it. `tasks`: bars are simulated tasks."""
     phases = {bar.phase for bar in shown.bars}
     for phase in [*(phase for phase in PHASES if phase in phases), *sorted(phases - set(PHASES))]:
         mine = [(bar, text) for bar, text in zip(shown.bars, texts, strict=True) if bar.phase == phase]
@@ -194,7 +194,7 @@ def add_bars(
                 marker={"color": theme.phase(phase), "line": {"width": 0}},
                 hovertext=[text for _, text in mine],
                 hoverinfo="text",
-                # What a page that lets bars be clicked gets back: the task, where the bar is one.
+                # For pages with clickable bars: the task, if the bar is one.
                 customdata=[bar.slices[0] if tasks and bar.bin_ns is None else -1 for bar, _ in mine],
             ),
             row=row,
@@ -217,7 +217,7 @@ def label_lanes(figure: go.Figure, row: int, lanes_of: Sequence[Lane], title: st
 
 
 def _mark_end(figure: go.Figure, row: int, end_ns: int, window: Window, count: int, theme: Theme) -> None:
-    """The end of the run, where the window holds it."""
+    """Mark the end of the run if it is in the window."""
     if window[0] <= end_ns <= window[1]:
         figure.add_vline(x=us(end_ns), line={"width": 1, "color": theme.ink}, row=row, col=1)
         text = {"text": us_text(end_ns), "showarrow": False, "xanchor": "left", "xshift": 6, "bgcolor": theme.paper}
@@ -225,13 +225,13 @@ def _mark_end(figure: go.Figure, row: int, end_ns: int, window: Window, count: i
 
 
 def _mark_measured(figure: go.Figure, row: int, time_ns: int, window: Window, theme: Theme) -> None:
-    """What the step took, where the window holds it."""
+    """Mark the measured time of the step if it is in the window."""
     if window[0] <= time_ns <= window[1]:
         figure.add_vline(x=us(time_ns), line={"width": 2, "dash": "dot", "color": theme.loss}, row=row, col=1)
 
 
 def _name_row(figure: go.Figure, row: int, text: str, theme: Theme) -> None:
-    """What a row of lanes is, in the gap above it."""
+    """Label a row of lanes in the gap above it."""
     figure.add_annotation(
         text=text,
         x=0,
@@ -246,7 +246,7 @@ def _name_row(figure: go.Figure, row: int, text: str, theme: Theme) -> None:
 
 
 def _mark(figure: go.Figure, row: int, timeline: Timeline, tasks: frozenset[int], window: Window, theme: Theme) -> None:
-    """A band over the time in which these tasks run."""
+    """Draw a band over the time in which these tasks run."""
     inside = [task for task in tasks if timeline.end_ns[task] >= window[0] and timeline.start_ns[task] <= window[1]]
     if inside:
         begin, end = min(timeline.start_ns[t] for t in inside), max(timeline.end_ns[t] for t in inside)
@@ -264,9 +264,9 @@ def _mark(figure: go.Figure, row: int, timeline: Timeline, tasks: frozenset[int]
 def add_path(
     figure: go.Figure, row: int, path: CriticalPath, lanes_of: Sequence[Lane], window: Window, theme: Theme
 ) -> None:
-    """The critical path as a line through the bars on it."""
+    """Draw the critical path as a line through its bars."""
     lane_of = {index: number for number, lane in enumerate(lanes_of) for index in lane.slices}
-    # A task that only kept the front end busy while it started takes no part in the line: it would jump there and back.
+    # Tasks that only kept the front end busy are left out: the line would jump there and back.
     steps = [step for step in path.steps if step.run_ns and step.leave_ns >= window[0] and step.start_ns <= window[1]]
     points = [(us(time), lane_of[step.task]) for step in steps for time in (step.start_ns, step.leave_ns)]
     figure.add_trace(
@@ -300,7 +300,7 @@ def _add_counter(figure: go.Figure, row: int, name: str, points: Samples, theme:
         row=row,
         col=1,
     )
-    # Two lines: a track is lower than its title is long.
+    # Two lines, since the title is longer than the height of the track.
     words = escape(title).replace(", ", ",<br>")
     figure.update_yaxes(title={"text": words, "font": {"size": 11}}, rangemode="tozero", nticks=4, row=row, col=1)
     if factor == 100.0:
@@ -312,7 +312,7 @@ def _counter_title(name: str) -> tuple[str, float]:
 
 
 def _bar_text(run: Run, bar: Bar, timeline: Timeline | None) -> str:
-    """Hover text of a bar."""
+    """Return the hover text of a bar."""
     if bar.bin_ns is None:
         return slice_text(run, bar.slices[0], timeline)
     begin, end = bar.bin_ns
@@ -325,7 +325,7 @@ def _bar_text(run: Run, bar: Bar, timeline: Timeline | None) -> str:
 
 
 def slice_text(run: Run, index: int, timeline: Timeline | None = None) -> str:
-    """Hover text of a slice: kernel, op, layer, launch shape, what limits it, and how long it takes."""
+    """Return the hover text of a slice: kernel, op, layer, launch shape, limiting resource, and duration."""
     piece = run.slices[index]
     args = piece.args
     lines = [f"<b>{_wrapped(piece.name)}</b>"]
@@ -364,6 +364,6 @@ def _launch_lines(args: Mapping[str, Any]) -> list[str]:
 
 
 def _wrapped(name: str) -> str:
-    """A kernel's name on a few lines, escaped: template arguments look like tags to plotly."""
+    """Wrap and escape a kernel's name, since template arguments look like tags to plotly."""
     wrapped = textwrap.wrap(visible(name), NAME_COLUMNS, max_lines=NAME_LINES, placeholder=" ...") or [""]
     return "<br>".join(map(escape, wrapped))

@@ -1,4 +1,4 @@
-"""The figure of `gpusim transfer`: a heat map of the time that is lost with a schedule tuned for something else."""
+"""Figure of `gpusim transfer`: a heat map of the time lost with a schedule tuned for another setting."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import plotly.graph_objects as go
 from gpusim.analysis.transfer import Transfer
 from gpusim.report.figures.theme import LIGHT, Theme, escape, heading, us_text
 
-#: Height of a cell and of all around the cells, in pixels.
+#: Heights of a cell and around the cells, in pixels.
 CELL, AROUND = 46, 250
-#: The scale reaches at least so far: without that, a loss of 0.1 % would look like the worst there is.
+#: Minimum top of the scale, so that a loss of 0.1 % does not look severe.
 LEAST_TOP = 0.05
-#: Above this share of the scale a cell of the dark theme is so bright that its text has to be dark.
+#: Share of the scale above which a cell of the dark theme is bright and needs dark text.
 STRONG_SHARE = 0.4
 
 
 def transfer_figure(transfer: Transfer, theme: Theme = LIGHT) -> go.Figure:
-    """Rows are what a schedule was tuned for, columns where it is used; a cell has the time lost there, in %."""
+    """Draw the time lost in %, with the tuned setting as row and the used one as column."""
     names = [setting.name for setting in transfer.settings]
     rows = {(row.tuned_for, row.used_on): row for row in transfer.rows}
     top = max(LEAST_TOP, transfer.worst.lost_frac)

@@ -1,4 +1,4 @@
-"""Waterfalls as bars, the first row on top."""
+"""Waterfall figures as bars, with the first row on top."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpusim.report.waterfall import WaterfallRow
 
 
 def row_text(row: WaterfallRow) -> str:
-    """What stands at the end of a bar."""
+    """Return the label at the end of a bar."""
     return row.text or us_text(row.length_ns, signed=row.role != "total")
 
 
 def add_waterfall(figure: go.Figure, rows: Sequence[WaterfallRow], theme: Theme, *, row: int, col: int) -> None:
-    """Draw a waterfall into one cell of a figure; the first row of it is on top."""
+    """Draw a waterfall into one cell of a figure, with its first row on top."""
     colours = {"total": theme.total, "loss": theme.loss, "gain": theme.gain}
     figure.add_trace(
         go.Bar(
@@ -32,7 +32,7 @@ def add_waterfall(figure: go.Figure, rows: Sequence[WaterfallRow], theme: Theme,
         row=row,
         col=col,
     )
-    # Not as the bars' own text: that would go inside of, or to the left of, some.
+    # Not as the bars' own text, which would be inside or left of some bars.
     for each in rows:
         right_ns = max(each.base_ns, each.base_ns + each.length_ns)
         style = {"text": row_text(each), "showarrow": False, "xanchor": "left", "xshift": 4}
