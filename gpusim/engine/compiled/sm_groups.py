@@ -17,7 +17,7 @@ import numpy as np
 
 from gpusim.engine.compiled.ends import ROW, earlier, next_end, note_end
 from gpusim.engine.compiled.jit import int64, jit, jit_apart, rule
-from gpusim.engine.compiled.rates import known_rates, load_of
+from gpusim.engine.compiled.rates import cache_rates, load_of, slot_of
 from gpusim.engine.placement import NO_SMS
 from gpusim.rules import dram
 
@@ -52,8 +52,8 @@ PLACED: Final = np.dtype(
 )
 #: `gpusim.engine.sm_groups.SmGroup`; `at` is its index in the order; its cohorts begin at `first`. `ending` is the slot
 #: of the kernel whose cohort ends first and `number` the number of that cohort. `held_load`, `held_traffic` and, for
-#: GEMM-like kernels, `held_matrix_...` are sums over its cohorts; its rates hold for `load` and `matrix_load`. `room`,
-#: `gets` and `differs` (only the carve-out keeps it away) describe the kernel being placed.
+#: GEMM-like kernels, `held_matrix_...` are sums over its cohorts. `room`, `gets` and `differs` (only the carve-out
+#: keeps it away) describe the kernel being placed.
 SM_GROUP: Final = np.dtype(
     [
         ("at", "u4"),
@@ -64,8 +64,6 @@ SM_GROUP: Final = np.dtype(
         ("regs", "f8"),
         ("smem_bytes", "f8"),
         ("split_bytes", "f8"),
-        ("load", "f8"),
-        ("matrix_load", "f8"),
         ("rate", "f8"),
         ("matrix_rate", "f8"),
         ("updated_ns", "f8"),
@@ -123,7 +121,7 @@ def new_group(device: Any, blocks: Any, partition: int, sms: int) -> None:
     group.threads = group.regs = group.smem_bytes = group.split_bytes = 0.0
     group.changed = group.cohorts = group.differs = 0
     group.ending = -1
-    group.load = group.matrix_load = group.updated_ns = group.held_load = group.held_matrix_load = 0.0
+    group.updated_ns = group.held_load = group.held_matrix_load = 0.0
     group.held_traffic = group.held_matrix_traffic = 0.0
     group.rate = group.matrix_rate = 1.0
 
@@ -208,8 +206,6 @@ def split(device: Any, blocks: Any, at: int, sms: int) -> int:
     others.split_bytes = group.split_bytes
     others.gets = group.gets
     others.differs = group.differs
-    others.load = group.load
-    others.matrix_load = group.matrix_load
     others.rate = group.rate
     others.matrix_rate = group.matrix_rate
     others.updated_ns = group.updated_ns
@@ -327,13 +323,15 @@ def set_end(hw: Any, device: Any, blocks: Any, at: int) -> None:
     clock_ns, slow = device.clock_ns, device.slow  # LLVM cannot know that stores below leave these unchanged
     load = load_of(hw.contention, group.held_load, group.held_matrix_load)
     matrix_load = load_of(hw.contention, group.held_matrix_load, group.held_load)
-    if load != group.load and group.held_load > 0.0:
-        group.load = load
-        group.rate, _ = known_rates(hw, device, load)
-    if matrix_load != group.matrix_load and group.held_matrix_load > 0.0:
-        group.matrix_load = matrix_load
-        _, group.matrix_rate = known_rates(hw, device, matrix_load)
-    group_rate, matrix_rate, first_ns, ending = group.rate, group.matrix_rate, np.inf, first
+    # Both rates are looked up, used or not: a branch on which class is there is often mispredicted.
+    slot, matrix_slot = slot_of(load), slot_of(matrix_load)
+    if device.loads[slot] != load:
+        cache_rates(hw, device, load)
+    group_rate = device.load_rates[slot]
+    if device.loads[matrix_slot] != matrix_load:
+        cache_rates(hw, device, matrix_load)
+    matrix_rate, first_ns, ending = device.load_matrix_rates[matrix_slot], np.inf, first
+    group.rate, group.matrix_rate = group_rate, matrix_rate
     for number in range(first, behind):
         cohort = cohorts[number]
         kernel = kernels[int64(cohort.kernel)]
