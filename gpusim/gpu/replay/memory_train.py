@@ -1,0 +1,113 @@
+"""Several steps of training by a memory plan, in a process whose GPU memory is limited; and the losses of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+
+import msgspec
+import torch
+
+from gpusim.defaults import DEFAULT_SEED
+from gpusim.errors import GpuError
+from gpusim.formats.hardware import default_hardware
+from gpusim.formats.trace import Trace
+from gpusim.gpu.device import explain_out_of_memory, require_gpu, set_precision
+from gpusim.gpu.replay.allowlist import check_operators
+from gpusim.gpu.replay.memory_replay import ProgramRecorder, state_on_gpu, with_buffers
+from gpusim.gpu.replay.memory_run import MemoryRunner
+from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.plan import MemoryPlan, read_memory_plan
+from gpusim.plan.graph import OpGraph
+from gpusim.trace.store import read_trace
+from gpusim.units import format_bytes
+
+Say = Callable[[str], None]
+
+
+class Trained(msgspec.Struct, frozen=True, kw_only=True):
+    """What some steps of training gave and took."""
+
+    policy: str
+    losses: tuple[float, ...]
+    """After each step, of the same batch."""
+    step_ns: int
+    """Median of the steps, host time included."""
+    predicted_peak_bytes: int
+    peak_bytes: int
+    """Most that the process had allocated, and reserved, from its start on: making the step ready included."""
+    reserved_bytes: int
+    limit_bytes: int
+    """What the process could not exceed; 0 for the whole GPU."""
+    pinned_bytes: int
+
+
+@explain_out_of_memory
+def train(
+    trace_path: Path,
+    plan_path: Path | None,
+    limit_bytes: int,
+    steps: int,
+    seed: int = DEFAULT_SEED,
+    say: Say = lambda _: None,
+) -> Trained:
+    """Train the step of a trace by a memory plan, or keeping all, from the trace's own initial state.
+
+    With a limit (not 0), the process cannot reserve more of the GPU's memory than that: torch raises where it would.
+    Call it in a process of its own. Raises `GpuError` for a limit beyond the GPU, and as `replay_memory` does.
+    """
+    trace = read_trace(trace_path)
+    check_operators(trace, str(trace_path))
+    plan = MemoryPlan(policy="keep_all") if plan_path is None else read_memory_plan(plan_path, trace)
+    device = require_gpu()
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    if limit_bytes > total_bytes:
+        raise GpuError(
+            f"a limit of {format_bytes(limit_bytes)} is more than this GPU has ({format_bytes(total_bytes)})"
+        )
+    if limit_bytes:
+        torch.cuda.set_per_process_memory_fraction(limit_bytes / total_bytes)
+    set_precision(trace.model.dtype)
+    say("predicting the plan")
+    evaluator = MemoryEvaluator(OpGraph.build(trace, default_hardware(trace.provenance.gpu.name)))
+    outcome = evaluator.evaluate(plan)
+    say("rebuilding the step")
+    runner = MemoryRunner(trace, device)
+    state, initial_bytes = state_on_gpu(trace, device, seed)
+    runner.bind(state.tensors)
+    recorder = ProgramRecorder(evaluator, runner, initial_bytes)
+    outcome = with_buffers(recorder, evaluator, outcome, say)
+    say("recording it")
+    recorded = recorder.record(outcome.program, warm=True)
+    state.restore()
+    torch.cuda.manual_seed(seed)
+    say("training")
+    losses, step_ns = losses_of(trace, recorded.replay, recorded.tensors, steps)
+    return Trained(
+        policy=outcome.plan.policy,
+        losses=losses,
+        step_ns=step_ns,
+        predicted_peak_bytes=outcome.peak_bytes,
+        peak_bytes=torch.cuda.max_memory_allocated(device),
+        reserved_bytes=torch.cuda.max_memory_reserved(device),
+        limit_bytes=limit_bytes,
+        pinned_bytes=outcome.pinned_bytes,
+    )
+
+
+def losses_of(
+    trace: Trace, run: Callable[[], None], tensors: Sequence[torch.Tensor | None], steps: int
+) -> tuple[tuple[float, ...], int]:
+    """The loss after each of some steps, and the median time of a step in ns. `tensors` are where results lie."""
+    losses: list[float] = []
+    times_ns: list[int] = []
+    (loss,) = [index for index, tensor in enumerate(trace.tensors) if tensor.role == "output" and not tensor.shape]
+    for _ in range(steps):
+        begin = perf_counter_ns()
+        run()
+        value = tensors[loss]
+        assert value is not None
+        losses.append(value.item())  # waits for the step
+        times_ns.append(perf_counter_ns() - begin)
+    return tuple(losses), sorted(times_ns)[len(times_ns) // 2]
