@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
@@ -11,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from gpusim.bounds.bounds import bounds
-from gpusim.errors import GpusimError, RecipeError
+from gpusim.errors import GpusimError, PlanError, RecipeError
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.memory_plan import MemoryPlanDocument
 from gpusim.formats.results import SCHEMA as RESULTS_SCHEMA
@@ -20,9 +21,11 @@ from gpusim.formats.trace import Trace
 from gpusim.gpu.isolate import alone
 from gpusim.io.files import Count, Document, Nanoseconds, make_folder, read_document, write_document
 from gpusim.io.packed import is_file
+from gpusim.memplan.compare import LEAST_TIME
 from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.least_time import LeastTime
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace
@@ -106,17 +109,29 @@ def predict_memory(path: Path, recipe: Recipe) -> Path:
 
 
 def _outcomes(evaluator: MemoryEvaluator, base: Outcome, recipe: Recipe) -> Iterator[tuple[int, Outcome]]:
-    """Yield each policy's plan, or one plan per budget where the policy takes one."""
+    """Yield each policy's plan, or one plan per budget where the policy takes one.
+
+    With `memory_matched` also our own policy's, with the peak of each of these as its budget.
+    """
     setting = Setting(evaluator.graph, evaluator.storages)
+    planner = LeastTime(setting, evaluator)
+    peaks: dict[int, None] = {}
     for name in recipe.memory_policies:
         policy = MEMORY_POLICIES[name]
         budgets = [round(base.peak_bytes * share) for share in recipe.memory_budgets] if policy.takes_budget else [0]
         for budget in budgets:
             try:
-                yield budget, evaluator.evaluate(policy(replace(setting, budget_bytes=budget or None)))
+                outcome = evaluator.evaluate(policy(replace(setting, budget_bytes=budget or None)))
             except GpusimError:
                 if not budget:  # a budget may be below the reach of any plan
                     raise
+                continue
+            peaks[outcome.peak_bytes] = None
+            yield budget, outcome
+    for peak_bytes in peaks if recipe.memory_matched else ():
+        with suppress(PlanError):  # as above
+            plan = planner.plan_for(peak_bytes)
+            yield peak_bytes, evaluator.evaluate(plan.made(LEAST_TIME))
 
 
 def _predicted(evaluator: MemoryEvaluator, outcome: Outcome, budget: int, made_by: str) -> PredictedPlan:

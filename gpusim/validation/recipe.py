@@ -83,6 +83,8 @@ class Recipe(Document, frozen=True, kw_only=True):
     """
     memory_budgets: tuple[Annotated[float, Meta(gt=0, le=1)], ...] = ()
     """Budgets for policies that take one, as shares of the peak of the step that keeps all."""
+    memory_matched: bool = False
+    """Whether our own policy is replayed, too, with the peak of each of these as its budget."""
     random: Count = 0
     """Number of random legal schedules replayed per case, on 2 to 8 streams."""
     pairs: Count = 0

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from gpusim.cli import cli
 from gpusim.errors import MeasurementError
 from gpusim.formats.results import ResultCase, read_results
+from gpusim.io.files import read_file
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import OpGraph
@@ -20,7 +21,9 @@ from gpusim.trace.store import read_trace
 from gpusim.validation.again import predict_again, trace_files
 from gpusim.validation.chosen import hardware_of
 from gpusim.validation.memory_again import plans_path, read_replayed_plans, write_replayed_plans
+from gpusim.validation.memory_stages import predict_memory, read_memory_predictions
 from gpusim.validation.memory_tables import peak_error
+from gpusim.validation.recipe import Case, Recipe
 
 RESULTS = Path(__file__).parents[2] / "validate" / "results"
 FILES = sorted(path for path in RESULTS.glob("memory_*.json"))
@@ -113,3 +116,19 @@ def test_a_row_says_what_it_is_of() -> None:
     cases: list[ResultCase] = list(read_results(FIRST).cases)
     anchored = [case.policy for case in cases if case.predicted_ns == case.predicted_sequential_ns]
     assert set(anchored) == {"caffe", "layrub_intra"}
+
+
+def test_our_policy_is_planned_for_the_peak_of_each_other(tmp_path: Path) -> None:
+    """With `memory_matched`: at the memory of a published plan, and predicted to take no longer."""
+    path = tmp_path / "vgg16-train-b16.json.gz"
+    path.write_bytes(read_file(trace_files(FIRST)["vgg16-train-b16"], MeasurementError))
+    recipe = Recipe(
+        name="made", case=(Case(trace=str(path)),), memory_policies=("vdnn_conv", "checkpoint"), memory_matched=True
+    )
+    plans = read_memory_predictions(predict_memory(path, recipe), path).plans
+    others, ours = plans[:2], plans[2:]
+    assert [each.plan.policy for each in plans] == ["vdnn_conv", "checkpoint", "least_time", "least_time"]
+    for other, mine in zip(others, ours, strict=True):
+        assert mine.budget_bytes == other.plan.predicted_peak_bytes
+        assert mine.plan.predicted_peak_bytes <= other.plan.predicted_peak_bytes
+        assert mine.plan.predicted_ns <= other.plan.predicted_ns
