@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from gpusim.gpu.replay.execute import InitialState
 from gpusim.gpu.replay.memory_run import HostBuffers, Inline, MemoryRunner, ProgramRunner
-from gpusim.gpu.replay.memory_train import losses_of
+from gpusim.gpu.replay.memory_train import losses_of, with_values
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.program import needed, program_of
@@ -35,3 +37,26 @@ def test_losses_of_several_steps_are_those_of_the_step_that_keeps_all(policy: st
     wanted = losses(found, MemoryPlan(), 4)
     assert len(set(wanted)) == 4
     assert losses(found, MEMORY_POLICIES[policy](setting_of(found.trace)), 4) == wanted
+
+
+def test_an_estimated_step_gets_numbers_to_train_from() -> None:
+    """Its trace has none, and a network of zeros learns nothing: weights are drawn, norms begin as they are made."""
+    found = on_cpu(NETWORKS[0], "train")
+    copies = InitialState.copy_of(found.recorded.initial)
+    for tensor in copies.tensors.values():
+        tensor.zero_()
+    state = with_values(found.trace, copies, 0)
+    by_name = {found.trace.tensors[index].name: tensor for index, tensor in state.tensors.items()}
+    weights = [t for n, t in by_name.items() if n.endswith("weight") and t.dim() > 1 and "momentum" not in n]
+    assert weights
+    assert all(float(weight.std()) > 0 for weight in weights)
+    assert all(float(t.min()) == float(t.max()) == 1.0 for n, t in by_name.items() if n.endswith("running_var"))
+    runner = MemoryRunner(found.trace, CPU)
+    runner.bind(state.tensors)
+    storages = Storages.of(found.trace)
+    program = program_of(storages, MemoryPlan())
+    needs = [needed(storages, instruction) for instruction in program]
+    programs = ProgramRunner(runner, HostBuffers(pinned=False), Inline())
+    got, _ = losses_of(found.trace, lambda: programs.run(program, needs), runner.tensors, 4)
+    assert len(set(got)) == 4
+    assert all(map(math.isfinite, got))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Final
 
 import msgspec
 import torch
@@ -15,6 +17,7 @@ from gpusim.formats.hardware import default_hardware
 from gpusim.formats.trace import Trace
 from gpusim.gpu.device import explain_out_of_memory, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
+from gpusim.gpu.replay.execute import InitialState
 from gpusim.gpu.replay.memory_replay import ProgramRecorder, state_on_gpu, with_buffers
 from gpusim.gpu.replay.memory_run import MemoryRunner
 from gpusim.memplan.evaluate import MemoryEvaluator
@@ -22,6 +25,9 @@ from gpusim.memplan.plan import MemoryPlan, read_memory_plan
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace
 from gpusim.units import format_bytes
+
+#: Targets are drawn from so many classes where a trace has no values.
+CLASSES: Final = 2
 
 Say = Callable[[str], None]
 
@@ -75,6 +81,8 @@ def train(
     say("rebuilding the step")
     runner = MemoryRunner(trace, device)
     state, initial_bytes = state_on_gpu(trace, device, seed)
+    if trace.provenance.estimated:
+        state = with_values(trace, state, seed)
     runner.bind(state.tensors)
     recorder = ProgramRecorder(evaluator, runner, initial_bytes)
     outcome = with_buffers(recorder, evaluator, outcome, say)
@@ -94,6 +102,30 @@ def train(
         limit_bytes=limit_bytes,
         pinned_bytes=outcome.pinned_bytes,
     )
+
+
+def with_values(trace: Trace, state: InitialState, seed: int) -> InitialState:
+    """Return the state with numbers to train from, which an estimated trace does not have.
+
+    Weights of two or more dimensions are drawn as He et al. (2015) do, other weights and running variances are 1.
+    Biases, running means and states of the optimizer are 0. Inputs are normal, targets one of `CLASSES`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for index, memory in state.tensors.items():
+        tensor = trace.tensors[index]
+        if tensor.role == "target":
+            values = torch.randint(CLASSES, tuple(memory.shape), generator=generator)
+        elif tensor.role == "input":
+            values = torch.randn(tuple(memory.shape), generator=generator)
+        elif tensor.role == "parameter" and memory.dim() > 1:
+            fan_in = memory[0].numel()
+            values = torch.randn(tuple(memory.shape), generator=generator) * math.sqrt(2.0 / fan_in)
+        else:
+            values = torch.full(tuple(memory.shape), float(tensor.name.endswith(("weight", "running_var"))))
+            if tensor.role == "optimizer_state":
+                values.zero_()
+        memory.copy_(values)
+    return InitialState(state.tensors, {index: memory.cpu() for index, memory in state.tensors.items()})
 
 
 def losses_of(
