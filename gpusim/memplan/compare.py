@@ -10,6 +10,7 @@ from pathlib import Path
 from gpusim.arguments import file_path
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
+from gpusim.memplan.lower_bound import LowerBound
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan, write_memory_plan
 from gpusim.memplan.policies.base import Setting
@@ -111,6 +112,16 @@ class MemoryComparison:
         """Whether a plan keeps the budget, or where there is none the GPU's memory."""
         limit = self.capacity_bytes if self.budget_bytes is None else self.budget_bytes
         return outcome.peak_bytes <= limit
+
+    @cached_property
+    def lower_bound(self) -> LowerBound:
+        """What a plan takes at least, for any budget."""
+        return LowerBound(MemoryEvaluator(self.graph))
+
+    def bound_ns(self, outcome: Outcome) -> int | None:
+        """The least that any plan of this peak takes; None for another order of ops, which it may not hold for."""
+        holds = self.lower_bound.holds_for(outcome.plan)
+        return self.lower_bound.step_ns(outcome.peak_bytes) if holds else None
 
     @cached_property
     def best(self) -> PolicyRow | None:

@@ -28,8 +28,8 @@ def memory_document(comparison: MemoryComparison, run: MemorySnapshot | None = N
         "pinned_budget_bytes": comparison.pinned_bytes,
         "workspaces_known": comparison.workspaces_known,
         "policies": [_row_document(comparison, row) for row in comparison.rows],
-        "front": [_front_document(row) for row in comparison.front],
-        "best": None if best is None else _front_document(best),
+        "front": [_front_document(comparison, row) for row in comparison.front],
+        "best": None if best is None else _front_document(comparison, best),
         "peak": _peak_document(comparison, comparison.keep_all),
         "measured": None if run is None else _run_document(comparison, run),
     }
@@ -75,13 +75,14 @@ def _row_document(comparison: MemoryComparison, row: PolicyRow) -> dict[str, Any
     }
 
 
-def _front_document(row: PolicyRow) -> dict[str, Any]:
+def _front_document(comparison: MemoryComparison, row: PolicyRow) -> dict[str, Any]:
     assert row.outcome is not None
     return {
         "policy": row.policy,
         "budget_bytes": row.budget_bytes or None,
         "peak_bytes": row.outcome.peak_bytes,
         "step_ns": row.outcome.step_ns,
+        "bound_ns": comparison.bound_ns(row.outcome),
     }
 
 
@@ -134,12 +135,15 @@ def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None
             out.print(f"{row.policy}: {row.problem.removeprefix(f'{row.policy}: ')}")
     out.print()
     front = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("front: least time for its peak", "budget", "peak", "step"):
+    for name in ("front: least time for its peak", "budget", "peak", "step", "no plan below"):
         front.add_column(name, justify="left" if name.startswith("front") else "right")
     for row in comparison.front:
         assert row.outcome is not None
         budget = format_bytes(row.budget_bytes) if row.budget_bytes else ""
-        front.add_row(row.policy, budget, format_bytes(row.outcome.peak_bytes), format_ns(row.outcome.step_ns))
+        bound_ns = comparison.bound_ns(row.outcome)
+        bound = "" if bound_ns is None else format_ns(bound_ns)
+        peak, step = format_bytes(row.outcome.peak_bytes), format_ns(row.outcome.step_ns)
+        front.add_row(row.policy, budget, peak, step, bound)
     out.print(front)
     out.print()
     categories = ", ".join(f"{name} {format_bytes(size)}" for name, size in category_bytes(keep_all).items())
