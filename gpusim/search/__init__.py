@@ -1,1 +1,1 @@
-"""Search: the anytime search for schedules, its budget, and the verdict on what it gains."""
+"""Anytime search for schedules, its budget, and the verdict on the gain."""

@@ -1,7 +1,7 @@
-"""An exploration in a process of its own: progress and results while it runs, and a way to stop it.
+"""An exploration in a separate process, with progress and results while it runs, and a way to stop it.
 
-A process, not a thread: Python runs one thread at a time, so a search would hold up whatever else its process does, and
-the system could not put it behind. The process is started, not forked: the server that asks has threads.
+It is a process, not a thread: Python runs one thread at a time, so a search would block the rest of its process, and
+the system could not lower its priority. The process is started, not forked, since the calling server has threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpusim.search.budget import SEARCHED
 from gpusim.search.explore import Explored, Row, explore
 from gpusim.search.interrupt import Cancelled
 
-#: How far the search stands behind other processes (`nice`).
+#: Increment of `nice` for the search.
 BEHIND: Final = 10
 
 _PROGRAM: Final = "import sys; sys.path[:] = sys.argv[2:]; from gpusim.search.background import serve; serve()"
@@ -63,9 +63,9 @@ _Message = Row | _Progress | Explored | GpusimError | _Defect | Literal["stopped
 
 
 class Exploration:
-    """Runs `explore` with the arguments given; every attribute may be read at any time.
+    """A running `explore` in a separate process; every attribute may be read at any time.
 
-    A stop during the search keeps the best found so far, as Ctrl-C does on the command line; before it, there is no
+    A stop during the search keeps the best schedule so far, like Ctrl-C on the command line; before it, there is no
     result.
     """
 
@@ -82,25 +82,25 @@ class Exploration:
     ) -> None:
         self.what = "starting"
         self.share = 0.0
-        """Of the search's budget, in [0, 1]."""
+        """Used share of the search's budget, in [0, 1]."""
         self.best_ns: int | None = None
         self.rows: tuple[Row, ...] = ()
         self.result: Explored | None = None
         self.error: GpusimError | None = None
         self.bug: BaseException | None = None
-        """Anything else that was raised: shown where the result is asked for."""
+        """Any other exception, to be shown in place of the result."""
         self.started_s = time.monotonic()
         self._work = _Work(graph, streams, budget_s, evaluations, seed, policies, tuple(splits))
         self._stopped = False
         self._asked = False
-        """Whether the process has its work; a stop that comes before is sent after it."""
+        """True once the process has its work; an earlier stop is sent afterwards."""
         self._sending = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        # A daemon: a page that nobody looks at any more must not keep the server from ending.
+        # A daemon, so that an abandoned page does not keep the server alive.
         self._thread = threading.Thread(target=self._listen, name=f"explore {graph.trace.name}", daemon=True)
 
     def start(self) -> Exploration:
-        """Begin; gives itself. Raises `WorkerError` where no process can be started."""
+        """Start the process and return self. Raises `WorkerError` if no process can be started."""
         self._pipe, theirs = Pipe()
         number = theirs.fileno()
         try:
@@ -115,43 +115,43 @@ class Exploration:
             self._pipe.close()
             raise WorkerError(f"no process can be started for the search: {cause}") from cause
         finally:
-            theirs.close()  # else the pipe would stay open when the process dies
+            theirs.close()  # otherwise the pipe would stay open when the process dies
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Ask it to end soon."""
+        """Ask the search to end soon."""
         self._stopped = True
         if self._asked:
             self._send(_STOP)
 
     def interrupt(self) -> None:
-        """End now, wherever it is: for a search whose result nobody waits for."""
+        """Kill the process at once, for a search with an unwanted result."""
         self._stopped = True
         if self._process is not None:
             self._process.kill()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the end."""
+        """Wait for the end of the exploration."""
         self._thread.join(timeout_s)
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """True until the exploration has ended."""
         return self._thread.is_alive()
 
     @property
     def stopped(self) -> bool:
-        """Whether it was asked to end."""
+        """True if it was asked to end."""
         return self._stopped
 
     @property
     def process(self) -> int | None:
-        """The number of the process that searches; None before the start."""
+        """Process id of the search; None before the start."""
         return None if self._process is None else self._process.pid
 
     def _listen(self) -> None:
-        """Take what the process says, until it ends."""
+        """Receive messages from the process until it ends."""
         assert self._process is not None
         try:
             self._send(self._work)
@@ -162,7 +162,7 @@ class Exploration:
                 self._take(self._pipe.recv())
         except (EOFError, OSError):
             self._pipe.close()
-        except BaseException as bug:  # a thread's own would only reach standard error
+        except BaseException as bug:  # an exception in a thread would only reach standard error
             self.bug = bug
             self._process.kill()
         status = self._process.wait()
@@ -191,12 +191,12 @@ class Exploration:
         try:
             with self._sending:
                 self._pipe.send(message)
-        except OSError:  # it has ended; what it said of that comes from the pipe, or its status says it
+        except OSError:  # it has ended; the reason is in the pipe or in its status
             return
 
 
 class _Search:
-    """The other side: one exploration, which tells what it finds and hears when to stop."""
+    """The exploration in the separate process, which sends results and listens for a stop."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -237,7 +237,7 @@ class _Search:
 
     def _add(self, row: Row) -> None:
         self._pipe.send(row)
-        # A searched row comes after the search: what is left is short, and its result is worth having.
+        # Searched rows come after the search: the rest is short, and its result is useful.
         if row.policy not in SEARCHED:
             self._interrupt()
 
@@ -246,14 +246,14 @@ class _Search:
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """End the search, once: what comes after it is the end, and must not be cut off."""
+        """Interrupt the search once; the conclusion after it must not be interrupted."""
         if self._stop.is_set() and not self._interrupted:
             self._interrupted = True
             raise Cancelled
 
 
 def serve() -> None:
-    """Run the exploration that the pipe named on the command line asks for."""
+    """Run the exploration requested through the pipe named on the command line."""
     os.nice(BEHIND)
     _Search(Connection(int(sys.argv[1]))).run()
-    os._exit(0)  # the thread that listens would take the end of the pipe for a parent that is gone
+    os._exit(0)  # the listening thread would mistake the end of the pipe for a lost parent

@@ -1,7 +1,7 @@
-"""The searches of an exploration, and how they share its budget.
+"""The searches of an exploration and their shares of its budget.
 
-List schedules first, then changes of the best of them; on half as many streams, too; with variants and on partitions
-where there are any.
+List schedules come first, then changes of the best ones; also on half as many streams, and with variants and partitions
+if there are any.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from gpusim.search.neighbourhood import Refined, refine
 from gpusim.search.priorities import local_search
 from gpusim.search.variants import search_partitions, search_variants
 
-#: Rows of searched schedules that run variants, and of those on partitions of the SMs.
+#: Names of rows of searched schedules with variants, and with SM partitions.
 VARIANTS, PARTITIONS = "with variants", "with partitions"
 SEARCHED = (SEARCH, VARIANTS, PARTITIONS)
-#: Share of the budget that goes to the search over list schedules; the rest refines the best schedules found.
+#: Share of the budget for the search over list schedules; the rest refines the best schedules.
 LISTS_SHARE = 0.2
-#: Where variants or partitions are searched, too: share of the budget after which the searches part. Each then gets an
-#: equal part of the rest, and so does the search without them, which they are compared with.
+#: Share of the budget before the searches with variants or partitions branch off. Each then gets an equal part of the
+#: rest, as does the search without them, their baseline.
 COMMON_SHARE = 0.5
-#: Part of a search's own that goes to half as many streams, from `LEAST_HALVED` on. Its schedules are predicted slower,
-#: but they reuse memory sooner and have fewer joins, which no prediction counts in full: a trial on the GPU can tell.
+#: Share of a search that uses half as many streams, from `LEAST_HALVED` on. Its schedules are predicted slower, but
+#: they reuse memory sooner and have fewer joins, which predictions count only in part: a trial on the GPU can tell.
 NARROW_SHARE, LEAST_HALVED = 0.3, 4
 
 Report = Callable[[str, float, int], None]
-"""Progress of long work: what is going on, the share done in [0, 1], the best makespan so far in ns (0: none yet)."""
+"""Callback for progress: stage, share done in [0, 1], and best makespan so far in ns (0: none yet)."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the searches found, each with as much of the budget as the others."""
+    """Results of the searches, each with an equal share of the budget."""
 
     plain: Refined
     variants: Refined | None
     partitions: Sequence[Refined]
     narrow: Sequence[tuple[str, Refined]]
-    """On half as many streams, with the names of their rows."""
+    """Results on half as many streams, with the names of their rows."""
     evaluations: int
     interrupted: bool
 
     @property
     def rows(self) -> list[tuple[str, Refined]]:
-        """The name of each search's rows, and what it found."""
+        """Return the row name and the result of each search."""
         named = [(SEARCH, self.plain), *self.narrow]
         if self.variants is not None:
             named.append((VARIANTS, self.variants))
         return [*named, *((PARTITIONS, each) for each in self.partitions)]
 
 
-#: Of a step that was not searched.
+#: Result for a step without search.
 NOTHING_FOUND = Found(Refined((), (), (), 0, False), None, (), (), 0, False)
 
 
@@ -81,7 +81,7 @@ def search_all(
     memory_limit_bytes: int | None,
     report: Report,
 ) -> Found:
-    """Search over list schedules first, then over changes of the best of them and of `policy_schedules`."""
+    """Search over list schedules, then over changes of the best ones and of `policy_schedules`."""
     best_so_far_ns = math.inf
 
     def tell(share: float, best_ns: float) -> None:

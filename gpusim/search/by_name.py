@@ -1,4 +1,4 @@
-"""Schedules by the name of a policy, or of the recommended one."""
+"""Schedules by policy name, or by the name of the recommended schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_policy(name: str) -> None:
-    """Raises `UnknownNameError` where `name` is no policy and not `RECOMMENDED`."""
+    """Raise `UnknownNameError` unless `name` is a policy or `RECOMMENDED`."""
     if name != RECOMMENDED and name not in POLICIES:
         raise UnknownNameError("policy", name, (*POLICIES, RECOMMENDED))
 
@@ -26,14 +26,14 @@ def schedule_of(
     streams: int = DEFAULT_STREAMS,
     report: Report = lambda stage, share, best_ns: None,
 ) -> Schedule:
-    """The schedule of a policy on up to `streams` streams.
+    """Return the schedule of a policy on up to `streams` streams.
 
-    `RECOMMENDED` explores the step as `explore` does by default, and gives the recommended one under its own name.
+    `RECOMMENDED` explores the step with the defaults of `explore` and returns the recommended schedule with its name.
     Raises `UnknownNameError` for the policy and `OptionError` for the number of streams.
     """
     check_streams(streams)
     if policy != RECOMMENDED:
         return policy_by_name(policy)(graph, streams)
-    from gpusim.search.explore import explore  # a search needs more than a policy, and takes longer to load
+    from gpusim.search.explore import explore  # slow to import, and needed only for a search
 
     return explore(graph, streams=streams, report=report).schedule

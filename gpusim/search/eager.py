@@ -1,4 +1,4 @@
-"""What the eager step takes: predicted from the host's pace and the kernels, beside what the capture measured."""
+"""Prediction of the eager step from the host's launch times and the kernels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpusim.plan.graph import OpGraph
 
 
 def predict_eager(graph: OpGraph, engine: Engine | None = None) -> int | None:
-    """Wall time of one eager step in ns, the mean of `STEPS_IN_A_ROW`; None for a trace without host times.
+    """Predict the wall time of an eager step in ns, the mean of `STEPS_IN_A_ROW`; None for a trace without host times.
 
-    The host's pace is the trace's own, so this predicts eager PyTorch on the machine of the capture: how far its host
-    keeps the GPU waiting. Median error in research/2026-11-23-fidelity.md.
+    Host times are those of the trace, so the prediction holds for eager PyTorch on the machine of the capture: how long
+    its host keeps the GPU waiting. research/2026-11-23-fidelity.md has the median error.
     """
     if not any(op.host_ns for op in graph.trace.ops):
         return None

@@ -1,4 +1,4 @@
-"""Explore: every policy, the search, the bounds, the attribution of the gain, the verdict."""
+"""Exploration of a step: policies, search, bounds, attribution of the gain, and verdict."""
 
 from __future__ import annotations
 
@@ -33,50 +33,49 @@ from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.units import counted, format_bytes, format_ns
 from gpusim.version import __version__
 
-#: A step of more ops is large: only policies whose time grows as the step does look at it, on as many streams as asked
-#: for, and no search, which could not try enough schedules of it.
+#: A step with more ops is large: only policies with linear time run, on the requested number of streams, and no search,
+#: which could not try enough schedules.
 LARGE_STEP_OPS = 5_000
-#: Share of the budget that compiling on a first start may take; the rest is searched in any case.
+#: Maximum share of the budget for compilation at a first start; the rest is for the search in any case.
 COMPILING_SHARE = 5 / 6
-#: How much better than every policy a searched schedule must be predicted to be. A search finds what the model
-#: overrates too: on an H200, nine searched schedules were predicted 3.9 % better than the best policy and came out
-#: 0.2 % better, the worst 4 % slower (research/2026-11-23-fidelity.md).
-#: Trying the best few on the GPU needs no such margin.
+#: Predicted lead over every policy that a searched schedule needs to be recommended. A search also exploits errors of
+#: the model: on an H200, nine searched schedules were predicted 3.9 % better than the best policy and were 0.2 %
+#: better, the worst 4 % slower (research/2026-11-23-fidelity.md). A trial on the GPU needs no such margin.
 SEARCH_MARGIN = 0.06
 
 
 @dataclass(frozen=True)
 class Row:
-    """One schedule that was simulated."""
+    """One simulated schedule."""
 
     policy: str
     streams: int
     makespan_ns: int
     speedup: float
-    """Over the sequential graph."""
+    """Speed-up over the sequential graph."""
     peak_bytes: int
     schedule: Schedule
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Where the gain from eager to the best schedule comes from, in ns saved."""
+    """Attribution of the gain from eager to the best schedule, in ns saved."""
 
     eager_ns: int | None
-    """Measured with the trace; None where it was not, or on another GPU."""
+    """Eager time measured at capture; None if not measured, or on another GPU."""
     launch_ns: int | None
-    """Saved by launching the same kernels from a CUDA graph."""
+    """Time saved by launching the same kernels from a CUDA graph."""
     concurrency_ns: int
-    """Saved by streams alone, ops in recorded order."""
+    """Time saved by streams alone, with ops in recorded order."""
     kernels_ns: int
-    """Saved by other kernels, likewise; 0 where the best schedule runs the captured ones."""
+    """Time saved by other kernels; 0 if the best schedule runs the captured ones."""
     order_ns: int
-    """Saved by a better order and placement on as many streams."""
+    """Time saved by a better order and placement on as many streams."""
 
 
 @dataclass(frozen=True, repr=False)
 class Explored:
-    """All that `gpusim explore` found."""
+    """Result of `gpusim explore`."""
 
     graph: OpGraph
     rows: tuple[Row, ...]
@@ -89,55 +88,55 @@ class Explored:
     interrupted: bool
     seed: int
     variants: VariantsTried | None = None
-    """None where the trace has no variants."""
+    """Gain of variants; None if the trace has none."""
     partitions: tuple[PartitionsTried, ...] = ()
-    """Each split of the SMs that was tried."""
+    """Gains of the tried splits of the SMs."""
     memory_limit_bytes: int | None = None
-    """What the best schedule had to keep."""
+    """Memory limit of the best schedule."""
     left_out: tuple[str, ...] = ()
-    """Policies that would take too long on a large step, and the search, which would."""
+    """Policies left out as too slow on a large step, and the search."""
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The recommended schedule with all that the reference engine records; simulated when first asked for."""
+        """Timeline of the recommended schedule, recorded by the reference engine on first use."""
         return ReferenceEngine().run(lower(self.graph, self.schedule), self.graph.hardware)
 
     @property
     def trace(self) -> Trace:
-        """The step that was explored."""
+        """Trace of the explored step."""
         return self.graph.trace
 
     @property
     def hardware(self) -> HardwareModel:
-        """The hardware model, with the gap between kernels that the trace is anchored to."""
+        """Hardware model, anchored to the trace."""
         return self.graph.hardware
 
     @property
     def schedule(self) -> Schedule:
-        """The recommended schedule."""
+        """Recommended schedule."""
         return self.best.schedule
 
     def best_of(self, policy: str) -> Row:
-        """The fastest row of a policy."""
+        """Return the fastest row of a policy."""
         return min((row for row in self.rows if row.policy == policy), key=lambda row: row.makespan_ns)
 
     @property
     def allowed(self) -> list[Row]:
-        """The rows that keep the memory limit."""
+        """Return the rows that keep the memory limit."""
         limit = self.memory_limit_bytes
         return [row for row in self.rows if limit is None or row.peak_bytes <= limit]
 
     @property
     def passed_over(self) -> Row | None:
-        """The searched schedule that is predicted to beat the recommended one by less than the model overrates.
+        """Searched schedule predicted faster than the recommended one by less than `SEARCH_MARGIN`.
 
-        None where the recommended one is predicted fastest.
+        None if the recommended one is predicted fastest.
         """
         searched = [row for row in self.allowed if row.policy in SEARCHED and row.makespan_ns < self.best.makespan_ns]
         return min(searched, key=lambda row: row.makespan_ns, default=None)
 
     def with_best(self, row: Row) -> Explored:
-        """The same with another of its rows as the best: one that a trial on the GPU found."""
+        """Return the same exploration with another row as the best, as found by a trial on the GPU."""
         concluded = _conclude(self.graph, row, self.sequential_ns, bounds(self.graph))
         return dataclasses.replace(
             self, best=row, bounds=concluded.bounds, attribution=concluded.attribution, verdict=concluded.verdict
@@ -177,18 +176,18 @@ def explore(
     on_row: Callable[[Row], None] = lambda row: None,
     report: Report = lambda stage, share, best_ns: None,
 ) -> Explored:
-    """Look for the fastest schedule on up to `streams` streams within about `budget_s` seconds of search.
+    """Search the fastest schedule on up to `streams` streams within about `budget_s` seconds of search.
 
-    The search also ends after `evaluations` schedules, where given: then the same seed finds the same on any machine.
-    Where not, what the first start on a machine compiles counts as search, up to `COMPILING_SHARE` of the budget.
-    Policies marked slow run only where `also` names them, and are on top of the budget. `policies` names the only ones
-    to run besides the sequential one, slow or not. Where the trace has variants, schedules with them are searched, too;
-    and with `splits`, schedules on these partitions of the SMs. What needs more than `memory_limit_bytes` is not
-    recommended. `on_row` gets each row as it is found.
+    The search also ends after `evaluations` schedules, if given: then the same seed gives the same result on any
+    machine. Otherwise compilation at a first start counts as search, up to `COMPILING_SHARE` of the budget. Slow
+    policies run only if named in `also`, in addition to the budget. `policies` names the only ones to run besides the
+    sequential one, slow or not. If the trace has variants, schedules with them are searched as well, and with `splits`,
+    schedules on these SM partitions. Schedules above `memory_limit_bytes` are not recommended. `on_row` gets each row
+    when it is found.
 
-    Of a step with more than `LARGE_STEP_OPS` ops, policies that would take too long and the search are left out.
-    Raises `OptionError` for a stream count out of range and where nothing keeps the memory limit: it names the memory
-    plan that does.
+    For a step with more than `LARGE_STEP_OPS` ops, slower policies and the search are left out.
+    Raises `OptionError` for a stream count out of range, or if no schedule keeps the memory limit; the error names a
+    memory plan that does.
     """
     check_streams(streams)
     if needs_compiling():
@@ -261,7 +260,7 @@ def explore(
 
 @dataclass(frozen=True, slots=True)
 class _Conclusion:
-    """What follows from which row is the best."""
+    """Values that depend on the choice of the best row."""
 
     bounds: Bounds
     attribution: Attribution
@@ -269,11 +268,11 @@ class _Conclusion:
 
 
 def _conclude(graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds) -> _Conclusion:
-    """`bound` is that of the kernels as captured."""
+    """Return attribution and verdict for the best row; `bound` holds for the captured kernels."""
     trace, hardware, schedule = graph.trace, graph.hardware, best.schedule
     if schedule.variants:
         bound = bounds(graph.choosing(schedule.variants))
-    if schedule.partitions:  # each has an elder of its own, which that bound does not know
+    if schedule.partitions:  # each has its own oldest kernel, unknown to that bound
         bound = dataclasses.replace(bound, contention_ns=0)
     program_ns = min(_recorded_order_ns(graph, best.streams), sequential_ns)
     chosen_ns = _recorded_order_ns(graph.choosing(schedule.variants), best.streams) if schedule.variants else None
@@ -304,15 +303,15 @@ def _conclude(graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds) -> _
 
 
 def _recorded_order_ns(graph: OpGraph, streams: int) -> int:
-    """Predicted time with ops in recorded order, each in the stream that is free first."""
+    """Return the predicted time with ops in recorded order, each on the stream that becomes free first."""
     program = FastLists(graph).schedule(streams, -np.arange(len(graph), dtype=np.float64), 0.0).schedule
     return Evaluator(graph).makespan_ns(program)
 
 
 def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_lose_cache: bool = False) -> Row:
-    """The row to recommend: the fastest policy, or a searched schedule that is predicted to win clearly over it.
+    """Return the row to recommend: the fastest policy, or a searched schedule predicted clearly faster.
 
-    The sequential row stays where nothing is predicted to win beyond the model's uncertainty.
+    The sequential row stays if no gain exceeds the model's uncertainty.
     """
     fastest = min(rows, key=lambda row: (row.policy in SEARCHED, row.makespan_ns, row.streams))
     searched = min((row for row in rows if row.policy in SEARCHED), key=lambda row: row.makespan_ns, default=fastest)
@@ -325,7 +324,7 @@ def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_los
 
 
 def _within(graph: OpGraph, rows: list[Row], memory_limit_bytes: int | None) -> list[Row]:
-    """The rows that keep the limit. Raises `MemoryLimitError` where none does, with what a memory plan can do."""
+    """Return the rows within the limit. Raises `MemoryLimitError` if there are none, with what a memory plan can do."""
     kept = [row for row in rows if memory_limit_bytes is None or row.peak_bytes <= memory_limit_bytes]
     if not kept:
         limit = memory_limit_bytes or 0

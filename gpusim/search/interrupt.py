@@ -1,13 +1,13 @@
-"""Ending a search early: Ctrl-C, or a request."""
+"""Early end of a search, by Ctrl-C or on request."""
 
 from __future__ import annotations
 
 from typing import Final
 
 
-class Cancelled(BaseException):  # as `KeyboardInterrupt`, so that no handler of errors takes it for one
-    """Somebody asked the work to end. What a search has found until then is its result."""
+class Cancelled(BaseException):  # like `KeyboardInterrupt`, not caught by error handlers
+    """A request to end the work; a search then returns its best result so far."""
 
 
-#: What ends a search early, which then keeps the best found.
+#: Exceptions that end a search early with its best result so far.
 STOPS: Final = (KeyboardInterrupt, Cancelled)

@@ -1,8 +1,7 @@
-"""Moves of `gpusim.search.neighbourhood`: what changes in a schedule, several at once, and which were tried before.
+"""Moves of `gpusim.search.neighbourhood`: changes of a schedule, joined changes, and detection of repeated ones.
 
-Of the changes drawn at random, a third to two thirds leave what every op waits for as it is: a chain goes to a stream
-that is free, or an op past another that depends on it. `Fingerprints` tells these from those that are worth an
-evaluation.
+A third to two thirds of random changes leave the waits of every op unchanged: a chain moves to a free stream, or an op
+past one that depends on it. `Fingerprints` distinguishes these from changes worth an evaluation.
 """
 
 from __future__ import annotations
@@ -17,40 +16,40 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Layout
 from gpusim.policies.shared.base import work_order
 
-#: Kinds of moves, and how often each is drawn.
+#: Kinds of moves, and their probabilities.
 RESTREAM, RESTREAM_STRETCH, REORDER, EXCHANGE, VARY = range(5)
 MOVE_SHARES = (0.3, 0.2, 0.4, 0.1, 0.0)
 MOVE_SHARES_WITH_VARIANTS = (0.2, 0.15, 0.25, 0.05, 0.35)
-#: How many ops get another variant in one move.
+#: Numbers of ops that get another variant in one move.
 VARIED = (1, 1, 2, 6)
-#: Past how many ops of its stream an op moves, and how many ops of a stream go to another together.
+#: Numbers of ops of its stream that an op moves past, and of ops of a stream that move to another together.
 HOPS = (1, 2, 3, 8)
 STRETCHES = (2, 3, 5, 9)
-#: Ops up to which it is known who depends on whom: a bit for each pair, 50 MB. Of larger steps, fewer schedules count
-#: as the same.
+#: Maximum number of ops with known ancestors: a bit per pair, 50 MB. In larger steps, fewer schedules are recognised as
+#: equal.
 MOST_RELATED = 20_000
-#: Uniform numbers that a move needs, but for one that draws variants.
+#: Uniform random numbers per move, except for moves of variants.
 _DRAWS = 4
 
 
 @dataclass
 class Current:
-    """A schedule that the search goes on with."""
+    """A schedule from which the search continues."""
 
     keys: npt.NDArray[np.float64]
     streams: npt.NDArray[np.int32]
     variants: npt.NDArray[np.int32]
     makespan_ns: int
-    """As the search judges it: of schedules, the mean over steps with other times (`gpusim.search.robust`)."""
+    """Makespan as judged by the search, the mean over perturbed steps (`gpusim.search.robust`)."""
     stale: int = 0
-    """Batches of its neighbours without a better one."""
+    """Number of batches of neighbours without a better one."""
     tried: set[int] = field(default_factory=set, repr=False)
-    """Fingerprints of its neighbours that were evaluated."""
+    """Fingerprints of evaluated neighbours."""
 
 
 @dataclass
 class Candidates:
-    """Schedules to evaluate, one in each row."""
+    """Schedules to evaluate, one per row."""
 
     keys: npt.NDArray[np.float64]
     streams: npt.NDArray[np.int32]
@@ -58,7 +57,7 @@ class Candidates:
 
     @classmethod
     def copies(cls, current: Current, count: int) -> Candidates:
-        """So many times the same."""
+        """Return `count` copies of a schedule."""
         return cls(
             np.repeat(current.keys[None, :], count, axis=0),
             np.repeat(current.streams[None, :], count, axis=0),
@@ -66,17 +65,17 @@ class Candidates:
         )
 
     def row(self, number: int, makespan_ns: int, stale: int = 0) -> Current:
-        """One of them, copied."""
+        """Return a copy of one schedule."""
         keys, streams, variants = self.keys[number].copy(), self.streams[number].copy(), self.variants[number].copy()
         return Current(keys, streams, variants, makespan_ns, stale)
 
     def rows(self, numbers: Iterable[int]) -> Candidates:
-        """Some of them."""
+        """Return some of the schedules."""
         chosen = list(numbers)
         return Candidates(self.keys[chosen], self.streams[chosen], self.variants[chosen])
 
     def with_more(self, more: Candidates) -> Candidates:
-        """These, then others."""
+        """Return these schedules followed by others."""
         return Candidates(
             np.concatenate([self.keys, more.keys]),
             np.concatenate([self.streams, more.streams]),
@@ -85,7 +84,7 @@ class Candidates:
 
 
 class Moves:
-    """Draws neighbours. Uses nothing of numpy's generators but uniform numbers, which no version changes."""
+    """Generator of neighbours; uses only uniform random numbers, which are the same in all versions of numpy."""
 
     def __init__(self, graph: OpGraph, max_streams: int, random: np.random.Generator, variants: bool) -> None:
         self.graph = graph
@@ -93,11 +92,11 @@ class Moves:
         self.random = random
         self.work = np.array(work_order(graph), np.int64)
         self.variable = [op for op, others in enumerate(graph.variants) if others] if variants else []
-        """Ops whose kernels the search may choose."""
+        """Ops with variants that the search may choose."""
         self.shares: tuple[float, ...] = MOVE_SHARES_WITH_VARIANTS if self.variable else MOVE_SHARES
 
     def draw(self, current: Current, count: int) -> Candidates:
-        """So many changed copies."""
+        """Return `count` changed copies of a schedule."""
         candidates = Candidates.copies(current, count)
         by_key = self.work[np.argsort(current.keys[self.work], kind="stable")]
         limit = self.max_streams
@@ -126,18 +125,19 @@ class Moves:
         return candidates
 
     def _vary(self, candidates: Candidates, row: int, count: int) -> None:
-        """Give some ops other kernels."""
+        """Change the variants of some ops in one row."""
         for draws in self.random.random((count, 4)).tolist():
             op = self.variable[int(draws[0] * len(self.variable))]
             candidates.variants[row, op] = int(draws[1] * (1 + len(self.graph.variants[op])))
-            if draws[2] < 0.5:  # a smaller kernel pays only beside another
+            if draws[2] < 0.5:  # a smaller kernel pays off only next to another
                 candidates.streams[row, op] = int(draws[3] * self.max_streams)
 
 
 def joined(current: Current, near: Candidates, better: Iterable[int], most: int) -> Candidates:
-    """Changed copies with the changes of several neighbours: of the first two, the first three and so on.
+    """Return copies with the joined changes of several neighbours: the first two, the first three and so on.
 
-    `better` numbers them, best first; what changes an op that one before it changed is left out. `most` at most.
+    `better` has their numbers, best first; neighbours that change an op already changed are left out. There are at most
+    `most` copies.
     """
     changed = (near.keys != current.keys) | (near.streams != current.streams) | (near.variants != current.variants)
     candidates = Candidates.copies(current, most + 1)
@@ -155,11 +155,11 @@ def joined(current: Current, near: Candidates, better: Iterable[int], most: int)
 
 
 class Fingerprints:
-    """Numbers that tell schedules apart whose ops wait for others, or run other kernels or on other SMs.
+    """Fingerprints that distinguish schedules by the waits, kernels and SMs of their ops.
 
-    An op waits for the one before it in its stream, unless it depends on that one anyway: then the stream adds nothing.
-    Two that differ only in which successor of an op is recorded first count as the same: forks start theirs in turn,
-    but that is a fraction of a microsecond.
+    An op waits for its predecessor on its stream, unless it depends on that one anyway. Schedules that differ only in
+    the order of a fork's successors count as equal: successors of a fork start in turn, but the difference is a
+    fraction of a microsecond.
     """
 
     def __init__(self, graph: OpGraph, random: np.random.Generator, layout: Layout | None) -> None:
@@ -171,7 +171,7 @@ class Fingerprints:
         self.before, self.behind, self.kernels, self.places = weights
 
     def of(self, orders: npt.NDArray[np.int32], candidates: Candidates) -> list[int]:
-        """One for each schedule; `orders` are their launch orders, with the views last."""
+        """Return a fingerprint per schedule; `orders` are their launch orders, with views last."""
         orders = orders[:, : self.work]
         rows = np.arange(len(orders))[:, None]
         streams = candidates.streams[rows, orders]
@@ -190,7 +190,7 @@ class Fingerprints:
 
 
 def _ancestors(graph: OpGraph) -> npt.NDArray[np.uint8]:
-    """For each op, a bit for each op with kernels that it depends on, directly or not."""
+    """Return the ancestors with kernels of each op, as packed bits."""
     ancestors = np.zeros((len(graph), (len(graph) + 7) // 8), np.uint8)
     for op, preds in graph.work_preds.items():
         for before in preds:

@@ -1,14 +1,14 @@
-"""Anytime local search over schedules themselves: launch order and stream of every op, each tried on the fast engine.
+"""Anytime local search over schedules: launch order and stream of every op, evaluated by the fast engine.
 
-The list schedulers decide by rules; this search starts from the best schedules that they and the policies made, and
-changes them a little at a time: an op to another stream, a stretch of a stream to another, an op past others of its
-stream, two streams exchanged from some place on, other kernels for an op that has variants. The order is kept as a key
-for each op (the next op is the one of smallest key whose predecessors are launched), so that every change gives a legal
-schedule. Changes that leave what every op waits for as it is are not tried, and several that are better are tried
-together, too. No change for the worse is accepted: there is nearly always one in a batch that costs nothing.
+List schedulers decide by rules. This search starts from the best schedules of list schedulers and policies and changes
+them in small moves. An op or a stretch of a stream goes to another stream, an op past others of its stream, two streams
+are exchanged from a position on, or an op gets another variant. The order is stored as a key per op (the next op is the
+one with the smallest key whose predecessors are launched). So every change gives a legal schedule. Changes without
+effect on waits are not tried, and several improving changes are also tried together. No change for the worse is
+accepted, since nearly every batch has one that costs nothing.
 
-What is better is judged by the mean makespan over the step with its times a little off (`gpusim.search.robust`): of
-each batch, the few that are fastest as predicted are simulated that way.
+The criterion is the mean makespan over perturbed copies of the step (`gpusim.search.robust`), evaluated only for the
+few schedules of each batch that are predicted fastest.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ from gpusim.search.moves import Candidates, Current, Fingerprints, Moves, joined
 from gpusim.search.robust import RobustEngine
 from gpusim.trace.fusion import canonical_variants, covered_by
 
-#: Neighbours of one schedule that are tried at once. Not the number of cores: that must not change what is found.
+#: Neighbours of a schedule tried at once; not the number of cores, which must not affect results.
 BATCH = 32
-#: Where several neighbours are better, how many schedules with the changes of two or more of them are tried then.
+#: Number of schedules with joined changes tried if several neighbours are better.
 JOINED = 6
-#: How many batches are drawn at most for one that has only neighbours that were not tried.
+#: Maximum number of batches drawn to fill one with untried neighbours.
 DRAWN = 3
-#: How many of the neighbours that are tried at once, and of the seeds, are judged by the mean: the fastest ones.
+#: Numbers of the fastest neighbours in a batch, and of the fastest seeds, judged by the mean.
 JUDGED, JUDGED_SEEDS = 4, 16
-#: Schedules that the search gives, and that it starts from and goes on with, each in its turn.
+#: Number of schedules that the search returns, and from which it continues in turn.
 KEPT = 4
-#: With how many it goes on from which share of its budget on: many are a waste where the best of them gains every time.
+#: Reduced numbers of them by share of the budget: many are a waste while the best one improves every time.
 NARROWED = ((0.05, 2), (0.2, 1))
-#: Batches without a better best after which a schedule that the search goes on with falls back to the best.
+#: Batches without improvement after which a current schedule is replaced by the best.
 PATIENCE = 30
-#: Batches without a better best after which a search ends that has neither a time nor a number of evaluations.
+#: Batches without improvement after which a search without time or evaluation limit ends.
 LAST_BATCHES = 80
-#: The makespan of a schedule that needs too much memory.
+#: Makespan assigned to a schedule above the memory limit.
 REFUSED_NS = 1 << 60
 
 
 @dataclass(frozen=True)
 class Refined:
-    """The best schedules found, best first as judged by `robust_ns`, with their makespans."""
+    """Best schedules found, ordered by `robust_ns`, with their makespans."""
 
     schedules: tuple[Schedule, ...]
     makespans_ns: tuple[int, ...]
     robust_ns: tuple[int, ...]
-    """Mean makespans over the step with other times (`gpusim.search.robust`)."""
+    """Mean makespans over perturbed steps (`gpusim.search.robust`)."""
     evaluations: int
-    """Simulations, those with other times among them."""
+    """Number of simulations, including those of perturbed steps."""
     interrupted: bool
 
 
@@ -83,13 +83,12 @@ def refine(
     threads: int | None = None,
     progress: Callable[[float, float], None] = lambda share, best_ns: None,
 ) -> Refined:
-    """Improve `seeds` until time or evaluations are spent or the bound is met; Ctrl-C keeps the best found.
+    """Improve `seeds` until time or evaluations are spent or the bound is met; Ctrl-C keeps the best so far.
 
-    The same seed and number of evaluations give the same result on any number of cores. Schedules that need more than
-    `memory_limit_bytes` are refused, and none is found where all are. With `variants`, ops may run other kernels than
-    the captured ones; else those of the seeds stay. With `partitions`, all `max_streams` streams are as these say; the
-    seeds' own are not looked at. `progress` gets the share of the budget used and the best mean makespan so far, 0
-    while there is none.
+    The same seed and number of evaluations give the same result on any number of cores. Schedules above
+    `memory_limit_bytes` are refused, so the result may be empty. With `variants`, ops may run other kernels; otherwise
+    those of the seeds stay. `partitions` apply to all `max_streams` streams and replace those of the seeds. `progress`
+    gets the used share of the budget and the best mean makespan so far, 0 if there is none.
     """
     search = _Search(graph, max_streams, seed, memory_limit_bytes, threads, variants, tuple(partitions))
     interrupted = False
@@ -105,7 +104,7 @@ def refine(
             if max(tried, passed) >= 1.0:
                 break
             progress(max(tried, passed), search.best_ns if search.found else 0.0)
-            # Where there is a number of evaluations, what the search goes on with depends on no clock.
+            # With an evaluation limit, the choice must not depend on time.
             search.step(tried if evaluations else passed)
     except STOPS:
         interrupted = True
@@ -115,7 +114,7 @@ def refine(
 
 
 class _Search:
-    """The schedules that the search goes on with, and the best of all it tried."""
+    """State of the search: the schedules from which it continues, and the best ones."""
 
     def __init__(
         self,
@@ -142,17 +141,17 @@ class _Search:
         self.found: list[Current] = []
         self.turn = 0
         self.stale = 0
-        """Batches since the last one that gave a better best."""
+        """Number of batches since the last improvement."""
         self.evaluations = 0
         self.least_ns = math.inf
-        """The least makespan of all schedules tried, as predicted."""
+        """Least predicted makespan of all schedules tried."""
 
     @property
     def best_ns(self) -> float:
         return self.found[0].makespan_ns if self.found else math.inf
 
     def start(self, seeds: Sequence[Schedule], lower_bound_ns: float = 0.0) -> None:
-        """Evaluate the seeds and go on with the best of those that differ; where one meets the bound, that is all."""
+        """Evaluate the seeds and continue with the best distinct ones; if one meets the bound, keep only that."""
         shape = (len(seeds), len(self.graph))
         candidates = Candidates(np.zeros(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
         for number, schedule in enumerate(seeds):
@@ -172,8 +171,8 @@ class _Search:
     def step(self, share: float) -> None:
         """Try a batch of neighbours of one schedule and move on to the best of them, unless that is worse.
 
-        Where several are better than the schedule, their changes are tried together, too. `share` is that of the
-        budget which is used.
+        If several are better than the schedule, their joined changes are tried as well. `share` is the used share of
+        the budget.
         """
         for begin, count in NARROWED:
             if share >= begin and len(self.current) > count:
@@ -195,10 +194,10 @@ class _Search:
         if makespans[best] <= current.makespan_ns:
             stale = 0 if makespans[best] < current.makespan_ns else current.stale
             current = near.row(best, int(makespans[best]), stale)
-            current.keys[orders[best]] = np.arange(len(current.keys))  # moves count places
+            current.keys[orders[best]] = np.arange(len(current.keys))  # moves refer to positions
             self._note(current)
         if current.stale > PATIENCE and self.found:
-            current = replace(self.found[0], stale=0)  # what was tried around it stays so
+            current = replace(self.found[0], stale=0)  # keeps its tried neighbours
         self.current[number] = current
 
     def _note(self, candidate: Current) -> None:
@@ -208,9 +207,9 @@ class _Search:
             self.found = sorted([*self.found, candidate], key=lambda c: c.makespan_ns)[:KEPT]
 
     def _untried(self, current: Current) -> tuple[Candidates, npt.NDArray[np.int32]]:
-        """A batch of changed copies that were not tried, with their launch orders.
+        """Return a batch of untried changed copies, with their launch orders.
 
-        Filled up with others where too few are found: a batch is always as large, so that evaluations come to an end.
+        If too few are found, others fill it up: the size of a batch is constant, so that evaluations come to an end.
         """
         if not current.tried:
             same = Candidates.copies(current, 1)
@@ -237,9 +236,9 @@ class _Search:
         judged: int = JUDGED,
         lower_bound_ns: float = 0.0,
     ) -> npt.NDArray[np.int64]:
-        """Mean makespans in ns of the fastest; what is not judged or needs too much memory never ends.
+        """Return mean makespans of the fastest candidates, in ns; others, and those above the limit, get `REFUSED_NS`.
 
-        Where one meets the bound, makespans are as predicted: there is nothing to choose between.
+        If one meets the bound, makespans are those predicted, since no better choice exists.
         """
         limited = self.memory_limit_bytes is not None
         variants = candidates.variants if candidates.variants.any() else None
@@ -271,7 +270,7 @@ class _Search:
         return orders
 
     def result(self, interrupted: bool) -> Refined:
-        """The best as schedules; streams are numbered in order of first use, but where partitions name them."""
+        """Return the best schedules; streams are numbered in order of first use, unless partitions name them."""
         orders = self._orders(np.array([each.keys for each in self.found]).reshape(-1, len(self.graph)))
         works = set(self.moves.work.tolist())
         schedules = []

@@ -1,10 +1,9 @@
-"""Anytime local search over list schedules: priorities, stream count and how much room an op waits for.
+"""Anytime local search over list schedules: priorities, stream count and minimum share of blocks.
 
 A candidate is a vector of priorities; the list scheduler (`gpusim.policies.shared.list_scheduling`) turns it into a
-legal schedule and sees its makespan while it does. The search starts from bottom levels for every stream count, then
-perturbs the priorities of the best, a few ops at a time, in batches that all cores share. The same seed gives the same
-candidates in the same order, on any number of cores: a search that ends by its number of evaluations is the same
-everywhere.
+legal schedule and computes its makespan. The search starts from bottom levels for every stream count, then perturbs the
+priorities of the best candidates, a few ops at a time, in batches shared by all cores. The same seed gives the same
+candidates in the same order on any number of cores, so a search limited by evaluations is reproducible everywhere.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from gpusim.policies.shared.base import work_order
 from gpusim.policies.shared.list_scheduling import MIN_SHARE, FastLists
 from gpusim.search.interrupt import STOPS
 
-#: Shares of its blocks that an op waits for, tried for every stream count.
+#: Minimum shares of its blocks that an op waits for, tried for every stream count.
 SHARES = (0.0, MIN_SHARE, 0.25, 0.5)
-#: Candidates made from one best. Not the number of cores: that must not change what is found.
+#: Candidates made from one best candidate; not the number of cores, which must not affect results.
 BATCH = 64
-#: The search stops after this many candidates in a row that improve nothing.
+#: The search stops after this many consecutive candidates without improvement.
 PATIENCE = 32 * BATCH
-#: Share of ops whose priorities a move changes: few or many, drawn anew for each.
+#: Shares of ops with changed priorities in a move, drawn for each move.
 MOVE_SHARES = (0.005, 0.02, 0.1, 0.3)
-#: How far a move shifts a priority (standard deviation), as a share of the longest chain.
+#: Standard deviation of a change of priority, as a share of the longest chain.
 MOVE_SCALE = 0.15
-#: How often a move changes the stream count, and how often the share.
+#: Probability that a move changes the stream count, and that it changes the share.
 SWITCH_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule the search looked at, with the makespan that the list scheduler saw."""
+    """A candidate schedule with the makespan computed by the list scheduler."""
 
     schedule: Schedule
     streams: int
@@ -48,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Found:
-    """The best candidates, best first, and how the search went."""
+    """The best candidates, best first, and statistics of the search."""
 
     candidates: tuple[Candidate, ...]
     evaluations: int
@@ -67,10 +66,10 @@ def local_search(
     threads: int | None = None,
     progress: Callable[[float, float], None] = lambda share, best_ns: None,
 ) -> Found:
-    """Search until time or evaluations are spent, patience is out, or the bound is met; Ctrl-C keeps the best found.
+    """Search until time, evaluations or patience are spent, or the bound is met; Ctrl-C keeps the best so far.
 
-    The first batch is evaluated in any case, and time counts from its end on: compiling is not searching. `progress`
-    gets the share of the budget used and the best makespan so far. `threads` is one for each core by default.
+    The first batch is always evaluated, and time counts from its end, since compilation is not search. `progress` gets
+    the used share of the budget and the best makespan so far. `threads` defaults to one per core.
     """
     search = _Search(FastLists(graph), keep, threads, evaluations)
     deadline = math.inf
@@ -99,7 +98,7 @@ def local_search(
 
 @dataclass(frozen=True)
 class _Settings:
-    """What the list scheduler needs for one candidate."""
+    """Settings of the list scheduler for one candidate."""
 
     streams: int
     share: float
@@ -113,7 +112,7 @@ class _Scored:
 
 
 class _Search:
-    """The best candidates so far, best first, and how many there were."""
+    """State of the search: the best candidates so far, best first, and the number of evaluations."""
 
     def __init__(self, lists: FastLists, keep: int, threads: int | None, limit: int | None) -> None:
         self.lists = lists
@@ -123,20 +122,20 @@ class _Search:
         self.best: list[_Scored] = []
         self.evaluations = 0
         self.stale = 0
-        """Candidates since the last one that was better than all before."""
+        """Number of candidates since the last improvement."""
 
     @property
     def spent(self) -> bool:
-        """Whether there were as many evaluations as were asked for."""
+        """True if the requested number of evaluations is reached."""
         return self.limit is not None and self.evaluations >= self.limit
 
     @property
     def share_spent(self) -> float:
-        """How much of the evaluations asked for there were."""
+        """Used share of the requested evaluations."""
         return self.evaluations / self.limit if self.limit else 0.0
 
     def evaluate(self, batch: Sequence[_Settings]) -> None:
-        """Schedule all, or as many as are left; keep the best of those that differ."""
+        """Schedule all candidates, or as many as are left, and keep the best distinct ones."""
         if self.limit is not None:
             batch = batch[: max(1, self.limit - self.evaluations)]
         makespans = self.lists.makespans(
@@ -154,7 +153,7 @@ class _Search:
                 self.best = sorted([*self.best, _Scored(makespan_ns, settings)], key=_makespan)[: self.keep]
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """The best candidates as schedules."""
+        """Return the best candidates as schedules."""
         best = []
         for each in self.best:
             settings = each.settings
@@ -168,7 +167,7 @@ def _makespan(scored: _Scored) -> float:
 
 
 def _starts(graph: OpGraph, max_streams: int) -> Iterator[list[_Settings]]:
-    """Bottom levels for every stream count and share, in batches."""
+    """Yield bottom levels for every stream count and share, in batches."""
     bottom = np.array(graph.bottom_ns)
     settings = [_Settings(streams, share, bottom) for streams in range(1, max_streams + 1) for share in SHARES]
     for first in range(0, len(settings), BATCH):
@@ -176,7 +175,7 @@ def _starts(graph: OpGraph, max_streams: int) -> Iterator[list[_Settings]]:
 
 
 class _Moves:
-    """Draws batches of neighbours. Uses nothing of numpy's generators but uniform numbers, which no version changes."""
+    """Generator of neighbours; uses only uniform random numbers, which are the same in all versions of numpy."""
 
     def __init__(self, graph: OpGraph, max_streams: int, seed: int) -> None:
         self.random = np.random.Generator(np.random.PCG64(seed))
@@ -185,12 +184,12 @@ class _Moves:
         self.scale = MOVE_SCALE * max(graph.bottom_ns, default=0.0)
 
     def draw(self, near: _Settings) -> list[_Settings]:
-        """A batch of neighbours; the same however many of them are evaluated."""
+        """Return a batch of neighbours, independent of how many of them are evaluated."""
         shape = (BATCH, len(self.work))
         how_many = np.array(MOVE_SHARES)[self._integers(BATCH, len(MOVE_SHARES))]
         chosen = self.random.random(shape) < how_many[:, None]
         chosen[np.arange(BATCH), self._integers(BATCH, len(self.work))] = True
-        # The difference of two uniform numbers has a bell's shape and a variance of 1/6.
+        # The difference of two uniform numbers has a triangular distribution with variance 1/6.
         shift = (self.random.random(shape) - self.random.random(shape)) * (math.sqrt(6.0) * self.scale)
         priorities = np.repeat(near.priority[None, :], BATCH, axis=0)
         priorities[:, self.work] += np.where(chosen, shift, 0.0)

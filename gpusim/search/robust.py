@@ -1,8 +1,8 @@
-"""Robust makespans: the mean over copies of the step whose kernel times are perturbed a little.
+"""Robust makespans: the mean over copies of the step with slightly perturbed kernel times.
 
-Where blocks go depends on times by the nanosecond, so a predicted makespan has a scatter of about 1 % that no GPU
-shares (research/2026-11-23-fidelity.md). A search that minimises it finds what the scatter favours: schedules that it
-found on an H200 were predicted 2 to 5 % too fast where policies were not, and the mean takes 1 to 2 % of that back
+Block placement depends on single nanoseconds, so a predicted makespan has a scatter of about 1 % that a GPU does not
+have (research/2026-11-23-fidelity.md). A search that minimises it exploits that scatter: on an H200, searched schedules
+were predicted 2 to 5 % too fast while policies were not, and the mean removes 1 to 2 % of that
 (research/2026-11-23-search.md).
 """
 
@@ -15,15 +15,15 @@ import numpy.typing as npt
 
 from gpusim.engine.batch import BatchEngine
 
-#: How many steps with other times, and by how much each kernel's time is off in them at most.
+#: Number of perturbed steps, and maximum relative perturbation of a kernel's time.
 STEPS: Final = 4
 OFF_FRAC: Final = 0.02
-#: What the times are drawn from. Fixed, so that all searches of a step judge alike.
+#: Seed of the perturbations; fixed, so that all searches of a step use the same criterion.
 SEED: Final = 20261122
 
 
 class RobustEngine:
-    """The steps with other times. What `mean_ns` gives depends on the schedule alone."""
+    """Engine for perturbed steps; `mean_ns` depends only on the schedule."""
 
     def __init__(self, engine: BatchEngine) -> None:
         random = np.random.Generator(np.random.PCG64(SEED))
@@ -37,7 +37,7 @@ class RobustEngine:
         variants: npt.NDArray[np.int32] | None,
         threads: int | None,
     ) -> npt.NDArray[np.int64]:
-        """The mean makespan of each schedule, arguments as for `BatchEngine.evaluate`."""
+        """Return the mean makespan of each schedule, with the arguments of `BatchEngine.evaluate`."""
         total = np.zeros(len(orders))
         for engine in self.engines:
             total += engine.evaluate(orders, streams, variants, threads=threads).makespan_ns

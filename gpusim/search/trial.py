@@ -1,4 +1,4 @@
-"""Which schedules of an exploration are tried on the GPU, and what became of them."""
+"""Trials of an exploration's schedules on the GPU: selection and results."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from gpusim.formats.measurement import Measurement
 from gpusim.search.budget import SEARCHED
 from gpusim.search.explore import Explored, Row
 
-#: Of each search and number of streams, how many schedules are tried: the best ones are neighbours, and much alike.
+#: Number of schedules tried per search and stream count; the best ones are neighbours and much alike.
 _OF_A_SEARCH = 2
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Schedules that were measured against each other, best prediction first."""
+    """Schedules measured against each other, best prediction first."""
 
     rows: tuple[Row, ...]
     times_ns: tuple[int, ...]
-    """What each took; quick measurements, to choose one by."""
+    """Measured times, quick measurements for the choice."""
     fastest: Row
     measurement: Measurement | None
-    """The fastest of them replayed at length, outputs compared; None where that is the sequential schedule."""
+    """Full replay of the fastest one with compared outputs; None if that is the sequential schedule."""
     best: Row
-    """The fastest, or the sequential row where that was not slower."""
+    """Fastest row, or the sequential one if that was not slower."""
 
 
 def contenders(explored: Explored, count: int | None = None) -> list[Row]:
-    """The best of each policy, and of each search on each number of streams; at most `count`, best prediction first.
+    """Return the best rows of each policy, and of each search and stream count; at most `count`, best prediction first.
 
-    Each makespan once, and those that keep the memory limit, if there is one. Where there are more than `count`, the
-    policies and each of the searches have as many of them: predictions of one kind err alike.
+    Makespans are distinct, and rows keep the memory limit, if any. If there are more than `count`, policies and each
+    search get equal numbers, since predictions of one kind have similar errors.
     """
     rows: list[Row] = []
     alike: dict[tuple[str, int], list[Row]] = {}

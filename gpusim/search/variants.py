@@ -1,7 +1,7 @@
-"""What choosing kernels and splitting the SMs gain over order and streams alone, searched for as long as those are.
+"""Searches with kernel variants and SM partitions, and their gain over order and streams alone.
 
-Both start from the schedules that the search without them found, and are held against that search going on for the
-same time: else their gain would be that of more search.
+Both start from the schedules found without them and are compared with the continuation of that search for the same
+time; otherwise their gain would include that of a longer search.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gpusim.search.neighbourhood import Refined, refine
 from gpusim.search.priorities import local_search
 from gpusim.text import short_value
 
-#: Shares of the SMs and of the streams that the first of two partitions gets where nothing else is asked for.
+#: Default shares of the SMs and of the streams for the first of two partitions.
 SPLITS = ((0.5, 0.5), (0.75, 0.5), (0.75, 0.75), (0.85, 0.5))
 
-#: What an op's kernels are ranked by, where a schedule is planned for other kernels: this much is the share of the GPU
-#: they take over time, the rest the time they take alone. Side by side, less of the GPU may be worth more.
+#: Weights of SM area against time alone for ranking an op's kernels when a schedule is planned for other kernels. For
+#: concurrent kernels, a smaller share of the GPU may be worth more.
 AREA_WEIGHTS = (0.0, 0.4, 0.6)
-#: Share of the search with variants that goes to list schedules of the step with such kernels, all weights together.
+#: Share of the search with variants for list schedules of the step with such kernels, over all weights.
 PLANNED_SHARE = 0.2
 
 Progress = Callable[[float, float], None]
@@ -37,44 +37,44 @@ Progress = Callable[[float, float], None]
 
 @dataclass(frozen=True)
 class VariantsTried:
-    """What the search with variants found."""
+    """Result of the search with variants."""
 
     ops: int
-    """Ops that have variants."""
+    """Number of ops with variants."""
     used: int
-    """Ops that run another kernel in the best schedule with variants."""
+    """Number of ops with another kernel in the best schedule with variants."""
     without_ns: int
-    """Best schedule of the captured kernels, searched as long."""
+    """Time of the best schedule of the captured kernels, searched for as long."""
     with_ns: int
     fastest_ns: int
-    """The best schedule of the captured kernels, with each op's variant that is fastest alone."""
+    """Time of the best schedule of the captured kernels with each op's fastest variant."""
     slower: int
-    """Of the ops that run another kernel, those whose kernel is slower alone than the captured one."""
+    """Number of ops whose other kernel is slower alone than the captured one."""
 
     @property
     def gain(self) -> float:
-        """Time saved over the best schedule of the captured kernels, as a share; never negative."""
+        """Share of time saved over the best schedule of the captured kernels; never negative."""
         return max(0.0, 1.0 - self.with_ns / self.without_ns)
 
 
 @dataclass(frozen=True)
 class PartitionsTried:
-    """The best schedule found on one split of the SMs."""
+    """Best schedule found on one split of the SMs."""
 
     partitions: tuple[Partition, ...]
     makespan_ns: int
     without_ns: int
-    """Best schedule on the whole GPU, searched as long."""
+    """Time of the best schedule on the whole GPU, searched for as long."""
 
     @property
     def text(self) -> str:
-        """`64+68 SMs, 4+4 streams`."""
+        """Split in words: `64+68 SMs, 4+4 streams`."""
         sms = "+".join(str(partition.sms) for partition in self.partitions)
         return f"{sms} SMs, {'+'.join(str(len(partition.streams)) for partition in self.partitions)} streams"
 
     @property
     def gain(self) -> float:
-        """Time saved over the whole GPU, as a share; negative where it loses."""
+        """Share of time saved over the whole GPU; negative for a loss."""
         return 1.0 - self.makespan_ns / self.without_ns
 
 
@@ -89,9 +89,9 @@ def search_variants(
     memory_limit_bytes: int | None,
     progress: Progress,
 ) -> Refined:
-    """Schedules that may run other kernels, from these seeds and from what policies and list schedules make of others.
+    """Search schedules with other kernels, from these seeds and from policies and list schedules for other kernels.
 
-    Which kernels those are is ranked op by op (`AREA_WEIGHTS`), and the schedules are made for them.
+    Those kernels are ranked op by op (`AREA_WEIGHTS`), and the schedules are made for them.
     """
     starts, tried, interrupted = list(seeds), 0, False
     try:
@@ -128,7 +128,7 @@ def search_variants(
 
 
 def _policies(graph: OpGraph, streams: int) -> Iterator[Schedule]:
-    """What every policy that is not slow makes of a step, on each number of streams."""
+    """Yield the schedules of all policies that are not slow, for each number of streams."""
     for policy in POLICIES.values():
         if not policy.slow:
             for count in policy.stream_counts(stream_counts(streams)):
@@ -136,7 +136,7 @@ def _policies(graph: OpGraph, streams: int) -> Iterator[Schedule]:
 
 
 def tried_variants(graph: OpGraph, plain: Refined, varied: Refined) -> VariantsTried:
-    """The search with variants against the one without that went on as long."""
+    """Compare the search with variants with the equally long one without."""
     best, captured = varied.schedules[0], plain.schedules[0]
     fastest = BatchEngine(graph).evaluate(
         [captured.order], [captured.streams], [ranked_variants(graph, 0.0)], threads=1
@@ -153,7 +153,7 @@ def tried_variants(graph: OpGraph, plain: Refined, varied: Refined) -> VariantsT
 
 
 def usual_splits(streams: int, gpu_sms: int) -> list[tuple[Partition, ...]]:
-    """A few splits in two of the SMs and of `streams` streams; none for fewer than two streams."""
+    """Return a few splits of the SMs and of `streams` streams in two; none for fewer than two streams."""
     splits: dict[tuple[Partition, ...], None] = {}
     for sm_share, stream_share in SPLITS:
         sms = max(GROUP_SMS, round(sm_share * gpu_sms / GROUP_SMS) * GROUP_SMS)
@@ -164,7 +164,7 @@ def usual_splits(streams: int, gpu_sms: int) -> list[tuple[Partition, ...]]:
 
 
 def split(sms: Sequence[int], streams: Sequence[int]) -> tuple[Partition, ...]:
-    """Partitions of these sizes, each with so many streams, numbered through."""
+    """Return partitions of these sizes with these numbers of streams, numbered consecutively."""
     first = 0
     partitions = []
     for size, count in zip(sms, streams, strict=True):
@@ -173,14 +173,14 @@ def split(sms: Sequence[int], streams: Sequence[int]) -> tuple[Partition, ...]:
     return tuple(partitions)
 
 
-#: SMs of a partition in a split, in digits with blanks beside them: no number that Python refuses to read.
+#: Maximum number of characters for the SMs of a partition, within what Python parses as a number.
 _SIZE_DIGITS = 20
 
 
 def parse_splits(text: str, streams: int, gpu_sms: int) -> list[tuple[Partition, ...]]:
-    """`auto`, or splits such as `64+68,96+36`: their SMs; streams are dealt over them in proportion, at least one each.
+    """Parse `auto`, or splits such as `64+68,96+36`; streams are distributed in proportion, at least one each.
 
-    Raises `OptionError` for a split that the GPU cannot have.
+    Raises `OptionError` for an impossible split.
     """
     said = f"partitions '{short_value(text)}'"
     if streams < 2:
@@ -205,7 +205,7 @@ def parse_splits(text: str, streams: int, gpu_sms: int) -> list[tuple[Partition,
 
 
 def _dealt(streams: int, sms: Sequence[int]) -> list[int]:
-    """Streams of each partition: one each, and each further one where there are most SMs for a stream."""
+    """Return the streams of each partition: one each, further ones where there are the most SMs per stream."""
     counts = [1] * len(sms)
     for _ in range(streams - len(sms)):
         counts[max(range(len(sms)), key=lambda number: sms[number] / (counts[number] + 1))] += 1
@@ -223,7 +223,7 @@ def search_partitions(
     memory_limit_bytes: int | None,
     progress: Progress,
 ) -> list[Refined]:
-    """Schedules on each of these splits; the budget is shared among them. Ctrl-C ends with those tried so far."""
+    """Search schedules on each of these splits with equal shares of the budget; Ctrl-C keeps the results so far."""
     refinements: list[Refined] = []
     for number, partitions in enumerate(splits):
 

@@ -1,4 +1,4 @@
-"""The verdict: is a concurrent schedule worth it, how much, and what stands in the way of more."""
+"""The verdict on a concurrent schedule: whether it is worth it, its gain, and the limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpusim.units import counted, format_ns
 LIMITS_HINT = "; `gpusim limits` says what is between"
 
 Way = Literal["eager", "graph", "streams", "streams_without_graph"]
-"""How a step is launched: op by op from Python, in one CUDA graph, on streams in the graph, on streams from Python."""
+"""Way to run a step: op by op from Python, in one CUDA graph, on streams in the graph, on streams from Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,16 @@ class VerdictRow:
     what: Way
     time_ns: int
     measured: bool
-    """Measured with the capture; else predicted."""
+    """True if measured at capture, else predicted."""
     streams: int
     speedup_over_eager: float | None
-    """None where the eager time is not known."""
+    """Speed-up over eager; None if the eager time is unknown."""
     advice: str
-    """What a user does about it, in a few words; may be empty."""
+    """Advice in a few words; may be empty."""
 
     @property
     def label(self) -> str:
-        """The way in words: `6 streams in the graph`."""
+        """Way in words: `6 streams in the graph`."""
         if self.what == "eager":
             return "eager"
         if self.what == "graph":
@@ -52,13 +52,12 @@ class VerdictRow:
 def verdict_rows(
     graph: OpGraph, schedule: Schedule, sequential_ns: int, best_ns: int, eager_ns: int | None
 ) -> tuple[VerdictRow, ...]:
-    """The ways to run a step, from eager to the recommended `schedule` in a CUDA graph, which takes `best_ns`.
+    """Return the ways to run a step, from eager to the recommended `schedule` in a CUDA graph, which takes `best_ns`.
 
-    `eager_ns` is the measured eager step; None predicts it, where the trace has host times. A schedule on several
-    streams is also predicted as launched from Python, where the trace has host times: `schedule` in the engine's stream
-    mode. Times in ns.
+    `eager_ns` is the measured eager step; None predicts it if the trace has host times. With host times, a schedule on
+    several streams is also predicted as launched from Python, in the engine's stream mode. Times are in ns.
     """
-    # The compiled engine has its stream mode to compile first, which takes longer where the step is not large.
+    # The compiled engine would have to compile its stream mode, which takes longer for small steps.
     engine = None if len(graph) >= COMPILED_FROM_OPS else ReferenceEngine()
     measured = eager_ns is not None
     if eager_ns is None:
@@ -84,31 +83,31 @@ def verdict_rows(
 
 
 def best_way(rows: tuple[VerdictRow, ...]) -> VerdictRow | None:
-    """The recommended one: streams in the graph where they are worth it, else one CUDA graph."""
+    """Return the recommended way: streams in the graph if worth it, else one CUDA graph."""
     inside = [row for row in rows if row.what in ("graph", "streams")]
     return inside[-1] if inside else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
-    """`worth_it` only where even the low end of the predicted speed-up is a gain."""
+    """Verdict on a schedule; `worth_it` only if even the low end of the predicted speed-up is a gain."""
 
     worth_it: bool
     speedup: float
     low: float
     high: float
-    """Interval of the speed-up over the sequential graph that 90 % of past cases lay in."""
+    """High end of the interval of the speed-up over the sequential graph, which held 90 % of past cases."""
     text: str
     may_lose_cache: bool = False
-    """Whether the interval counts that, too."""
+    """True if the interval allows for a loss of the L2 cache."""
     other_kernels: bool = False
-    """Whether the schedule runs variants, which the interval counts as well."""
+    """True if the schedule runs variants, for which the interval allows as well."""
     rows: tuple[VerdictRow, ...] = ()
-    """The ways to run the step, eager first."""
+    """Ways to run the step, eager first."""
 
     @property
     def sentence(self) -> str:
-        """The text without the command that says more: for a page, which has links."""
+        """Text without the hint at a command, for pages, which have links."""
         return self.text.replace(LIMITS_HINT, "")
 
     def __str__(self) -> str:
@@ -135,7 +134,7 @@ def verdict(
     rows: tuple[VerdictRow, ...] = (),
     estimated: bool = False,
 ) -> Verdict:
-    """The verdict on the best schedule found; `estimated`: no GPU has run the kernels."""
+    """Return the verdict on the best schedule found; `estimated` is True if no GPU has run the kernels."""
     speedup = sequential_ns / best_ns
     spread = hardware.uncertainty.schedule_frac if streams > 1 else 0.0
     if estimated and streams > 1:
