@@ -1,4 +1,4 @@
-"""What commands need beyond the public API: parts of a replay's file, benchmarks, comparisons, checks of the rules."""
+"""Functions of commands beyond the public API: bundled files, benchmarks, comparisons, checks of the rules."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 
 def trace_entries() -> list[dict[str, object]]:
-    """What the manifest says of each bundled trace; its name at least."""
+    """Return the manifest entry of each bundled trace, or at least its name."""
     entries = {entry["name"]: entry for entry in read_manifest()}
     return [entries.get(name, {"name": name}) for name in bundled_traces()]
 
 
 def hardware_models() -> list[HardwareModel]:
-    """The bundled hardware models."""
+    """Return the bundled hardware models."""
     return [read_hardware(path) for path in bundled_hardware().values()]
 
 
 def registered_policies() -> list[RegisteredPolicy]:
-    """The policies, with what is known of each."""
+    """Return the registered policies."""
     from gpusim.policies.registry import POLICIES
 
     return list(POLICIES.values())
 
 
 def hardware_model(name: str) -> HardwareModel:
-    """A hardware model by bundled name or file. Raises `HardwareError`, `UnknownNameError`."""
+    """Load a hardware model by bundled name or file. Raises `HardwareError`, `UnknownNameError`."""
     return load_hardware(name)
 
 
 def compare_hardware(first: str, second: str, judged_by: tuple[str, ...]) -> list[Difference]:
-    """Every measured number of two models of one GPU, and what predictions of these steps make of the difference."""
+    """Compare every measured number of two models of one GPU, with the effect on predictions of bundled steps."""
     from gpusim.analysis.hardware_comparison import compare
 
     models = load_hardware(first), load_hardware(second)
@@ -64,14 +64,14 @@ def compare_hardware(first: str, second: str, judged_by: tuple[str, ...]) -> lis
 
 
 def read_memory_snapshot(path: Path) -> MemorySnapshot:
-    """A memory snapshot of a real run. Raises `MeasurementError`."""
+    """Read a memory snapshot of a measured run. Raises `MeasurementError`."""
     from gpusim.memplan.measured import read_snapshot
 
     return read_snapshot(path)
 
 
 def bench(step: Step, round_s: float, say: Say) -> Bench:
-    """How many schedules a second each engine simulates here."""
+    """Measure the schedules that each engine simulates per second on this machine."""
     from gpusim.analysis.engine_benchmark import bench as run
 
     with step.naming():
@@ -79,7 +79,7 @@ def bench(step: Step, round_s: float, say: Say) -> Bench:
 
 
 def predicted_eager_ns(step: Step, engine: str) -> int | None:
-    """The predicted eager step; None for a trace without host times."""
+    """Return the predicted time of the eager step in ns; None for a trace without host times."""
     from gpusim.engine.base import engine_by_name
     from gpusim.search.eager import predict_eager
 
@@ -88,7 +88,7 @@ def predicted_eager_ns(step: Step, engine: str) -> int | None:
 
 @dataclass(frozen=True)
 class CapturedSpec:
-    """A captured step, and how far the rebuilt step was from the model's own."""
+    """A captured step, with the errors of the rebuilt step against the model."""
 
     step: Step
     loss_error: float
@@ -113,7 +113,7 @@ def capture_spec(
 ) -> CapturedSpec:
     """Capture one step of a named network or of a file's function.
 
-    `estimate_for` is a hardware model: nothing runs then, and kernels are estimated for its GPU. Raises `CaptureError`,
+    With `estimate_for`, a hardware model, nothing runs and kernels are estimated for its GPU. Raises `CaptureError`,
     and `GpuError` without a GPU.
     """
     with needs_torch():
@@ -145,21 +145,21 @@ def capture_spec(
 
 
 def check_rules(model: HardwareModel, command: str, say: Say) -> Rules:
-    """Whether the rules that the engines follow hold on this machine's GPU. Raises `GpuError`."""
+    """Check the rules of the engines on this machine's GPU and return the report. Raises `GpuError`."""
     with needs_torch():
         from gpusim.gpu.calibrate.rules import check_rules as run
     return run(model, command, say)
 
 
 def require_equal(measurement: Measurement) -> None:
-    """Raise `ReplayError` where the outputs of a replay were not those of the sequential run."""
+    """Raise `ReplayError` if the outputs of a replay differ from those of the sequential run."""
     with needs_torch():
         from gpusim.gpu.replay.replay import require_equal as check
     check(measurement)
 
 
 def require_gpu_alone() -> None:
-    """Raise `GpuError` without a GPU; looked for in a process of its own, so that this one never touches the GPU."""
+    """Raise `GpuError` without a GPU; the check runs in a separate process, so this one never uses the GPU."""
     from gpusim.gpu.isolate import alone
 
     with needs_torch():
@@ -168,7 +168,7 @@ def require_gpu_alone() -> None:
 
 
 def validation_results(source: str | None) -> list[Results]:
-    """Results of a file, of a folder, or those that ship with gpusim. Raises `MeasurementError`."""
+    """Read the results of a file or folder, or the bundled ones. Raises `MeasurementError`."""
     from gpusim.formats.results import read_all_results, read_results
     from gpusim.io.resources import resource_dir
 
@@ -194,7 +194,7 @@ def try_best(
 
 
 def write_measurement(measurement: Measurement, path: Path) -> None:
-    """Write a measurement as JSON; all or nothing. Raises `OutputError`."""
+    """Write a measurement as JSON, atomically. Raises `OutputError`."""
     from gpusim.formats.measurement import write_measurement as write
 
     write(measurement, path)
@@ -203,7 +203,7 @@ def write_measurement(measurement: Measurement, path: Path) -> None:
 def write_side_by_side(
     step: Step, schedule: Schedule, path: Path, seed: int, measurement: Measurement, trust_code: bool
 ) -> None:
-    """Simulated and measured timeline of one schedule in one Perfetto file, with its measurement. Needs a GPU."""
+    """Write simulated and measured timelines of a schedule to one Perfetto file, with its measurement. Needs a GPU."""
     from gpusim.report.perfetto import run_from_kineto, run_from_timeline, write_perfetto
 
     with needs_torch():

@@ -58,15 +58,15 @@ def capture(
     hw: str | Path | HardwareModel | None = None,
     say: Say | None = None,
 ) -> Step:
-    """Capture one step of a model in memory on this machine's GPU: inference, or with `loss` or `optimizer` training.
+    """Capture one step of a model on this machine's GPU: inference, or training with `loss` or `optimizer`.
 
-    `inputs` and `targets` are tuples of example tensors: the step is `loss(model(*inputs, **kwargs), *targets)`, its
-    gradients, clipped where asked for, and the optimizer's update. Without `loss`, a model that is trained returns its
-    loss. `dtype` says how products are computed: `fp32`, `tf32` (the default for 32-bit parameters) or `bf16`.
-    `autocast` is `torch.bfloat16` or True. `frontend="inductor"` captures the fused kernels that torch.compile makes.
-    With `variants`, other kernels of each op are measured, too. Model, optimizer and random numbers are as before
+    `inputs` and `targets` are tuples of example tensors. A training step is `loss(model(*inputs, **kwargs), *targets)`,
+    its gradients, clipped if requested, and the optimizer's update. Without `loss`, a trained model must return its
+    loss. `dtype` is the precision of products: `fp32`, `tf32` (the default for 32-bit parameters) or `bf16`.
+    `autocast` is `torch.bfloat16` or True. `frontend="inductor"` captures the fused kernels of torch.compile.
+    With `variants`, other kernels of each op are measured as well. Model, optimizer and random state are restored
     afterwards. `hw` is as for `load`.
-    Raises `GpuError` without a GPU, and `CaptureError`, with the line of your code, for what cannot be captured.
+    Raises `GpuError` without a GPU, and `CaptureError`, with the line of your code, if the step cannot be captured.
     """
     seed = check_seed(seed)
     with needs_torch():
@@ -105,11 +105,11 @@ def capture_step(
     hw: str | Path | HardwareModel | None = None,
     say: Say | None = None,
 ) -> Step:
-    """Capture what a step function of your own does on this machine's GPU: forward, backward, optimizer, in its way.
+    """Capture your own step function on this machine's GPU: forward, backward and optimizer, in any form.
 
     `function(*inputs, **kwargs)` is called several times and must make the same calls each time. Modules and optimizers
-    are found through its closure, globals and arguments; what it changes of them is put back. `mode` is `train` where
-    it reaches an optimizer. The other arguments and the errors are those of `capture`.
+    are found through its closure, globals and arguments; their state is restored. `mode` is `train` if the function
+    reaches an optimizer. The other arguments and the errors are those of `capture`.
     """
     seed = check_seed(seed)
     with needs_torch():
@@ -142,10 +142,10 @@ def replay(
 ) -> Measurement:
     """Run a schedule on this machine's GPU from its trace alone, compare its outputs and time it.
 
-    Both the schedule and the sequential CUDA graph are timed, in turns, on random inputs. A `MemoryPlan` runs with real
-    pinned buffers, copies and recomputation, beside the step that keeps all. `trust_code` lets code that the trace
-    brings along run. Raises `GpuError` without a GPU, `ReplayError` where outputs differ and
-    `check_outputs`, `TrustError`, `OperatorError`, `ScheduleError`.
+    The schedule and the sequential CUDA graph are timed in turns, on random inputs. A `MemoryPlan` runs with real
+    pinned buffers, copies and recomputation, and is compared with the step that keeps all tensors. `trust_code` allows
+    code in the trace to run. Raises `GpuError` without a GPU, `ReplayError` if outputs differ and `check_outputs` is
+    set, `TrustError`, `OperatorError`, `ScheduleError`.
     """
     if isinstance(schedule, MemoryPlan):
         measurement = _replay_memory(as_step(step), schedule, check_seed(seed), trust_code, command, say or ignore)
@@ -155,7 +155,7 @@ def replay(
     streams = check_schedule_arguments(schedule, streams)
     seed = check_seed(seed)
     step = as_step(step)
-    if is_policy(schedule):  # making a schedule may take long
+    if is_policy(schedule):  # making a schedule may be slow
         check_gpu(step, trust_code)
     else:
         check_replay(step, trust_code)
@@ -187,15 +187,14 @@ def optimize(
     memory_limit: int | str | None = None,
     say: Say | None = None,
 ) -> Any:
-    """A faster step to call in place of a model or a step function, on its own parameters, buffers and optimizer.
+    """Return a faster step to call in place of a model or step function, on its own parameters, buffers and optimizer.
 
     A model is called as before and runs without gradients. With `loss` or `optimizer`, `fast(inputs, targets)` is one
-    training step: gradients anew, loss, backward, update. `example_inputs` are the arguments of a call. The step is
-    captured with ATen's kernels and with those that Inductor compiles, schedules on up to `streams` streams are
-    searched for `budget_s` seconds, the best few are tried, and the fastest whose results are eager's is kept.
-    `memory_limit` is in bytes, or text such as `"8GiB"`. Where the step cannot be captured, no schedule keeps the
-    limit, or there is no GPU, what was given comes back with one warning. Raises `OptionError` for an argument out of
-    its range.
+    training step: new gradients, loss, backward, update. `example_inputs` are the arguments of a call. The step is
+    captured with ATen's kernels and with Inductor's, schedules on up to `streams` streams are searched for `budget_s`
+    seconds, the best few are tried, and the fastest with the results of eager execution is kept. `memory_limit` is in
+    bytes, or text such as `"8GiB"`. If the step cannot be captured, no schedule keeps the limit, or there is no GPU,
+    the given model or function is returned with a warning. Raises `OptionError` for an argument out of range.
     """
     streams, limit = check_streams(streams), memory_bytes(memory_limit)
     if budget_s is not None and not 0 < real("budget_s", budget_s, "a number of seconds above 0") <= MAX_BUDGET_S:
@@ -231,10 +230,10 @@ def _require_equal(measurement: Measurement) -> None:
 
 
 def checkpoint_policy(step: AnyStep, plan: MemoryPlan) -> Callable[..., Any]:
-    """A memory plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`.
+    """Return a memory plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`.
 
-    What the plan computes again is recomputed, all else is saved; the n-th call of an operator is the n-th such op of
-    the trace. Make a new one for each forward pass. Needs torch and no GPU: raises `GpuError` where it is not there.
+    Results that the plan recomputes are recomputed, all others are saved; the n-th call of an operator is the n-th such
+    op of the trace. Make a new one for each forward pass. Needs no GPU; raises `GpuError` without torch.
     """
     with needs_torch():
         from gpusim.gpu.selective_checkpoint import policy_fn
@@ -242,9 +241,9 @@ def checkpoint_policy(step: AnyStep, plan: MemoryPlan) -> Callable[..., Any]:
 
 
 def mark_offloads(nodes: Iterable[Any], step: AnyStep, plan: MemoryPlan) -> int:
-    """Mark the nodes of a forward graph whose results a memory plan moves, for torch's own activation offloading.
+    """Mark the nodes of a forward graph whose results a memory plan offloads, for torch's own activation offloading.
 
-    `nodes` are `graph_module.graph.nodes`; sets `meta["should_offload"]` and gives how many were marked. Raises
+    `nodes` are `graph_module.graph.nodes`; sets `meta["should_offload"]` and returns the number of marked nodes. Raises
     `GpuError` without torch.
     """
     with needs_torch():
@@ -257,8 +256,8 @@ def calibrate(
 ) -> HardwareModel:
     """Measure the hardware model of this machine's GPU; takes minutes.
 
-    `base` has the data-sheet limits, which cannot be measured. Raises `GpuError` without a GPU, or where `base` is a
-    model of another GPU.
+    `base` has the data-sheet limits, which cannot be measured. Raises `GpuError` without a GPU, or if `base` is a model
+    of another GPU.
     """
     model = base if isinstance(base, HardwareModel) else load_hardware(str(base))
     with needs_torch():
@@ -267,9 +266,9 @@ def calibrate(
 
 
 def calibrate_links(gpus: int, base: str | Path | HardwareModel = DEFAULT_HARDWARE, *, command: str = "") -> Topology:
-    """Measure collectives among `gpus` GPUs of this machine: a topology for `parallel`; takes minutes.
+    """Measure collectives among `gpus` GPUs of this machine and return a topology for `parallel`; takes minutes.
 
-    What is not measured is that of the topology of `base`. Raises `OptionError`, and `GpuError` for fewer GPUs.
+    Other values are those of the topology of `base`. Raises `OptionError`, and `GpuError` for fewer GPUs.
     """
     from gpusim.formats.topology import default_topology
 
@@ -282,7 +281,7 @@ def calibrate_links(gpus: int, base: str | Path | HardwareModel = DEFAULT_HARDWA
 
 
 def check_replay(step: Step, trust_code: bool) -> None:
-    """Refuse what replay would not run: code that is not trusted, an operator not allowed. Needs no torch.
+    """Refuse untrusted code and operators that replay would not run, without torch.
 
     Raises `TrustError`, `OperatorError`.
     """
@@ -294,7 +293,7 @@ def check_replay(step: Step, trust_code: bool) -> None:
 
 
 def check_gpu(step: Step, trust_code: bool) -> None:
-    """Refuse a replay before long work: as `check_replay`, then no torch or no GPU. Raises `GpusimError`."""
+    """Refuse a replay before long work, as `check_replay`, or without torch or a GPU. Raises `GpusimError`."""
     check_replay(step, trust_code)
     with needs_torch():
         from gpusim.gpu.device import require_gpu
@@ -303,7 +302,7 @@ def check_gpu(step: Step, trust_code: bool) -> None:
 
 @contextmanager
 def needs_torch() -> Iterator[None]:
-    """Turn a missing torch into one line. Raises `GpuError`."""
+    """Raise `GpuError`, a one-line message, if torch is missing."""
     try:
         yield
     except ModuleNotFoundError as cause:

@@ -1,4 +1,4 @@
-"""Files of other tools: what `gpusim import`, `doctor` and `export` call, and the answers for imported traces."""
+"""Files of other tools: functions of `gpusim import`, `doctor` and `export`, and reports on imported traces."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ def import_trace(
     command: str = "gpusim.api.other_tools.import_trace",
     progress: Progress = ignore,
 ) -> Imported:
-    """Read the files of one run as a trace of one step, and write it.
+    """Import the files of one run as a trace of one step, and write it.
 
     `step` is a name, a number or `all`. `device` is a GPU of the file, `rank` one of several profiles, and `gpu` the
-    GPU's name where the file does not say. Raises `TraceError` for a file, `OptionError`, `UnknownNameError`,
-    `OutputError`.
+    GPU's name if the file has none. Raises `TraceError` for a file, `OptionError`, `UnknownNameError`, `OutputError`.
     """
     from gpusim.importers import import_files
 
@@ -60,21 +59,21 @@ def import_trace(
 
 
 def doctor(files: Sequence[str], progress: Progress = ignore) -> Report:
-    """The contents and faults of one file, or of the files of one run. Raises `TraceError` for an unreadable one."""
+    """Report contents and faults of a file, or of the files of one run. Raises `TraceError` for an unreadable one."""
     from gpusim.importers import examine
 
     return examine(files, lambda share: progress("read", share, 0))
 
 
 def searchable(step: AnyStep) -> bool:
-    """Whether the dependencies of a step are those of its program, so that other schedules can be searched."""
+    """Return True if the dependencies of a step are those of its program, so that schedules can be searched."""
     from gpusim.analysis.as_imported import searchable as ask
 
     return ask(as_step(step).trace)
 
 
 def as_imported(step: AnyStep) -> AsImported:
-    """The answers for an imported step that keep its streams and order. Raises `OptionError` for a captured one."""
+    """Return the report on an imported step with its own streams and order. Raises `OptionError` for a captured one."""
     from gpusim.analysis.as_imported import as_imported as ask
 
     step = as_step(step)
@@ -83,13 +82,13 @@ def as_imported(step: AnyStep) -> AsImported:
 
 
 def export(simulated: Simulated, outputs: Mapping[str, Path]) -> None:
-    """Write a simulated schedule for other tools and people; all of the files, or none where one cannot be made.
+    """Write a simulated schedule for other tools and people: all files, or none if one cannot be made.
 
-    `outputs` has the files by what they are: `kineto`, the timeline as torch.profiler writes one; `execution_trace`,
-    the ops and their tensors as PyTorch writes them; `chakra`, the kernels with their data dependencies (`.et`);
-    `table`, each op with its stream and waits (`.csv`, `.md`); `python`, code with `torch.cuda.Stream` (`.py`). A name
-    in `.gz` is packed. Raises `OptionError` for another kind or ending, `OperatorError` where replay would not call an
-    operator either, and `OutputError`.
+    `outputs` has the files by kind: `kineto`, the timeline in the format of torch.profiler; `execution_trace`, ops and
+    tensors in the format of PyTorch; `chakra`, kernels with data dependencies (`.et`); `table`, each op with stream and
+    waits (`.csv`, `.md`); `python`, code with `torch.cuda.Stream` (`.py`). Names in `.gz` are compressed. Raises
+    `OptionError` for another kind or suffix, `OperatorError` for an operator that replay would refuse, and
+    `OutputError`.
     """
     makers = _makers()
     for kind, path in outputs.items():
@@ -107,7 +106,7 @@ _ENDS: Final = {"table": (".csv", ".md"), "python": (".py",)}
 
 
 def _makers() -> dict[str, Callable[[Simulated, Path], bytes]]:
-    """For each kind of file what makes its content."""
+    """Return the function that makes the content of each kind of file."""
     from gpusim.report import export as exported
     from gpusim.report.schedule_python import schedule_python
     from gpusim.report.schedule_table import schedule_csv, schedule_markdown

@@ -54,24 +54,24 @@ OBJECTIVES = ("simulated", "additive")
 
 
 def list_traces() -> list[str]:
-    """Names of the bundled traces, for `load`."""
+    """Return the names of the bundled traces, for `load`."""
     return list(bundled_traces())
 
 
 def list_hardware() -> list[str]:
-    """Names of the bundled hardware models, for `load(..., hw=NAME)`."""
+    """Return the names of the bundled hardware models, for `load(..., hw=NAME)`."""
     return list(bundled_hardware())
 
 
 def list_policies() -> list[str]:
-    """Names of the policies, for `simulate`, `explain`, `whatif` and `replay`; `recommended` explores first."""
+    """Return the policies, for `simulate`, `explain`, `whatif` and `replay`; `recommended` explores first."""
     from gpusim.policies.registry import POLICIES
 
     return [*POLICIES, RECOMMENDED]
 
 
 def list_memory_policies() -> list[str]:
-    """Names of the memory policies, for `memory`."""
+    """Return the names of the memory policies, for `memory`."""
     from gpusim.memplan.policies.registry import MEMORY_POLICIES
 
     return list(MEMORY_POLICIES)
@@ -90,12 +90,12 @@ def explore(
     on_row: Callable[[Row], None] | None = None,
     progress: Progress | None = None,
 ) -> Explored:
-    """Look for the fastest schedule of a step and say whether it is worth it.
+    """Search the fastest schedule of a step and tell whether it is worth it.
 
     Every policy is simulated, then schedules are searched for about `budget_s` seconds, or until `evaluations`
-    schedules were tried: with a number, the same seed finds the same schedule on every machine. `streams` is the most
-    that a schedule may use. `memory_limit` is in bytes, or text such as `"8GiB"`. `partitions` also searches schedules
-    on partitions of the SMs: `"auto"`, or splits such as `"64+68,96+36"`. `policies` names the only ones to run.
+    schedules were tried: with that limit, the same seed gives the same schedule on every machine. `streams` is the
+    maximum number of streams. `memory_limit` is in bytes, or text such as `"8GiB"`. `partitions` also searches
+    schedules with SM partitions: `"auto"`, or splits such as `"64+68,96+36"`. `policies` names the only ones to run.
     Raises `OptionError` for an argument out of its range, for an imported step without data dependencies, and where no
     schedule keeps the memory limit: the error names the memory plan that does.
     """
@@ -144,7 +144,7 @@ def simulate(
     engine: str = DEFAULT_ENGINE,
     progress: Progress | None = None,
 ) -> Simulated:
-    """Predict one schedule of a step, beside the sequential CUDA graph of the same kernels.
+    """Predict one schedule of a step, and the sequential CUDA graph of the same kernels.
 
     `schedule` is a policy's name (`list_policies()`), a `Schedule` or a schedule file; `streams` is for policies.
     `launch` is `"graph"` for one CUDA graph or `"stream"` for launches from the host. `engine` is `"fast"` or
@@ -172,7 +172,7 @@ def explain(
     launch: str = DEFAULT_LAUNCH,
     progress: Progress | None = None,
 ) -> Explained:
-    """Say why a schedule is not faster: each ns between its critical path and its makespan has one cause.
+    """Explain why a schedule is not faster: each ns between its critical path and its makespan has one cause.
 
     Arguments and errors are those of `simulate`.
     """
@@ -184,9 +184,9 @@ def explain(
 
 
 def limits(step: AnyStep, *, streams: int = DEFAULT_STREAMS, progress: Progress | None = None) -> Limits:
-    """How parallel a step is, and how much of that each limit costs: dependencies, gaps, SMs, bandwidth and others.
+    """Return the parallelism of a step, and its loss to each limit: dependencies, gaps, SMs, bandwidth and others.
 
-    For each phase and for the whole step. Raises `OptionError` for a number of streams out of its range.
+    Covers each phase and the whole step. Raises `OptionError` for a number of streams out of range.
     """
     from gpusim.analysis.limits import limits as run
 
@@ -207,11 +207,11 @@ def memory(
 ) -> MemoryComparison:
     """Compare memory policies of a training step: peak memory, step time, copies, recomputation.
 
-    Without `policies` all of them (`list_memory_policies()`), and the front of time against memory. `memory_limit` is
-    the byte budget for policies that take one, `pinned_limit` the most pinned host memory; both are in bytes, or text
-    such as `"8GiB"`. `synchronous` makes published policies wait for copies after each layer, or by events (False).
-    A policy that cannot keep the limit has a row that says why. Raises `OptionError`, also for a limit that no plan
-    keeps, with the smallest that one does and the tensor that decides it; `UnknownNameError`, `TraceError`.
+    Without `policies`, all of them run (`list_memory_policies()`), with the front of time against memory.
+    `memory_limit` is the budget of policies that take one, `pinned_limit` the limit on pinned host memory; both are in
+    bytes, or text such as `"8GiB"`. `synchronous` makes published policies wait for copies after each layer, or by
+    events (False). A policy that cannot keep the limit has a row with the reason. Raises `OptionError`, also for a
+    limit that no plan keeps, with the smallest possible one and the deciding tensor; `UnknownNameError`, `TraceError`.
     """
     from gpusim.engine.compiled.warm import COMPILING, needs_compiling
     from gpusim.memplan.compare import compare_policies
@@ -238,7 +238,7 @@ def memory(
 
 
 def load_memory_plan(step: AnyStep, path: str | Path) -> MemoryPlan:
-    """The memory plan in a file, once it is known to run. Raises `ScheduleError`, also for a plan of another step."""
+    """Read and check the memory plan in a file. Raises `ScheduleError`, also for a plan of another step."""
     from gpusim.errors import PlanError, ScheduleError
     from gpusim.memplan.checks import check_memory_plan, check_program
     from gpusim.memplan.plan import read_memory_plan
@@ -266,13 +266,13 @@ def parallel(
     by: str = "simulated",
     progress: Progress | None = None,
 ) -> Parallel:
-    """Split a step over several GPUs layer by layer; the step's batch is that of one GPU.
+    """Split a step over several GPUs, layer by layer; the step's batch is that of one GPU.
 
-    Beside the layer-wise plan there are data parallelism, model parallelism and "one weird trick". `topology` is a
-    bundled name, a file or a `Topology`; by default that of the step's GPU. `plans` are further plans to compare: files
-    of gpusim or of autoparallel. `batch_norm` is `"local"` (statistics of each part of the batch) or `"synchronised"`.
-    `memory_limit` is for each GPU, in bytes or text such as `"80GiB"`. `by` is `"simulated"` or `"additive"`: what the
-    layer-wise plan is chosen by. Raises `TopologyError` for more GPUs than there are or a link that is missing,
+    The layer-wise plan is compared with data parallelism, model parallelism and "one weird trick". `topology` is a
+    bundled name, a file or a `Topology`; it defaults to that of the step's GPU. `plans` are further plans to compare:
+    files of gpusim or of autoparallel. `batch_norm` is `"local"` (statistics of each part of the batch) or
+    `"synchronised"`. `memory_limit` is per GPU, in bytes or text such as `"80GiB"`. `by` is the objective of the
+    layer-wise plan, `"simulated"` or `"additive"`. Raises `TopologyError` for too many GPUs or a missing link,
     `ParallelPlanError`, and `OptionError`.
     """
     from gpusim.formats.topology import Topology, default_topology, load_topology

@@ -1,4 +1,4 @@
-"""What the arguments of `import gpusim` stand for besides a step: a schedule, a launch mode, a seed, a number."""
+"""Checks and conversions of arguments of `import gpusim` other than steps: schedules, launch modes, seeds, numbers."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 AnyStep = Step | Trace | str | Path
 Progress = Callable[[str, float, int], None]
-"""Called with what is being done, the share that is done, and the best time so far in ns (0: none yet)."""
+"""Callback for progress: stage, share done, and best time so far in ns (0: none yet)."""
 Say = Callable[[str], None]
-"""Called with each stage of work on a GPU."""
+"""Callback for each stage of work on a GPU."""
 
 
 def ignore(*_: object) -> None:
-    """Nobody wants to know."""
+    """Ignore all arguments, as a default callback."""
 
 
 def launch_mode(launch: str) -> LaunchMode:
-    """The launch mode of that name. Raises `UnknownNameError`."""
+    """Return the launch mode of a name. Raises `UnknownNameError`."""
     if launch not in LAUNCH_MODES:
         raise UnknownNameError("launch mode", str(launch), LAUNCH_MODES)
     return "stream" if launch == "stream" else "graph"
 
 
 def check_seed(seed: object) -> int:
-    """The seed. Raises `OptionError` for one out of its range."""
+    """Return the seed. Raises `OptionError` if it is out of range."""
     return whole("seed", seed, 0, MAX_INTEGER, f"a whole number between 0 and {MAX_INTEGER}")
 
 
 def check_schedule_arguments(schedule: object, streams: object) -> int:
-    """Refuse an unknown policy or a number of streams out of its range before long work; gives that number."""
+    """Refuse an unknown policy or a number of streams out of range before long work; return that number."""
     from gpusim.search.by_name import check_policy
 
     count = check_streams(streams)
@@ -53,7 +53,7 @@ def check_schedule_arguments(schedule: object, streams: object) -> int:
 
 
 def is_policy(schedule: object) -> bool:
-    """Whether `schedule` names a policy: any text that is no file of a schedule."""
+    """Return True if `schedule` is the name of a policy: any text that is no schedule file."""
     from gpusim.policies.registry import POLICIES
 
     if not isinstance(schedule, str):
@@ -63,7 +63,7 @@ def is_policy(schedule: object) -> bool:
 
 
 def count(argument: str, value: object) -> int | None:
-    """A number of 1 or more, or None. Raises `OptionError`."""
+    """Return a number of at least 1, or None. Raises `OptionError`."""
     if value is None:
         return None
     return whole(argument, value, 1, MAX_EVALUATIONS, f"a whole number from 1 to {MAX_EVALUATIONS:,}")
@@ -72,7 +72,7 @@ def count(argument: str, value: object) -> int | None:
 def resolve_schedule(
     step: AnyStep, schedule: str | Path | Schedule, streams: int = DEFAULT_STREAMS, progress: Progress | None = None
 ) -> Schedule:
-    """The schedule that a policy's name, a file or a `Schedule` stands for, known to be legal for the step.
+    """Return the schedule of a policy's name, a file or a `Schedule`, checked to be legal for the step.
 
     Raises `ScheduleError`, `UnknownNameError`, and `OptionError` for the number of streams.
     """

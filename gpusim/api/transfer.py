@@ -1,4 +1,4 @@
-"""The functions of `import gpusim` that ask about several steps at once."""
+"""Functions of `import gpusim` on several steps at once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def transfer(
     seed: int = DEFAULT_SEED,
     progress: Progress | None = None,
 ) -> Transfer:
-    """Ask what a schedule tuned for one batch or GPU loses on another.
+    """Return the loss of schedules tuned for one batch or GPU on another.
 
     A schedule is tuned for each step on each model of `hw` (default: the step's own) and simulated on all of them.
-    `batch` names the batches to compare: each must be that of a step given, or of a bundled trace of the same network;
-    times are never scaled from one batch to another. Each search ends after `evaluations` schedules.
+    `batch` has the batches to compare: each must be that of a given step, or of a bundled trace of the same network;
+    times are never scaled between batches. Each search ends after `evaluations` schedules.
     Raises `OptionError` for steps with different ops, a batch without a trace, and arguments out of their range.
     """
     from gpusim.analysis.as_imported import check_searchable
@@ -71,9 +71,9 @@ def transfer(
 
 
 def at_batches(steps: list[Step], batches: list[int]) -> list[Step]:
-    """The step of each batch: one of `steps`, or a bundled trace that differs from it in nothing but the batch.
+    """Return the step of each batch: one of `steps`, or a bundled trace that differs only in the batch.
 
-    Raises `OptionError` for a batch that there is no trace of.
+    Raises `OptionError` for a batch without a trace.
     """
     first = steps[0]
     known = {step.trace.model.batch: step for step in reversed(steps)}
@@ -95,7 +95,7 @@ def at_batches(steps: list[Step], batches: list[int]) -> list[Step]:
 
 
 def _bundled_batches(step: Step) -> dict[int, str]:
-    """Batch -> name of the bundled traces that differ from a step in nothing but the batch."""
+    """Return the names, by batch, of the bundled traces that differ from a step only in the batch."""
     known = bundled_traces()
     network = step.trace.model.network
     near = [entry["name"] for entry in read_manifest() if entry["network"] == network and entry["name"] in known]

@@ -1,4 +1,4 @@
-"""`gpusim.whatif`: what a step would take on a GPU that differs, or with faster ops."""
+"""`gpusim.whatif`: prediction of a step on a changed GPU, or with faster ops."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class WhatIf:
-    """A schedule on the GPU as it is, and on a changed one."""
+    """A schedule on the original GPU and on a changed one."""
 
     baseline: Simulated
     changed: Simulated
 
     @property
     def speedup(self) -> float:
-        """Baseline over changed makespan: above 1 where the change helps."""
+        """Baseline over changed makespan; above 1 if the change helps."""
         return self.baseline.makespan_ns / self.changed.makespan_ns if self.changed.makespan_ns else 1.0
 
     def sensitivities(self) -> tuple[tuple[str, float, float, float], ...]:
-        """How the changed makespan moves as each parameter goes from half to twice its value: name, low, high, now.
+        """Return the changed makespan with each parameter at half and twice its value: name, low, high, now.
 
-        Times in ns; the schedule stays as it is.
+        Times are in ns; the schedule is kept.
         """
         from gpusim.analysis.whatif import sensitivities
 
@@ -69,11 +69,11 @@ def whatif(
     queues: int | None = None,
     ops: Mapping[str, float] | Iterable[tuple[str, float]] = (),
 ) -> WhatIf:
-    """Ask what a step would take with other SMs, bandwidth, launch costs, hardware queues, or faster ops.
+    """Predict a step with other SMs, bandwidth, launch costs or hardware queues, or with faster ops.
 
-    `bandwidth`, `launch_cost` and `contention` are factors on today's value. `ops` has for each op name, layer or
-    `"LAYER OPERATOR"` how many times as fast it becomes. `launch` is that of the changed step; the baseline is one CUDA
-    graph. A policy's schedule is made again for the changed GPU. Raises `OptionError`, `UnknownNameError`.
+    `bandwidth`, `launch_cost` and `contention` are factors on the current value. `ops` has speed factors by op name,
+    layer or `"LAYER OPERATOR"`. `launch` is that of the changed step; the baseline is one CUDA graph. A policy's
+    schedule is made again for the changed GPU. Raises `OptionError`, `UnknownNameError`.
     """
     from gpusim.analysis.simulation import simulate as run
     from gpusim.analysis.whatif import Change, changed_graph, policy_schedule
@@ -100,7 +100,7 @@ def whatif(
 
 
 def _speeds(ops: object) -> list[tuple[str, float]]:
-    """Names of ops with their factors. Raises `OptionError` for anything else."""
+    """Return names of ops with their factors. Raises `OptionError` for anything else."""
     problem = "names of ops, each with a factor above 0"
     pairs = ops.items() if isinstance(ops, Mapping) else ops
     if isinstance(pairs, str) or not isinstance(pairs, Iterable):
