@@ -4,7 +4,7 @@
     best = gpusim.explore(step, streams=8)
     measured = gpusim.replay(step, best.schedule)   # on a GPU
 
-Names are imported when they are first used: `import gpusim` alone costs next to nothing.
+Names are imported on first use, so `import gpusim` alone costs almost nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import import_module
 
 from gpusim.version import __version__
 
-TYPE_CHECKING = False  # type checkers take it for true; `typing` itself is half of what an import of gpusim costs
+TYPE_CHECKING = False  # true for type checkers; importing `typing` would double the import time of gpusim
 if TYPE_CHECKING:
     from typing import Any
 
@@ -122,7 +122,7 @@ __all__ = [
     "write_perfetto",
 ]
 
-#: Module -> the public names that it defines.
+#: Public names by the module that defines them.
 _DEFINED_IN = {
     "gpusim.api.predict": (
         "explain",
@@ -181,7 +181,7 @@ _MODULE_OF = {name: module for module, names in _DEFINED_IN.items() for name in 
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported from its module on first use."""
+    """Import a public name from its module on first use."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'gpusim' has no attribute '{name}'")
     value = getattr(import_module(_MODULE_OF[name]), name)

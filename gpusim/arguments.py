@@ -1,4 +1,4 @@
-"""Arguments of the Python functions: numbers of the type that they stand for, or one line."""
+"""Checks of arguments of the Python functions, with one-line errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim.units import parse_bytes
 
 
 def whole(argument: str, value: object, low: int, high: int | None, problem: str) -> int:
-    """`value` as a whole number from `low` to `high`, numpy's among them, no boolean. Raises `OptionError`."""
+    """Return `value`, no boolean, as a whole number from `low` to `high`, numpy's included. Raises `OptionError`."""
     if not isinstance(value, bool):
         try:
             number = operator.index(value)  # type: ignore[arg-type]
@@ -26,7 +26,7 @@ def whole(argument: str, value: object, low: int, high: int | None, problem: str
 
 
 def real(argument: str, value: object, problem: str) -> float:
-    """`value` as a finite number, no boolean. Raises `OptionError`."""
+    """Return `value` as a finite number; booleans are refused. Raises `OptionError`."""
     if not isinstance(value, bool) and isinstance(value, Real):
         try:
             number = float(value)
@@ -38,21 +38,21 @@ def real(argument: str, value: object, problem: str) -> float:
 
 
 def text(argument: str, value: object, problem: str) -> str:
-    """`value`, if it is text. Raises `OptionError`."""
+    """Return `value` if it is text. Raises `OptionError`."""
     if not isinstance(value, str):
         raise OptionError(problem, argument=argument, value=value)
     return value
 
 
 def file_path(argument: str, value: object) -> Path:
-    """`value` as a path. Raises `OptionError` where it is none, or has a character NUL."""
+    """Return `value` as a path. Raises `OptionError` if it is no path, or has a NUL character."""
     if not isinstance(value, str | os.PathLike) or "\0" in str(value):
         raise OptionError("the path of a file", argument=argument, value=repr(value))
     return Path(value)
 
 
 def memory_bytes(limit: int | str | None, argument: str = "memory_limit", least: int = 1) -> int | None:
-    """A memory limit in bytes, from a number of bytes or text such as `8GiB`. Raises `OptionError`."""
+    """Return a memory limit in bytes, from a number of bytes or text such as `8GiB`. Raises `OptionError`."""
     if limit is None:
         return None
     try:

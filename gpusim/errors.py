@@ -1,7 +1,7 @@
-"""Every error that gpusim raises on purpose.
+"""All errors that gpusim raises on purpose.
 
-    GpusimError                 a user can act on it: one line, exit code 2
-    ├── FileError               a file: which one, where in it, which value
+    GpusimError                 a problem that a user can solve: one line, exit code 2
+    ├── FileError               a problem with a file: name, place and value
     │   ├── TraceError
     │   ├── ScheduleError
     │   ├── HardwareError
@@ -10,21 +10,21 @@
     │   ├── SweepError
     │   ├── TopologyError       several GPUs and their links
     │   ├── ParallelPlanError   a plan for several GPUs
-    │   ├── TrustError          a file that brings code along, which the user has not allowed to run
+    │   ├── TrustError          a file with code that the user has not allowed to run
     │   └── OutputError         a file could not be written
-    ├── UnknownNameError        a policy, trace, GPU ... that does not exist; says the nearest
-    ├── OptionError             an option out of its range
+    ├── UnknownNameError        an unknown policy, trace, GPU ...; suggests the nearest
+    ├── OptionError             an option out of range
     ├── OperatorError           an operator that replay does not run
-    ├── PlanError               a plan no engine can run (a cycle, a block over the GPU's limits)
-    │   └── LimitError          the last of these: kernel and GPU do not go together
-    ├── CaptureError            a step that cannot be captured, or whose copy does not check out
-    │   └── StepError           the last of these: the user's own code raises on these arguments
-    ├── ReplayError             a replay whose outputs differ
-    ├── WorkerError             a sweep without workers: none reachable, of another version, or dying
+    ├── PlanError               a plan that no engine can run (a cycle, a block over the GPU's limits)
+    │   └── LimitError          a kernel that exceeds a limit of the GPU
+    ├── CaptureError            a step that cannot be captured, or whose rebuilt copy fails a check
+    │   └── StepError           the user's own code raises on these arguments
+    ├── ReplayError             a replay with different outputs
+    ├── WorkerError             a sweep without workers: unreachable, another version, or dying
     ├── FigureError             a figure that cannot be drawn: a package or a browser is missing
-    └── GpuError                no GPU, or out of its memory
+    └── GpuError                no GPU, or out of GPU memory
 
-Anything else that escapes is our own bug and keeps its traceback.
+Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from typing import Any
 from gpusim.text import VALUE_CHARACTERS, message, short_value, shortened
 
 EXIT_USER_ERROR = 2
-#: Names that `UnknownNameError` lists where there are more than `ALL_NAMES`, or all of them take more than
-#: `MOST_LISTED` characters.
+#: Number of names listed by `UnknownNameError` if there are more than `ALL_NAMES`, or they take more than `MOST_LISTED`
+#: characters in total.
 NEAREST_NAMES = 5
 ALL_NAMES = 32
 MOST_LISTED = 1_000
-#: Names among which the nearest is looked for: comparing takes time.
+#: Maximum number of names compared to find the nearest, since comparing takes time.
 COMPARED_NAMES = 2_000
 
 
 class GpusimError(Exception):
-    """A problem the user can act on; its text is one line that names place and value, as `gpusim.text.message` has it.
+    """A problem that the user can solve; its text is one line with place and value (`gpusim.text.message`).
 
-    Values are anybody's text: put those that may hold spaces between quotes, so that long ones are cut.
+    Values are untrusted text: put those that may contain spaces in quotes, so that long ones are cut.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(message(text))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by text and fields: subclasses take other arguments, and errors cross process borders."""
+        """Pickle by text and fields: subclasses take other arguments, and errors are sent between processes."""
         return _restore, (type(self), str(self), self.__dict__)
 
 
@@ -67,7 +67,7 @@ def _restore(kind: type[GpusimError], text: str, fields: dict[str, Any]) -> Gpus
 
 
 class FileError(GpusimError):
-    """A problem with a file: `file`, where in it (`place`, a JSON path such as `$.ops[3]`), and what is wrong."""
+    """A problem with a file: `file`, `place` (a JSON path such as `$.ops[3]`) and `problem`."""
 
     def __init__(self, file: str, problem: str, *, place: str = "") -> None:
         self.file = file
@@ -110,7 +110,7 @@ class ParallelPlanError(FileError):
 
 
 class TrustError(FileError):
-    """A file that brings code along, which runs only with `--trust-code`."""
+    """A file with code, which runs only with `--trust-code`."""
 
 
 class OutputError(FileError):
@@ -118,7 +118,7 @@ class OutputError(FileError):
 
 
 class UnknownNameError(GpusimError):
-    """A name that is not in a registry; the message suggests the nearest and lists all there are, or a few."""
+    """An unknown name; the message suggests the nearest and lists all known names, or a few."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         choices = sorted(known)
@@ -128,7 +128,7 @@ class UnknownNameError(GpusimError):
 
 
 def _nearest(name: str, choices: list[str]) -> list[str]:
-    """The names most like `name`, the nearest first."""
+    """Return the names most similar to `name`, nearest first."""
     wanted = name.lower()[:VALUE_CHARACTERS]
     if len(choices) > COMPARED_NAMES:
         alike = [choice for choice in choices if choice[:2].lower() == wanted[:2]]
@@ -139,7 +139,7 @@ def _nearest(name: str, choices: list[str]) -> list[str]:
 
 
 def _some(choices: list[str], near: list[str]) -> str:
-    """All names where they are few and short, else the nearest ones and how many more there are."""
+    """Return all names if they are few and short, else the nearest ones and the number of others."""
     text = ", ".join(choices)
     if len(choices) <= ALL_NAMES and len(text) <= MOST_LISTED:
         return text
@@ -148,10 +148,10 @@ def _some(choices: list[str], near: list[str]) -> str:
 
 
 class OptionError(GpusimError):
-    """An argument out of its range; an option, on the command line.
+    """An argument, or option of the command line, that is out of range.
 
-    Where it is about one argument, `argument` is its Python name and `value` what was given: the message then begins
-    with `argument=value`, and the command line writes the option in its place.
+    For a single argument, `argument` is its Python name and `value` the given value: the message then starts with
+    `argument=value`, and the command line writes the option in its place.
     """
 
     def __init__(self, problem: str, *, argument: str = "", value: object = "") -> None:
@@ -174,7 +174,7 @@ class PlanError(GpusimError):
 
 
 class LimitError(PlanError):
-    """A kernel that a limit of the GPU does not admit: trace and hardware model do not go together."""
+    """A kernel that exceeds a limit of the GPU: trace and hardware model do not fit together."""
 
 
 class CaptureError(GpusimError):
@@ -182,19 +182,19 @@ class CaptureError(GpusimError):
 
 
 class StepError(CaptureError):
-    """The user's own step raises on these arguments, and does so again where it is called."""
+    """The user's own step raises on these arguments, also when called directly."""
 
 
 class ReplayError(GpusimError):
-    """A replay whose outputs are not those of the sequential run."""
+    """A replay with outputs that differ from those of the sequential run."""
 
 
 class WorkerError(GpusimError):
-    """A sweep that cannot go on: no scheduler or no workers, workers of another version, workers that keep dying."""
+    """A sweep that cannot continue: no scheduler or workers, workers of another version, or dying workers."""
 
 
 class FigureError(GpusimError):
-    """A figure that cannot be drawn, for want of a package or a browser."""
+    """A figure that cannot be drawn because a package or a browser is missing."""
 
 
 class GpuError(GpusimError):

@@ -1,6 +1,6 @@
-"""Short forms of values: one line for a terminal, a small table for a notebook.
+"""Short representations of values: one line for a terminal, a small table for a notebook.
 
-Names come from files and are anybody's text. Here they become visible, short, and plain text in HTML.
+Names come from files and are untrusted. Here they are made visible, shortened, and escaped in HTML.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Final
 
 from gpusim.text import shortened, visible
 
-#: The longest `repr` of a public value, and the most of a name that it repeats.
+#: Maximum length of the `repr` of a public value, and of a name in it.
 REPR_CHARACTERS: Final = 200
 NAME_CHARACTERS: Final = 60
-#: The most rows of a table in a notebook.
+#: Maximum number of rows of a table in a notebook.
 MOST_ROWS: Final = 20
 
 
 def short_name(name: str) -> str:
-    """A name in a `repr`: visible, at most `NAME_CHARACTERS` long."""
+    """Return a name for a `repr`: visible, at most `NAME_CHARACTERS` long."""
     return _cut(visible(name), NAME_CHARACTERS)
 
 
 def short_repr(kind: str, text: str) -> str:
-    """`<Kind text>`, visible and below `REPR_CHARACTERS`."""
+    """Return `<Kind text>`, visible and below `REPR_CHARACTERS`."""
     return f"<{kind} {_cut(visible(text), REPR_CHARACTERS - len(kind) - 4)}>"
 
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as HTML, all of its text escaped; rows after the first `MOST_ROWS` are counted, not shown."""
+    """Return a table as HTML with escaped text; rows after the first `MOST_ROWS` are counted, not shown."""
     listed = list(rows)
     head = "".join(f"<th>{_cell(name)}</th>" for name in header)
     body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in listed[:MOST_ROWS])

@@ -1,4 +1,4 @@
-"""The step: a trace on a hardware model, built once. What every function of the front door takes."""
+"""The step, a trace on a hardware model: the main argument of the public API."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ Files = Sequence[str | Path]
 
 @dataclass(frozen=True, repr=False)
 class Step:
-    """A trace on a hardware model. `gpusim.load` and `gpusim.capture` make one."""
+    """A trace on a hardware model, made by `gpusim.load` or `gpusim.capture`."""
 
     trace: Trace
     hardware: HardwareModel
     source: str = ""
-    """The file or bundled name that the trace came from, for messages; empty: the trace's own name."""
+    """File or bundled name of the trace, for messages; if empty, the trace's own name."""
     hardware_file: str = ""
-    """The file that the hardware model came from, for messages; empty for a bundled model."""
+    """File of the hardware model, for messages; empty for a bundled model."""
 
     @cached_property
     def graph(self) -> OpGraph:
-        """The op graph: dependencies, kernels and their times on this hardware; built when first asked for.
+        """Op graph with dependencies, kernels and their times on this hardware; built on first use.
 
-        Raises `TraceError` or `HardwareError` where a kernel breaks a limit of the GPU.
+        Raises `TraceError` or `HardwareError` if a kernel breaks a limit of the GPU.
         """
         with self.naming():
             return OpGraph.build(self.trace, self.hardware)
 
     @property
     def name(self) -> str:
-        """The trace's name, such as `googlenet-train-b8`."""
+        """Name of the trace, such as `googlenet-train-b8`."""
         return self.trace.name
 
     @property
     def kernels(self) -> int:
-        """Kernels of the step as captured."""
+        """Number of captured kernels."""
         return sum(len(op.kernels) for op in self.trace.ops)
 
     @property
     def file(self) -> str:
-        """The name under which messages speak of the trace."""
+        """Name of the trace in messages."""
         return self.source or self.name
 
     def on(self, hw: str | Path | HardwareModel) -> Step:
-        """The same trace on another GPU. Raises `HardwareError`, `UnknownNameError`."""
+        """Return the same trace on another GPU. Raises `HardwareError`, `UnknownNameError`."""
         model, file = _hardware(hw)
         return Step(self.trace, model, self.source, file)
 
@@ -67,7 +67,7 @@ class Step:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Put the file's name before an engine's error: the trace's, or that of the hardware model, if it is a file."""
+        """Add the file's name to errors of an engine: the trace's, or the hardware model's if it is a file."""
         try:
             yield
         except LimitError as cause:
@@ -105,13 +105,13 @@ class Step:
 
 
 def load(trace: str | Path | Trace | Files, hw: str | Path | HardwareModel | None = None) -> Step:
-    """A step from a bundled name, a trace file (`.json`, `.json.gz`) or a `Trace`, on a hardware model.
+    """Load a step from a bundled name, a trace file (`.json`, `.json.gz`) or a `Trace`, on a hardware model.
 
     A file of another tool is imported (`gpusim import` lists the formats): torch.profiler, Nsight Systems and others.
     Several files of one run, in a list or tuple, are joined: a profile with its execution trace, ncu table or CUDA
-    graph. The `repr` of such a step says what its dependencies rest on.
+    graph. The `repr` of such a step has the quality of its dependencies.
     `hw` is a bundled name, a file or a `HardwareModel`; by default the model of the GPU that the trace was captured
-    on, or the H200's where there is none. `gpusim.list_traces()` and `gpusim.list_hardware()` say what is bundled.
+    on, or the H200's if there is none. `gpusim.list_traces()` and `gpusim.list_hardware()` list what is bundled.
     Raises `TraceError` and `HardwareError` for a bad file, `UnknownNameError` for an unknown name.
     """
     if isinstance(trace, Trace):
@@ -133,7 +133,7 @@ def load(trace: str | Path | Trace | Files, hw: str | Path | HardwareModel | Non
 
 
 def _load(file: str) -> Trace:
-    """The trace of a bundled name or a file, gpusim's own or a profile."""
+    """Load the trace of a bundled name or a file, of gpusim or a profile."""
     if file not in bundled_traces():
         from gpusim.importers.recognise import is_foreign
 
@@ -145,19 +145,19 @@ def _load(file: str) -> Trace:
 
 
 def _joined(files: Sequence[str]) -> Trace:
-    """The step of several files of one run."""
+    """Import several files of one run."""
     from gpusim.importers.build import import_files
 
     return import_files(files).trace
 
 
 def as_step(step: Step | Trace | str | Path) -> Step:
-    """A step as given, or what `load` makes of a name, a file or a trace."""
+    """Return a given step, or the step that `load` makes of a name, a file or a trace."""
     return step if isinstance(step, Step) else load(step)
 
 
 def _hardware(hw: str | Path | HardwareModel) -> tuple[HardwareModel, str]:
-    """The model, and its file where it is one."""
+    """Return the hardware model, and its file if it is not bundled."""
     if isinstance(hw, HardwareModel):
         return hw, ""
     if not isinstance(hw, str | Path):

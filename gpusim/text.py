@@ -1,6 +1,6 @@
-"""Text from files on its way out of the program: to a terminal, a page, a CSV cell, an error line.
+"""Safe output of text from files: to a terminal, a page, a CSV cell, an error line.
 
-Names in a trace are anybody's text. What leaves here moves no cursor, turns no line around and hides nothing.
+Names in a trace are untrusted. Output from here moves no cursor, reverses no text and hides nothing.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ import re
 from typing import Any, Final
 from unicodedata import category
 
-#: Longest value that a message repeats, and longest message; both with the mark of what was left out.
+#: Maximum length of a value in a message, and of a message; both include the mark of the omitted part.
 VALUE_CHARACTERS: Final = 200
-MESSAGE_CHARACTERS: Final = 1_900  # 2,000 with what commands write before it
-#: A cell that begins so is a formula to a spreadsheet.
+MESSAGE_CHARACTERS: Final = 1_900  # 2,000 with the prefix of commands
+#: Spreadsheets treat a cell that starts with these as a formula.
 FORMULA_MARKS: Final = ("=", "+", "-", "@", "\t", "\r")
 
-#: Unicode's categories of what is not seen or acts: controls, formats (directions, zero width), lone surrogates, and
-#: separators of lines and paragraphs.
+#: Unicode categories of invisible or acting characters: controls, formats (directions, zero width), lone surrogates,
+#: and separators of lines and paragraphs.
 _HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 _LAYOUT: Final = "\n\t"
 _MAYBE_HIDDEN: Final = re.compile(r"[^ -~]")
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-# A value in a message stands between two quotes of one kind (msgspec has backticks), or has no space.
+# A value in a message is in quotes of one kind (msgspec uses backticks), or has no space.
 _QUOTE: Final = re.compile(r"""['"`]""")
 _LONG_WORD: Final = re.compile(rf"""[^\s'"`]{{{VALUE_CHARACTERS + 1},}}""")
 
 
 def visible(text: str, *, layout: bool = False) -> str:
-    r"""`text` with every control, invisible or direction character as its escape, such as `\x1b` or `\u202e`.
+    r"""Return `text` with control, invisible and direction characters escaped, such as `\x1b` or `\u202e`.
 
-    With `layout`, line feeds and tabs stay: for text whose lines are our own.
+    With `layout`, line feeds and tabs stay, for text with lines made by gpusim.
     """
     return _MAYBE_HIDDEN.sub(lambda match: _escape(match[0], _LAYOUT if layout else ""), text)
 
 
 def shortened(text: str, most: int = VALUE_CHARACTERS) -> str:
-    """`text`, or as much of its beginning as fits into `most` characters with a mark of what was left out."""
+    """Return `text`, cut to `most` characters with a mark of the omitted part."""
     if len(text) <= most:
         return text
     mark = f"... ({len(text):,} characters)"
@@ -43,21 +43,21 @@ def shortened(text: str, most: int = VALUE_CHARACTERS) -> str:
 
 
 def short_value(value: object) -> str:
-    """A value as a message repeats it: one visible line of at most `VALUE_CHARACTERS`."""
+    """Return a value for a message: one visible line of at most `VALUE_CHARACTERS`."""
     return shortened(visible(" ".join(str(value).split())))
 
 
 def message(text: str) -> str:
-    """One visible line for a user: each value in it is cut to `VALUE_CHARACTERS`, all of it to `MESSAGE_CHARACTERS`.
+    """Return one visible line for a user, with values cut to `VALUE_CHARACTERS` and the line to `MESSAGE_CHARACTERS`.
 
-    A message of messages is as good as one: what has been cut stays as it is.
+    Applying it to a message again changes nothing: cut values stay as they are.
     """
     line = visible(" ".join(text.split()))
     return shortened(_LONG_WORD.sub(lambda match: shortened(match[0]), _cut_quoted(line)), MESSAGE_CHARACTERS)
 
 
 def csv_cell(value: Any) -> Any:
-    """A cell of a CSV file: numbers as they are, text visible and never a formula."""
+    """Return a cell of a CSV file: numbers unchanged, text visible and never a formula."""
     if not isinstance(value, str):
         return value
     cell = visible(value)
@@ -65,7 +65,7 @@ def csv_cell(value: Any) -> Any:
 
 
 def json_ascii(text: str) -> str:
-    r"""A JSON document with the same values and no control or invisible character: each is a `\u....`."""
+    r"""Return an equal JSON document with control and invisible characters written as `\u....`."""
     return _MAYBE_HIDDEN.sub(lambda match: _json_escape(match[0]), text)
 
 
@@ -86,9 +86,9 @@ def _json_escape(character: str) -> str:
 
 
 def _cut_quoted(line: str) -> str:
-    """`line` with what stands between quotes cut. A quote within a word, as in "it's", begins and ends nothing.
+    """Return `line` with text in quotes cut; a quote within a word, as in "it's", does not count.
 
-    One pass: values are as long as somebody likes.
+    It takes one pass, since values may have any length.
     """
     pieces, done, opened = [], 0, -1
     for match in _QUOTE.finditer(line):

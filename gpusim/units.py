@@ -1,4 +1,4 @@
-"""Units: integer nanoseconds and bytes inside, text for people at the edge."""
+"""Units: integer nanoseconds and bytes inside, readable text at the edge."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _SIZE: Final = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGT]?)(i?)(B?
 
 
 def us_to_ns(time_us: float) -> int:
-    """Microseconds (float, as profilers give them) to whole nanoseconds, rounded to the nearest."""
+    """Convert microseconds (float, as in profiles) to whole nanoseconds, rounded to the nearest."""
     return round(time_us * NS_PER_US)
 
 
 def ms_to_ns(time_ms: float) -> int:
-    """Milliseconds (float, as CUDA events give them) to whole nanoseconds, rounded to the nearest."""
+    """Convert milliseconds (float, as from CUDA events) to whole nanoseconds, rounded to the nearest."""
     return round(time_ms * NS_PER_MS)
 
 
 def format_ns(time_ns: float) -> str:
-    """A time for people, in ns, us, ms or s with four significant digits: `869.1 us`."""
+    """Format a time in ns, us, ms or s with four significant digits: `869.1 us`."""
     for limit, divisor, unit in ((1e3, 1, "ns"), (1e6, 1e3, "us"), (1e9, 1e6, "ms")):
         if abs(time_ns) < limit:
             return f"{time_ns / divisor:.4g} {unit}" if divisor > 1 else f"{time_ns:.0f} ns"
@@ -37,9 +37,9 @@ def format_ns(time_ns: float) -> str:
 
 
 def format_times_ns(times_ns: Iterable[float], signed: bool = False) -> list[str]:
-    """Times for the cells of one table: one unit, that of the longest, with fixed decimals.
+    """Format times for the cells of one table: in the unit of the longest, with fixed decimals.
 
-    `signed` writes a plus before gains, too.
+    `signed` adds a plus sign to positive times.
     """
     times = list(times_ns)
     longest = max((abs(time_ns) for time_ns in times), default=0.0)
@@ -52,7 +52,7 @@ def format_times_ns(times_ns: Iterable[float], signed: bool = False) -> list[str
 
 
 def format_bytes(size_bytes: float) -> str:
-    """A size for people, in B, KiB, MiB or GiB: `26.3 MiB`."""
+    """Format a size in B, KiB, MiB or GiB: `26.3 MiB`."""
     for limit, divisor, unit in ((KIB, 1, "B"), (MIB, KIB, "KiB"), (GIB, MIB, "MiB")):
         if abs(size_bytes) < limit:
             return f"{_three_digits(size_bytes / divisor)} {unit}"
@@ -60,12 +60,12 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def _three_digits(number: float) -> str:
-    """Three significant digits, and all of a number that has more before the point."""
+    """Format with three significant digits, or all digits before the point if there are more."""
     return f"{number:.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
 
 
 def parse_bytes(text: str, bare: int = 1) -> int:
-    """`8GiB`, `512 MiB`, `40 GB` or a bare number of `bare` bytes, as whole bytes, rounded down.
+    """Parse `8GiB`, `512 MiB`, `40 GB` or a bare number of `bare` bytes to whole bytes, rounded down.
 
     Raises `ValueError` for anything else.
     """
@@ -79,5 +79,5 @@ def parse_bytes(text: str, bare: int = 1) -> int:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 stream`, `2 streams`."""
+    """Return a count with its noun: `1 stream`, `2 streams`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"

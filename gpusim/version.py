@@ -1,6 +1,6 @@
-"""Which code made something: the release with a hash of the source.
+"""Version of the code: the release with a hash of the source.
 
-A release number alone would call results comparable between two states of a checkout.
+A release number alone would not distinguish two states of a checkout.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __version__ = "0.1.0"
 
 @functools.cache
 def code_version() -> str:
-    """The version that traces, measurements and results carry: `0.1.0+1f2e3d4c`, over all of the package's source."""
+    """Return the version stored in traces, measurements and results, `0.1.0+1f2e3d4c`, over all of the source."""
     return version_of(("",))
 
 
 def version_of(parts: Sequence[str]) -> str:
-    """The release with a hash of these files and folders of the package; of folders, every Python file counts."""
-    import hashlib  # not for everybody who only imports gpusim
+    """Return the release with a hash of these files of the package, and of all Python files in these folders."""
+    import hashlib  # not needed just to import gpusim
 
     package = Path(__file__).parent
     digest = hashlib.sha256()
