@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare the peaks of estimated steps with PyTorch's MemTracker on the same steps; needs torchvision and no GPU.
 
-    python scripts/compare_memtracker.py [-o validate/results/memtracker_YYYYMMDD.json]
+    python scripts/compare_memtracker.py [-o research/data/memtracker_YYYYMMDD.json]
 
 Writes the results, and prints them as tables. The steps are those of `validate/memory.toml`, and the
 bundled ones of the same networks with a measured peak: training with SGD and momentum, 32-bit floating-point numbers.
@@ -62,6 +62,7 @@ from gpusim.version import code_version
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "validate" / "memory.toml"
 RESULTS = ROOT / "validate" / "results"
+DATA = ROOT / "research" / "data"
 SCHEMA = "gpusim-memtracker/1"
 #: Steps in addition to the recipe's: bundled traces with a measured peak.
 MORE = (("torchvision:resnet50", 8), ("torchvision:googlenet", 8), ("torchvision:densenet121", 8))
@@ -262,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     today = datetime.date.today().isoformat()
-    parser.add_argument("-o", dest="output", type=Path, default=RESULTS / f"memtracker_{today.replace('-', '')}.json")
+    parser.add_argument("-o", dest="output", type=Path, default=DATA / f"memtracker_{today.replace('-', '')}.json")
     parser.add_argument("--case", type=int, action="append", help="only this step, from 1; repeatable")
     options = parser.parse_args(arguments)
     recipe = tomllib.loads(RECIPE.read_text(encoding="utf-8"))

@@ -22,7 +22,7 @@ from gpusim.trace.store import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "research" / "2026-11-23-capture-and-replay.md"
-COUNTED = ROOT / "validate" / "counters"
+COUNTED = ROOT / "research" / "data" / "counters"
 #: Traces to fit, in order; a family is fitted to the first that has it.
 FITTED = ("googlenet-train-b8", "googlenet-infer-b1")
 BEGIN, END = "<!-- traffic:begin -->", "<!-- traffic:end -->"
@@ -66,7 +66,7 @@ def table(path: Path, families: dict[str, Rows]) -> list[str]:
     trace, rows_of = read_trace(path), rows(path)
     total = sum(map(len, rows_of.values()))
     lines = [
-        f"`validate/counters/{path.name}` ({total} kernels, {trace.provenance.counters}, {trace.provenance.date}):",
+        f"`research/data/counters/{path.name}` ({total} kernels, {trace.provenance.counters}, {trace.provenance.date}):",
         "",
         "| family | kernels | constants from here | L2 bytes, median / p90 | instructions | tensor instructions |",
         "|---|--:|---|--:|--:|--:|",

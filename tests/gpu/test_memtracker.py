@@ -58,7 +58,7 @@ def test_blocks_that_are_not_split_count_on_top(compare: ModuleType, own: Path) 
 
 
 def test_results_say_that_captured_peaks_are_within_one_percent() -> None:
-    path = max((ROOT / "validate" / "results").glob("memtracker_*.json"))
+    path = max((ROOT / "research" / "data").glob("memtracker_*.json"))
     document = json.loads(path.read_text(encoding="utf-8"))
     assert document["gpu"] is None
     rows = document["rows"]

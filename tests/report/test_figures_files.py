@@ -140,7 +140,7 @@ def test_fidelity_figure_draws_bundled_results_a_file_and_a_folder(
     results = sorted(
         path
         for path in (ROOT / "validate" / "results").glob("*.json")
-        if not path.name.endswith(".pairs.json") and not path.name.startswith(("rules_", "memtracker_", "parallel_"))
+        if not path.name.endswith(".pairs.json") and not path.name.startswith(("rules_", "parallel_"))
     )
     for source, cases in (
         ([], sum(len(read_results(path).cases) for path in results)),
