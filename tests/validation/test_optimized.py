@@ -261,6 +261,29 @@ def test_deviation_is_from_the_step_in_fp64_and_leaves_the_models_state() -> Non
             assert torch.equal(value, initial[key])
 
 
+def test_the_reference_in_fp64_is_contiguous_and_of_any_layout_the_same() -> None:
+    """On a GPU, FP64 channels last ended in an illegal access."""
+    seen: list[bool] = []
+
+    class Looks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.dtype == torch.float64:
+                seen.append(x.is_contiguous())
+            return x
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Looks(), nn.Conv2d(3, 4, 3), Looks(), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(5))
+    x = torch.randn(2, 3, 6, 6)
+    model(x)
+    model = model.to(memory_format=torch.channels_last).train()
+    step = ModelStep("net", model, (x.to(memory_format=torch.channels_last),), torch.tensor([0, 1]), default_loss)
+    exact = Exact(step)
+    found = exact.deviation(Contender(user_step(step, model, model), model))
+    assert found is not None
+    assert found < 1e-5
+    assert seen == [True, True]
+
+
 def test_no_deviation_is_told_where_dropout_makes_every_step_another_one() -> None:
     step = model_step("train", dropout=0.5)
     contender = Contender(user_step(step, step.module, step.module), step.module)

@@ -19,7 +19,6 @@ _SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "apart": {},
     "combo": {"combo_kernels": True, "benchmark_combo_kernel": False},
     "given_layout": {"layout_optimization": False},
-    "channels_last": {"force_layout_optimization": True},
     "apart_given_layout": {"layout_optimization": False},
 }
 STYLES: Final = tuple(_SETTINGS)

@@ -40,8 +40,17 @@ class Gain:
     worst_error: float
     frontend: Frontend = "aten"
     """Whose kernels run: `inductor` if any kernel is Inductor's."""
+    around_ns: int = 0
+    """What the GPU does in a call beside the graph, measured around an empty one: copies of inputs and results."""
+    host_ns: int = 0
+    """What a call takes of the host, beside the GPU's work."""
     without: str = ""
     """Why Inductor's kernels were not tried, where they were to be."""
+
+    @property
+    def predicted_call_ns(self) -> int:
+        """What one of many calls in a row is predicted to take: the GPU's work, or the host's where that is longer."""
+        return max(self.predicted_ns + self.around_ns, self.host_ns)
 
     @property
     def text(self) -> str:

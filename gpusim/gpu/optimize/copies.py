@@ -1,4 +1,4 @@
-"""Copies of a call's arguments into the fixed memory of a graph: one kernel for all tensors of a type, not one each."""
+"""Copies of a call's arguments and results, to and from a graph's memory: a kernel for all tensors of a type."""
 
 from __future__ import annotations
 
@@ -20,3 +20,12 @@ class Copies:
         """Copy all; call it where no gradients are recorded."""
         for places, memory in self._groups:
             torch._foreach_copy_(memory, [tensors[place] for place in places], non_blocking=True)
+
+
+def fresh(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of tensors in memory of their own, laid out alike; call it where no gradients are recorded."""
+    if len(tensors) == 1:
+        return [tensors[0].clone()]
+    made = [torch.empty_like(tensor) for tensor in tensors]
+    Copies(made)(tensors)
+    return made

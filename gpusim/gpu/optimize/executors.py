@@ -70,6 +70,12 @@ class Executor(Protocol):
     def time_call_ns(self, call: Callable[[], object]) -> int:
         """What one call of the user's own code takes."""
 
+    def around_ns(self, call: Callable[[Callable[[], None]], object]) -> int:
+        """What the device does in `call` beside a graph, which it takes: measured around an empty one."""
+
+    def host_ns(self, call: Callable[[], object]) -> int:
+        """What one call takes of the host, which does not wait for the device."""
+
     def synchronize(self) -> None:
         """Wait for the device."""
 
@@ -186,6 +192,15 @@ class CpuExecutor:
     def time_call_ns(self, call: Callable[[], object]) -> int:
         """Nothing is measured, but the call is made."""
         call()
+        return 0
+
+    def around_ns(self, call: Callable[[Callable[[], None]], object]) -> int:
+        """Nothing is measured, but the call is made."""
+        call(lambda: None)
+        return 0
+
+    def host_ns(self, call: Callable[[], object]) -> int:
+        """Nothing is measured."""
         return 0
 
     def synchronize(self) -> None:

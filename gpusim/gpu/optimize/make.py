@@ -51,6 +51,8 @@ class Checked:
     variant: Variant
     candidate: Candidate
     worst_error: float
+    around_ns: int
+    host_ns: int
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class StepMaker:
             try:
                 with put_back(step), restored(captured):
                     if self.wanted.kernels and left_s() >= VARIANTS_S:
-                        trace = self.executor.with_variants(front, trace, self.say)
+                        trace = self._with_variants(front, trace)
                     budget_s = self.wanted.search_s / len(profiled)
                     found = candidates(front, trace, self.executor, self.wanted, budget_s, self.say)
             except CANNOT_RUN as cause:
@@ -231,6 +233,14 @@ class StepMaker:
             assert problem is not None
             raise problem
         return tried
+
+    def _with_variants(self, front: Captured, trace: Trace) -> Trace:
+        """The trace with other kernels of its calls, or as it is where they cannot be measured."""
+        try:
+            return self.executor.with_variants(front, trace, self.say)
+        except CANNOT_RUN as cause:
+            self.say(f"left out other kernels of its calls: {(str(cause) or type(cause).__name__).splitlines()[0]}")
+            return trace
 
     def _facts(self) -> dict[str, str]:
         wanted = self.wanted
@@ -271,6 +281,8 @@ class StepMaker:
             decided_by=decided_by,
             worst_error=verified.worst_error,
             frontend=chosen.captured.frontend,
+            around_ns=verified.around_ns,
+            host_ns=verified.host_ns,
             without=without,
         )
         return verified.variant, gain
@@ -315,9 +327,15 @@ class StepMaker:
                         problem = problem or cause
                         self.say(f"left out: {cause}")
                         continue
-            return Checked(variant, candidate, checked.worst)
+                    around_ns = self._around_ns(variant, captured)
+                    host_ns = self.executor.host_ns(fast)
+            return Checked(variant, candidate, checked.worst, around_ns, host_ns)
         assert problem is not None
         raise problem
+
+    def _around_ns(self, variant: Variant, captured: Captured) -> int:
+        tensors = [tensor.clone() for tensor in captured.inputs]
+        return self.executor.around_ns(lambda graph: variant.around(graph, tensors))
 
 
 def _without_tf32(run: Callable[[], Any]) -> Any:

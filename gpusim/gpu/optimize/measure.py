@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from gpusim.formats.results import Baseline
 from gpusim.formats.trace import Dtype, Frontend, Gpu, MemoryFormat, Mode, Timing
 from gpusim.gpu.capture.models import ModelStep, load_step
 from gpusim.gpu.device import gpu_facts, require_gpu, set_precision
-from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.callable import Gain, OptimizedStep
 from gpusim.gpu.optimize.front import optimize
 from gpusim.gpu.optimize.peers import Call, Contender, Exact, make, tensors_of, user_step
 from gpusim.gpu.replay.timing import median_interval
@@ -104,12 +105,14 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
     begin = perf_counter()
     fast = optimized(step, model, asked, say)
     optimize_s = perf_counter() - begin
+    gain = fast.gain
+    assert gain is not None
     contenders = {"optimize": Contender(fast, model)}
+    batches = batches_of(step)
+    say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us; {said(gain)}")
     left_out: dict[str, str] = {}
     deviations: dict[str, float] = {}
     gpu: Gpu | None = None
-    gain = fast.gain
-    assert gain is not None
     for peers in filter(None, (asked.peers, asked.further)):
         for peer in peers:
             say(f"making {peer}")
@@ -119,7 +122,8 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
                 left_out[peer] = (str(cause) or type(cause).__name__).splitlines()[0]
                 say(f"left out {peer}: {left_out[peer]}")
         say("timing all in turns")
-        times = times_in_turns({name: each.call for name, each in contenders.items()}, batches_of(step))
+        times = times_in_turns({name: each.call for name, each in contenders.items()}, batches)
+        say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us beside what the others hold")
         gpu = gpu or gpu_facts(lambda: fast(*tensors_of(step)))
         measured = Measured(
             gpu=gpu,
@@ -131,7 +135,7 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
             optimize_s=optimize_s,
             compiled_before=compiled_before,
             sequential_ns=gain.sequential_ns,
-            predicted_ns=gain.predicted_ns,
+            predicted_ns=gain.predicted_call_ns,
             predicted_sequential_ns=gain.predicted_sequential_ns,
             streams=gain.streams,
             policy=gain.policy,
@@ -158,6 +162,19 @@ def errors_of_the_gpu() -> Iterator[None]:
         yield
     except torch.AcceleratorError as cause:
         raise GpuError(f"{str(cause).splitlines()[0]}; this process cannot use the GPU any more") from cause
+
+
+def alone_ns(call: Call, batches: Sequence[tuple[Any, ...]]) -> int:
+    """Wall time of one call, nobody taking turns with it."""
+    return times_in_turns({"": call}, batches, rounds=3)[""].median_ns
+
+
+def said(gain: Gain) -> str:
+    """What a call is made of, in a line."""
+    return (
+        f"the graph {gain.optimized_ns / 1e3:.1f} us (predicted {gain.predicted_ns / 1e3:.1f}), copies around it "
+        f"{gain.around_ns / 1e3:.1f}, the host {gain.host_ns / 1e3:.1f}"
+    )
 
 
 def stopwatch() -> Callable[[str], None]:
@@ -210,7 +227,10 @@ def times_in_turns(
     rounds: int = ROUNDS,
     clock: Callable[[], int] = perf_counter_ns,
 ) -> dict[str, Timing]:
-    """Wall time of one call of each, many in a row from a quiet GPU to a quiet GPU; medians over rounds in turns."""
+    """Wall time of one call of each, many in a row from a quiet GPU to a quiet GPU; medians over rounds in turns.
+
+    Python's collector of garbage stands still meanwhile: what compilers leave behind would cost whoever allocates next.
+    """
     repeats: dict[str, int] = {}
     for name, call in calls.items():
         for batch in batches:
@@ -218,11 +238,25 @@ def times_in_turns(
         one_ns = max(1, _round(call, batches, 3, clock))
         repeats[name] = max(3, round(ROUND_MS * 1e6 / one_ns))
     samples: dict[str, list[int]] = {name: [] for name in calls}
-    for turn in range(rounds):
-        names = list(calls)
-        for name in names if turn % 2 == 0 else names[::-1]:
-            samples[name].append(_round(calls[name], batches, repeats[name], clock))
+    with no_garbage_collection():
+        for turn in range(rounds):
+            names = list(calls)
+            for name in names if turn % 2 == 0 else names[::-1]:
+                samples[name].append(_round(calls[name], batches, repeats[name], clock))
     return {name: median_interval(times) for name, times in samples.items()}
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Within, Python collects no garbage; it has done so before."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _round(call: Call, batches: Sequence[tuple[Any, ...]], repeats: int, clock: Callable[[], int]) -> int:

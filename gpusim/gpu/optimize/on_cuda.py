@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -20,7 +21,7 @@ from gpusim.gpu.optimize.choose import without_kept_factors
 from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
 from gpusim.gpu.profiling import host_times, profile_ops
 from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
-from gpusim.gpu.replay.timing import time_interleaved
+from gpusim.gpu.replay.timing import queued_ns, time_interleaved
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import program_order_releases
 from gpusim.trace.dependencies import dependencies
@@ -31,6 +32,8 @@ TRIAL_ROUNDS, TRIAL_MS = 9, 4.0
 RECORDERS = 2
 #: Calls of the user's own code that are timed; the median counts.
 EAGER_CALLS = 7
+#: Rounds of short work whose time on the GPU is measured.
+AROUND_ROUNDS = 5
 
 
 @dataclass
@@ -148,6 +151,30 @@ class CudaExecutor:
             call()
             torch.cuda.synchronize()
             times.append(perf_counter_ns() - begin)
+        return sorted(times)[len(times) // 2]
+
+    def around_ns(self, call: Callable[[Callable[[], None]], object]) -> int:
+        """GPU time of a call with an empty graph, less that of the graph alone."""
+        tick = torch.zeros(1, device=self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            tick.add_(1)
+        times = {"call": lambda: call(graph.replay), "graph": graph.replay}
+        with torch.no_grad():
+            ns = {
+                name: statistics.median(queued_ns(work) for _ in range(AROUND_ROUNDS)) for name, work in times.items()
+            }
+        return max(0, round(ns["call"] - ns["graph"]))
+
+    def host_ns(self, call: Callable[[], object]) -> int:
+        """Median of a few calls, each into an empty queue."""
+        times = []
+        for _ in range(EAGER_CALLS):
+            torch.cuda.synchronize()
+            begin = perf_counter_ns()
+            call()
+            times.append(perf_counter_ns() - begin)
+        torch.cuda.synchronize()
         return sorted(times)[len(times) // 2]
 
     def synchronize(self) -> None:

@@ -156,7 +156,10 @@ def _copied(result: Any) -> Any:
 
 
 class Exact:
-    """One step in FP64 from the state that the step's model is in now, computed when first asked for."""
+    """One step in FP64 from the state that the step's model is in now, computed when first asked for.
+
+    Images are contiguous in it: cuDNN's batch norm is not made for FP64 channels last.
+    """
 
     def __init__(self, step: ModelStep) -> None:
         self._step = step
@@ -166,10 +169,12 @@ class Exact:
     def _wanted(self) -> tuple[list[Any], list[Any]]:
         """What it returns, and its gradients."""
         step = self._step
-        reference = copy.deepcopy(step.module).double()
+        reference = copy.deepcopy(step.module).double().to(memory_format=torch.contiguous_format)
         reference.load_state_dict(self._initial)
         exact = ModelStep(step.network, reference, _doubled(step.inputs), step.target, step.loss)
         returned = user_step(exact, reference, reference)(*tensors_of(exact))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         return pytree.tree_leaves(returned), [p.grad for p in reference.parameters()]
 
     def deviation(self, contender: Contender) -> float | None:
@@ -194,7 +199,7 @@ class Exact:
 
 def _doubled(inputs: Sequence[Any]) -> tuple[Any, ...]:
     def doubled(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.double() if tensor.is_floating_point() else tensor
+        return tensor.double().contiguous() if tensor.is_floating_point() else tensor
 
     inputs_doubled: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, doubled, tuple(inputs))
     return inputs_doubled

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from gpusim.gpu.optimize.captured import Captured, Computed, gradients_of
-from gpusim.gpu.optimize.copies import Copies
+from gpusim.gpu.optimize.copies import Copies, fresh
 from gpusim.gpu.optimize.executors import Ready
 from gpusim.gpu.optimize.optimizers import Rates
 
@@ -25,6 +25,7 @@ class Variant:
         self._inputs = captured.inputs
         self._copy = Copies(captured.inputs)
         self._leaves = captured.returned.leaves
+        self._to_copy = [leaf for n, leaf in enumerate(self._leaves) if isinstance(leaf, Computed) and n not in kept]
         self._spec = captured.returned.spec
         self._one = len(self._leaves) == 1 and self._spec == pytree.tree_structure(0)
         written = {captured.trace.tensors[t].storage for op in captured.trace.ops for t in op.writes}
@@ -50,19 +51,36 @@ class Variant:
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
         """One step; what the user's own returns, in memory that no later call touches."""
         self.rates.update()
-        with torch.no_grad():
-            self._copy(tensors)
-            self.ready.run()
-            results = [self._result(place, leaf) for place, leaf in enumerate(self._leaves)]
-            if any(self._changes_input):
-                for tensor, memory, changes in zip(tensors, self._inputs, self._changes_input, strict=True):
-                    if changes:
-                        tensor.copy_(memory)
+        results = self.around(self.ready.run, tensors)
         self.captured.states.stepped()
         self._gradients.leave()
         if self._changed:
             torch.autograd.graph.increment_version(self._changed)
         return results[0] if self._one else pytree.tree_unflatten(results, self._spec)
+
+    def around(self, graph: Callable[[], None], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """What a call does on the GPU: copies of its inputs, `graph`, copies of its results, which are returned."""
+        with torch.no_grad():
+            self._copy(tensors)
+            graph()
+            copied = iter(fresh([self._lying(leaf) for leaf in self._to_copy]))
+            results = [self._result(place, leaf, copied) for place, leaf in enumerate(self._leaves)]
+            if any(self._changes_input):
+                for tensor, memory, changes in zip(tensors, self._inputs, self._changes_input, strict=True):
+                    if changes:
+                        tensor.copy_(memory)
+        return results
+
+    def _result(self, place: int, leaf: Any, copied: Iterator[torch.Tensor]) -> Any:
+        if not isinstance(leaf, Computed):
+            return leaf
+        return self._lying(leaf).detach() if place in self._kept else next(copied)
+
+    def _lying(self, leaf: Computed) -> torch.Tensor:
+        """A result where the step leaves it."""
+        tensor = self.ready.tensors[leaf.tensor]
+        assert tensor is not None
+        return tensor
 
     def memory_of(self, places: Iterable[int]) -> list[torch.Tensor]:
         """Where these results lie, but for those that are in memory of the user's own."""
@@ -71,10 +89,3 @@ class Variant:
         indexed = [(index, tensor) for index in ids if (tensor := self.ready.tensors[index]) is not None]
         live = self.captured.live
         return [t for index, t in indexed if index not in live or t.untyped_storage().data_ptr() in inputs]
-
-    def _result(self, place: int, leaf: Any) -> Any:
-        if not isinstance(leaf, Computed):
-            return leaf
-        result = self.ready.tensors[leaf.tensor]
-        assert result is not None
-        return result.detach() if place in self._kept else result.clone()

@@ -6,6 +6,7 @@ import gc
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
 from typing import Protocol
 
 import msgspec
@@ -25,6 +26,8 @@ MEMORY_RESERVE = 2.0
 #: GPU time of one round of one contender, in ms: long against an event's resolution (about 1 us) and a launch.
 ROUND_MS = 10.0
 WARMUP_MS = 25.0
+#: For how much longer than the host takes the GPU is held back, and clock cycles of a spin for 1 ns.
+HEAD_START, SPIN_CYCLES_PER_NS = 2.0, 2.0
 
 
 def median_interval(samples_ns: Sequence[int]) -> Timing:
@@ -51,6 +54,24 @@ def time_interleaved(
         for name in names if turn % 2 == 0 else names[::-1]:
             samples[name].append(_round(contenders[name], repeats[name]))
     return {name: median_interval(times) for name, times in samples.items()}
+
+
+def queued_ns(work: Callable[[], object], calls: int = 20) -> float:
+    """GPU time of one call in ns, where the host is slower: it queues all calls while the GPU is held back."""
+    torch.cuda.synchronize()
+    begin_ns = perf_counter_ns()
+    for _ in range(calls):
+        work()
+    host_ns = perf_counter_ns() - begin_ns
+    torch.cuda.synchronize()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(round(HEAD_START * SPIN_CYCLES_PER_NS * host_ns))
+    begin.record()
+    for _ in range(calls):
+        work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e6 / calls
 
 
 class Recording(Protocol):

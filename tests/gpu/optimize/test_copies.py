@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpusim.gpu.optimize.copies import Copies
+from gpusim.gpu.optimize.copies import Copies, fresh
 
 
 def test_tensors_of_several_types_and_layouts_are_copied_to_their_own_places() -> None:
@@ -21,3 +21,12 @@ def test_tensors_of_several_types_and_layouts_are_copied_to_their_own_places() -
     Copies(memory)(given)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(memory, given, strict=True))
     assert [tensor.data_ptr() for tensor in memory] == kept
+
+
+def test_results_are_copied_into_memory_of_their_own_laid_out_alike() -> None:
+    images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    for given in ([images], [images, torch.arange(3), images], []):
+        made = fresh(given)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(made, given, strict=True))
+        assert all(mine.stride() == theirs.stride() for mine, theirs in zip(made, given, strict=True))
+        assert len({tensor.data_ptr() for tensor in (*made, *given)}) == len(made) + len({*map(id, given)})

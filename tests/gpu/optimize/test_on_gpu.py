@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
-from gpusim.gpu.optimize import dynamo
+from gpusim.gpu.optimize import choose, dynamo
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import capture_bound
 from gpusim.gpu.optimize.choose import Wanted
@@ -242,3 +242,21 @@ def test_graphs_keep_their_workspaces_whoever_clears_those_of_the_process() -> N
             torch.testing.assert_close(step(x), model(x), rtol=1e-3, atol=1e-3)
         torch.cuda.synchronize()
         assert all(bool((each == 7).all()) for each in taken)
+
+
+def test_other_kernels_are_measured_in_this_process_and_a_call_is_taken_apart() -> None:
+    """Algorithms of convolutions, autotuned ones too, of both front ends; the user's tensors are as before."""
+    torch.manual_seed(0)
+    model = Branches().cuda().eval()
+    before = copy.deepcopy(model.state_dict())
+    lines: list[str] = []
+    x = image(2).cuda()
+    step = fast(model, x, executor=CudaExecutor(), budget_s=choose.KERNELS_FROM_S, say=lines.append)
+    assert {"profiling other algorithms", "letting cuDNN time its algorithms"} <= {*lines}
+    assert not [line for line in lines if line.startswith("left out")]
+    assert step.gain.around_ns > 0
+    assert step.gain.host_ns > 0
+    assert step.gain.predicted_call_ns >= step.gain.predicted_ns + step.gain.around_ns
+    same_states(model.state_dict(), before)
+    with torch.no_grad():
+        torch.testing.assert_close(step(x), model(x), rtol=1e-2, atol=1e-2)

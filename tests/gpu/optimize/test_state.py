@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.executors import CpuExecutor
 from tests.support.optimizing import Net, Twins, batches, close, eager_step, fast, net, same_states
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -394,3 +395,33 @@ def test_versions_of_changed_parameters_move() -> None:
     step(x, y)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+# --- What a call is predicted to take ---
+
+
+class Costly(CpuExecutor):
+    """Copies around the graph take 7 us, and the host 5 us."""
+
+    host = 5_000
+
+    def around_ns(self, call: Callable[[Callable[[], None]], object]) -> int:
+        runs: list[int] = []
+        call(lambda: runs.append(1))
+        assert runs == [1]  # the copies are those around what is given in the graph's place
+        return 7_000
+
+    def host_ns(self, call: Callable[[], object]) -> int:
+        call()
+        return self.host
+
+
+def test_the_prediction_of_a_call_has_its_copies_or_is_the_hosts_pace() -> None:
+    twins = Twins(sgd, executor=Costly())
+    gain = twins.fast.gain
+    assert gain.predicted_call_ns == gain.predicted_ns + 7_000
+    slow = Costly()
+    slow.host = gain.predicted_ns + 9_000
+    assert Twins(sgd, executor=slow).fast.gain.predicted_call_ns == slow.host
+    twins.train(batches(2))  # measuring left nothing behind
+    twins.check()
