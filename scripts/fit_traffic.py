@@ -66,7 +66,8 @@ def table(path: Path, families: dict[str, Rows]) -> list[str]:
     trace, rows_of = read_trace(path), rows(path)
     total = sum(map(len, rows_of.values()))
     lines = [
-        f"`research/data/counters/{path.name}` ({total} kernels, {trace.provenance.counters}, {trace.provenance.date}):",
+        f"`research/data/counters/{path.name}` "
+        f"({total} kernels, {trace.provenance.counters}, {trace.provenance.date}):",
         "",
         "| family | kernels | constants from here | L2 bytes, median / p90 | instructions | tensor instructions |",
         "|---|--:|---|--:|--:|--:|",
