@@ -1,12 +1,12 @@
 """The gap between the kernels of a trace, from its own sequential CUDA graph.
 
-The profiled end of a kernel and the launch of the next one overlap by an amount that differs between steps: the bundled
-ones take 0.16 to 0.37 us a kernel more than their kernels, and one gap for all misses two of ten by 5 %.
+The profiled end of a kernel and the launch of the next one overlap by an amount that depends on the step: the bundled
+steps take 0.16 to 0.37 us per kernel more than their kernels, and one gap for all misses two of ten by 5 %.
 
     gap = (sequential graph - sum of durations - extra of memory nodes) / (kernels - 1)
 
-What lies outside of the range of gaps becomes a factor on all durations. Source: sequential graphs of bundled steps
-timed without a profiler (research/2026-11-23-engine-rules.md, "The gap between kernels"). Its result replaces
+A gap is limited to a range, and the rest becomes a factor on all durations. Source: sequential graphs of bundled steps
+timed without a profiler (research/2026-11-23-engine-rules.md, "The gap between kernels"). The result replaces
 `GraphCosts.chain_ns` on the GPU of the trace.
 """
 
@@ -14,22 +14,22 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Gaps outside this range are not believed; what is left over then scales the durations. Spin kernels on an H200
-#: follow each other within 0.5 us (validate/results, calibration).
+#: Plausible range of gaps; the rest of the time scales the durations. Spin kernels on an H200 follow each other within
+#: 0.5 us (validate/results, calibration).
 MIN_GAP_NS: Final = 100.0
 MAX_GAP_NS: Final = 600.0
-#: A sequential run that asks for more scaling than this does not belong to these kernels.
+#: Range of the factor; a sequential run that needs more does not belong to these kernels.
 MIN_SCALE: Final = 0.2
 MAX_SCALE: Final = 5.0
 
 
 def gap_ns(sequential_ns: float, total_ns: float, extra_ns: float, kernels: int) -> float:
-    """Gap between kernels whose durations add up to `total_ns`; `extra_ns` is that of all memory nodes."""
+    """Return the gap between kernels whose durations add up to `total_ns`; `extra_ns` is that of all memory nodes."""
     gaps = max(1, kernels - 1)
     return min(MAX_GAP_NS, max(MIN_GAP_NS, (sequential_ns - extra_ns - total_ns) / gaps))
 
 
 def scale(sequential_ns: float, total_ns: float, extra_ns: float, kernels: int, gap_ns: float) -> float:
-    """Factor on all durations, so that with this gap the sequential graph takes what it took."""
+    """Return the factor on all durations with which the sequential graph takes its measured time at this gap."""
     busy_ns = sequential_ns - extra_ns - gap_ns * (kernels - 1)
     return min(MAX_SCALE, max(MIN_SCALE, busy_ns / total_ns))

@@ -1,11 +1,11 @@
-"""Copies between host and device: one engine a direction, first come first served; both at once share the link.
+"""Copies between host and device: one engine per direction, first come first served; both directions share the link.
 
     time alone = latency_ns + bytes / bandwidth of the direction
 
-While both directions work, both slow down by one factor, so that together they reach `both_bytes_per_ns`. Kernels
-beside a copy take `1 + kernel_slowdown` times as long, beside both directions `1 + 2 kernel_slowdown`. In a CUDA graph,
-a copy that waits for a kernel starts `switch_ns` later than a kernel would, and so does a kernel that waits for a copy.
-Source: copies of several sizes on an H200, single, in pairs, beside kernels and in turns with them
+While both directions are busy, both slow down by one factor, to `both_bytes_per_ns` together. Kernels take
+`1 + kernel_slowdown` times as long during a copy, and `1 + 2 kernel_slowdown` during copies in both directions. In a
+CUDA graph, a copy after a kernel starts `switch_ns` later than a kernel would, and so does a kernel after a copy.
+Source: copies of several sizes on an H200, single, in pairs, concurrent with kernels and alternating with them
 (`gpusim.gpu.calibrate.copies`). Constants: `Copies.h2d_bytes_per_ns`, `d2h_bytes_per_ns`, `both_bytes_per_ns`,
 `latency_ns`, `switch_ns`, `kernel_slowdown`. A trace may have bandwidths of its own machine (`gpusim.plan.anchor`).
 """
@@ -16,17 +16,17 @@ from gpusim.formats.hardware import Copies
 
 
 def full_bytes_per_ns(copies: Copies, to_device: bool) -> float:
-    """Bandwidth of a direction alone."""
+    """Return the bandwidth of a direction alone, in bytes per ns."""
     return copies.h2d_bytes_per_ns if to_device else copies.d2h_bytes_per_ns
 
 
 def work_bytes(copies: Copies, copy_bytes: float, to_device: bool) -> float:
-    """Bytes that stand for a copy and its latency: what its engine works off."""
+    """Return the size of a copy plus the bytes equivalent to its latency."""
     return copy_bytes + copies.latency_ns * full_bytes_per_ns(copies, to_device)
 
 
 def bytes_per_ns(copies: Copies, to_device: bool, both: bool) -> float:
-    """Rate of a copy; `both`: the other direction works, too."""
+    """Return the rate of a copy in bytes per ns; `both` is True if the other direction is also busy."""
     full = full_bytes_per_ns(copies, to_device)
     total = copies.h2d_bytes_per_ns + copies.d2h_bytes_per_ns
     shared = min(1.0, copies.both_bytes_per_ns / total) if both else 1.0
@@ -34,15 +34,15 @@ def bytes_per_ns(copies: Copies, to_device: bool, both: bool) -> float:
 
 
 def alone_ns(copies: Copies, copy_bytes: float, to_device: bool) -> float:
-    """Time of a copy while the other direction is idle."""
+    """Return the time of a copy while the other direction is idle, in ns."""
     return copies.latency_ns + copy_bytes / full_bytes_per_ns(copies, to_device)
 
 
 def switch_ns(copies: Copies, one_copies: bool, other_copies: bool) -> float:
-    """Extra delay in a graph where one of two tasks that follow each other is a copy and the other is none."""
+    """Return the extra delay in a graph between a copy and a dependent kernel, or the reverse, in ns."""
     return copies.switch_ns if one_copies != other_copies else 0.0
 
 
 def sm_rate(copies: Copies, working: int) -> float:
-    """How fast kernels go on beside copies in so many directions, over their rate without any."""
+    """Return the rate of kernels during copies in `working` directions, over their rate without copies."""
     return 1.0 / (1.0 + copies.kernel_slowdown * working)

@@ -1,15 +1,15 @@
-"""Block dispatch: on which SMs blocks of a kernel are placed, and how many of them.
+"""Block dispatch: the SMs and numbers of placed blocks of a kernel.
 
-1. *Head of line.* Blocks are placed kernel by kernel, in the order of their starts: behind a kernel with blocks left to
-   place, nobody gets any placed (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).
-2. *Most room.* The next block goes to the SM that could take the most further blocks of its kernel (Gilman et al.,
+1. *Head of line.* Blocks are placed kernel by kernel, in start order: while a kernel has unplaced blocks, no later
+   kernel gets any placed (Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, rule X1).
+2. *Most room.* The next block goes to the SM with room for the most further blocks of its kernel (Gilman et al.,
    "Demystifying the Placement Policies of the NVIDIA GPU Thread Block Scheduler", 2020); of several, to the one that
-   has had so much room for longest.
-3. *Carve-out.* An SM's shared memory is set to a size while it is empty and keeps that while any block runs there. A
-   kernel joins only where that is room for as many of its blocks as an SM could hold. Where it has to wait for SMs to
-   empty, they do so one after the other, and each is filled up at once: its blocks then crowd on a few SMs.
+   has had that much room for longest.
+3. *Carve-out.* The shared memory carve-out of an SM is set while it is empty and stays while any block runs there. A
+   kernel joins only if the carve-out has room for as many of its blocks as an SM could hold. A kernel that waits for
+   SMs to empty fills each of them at once, so its blocks crowd on a few SMs.
 
-`gpusim.engine.placement` and `gpusim.engine.compiled.placement` keep the SMs and follow these; here is what is counted.
+`gpusim.engine.placement` and `gpusim.engine.compiled.placement` keep the SMs; this module has the arithmetic.
 Source: block placements read on an H200 (research/2026-11-23-engine-rules.md, "Where blocks go"). Constants: those of
 `Limits`; no measured ones.
 """
@@ -18,15 +18,15 @@ from __future__ import annotations
 
 from typing import Final
 
-#: A kernel of more waves of blocks than this is placed as blocks that each stand for several, one after the other: so
-#: its steps do not grow with its grid. The longest of the bundled traces has 95 waves on its own GPU, 836 on a K40.
+#: Above this number of waves, each placed block stands for several consecutive ones, so that simulation steps do not
+#: grow with the grid. The longest kernel of the bundled traces has 95 waves on its own GPU, 836 on a K40.
 MOST_WAVES: Final = 4096
-#: Blocks that a kernel counts as having at most: above, doubles skip numbers.
+#: Maximum number of blocks counted: above, doubles skip integers.
 MOST_BLOCKS: Final = 1 << 53
 
 
 def placed_blocks(blocks: int, at_once: int) -> int:
-    """Blocks to place for a kernel of `blocks` blocks, `at_once` of which the GPU holds."""
+    """Return the number of blocks to place for a kernel of `blocks` blocks, of which the GPU holds `at_once`."""
     stands_for = (blocks - 1) // (MOST_WAVES * at_once) + 1
     return (blocks - 1) // stands_for + 1
 
@@ -40,9 +40,9 @@ def room(
     regs: float,
     smem_bytes: float,
 ) -> int:
-    """Further blocks that an SM has room for, from what it has left and what a block takes; it holds blocks already.
+    """Return the number of further blocks that fit on a used SM, from its free resources and those of a block.
 
-    Sizes are whole numbers, as floating point in compiled code: quotients of such numbers round down exactly.
+    Sizes are whole numbers, as floating point in compiled code: their quotients round down exactly.
     """
     if threads_left < threads or regs_left < regs or smem_left_bytes < smem_bytes or slots_left < 1.0:
         return 0
@@ -55,10 +55,10 @@ def room(
 
 
 def carveout_allows(carveout_bytes: int, least_bytes: int) -> bool:
-    """Whether a kernel that needs at least this size of an SM's shared memory may join where it is set to that."""
+    """Return True if a kernel that needs a carve-out of at least `least_bytes` may join an SM with `carveout_bytes`."""
     return carveout_bytes >= least_bytes
 
 
 def blocks_per_fill(left: int, room: int, sms: int) -> int:
-    """Blocks that each of `sms` SMs gets of `left`, where each is filled up at once and has `room` for them."""
+    """Return the blocks that each of `sms` SMs gets of `left` if each is filled at once and has `room` for them."""
     return min(room, (left + sms - 1) // sms)

@@ -1,20 +1,20 @@
-"""Lost time: what a running kernel does not get done of what it would get done alone, and to what it loses that.
+"""Lost time: the progress that a running kernel loses against running alone, and its causes.
 
-Alone, a kernel has as many blocks resident as the GPU holds of it, or as it has left. Beside others fewer may be: that
-share of the time is lost to what the other blocks wait for. Those that are resident go on slower than alone on SMs that
-hold blocks of others, or more of their own, and where DRAM is short.
+Alone, a kernel has as many resident blocks as the GPU holds of it, or as it has left. With other kernels fewer may be
+resident: that share of the time is lost to the resource that the waiting blocks need. Resident blocks run slower than
+alone on SMs with blocks of other kernels, or with more of their own, and when DRAM limits.
 
-    part of the time lost = (blocks that wait + blocks slowed x how much) / blocks that could be resident
+    share of time lost = (waiting blocks + slowed blocks x their loss) / blocks that could be resident
 
-It is bookkeeping of the rules of `gpusim.rules.dispatch`, `contention` and `dram`, and has no constants.
+This is bookkeeping for the rules of `gpusim.rules.dispatch`, `contention` and `dram`, and has no constants.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: What is lost to: a resource of the SMs, being in line behind another kernel (or block slots), another carve-out,
-#: issue slots and the L2 cache, DRAM bandwidth, and copies. `gpusim.engine.causes` has the names.
+#: Causes of lost time: a resource of the SMs, waiting behind another kernel (or block slots), another carve-out, issue
+#: slots and L2 cache, DRAM bandwidth, and copies. `gpusim.engine.causes` has the names.
 THREADS: Final = 0
 REGISTERS: Final = 1
 SMEM: Final = 2
@@ -26,17 +26,17 @@ COPY: Final = 7
 
 
 def possible_blocks(left: int, resident: int, blocks_per_sm: int, sms: int) -> int:
-    """Blocks that a kernel could have resident alone, with so many left to place and so many resident now."""
+    """Return the number of blocks that a kernel could have resident alone, from its unplaced and resident blocks."""
     return max(1, min(left + resident, sms * blocks_per_sm))
 
 
 def slowed_blocks(blocks: float, rate: float, alone_rate: float) -> float:
-    """Blocks that would do alone what so many lose by contention; `rate` is theirs, `alone_rate` that alone."""
+    """Return the loss of `blocks` blocks to contention, in blocks at the rate alone."""
     return blocks * max(0.0, 1.0 - rate / alone_rate)
 
 
 def short_blocks(blocks: float, rate: float, slowed_rate: float, alone_rate: float) -> float:
-    """The same by DRAM, which brings their rate down to `slowed_rate`."""
+    """Return the loss of `blocks` blocks to DRAM, which lowers `rate` to `slowed_rate`, in blocks at the rate alone."""
     return blocks * (rate - slowed_rate) / alone_rate
 
 
@@ -49,7 +49,7 @@ def missing(
     regs: float,
     least_carveout_bytes: float,
 ) -> int:
-    """What an SM has too little of for one more block: of several, the first that the dispatcher asks for."""
+    """Return the resource that an SM lacks for one more block; of several, the first in the dispatcher's order."""
     if threads_left < threads:
         return THREADS
     if regs_left < regs:
@@ -60,5 +60,5 @@ def missing(
 
 
 def copy_part(rate: float, full_rate: float) -> float:
-    """Part of the time that work loses that goes on at `rate` instead of `full_rate`."""
+    """Return the share of the time lost by work at `rate` instead of `full_rate`."""
     return 1.0 - rate / full_rate

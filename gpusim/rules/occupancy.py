@@ -1,8 +1,8 @@
-"""Occupancy arithmetic: how many blocks of a kernel an SM holds, and what limits them.
+"""Occupancy: the number of blocks of a kernel that an SM holds, and the limiting resource.
 
-Rules: CUDA C++ Programming Guide, "Compute Capabilities", and NVIDIA's occupancy calculator: a block takes whole warps,
-registers in steps of `reg_granularity` for each warp within one of `sub_partitions` register files, and shared memory
-in steps of `smem_granularity_bytes` after the driver's own `smem_reserved_bytes`.
+Rules: CUDA C++ Programming Guide, "Compute Capabilities", and NVIDIA's occupancy calculator. A block takes whole warps,
+registers in steps of `reg_granularity` per warp within one of `sub_partitions` register files, and shared memory in
+steps of `smem_granularity_bytes`, including the driver's `smem_reserved_bytes`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gpusim.units import KIB
 UNLIMITED = 1 << 30
 
 
-#: cuDNN's implicit GEMMs have this in their names, and ask for the largest size where they use more shared memory than
-#: a kernel may without asking: 46 of 46 launches in GoogLeNet, counted with Nsight Compute
+#: Parts of the names of cuDNN's implicit GEMMs, which request the largest carve-out if they use more shared memory than
+#: a kernel may without opt-in: 46 of 46 launches in GoogLeNet, counted with Nsight Compute
 #: (tests/engine/test_smem_splits.py).
 ASK_FOR_ALL = ("_xmma_", "implicit_gemm")
 ASKING_SMEM_BYTES = 48 * KIB
@@ -28,7 +28,7 @@ ASKING_SMEM_BYTES = 48 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Blocks of one kernel that one SM can hold, by limit; `blocks` is the least of them."""
+    """Blocks of a kernel that an SM can hold, by limit; `blocks` is the least of them."""
 
     by_threads: int
     by_regs: int
@@ -54,7 +54,7 @@ class Occupancy:
 def occupancy(
     limits: Limits, block_threads: int, regs_per_thread: int, smem_bytes: int, smem_config_bytes: int | None = None
 ) -> Occupancy:
-    """Blocks an SM holds of a kernel with this block; `smem_config_bytes` is the carve-out (default: the largest)."""
+    """Return the occupancy of a kernel with this block; `smem_config_bytes` is the carve-out (default: the largest)."""
     warps = _warps(limits, block_threads)
     max_warps = limits.threads_per_sm // limits.warp_threads
     by_regs = by_smem = UNLIMITED
@@ -69,41 +69,41 @@ def occupancy(
 
 
 def smem_footprint(limits: Limits, smem_bytes: int) -> int:
-    """Bytes of an SM's shared memory that one block takes, the driver's share and rounding included."""
+    """Return the shared memory that a block takes, in bytes, with the driver's share and rounding."""
     return _round_up(smem_bytes + limits.smem_reserved_bytes, limits.smem_granularity_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a kernel asks of the GPU at once, each as a share of the whole GPU, in [0, 1]."""
+    """Resource demand of a kernel, as shares of the whole GPU in [0, 1]."""
 
     threads: float
     regs: float
     smem: float
     slots: float
     residency: float
-    """Share of the blocks it could have resident at most: min(1, blocks / (SMs x blocks an SM holds))."""
+    """Resident share of the maximum number of blocks: min(1, blocks / (SMs x blocks per SM))."""
     cover: float
-    """Warps for each SM, at most 1: a kernel of a few warps is alone on its SMs and disturbed by nobody."""
+    """Warps per SM, at most 1: a kernel of a few warps is alone on its SMs and undisturbed."""
 
     @property
     def resources(self) -> tuple[float, float, float, float]:
-        """Threads, registers, shared memory, block slots."""
+        """Demands for threads, registers, shared memory and block slots."""
         return self.threads, self.regs, self.smem, self.slots
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one block takes of its SM; all 0 for what needs no SM."""
+    """Resources that a block takes of its SM; all 0 for tasks without SMs."""
 
     threads: int
     regs: int
     smem_bytes: int
-    """With the driver's share and rounding."""
+    """Shared memory of a block, with the driver's share and rounding."""
     split_bytes: int
-    """What the SM's shared memory must be set to at least: room for as many blocks as the SM can hold."""
+    """Minimum carve-out: room for as many blocks as the SM can hold."""
     own_split_bytes: int
-    """What an empty SM's shared memory is set to for it."""
+    """Carve-out that an empty SM gets for the kernel."""
 
 
 NO_FOOTPRINT = Footprint(threads=0, regs=0, smem_bytes=0, split_bytes=0, own_split_bytes=0)
@@ -111,7 +111,7 @@ NO_DEMAND = Demand(threads=0.0, regs=0.0, smem=0.0, slots=0.0, residency=0.0, co
 
 
 def kernel_occupancy(limits: Limits, kernel: Kernel) -> Occupancy:
-    """Occupancy of a traced kernel. Raises `LimitError` where a block breaks a limit of the GPU."""
+    """Return the occupancy of a traced kernel. Raises `LimitError` if a block breaks a limit of the GPU."""
     threads = prod(kernel.block)
     checks = (
         ("threads a block", threads, limits.threads_per_block),
@@ -133,7 +133,7 @@ def kernel_occupancy(limits: Limits, kernel: Kernel) -> Occupancy:
 
 
 def kernel_demand(limits: Limits, kernel: Kernel) -> Demand:
-    """What a traced kernel asks of the GPU at once, at most as much as it can have resident."""
+    """Return the demand of a traced kernel, limited to its resident blocks."""
     if kernel.kind != "kernel":
         return NO_DEMAND
     resident = kernel_occupancy(limits, kernel).blocks
@@ -151,20 +151,20 @@ def kernel_demand(limits: Limits, kernel: Kernel) -> Demand:
     )
 
 
-#: The driver leaves room for more blocks than an SM can hold, where that takes no more shared memory than this.
+#: The driver leaves room for more blocks than an SM can hold, up to this size of shared memory:
 SPARE_SMEM_BYTES = 132 << 10
-#: ... twice as many, of blocks of at most so many threads.
+#: twice as many, for blocks of at most this number of threads,
 SPARE_BLOCKS, SPARE_THREADS = 2, 512
-#: ... and as many as four SMs could hold by their threads, of blocks without shared memory of their own.
+#: and as many as four SMs could hold by threads, for blocks without own shared memory.
 SPARE_EMPTY_BLOCKS = 4
 
 
 def kernel_footprint(limits: Limits, kernel: Kernel) -> Footprint:
-    """What one block of a traced kernel takes of its SM.
+    """Return the resources that a block of a traced kernel takes of its SM.
 
-    Sizes of the shared memory: found for 290 launches on an H200 with Nsight Compute (launch__shared_mem_config_size),
-    and which of 625 pairs of kernels share SMs (docs/hardware-rules.md). Libraries may ask for other sizes:
-    those are the counted ones (`gpusim capture --counters`), else those of `ASK_FOR_ALL`.
+    The carve-outs agree with 290 launches on an H200 counted with Nsight Compute (launch__shared_mem_config_size), and
+    with which of 625 pairs of kernels share SMs (docs/hardware-rules.md). Libraries may request other carve-outs: the
+    counted ones (`gpusim capture --counters`), else those of `ASK_FOR_ALL`.
     """
     if kernel.kind != "kernel":
         return NO_FOOTPRINT
@@ -189,7 +189,7 @@ def kernel_footprint(limits: Limits, kernel: Kernel) -> Footprint:
 
 
 def _asked_split(limits: Limits, kernel: Kernel) -> int | None:
-    """The size that the library asked for instead of the driver's own, where that is known."""
+    """Return the carve-out requested by the library instead of the driver's choice, or None if unknown."""
     if kernel.counters is not None and kernel.counters.smem_config_bytes:
         return kernel.counters.smem_config_bytes
     if kernel.smem_bytes > ASKING_SMEM_BYTES and all(part in kernel.name for part in ASK_FOR_ALL):
@@ -198,7 +198,7 @@ def _asked_split(limits: Limits, kernel: Kernel) -> int | None:
 
 
 def _smem_split(limits: Limits, smem_bytes: int) -> int:
-    """The smallest size that an SM's shared memory can be set to with room for this."""
+    """Return the smallest carve-out with room for `smem_bytes`."""
     return min((split for split in limits.smem_splits_bytes if split >= smem_bytes), default=limits.smem_per_sm_bytes)
 
 

@@ -1,13 +1,13 @@
-"""Time of a kernel on a GPU that it was not captured on, from what it achieves on the one it was captured on.
+"""Time of a kernel on another GPU, from its measured time on the GPU of its capture.
 
-Its measured time has three shares. What its DRAM traffic takes at the source's bandwidth scales with bandwidth. What
-its arithmetic takes at the peak of the SMs that its blocks reach scales with that peak. The rest is latency, issue and
-caches: it scales with the SM clock and the number of waves. So a small kernel does not pay for tensor cores that it
+The measured time has three shares. The time of its DRAM traffic at the source's bandwidth scales with bandwidth. The
+time of its arithmetic at the peak of the SMs that its blocks use scales with that peak. The rest is latency, issue and
+caches, and scales with the SM clock and the number of waves. So a small kernel does not pay for tensor cores that it
 never filled.
 
     time = measured x (memory share x bandwidths + compute share x peaks + rest x clocks x waves)
 
-each factor being the source's value over the target's; of waves, the target's over the source's.
+Each factor is the source's value over the target's, except waves: the target's over the source's.
 
 Source: the idea of waves is Habitat's (Yu et al., ATC 2021); the shares are those of a roofline (Williams et al., CACM
 2009), taken one after the other. Against throughputs that others published of V100, A100 and RTX 4090
@@ -21,28 +21,28 @@ from typing import Final
 
 from gpusim.formats.hardware import HardwareModel, Memory
 
-#: FP32 multiply-adds an SM starts in a clock cycle, by compute capability. Source: CUDA C++ Programming Guide, table
+#: FP32 multiply-adds that an SM starts per cycle, by compute capability. Source: CUDA C++ Programming Guide, table
 #: "Throughput of Native Arithmetic Instructions", row "32-bit floating-point add, multiply, multiply-add".
 FP32_LANES: Final = {
     "3.5": 192, "3.7": 192, "5.0": 128, "5.2": 128, "6.0": 64, "6.1": 128, "7.0": 64, "7.5": 64, "8.0": 64,
 }  # fmt: skip
-#: From compute capability 8.6 on.
+#: The same from compute capability 8.6 on.
 NEWER_FP32_LANES: Final = 128
 
 
 def clock_ghz(hardware: HardwareModel) -> float:
-    """The SM clock that the data sheet's FP32 peak stands for: two operations a lane and cycle."""
+    """Return the SM clock behind the data sheet's FP32 peak, in GHz: two operations per lane and cycle."""
     lanes = FP32_LANES.get(hardware.limits.compute_capability, NEWER_FP32_LANES)
     return hardware.rates.fp32 / (2 * lanes * hardware.limits.sms)
 
 
 def reached_rate(peak: float, blocks: int, sms: int) -> float:
-    """Peak of the SMs that so many blocks reach."""
+    """Return the peak of the SMs that `blocks` blocks use."""
     return peak * min(1.0, blocks / sms)
 
 
 def waves(blocks: int, blocks_per_sm: int, sms: int) -> float:
-    """How many times over a kernel fills the GPU, at least once."""
+    """Return the number of times a kernel fills the GPU, at least 1."""
     return max(1.0, blocks / (blocks_per_sm * sms))
 
 
@@ -58,9 +58,9 @@ def scaled_ns(
     clocks: float,
     waves: float,
 ) -> float:
-    """Time on the target; rates are those of `reached_rate`, `clocks` and `waves` the factors above.
+    """Return the time on the target in ns; rates come from `reached_rate`, `clocks` and `waves` are the factors above.
 
-    `dram_bytes` is the traffic on the source, `more_dram_bytes` what its L2 cache holds and the target's does not.
+    `dram_bytes` is the traffic on the source, `more_dram_bytes` the traffic that hits only in the source's L2 cache.
     """
     memory = min(1.0, dram_bytes / source.dram_bytes_per_ns / measured_ns)
     bandwidths = source.dram_bytes_per_ns / target.dram_bytes_per_ns
