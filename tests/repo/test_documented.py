@@ -50,7 +50,7 @@ def test_rules_of_the_engines_are_in_the_table_of_hardware_rules() -> None:
         assert f"`gpusim/rules/{module.name}`" in table
     for module in ("placement", "pool"):
         assert f"`gpusim/engine/{module}.py`" in table
-    for rule in ("sharing exponent", "cross load", "fork", "starts beside", "shared memory"):
+    for rule in ("sharing exponent", "cross load", "fork", "start interference", "shared memory"):
         assert rule in table.lower()
 
 
