@@ -87,7 +87,7 @@ class _TarInfo(tarfile.TarInfo):
             # A global header is copied to every member.
             archive.notes_bytes += self.size * (_GLOBAL_COPIES if self.type == tarfile.XGLTYPE else 1)
             if not 0 <= self.size <= MAX_TAR_NOTE_BYTES or archive.notes_bytes > MAX_TAR_NOTES_BYTES:
-                raise tarfile.ReadError("its names, or notes on its members, are too long")
+                raise tarfile.ReadError("its extended headers are too long")
         elif self.type == tarfile.GNUTYPE_SPARSE:
             self._no_sparse_files()
         return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
@@ -120,7 +120,7 @@ def _zip_members(opened: IO[bytes], size_bytes: int, file: str, limit: int) -> I
             _check(file, number, taken, limit)
             if not member.is_dir() and member.file_size:
                 if member.flag_bits & _ENCRYPTED or member.compress_type not in _PACKED_BY:
-                    raise ImportFileError(f"{file}:{member.filename}", "is encrypted, or packed by another method")
+                    raise ImportFileError(f"{file}:{member.filename}", "is encrypted, or its packing is unsupported")
                 with archive.open(member) as content:
                     yield member.filename, member.compress_size, content
 
@@ -129,4 +129,4 @@ def _check(file: str, number: int, taken: int, limit: int) -> None:
     if number > MAX_MEMBERS:
         raise ImportFileError(file, f"has more than {MAX_MEMBERS} members")
     if taken > limit:
-        raise ImportFileError(file, f"has more than {format_bytes(limit)} in it")
+        raise ImportFileError(file, f"holds more than {format_bytes(limit)}")

@@ -85,7 +85,7 @@ def import_contents(
 ) -> Imported:
     """Import files that are already read, as `import_files`. Changes the records in `contents`: use them once."""
     if contents.traces:
-        raise ImportFileError(contents.traces[0], "is a trace of gpusim's already: give it to `gpusim explore`")
+        raise ImportFileError(contents.traces[0], "is already a gpusim trace: give it to `gpusim explore`")
     profile, notes = _profile(contents, rank)
     findings = [*profile.findings, *notes]
     lane, note = _device(profile, device)
@@ -94,7 +94,7 @@ def import_contents(
     chosen, steps = choose_step(profile, mine, step)
     activities = [profile.activities[index] for index in chosen.indices]
     if not any(activity.kind == "kernel" and activity.dur_ns for activity in activities):
-        raise ImportFileError(profile.file, f"has no kernel that takes any time in {chosen.name}")
+        raise ImportFileError(profile.file, f"has no kernel of non-zero duration in {chosen.name}")
     if chosen.is_whole and step is None and profile.has_times:
         findings.append(
             Finding(
@@ -143,7 +143,7 @@ def _profile(contents: Contents, rank: int | None) -> tuple[Profile, list[Findin
         return with_kernels[0], []
     if len({profile.file.partition(":")[0] for profile in with_kernels}) > 1:
         names = ", ".join(Path(profile.file).name for profile in with_kernels[:4])
-        raise OptionError(f"{len(with_kernels)} profiles of their own ({names}): import one, or pick it by its rank")
+        raise OptionError(f"{len(with_kernels)} separate profiles ({names}): import one of them, or select its rank")
     text = f"the archive has {len(with_kernels)} profiles; {with_kernels[0].file.rpartition('/')[2]} is imported"
     return with_kernels[0], [Finding("several-profiles", text, "pick another one with --rank")]
 
@@ -187,7 +187,7 @@ def _join_operators(activities: Sequence[Activity], profile: Profile, contents: 
             refused.append(cause)
             continue
         if refused:
-            text = f"it is joined with {trace.file}: the execution trace that its rank should have does not fit"
+            text = f"it is joined with {trace.file}: the execution trace of its own rank does not fit"
             joined.findings.append(Finding("joined-operators", text, "give the execution trace of the same rank"))
         return joined
     raise refused[0]
@@ -215,12 +215,10 @@ def _edges(contents: Contents, profile: Profile, activities: Sequence[Activity],
         quality = "none"
     unknown = sum(wait.recorded < 0 for wait in profile.waits)
     if unknown:
-        text = f"{unknown} recorded waits do not name what they wait for: what had ended elsewhere counts as required"
+        text = f"{unknown} recorded waits do not name their event: all work ended on other streams counts as required"
         findings.append(Finding("unknown-waits", text, "add the execution trace, or profile with another torch"))
     elif quality == "assumed":
-        text = (
-            "several streams and no record of what they wait for: the observed order across streams counts as required"
-        )
+        text = "several streams without recorded waits: the observed order across streams counts as required"
         findings.append(
             Finding(
                 "no-sync-events",
@@ -230,6 +228,6 @@ def _edges(contents: Contents, profile: Profile, activities: Sequence[Activity],
             )
         )
     if contradicted:
-        text = f"{contradicted} recorded waits do not agree with the times of the kernels and are left out"
+        text = f"{contradicted} recorded waits contradict the kernels' times and are left out"
         findings.append(Finding("contradicted-waits", text))
     return Joined(edges, quality, findings)

@@ -147,7 +147,7 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
         add(
             Finding(
                 "order-as-data",
-                "Chakra's converter writes the order of the program as data dependencies: its edges count as assumed",
+                "Chakra's converter writes the program order as data dependencies: its edges count as assumed",
                 "give the execution trace and the Kineto profile that it was converted from",
             )
         )
@@ -163,7 +163,7 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
         add(
             Finding(
                 "no-times",
-                "it has durations and no starts: nothing shows what ran at the same time",
+                "it has durations but no starts, so concurrency is unknown",
                 "give the Kineto profile",
             )
         )
@@ -172,7 +172,7 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
     add(
         Finding(
             "no-registers",
-            "it has no launch sizes, registers or shared memory: how many blocks fit an SM is not known",
+            "it has no launch sizes, registers or shared memory: occupancy is unknown",
             "give the Kineto profile that it was converted from",
         )
     )
@@ -238,7 +238,7 @@ def _fields(data: bytes, name: str) -> Iterator[tuple[int, int, Any]]:
         if wire == 2:
             size, place = _varint(data, place, name)
         if size is None or place + size > len(data):
-            raise ImportFileError(name, "is truncated or no Chakra trace: a field of no known kind")
+            raise ImportFileError(name, "is truncated or no Chakra trace: a field of unknown type")
         yield key >> 3, wire, data[place : place + size]
         place += size
 

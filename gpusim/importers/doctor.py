@@ -141,16 +141,16 @@ def _try(contents: Contents, files: Sequence[str]) -> tuple[Imported | None, str
 
 def _beside(imported: Imported) -> Finding:
     share = imported.source.concurrent_ns / imported.source.busy_ns
-    text = f"two or more kernels ran in {share:.0%} of the busy time: they take longer so than alone"
-    return Finding("slowed-kernels", text, "times of other schedules come out too long; profile the step on one stream")
+    text = f"two or more kernels ran concurrently in {share:.0%} of the busy time, where they take longer than alone"
+    return Finding("slowed-kernels", text, "predicted times of schedules are too long; profile the step on one stream")
 
 
 def _no_data(quality: Quality) -> Finding:
     known = {
         "event": "it has streams and recorded waits",
         "stream": "it has one stream and its order",
-        "assumed": "it has streams, and what they wait for is assumed from the times",
-    }.get(quality, "it has kernels and no order")
+        "assumed": "it has streams, with waits assumed from the times",
+    }.get(quality, "it has kernels without an order")
     text = f"no data dependencies: {known}, so other orders and more streams cannot be judged"
     return Finding(
         "no-data-edges", text, "add the run's execution trace (ExecutionTraceObserver) or a dump of its CUDA graph"
@@ -168,13 +168,13 @@ def _clock_findings(profile: Profile) -> list[Finding]:
         findings.append(Finding("short-kernels", text, "look at sums of many of them"))
     if kernels and profile.has_times:
         most = max((gpu.max_clock_mhz for gpu in profile.gpus.values()), default=0)
-        text = "the file does not say at which clock the GPU ran" + (f", only its most, {most} MHz" if most else "")
+        text = "the file does not have the GPU's clock rate" + (f", only its maximum, {most} MHz" if most else "")
         findings.append(Finding("clocks", text, "compare only with runs at the same clock (nvidia-smi -q -d CLOCK)"))
     overlaps = _overlaps(profile)
     if overlaps:
-        text = f"{overlaps} records begin before the one before them on their stream has ended"
+        text = f"{overlaps} records begin before their predecessor on the stream has ended"
         findings.append(
-            Finding("overlap-on-stream", text, "programmatic dependent launches do this, and rounded times")
+            Finding("overlap-on-stream", text, "caused by programmatic dependent launches, or by rounded times")
         )
     return findings
 
@@ -223,7 +223,7 @@ def _own(file: str, trace: Trace) -> Report:
         truth = trace.ground_truth
         if provenance.estimated:
             text = f"no GPU has run this step: its kernels are estimated from {provenance.estimated}"
-            findings.append(Finding("estimated", text, "capture it on its GPU for a verdict to rely on"))
+            findings.append(Finding("estimated", text, "capture it on its GPU for a reliable verdict"))
         elif truth is None:
             findings.append(
                 Finding("no-ground-truth", "the step was not timed without a profiler", "capture it again on its GPU")
@@ -233,12 +233,10 @@ def _own(file: str, trace: Trace) -> Report:
             findings.append(Finding("unattributed-time", text, "see $.ground_truth.unattributed"))
     if not provenance.gpu.sm_clock_mhz:
         findings.append(
-            Finding(
-                "clocks", "the file does not say at which clock the GPU ran", "compare only with runs at the same clock"
-            )
+            Finding("clocks", "the file does not have the GPU's clock rate", "compare only with runs at the same clock")
         )
     if kernels and not any(kernel.regs_per_thread for kernel in kernels):
-        findings.append(Finding("no-registers", "no kernel has its registers: how many blocks fit an SM is not known"))
+        findings.append(Finding("no-registers", "no kernel has its registers: occupancy is unknown"))
     return Report(
         format="gpusim-trace",
         writer=f"gpusim {provenance.gpusim}",

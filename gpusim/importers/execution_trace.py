@@ -79,7 +79,7 @@ def read_execution_trace(pieces: Iterator[bytes], name: str) -> OperatorTrace:
     if not isinstance(schema, str) or not re.fullmatch(
         r"\d{1,3}\.\d{1,3}\.\d{1,3}(-chakra\.\d{1,3}\.\d{1,3}\.\d{1,3})?", schema
     ):
-        raise ImportFileError(name, "is no execution trace of PyTorch: 'schema' is no version")
+        raise ImportFileError(name, "is not a PyTorch execution trace: 'schema' is not a version")
     if not operators:
         raise ImportFileError(name, "has no nodes")
     operators.sort(key=lambda op: (op.record_function if op.record_function >= 0 else op.number, op.number))
@@ -99,7 +99,7 @@ def read_execution_trace(pieces: Iterator[bytes], name: str) -> OperatorTrace:
     profile.findings.append(
         Finding(
             "no-kernels",
-            "an execution trace has operators and what they read and write; it has no kernels and no times",
+            "an execution trace has operators with their reads and writes, but no kernels and no times",
             "give it together with the profile of the same run: `gpusim import PROFILE.json ET.json`",
         )
     )

@@ -63,7 +63,7 @@ def join_operators(activities: Sequence[Activity], profile: Profile, trace: Oper
     text = f"{known / in_all:.1%} of the time is tied to operators of {trace.file} by {how}"
     findings = [Finding("joined-operators", text)] if known < in_all else []
     if any(operator.unknown_roles for operator in matched.values()):
-        text = "what Triton kernels write is not in an execution trace: they count as writing all of their tensors"
+        text = "an execution trace lacks the writes of Triton kernels: they count as writing all of their tensors"
         findings.append(Finding("unknown-roles", text))
     places = {operator.number: place for place, operator in enumerate(trace.operators)}
     calls = {index: places[operator.number] for index, operator in matched.items()}
@@ -289,7 +289,7 @@ def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump
                         matched_records.add(index)
     kernels = sum(node.kind == "kernel" for node in nodes_of_work)
     if not place or sum(activities[index].kind == "kernel" for index in place.values()) < MIN_MATCHED * kernels:
-        raise ImportFileError(dump.file, f"its {kernels} kernels are not those that {profile.file} shows in one replay")
+        raise ImportFileError(dump.file, f"its {kernels} kernels differ from those of one replay in {profile.file}")
     nodes = {node.index: node for node in dump.nodes}
     matched = {index: node for node, index in place.items()}
     found_edges: dict[tuple[int, int], EdgeKind] = {}

@@ -36,11 +36,11 @@ def find(profile: Profile, counts: Counts) -> None:
         text = f"records of another accelerator ({', '.join(counts.others)}) are in the file and are not read"
         profile.note("other-accelerator", text, "gpusim reads the records of NVIDIA and AMD GPUs")
     if counts.mended:
-        text = "it is no strict JSON (nan, inf, control characters, wrong escapes or encoding): read as Python reads it"
+        text = "it is not strict JSON (nan, inf, control characters, wrong escapes or encoding) and is read leniently"
         profile.note("not-strict-json", text, "names of kernels may differ; a current PyTorch writes strict JSON")
     if counts.out_of_range or counts.negative:
         negative = f"{counts.negative} a negative duration"
-        text = f"{counts.out_of_range} events have no sensible time and are left out, {negative}"
+        text = f"{counts.out_of_range} events have no valid time and are left out, {negative}"
         profile.note("odd-times", text, "profile again")
     if profile.activities:
         _about_gpus(profile)
@@ -55,8 +55,8 @@ def _about_gpus(profile: Profile) -> None:
     if kernels and all(kernel.regs_per_thread is None for kernel in kernels):
         amd = any("AMD" in gpu.name or "MI" in gpu.name for gpu in profile.gpus.values()) or "HIP" in profile.writer
         who = "AMD's profiler records no registers and no shared memory" if amd else "no kernel has its registers"
-        action = "counts beside each other are upper bounds" if amd else "profile with a current PyTorch"
-        profile.note("no-registers", f"{who}: how many blocks fit an SM is not known", action)
+        action = "numbers of concurrent kernels are upper bounds" if amd else "profile with a current PyTorch"
+        profile.note("no-registers", f"{who}: occupancy is unknown", action)
     missing = [device for device in profile.devices() if not profile.gpus.get(device, GpuFacts()).name]
     if missing:
         devices = shortened(", ".join(map(str, missing)))

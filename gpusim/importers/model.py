@@ -53,7 +53,7 @@ class Work:
         """Count steps. Raises `ImportFileError` beyond the limit."""
         self.left -= steps
         if self.left < 0:
-            raise ImportFileError(self.file, "its records, streams and waits combine in too many ways to be followed")
+            raise ImportFileError(self.file, "its records, streams and waits combine in too many ways")
 
 
 @dataclass(slots=True)

@@ -275,7 +275,7 @@ def _find(profile: Profile, comma: bool, units: set[str]) -> None:
         add(
             Finding(
                 "locale",
-                "numbers have a comma for the point; they are read so",
+                "numbers have a decimal comma, and are read as such",
                 "write the table with --print-units base --print-fp",
             )
         )

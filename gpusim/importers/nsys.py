@@ -66,7 +66,7 @@ def _profile(base: Tables, report: Progress) -> Profile:
     if not any(
         table.startswith(("CUPTI_ACTIVITY", "TARGET_INFO", "NVTX_EVENTS", "META_DATA")) for table in base.columns
     ):
-        raise ImportFileError(base.name, "is an SQLite file, and not one that `nsys export` writes: no table of its")
+        raise ImportFileError(base.name, "is an SQLite file, but not from `nsys export`: none of its tables")
     if "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL" in base.columns:
         raise ImportFileError(base.name, "is an SQLite file of nvprof, which is not read: profile with `nsys profile`")
     meta = base.pairs("META_DATA_EXPORT", "name", "value") or base.pairs("EXPORT_META_DATA", "name", "value")
@@ -350,7 +350,7 @@ def _find(base: Tables, profile: Profile, odd: int) -> None:
         text = f"{len(base.left_out)} views, triggers or virtual tables are in the file and are not used"
         profile.note("views-left-out", text)
     if odd:
-        text = f"{odd} records have no end, or one before their start: left out, or without a duration"
+        text = f"{odd} records have no end, or end before they start: left out, or without a duration"
         profile.note("odd-times", text, "profile again, and end the program before nsys stops")
     if not profile.activities:
         return

@@ -43,9 +43,9 @@ class Resimulation:
         if self.waits:
             without = f", {self.waits_unlaunched} of them without a launch in the file" if self.waits_unlaunched else ""
             waited = f"{counted(self.waits, 'record')} waited {format_ns(self.waited_ns)} in all"
-            parts.append(f"{waited} for what is not in the file{without}")
+            parts.append(f"{waited} for something outside the file{without}")
         if self.early:
-            parts.append(f"{counted(self.early, 'record')} began before the end of what it is said to wait for")
+            parts.append(f"{counted(self.early, 'record')} began before the end of a predecessor")
         return "; ".join(parts)
 
 

@@ -132,7 +132,7 @@ def _read_pieces(pieces: Iterator[bytes], first: bytes, name: str, contents: Con
         contents.traces.append(name)
     else:
         other = known_format(first, name.removesuffix(".gz"), GPUSIM_TRACE)
-        raise ImportFileError(name, _refusal(first, name) or other or f"is in no format that gpusim knows ({_READ})")
+        raise ImportFileError(name, _refusal(first, name) or other or f"has no known format ({_READ})")
 
 
 def _refusal(first: bytes, name: str) -> str:
@@ -167,5 +167,5 @@ def _read_archive(opened: IO[bytes], size_bytes: int, file: str, contents: Conte
                 _read_pieces(chain([first], pieces), first, name, contents)
                 read += 1
     if not read:
-        problem = f"is an archive of {number} members, none of them in a format that is read here ({_READ}){others}"
+        problem = f"is an archive of {number} members, none of them in a known format ({_READ}){others}"
         raise ImportFileError(file, problem)

@@ -63,7 +63,7 @@ class Tables:
             problem = "takes too long to read" if "interrupted" in str(cause) else f"is a damaged SQLite file: {cause}"
             raise ImportFileError(self.name, problem) from cause
         except UnicodeDecodeError as cause:  # a message about a damaged name
-            raise ImportFileError(self.name, "is a damaged SQLite file: a name in it is no text") from cause
+            raise ImportFileError(self.name, "is a damaged SQLite file: a name in it is not text") from cause
         except (OverflowError, MemoryError) as cause:
             raise ImportFileError(self.name, f"is a damaged SQLite file: {cause}") from cause
 

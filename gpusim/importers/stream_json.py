@@ -176,7 +176,7 @@ class EventFile:
                     raise ImportFileError(self.name, "is not valid JSON: brackets do not match")
                 if not top:
                     if mark not in b"{[":
-                        raise ImportFileError(self.name, "is not valid JSON: it begins with no object or list")
+                        raise ImportFileError(self.name, "is not valid JSON: it does not begin with an object or list")
                     top = bytes([mark])
                     begin = place + 1
                     if top == b"[":
@@ -244,7 +244,7 @@ class EventFile:
         try:
             return msgspec.json.decode(text.strip(b", \r\n\t"), type=str)
         except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
-            raise ImportFileError(self.name, "is not valid JSON: a key is no text") from cause
+            raise ImportFileError(self.name, "is not valid JSON: a key is not text") from cause
 
     def _keep(self, key: str, text: bytes) -> None:
         if key not in self.wanted or not text.strip():

@@ -34,7 +34,7 @@ MAX_NAME: Final = 1024
 #: Error of the re-simulated step above which a finding warns.
 MAX_ERROR: Final = 0.02
 _MORE_EDGES: Final = (
-    "take no schedule from it; profile the CPU, too, with waits (_ExperimentalConfig(enable_cuda_sync_events=True), "
+    "use no schedule from it; profile the CPU, too, with waits (_ExperimentalConfig(enable_cuda_sync_events=True), "
     "`nsys profile --cuda-event-trace=true`), or add the execution trace"
 )
 
@@ -148,12 +148,12 @@ def _shown(
 def _notes(source: ImportedFrom, again: Resimulation | None, odd: Sequence[int]) -> list[Finding]:
     notes = []
     if odd:
-        text = f"{len(odd)} kernels have a launch size that no GPU has, such as record {odd[0]} of the step: left out"
+        text = f"{len(odd)} kernels have an impossible launch size, such as record {odd[0]} of the step: left out"
         notes.append(Finding("odd-launches", text))
     error = source.resimulated_ns / source.observed_ns - 1 if again is not None and source.observed_ns else 0.0
     if again is not None and abs(error) > MAX_ERROR:
-        text = f"re-simulated with edges and launches, the step is {error:+.1%} from what it shows"
-        reason = again.reason() or "its gaps differ too much for one number"
+        text = f"re-simulated from edges and launches, the step differs by {error:+.1%} from the observed one"
+        reason = again.reason() or "its gaps vary too much"
         notes.append(Finding("resimulated", f"{text}: {reason}", _MORE_EDGES))
     return notes
 

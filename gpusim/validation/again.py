@@ -64,21 +64,21 @@ def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tu
     beside = results.with_name(results.stem + SUFFIX)
     schedules = read_replayed(beside)
     if len(schedules) != len(then.cases):
-        raise MeasurementError(str(results), f"has {len(then.cases)} cases, and {len(schedules)} schedules beside it")
+        raise MeasurementError(str(results), f"has {len(then.cases)} cases, and {len(schedules)} schedules next to it")
     engine = FastEngine()
     graphs: dict[str, OpGraph] = {}
     now = []
     for case, schedule in zip(then.cases, schedules, strict=True):
         if (schedule.trace, schedule.policy, schedule.measured_ns) != (case.trace, case.policy, case.measured_ns):
-            raise MeasurementError(str(results), f"{case.trace} {case.policy} is not the schedule in its place")
+            raise MeasurementError(str(results), f"{case.trace} {case.policy} does not match its schedule")
         if case.trace not in graphs:
             if case.trace not in files:
-                raise MeasurementError(str(results), f"there is no trace '{case.trace}' beside it, and none is bundled")
+                raise MeasurementError(str(results), f"there is no trace '{case.trace}' next to it or bundled")
             trace = read_trace(files[case.trace])
             graphs[case.trace] = OpGraph.build(trace, hardware_of(trace))
         graph = graphs[case.trace]
         if schedule.trace_hash != structure_hash(graph.trace):
-            raise MeasurementError(str(files[case.trace]), f"is another step than that of {results.name}")
+            raise MeasurementError(str(files[case.trace]), f"is not the step of {results.name}")
         checked = schedule.schedule.check(graph, str(beside))
         predicted_ns = engine.run(lower(graph, checked), graph.hardware).makespan_ns
         now.append(msgspec.structs.replace(case, predicted_ns=predicted_ns))

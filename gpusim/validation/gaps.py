@@ -74,7 +74,7 @@ def measured_gaps(schedules: Sequence[ReplayedSchedule], traces: Mapping[str, Pa
             raise MeasurementError(name, "there is no trace of this step")
         trace = read_trace(traces[name])
         if structure_hash(trace) != best.trace_hash:
-            raise MeasurementError(str(traces[name]), f"is another step than the '{name}' that was replayed")
+            raise MeasurementError(str(traces[name]), f"is not the step '{name}' that was replayed")
         hardware = default_hardware(trace.provenance.gpu.name)
         graph = OpGraph.build(trace, hardware).choosing(best.variants)
         # The graph runs the chosen kernels as if they had been captured.

@@ -63,20 +63,20 @@ def memory_again(results: Path, then: Results, files: Mapping[str, Path]) -> Res
     beside = plans_path(results)
     plans = read_replayed_plans(beside)
     if len(plans) != len(then.cases):
-        raise MeasurementError(str(results), f"has {len(then.cases)} cases, and {len(plans)} memory plans beside it")
+        raise MeasurementError(str(results), f"has {len(then.cases)} cases, and {len(plans)} memory plans next to it")
     evaluators: dict[str, MemoryEvaluator] = {}
     keep_all_ns: dict[str, int] = {}
     now = []
     for case, replayed in zip(then.cases, plans, strict=True):
         document = replayed.plan
         if (document.trace, document.policy, document.predicted_ns) != (case.trace, case.policy, case.predicted_ns):
-            raise MeasurementError(str(results), f"{case.trace} {case.policy} is not the memory plan in its place")
+            raise MeasurementError(str(results), f"{case.trace} {case.policy} does not match its memory plan")
         if case.trace not in evaluators:
             if case.trace not in files:
-                raise MeasurementError(str(results), f"there is no trace '{case.trace}' beside it, and none is bundled")
+                raise MeasurementError(str(results), f"there is no trace '{case.trace}' next to it or bundled")
             trace = read_trace(files[case.trace])
             if document.trace_hash != structure_hash(trace):
-                raise MeasurementError(str(files[case.trace]), f"is another step than that of {results.name}")
+                raise MeasurementError(str(files[case.trace]), f"is not the step of {results.name}")
             evaluators[case.trace] = MemoryEvaluator(OpGraph.build(trace, hardware_of(trace)))
             keep_all_ns[case.trace] = evaluators[case.trace].keep_all_ns
         evaluator = evaluators[case.trace]

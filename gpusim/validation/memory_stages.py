@@ -154,7 +154,7 @@ def read_memory_predictions(path: Path, trace: Path) -> MemoryPredictions:
     """Read the memory predictions of a trace file. Raises `RecipeError`, also where they are of another trace."""
     predictions = read_document(path, MemoryPredictions, SCHEMA, RecipeError)
     if predictions.trace_sha256 != trace_sha256(trace):
-        problem = f"predictions of another capture of '{predictions.trace}' than the trace beside them"
+        problem = f"predictions of another capture of '{predictions.trace}' than the trace next to them"
         raise RecipeError(str(path), problem, place="$.trace_sha256")
     return predictions
 

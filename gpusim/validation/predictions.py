@@ -103,7 +103,7 @@ def read_predictions(path: Path, trace: Path) -> Predictions:
     """Read the predictions of the trace in a file. Raises `RecipeError`, also where they are of another trace."""
     predictions = read_document(path, Predictions, SCHEMA, RecipeError)
     if predictions.trace_sha256 != trace_sha256(trace):
-        problem = f"predictions of another capture of '{predictions.trace}' than the trace beside them"
+        problem = f"predictions of another capture of '{predictions.trace}' than the trace next to them"
         raise RecipeError(str(path), problem, place="$.trace_sha256")
     counts = {len(predictions.schedules), len(predictions.intervals_ns), len(predictions.peaks_bytes)}
     if len(counts) != 1:

@@ -249,7 +249,7 @@ def test_optimizer_that_no_trace_can_hold_is_refused(kind: Any) -> None:
     model = net()
     with pytest.raises(CaptureError, match=f"optimizer {kind.__name__} cannot be captured: "):
         train_step(model, kind(list(model.parameters())))
-    with pytest.raises(CaptureError, match=r"a torch.optim.Optimizer is needed, this is a float"):
+    with pytest.raises(CaptureError, match=r"expected a torch.optim.Optimizer, got float"):
         train_step(model, 0.1)  # type: ignore[arg-type]
 
 
@@ -290,7 +290,7 @@ def test_autocast_multiplies_in_bf16_and_keeps_parameters_in_fp32() -> None:
 
 
 def test_autocast_in_fp16_is_refused() -> None:
-    with pytest.raises(CaptureError, match=r"autocast=torch.float16: torch.bfloat16 is needed"):
+    with pytest.raises(CaptureError, match=r"autocast=torch.float16: only torch.bfloat16"):
         train_step(net(), None, autocast=torch.float16)
 
 
@@ -341,7 +341,7 @@ def test_model_that_returns_its_loss_needs_no_loss_function() -> None:
     [
         (None, "the model, without loss=, returns a tensor of shape [4, 5]"),
         (lambda output, y: 3.0, "the loss function returns float"),
-        (lambda output, y: output.detach().sum(), "a number that no parameter has a part in"),
+        (lambda output, y: output.detach().sum(), "a number that depends on no parameter"),
     ],
 )
 def test_loss_that_cannot_be_differentiated_is_refused(loss: Any, complaint: str) -> None:
@@ -536,7 +536,7 @@ def steps_that_cannot_be_captured() -> dict[str, tuple[Callable[..., Any], str]]
         "to_numpy": (to_numpy, "reads the elements of a tensor (numpy())"),
         "to_list": (to_list, "reads the elements of a tensor (tolist())"),
         "shape_from_data": (shape_from_data, "depends on data"),
-        "python_state": (python_state, "the step does not do the same each time"),
+        "python_state": (python_state, "the step is not the same each time"),
     }
 
 
@@ -604,7 +604,7 @@ def test_names_batch_and_dtype_follow_from_the_step() -> None:
 
 def test_dtype_that_no_trace_has_is_refused() -> None:
     step = model_step(net().half(), batch()[0].half(), CPU)
-    with pytest.raises(CaptureError, match=r"inputs of torch.float16: a trace's step computes in float32 or bfloat16"):
+    with pytest.raises(CaptureError, match=r"inputs of torch.float16: a step must compute in float32 or bfloat16"):
         options_of(step, "a.B", "infer", None, False, 0, False)
     with pytest.raises(CaptureError, match=r"dtype 'fp8': one of fp32, tf32, bf16"):
         options_of(model_step(net(), batch()[0], CPU), "a.B", "infer", "fp8", False, 0, False)  # type: ignore[arg-type]
@@ -616,9 +616,9 @@ def test_model_on_another_device_is_refused() -> None:
 
 
 def test_what_is_no_model_and_no_function_is_refused() -> None:
-    with pytest.raises(CaptureError, match=r"model: a torch.nn.Module is needed, this is a int"):
+    with pytest.raises(CaptureError, match=r"model: expected a torch.nn.Module, got int"):
         model_step(3, (), CPU)  # type: ignore[arg-type]
-    with pytest.raises(CaptureError, match=r"step function: something to call is needed, this is a int"):
+    with pytest.raises(CaptureError, match=r"step function: expected a callable, got int"):
         function_step(3, (), CPU)  # type: ignore[arg-type]
 
 

@@ -85,7 +85,7 @@ def test_lines_of_ncu_around_the_table_and_separators_are_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no table of counters: it said nothing"),
+        ("", "no table of counters: no output"),
         (
             "==PROF== x\n==ERROR== The application returned an error code (1).\n",
             "The application returned an error code",

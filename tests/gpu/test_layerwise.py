@@ -214,7 +214,7 @@ def test_collectives_of_this_machine_become_curves(monkeypatch: pytest.MonkeyPat
     ]
     assert all(time_ns > 0 for curve in found.curves for _, time_ns in curve.points)
     assert found.links == base.links
-    with pytest.raises(GpuError, match="has 8 GPUs a node, and 16 are to be measured"):
+    with pytest.raises(GpuError, match="has 8 GPUs per node, fewer than the 16 to measure"):
         measure_collectives(16, base, "a test")
 
 

@@ -263,7 +263,7 @@ def test_findings_are_numbered_with_reason_and_what_to_do(tmp_path: Path) -> Non
 def test_finding_on_a_resimulated_step_says_why_and_keeps_the_error(tmp_path: Path) -> None:
     imported = import_files([str(path) for path in FOUND["resimulated"](tmp_path)])
     (finding,) = [finding for finding in imported.findings if finding.code == "resimulated"]
-    assert "1 record waited 901 us in all for what is not in the file, 1 of them without a launch" in finding.text
+    assert "1 record waited 901 us in all for something outside the file, 1 of them without a launch" in finding.text
     assert imported.error == pytest.approx(-0.94, abs=0.01)
     assert imported.source.resimulated_ns > 0
 

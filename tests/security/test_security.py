@@ -203,7 +203,7 @@ def test_hostile_operator_is_refused_without_torch(command: tuple[str, ...], tmp
     ("value", "problem"),
     [
         ("eval", "no argument of it"),
-        ({"device": "cpu"}, "device 'cpu' is not the GPU of the step"),
+        ({"device": "cpu"}, "device 'cpu' is not the step's GPU"),
         ({"dtype": "load"}, "unknown dtype"),
         ({"dtype": "float32", "tensor": 0}, "one key"),
         ({"layout": "sparse_coo"}, "a layout is one of"),
@@ -230,10 +230,10 @@ def test_words_are_those_of_the_argument() -> None:
     [
         ([op("aten.relu.default", t(0), t(0), outputs=(1,))], "it takes 1 arguments, the trace has 2"),
         ([op("aten.relu.default", outputs=(1,), self=t(0))], "no argument 'self' by name"),
-        ([op("aten.relu.default", [t(0)], outputs=(1,))], "argument 'self' is no Tensor"),
+        ([op("aten.relu.default", [t(0)], outputs=(1,))], "argument 'self' is not a Tensor"),
         ([op("aten.sum.dim_IntList", t(0), [0.5], outputs=(1,))], "argument 'dim' is no"),
         ([op("aten.bernoulli_.float", t(0), 0.5, outputs=(0,), generator=1)], "argument 'generator' is no"),
-        ([op("aten.relu_.default", t(0), outputs=(1,))], "its 'writes' do not say so"),
+        ([op("aten.relu_.default", t(0), outputs=(1,))], "its 'writes' do not list"),
     ],
 )
 def test_argument_that_the_schema_does_not_have_is_refused(ops: list[Op], problem: str) -> None:
@@ -342,7 +342,7 @@ def test_tensor_that_no_op_made_is_one_line() -> None:
     liar = op("aten.relu_.default", t(0), outputs=(0,), writes=(0, 1))
     user = op("aten.relu.default", t(1), outputs=(2,))
     tensors = [tensor(2), tensor(2, storage=1, init=None), tensor(2, storage=2, init=None)]
-    with pytest.raises(ReplayError, match="tensor 1 is not there"):
+    with pytest.raises(ReplayError, match="tensor 1 is missing"):
         run(trace_of([liar, user], tensors))
 
 
@@ -402,7 +402,7 @@ def test_gradient_has_the_shape_of_the_result_and_the_samples_of_the_image() -> 
 def test_batch_norm_has_one_number_for_each_channel() -> None:
     tensors = [tensor(2, 64, 4, 4), tensor(1, storage=1), *(tensor(1, storage=2 + i, init=None) for i in range(3))]
     made = op("aten.native_batch_norm.default", t(0), t(1), None, None, None, True, 0.1, 1e-5, outputs=(2, 3, 4))
-    with pytest.raises(OperatorError, match="argument 1 has not one number for each channel"):
+    with pytest.raises(OperatorError, match="argument 1 does not have one number per channel"):
         check_operators(trace_of([made], tensors, 2**14), "t")
 
 

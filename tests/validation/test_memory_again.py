@@ -93,10 +93,10 @@ def test_command_says_times_and_peaks(copied: Path) -> None:
 def test_plans_of_other_cases_are_refused(copied: Path) -> None:
     plans = read_replayed_plans(plans_path(copied))
     write_replayed_plans(plans[1:], copied)
-    with pytest.raises(MeasurementError, match="14 cases, and 13 memory plans beside it"):
+    with pytest.raises(MeasurementError, match="14 cases, and 13 memory plans next to it"):
         predict_again(copied)
     write_replayed_plans((plans[1], plans[0], *plans[2:]), copied)
-    with pytest.raises(MeasurementError, match="is not the memory plan in its place"):
+    with pytest.raises(MeasurementError, match="does not match its memory plan"):
         predict_again(copied)
 
 
@@ -107,7 +107,7 @@ def test_missing_trace_is_named(copied: Path) -> None:
 
 
 def test_another_step_is_refused(copied: Path) -> None:
-    with pytest.raises(MeasurementError, match="is another step than that of"):
+    with pytest.raises(MeasurementError, match="is not the step of"):
         predict_again(copied, {"resnet50-train-b16": trace_files(FIRST)["vgg16-train-b16"]})
 
 

@@ -42,9 +42,9 @@ def measure_collectives(gpus: int, base: Topology, source: str) -> Topology:
     """
     there = torch.cuda.device_count()
     if 0 < there < gpus:
-        raise GpuError(f"this machine has {there} GPUs, and {gpus} are to be measured")
+        raise GpuError(f"this machine has {there} GPUs, fewer than the {gpus} to measure")
     if gpus > base.gpus_per_node:
-        raise GpuError(f"{base.name} has {base.gpus_per_node} GPUs a node, and {gpus} are to be measured")
+        raise GpuError(f"{base.name} has {base.gpus_per_node} GPUs per node, fewer than the {gpus} to measure")
     curves = []
     for count in sorted({*(2**power for power in range(1, 11) if 2**power < gpus), gpus}):
         points_of = json.loads(launch(count, MODULE, [], timeout_s=TIMEOUT_S))

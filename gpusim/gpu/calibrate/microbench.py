@@ -96,7 +96,7 @@ def profiled_kernel(call: Callable[[], object], repeats: int = 50) -> Kernel:
     kernels = [event for event in exported_events(session) if event.get("cat") == "kernel"]
     names = {event["name"] for event in kernels}
     if len(names) != 1:
-        raise CaptureError(f"a micro-benchmark expected one kernel a call, the profiler saw {len(names)}")
+        raise CaptureError(f"a micro-benchmark expected one kernel per call, the profiler saw {len(names)}")
     return kernel_of(kernels)
 
 

@@ -58,7 +58,7 @@ def with_counters(trace: Trace, seed: int, say: Callable[[str], None] = lambda _
     """
     ncu = find_ncu()
     kernels = sum(kernel.kind == "kernel" for op in trace.ops for kernel in op.kernels)
-    say(f"counting what {kernels} kernels do, with {ncu}")
+    say(f"counting the work of {kernels} kernels with {ncu}")
     with scratch_folder() as folder:
         step, table = folder / "step.json", folder / "counters.csv"
         write_trace(trace, step)
@@ -133,7 +133,7 @@ def parse_ncu(text: str) -> list[Launch]:
     missing = sorted(wanted - set(rows[0] if rows else ()))
     if missing:
         raise CaptureError(
-            f"ncu's table has no column '{missing[0]}': this ncu names it otherwise, or the GPU lacks it"
+            f"ncu's table has no column '{missing[0]}': this ncu has another name for it, or the GPU lacks it"
         )
     units, launches = rows[0], rows[1:]
     return [
@@ -206,4 +206,4 @@ def _reason(text: str) -> str:
     """Return the line in which ncu, or the program, reports the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("==ERROR==")]
-    return (errors or lines or ["it said nothing"])[-1].removeprefix("==ERROR==").strip()
+    return (errors or lines or ["no output"])[-1].removeprefix("==ERROR==").strip()

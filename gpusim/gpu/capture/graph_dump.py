@@ -57,7 +57,7 @@ def _kernel_name(driver: Any, params: Any) -> str:
 
 def _from_bindings(graph: Any) -> tuple[list[dict[str, Any]], list[dict[str, int]]]:
     if not hasattr(graph, "raw_cuda_graph"):
-        raise GpuError(f"torch {torch.__version__} gives no access to a graph's nodes: 2.11 and later do")
+        raise GpuError(f"torch {torch.__version__} has no access to a graph's nodes; torch 2.11 and later have")
     try:
         from cuda.bindings import driver
     except ModuleNotFoundError as cause:

@@ -123,7 +123,7 @@ def model_step(
 ) -> UserStep:
     """Return one step of a model as functions; arguments as in `capture`. Raises `CaptureError`."""
     if not isinstance(model, torch.nn.Module):
-        raise CaptureError(f"model: a torch.nn.Module is needed, this is a {type(model).__name__}")
+        raise CaptureError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     given, wanted = (value if isinstance(value, tuple) else (value,) for value in (inputs, targets))
     named = {**_named("input", (given, dict(kwargs or {})), "input"), **_named("target", wanted, "target")}
     modules = {"": model} | ({"loss": loss} if isinstance(loss, torch.nn.Module) else {})
@@ -181,7 +181,7 @@ def function_step(
 ) -> UserStep:
     """Return a user's step function as a step. Raises `CaptureError` for an object that is not callable."""
     if not callable(function):
-        raise CaptureError(f"step function: something to call is needed, this is a {type(function).__name__}")
+        raise CaptureError(f"step function: expected a callable, got {type(function).__name__}")
     given = inputs if isinstance(inputs, tuple) else (inputs,)
     named = _named("input", (given, dict(kwargs or {})), "input")
     modules, optimizers = reachable((function, *given, *(kwargs or {}).values()))
@@ -209,7 +209,7 @@ def options_of(
     odd = kinds - {torch.float32, torch.bfloat16}
     if odd:
         listed = ", ".join(sorted(str(kind) for kind in odd))
-        raise CaptureError(f"parameters or inputs of {listed}: a trace's step computes in float32 or bfloat16")
+        raise CaptureError(f"parameters or inputs of {listed}: a step must compute in float32 or bfloat16")
     if dtype is None:
         dtype = "bf16" if autocast or torch.bfloat16 in kinds else "tf32"
     if dtype not in ("fp32", "tf32", "bf16"):
@@ -253,9 +253,9 @@ def _check_loss(value: Any, given_loss: bool) -> None:
         return
     returned = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        returned = "a number that no parameter has a part in"
+        returned = "a number that depends on no parameter"
     whose = "the loss function" if given_loss else "the model, without loss=,"
-    raise CaptureError(f"{whose} returns {returned}; one number that can be differentiated is needed")
+    raise CaptureError(f"{whose} returns {returned}; expected one differentiable number")
 
 
 def _autocast_dtype(autocast: torch.dtype | bool | None) -> torch.dtype | None:
@@ -263,7 +263,7 @@ def _autocast_dtype(autocast: torch.dtype | bool | None) -> torch.dtype | None:
         return None
     if autocast is True or autocast == torch.bfloat16:
         return torch.bfloat16
-    raise CaptureError(f"autocast={autocast}: torch.bfloat16 is needed, which does without scaling of the loss")
+    raise CaptureError(f"autocast={autocast}: only torch.bfloat16, which needs no loss scaling")
 
 
 def _spec(of: Any) -> str:

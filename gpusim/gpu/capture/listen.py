@@ -252,16 +252,16 @@ class Listener(TorchDispatchMode):
     def _refuse(self, function: Any, tensors: Sequence[torch.Tensor]) -> None:
         odd = next((t for t in tensors if type(t) not in (torch.Tensor, torch.nn.Parameter)), None)
         if odd is not None:
-            raise self.error(f"a {type(odd).__name__} is no plain tensor, and a trace holds no other")
+            raise self.error(f"a {type(odd).__name__} is not a plain tensor; a trace holds only those")
         if torch.Tag.data_dependent_output in function.tags:
             raise self.error(
                 f"the step reads the elements of a tensor ({_in_words(function)}), so what follows may depend on data; "
-                "a captured step is the same for all data"
+                "a captured step must not depend on it"
             )
 
     def _refuse_copy_to_host(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.strict and tensors:
-            raise self.error("the step copies a tensor to the host; a captured step stays on the GPU")
+            raise self.error("the step copies a tensor to the host; a captured step must stay on the GPU")
 
     def error(self, problem: str) -> CaptureError:
         """Return an error at the current line of the user's code."""
@@ -271,7 +271,7 @@ class Listener(TorchDispatchMode):
         """Raise `CaptureError` where the user's code reads a tensor's elements without the dispatcher."""
         self._look_at_stack()
         if self.strict and not self._is_known(tensor):
-            raise self.error(f"the step reads the elements of a tensor ({how}); a captured step is the same for all")
+            raise self.error(f"the step reads the elements of a tensor ({how}); a captured step must not depend on it")
 
     # --- Where a call comes from ---
 

@@ -18,7 +18,7 @@ from gpusim.errors import CaptureError
 
 #: Optimizers that a trace cannot hold, with the reason.
 REFUSED = {
-    "LBFGS": "it calls the model as often as the values of the loss ask for",
+    "LBFGS": "it calls the model a number of times that depends on the loss",
     "Adafactor": "its steps depend on norms that it reads from the GPU",
     "SparseAdam": "its gradients are sparse",
 }
@@ -27,7 +27,7 @@ REFUSED = {
 def refuse(optimizer: Any) -> None:
     """Raise `CaptureError` for an object that is not a torch optimizer, and for the optimizers in `REFUSED`."""
     if not isinstance(optimizer, Optimizer):
-        raise CaptureError(f"optimizer: a torch.optim.Optimizer is needed, this is a {type(optimizer).__name__}")
+        raise CaptureError(f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
     for kind in type(optimizer).__mro__:
         if kind.__name__ in REFUSED and kind.__module__.startswith("torch.optim"):
             raise CaptureError(f"optimizer {type(optimizer).__name__} cannot be captured: {REFUSED[kind.__name__]}")

@@ -247,7 +247,7 @@ def _worst(
 
 
 def _in_words(error: float) -> str:
-    return f"{error:.2g}" if error < NOT_FINITE else "more than can be told (not finite, or not zero as it must be)"
+    return f"{error:.2g}" if error < NOT_FINITE else "more than any limit (not finite, or not zero where it must be)"
 
 
 def _name(trace: Trace, index: int) -> str:

@@ -221,7 +221,7 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
     """Run one call and describe it as an op."""
     args, kwargs = pytree.tree_map_only(Value, lambda v: _get(v, env), (call.args, call.kwargs))
     if not isinstance(call.function, torch._ops.OpOverload):
-        raise CaptureError(f"{_at(call)}the step calls {call.function}, which is no ATen operator")
+        raise CaptureError(f"{_at(call)}the step calls {call.function}, which is not an ATen operator")
     read = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     written = written_arguments(call.function, args, kwargs)
     try:

@@ -205,7 +205,7 @@ def _changes(calls: Sequence[Call], again: Sequence[Call]) -> list[str]:
         shape_one, shape_other = _shape(one), _shape(other)
         if shape_one != shape_other:
             raise CaptureError(
-                f"{other.line or one.line}: the step does not do the same each time: {one.function} in one step, "
+                f"{other.line or one.line}: the step is not the same each time: {one.function} in one step, "
                 f"{other.function} or other arguments in the next"
             )
         if repr((one.args, one.kwargs)) != repr((other.args, other.kwargs)):
@@ -214,7 +214,7 @@ def _changes(calls: Sequence[Call], again: Sequence[Call]) -> list[str]:
         longer = calls if len(calls) > len(again) else again
         extra = longer[min(len(calls), len(again))]
         raise CaptureError(
-            f"{extra.line}: the step does not do the same each time: it made {len(calls)} calls, then {len(again)}"
+            f"{extra.line}: the step is not the same each time: it made {len(calls)} calls, then {len(again)}"
         )
     return list(changes)
 
@@ -223,7 +223,7 @@ def _other_constants(graph: JointGraph, again: JointGraph) -> list[str]:
     """Describe constants of the user's code that differ in the next step."""
     pairs = zip(graph.inputs.values(), again.inputs.values(), strict=False)
     changed = [a.name for a, b in pairs if a.role == b.role == "constant" and not torch.equal(a.tensor, b.tensor)]
-    return [f"the elements of '{name}', which the host makes" for name in changed]
+    return [f"the elements of '{name}', made by the host" for name in changed]
 
 
 def _shape(call: Call) -> Any:

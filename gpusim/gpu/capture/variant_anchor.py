@@ -55,7 +55,11 @@ def anchored_variants(trace: Trace, seed: int = DEFAULT_SEED, say: Callable[[str
         name: anchor_factor(graph, variants, captured_ns, took_ns)
         for (name, variants), took_ns in zip(chosen.items(), times_ns, strict=True)
     }
-    say("variants take " + ", ".join(f"{factor:.2f} ({name})" for name, factor in factors.items()) + " of their calls")
+    say(
+        "variants take "
+        + ", ".join(f"{factor:.2f} ({name})" for name, factor in factors.items())
+        + " of their time alone"
+    )
     return with_times(trace, factors)
 
 

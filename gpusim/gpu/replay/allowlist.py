@@ -139,12 +139,12 @@ def _problem_with_value(value: Any, words: tuple[str, ...]) -> str:
     if isinstance(value, list | tuple):
         return next((problem for part in value if (problem := _problem_with_value(part, ()))), "")
     if not isinstance(value, dict):
-        return f"a {type(value).__name__} is no argument"
+        return f"a {type(value).__name__} is not a valid argument"
     wrong = problem_with(value)
     if wrong is not None:
         return wrong
     if "device" in value and value["device"] != "cuda":
-        return f"device '{value['device']}' is not the GPU of the step; replay runs on that alone"
+        return f"device '{value['device']}' is not the step's GPU, the only device of a replay"
     if "dtype" in value and value["dtype"] not in DTYPE_BYTES:
         return f"unknown dtype '{value['dtype'][:80]}'"
     return ""
@@ -163,7 +163,7 @@ def _problem_with_sizes(op: Op, trace: Trace) -> str:
         dim = op.kwargs.get("dim", op.args[-1] if len(op.args) > (1 if name == "aten.unbind" else 2) else 0)
         size = 1 if name == "aten.unbind" else op.args[1] if len(op.args) > 1 else op.kwargs.get("split_size")
         if not isinstance(dim, int) or not isinstance(size, int) or not -len(shape) <= dim < len(shape):
-            return "its dimension or size is no dimension or size of the tensor"
+            return "its dimension or size does not fit the tensor"
         parts = max(1, -(-shape[dim] // size)) if size > 0 else 1
         if name == "aten.unbind":
             parts = shape[dim]

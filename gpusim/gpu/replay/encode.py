@@ -87,7 +87,7 @@ def decode(
             return None
         tensor = tensors[inner]
         if not isinstance(tensor, torch.Tensor):
-            raise ReplayError(f"tensor {inner} is not there when an op takes it")
+            raise ReplayError(f"tensor {inner} is missing when an op takes it")
         return tensor
     if tag == "float" and inner in ("inf", "-inf", "nan"):
         return float(inner)

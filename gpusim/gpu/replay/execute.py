@@ -225,7 +225,7 @@ class Runner:
         living = (self.tensors[other] for other in self._of_storage[declared.storage])
         memory = next((tensor.untyped_storage() for tensor in living if tensor is not None), None)
         if memory is None and not writing:
-            raise ReplayError(f"tensor {index} is not there when an op takes it")
+            raise ReplayError(f"tensor {index} is missing when an op takes it")
         if memory is None:
             size = self.trace.storages[declared.storage].bytes
             memory = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()

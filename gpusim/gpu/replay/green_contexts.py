@@ -166,7 +166,7 @@ class _Driver:
             smallest,
         )
         if not count.value:
-            raise GpuError("no SM partitions: this GPU does not let its SMs be split")
+            raise GpuError("no SM partitions: this GPU cannot split its SMs")
         return list(groups[: count.value]), left
 
     def context(self, members: Sequence[_Resource]) -> ctypes.c_void_p:

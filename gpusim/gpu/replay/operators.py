@@ -60,9 +60,9 @@ def _problem_with_schema(op: Op, schema: Any) -> str:
     given = [*zip(positional, op.args, strict=False), *((by_name[name], value) for name, value in op.kwargs.items())]
     for argument, value in given:
         if not _fits(value, argument.real_type):
-            return f"argument '{argument.name}' is no {argument.real_type}"
+            return f"argument '{argument.name}' is not a {argument.real_type}"
         if argument.alias_info is not None and argument.alias_info.is_write and set(tensor_refs(value)) - {*op.writes}:
-            return f"it changes argument '{argument.name}', and its 'writes' do not say so"
+            return f"it changes argument '{argument.name}', which its 'writes' do not list"
     return ""
 
 

@@ -156,7 +156,7 @@ def require_equal(measurement: Measurement) -> None:
     if not outputs.equal:
         raise ReplayError(
             f"replay of '{measurement.trace}', policy {measurement.policy}: outputs differ from the sequential run by "
-            f"{outputs.worst_error:.2g} (tolerance {outputs.tolerance:g}); the times mean nothing"
+            f"{outputs.worst_error:.2g} (tolerance {outputs.tolerance:g}); the times are meaningless"
         )
 
 

@@ -89,7 +89,7 @@ class SavedRules:
         if flag is not None and len(op.args) > flag and op.args[flag] is False:
             return ""
         changed = {tensor for place in positions if place < len(op.args) for tensor in tensor_refs(op.args[place])}
-        return "it changes its statistics, and its 'writes' do not say so" if changed - {*op.writes} else ""
+        return "it changes its statistics, which its 'writes' do not list" if changed - {*op.writes} else ""
 
     def _returned_again(self, index: int, op: Op) -> str:
         """Refuse an op that returns an existing tensor, unless `writes` declares a change or the op makes views."""
@@ -97,7 +97,7 @@ class SavedRules:
             if tensor is None or tensor not in self._again or tensor in op.writes or op.target in VIEWS:
                 continue
             if self.trace.tensors[tensor].init is not None or self._made[tensor][0] < index:
-                return f"it returns tensor {tensor}, which is there, and its 'writes' do not say so"
+                return f"it returns tensor {tensor}, which exists already, and its 'writes' do not list it"
         return ""
 
     def _taken_as_saved(self, op: Op) -> str:
@@ -144,7 +144,7 @@ class SavedRules:
             if max(self._written.get(tensor.storage, [0])[-1:]) > forward:
                 return f"argument {place} has changed since '{saver.name}', or changes later"
             if op.args[place][TENSOR] not in op.reads or (place in rule.same and not self._read_by(saver, op, place)):
-                return f"it takes argument {place}, and its 'reads' or those of '{saver.name}' do not say so"
+                return f"it takes argument {place}, which its 'reads' or those of '{saver.name}' do not list"
         return self._shapes_of_backward(op, saver, rule)
 
     def _forward_of(self, index: int, op: Op, rule: Backward) -> int | None:
@@ -180,7 +180,7 @@ class SavedRules:
             if query is None or len(query.shape) != 4 or op.args[place] != query.shape[2]:
                 return f"argument {place} is not the length of its sequence"
         if any(op.args[place] is not None for place in NULL_ARGUMENTS.get(op.target, ())):
-            return "packed sequences are in no trace"
+            return "packed sequences are not supported"
         if op.target in WEIGHT_ROWS:
             place, of = WEIGHT_ROWS[op.target]
             weight = tensor_at(self.trace, saver, of)
@@ -216,12 +216,12 @@ class SavedRules:
         if weight is None or rows is None or offsets is None or len(weight.shape) != 2:
             return "it has no table, rows and offsets"
         if rows.dtype not in ("int32", "int64") or rows.dtype != offsets.dtype or not is_row(rows):
-            return "its rows and offsets are no whole numbers in one dimension"
+            return "its rows and offsets are not one-dimensional integer tensors"
         if len(op.args) > 5 and op.args[5] is not False:
-            return "sparse gradients are in no trace"
+            return "sparse gradients are not supported"
         each = tensor_at(self.trace, op, 6)
         if each is not None and (each.shape != rows.shape or not is_row(each) or each.dtype != weight.dtype):
-            return "it has not one weight for each row that it takes"
+            return "it does not have one weight per row"
         if not self._within(op, 1, weight.shape[0]):
             return f"nothing in the trace shows that its rows are below {weight.shape[0]}"
         ends = self.known.rising(op.args[2][TENSOR])
@@ -237,7 +237,7 @@ class SavedRules:
             return "it has no scores and labels"
         steps, samples, classes = scores.shape
         if any(not isinstance(each, list | tuple) or len(each) != samples for each in lengths):
-            return "it has not one length for each sample"
+            return "it does not have one length per sample"
         if any(not isinstance(n, int) or n < 0 for each in lengths for n in each) or max(lengths[0], default=0) > steps:
             return "its lengths are not those of its sequences"
         if not samples:

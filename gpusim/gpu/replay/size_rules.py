@@ -21,7 +21,7 @@ def size_problem(trace: Trace, op: Op) -> str:
     for place in PER_CHANNEL.get(op.target, ()):
         tensor = tensor_at(trace, op, place)
         if tensor is not None and (image is None or len(image.shape) < 2 or tensor.shape != image.shape[1:2]):
-            return f"argument {place} has not one number for each channel"
+            return f"argument {place} does not have one number per channel"
     if op.target == "aten.native_group_norm.default":
         counts = op.args[3:6]
         whole = [count for count in counts if isinstance(count, int)]
@@ -55,11 +55,11 @@ def _transform_problem(trace: Trace, op: Op) -> str:
     if any(not -rank <= d < rank for d in dims) or len({d % rank for d in dims}) != len(dims):
         return "its dimensions are not those of the tensor"
     if len(op.args) < 4 or op.args[2] not in (0, 1, 2) or any(image.shape[d] < 1 for d in dims):
-        return "its sizes or its scaling are not there"
+        return "its sizes or its scaling are missing"
     if op.target == "aten._fft_c2r.default":
         length = op.args[3]
         if not isinstance(length, int) or length < 1 or image.shape[dims[-1]] != length // 2 + 1:
-            return "the length of its result does not fit to the tensor"
+            return "the length of its result does not fit the tensor"
     return ""
 
 
@@ -84,7 +84,7 @@ def lists_problem(trace: Trace, op: Op) -> str:
     for value in single:
         tensor = tensor_of(trace, value)
         if tensor is not None and math.prod(tensor.shape) != 1:
-            return "a tensor that stands for one number has several"
+            return "a scalar tensor has several elements"
     return ""
 
 
@@ -96,7 +96,7 @@ def fused_step_problem(trace: Trace, index: int, op: Op) -> str:
             continue
         lists = [each.args[place] for each, place in zip(chain, (0, 1, 0), strict=False) if len(each.args) > place]
         if len(lists) != 3 or not all(isinstance(each, list | tuple) for each in lists):
-            return f"variant '{variant.name}' is no step of SGD"
+            return f"variant '{variant.name}' is not a step of SGD"
         problem = _together(trace, lists)
         if problem:
             return f"variant '{variant.name}': {problem}"

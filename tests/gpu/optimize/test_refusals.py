@@ -107,7 +107,7 @@ class Raises(Net):
         (Counts, "changes the Python attribute 'calls' of Counts"),
         (Replaces, "replaces the buffer 'mean' of Replaces"),
         (Drifts, "changes from step to step"),
-        (Varies, "does not do the same each time"),
+        (Varies, "is not the same each time"),
         (Boxes, "returns a Box"),
         (Raises, "this model does not work"),
     ],
