@@ -1,4 +1,4 @@
-"""What tests share: which ones a machine without a GPU leaves out, and that nothing else is left out silently."""
+"""Shared test rules: which tests a machine without a GPU skips, and that nothing else is skipped silently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _UNEXPECTED_SKIPS = pytest.StashKey[list[str]]()
 
 @functools.cache
 def gpus() -> tuple[int, str]:
-    """How many GPUs torch can use, and where it is none, why. Imports torch: only called for a test that needs it."""
+    """Return the number of GPUs that torch can use, and the reason for none. Imports torch: only for tests that need
+    it.
+    """
     try:
         import torch
     except ImportError as cause:
@@ -43,7 +45,7 @@ def gpus() -> tuple[int, str]:
 
 
 def gpus_wanted(marker: pytest.Mark) -> int:
-    """The `count` of a `gpu(count=1)` marker."""
+    """Return the `count` of a `gpu(count=1)` marker."""
     return int(marker.kwargs.get("count", marker.args[0] if marker.args else 1))
 
 

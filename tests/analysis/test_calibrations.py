@@ -1,4 +1,4 @@
-"""`gpusim hardware --compare`: which numbers of two calibrations agree, and what those that do not would change."""
+"""`gpusim hardware --compare`: differing numbers of two calibrations, and their effect on predictions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_nothing_against_something_does_not_agree() -> None:
 
 
 def test_effect_is_what_the_other_number_does_to_predictions() -> None:
-    """A join that costs a microsecond more shows in a step with joins; copies do not, for there are none."""
+    """A join that costs a microsecond more shows in a step with joins; copies do not show, for there are none."""
     other = changed("graph", join_ns=H200.graph.join_ns + 1000)
     other = msgspec.structs.replace(other, copies=msgspec.structs.replace(other.copies, latency_ns=9e9))
     found = by_name(compare(H200, other, [wide_trace()]))

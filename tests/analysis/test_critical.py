@@ -1,4 +1,4 @@
-"""The critical path of a simulated schedule: causes in small plans by hand, and that it adds up in any plan."""
+"""Critical path of a simulated schedule: causes in small plans by hand, and a sum equal to the makespan in any plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def simulate(found: Plan, hardware: HardwareModel) -> tuple[Timeline, CriticalPa
 
 
 def causes(found: Plan, hardware: HardwareModel | None = None) -> list[tuple[int, str, int, int]]:
-    """(task, cause, wait, run) of each step of the critical path."""
+    """Return (task, cause, wait, run) of each step of the critical path."""
     _, path = simulate(found, hardware or make_hardware())
     return [(step.task, step.cause, step.wait_ns, step.run_ns) for step in path.steps]
 
@@ -57,7 +57,7 @@ def test_task_without_a_grid_slot_blames_the_one_that_made_room() -> None:
 
 
 def test_second_copy_of_a_direction_waits_for_the_copy_engine() -> None:
-    """50 bytes a ns: 1000 and 2000 ns, the other direction does not matter."""
+    """50 bytes per ns: 1000 and 2000 ns; the other direction does not matter."""
     found = causes(plan(copy("h2d", 50_000), copy("h2d", 100_000, queue=1), copy("d2h", 1000, queue=2)))
     assert found == [(0, "start", 0, 1000), (1, "copy engine", 0, 2000)]
 
@@ -70,7 +70,7 @@ def test_time_over_that_alone_is_told_apart() -> None:
 
 
 def test_host_that_launches_too_late_is_the_cause_in_stream_mode() -> None:
-    """The launch takes 5 us each; the kernels 1 us: the second is launched when the first is long over."""
+    """Launches take 5 us each, kernels 1 us: the second launch comes long after the first kernel ended."""
     hardware = make_hardware(launch_ns=5000, start_ns=300, stream_chain_ns=100)
     assert causes(plan(task(1000), task(1000), mode="stream"), hardware) == [(1, "launch", 10_300, 1000)]
 

@@ -1,4 +1,4 @@
-"""Why a schedule is not faster: every ns of the gap has one cause, and windows and pairs say what happened in them."""
+"""Explanation of a schedule: every ns of the gap has one cause, and windows and pairs report their share."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from tests.support.timelines import run
 
 
 def sharing(hardware: HardwareModel, exponent: float) -> HardwareModel:
-    """With SMs as one pool (0), or with blocks placed one by one."""
+    """Return hardware with pooled SMs (exponent 0), or with block-level placement."""
     contention = msgspec.structs.replace(hardware.contention, sharing_exponent=exponent)
     return msgspec.structs.replace(hardware, contention=contention)
 
@@ -69,27 +69,27 @@ def pool(**costs: float) -> HardwareModel:
 
 
 def by_block(**costs: float) -> HardwareModel:
-    """Two blocks on an SM take twice as long each as one."""
+    """Two blocks on an SM each take twice as long as one alone."""
     return sharing(make_hardware(**costs), 1.0)
 
 
 def explained(
     trace: Trace, streams: Sequence[int], hardware: HardwareModel | None = None, mode: LaunchMode = "graph"
 ) -> Explained:
-    """A trace's ops in recorded order on these streams."""
+    """Explain a trace's ops in recorded order on these streams."""
     graph = build_graph(trace, hardware or pool())
     timeline = FastEngine().run(lowered(graph, range(len(graph)), streams, mode), graph.hardware)
     return explain(graph, timeline, graph.hardware)
 
 
 def losses(timeline: Timeline) -> tuple[tuple[Loss, ...], ...]:
-    """What each task lost while it ran."""
+    """Return the losses of each task while it ran."""
     assert timeline.causes is not None
     return timeline.causes.losses
 
 
 def causes(found: Explained) -> dict[str, int]:
-    """Totals of the step in whole ns."""
+    """Return the totals of the step in whole ns."""
     return {cause: round(lost_ns) for cause, lost_ns in totals_ns(found.step().delays).items()}
 
 
@@ -101,13 +101,13 @@ FORK = [op("a", "x", dur_ns=1000), op("b", "a", dur_ns=1000), op("c", "a", dur_n
 
 def test_schedule_as_fast_as_the_critical_path_has_no_gap() -> None:
     found = explained(make_trace(FORK), [0, 0, 1, 0], make_hardware(chain_ns=100))
-    # a, then b beside c, then d: 3000 and two gaps
+    # a, then b and c concurrently, then d: 3000 and two gaps
     assert found.step().makespan_ns == found.step().critical_path_ns == 3200
     assert causes(found) == {}
 
 
 def test_one_stream_is_a_queue() -> None:
-    """c waits for b's 1000 and the gap behind it, though its data were there."""
+    """c waits for b's 1000 and the gap after it, although its data were ready."""
     found = explained(make_trace(FORK), [0, 0, 0, 0], make_hardware(chain_ns=100))
     assert causes(found) == {QUEUE: 1100}
     (delay,) = found.step().delays
@@ -121,7 +121,7 @@ def test_join_and_front_end_costs() -> None:
 
 
 def test_start_beside_a_kernel_delays_what_waits_for_it() -> None:
-    """b starts 70 after a; one start beside takes 60 x 1 / (1 + 2) of a, and c is ready 20 later. b sees none."""
+    """b starts 70 after a; one start costs a 60 x 1 / (1 + 2), and c is ready 20 later. b sees no start."""
     steps = [op("a", "x", dur_ns=2000), op("b", "x", dur_ns=1000), op("c", "a", dur_ns=1000)]
     hardware = make_hardware(chain_ns=100, front_end_ns=70, busy_ns=60, busy_starts=2)
     found = explained(make_trace(steps), [0, 1, 0], hardware)
@@ -130,10 +130,10 @@ def test_start_beside_a_kernel_delays_what_waits_for_it() -> None:
 
 
 def test_younger_kernel_loses_issue_slots() -> None:
-    """Half of the GPU each; at a = 1 the younger runs at half speed beside the elder: 1000 ns late."""
+    """Half of the GPU each; at a = 1 the younger runs at half speed next to the older: 1000 ns late."""
     steps = [op("a", "x", dur_ns=2000, blocks=HALF), op("b", "x", dur_ns=2000, blocks=HALF)]
     found = explained(make_trace(steps), [0, 1], pool(slowdown=1.0))
-    # beside a, b gets 1000 done in 2000; then the other 1000 alone
+    # b gets 1000 done in 2000 next to a; then the other 1000 alone
     assert found.timeline.makespan_ns == 3000
     assert causes(found) == {ISSUE: 1000}
     (delay,) = found.step().delays
@@ -160,7 +160,7 @@ def test_the_scarce_resource_is_named(demand: Demand, cause: str) -> None:
 
 
 def test_behind_a_kernel_that_is_not_placed_it_is_blocks() -> None:
-    """Head of line: the third would fit, and stands behind the second."""
+    """Head of line: the third would fit, but waits behind the second."""
     hardware = pool()
     timeline = run(plan(task(1000, 1.0), task(1000, 0.5, queue=1), task(100, 0.1, queue=2)), hardware)
     rows = losses(timeline)[2]
@@ -169,7 +169,7 @@ def test_behind_a_kernel_that_is_not_placed_it_is_blocks() -> None:
 
 
 def test_bandwidth_that_two_kernels_share_is_dram() -> None:
-    """Each asks for all of it: both run at half speed, from the first to the last ns."""
+    """Each needs the full bandwidth: both run at half speed, from the first to the last ns."""
     hardware = pool(dram_bytes_per_ns=10)
     timeline = run(plan(*(task(1000, queue=q, dram_bytes=10_000) for q in range(2))), hardware)
     for rows in losses(timeline):
@@ -182,18 +182,18 @@ def test_two_directions_of_copies_slow_each_other() -> None:
     timeline = run(plan(copy("h2d", 6000), copy("d2h", 6000, queue=1)), hardware)
     for rows in losses(timeline):
         assert [row.cause for row in rows] == [COPY]
-        assert rows[0].lost_ns == 80  # 6000 bytes at 30 a ns, not 50
+        assert rows[0].lost_ns == 80  # 6000 bytes at 30 per ns, not 50
 
 
 def test_slow_host_is_launch() -> None:
     steps = [replace(op("a", "x", dur_ns=100), host_ns=1000), replace(op("b", "x", dur_ns=100), host_ns=1000)]
     found = explained(make_trace(steps), [0, 1], make_hardware(start_ns=10), "stream")
-    # b is launched at 2000 and starts at 2010; nothing else would have kept it from 0
+    # b is launched at 2000 and starts at 2010; nothing else would delay it
     assert causes(found) == {LAUNCH: 2010}
 
 
 def test_slack_forgives_the_earliest_delays() -> None:
-    """The long branch decides: what the short one waited in its queue cost nothing."""
+    """The long branch decides: the queue wait of the short one cost nothing."""
     steps = [
         op("a", "x", dur_ns=100),
         op("long", "a", dur_ns=5000),
@@ -210,13 +210,13 @@ def test_slack_forgives_the_earliest_delays() -> None:
 
 
 def two(first: Kernel, second: Kernel) -> Explained:
-    """Two kernels that start together on two streams."""
+    """Explain two kernels that start together on two streams."""
     steps = [replace(op("a", "x"), kernels=(first,)), replace(op("b", "x"), kernels=(second,))]
     return explained(make_trace(steps), [0, 1], by_block())
 
 
 def run_causes(found: Explained, task: int) -> dict[str, int]:
-    """What a kernel lost while it ran, in whole ns."""
+    """Return the losses of a kernel while it ran, in whole ns."""
     return {cause: round(lost_ns) for cause, lost_ns in totals_ns(found.delays[task]).items()}
 
 
@@ -242,20 +242,20 @@ def test_blocks_on_sms_of_their_own_lose_nothing() -> None:
     ],
 )
 def test_what_blocks_wait_for_is_named(first: Kernel, second: Kernel, cause: str) -> None:
-    """The first leaves no room on any SM: the second runs when it has ended, and not slower than alone."""
+    """The first leaves no room on any SM: the second runs after it, and no slower than alone."""
     found = two(first, second)
     assert run_causes(found, 0) == {}
     assert run_causes(found, 1) == {cause: 1000}
 
 
 def test_wait_for_another_split_of_shared_memory_is_named_and_so_is_the_crowd_after_it() -> None:
-    """SMs that run blocks without shared memory are not set to any. As they empty, each gets two blocks, not one."""
+    """SMs that run blocks without shared memory get no carve-out. As they empty, each gets two blocks, not one."""
     found = two(kernel(1000, 132, threads=256), kernel(100, 132, threads=256, smem=100_000))
     assert run_causes(found, 1) == {SPLIT: 1000, ISSUE: 100}
 
 
 def test_kernel_behind_one_that_waits_for_room_waits_for_its_turn() -> None:
-    """Head of line: the third would fit beside the first."""
+    """Head of line: the third would fit next to the first."""
     steps = [
         replace(op("a", "x"), kernels=(kernel(1000, 132, threads=768),)),
         replace(op("b", "x"), kernels=(kernel(500, 264, threads=1024),)),
@@ -276,7 +276,7 @@ def test_kernel_behind_one_that_waits_for_room_waits_for_its_turn() -> None:
 def test_totals_add_up_to_the_gap_between_makespan_and_critical_path(
     drawn: tuple[Trace, list[int], list[int]], hardware: HardwareModel, mode: LaunchMode, exponent: float
 ) -> None:
-    """Whatever the schedule and the GPU; no delay is negative, and no cause is unknown."""
+    """For any schedule and GPU, no delay is negative and no cause is unknown."""
     trace, order, streams = drawn
     hardware = sharing(hardware, exponent)
     graph = OpGraph.build(trace, hardware)
@@ -290,7 +290,7 @@ def test_totals_add_up_to_the_gap_between_makespan_and_critical_path(
     assert all(delay.lost_ns >= 0.0 for delay in gap.delays)
     if mode == "graph":
         assert gap.critical_path_ns == pytest.approx(critical_path_ns(graph), abs=1)
-    for index, tested in enumerate(timeline.plan.tasks):  # nothing of a task's lateness is left without a cause
+    for index, tested in enumerate(timeline.plan.tasks):  # a task's lateness has no part without a cause
         late_ns = timeline.end_ns[index] - found.data_ns[index] - alone_ns(tested, graph.hardware)
         assert sum(delay.lost_ns for delay in found.delays[index]) == pytest.approx(max(0.0, late_ns), abs=6)
 
@@ -300,7 +300,7 @@ def test_totals_add_up_to_the_gap_between_makespan_and_critical_path(
 def test_delays_of_a_window_are_part_of_those_of_the_step(
     drawn: tuple[Trace, list[int], list[int]], hardware: HardwareModel, exponent: float
 ) -> None:
-    """Two halves of the timeline have together what the whole has."""
+    """Two halves of the timeline add up to the whole."""
     trace, order, streams = drawn
     hardware = sharing(hardware, exponent)
     graph = OpGraph.build(trace, hardware)

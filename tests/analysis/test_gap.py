@@ -1,4 +1,4 @@
-"""What lies between the largest bound and a schedule: parts by hand, parts that add up, those of a recipe's results."""
+"""Gap between the largest bound and a schedule: parts by hand, sums of parts, and gaps of a recipe's results."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def gap_of(graph: OpGraph, streams: list[int], measured_ns: int | None = None) -
 
 
 def parts(gap: Gap) -> dict[str, int]:
-    """The parts that are not zero."""
+    """Return the parts that are not zero."""
     return {name: time_ns for name, time_ns in gap.parts if time_ns}
 
 
 def test_op_that_waits_in_its_stream_is_put_down_to_the_order() -> None:
-    # the chain a -> b of 2000; c, of 500, stands between them in their stream
+    # the chain a -> b of 2000; c, of 500, runs between them on their stream
     graph = build_graph(make_trace([op("a", "x"), op("c", "x", dur_ns=500), op("b", "a")]))
     found = gap_of(graph, [0, 0, 0])
     assert (found.bound, found.bound_ns, found.time_ns) == (CRITICAL_PATH, 2000, 2500)
@@ -79,8 +79,8 @@ def test_kernels_that_do_not_fill_the_gpu_evenly_are_imbalance() -> None:
 
 
 def test_gaps_and_order_are_parts_where_area_binds() -> None:
-    """Of 6 kernels of the whole GPU, 3 are a chain. With a stream each, one gap of 50 stays open: all other kernels are
-    through before the last of the chain.
+    """Of 6 kernels of the whole GPU, 3 are a chain. With a stream each, one gap of 50 stays open: all other kernels end
+    before the last of the chain.
     """
     steps = [op("a0", "x", blocks=WHOLE), op("a1", "a0", blocks=WHOLE), op("a2", "a1", blocks=WHOLE)]
     steps += [op(f"w{i}", "x", blocks=WHOLE) for i in range(3)]

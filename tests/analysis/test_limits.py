@@ -53,17 +53,17 @@ ROOT = Path(__file__).parents[2]
 
 
 def step_of(trace: Trace, hardware: HardwareModel | None = None, streams: int = 8) -> Scope:
-    """The whole step's limits, on round numbers."""
+    """Return the whole step's limits, on round numbers."""
     return limits(build_graph(trace, hardware or make_hardware()), streams=streams).scopes[-1]
 
 
 def losses(scope: Scope) -> dict[str, int]:
-    """Losses other than zero."""
+    """Return the losses other than zero."""
     return {loss.limit: loss.loss_ns for loss in scope.losses if loss.loss_ns}
 
 
 def with_phases(trace: Trace, *phases: str) -> Trace:
-    """The trace with these phases for its ops."""
+    """Return the trace with these phases for its ops."""
     ops = tuple(msgspec.structs.replace(op, phase=phase) for op, phase in zip(trace.ops, phases, strict=True))
     return msgspec.structs.replace(trace, ops=ops)
 
@@ -121,7 +121,7 @@ def test_too_few_streams_are_a_loss() -> None:
 
 
 def two_chains(blocks: int = 1, **options: Any) -> Trace:
-    """Two chains that have nothing to do with each other, 3 x 1000 and 2 x 1000 ns."""
+    """Make two independent chains, 3 x 1000 and 2 x 1000 ns."""
     first = [op("a0", "x", dur_ns=1000, blocks=blocks), op("a1", "a0", blocks=blocks), op("a2", "a1", blocks=blocks)]
     return make_trace([*first, op("b0", "y", blocks=blocks), op("b1", "b0", blocks=blocks)], **options)
 
@@ -147,7 +147,7 @@ def test_kernels_of_half_the_gpu_run_two_at_a_time() -> None:
 
 
 def test_contention_is_told_from_what_does_not_fit() -> None:
-    """Both fit side by side, so what they take longer is contention; without it nothing is lost."""
+    """Both fit side by side, so their slow-down is contention; without it nothing is lost."""
     steps = [op(f"a{i}", f"x{i}", dur_ns=12_000, blocks=HALF) for i in range(2)]
     found = losses(step_of(make_trace(steps), make_hardware(slowdown=0.5)))
     assert set(found) == {CONTENTION}
@@ -156,7 +156,7 @@ def test_contention_is_told_from_what_does_not_fit() -> None:
 
 
 def test_kernels_that_each_fill_the_bandwidth_halve_each_other() -> None:
-    """Each moves 200 MB, 137 MB of them beyond the L2, in 1 us: more than any bandwidth, so it is cut to that."""
+    """Each moves 200 MB, 137 MB of them beyond the L2, in 1 us: more than any bandwidth, so it is limited to that."""
     trace = make_trace([op("a", "x"), op("b", "y")], elements=25_000_000)
     assert losses(step_of(trace)) == {DRAM: 1000}
 
@@ -177,7 +177,7 @@ def test_step_without_kernels_has_nothing_to_lose() -> None:
 
 
 def phased() -> Trace:
-    """Forward f, then two backward ops that need it, then an optimizer op that needs one of those."""
+    """Make a step: forward f, two backward ops that need it, and an optimizer op that needs one of those."""
     steps = [op("f", "x", dur_ns=5000), op("b0", "f"), op("b1", "f", dur_ns=2000), op("o", "b0", dur_ns=700)]
     return with_phases(make_trace(steps), "forward", "backward", "backward", "optimizer")
 
@@ -186,14 +186,14 @@ def test_phases_are_looked_at_alone_and_together() -> None:
     found = {scope.name: scope for scope in limits(build_graph(phased(), make_hardware())).scopes}
     assert list(found) == ["forward", "backward", "optimizer", STEP]
     spans = {name: scope.parallelism.span_ns for name, scope in found.items()}
-    # What a phase needs from outside is taken to be there.
+    # Inputs of a phase from outside count as ready.
     assert spans == {"forward": 5000, "backward": 2000, "optimizer": 700, STEP: 7000}
     assert [found[name].ops for name in found] == [1, 2, 1, 4]
     assert found["backward"].parallelism.width == 2
 
 
 def test_what_another_phase_hands_on_without_a_kernel_still_counts() -> None:
-    """b1 reads what `silent` (of the forward phase, but without a kernel) made of b0's."""
+    """b1 reads the result that `silent` (forward phase, no kernel) made from b0's."""
     trace = make_trace([op("b0", "x"), Step("silent", "b0", "s"), op("b1", "s"), op("f", "y")])
     found = limits(
         build_graph(with_phases(trace, "backward", "forward", "backward", "forward"), make_hardware())
@@ -236,7 +236,7 @@ def test_losses_add_up_exactly_for_any_step(trace: Trace, hardware: HardwareMode
     assert level == scope.best_ns
     assert scope.best_ns + scope.won_ns == scope.sequential_ns
     assert scope.unlimited_ns + scope.potential_ns == scope.sequential_ns
-    # The sequential schedule, and the best one on few streams, are candidates where there are more.
+    # Candidates include the sequential schedule, and the best one on fewer streams.
     assert scope.won_ns >= 0
     assert scope.losses[-1].loss_ns >= 0
     assert scope.losses[0].loss_ns >= 0

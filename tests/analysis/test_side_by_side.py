@@ -1,4 +1,4 @@
-"""Which modules a schedule runs at the same time: sides, what joins them, and how long they run together."""
+"""Modules that a schedule runs concurrently: the sides, their join, and the time they overlap."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.helpers import Step, build_graph, kernel, make_hardware, make
 
 
 def layered(steps: list[Step], layers: Mapping[str, str]) -> Trace:
-    """A trace whose ops know their modules."""
+    """Make a trace whose ops have modules."""
     trace = make_trace(steps)
     ops = tuple(msgspec.structs.replace(each, layer=layers.get(each.name, "")) for each in trace.ops)
     return msgspec.structs.replace(trace, ops=ops)
 
 
 def concurrent(trace: Trace, streams: Mapping[str, int]) -> Concurrency:
-    """What runs side by side with each op on the stream given, in recorded order."""
+    """Return what runs concurrently with each op on the given stream, in recorded order."""
     graph = build_graph(trace, make_hardware())
     names = [each.name for each in trace.ops]
     schedule = Schedule(tuple(range(len(names))), tuple(streams.get(name, 0) for name in names))
@@ -31,7 +31,7 @@ def concurrent(trace: Trace, streams: Mapping[str, int]) -> Concurrency:
 
 
 def branched(block: str) -> tuple[list[Step], dict[str, str]]:
-    """A block of two branches, one of two modules, and their join."""
+    """Make a block of two branches, one of two modules, with their join."""
     steps = [
         op(f"{block}_a1", f"{block}_in", dur_ns=1000),
         op(f"{block}_a2", f"{block}_a1", dur_ns=1000),
@@ -83,7 +83,7 @@ def test_weight_gradients_and_updates_are_no_sides_of_a_module() -> None:
 
 
 def test_the_backward_pass_of_a_block_has_the_sides_of_its_forward_pass() -> None:
-    """Sums of gradients join branches that need nothing of each other."""
+    """Sums of gradients join branches that are independent of each other."""
     steps, layers = branched("a")
     steps += [
         Step("ga2", "a_cat", "ga2", kernels=(kernel(1000),), phase="backward"),

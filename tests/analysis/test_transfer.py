@@ -1,4 +1,4 @@
-"""A schedule tuned for one batch or GPU and used on another: what moves, what is lost, what is refused."""
+"""Transfer of a schedule to another batch or GPU: mapping of ops, losses, refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def small() -> Trace:
 
 @pytest.fixture(scope="module")
 def large() -> Trace:
-    """The same ops with kernels that fill the GPU: streams win nothing."""
+    """The same ops with kernels that fill the GPU: streams gain nothing."""
     return at(wide_trace(6, blocks=WHOLE, graph_ns=130_000), 64)
 
 
@@ -79,7 +79,7 @@ def test_a_schedule_at_home_takes_what_explore_predicts(small: Trace, large: Tra
 
 
 def test_a_schedule_tuned_for_full_kernels_loses_where_kernels_are_small(small: Trace, large: Trace) -> None:
-    """Tuned for the large batch it needs few streams: on the small one it gives some of the streams' gain away."""
+    """Tuned for the large batch it needs few streams, and loses part of the streams' gain on the small one."""
     found = gpusim.transfer([small, large], evaluations=EVALUATIONS)
     one, other = found.settings
     assert other.streams < one.streams

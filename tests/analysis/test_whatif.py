@@ -1,4 +1,4 @@
-"""What-if questions and what else the dashboard asks the library: breakdown, memory, waits, background exploration."""
+"""What-if questions and other library functions of the dashboard: breakdown, memory, waits, background exploration."""
 
 from __future__ import annotations
 

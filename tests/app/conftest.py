@@ -1,4 +1,4 @@
-"""What tests of the dashboard share."""
+"""Fixtures of the dashboard's tests."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ MAIN = sys.modules["__main__"]
 
 @pytest.fixture(autouse=True)
 def main_module() -> Iterator[None]:
-    """Streamlit runs a page as `__main__`; processes that later tests start must not take that for their own."""
+    """Streamlit runs a page as `__main__`; processes that later tests start must not inherit it."""
     yield
     sys.modules["__main__"] = MAIN

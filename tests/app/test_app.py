@@ -1,4 +1,4 @@
-"""The dashboard's pages, run by Streamlit's own test harness: what each answers, and that commands say the same."""
+"""The dashboard's pages in Streamlit's test harness: each page's answer, equal to the command's."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ WAYS = "Ways to run the step"
 
 
 def ms(text: str) -> float:
-    """A number of a table in ms or us, in ns."""
+    """Convert a table's number in ms or us to ns."""
     return round(float(text) * 1e6)
 
 
 def cell(row: dict[str, str], head: str) -> str:
-    """The cell of the column whose head begins so."""
+    """Return the cell of the column whose head begins with this text."""
     [found] = [value for name, value in row.items() if name.startswith(head)]
     return found
 
 
 def time_ns(row: dict[str, str], head: str) -> float:
-    """A time of a table in ns; its unit stands in the head."""
+    """Return a table's time in ns; the head has its unit."""
     [(name, value)] = [(name, value) for name, value in row.items() if name.startswith(head)]
     return float(value) * {"ms": 1e6, "us": 1e3, "ns": 1.0}[name.rpartition(", ")[2]]
 
@@ -80,7 +80,7 @@ def test_page_opens_without_errors_under_its_question(name: str) -> None:
 
 
 def drawn(app: AppTest, kind: str) -> int:
-    """How many figures or tables a page has."""
+    """Return the number of figures or tables on a page."""
     return len(app.dataframe if kind == "dataframe" else app.get(kind))
 
 
@@ -115,7 +115,7 @@ def test_links_to_pages_under_their_old_names_open() -> None:
 
 
 def test_sidebar_has_what_a_page_takes_and_nothing_else() -> None:
-    """One control for one thing: what a page chooses itself is not at the left as well."""
+    """Each control appears once: a page's own choice is not in the sidebar as well."""
     labels = {
         REGISTRY.STEP: "Step",
         REGISTRY.HARDWARE: "GPU",
@@ -165,7 +165,7 @@ def test_a_click_on_a_sample_is_a_verdict_on_it() -> None:
     app = opened()
     [button] = [each for each in app.button if each.key == f"sample {CHAIN}"]
     button.click().run()
-    # Streamlit's harness does not follow a change of page: what is looked at is set.
+    # Streamlit's harness does not follow a change of page, so the session state is checked.
     assert app.session_state["trace"] == CHAIN
     assert app.session_state["policy"] == RECOMMENDED
 
@@ -262,7 +262,7 @@ def test_all_schedules_tried_stand_with_the_bounds_on_one_scale(capsys: pytest.C
 
 @pytest.mark.parametrize("name", ["timeline", "memory", "what-if", "limits"])
 def test_every_page_begins_with_the_recommended_schedule(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the number that each page gives for it: its time, or its peak of memory."""
+    """Compared by the number that each page shows: time or peak memory."""
     best = commanded(page("verdict", trace=BRANCHES), capsys)["best"]
     app = page(name, trace=BRANCHES)
     assert address(app)["policy"] == "recommended"
@@ -310,7 +310,7 @@ def test_timeline_adds_up_to_what_simulate_prints(capsys: pytest.CaptureFixture[
 
 
 def test_the_worst_delay_is_explained_without_a_click(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same delay that `gpusim explain` lists first."""
+    """The delay is the first one that `gpusim explain` lists."""
     app = page("timeline", trace=BRANCHES, policy="critical_path", streams="4")
     words = ["explain", BRANCHES, "--policy", "critical_path", "--streams", "4", "--json"]
     with pytest.MonkeyPatch.context() as patch:
@@ -531,7 +531,7 @@ def test_transfer_shows_what_the_command_prints(capsys: pytest.CaptureFixture[st
 
 
 def table_rows(app: AppTest) -> list[dict[str, str]]:
-    """The rows of the last table of a page."""
+    """Return the rows of a page's last table."""
     last = markup(app).rpartition("<table")[2]
     heads = [plain(head) for head in re.findall(r'<th scope="col"[^>]*>(.*?)</th>', last)]
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", last.partition("<tbody>")[2])
@@ -645,7 +645,7 @@ def test_partitions_that_the_gpu_cannot_have_are_a_message(asked: str) -> None:
     app = page("search")
     widget(app.text_input, "Partitions of the SMs").set_value(asked).run()
     assert not app.exception
-    if asked == "64":  # the rest of the SMs is left unused by nobody: one partition is no split, but legal
+    if asked == "64":  # one partition that leaves no SMs is not a split, but legal
         return
     assert [asked in error for error in errors(app)] == [True]
     assert widget(app.button, "Start").disabled
@@ -653,7 +653,7 @@ def test_partitions_that_the_gpu_cannot_have_are_a_message(asked: str) -> None:
 
 @pytest.mark.parametrize("name", ["search", "limits"])
 def test_a_click_on_a_download_does_not_run_the_page_again(name: str) -> None:
-    """The file of the run before would be gone before the browser asks for it."""
+    """Otherwise the file of the previous run would be gone before the browser requests it."""
     buttons = page(name).get("download_button")
     assert buttons
     assert all(button.proto.ignore_rerun for button in buttons)
@@ -700,7 +700,7 @@ def test_the_dashboard_imports_nothing_of_the_command_line() -> None:
 
 @pytest.fixture
 def simulations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A line for each time that an engine is asked for anything."""
+    """Record a line per engine call."""
     calls: list[str] = []
     for kind, method in ((ReferenceEngine, "run"), (FastEngine, "run"), (BatchEngine, "evaluate")):
         original = getattr(kind, method)
@@ -714,7 +714,7 @@ def simulations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_no_page_simulates_again_what_any_page_has_simulated(simulations: list[str]) -> None:
-    """Neither on a rerun nor for another user."""
+    """Neither a rerun nor another user simulates again."""
     link = {"trace": CHAIN, "streams": "2", "policy": "round_robin"}
     first = {name: page(name, **link) for name in PAGES}
     assert len(simulations) > len(PAGES)
@@ -750,7 +750,7 @@ def test_the_first_verdict_is_computed_before_anybody_asks(simulations: list[str
 
 @pytest.mark.parametrize("name", ["limits", "timeline", "what-if"])
 def test_the_pages_of_a_sample_are_computed_before_anybody_asks(name: str, simulations: list[str]) -> None:
-    """By a thread that is in no session."""
+    """A thread outside any session computes them."""
     from gpusim_dashboard import ready, results
     from gpusim_dashboard.choice import as_begun
 
@@ -767,7 +767,7 @@ def test_the_pages_of_a_sample_are_computed_before_anybody_asks(name: str, simul
 
 
 def test_navigation_and_heading_do_not_wait_for_the_engine() -> None:
-    """The frame, which draws them, imports nothing that takes long."""
+    """The frame that draws them imports no slow module."""
     code = f"import sys; sys.path.insert(0, {str(APP)!r}); import gpusim_dashboard.frame; print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=APP.parent, capture_output=True, text=True, check=False)
     assert "'gpusim_dashboard.frame'" in done.stdout, done.stderr

@@ -1,6 +1,6 @@
-"""The dashboard in a real browser: `gpusim app` as a user starts it, driven with Playwright in the system's Chromium.
+"""The dashboard in a real browser: `gpusim app` as started by a user, driven with Playwright in the system's Chromium.
 
-Left out unless asked for with `-m browser`; then a machine without a browser fails, with what to install.
+Runs only with `-m browser`; a machine without a browser then fails, with installation advice.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_downloads_work_again_and_again_after_a_search(tab: Any, server: str) ->
 
 
 def download_3_times(tab: Any, name: str) -> None:
-    """Each time the same file, with something in it. Chromium stops the 11th download in a row from one page."""
+    """Download the same non-empty file three times. Chromium stops the 11th download in a row from one page."""
     files = set()
     for _ in range(3):
         with tab.expect_download() as download:
@@ -187,7 +187,7 @@ def test_the_bundled_replay_is_drawn_folded_below_its_schedule(tab: Any, server:
 
 
 def test_lanes_and_tracks_are_in_sight_on_a_laptop(tab: Any, server: str) -> None:
-    """1280 x 800, without scrolling: the SMs, DRAM and memory under eight lanes."""
+    """At 1280 x 800, without scrolling: SMs, DRAM and memory below eight streams."""
     visit(tab, server, page="timeline", trace="googlenet-train-b8", streams="8", policy="wavefront")
     lowest = tab.locator(".js-plotly-plot .nsewdrag[data-subplot=x4y4]")
     lowest.wait_for()
@@ -211,7 +211,7 @@ def test_a_drag_over_the_lanes_zooms_and_all_goes_back(tab: Any, server: str) ->
 
 
 def load_end_us(tab: Any) -> float:
-    """Length of the step, from the sum under the critical path."""
+    """Return the length of the step, from the sum below the critical path."""
     text = tab.get_by_text(re.compile("these add up to")).inner_text()
     number, unit = re.search(r"add up to ([\d.]+) (us|ms)", text).groups()
     return float(number) * {"us": 1.0, "ms": 1000.0}[unit]
@@ -234,7 +234,7 @@ def test_a_click_on_a_bar_says_why_it_did_not_start_sooner(tab: Any, server: str
 
 
 def hovered_bar(tab: Any, number: int) -> tuple[float, float]:
-    """The middle of a bar, once plotly shows its label there: a figure that has just been drawn need not listen yet."""
+    """Return the middle of a bar once plotly shows its label there: a new figure may not respond yet."""
     label = tab.locator(".js-plotly-plot .hoverlayer .hovertext")
     for _ in range(60):
         box = tab.locator(".js-plotly-plot .barlayer path").nth(number).bounding_box()
@@ -248,14 +248,14 @@ def hovered_bar(tab: Any, number: int) -> tuple[float, float]:
 
 
 def click_bar(tab: Any, number: int) -> None:
-    """Click the middle of a bar, which plotly's layer for dragging lies over."""
+    """Click the middle of a bar, below plotly's drag layer."""
     tab.mouse.click(*hovered_bar(tab, number))
 
 
 def drag_over_lanes(tab: Any, begin_frac: float, end_frac: float) -> None:
-    """Drag from one part of the lanes' width to another, until the address has the window.
+    """Drag from one part of the streams' width to another, until the address has the window.
 
-    A drag during which the figure is drawn anew is lost, as it is to a user, who drags again.
+    A drag during a redraw is lost; like a user, the test drags again.
     """
     for _ in range(6):
         hovered_bar(tab, 12)
@@ -274,7 +274,7 @@ def drag_over_lanes(tab: Any, begin_frac: float, end_frac: float) -> None:
     pytest.fail("no drag over the lanes zooms")
 
 
-#: Perfetto's page as far as a hand-over goes: it answers PING with PONG, and says what it was given.
+#: Stand-in for Perfetto's page at a hand-over: it answers PING with PONG, and shows what it received.
 PERFETTO = """<body>waiting<script>
 addEventListener('message', async (event) => {
   if (event.data === 'PING') { event.source.postMessage('PONG', event.origin); return; }
@@ -364,7 +364,7 @@ def test_a_closed_tab_ends_its_search(server: str, tabs: Callable[[], Any]) -> N
 
 
 def test_a_closed_tab_ends_its_simulation(server: str, tabs: Callable[[], Any], tmp_path: Path) -> None:
-    """A page whose script computes for a long time and draws nothing meanwhile."""
+    """The page's script computes for a long time and draws nothing meanwhile."""
     path = tmp_path / "long.json.gz"
     write_trace(wide_trace(40_000), path)
     known = thread_ticks()
@@ -380,7 +380,7 @@ def test_a_closed_tab_ends_its_simulation(server: str, tabs: Callable[[], Any], 
 
 
 def test_a_search_of_another_user_does_not_hold_up_an_answer(server: str, tabs: Callable[[], Any]) -> None:
-    """Two sessions search; a third opens a verdict that nobody has asked for."""
+    """Two sessions search; a third opens a verdict that no one has opened before."""
     known = thread_ticks()
     pages = []
     for number in range(2):
@@ -399,7 +399,7 @@ def test_a_search_of_another_user_does_not_hold_up_an_answer(server: str, tabs: 
 
 
 def test_the_first_page_loads_no_figure(tab: Any, server: str) -> None:
-    """Nor does the verdict: a figure's program is most of what a browser would wait for."""
+    """Neither does the verdict: plotly's script is most of what a browser would wait for."""
     asked: list[str] = []
     tab.on("request", lambda request: asked.append(request.url))
     visit(tab, server)

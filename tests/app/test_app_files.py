@@ -1,4 +1,4 @@
-"""Files in the dashboard: uploaded traces and replays, broken ones, and that each session has its own."""
+"""Files in the dashboard: uploaded traces and replays, broken ones, and separation of sessions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from tests.support.pages import (
 
 
 def uploaded(name: str, data: bytes) -> AppTest:
-    """A new session after an upload on the first page."""
+    """Upload a file on the first page of a new session."""
     return uploader(opened(), "A trace of gpusim").upload(name, data, "application/json").run()
 
 
 def at(page_name: str, app: AppTest) -> AppTest:
-    """What was uploaded on another page, in another session: by its address alone."""
+    """Open another page of the uploaded step in a new session, by its address alone."""
     return opened(**{**address(app), "page": page_name})
 
 
@@ -81,7 +81,7 @@ def test_an_uploaded_trace_is_a_verdict_on_it_at_once(tmp_path: Path) -> None:
 def test_a_broken_upload_says_what_it_is_in_the_main_area_and_shows_no_answer(
     name: str, data: bytes, words: str
 ) -> None:
-    """Nor that for another step."""
+    """It shows no answer for another step either."""
     app = uploaded(name, data)
     assert not app.exception
     assert [words in error for error in errors(app)] == [True]
@@ -151,10 +151,10 @@ def test_an_upload_over_the_limit_is_a_message(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("steps", [[], [view("v", "x")]], ids=["no ops", "no kernels"])
 def test_a_step_without_work_opens_on_every_page(steps: list[Step], tmp_path: Path) -> None:
-    """No exception: a message, or a page with nothing on it."""
+    """The page shows a message or nothing, and raises no exception."""
     write_trace(make_trace(steps), tmp_path / "empty.json")
     first = uploaded("empty.json", (tmp_path / "empty.json").read_bytes())
-    if errors(first):  # refused: there is nothing to look at
+    if errors(first):  # refused: no page to check
         assert address(first) == {"page": "start"}
         return
     for name in PAGES:
@@ -172,7 +172,7 @@ def test_a_step_that_needs_more_memory_than_the_gpu_has_does_not_fit(tmp_path: P
 
 
 def test_no_text_of_a_file_becomes_markdown(tmp_path: Path) -> None:
-    """An image in a name would be loaded from wherever it says."""
+    """An image in a name would be loaded from any address."""
     trace = wide_trace()
     model = msgspec.structs.replace(trace.model, network="![x](http://127.0.0.1:1/x.png) $a$ <b>")
     write_trace(msgspec.structs.replace(trace, model=model), tmp_path / "mine.json")
@@ -213,12 +213,12 @@ def test_a_replay_is_shown_beside_the_simulated_run_and_only_with_its_step() -> 
     widget(app.selectbox, "Measured run").select(name).run()
     assert metrics(app)["Measured"] == "400 us"
     assert "Measured" not in metrics(page("timeline"))  # another user
-    again = opened(**address(app))  # who has the address has the file
+    again = opened(**address(app))  # the address gives access to the file
     assert metrics(again)["Measured"] == "400 us"
 
 
 def test_a_measured_run_of_other_conditions_gets_no_error() -> None:
-    """Another GPU, launch mode or schedule than the one that was measured."""
+    """Conditions differ by GPU, launch mode or schedule."""
     link = {"trace": "googlenet-train-b8", "streams": "8", "policy": "critical_path"}
 
     def compared(app: AppTest) -> str:
@@ -239,7 +239,7 @@ def test_a_measured_run_of_other_conditions_gets_no_error() -> None:
 
 
 def test_the_bundled_replay_stands_beside_its_schedule() -> None:
-    """The one measured timeline that ships: its numbers are those of the file, and other schedules do not get it."""
+    """The bundled measured timeline shows the file's numbers, and only for its schedule."""
     link = {"trace": "googlenet-train-b8", "streams": "8", "policy": "critical_path"}
     app = page("timeline", **link)
     assert not app.exception
@@ -252,7 +252,7 @@ def test_the_bundled_replay_stands_beside_its_schedule() -> None:
     shown = metrics(app)
     assert shown["Measured"] == format_ns(found.makespan_ns) == "3.125 ms"
     assert shown["Measured speed-up"] == "1.61x"
-    # Without the two that set the random generator's seed and offset before the graph.
+    # Without the two kernels that set the random generator's seed and offset before the graph.
     assert len(found.run.slices) == sum(len(op.kernels) for op in trace.ops)
     assert min(piece.start_ns for piece in found.run.slices) == 0
     assert found.profiled_ns is not None
@@ -307,4 +307,4 @@ def test_two_sessions_do_not_see_each_other(tmp_path: Path) -> None:
     assert not other.session_state["explorations"]
     assert "job" not in other.session_state
     assert (address(other)["trace"], address(other)["policy"]) == (SMALL, "recommended")
-    assert name in opened(page="verdict", trace=name).session_state["uploads"]  # who has the address has the file
+    assert name in opened(page="verdict", trace=name).session_state["uploads"]  # the address gives access to the file

@@ -1,4 +1,4 @@
-"""Which host names the dashboard answers to: a real server on this machine, asked with raw requests."""
+"""Host names that the dashboard answers to: a real server on this machine, asked with raw requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MORE = "lab.example.org"
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a dashboard that runs for these tests."""
+    """Start a dashboard for these tests, and return its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free: int = probe.getsockname()[1]
@@ -49,7 +49,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 def status(port: int, host: str, path: str, *, origin: str | None = None, websocket: bool = False) -> int:
-    """The status that a request gets."""
+    """Return the status of a request."""
     lines = [f"GET {path} HTTP/1.1", f"Host: {host}"]
     if websocket:
         key = base64.b64encode(os.urandom(16)).decode()

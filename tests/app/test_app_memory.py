@@ -1,4 +1,4 @@
-"""The dashboard's page of memory plans shows what the command prints."""
+"""The dashboard's page of memory plans agrees with the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINED = "googlenet-train-b8"
 def test_page_has_the_fastest_plan_and_the_peak_and_the_words_of_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One session: its plans take seconds, so the budget below every plan is set on the page that is there."""
+    """One session: plans take seconds, so the budget below every plan is set on the open page."""
     app = page("memory-plans", trace=TRAINED)
     assert not app.exception
     printed = commanded(app, capsys)
@@ -28,7 +28,7 @@ def test_page_has_the_fastest_plan_and_the_peak_and_the_words_of_the_command(
     assert metrics(app)["GPU memory"] == format_bytes(printed["capacity_bytes"])
     assert metrics(app)["Fastest that fits"] == format_ns(printed["best"]["step_ns"])
     assert metrics(app)["Does it fit?"] == "yes"
-    # A budget below every plan is said in the words of the command.
+    # A budget below every plan gets the command's message.
     widget(app.number_input, "Budget, MiB (0: the GPU's memory)").set_value(100).run()
     assert not app.exception
     assert "no plan keeps 100 MiB; the smallest budget that works" in errors(app)[0]

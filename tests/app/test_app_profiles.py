@@ -1,4 +1,4 @@
-"""Profiles of other tools in the dashboard: uploaded as they are, with an answer and its dependency quality at once."""
+"""Profiles of other tools in the dashboard: uploaded unchanged, answered at once with their dependency quality."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def uploaded(name: str, data: bytes) -> AppTest:
 
 
 def shown(app: AppTest) -> str:
-    """All text of the page."""
+    """Return all text of the page."""
     return "\n".join(
         str(part.value) for part in [*app.markdown, *app.get("html"), *app.caption] if hasattr(part, "value")
     )

@@ -1,4 +1,4 @@
-"""Six questions, each answered within three clicks from the first page for every kind of step; and for everybody.
+"""Six questions, each answered within three clicks from the first page for every kind of step; accessibility.
 
 In a real browser, at every width and in both themes. Samples are read from the manifest by kind.
 """
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.browser
 
 QUESTION = {name: entry.question for name, entry in REGISTRY.PAGES.items()}
 WIDTHS = (375, 1280, 1920)
-#: What axe calls a finding that keeps people out.
+#: Severities of axe findings that exclude users.
 GRAVE = ("serious", "critical")
 MOST_CLICKS = 3
 
 
 def samples() -> dict[str, str]:
-    """Kind -> its smallest bundled step."""
+    """Return kind -> its smallest bundled step."""
     found: dict[str, str] = {}
     for entry in sorted(read_manifest(), key=lambda entry: entry["kernels"]):
         found.setdefault(entry["kind"], entry["name"])
@@ -37,7 +37,7 @@ def samples() -> dict[str, str]:
 
 
 class Visitor:
-    """Somebody who counts clicks."""
+    """A user who counts clicks."""
 
     def __init__(self, tab: Any, server: str) -> None:
         self.tab = tab
@@ -45,18 +45,18 @@ class Visitor:
         self.clicks = 0
 
     def begin(self) -> None:
-        """The first page."""
+        """Open the first page."""
         visit(self.tab, self.server)
         self.clicks = 0
 
     def click(self, target: Any) -> None:
-        """One click, and the page after it."""
+        """Click once, and wait for the next page."""
         target.click()
         self.clicks += 1
         assert self.clicks <= MOST_CLICKS
 
     def open_sample(self, name: str) -> None:
-        """One click where the sample is the first of its kind, else two."""
+        """Open a sample: one click where it is the first of its kind, otherwise two."""
         button = self.tab.locator(f".st-key-sample-{name} button")
         if not button.is_visible():
             entry = next(entry for entry in read_manifest() if entry["name"] == name)
@@ -71,7 +71,7 @@ class Visitor:
         heading(self.tab, QUESTION["verdict"])
 
     def follow(self, words: str, page: str) -> None:
-        """A link under the verdict."""
+        """Follow a link below the verdict."""
         self.click(self.tab.locator(".st-key-next").get_by_text(words))
         heading(self.tab, QUESTION[page])
 
@@ -138,7 +138,7 @@ def test_a_profile_of_torch_is_answered_too(visitor: Visitor, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", REGISTRY.PAGES)
 def test_a_page_keeps_nobody_out_and_fits_every_width(tabs: Callable[..., Any], server: str, name: str) -> None:
-    """No serious or critical finding of axe-core, no error, and nothing that scrolls sideways or lies on other text."""
+    """No serious or critical finding of axe-core, no error, no sideways scrolling, no overlapping text."""
     page = tabs(viewport={"width": 1280, "height": 900}, color_scheme="light")
     visit(page, server, page=name, trace=SMALL, streams="2")
     assert page.locator("[data-testid=stAlertContentError]").count() == 0
@@ -155,10 +155,10 @@ def test_a_page_keeps_nobody_out_and_fits_every_width(tabs: Callable[..., Any], 
 
 
 def grave_findings(page: Any) -> list[tuple[str, list[str]]]:
-    """What axe-core finds that keeps people out, with the elements."""
+    """Return axe-core's findings that exclude users, with the elements."""
     from axe_playwright_python.sync_playwright import Axe
 
-    page.wait_for_timeout(300)  # what is new fades in
+    page.wait_for_timeout(300)  # new elements fade in
     found = Axe().run(page).response["violations"]
     return [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found if each["impact"] in GRAVE]
 
@@ -167,7 +167,7 @@ BACKGROUND = "getComputedStyle(document.querySelector('[data-testid=stApp]')).ba
 #: Nothing scrolls sideways.
 FITS = """() => [document.documentElement, document.querySelector('[data-testid=stMain]')]
   .every((each) => each.scrollWidth <= each.clientWidth)"""
-#: Texts of the main area that lie over each other: their boxes share more than a sliver.
+#: Texts of the main area that overlap: their boxes share more than a sliver.
 OVERLAPPING = """() => {
   const main = document.querySelector('[data-testid=stMain]');
   const texts = [];
@@ -195,7 +195,7 @@ OVERLAPPING = """() => {
 }"""
 
 
-#: The text of the control that has the focus; the page itself has it where it can be scrolled.
+#: Text of the focused control; the page itself has the focus where it can be scrolled.
 FOCUSED = """() => {
   const element = document.activeElement;
   return element.matches('a, button, input, [role=button]') ? element.innerText || element.ariaLabel || '' : '';
@@ -203,7 +203,7 @@ FOCUSED = """() => {
 
 
 def test_the_keyboard_reaches_the_action_and_the_samples_first(tab: Any, server: str) -> None:
-    """From the top of the page: navigation, then the upload, then the samples, each with a ring that is seen."""
+    """From the top of the page: navigation, then the upload, then the samples, each with a visible focus ring."""
     visit(tab, server)
     reached: list[str] = []
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""What the dashboard keeps on disk, what its addresses hold, and the command that starts it."""
+"""State of the dashboard on disk and in addresses, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.pages import (
 
 @pytest.fixture
 def simulations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A line for each time that an engine is asked for anything."""
+    """Record a line per engine call."""
     calls: list[str] = []
     for kind, method in ((ReferenceEngine, "run"), (FastEngine, "run"), (BatchEngine, "evaluate")):
         original = getattr(kind, method)
@@ -57,7 +57,7 @@ def simulations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def forget() -> None:
-    """What this process remembers, as after a restart."""
+    """Clear the state of this process, as after a restart."""
     from gpusim_dashboard import kept, results
 
     for cached in (
@@ -82,7 +82,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def everything(app: AppTest) -> list[Any]:
-    """What a page shows, as data."""
+    """Return a page's content as data."""
     figures = [json.loads(each.proto.spec) for each in app.get("plotly_chart")]
     return [metrics(app), markup(app), [each.value for each in (*app.info, *app.caption, *app.code)], figures]
 
@@ -253,7 +253,7 @@ def test_streams_beyond_the_slider_are_kept() -> None:
 
 @pytest.fixture
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What `gpusim app` would become."""
+    """Record the program that `gpusim app` would execute."""
     found: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, words: found.append(words))
     return found

@@ -1,4 +1,4 @@
-"""Sessions that end while they wait for a turn, or are watched, hold up nobody else."""
+"""Sessions that end while waiting for a turn, or while watched, block no other session."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.support.pages import APP
 
 @pytest.fixture(autouse=True)
 def dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the dashboard's own package is."""
+    """Put the dashboard's package on the path."""
     monkeypatch.syspath_prepend(str(APP))
 
 
 class Ended(BaseException):
-    """What a closed tab raises in its thread."""
+    """Exception in the thread of a closed tab."""
 
 
 def test_a_session_that_ends_while_it_waits_leaves_the_turn_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have taken the wake-up that was meant for the next."""
+    """The session may have consumed the wake-up meant for the next."""
     from gpusim_dashboard import lifetime, turns
 
     one = threading.BoundedSemaphore(1)
@@ -50,7 +50,7 @@ def test_a_session_that_ends_while_it_waits_leaves_the_turn_to_others(monkeypatc
 
 
 def test_a_watched_script_that_is_interrupted_is_forgotten() -> None:
-    """Wherever it is then: no lock is left taken, and a page of another session begins at once."""
+    """Wherever the interrupt hits, no lock stays taken, and a page of another session begins at once."""
     from gpusim_dashboard import lifetime
 
     watch = lifetime.Watch()

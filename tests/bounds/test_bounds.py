@@ -1,4 +1,4 @@
-"""Lower bounds: small cases by hand, what they are called, and that no schedule of any step is faster."""
+"""Lower bounds: small cases by hand, their names, and no schedule of any step below them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ONE_BY_ONE = make_hardware(sharing=0.5)
 
 
 def one_by_one(hardware: HardwareModel, sharing: float) -> HardwareModel:
-    """The same GPU with blocks going to SMs one by one, where `sharing` is not 0."""
+    """Return the same GPU with block-level placement, where `sharing` is not 0."""
     contention = msgspec.structs.replace(hardware.contention, sharing_exponent=sharing)
     return msgspec.structs.replace(hardware, contention=contention)
 
@@ -61,7 +61,7 @@ def test_area_and_front_end_bounds_by_hand() -> None:
 
 
 def test_two_halves_side_by_side_take_as_long_as_elder_first_has_them() -> None:
-    """Both fit, but only one runs undisturbed: while it does, the other gets 1 / 1.8 of the way, then it is the oldest.
+    """Both fit, but only one runs at full speed: while it does, the other gets 1 / 1.8 of the way, then is the oldest.
 
     The bound leaves open who is the oldest when, so they take turns: of the area of 1800 that they would take if
     neither ever were, each ns as the oldest saves 0.8 x 0.5, and there are T of them. 1800 - 0.4 T = T.
@@ -94,7 +94,7 @@ def test_last_wave_that_is_not_full_takes_less_area_than_time() -> None:
 
 @pytest.mark.parametrize("blocks", [4096 * HALF * 2, 4096 * HALF * 2 + 1, 10**9, 2**31 - 1])
 def test_a_grid_whose_blocks_stand_for_several_takes_no_more_area_than_time(blocks: int) -> None:
-    """Alone a kernel takes its time whatever its grid: 49 us, of the whole GPU but for a last wave that is not full."""
+    """Alone a kernel takes its time for any grid: 49 us of the whole GPU, except a partial last wave."""
     graph = build_graph(make_trace([op("a", "x", dur_ns=49_000, blocks=blocks)]), ONE_BY_ONE)
     found = bounds(graph)
     assert FastEngine().run(lowered(graph, [0], [0]), graph.hardware).makespan_ns == 49_000
@@ -108,7 +108,7 @@ def test_without_contention_or_chains_it_is_the_area() -> None:
 
 
 def test_chains_before_and_behind_add_to_what_runs_between_them() -> None:
-    """Six kernels of the whole GPU between two of a single SM: neither the path nor the area alone sees both."""
+    """Six kernels of the whole GPU between two of a single SM: neither the path nor the area alone covers both."""
     middle = [op(f"m{i}", "first", dur_ns=1000, blocks=WHOLE) for i in range(6)]
     last = op("last", " ".join(f"m{i}" for i in range(6)), dur_ns=3000, blocks=1)
     graph = build_graph(
@@ -129,7 +129,7 @@ def test_step_without_kernels_has_no_bound() -> None:
     st.lists(st.tuples(st.floats(1, 100), st.floats(0, 1), st.floats(0, 0.8), st.booleans()), min_size=1, max_size=4)
 )
 def test_least_time_is_that_of_the_best_choice_of_oldest_kernels(rows: list[tuple[float, float, float, bool]]) -> None:
-    """Against trying the share that each kernel runs as the oldest, on a grid: none does better, and one comes near."""
+    """Compared with a grid over each kernel's share as the oldest: no choice is better, and one comes close."""
     rows.sort(key=lambda row: -row[1] * row[2])
     dur, demand, slowdown, inside = (np.array(column) for column in zip(*rows, strict=True))
     dur = np.where(inside, dur, 0.0)
@@ -148,7 +148,7 @@ def test_least_time_is_that_of_the_best_choice_of_oldest_kernels(rows: list[tupl
 @settings(max_examples=50)
 @given(traces(), hardware_models(), st.sampled_from((0.3, 0.55)))
 def test_stretches_count_the_kernels_between_their_ends(trace: Trace, hardware: HardwareModel, sharing: float) -> None:
-    """Against looking at each kernel in each stretch, with areas that count as they are."""
+    """Compared with checking each kernel in each interval, with areas as they are."""
     kernels = Kernels.of(OpGraph.build(trace, one_by_one(hardware, sharing)))
     heads, tails = np.unique(kernels.head_ns)[::2], np.unique(kernels.tail_ns)[::2]
     stretches = [(h, q, (kernels.head_ns >= h) & (kernels.tail_ns >= q)) for h, q in product(heads, tails)]

@@ -1,4 +1,4 @@
-"""What an SM gets done at most where two kinds of kernels run on it, and the lower bounds that rest on it."""
+"""Largest throughput of an SM with two kinds of kernels, and the lower bounds based on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ EXPONENTS = st.floats(0.01, 1.0)
 
 
 def halves(*names: str, cross: float, sharing: float = 0.5, matrix: float = 0.0) -> OpGraph:
-    """Independent kernels of a block of 1024 threads an SM, of which an SM holds two; `gemm` is one of matrices."""
+    """Make independent kernels of a block of 1024 threads per SM, of which an SM holds two; `gemm` is a matrix
+    kernel.
+    """
     steps = [
         Step(f"op{place}", "x", f"y{place}", kernels=(msgspec.structs.replace(kernel(1000, HALF), name=name),))
         for place, name in enumerate(names)
@@ -45,12 +47,12 @@ def halves(*names: str, cross: float, sharing: float = 0.5, matrix: float = 0.0)
 
 
 def side_by_side_ns(graph: OpGraph) -> int:
-    """Every op on a stream of its own."""
+    """Simulate every op on a stream of its own, in ns."""
     return ReferenceEngine().run(lowered(graph, range(len(graph)), range(len(graph))), graph.hardware).makespan_ns
 
 
 def test_two_kinds_of_kernels_that_share_each_sm_meet_the_bound() -> None:
-    """Either has load 1/2 and counts half for the other: 3/4, so both go on at (3/4)^-0.5, not at load 1's rate of 1.
+    """Each has load 1/2 and counts half for the other: 3/4, so both run at (3/4)^-0.5, not at load 1's rate of 1.
 
     At load 1 a block takes 1000 x 2^0.5 = 1414 ns: here 1414 x 0.75^0.5 = 1225. An SM does (4/3)^0.5 together at most.
     """
@@ -69,7 +71,7 @@ def test_kernels_of_one_kind_have_the_bound_that_they_have_without_cross_load() 
 
 
 def test_stretch_with_one_kind_loses_nothing_to_the_other_kind_elsewhere() -> None:
-    """Eight kernels of the whole GPU, and behind them all one of matrices: the eight are bound as if it were not."""
+    """Eight kernels of the whole GPU, then one matrix kernel: the bound of the eight does not change."""
     eight = [Step(f"a{i}", "x", f"a{i}", kernels=(kernel(1000, 2 * HALF),)) for i in range(8)]
     gemm = msgspec.structs.replace(kernel(1000, 2 * HALF), name="gemm")
     last = Step("last", " ".join(f"a{i}" for i in range(8)), "last", kernels=(gemm,))
@@ -79,7 +81,7 @@ def test_stretch_with_one_kind_loses_nothing_to_the_other_kind_elsewhere() -> No
 
 
 def test_little_of_one_kind_costs_little() -> None:
-    """Nine kernels of one kind and one of the other: the one may hide beside the nine, which count in full.
+    """Nine kernels of one kind and one of the other: the one may hide next to the nine, which count in full.
 
     Together, over what an SM does of both at most, they would come to less than the nine alone.
     """
@@ -96,14 +98,14 @@ def test_everything_counts_in_full_where_the_cross_load_is_1() -> None:
 
 @pytest.mark.parametrize(("exponent", "cross"), [(0.3, 0.8), (0.5, 0.5), (1.0, 0.2)])
 def test_kinds_that_share_alike_do_most_where_both_have_half(exponent: float, cross: float) -> None:
-    """Either at (1/2 + w/2)^-p."""
+    """Each at (1/2 + w/2)^-p."""
     found = most_done((exponent, exponent), cross, (1.0, 1.0))
     assert (2 / (1 + cross)) ** exponent <= found <= (2 / (1 + cross)) ** exponent * 1.001
 
 
 @pytest.mark.parametrize("cross", [0.9, 0.8, 0.5])
 def test_no_more_than_needed_is_allowed_for_kinds_with_exponents_as_measured(cross: float) -> None:
-    """What full SMs do with the best split is reached, so C is that at least; it is no more than 1 % above it."""
+    """Full SMs reach C with the best split, so C is at least that; it is at most 1 % above it."""
     split = np.linspace(0.0, 1.0, 1001)
     reached = split * (split + cross * (1 - split)) ** -0.29 + (1 - split) * (1 - split + cross * split) ** -0.6
     found = most_done((0.29, 0.6), cross, (1.0, 1.0))
@@ -129,7 +131,7 @@ def test_weights_stay_finite_at_the_ends_of_the_exponents(exponents: tuple[float
 def test_no_sm_does_more_than_the_weights_allow(
     exponents: tuple[float, float], cross: float, crowd: float, seed: int
 ) -> None:
-    """Against SMs that hold anything: parts of a resource of either kind, and loads from as little as those to more."""
+    """Compared with arbitrary SM contents: parts of a resource of either kind, and loads from that much to more."""
     random = np.random.default_rng(seed)
     count = 2000
     split, full = random.random(count), 10.0 ** -random.choice([0.0, 0.0, 0.1, 1.0, 3.0], count)
@@ -192,7 +194,7 @@ def test_no_schedule_is_faster_than_any_bound_where_kinds_count_little_for_each_
 def test_kernels_that_crowd_side_by_side_are_no_faster_than_any_bound(
     rows: list[tuple[str, int, int, int]], exponents: tuple[float, float], cross: float
 ) -> None:
-    """All at once, without gaps: as near to the bounds as steps come."""
+    """All at once, without gaps: steps come no closer to the bounds."""
     steps = [
         Step(
             f"op{i}", "x", f"y{i}", kernels=(msgspec.structs.replace(kernel(10_000, blocks, threads, regs), name=name),)
@@ -212,7 +214,7 @@ def _holds(graph: OpGraph, bound: Bounds, order: Sequence[int], streams: Sequenc
 
 
 def test_other_constants_keep_the_cross_load_of_the_model() -> None:
-    """Fitted exponents say nothing of it."""
+    """Fitted exponents do not depend on it."""
     for cross, sharing in itertools.product((1.0, 0.8), (0.0, 0.5)):
         changed = with_contention(make_hardware(cross=cross, busy_ns=100), sharing, 0.6, 0.7)
         assert changed.contention.cross_load == cross

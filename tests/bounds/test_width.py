@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @st.composite
 def orders(draw: st.DrawFn) -> list[list[int]]:
-    """Predecessors in a random acyclic graph of up to 9 nodes."""
+    """Draw predecessors of a random acyclic graph of up to 9 nodes."""
     count = draw(st.integers(0, 9))
     return [sorted(draw(st.sets(st.integers(0, node - 1), max_size=3))) if node else [] for node in range(count)]
 

@@ -1,4 +1,4 @@
-"""The command line as a user and a script meet it: help, JSON, files, refusals. Everything that needs no GPU."""
+"""The command line as a user and a script meet it: help, JSON, files, refusals. Everything without a GPU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(done: Done) -> str:
-    """The one line of a command that was refused."""
+    """Return the single line of a refused command."""
     assert (done.code, done.out) == (2, ""), done
     assert done.err.count("\n") == 1, done.err
     assert done.err.startswith("gpusim: ")
@@ -72,14 +72,14 @@ def refused(done: Done) -> str:
 
 
 def document(done: Done) -> dict[str, Any]:
-    """The one JSON document on standard output of a command that went well."""
+    """Return the JSON document on standard output of a successful command."""
     assert done.code == 0, done
     found: dict[str, Any] = json.loads(done.out)
     return found
 
 
 def times(value: Any, key: str = "") -> list[tuple[str, Any]]:
-    """All values whose key says that they are times."""
+    """Return all values with a key that marks times."""
     if isinstance(value, dict):
         return [pair for name, part in value.items() for pair in times(part, name)]
     if isinstance(value, list):
@@ -163,7 +163,7 @@ def test_same_command_prints_a_table_for_people(arguments: tuple[str, ...], trac
 
 
 def test_eager_time_says_which_gpu_it_was_measured_on(trace: Path, run: Run) -> None:
-    """Beside a prediction for another GPU it was taken for that one's."""
+    """Otherwise, next to a prediction for another GPU, it would be read as that GPU's time."""
     assert "400 us measured at the capture on NVIDIA H200" in run("simulate", trace, "--hw", "v100").out
 
 
@@ -335,7 +335,7 @@ WRITERS = [
 def test_output_that_cannot_be_written_is_refused_before_the_work(
     writer: tuple[str, ...], trace: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trace does not exist: that the output is complained about shows which is looked at first."""
+    """The trace does not exist, so an error about the output shows that the output is checked first."""
     command, *options = writer
     missing = tmp_path / "no" / "out.json"
     assert f"{missing}: cannot be written: there is no folder" in refused(
@@ -370,7 +370,7 @@ def test_full_disk_leaves_nothing_half_written(
 
 
 def test_pipe_is_written_to_and_stays_a_pipe(trace: Path, tmp_path: Path) -> None:
-    """`-o /dev/stdout` and the like: a rename would put a file in the place of the device."""
+    """A rename would replace the device by a file, as with `-o /dev/stdout`."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -392,7 +392,7 @@ def gpusim(*arguments: str | Path, before: Callable[[], None] | None = None, cod
 
 
 def test_write_that_really_fails_half_way_leaves_nothing(trace: Path, tmp_path: Path) -> None:
-    """The system refuses files beyond 200 bytes, whose first half is then on the disk."""
+    """The system refuses files beyond 200 bytes, whose first half is then on disk."""
     target = tmp_path / "out.json"
 
     def limit() -> None:
@@ -448,7 +448,10 @@ def test_validate_refuses_a_folder_that_cannot_be_made_before_it_looks_for_a_gpu
 
 
 def test_reader_that_goes_away_is_no_error_of_ours() -> None:
-    """`gpusim hardware --json | head -1`."""
+    """As in `gpusim hardware --json
+
+    head -1`.
+    """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "gpusim", "hardware", "--json"]
     reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""What commands share: one default of streams, policies to list and name, traces given either way, plain refusals."""
+"""Shared rules of commands: one default of streams, policies by list and name, traces given either way, refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten branches: they use as many streams as they are given."""
+    """Ten branches that use any number of streams."""
     path = tmp_path_factory.mktemp("traces") / "wide.json"
     write_trace(wide_trace(10, eager_ns=400_000, graph_ns=210_000), path)
     return path
@@ -49,7 +49,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_commands_without_streams_use_the_default_of_the_library(trace: Path, run: Run) -> None:
-    """simulate and explain had 4 where explore, limits and whatif had 8."""
+    """The default is one constant for all commands."""
     _, out, _ = run("simulate", trace, "--json")
     given = run("simulate", trace, "--streams", str(DEFAULT_STREAMS), "--json")[1]
     assert json.loads(out) == json.loads(given)
@@ -73,7 +73,7 @@ def test_help_says_the_same_number_of_streams_for_every_command(command: str, ru
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exploration ends by its number of schedules."""
+    """Limit the exploration by its number of schedules."""
     whole = exploring.explore
 
     def short(*arguments: Any, **options: Any) -> exploring.Explored:
@@ -157,7 +157,7 @@ def test_figure_without_a_file_writes_one_named_after_trace_and_kind(
 
 
 def test_progress_without_a_best_time_claims_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """limits showed `best 0 ns` throughout."""
+    """Without a best time, no `best 0 ns` is shown."""
     shown = io.StringIO()
     monkeypatch.setattr(shown, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", shown)

@@ -1,4 +1,4 @@
-"""Where the output of a command goes: a reader that leaves, a full disk; and which file an error names."""
+"""Output of a command: a reader that leaves, a full disk; and the file that an error names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def gpusim(folder: Path, *words: str, stdout: int | None = None, stderr: int = subprocess.PIPE) -> tuple[int, str]:
-    """Exit code and errors of a command with this standard output."""
+    """Run a command with this standard output; returns exit code and errors."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "gpusim", *words]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`gpusim memory` on the command line: what cannot be is refused in one line, and nothing is left half-written."""
+"""`gpusim memory` on the command line: impossible requests are refused in one line, and no file is half written."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training step of six convolutions, each of whose results has 4 MiB."""
+    """A training step of six convolutions with results of 4 MiB each."""
     path = tmp_path_factory.mktemp("traces") / "chain.json.gz"
     write_trace(chain_step(6, target="aten.convolution.default"), path)
     return path
 
 
 def refused(done: Done) -> str:
-    """The one line of a command that was refused."""
+    """Return the single line of a refused command."""
     assert (done.code, done.out) == (2, ""), done
     assert done.err.count("\n") == 1, done.err
     assert done.err.startswith("gpusim: ")
@@ -157,7 +157,7 @@ def test_run_that_took_more_than_predicted_shows_how_much(run: Run, trace: Path,
 
 
 class _Runs:
-    """What a hostile pickle would do."""
+    """Action of a hostile pickle."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

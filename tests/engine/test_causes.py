@@ -1,4 +1,4 @@
-"""What engines record of each task: both the same, and it adds up to when the task started and how long it took."""
+"""Causes recorded by the engines: equal in both, and adding up to each task's start and duration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def recorded(tested: Plan, hardware: HardwareModel) -> tuple[Timeline, Causes]:
 
 
 def assert_adds_up(timeline: Timeline, hardware: HardwareModel) -> None:
-    """Start = ready + what held it, ready = end of the last predecessor + its delay, time = alone + losses."""
+    """Start = ready + delay by its cause, ready = end of the last predecessor + its delay, time = alone + losses."""
     plan, causes = timeline.plan, timeline.causes
     assert causes is not None
     preds: list[set[int]] = []
@@ -130,7 +130,7 @@ def test_nothing_is_recorded_unless_asked_for() -> None:
 
 
 def test_who_held_a_task_that_was_ready() -> None:
-    """Three are ready at 0, and one starts every 200 ns: each was held by the one before."""
+    """Three are ready at 0, and one starts every 200 ns: each was delayed by the one before."""
     _, causes = recorded(plan(*(task(1000, queue=i) for i in range(3))), make_hardware(front_end_ns=200))
     assert causes.held == ("", "front end", "front end")
     assert causes.held_by == (-1, 0, 1)

@@ -1,4 +1,4 @@
-"""The engines' rules in graph mode: small plans worked out by hand, and what holds for any plan."""
+"""The engines' rules in graph mode: small plans worked out by hand, and properties of any plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.timelines import ROUNDING_NS, assert_legal, longest_chain_ns,
 
 
 def sequential(trace: Trace, hardware: HardwareModel) -> Timeline:
-    """Everything on one stream in recorded order."""
+    """Run everything on one stream in recorded order."""
     graph = OpGraph.build(trace, hardware)
     return run(lowered(graph, range(len(graph)), [0] * len(graph)), graph.hardware)
 
@@ -75,7 +75,7 @@ def test_predecessor_in_its_own_queue_counts_in_a_join() -> None:
 
 
 def test_successors_of_a_fork_become_ready_one_after_the_other_but_for_the_last_two() -> None:
-    """In launch order, as measured on an H200; whose other predecessor ends later does not wait for its turn."""
+    """In launch order, as measured on an H200; one whose other predecessor ends later does not wait for its turn."""
     hardware = make_hardware(chain_ns=100, fork_ns=30)
     forked = plan(task(1000, queue=0), *(task(10, queue=queue, deps=[0] if queue else []) for queue in range(4)))
     assert run(forked, hardware).start_ns == (0, 1100, 1130, 1160, 1160)
@@ -91,7 +91,8 @@ def test_successors_of_a_fork_become_ready_one_after_the_other_but_for_the_last_
 
 
 def test_what_waits_for_a_kernel_beside_which_others_started_starts_later() -> None:
-    """Of 60 ns, one start beside costs 60 x 1 / (1 + 2) = 20, two 30; those before its own cost nothing, nor do ends.
+    """Of 60 ns, one concurrent start costs 60 x 1 / (1 + 2) = 20, two 30; starts before its own cost nothing, nor do
+    ends.
 
     A (0 to 1000) sees B start, and B (0 to 3000) C. C (1120 to 3620) sees D and F start, those two nobody. The copy is
     on no SM and does not count.
@@ -112,7 +113,7 @@ def test_what_waits_for_a_kernel_beside_which_others_started_starts_later() -> N
 
 
 def test_gaps_of_a_graph_that_is_no_straight_line_are_longer() -> None:
-    """One task on another queue is enough, wherever it is; with one queue, the gap is `chain_ns`."""
+    """One task on another queue is enough, anywhere; with one queue, the gap is `chain_ns`."""
     hardware = make_hardware(chain_ns=100, branch_ns=30)
     line = (task(1000), task(500), task(200))
     assert run(plan(*line), hardware).start_ns == (0, 1100, 1700)
@@ -167,8 +168,8 @@ def test_two_kernels_that_fit_run_at_full_speed_side_by_side() -> None:
 
 
 def test_younger_kernel_gets_what_the_older_one_leaves() -> None:
-    # A takes 3/4 for 1000. B wants 1/2, gets 1/4 = half of it: 500 of its 1000 are done at 1000. Then it has
-    # all it wants: 500 more.
+    # A takes 3/4 for 1000. B needs 1/2, gets 1/4 = half of it: 500 of its 1000 are done at 1000. Then it gets all: 500
+    # more.
     timeline = run(plan(task(1000, part=0.75, queue=0), task(1000, part=0.5, queue=1)))
     assert spans(timeline) == [(0, 1000), (0, 1500)]
 
@@ -179,7 +180,7 @@ def test_kernel_behind_one_that_fills_the_gpu_waits_for_it() -> None:
 
 
 def test_scarcest_resource_sets_the_share() -> None:
-    # registers: A leaves 0.2 of which B wants 0.4, half of it; threads would give B all it wants.
+    # registers: A leaves 0.2 of which B needs 0.4, half of it; threads would give B all it needs.
     first = replace(share(0.1), regs=0.8)
     second = replace(share(0.1), regs=0.4)
     timeline = run(plan(task(1000, queue=0, demand=first), task(1000, queue=1, demand=second)))
@@ -198,7 +199,7 @@ def test_head_of_line_nobody_passes_a_kernel_that_waits_for_room() -> None:
 
 
 def test_elder_is_undisturbed_and_the_younger_runs_slower() -> None:
-    # slowdown 1: B runs at 1/2 beside A. At 1000 B has done 500; now it is the elder: 500 more.
+    # slowdown 1: B runs at 1/2 next to A. At 1000 B has done 500; now it is the oldest: 500 more.
     timeline = run(plan(task(1000, queue=0), task(1000, queue=1)), make_hardware(slowdown=1.0))
     assert spans(timeline) == [(0, 1000), (0, 1500)]
 
@@ -209,7 +210,7 @@ def test_memory_operation_is_no_elder_and_disturbs_no_kernel() -> None:
 
 
 def test_kernel_of_a_few_warps_loses_less() -> None:
-    # slowdown 1, cover 0.25: B runs at 1 / 1.25 beside A. At 1000 it has done 800: 200 more.
+    # slowdown 1, cover 0.25: B runs at 1 / 1.25 next to A. At 1000 it has done 800: 200 more.
     small = share(0.1, cover=0.25)
     timeline = run(plan(task(1000, queue=0), task(1000, queue=1, demand=small)), make_hardware(slowdown=1.0))
     assert spans(timeline) == [(0, 1000), (0, 1200)]
@@ -246,7 +247,7 @@ def test_equal_times_start_in_launch_order() -> None:
 
 
 def test_kernels_of_a_trace_share_the_gpu_by_their_blocks() -> None:
-    # 1024 threads a block, two of them an SM: 132 blocks take half the GPU, 264 all of it.
+    # 1024 threads per block, two blocks per SM: 132 blocks take half the GPU, 264 all of it.
     trace = make_trace([op("a", "x", blocks=HALF), op("b", "y", blocks=HALF), op("c", "z", blocks=WHOLE)])
     graph = build_graph(trace)
     assert [tasks[0].demand.threads for tasks in graph.tasks] == [0.5, 0.5, 1.0]
@@ -302,7 +303,7 @@ def test_trace_of_another_gpu_or_without_a_measured_time_is_not_anchored() -> No
 
 
 def test_measured_link_stands_for_that_of_the_model_on_its_own_gpu() -> None:
-    """Both directions at half the rate of the model: so are the two together, and latency stays."""
+    """Both directions at half the model's rate: so is their sum, and latency stays."""
     hardware = make_hardware()
     hardware = msgspec.structs.replace(
         hardware,
@@ -368,7 +369,7 @@ def test_both_directions_at_once_are_independent_where_the_link_carries_both() -
 
 
 def test_both_directions_at_once_share_a_link_that_cannot() -> None:
-    # 50 + 50 wanted, 80 there: each at 40 B/ns. h2d ends at 125; d2h has 5000 of 10000 left and takes 100 more.
+    # 50 + 50 needed, 80 available: each at 40 B/ns. h2d ends at 125; d2h has 5000 of 10000 left and takes 100 more.
     timeline = run(plan(copy("h2d", 5000, queue=0), copy("d2h", 10_000, queue=1)), make_hardware(both=80))
     assert spans(timeline) == [(0, 125), (0, 225)]
 
@@ -384,7 +385,7 @@ def test_kernel_waits_for_the_copy_it_needs() -> None:
 
 
 def test_kernels_take_longer_beside_copies() -> None:
-    # Copies of 100 ns; a kernel goes on at 0.8 of its rate beside one direction, at 2 / 3 beside both.
+    # Copies of 100 ns; a kernel runs at 0.8 of its rate during one direction, at 2 / 3 during both.
     one = run(plan(task(1000, part=1.0), copy("h2d", 5000, queue=1)), make_hardware(kernel_slowdown=0.25))
     assert spans(one) == [(0, 1020), (0, 100)]
     both = plan(task(1000, part=1.0), copy("h2d", 5000, queue=1), copy("d2h", 5000, queue=2))
@@ -402,9 +403,9 @@ def test_going_from_a_kernel_to_a_copy_and_on_to_a_kernel_takes_longer_each_way(
 
 
 def upper_bound_ns(tested: Plan, hardware: HardwareModel) -> float:
-    """All work and all costs one after the other, as if nothing ever overlapped.
+    """Return all work and all costs in sequence, as if nothing ever overlapped.
 
-    At any time the eldest kernel runs at full speed, DRAM is saturated, a copy runs, or somebody's fixed delay passes.
+    At any time the oldest kernel runs at full speed, DRAM is saturated, a copy runs, or a fixed delay passes.
     """
     costs, copies = hardware.graph, hardware.copies
     total = 0.0
@@ -506,7 +507,7 @@ def test_lowered_schedule_keeps_the_dependencies_between_ops(
     for found, start, end in zip(timeline.plan.tasks, timeline.start_ns, timeline.end_ns, strict=True):
         starts.setdefault(found.op, start)
         ends[found.op] = end
-    reach: list[int] = []  # by op, when it and, for a view, all it looks at has ended
+    reach: list[int] = []  # by op, its end, and for a view, the end of all its sources
     for index, before in enumerate(graph.preds):
         ready = max((reach[p] for p in before), default=0)
         if index in starts:

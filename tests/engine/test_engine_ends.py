@@ -1,4 +1,6 @@
-"""Every simulation ends, with right times from 1 ns to hours, or with one line; both engines, to the last bit."""
+"""Every simulation ends, with correct times from 1 ns to hours or with one error line; both engines, to the last
+bit.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,18 @@ MODES: tuple[LaunchMode, ...] = ("graph", "stream")
 HOUR_NS = 3.6e12
 FOOTPRINT = Footprint(threads=256, regs=8192, smem_bytes=1024, split_bytes=8192, own_split_bytes=8192)
 BLOCKS_PER_SM = 8
-#: Waves of an H200: one block, part of one, one and a bit, many.
+#: Waves of an H200: one block, part of one, one, slightly more, many.
 BLOCKS = (1, 100, 132 * 8, 132 * 8 + 1, 5000, 100_000)
 
 
 def kernel(dur_ns: float, blocks: int = 132 * 8, queue: int = 0, **fields: object) -> Task:
-    """A kernel by blocks."""
+    """Make a kernel by its number of blocks."""
     placed = {"blocks": blocks, "blocks_per_sm": BLOCKS_PER_SM, "footprint": FOOTPRINT, "demand": share(1.0)}
     return Task(name="k", dur_ns=dur_ns, queue=queue, **(placed | fields))  # type: ignore[arg-type]
 
 
 def free_gpu(**costs: float) -> HardwareModel:
-    """Blocks share SMs one by one; what is not named costs nothing."""
+    """Block-level placement; costs not given are zero."""
     return make_hardware(sharing=0.5, **costs)
 
 
@@ -67,7 +69,7 @@ def test_a_kernel_of_1_ns_after_an_hour_takes_1_ns(engine: Engine) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_a_kernel_of_1_ns_runs_beside_one_of_an_hour(engine: Engine) -> None:
-    # Together they have 2 of 1056 blocks, each on an SM of its own: neither disturbs the other.
+    # Together they have 2 of 1056 blocks, each on an SM of its own: neither slows the other.
     timeline = engine.run(Plan((kernel(HOUR_NS, 1), kernel(1.0, 1, queue=1))), free_gpu())
     assert timeline.end_ns == (3_600_000_000_000, 1)
 
@@ -83,7 +85,7 @@ def test_past_2_to_the_33_ns_blocks_still_end(mode: LaunchMode, dur_ns: float) -
 
 @st.composite
 def mixed_plans(draw: st.DrawFn) -> Plan:
-    """Kernels from 1 ns to hours, with and without blocks, in a few streams with dependencies."""
+    """Draw kernels from 1 ns to hours, with and without blocks, in a few streams with dependencies."""
     tasks = []
     for index in range(draw(st.integers(1, 10))):
         deps = tuple(sorted(draw(st.sets(st.integers(0, index - 1), max_size=2)))) if index else ()

@@ -1,4 +1,4 @@
-"""The engines' rules in stream mode; plans of either mode that cannot run, and determinism."""
+"""The engines' rules in stream mode; invalid plans of either mode; determinism."""
 
 from __future__ import annotations
 

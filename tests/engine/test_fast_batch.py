@@ -1,4 +1,4 @@
-"""Many schedules at once: batches, threads and the compiled list scheduler give what one by one gives."""
+"""Many schedules at once: batches, threads and the compiled list scheduler equal single runs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_other_tasks_are_as_many_for_each_op() -> None:
 
 
 def legal_schedules(graph: OpGraph, count: int, seed: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Random legal launch orders and streams."""
+    """Draw random legal launch orders and streams."""
     dice = random.Random(seed)
     orders, streams = [], []
     for _ in range(count):
@@ -122,7 +122,7 @@ def test_number_of_threads_and_company_in_a_batch_change_no_result(mode: LaunchM
     engine = BatchEngine(graph)
     orders, streams = legal_schedules(graph, 101, seed=1)
     found = [engine.evaluate(orders, streams, mode=mode, peak=True, threads=threads) for threads in (1, 2, 3, 7, None)]
-    assert len(set(found[0].makespan_ns.tolist())) > 10  # else equal results would say little
+    assert len(set(found[0].makespan_ns.tolist())) > 10  # otherwise equal results would prove little
     for other in found[1:]:
         assert np.array_equal(other.makespan_ns, found[0].makespan_ns)
         assert other.peak_bytes is not None

@@ -1,4 +1,4 @@
-"""What is compiled, where it is kept, and the commands that run it."""
+"""Compiled functions, their cache, and the commands that run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fast engine is the reference engine compiled: same times on every plan, same errors."""
+"""The fast engine is the compiled reference engine: same times on every plan, same errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def times(timeline: Timeline) -> tuple[tuple[int, ...], ...]:
 
 
 def outcome(engine: Engine, tested: Plan, hardware: HardwareModel) -> tuple[tuple[int, ...], ...] | str:
-    """When each task was ready, started and ended, or what is wrong with the plan."""
+    """Return ready, start and end of each task, or the plan's error."""
     try:
         return times(engine.run(tested, hardware))
     except PlanError as error:
@@ -92,10 +92,10 @@ def test_any_plan_of_one_gpu_alone_has_the_same_times_on_both_engines(
 
 
 def test_memory_operations_run_behind_a_blocked_kernel_and_end_before_it_goes_on() -> None:
-    """One pool: the second kernel gets a third of its blocks, the third none; the memset runs all the same."""
+    """Pooled SMs: the second kernel gets a third of its blocks, the third none; the memset runs all the same."""
     memset = Task(name="memset", kind="memset", dur_ns=30.0, queue=3)
     tested = plan(task(90, part=0.75, queue=0), task(60, part=0.75, queue=1), task(10, part=0.5, queue=2), memset)
-    # At 90 the second one has done 30 of 60 ns and goes on whole; the third gets half of its blocks then.
+    # At 90 the second one has done 30 of 60 ns and continues in full; the third gets half of its blocks then.
     assert FastEngine().run(tested, make_hardware()).end_ns == (90, 120, 110, 30)
     assert_equal(tested, make_hardware())
 
@@ -106,13 +106,13 @@ def test_traffic_of_a_pool_that_is_too_much_for_a_while_slows_it_for_that_while(
         task(50, part=0.25, queue=1, dram_bytes=40_000.0),
         task(100, part=0.25, queue=2),
     )
-    # Both together want 1,600 of 1,000 bytes a ns: the second is done at 80, the first has 50 ns left then.
+    # Both together need 1,600 of 1,000 bytes per ns: the second is done at 80, the first has 50 ns left then.
     assert FastEngine().run(tested, make_hardware()).end_ns == (130, 80, 100)
     assert_equal(tested, make_hardware())
 
 
 def test_as_many_groups_of_sms_as_there_can_be_end_in_the_same_order() -> None:
-    """One partition makes all groups it may, each of the others has one then: no place of a group is left out."""
+    """One partition makes all groups it may, each of the others has one: every place of a group is used."""
     dice = random.Random(0)
     per_sm, footprint = BLOCKS[0]
     made = [

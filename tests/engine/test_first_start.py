@@ -1,4 +1,4 @@
-"""What a first start compiles: on two cores, for what a search runs, and counted against the search's budget."""
+"""Compilation at a first start: on two cores, what a search needs, and counted against the search's budget."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_is_compiled_ahead_has_the_types_of_what_a_search_runs(hardware: Ha
 
 
 class _Helper:
-    """Stands for a process that compiles."""
+    """Stand-in for a compiling process."""
 
     def __init__(self, command: list[str], **_: Any) -> None:
         self.command = command
@@ -59,7 +59,7 @@ HELPERS: list[_Helper] = []
 
 @pytest.fixture
 def helpers(monkeypatch: pytest.MonkeyPatch) -> list[_Helper]:
-    """The helpers of a start on two cores with nothing kept; nothing is compiled."""
+    """Record the helpers of a start on two cores with an empty cache; nothing is compiled."""
     HELPERS.clear()
     monkeypatch.setattr(warm.subprocess, "Popen", _Helper)
     monkeypatch.setattr(warm, "cores", lambda: 2)
@@ -117,7 +117,7 @@ def test_without_a_helper_all_is_compiled_here(helpers: list[_Helper], monkeypat
 
 @pytest.mark.parametrize("what", [warm.BY_BLOCK, warm.ONE_POOL, warm.ALL_OTHERS])
 def test_what_a_helper_runs_runs(what: str) -> None:
-    """It reads what is kept already, or compiles it, and says nothing."""
+    """The helper loads or compiles the code, without output."""
     done = subprocess.run(warm.helper_command(what), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -154,7 +154,7 @@ def test_where_nothing_can_be_kept_it_is_not_known_as_kept(monkeypatch: pytest.M
 def test_compiling_counts_as_search_up_to_a_share_of_the_budget(
     monkeypatch: pytest.MonkeyPatch, compiling_s: float, evaluations: int | None, left_s: float
 ) -> None:
-    """With a number of evaluations it does not: what such a search finds depends on no clock."""
+    """With a number of evaluations it does not count: such a search does not depend on the clock."""
     budgets = []
 
     def stop(graph: OpGraph, made: Any, streams: int, budget_s: float, *others: Any) -> None:

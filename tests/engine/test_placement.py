@@ -1,4 +1,4 @@
-"""Where blocks go and how fast they run: each rule of `gpusim.engine.placement` by hand, in both engines."""
+"""Placement and speed of blocks: each rule of `gpusim.engine.placement` by hand, in both engines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def blocks_of(
     deps: Sequence[int] = (),
     **fields: float,
 ) -> Task:
-    """A kernel of `blocks` blocks; `per_sm` of them fit an SM by their threads, unless it is given."""
+    """Make a kernel of `blocks` blocks; `per_sm` of them fit an SM by their threads, unless given."""
     return Task(
         name="k",
         dur_ns=dur_ns,
@@ -57,12 +57,12 @@ def run(engine: Engine, *tasks: Task, **fields: float) -> Timeline:
 
 
 def beside(*tasks: Task) -> tuple[Task, ...]:
-    """Each in a stream of its own."""
+    """Put each task in a stream of its own."""
     return tuple(msgspec.structs.replace(task, queue=queue) for queue, task in enumerate(tasks))
 
 
 def placed(hardware: HardwareModel, *tasks: Task) -> SmPlacement:
-    """What is on the SMs when all of these have started at one time."""
+    """Return the SMs after all of these have started at one time."""
     found = SmPlacement(hardware)
     for index, task in enumerate(tasks):
         found.start(index, task)
@@ -71,7 +71,7 @@ def placed(hardware: HardwareModel, *tasks: Task) -> SmPlacement:
 
 
 def held(found: SmPlacement, index: int) -> dict[int, int]:
-    """Of a kernel: blocks on an SM -> how many SMs have that many."""
+    """Return, for a kernel, blocks per SM -> number of such SMs."""
     counts: dict[int, int] = {}
     for group in found.groups:
         blocks = sum(c.blocks for c in found.cohorts if c.group is group and c.kernel.index == index)
@@ -110,7 +110,7 @@ def test_the_next_block_goes_where_most_of_its_kernel_would_fit() -> None:
 def test_of_sms_with_as_much_room_the_one_that_has_had_it_for_longest_is_next(
     first: Task, second: Task, shares: dict[int, int]
 ) -> None:
-    """100 blocks leave 32 SMs empty: of 100 more the first 32 go there, and the others beside the first ones.
+    """100 blocks leave 32 SMs empty: of 100 more the first 32 go there, the others next to the first ones.
 
     All three measured on an H200.
     """
@@ -136,7 +136,9 @@ def test_blocks_that_share_an_sm_take_the_root_of_its_load_longer() -> None:
 
 
 def test_kernels_that_multiply_matrices_have_an_exponent_of_their_own() -> None:
-    """Load 2: twice as long for these, 2^0.5 times for the other, which has 2,929 of 10,000 ns left when they end."""
+    """Load 2: twice as long for matrix kernels, 2^0.5 times for the other, which has 2,929 of 10,000 ns left when they
+    end.
+    """
     for engine in ENGINES:
         tasks = beside(blocks_of(10_000, SMS), blocks_of(5_000, SMS, matrix=True))
         assert run(engine, *tasks, matrix=1.0).end_ns == (12929, 10000)
@@ -146,7 +148,8 @@ def test_kernels_that_multiply_matrices_have_an_exponent_of_their_own() -> None:
 
 
 def test_kernels_of_the_other_kind_count_in_part() -> None:
-    """Of the other kind, half: load 1.5 for either, 1.5 and 1.5^0.5 times as long; 6,124 of 10,000 ns are done by then.
+    """Half of the other kind counts: load 1.5 for either, 1.5 and 1.5^0.5 times as long; 6,124 of 10,000 ns are done by
+    then.
 
     Of their own kind they count in full.
     """
@@ -159,7 +162,7 @@ def test_kernels_of_the_other_kind_count_in_part() -> None:
 
 
 def test_a_kernel_of_many_blocks_loads_its_sms_more_than_one_of_few() -> None:
-    """Three eighths of an SM and one: the first takes (4 / 3)^0.5 as long, the second goes on at half its pace."""
+    """Three eighths of an SM and one: the first takes (4 / 3)^0.5 as long, the second runs at half its pace."""
     for engine in ENGINES:
         found = run(engine, *beside(blocks_of(10_000, 3 * SMS), blocks_of(10_000, SMS)))
         assert found.end_ns == (11_547, 15_774)  # 11547 / 2 are done by then
@@ -173,7 +176,7 @@ def test_a_wave_that_is_not_full_takes_less_time_than_a_full_one() -> None:
 
 def test_nobody_is_placed_behind_a_kernel_with_blocks_left() -> None:
     """Blocks of 768 threads leave room for small ones; still a small kernel waits until the second wave is placed."""
-    waves = blocks_of(20_000, 3 * SMS, threads=768)  # two at a time: 10 us a wave
+    waves = blocks_of(20_000, 3 * SMS, threads=768)  # two at a time: 10 us per wave
     for engine in ENGINES:
         found = run(engine, *beside(waves, blocks_of(1_000, 1, threads=64)))
         assert found.start_ns == (0, 0)
@@ -181,7 +184,7 @@ def test_nobody_is_placed_behind_a_kernel_with_blocks_left() -> None:
 
 
 def test_room_is_used_as_soon_as_blocks_end() -> None:
-    """The last wave of the first kernel is four of eight blocks on each SM; beside the second, half of them have five.
+    """The last wave of the first kernel is four of eight blocks per SM; next to the second, half of them have five.
 
     Its blocks take 20000 / (1 + 0.5^0.5) = 11716 at load 1, those of the second 5000 / 0.125^0.5 = 14142. At load 5 / 8
     the first has ended after 9262; 1919 later, or 858 at load 1 / 8, the second has.
@@ -220,7 +223,7 @@ def test_an_empty_sm_takes_any_split() -> None:
 
 
 def test_traffic_over_the_bandwidth_slows_those_who_make_it() -> None:
-    """Two kernels of 600 bytes a ns each where memory gives 1000, and one without traffic."""
+    """Two kernels of 600 bytes per ns each with 1000 available, and one without traffic."""
     heavy = blocks_of(1_000, 40, dram_bytes=600_000)
     for engine in ENGINES:
         found = run(engine, *beside(heavy, heavy, blocks_of(1_000, 40)), dram_bytes_per_ns=1000.0)
@@ -248,7 +251,7 @@ def test_groups_of_sms_stay_few_and_yet_every_block_is_placed() -> None:
 
 
 def test_an_empty_sm_gets_as_many_blocks_as_alone_and_more_at_the_next_step_if_it_has_room() -> None:
-    """Two blocks of 64 threads, and when a memset starts beside them the other four: load 3, 6667 ns of work each."""
+    """Two blocks of 64 threads, and when a memset starts next to them the other four: load 3, 6667 ns of work each."""
     for engine in ENGINES:
         found = run(engine, *beside(blocks_of(20_000, 6 * SMS, threads=64, per_sm=2), Task(name="memset", dur_ns=500)))
         assert found.end_ns == (11_547, 500)
@@ -296,7 +299,7 @@ def test_memory_operations_need_no_sm() -> None:
     ],
 )
 def test_split_of_traced_kernels(threads: int, regs: int, smem: int, split: int, own: int) -> None:
-    """As Nsight Compute reports for kernels of GoogLeNet; the least split is what joining them showed."""
+    """As reported by Nsight Compute for kernels of GoogLeNet; the least carve-out comes from the join experiments."""
     limits = load_hardware("h200").limits
     found = kernel_footprint(limits, kernel(1000, 1, threads, regs, smem))
     assert (found.split_bytes, found.own_split_bytes) == (split * KIB, own * KIB)

@@ -1,4 +1,4 @@
-"""The driver's sizes of shared memory, and which kernels share SMs, against what an H200 did.
+"""The driver's shared memory carve-outs, and kernels that share SMs, compared with an H200.
 
 `smem_splits_h200.csv`: Nsight Compute's launch__shared_mem_config_size of made-up kernels;
 `smem_splits_libraries_h200.csv`: of the kernels of GoogLeNet, inference 1 and training 8, both TF32.
@@ -46,7 +46,7 @@ def test_driver_sets_shared_memory_as_the_rule_says() -> None:
 
 
 def test_libraries_kernels_get_the_size_that_the_rule_says() -> None:
-    """All but two kernels (4 of 1,070 launches), for which cuDNN and CUTLASS asked for something else again."""
+    """All but two kernels (4 of 1,070 launches), for which cuDNN and CUTLASS request another size."""
     with (DATA / "smem_splits_libraries_h200.csv").open(newline="") as file:
         tested = list(csv.DictReader(file))
     assert sum(int(row["launches"]) for row in tested) == 1070
@@ -71,7 +71,7 @@ def test_libraries_kernels_get_the_size_that_the_rule_says() -> None:
 
 
 def test_blocks_join_sms_as_the_rule_says() -> None:
-    """On at least 100 of 132 SMs, or on none but those that were empty."""
+    """On at least 100 of 132 SMs, or only on those that were empty."""
     tested = rows("smem_joins_h200.csv")
     assert len(tested) == 625
     wrong = []

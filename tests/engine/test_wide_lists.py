@@ -1,4 +1,4 @@
-"""Steps in which very many ops are ready at once: chosen as from one list, however many there are."""
+"""Steps with very many ready ops at once: chosen as from one list, whatever their number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.list_scheduling import list_schedule
 
 
 def wide_graph(seed: int, ops: int, after: float) -> OpGraph:
-    """Ops of many demands; the share `after` of them waits for one or two others."""
+    """Make ops of many demands; the share `after` of them waits for one or two others."""
     draw = random.Random(seed)
     steps = []
     for number in range(ops):

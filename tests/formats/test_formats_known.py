@@ -1,4 +1,4 @@
-"""A file in somebody else's format, or another of gpusim's own, is named, with what to do about it."""
+"""A file of another tool, or another document of gpusim, is named in the error, with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hardware models: every bundled document reads, names its sources, and gives NVIDIA's own occupancy."""
+"""Hardware models: every bundled document is valid, names its sources, and matches NVIDIA's own occupancy."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def document(name: str = "v100") -> dict[str, Any]:
-    """A bundled model as plain JSON values, free to be broken."""
+    """Return a bundled model as plain JSON values, free to be changed."""
     found: dict[str, Any] = json.loads(bundled_hardware()[name].read_text())
     return found
 
 
 def written(folder: Path, changed: dict[str, Any]) -> Path:
-    """A file with this document in it."""
+    """Write a file with this document."""
     path = folder / "changed.json"
     path.write_text(json.dumps(changed))
     return path
@@ -76,7 +76,7 @@ def kernel(threads: int = 256, regs: int = 32, smem: int = 0, blocks: int = 1) -
 
 
 def test_bundled_models_are_those_documented() -> None:
-    """The GPUs that ship with gpusim: a lost or misnamed file is noticed."""
+    """The documented list of GPUs reveals a lost or misnamed file."""
     assert set(NAMES) <= set(bundled_hardware())
     assert list(bundled_hardware()) == sorted(bundled_hardware())
 
@@ -101,7 +101,7 @@ def test_a_number_that_does_not_say_what_it_measures_is_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(bundled_hardware()))
 def test_bundled_model_reads_and_is_named_as_its_file(name: str) -> None:
-    """Every bundled model is valid, and its name is the one under which it is found."""
+    """Every bundled model is valid, and is found by its name."""
     model = load_hardware(name)
     assert model.name == name
     assert model.limits.smem_per_block_bytes + model.limits.smem_reserved_bytes <= model.limits.smem_per_sm_bytes
@@ -111,7 +111,7 @@ def test_bundled_model_reads_and_is_named_as_its_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(bundled_hardware()))
 def test_sources_name_only_sections_and_fields_that_exist(name: str) -> None:
-    """A source for a misspelt or removed field would stand for nothing."""
+    """A source for a misspelt or removed field would be meaningless."""
     known = {*SECTIONS, *(f"{section}.{field}" for section, field in FIELDS)}
     assert set(load_hardware(name).sources) <= known
 
@@ -128,7 +128,7 @@ def test_number_without_a_source_is_refused(tmp_path: Path, section: str, field:
 
 
 def test_number_that_an_older_file_leaves_out_needs_no_source(tmp_path: Path) -> None:
-    """A file made before there was a constant reads as it did, and compares with today's."""
+    """A file from before a constant existed reads as before, and compares with current ones."""
     older = document("h200")
     del older["graph"]["busy_ns"], older["sources"]["graph.busy_ns"]
     assert read_hardware(written(tmp_path, older)).graph.busy_ns == 0.0
@@ -142,7 +142,7 @@ def test_source_of_a_section_covers_its_fields(tmp_path: Path) -> None:
 
 
 def test_label_of_an_uncalibrated_model_says_so() -> None:
-    """Whatever shows a model shows that its costs were not measured on that GPU."""
+    """Every display of a model shows that its costs were not measured on that GPU."""
     model = MODELS["v100"]
     assert model.label == "v100 (uncalibrated)"
     assert msgspec.structs.replace(model, calibrated=True).label == "v100"
@@ -150,7 +150,7 @@ def test_label_of_an_uncalibrated_model_says_so() -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "h200"])
 def test_gpus_never_measured_are_uncalibrated(name: str) -> None:
-    """A GPU that was not measured claims no calibration, has a wide interval, and says where its costs are from."""
+    """An unmeasured GPU claims no calibration, has a wide interval, and names the origin of its costs."""
     model = MODELS[name]
     assert not model.calibrated
     assert model.uncertainty.schedule_frac >= 0.2
@@ -174,7 +174,7 @@ def test_model_is_found_by_the_drivers_gpu_name() -> None:
 
 @pytest.fixture
 def files_read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The hardware models that are read from here on."""
+    """Record the hardware models read from here on."""
     paths: list[Path] = []
 
     def read(path: Path) -> HardwareModel:
@@ -255,7 +255,7 @@ def test_broken_document_is_refused(tmp_path: Path, text: str, place: str, says:
 
 
 def test_number_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
-    """1e999 is a `HardwareError`, and does not become infinity."""
+    """1e999 is a `HardwareError`, not infinity."""
     path = tmp_path / "large.json"
     path.write_text(broken("memory", "dram_bytes_per_ns", 12345.5).replace("12345.5", "1e999"))
     with pytest.raises(HardwareError):
@@ -263,7 +263,7 @@ def test_number_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
 
 
 def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
-    """Bytes that are no UTF-8 are a `HardwareError`, wherever they are."""
+    """Bytes that are not UTF-8 are a `HardwareError`, anywhere in the file."""
     path = tmp_path / "latin1.json"
     path.write_bytes(json.dumps(document()).encode().replace(b'"v100"', b'"v\xff100"'))
     with pytest.raises(HardwareError):
@@ -271,7 +271,7 @@ def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
 
 
 def test_empty_source_is_refused(tmp_path: Path) -> None:
-    """A source that says nothing is none."""
+    """A blank source counts as missing."""
     changed = document()
     changed["sources"]["limits.sms"] = " "
     with pytest.raises(HardwareError, match="has no source"):
@@ -294,13 +294,13 @@ def test_page_describes_every_field() -> None:
 
 
 def measured_rows() -> list[dict[str, str]]:
-    """Nsight Compute's launch figures of the kernels of one GoogLeNet inference on an H200."""
+    """Return Nsight Compute's launch figures of the kernels of one GoogLeNet inference on an H200."""
     with (Path(__file__).parents[1] / "data" / "occupancy_h200.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def test_occupancy_agrees_with_nsight_compute() -> None:
-    """All four limits of all 220 profiled kernels are those that Nsight Compute reports on the H200."""
+    """All four limits of all 220 profiled kernels equal Nsight Compute's report on the H200."""
     rows = measured_rows()
     assert len(rows) == 220
     limits = MODELS["h200"].limits
@@ -364,12 +364,12 @@ def test_occupancy_by_hand(name: str, threads: int, regs: int, smem: int, blocks
 
 @pytest.mark.parametrize(("name", "regs"), [("k40", 16), ("h200", 0)])
 def test_limiter_is_never_something_not_asked_for(name: str, regs: int) -> None:
-    """A kernel of one warp, without shared memory or known registers, is held back by the block slots alone."""
+    """A kernel of one warp, without shared memory or known registers, is limited by the block slots alone."""
     assert occupancy(MODELS[name].limits, 32, regs, 0).limiter == "block slots"
 
 
 def test_carve_out_bounds_shared_memory() -> None:
-    """The SM's configured carve-out bounds the blocks, not the largest there is: 32768 // (4096 + 1024) = 6."""
+    """The SM's configured carve-out limits the blocks, not the largest possible one: 32768 // (4096 + 1024) = 6."""
     assert occupancy(MODELS["h200"].limits, 64, 16, 4096, 32768).by_smem == 6
     assert occupancy(MODELS["h200"].limits, 64, 16, 4096).by_smem == 233472 // 5120
 
@@ -409,7 +409,7 @@ def test_memory_operations_ask_for_no_sm(kind: Any) -> None:
     ],
 )
 def test_block_over_a_limit_is_refused(threads: int, regs: int, smem: int, value: str, limit: str) -> None:
-    """A block that no SM of the GPU can run is a `PlanError` that names value and limit; at the limit it is not."""
+    """A block beyond a limit of the GPU is a `PlanError` with value and limit; at the limit it is accepted."""
     limits = MODELS["v100"].limits
     with pytest.raises(PlanError) as caught:
         kernel_occupancy(limits, kernel(threads, regs, smem))
@@ -474,7 +474,7 @@ def test_one_more_block_would_not_fit(name: str, shape: tuple[int, int, float]) 
 def test_occupancy_falls_with_what_a_block_takes(
     name: str, one: tuple[int, int, float], other: tuple[int, int, float]
 ) -> None:
-    """More threads, registers or shared memory a block never give more blocks an SM."""
+    """More threads, registers or shared memory per block never give more blocks per SM."""
     limits = MODELS[name].limits
     first, second = legal(limits, one), legal(limits, other)
     low = tuple(min(pair) for pair in zip(first, second, strict=True))
@@ -502,7 +502,7 @@ def test_demand_is_a_share(name: str, shape: tuple[int, int, float], blocks: int
 @settled
 @given(gpus, shapes, st.integers(1, 10**5), st.integers(1, 10**5))
 def test_demand_grows_with_the_grid(name: str, shape: tuple[int, int, float], blocks: int, more: int) -> None:
-    """A larger grid never asks for less of the GPU."""
+    """A larger grid never needs less of the GPU."""
     limits = MODELS[name].limits
     threads, regs, smem = legal(limits, shape)
     if occupancy(limits, threads, regs, smem).blocks < 1:

@@ -1,4 +1,4 @@
-"""The document that a recipe leaves: ratios, names, tables, and files that are broken."""
+"""The results document of a recipe: ratios, names, tables, and broken files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusim.validation.tables import case_table, results_markdown, summary_lines
 
 @pytest.fixture
 def results(tmp_path: Path) -> Any:
-    """Results of two cases without running anything."""
+    """Return results of two cases without a run."""
     path = tmp_path / "r.json"
     case = {
         "trace": "a-infer-b1", "network": "a", "mode": "infer", "batch": 1, "dtype": "tf32",

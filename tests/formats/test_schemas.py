@@ -23,12 +23,12 @@ from tests.repo.test_readme import script
 from tests.support.helpers import build_graph
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
-#: Documents with an example in the page.
+#: Documents with an example on the page.
 SHOWN = ("trace", "schedule", "measurement")
 
 
 def example(kind: str) -> dict[str, Any]:
-    """The complete example in the documentation."""
+    """Return the complete example in the documentation."""
     blocks = [json.loads(block) for block in re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
     (found,) = [block for block in blocks if block["schema"].startswith(f"gpusim-{kind}/")]
     return found
@@ -80,7 +80,7 @@ def test_bundled_hardware_is_valid() -> None:
 
 
 def read(kind: str, data: bytes) -> Any:
-    """Read as the library does; the file is called 'example' in messages."""
+    """Read as the library does; messages call the file 'example'."""
     if kind == "trace":
         return parse_trace(data, "example")
     return decode_document(data, KINDS[kind], f"gpusim-{kind}/1", "example", FileError)

@@ -1,4 +1,4 @@
-"""Valid documents to begin with: small ones, made by the tests' own helpers or cut out of bundled files."""
+"""Valid documents to mutate: small ones, made by the tests' own helpers or cut from bundled files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Document = dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    """A Struct as dictionaries and lists."""
+    """Convert a Struct to dictionaries and lists."""
     return json.loads(msgspec.json.encode(value))
 
 
@@ -83,14 +83,14 @@ def training_trace() -> Document:
 
 @functools.cache
 def memory_snapshot() -> Document:
-    """Of that step, as PyTorch would record it."""
+    """Return the snapshot of that step, as PyTorch would record it."""
     trace = chain_step(3)
     outcome = MemoryEvaluator(graph_of(trace)).evaluate(MemoryPlan())
     return plain(snapshot_document(Storages.of(trace), outcome))  # type: ignore[no-any-return]
 
 
 def beginning(name: str, count: int) -> Document:
-    """The first `count` ops of a bundled trace, with the tensors and storages they mention."""
+    """Return the first `count` ops of a bundled trace, with the tensors and storages that they refer to."""
     document: Document = plain(load_trace(name))
     document["ops"] = document["ops"][:count]
     used = sorted(_tensors(document["ops"]))
@@ -158,7 +158,7 @@ def as_trace(document: Document) -> Trace:
 
 @functools.cache
 def schedules() -> tuple[tuple[Document, Document], ...]:
-    """Each a trace and a schedule of it: one stream, several, variants, partitions."""
+    """Return pairs of a trace and its schedule: one stream, several, variants, partitions."""
     found = []
     for document in traces():
         trace = as_trace(document)
@@ -184,7 +184,7 @@ def hardware() -> tuple[Document, ...]:
 
 @functools.cache
 def measurements() -> tuple[tuple[Document, Document], ...]:
-    """Each a trace and a measurement of it."""
+    """Return pairs of a trace and its measurement."""
     found = []
     for document in traces():
         trace = as_trace(document)
@@ -211,7 +211,7 @@ def measurements() -> tuple[tuple[Document, Document], ...]:
 
 @functools.cache
 def timelines() -> tuple[tuple[Document, Document], ...]:
-    """Each a trace and a profiler's file: gpusim's own, and a foreign one."""
+    """Return pairs of a trace and a profiler's file: gpusim's own, and a foreign one."""
     found = []
     for document, measurement in measurements():
         kernels = [
@@ -264,7 +264,7 @@ def _results_file(schema: str) -> bytes:
 
 
 def _shortened(value: Any) -> Any:
-    """Lists of objects cut to three."""
+    """Cut lists of objects to three."""
     if isinstance(value, dict):
         return {key: _shortened(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -296,7 +296,7 @@ SWEEPS: tuple[Document, ...] = (
 
 
 class InThisProcess:
-    """Workers of a sweep that compute here and now."""
+    """Workers of a sweep that compute in this process."""
 
     description = "this process"
 
@@ -311,7 +311,7 @@ class InThisProcess:
 
 @functools.cache
 def store() -> bytes:
-    """A sweep's store of four rows, one with an error."""
+    """Return a sweep's store of four rows, one with an error."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         write_trace(wide_trace(2, depth=1), path)
@@ -330,6 +330,6 @@ def store() -> bytes:
 
 
 def fresh(document: Document) -> Document:
-    """A copy to change."""
+    """Copy a document for mutation."""
     done: Document = pickle.loads(pickle.dumps(document))  # several times as fast as copy.deepcopy
     return done

@@ -1,4 +1,4 @@
-"""A case: files in a folder of their own and the command that is run there."""
+"""A case: files in a folder of their own, and the command to run there."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Case:
-    """One command with its files; names of files are relative to the folder in which it runs."""
+    """One command with its files; file names are relative to the folder of the run."""
 
     family: str
     argv: tuple[str, ...]
-    """Words after `gpusim`; a first word that begins with `@` is a reader of `tests.fuzz.readers`."""
+    """Words after `gpusim`; a first word with `@` names a reader of `tests.fuzz.readers`."""
     files: dict[str, bytes] = field(default_factory=dict)
     at_fault: tuple[str, ...] = ()
-    """Changed files: a refusal names one of them."""
+    """Changed files; a refusal must name one of them."""
     outputs: tuple[str, ...] = ()
     """Files that the command is asked to write."""
     what: str = ""
-    """The changes, in words."""
+    """Changes, in words."""
     expected: str = ""
     """`accepted` or `refused`, where only that is right."""
 
@@ -31,12 +31,12 @@ class Case:
 
     @property
     def command(self) -> str:
-        """What to type in the case's folder."""
+        """The command to type in the case's folder."""
         words = shlex.join(self.argv)
         return f"python -m tests.fuzz.readers {words}" if self.argv[0].startswith("@") else f"gpusim {words}"
 
     def write(self, folder: Path) -> None:
-        """Write the files into `folder`, and how to run the case, in `RUN.txt`."""
+        """Write the files into `folder`, with instructions in `RUN.txt`."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in self.files.items():
             (folder / name).write_bytes(data)
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a case in a worker process."""
+    """Outcome of a case in a worker process."""
 
     code: int = 0
     out: str = ""
@@ -53,11 +53,11 @@ class Answer:
     """Type of the exception that escaped; empty where none did."""
     stack: str = ""
     nonsense: str = ""
-    """What is wrong with a result or a file; empty where nothing is."""
+    """Problem with a result or a file; empty where there is none."""
     markup: str = ""
-    """Markup of the input that is active in a file that was written."""
+    """Markup of the input that is active in a written file."""
     seconds: float = 0.0
     grown_bytes: int = 0
-    """Most memory beyond what the worker had before."""
+    """Peak memory beyond that of the worker before the case, in bytes."""
     ended: str = ""
-    """Why the worker had to be ended: `hang`, `memory`, `crash`; empty where it answered."""
+    """Reason why the worker was killed: `hang`, `memory`, `crash`; empty where it answered."""

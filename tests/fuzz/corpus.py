@@ -1,4 +1,4 @@
-"""Known defects as cases: each was a traceback, a hang, a memory bomb or a hole, and is to be refused or to run."""
+"""Known defects as cases: each was a traceback, a hang, a memory bomb or a hole, and must be refused or run."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _toml() -> Iterator[Case]:
 
 
 def _outputs() -> Iterator[Case]:
-    """Names too long for a file, also once a temporary file's ending is added; folders; devices that are full."""
+    """Names too long for a file, also with a temporary file's suffix; folders; full devices."""
     trace = {"trace.json": to_json(bases.traces()[0])}
     for name in (
         "o" * 400 + ".json",
@@ -314,7 +314,7 @@ def _refusals() -> Iterator[Case]:
 
 
 def _measured_zeros() -> Iterator[Case]:
-    """Times of what has been run are above 0: others are divided by them."""
+    """Measured times must be above 0: others are divided by them."""
     places: tuple[tuple[str, Any, str, str], ...] = (
         ("@results", bases.results()[0], "cases", "measured_ns"),
         ("@results", bases.results()[0], "cases", "sequential_ns"),

@@ -21,7 +21,7 @@ from tests.fuzz.operators import arguments_case, operators_case
 from tests.fuzz.profiles import profiles_case
 from tests.fuzz.values import NUMBERS, TEXTS, Raw, text
 
-#: Share of cases whose file is changed as bytes, and whose values are changed first, too.
+#: Shares of cases whose file is mutated as bytes only, and both as values and bytes.
 BYTES, BOTH = 0.2, 0.05
 ZIPPED = 0.15
 
@@ -29,7 +29,7 @@ ZIPPED = 0.15
 def _changed(
     document: Any, other: Any, rng: random.Random, encode: Callable[[Any], bytes] = to_json
 ) -> tuple[bytes, str]:
-    """The bytes of a document with 1 to 4 changes, and what they are."""
+    """Return the bytes of a document with 1 to 4 changes, and their description."""
     said: list[str] = []
     draw = rng.random()
     document = bases.fresh(document)
@@ -44,7 +44,7 @@ def _changed(
 
 
 def _named(stem: str, data: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """A name for the file; some are compressed, and some have a name that says so and lies."""
+    """Name the file; some are compressed, and some have a misleading name."""
     draw = rng.random()
     if draw < ZIPPED:
         return f"{stem}.json.gz", gzip.compress(data, 1)
@@ -52,7 +52,7 @@ def _named(stem: str, data: bytes, rng: random.Random) -> tuple[str, bytes]:
 
 
 def _commands_on_a_trace(name: str, rng: random.Random) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A command that reads a trace, and what it writes."""
+    """Return a command that reads a trace, and the files that it writes."""
     policy = rng.choice(("critical_path", "wavefront", "round_robin", "sequential"))
     return rng.choice(
         (
@@ -102,7 +102,7 @@ def schedule_case(rng: random.Random) -> Case:
             (("replay", "--trace", "trace.json", "--schedule", name), ()),
         )
     )
-    if argv[0] == "replay":  # made-up operators are refused before the schedule is read
+    if argv[0] == "replay":  # synthetic operators are refused before the schedule is read
         trace, schedule = rng.choice(bases.schedules()[-6:])
         data, what = _changed(schedule, rng.choice(bases.schedules())[1], rng)
         name, data = "schedule.json", data
@@ -170,7 +170,7 @@ def _document_case(
 def recipe_case(rng: random.Random) -> Case:
     data, what = _changed(rng.choice(bases.RECIPES), rng.choice(bases.RECIPES), rng, to_toml)
     files = {"recipe.toml": data, "trace.json": to_json(bases.traces()[-2])}
-    # The trace, too: a recipe may ask of it what it does not have.
+    # The trace, too: a recipe may request data that it lacks.
     return Case("recipe", ("validate", "recipe.toml", "-o", "."), files, ("recipe.toml", "trace.json"), (), what)
 
 
@@ -253,7 +253,7 @@ def _changed_store(data: bytes, rng: random.Random) -> tuple[bytes, str]:
 
 
 def _to_pickle(document: Any) -> bytes:
-    """As a pickle what Python reads of the JSON; a file that is no pickle where that is nothing."""
+    """Pickle the values of a JSON document; bytes that are not a pickle where that fails."""
     encoded = to_json(document)
     try:
         return pickle.dumps(json.loads(encoded))
@@ -262,7 +262,7 @@ def _to_pickle(document: Any) -> bytes:
 
 
 def snapshot_case(rng: random.Random) -> Case:
-    """A memory snapshot of PyTorch, which is a pickle."""
+    """Make a memory snapshot of PyTorch, which is a pickle."""
     data, what = _changed(bases.memory_snapshot(), bases.memory_snapshot(), rng, _to_pickle)
     words = ("memory", "trace.json", "--policy", "keep_all", "--measured", "run.pickle")
     argv, outputs = rng.choice((((*words, "--json"), ()), (words, ()), ((*words, "-o", "out.json"), ("out.json",))))
@@ -272,7 +272,7 @@ def snapshot_case(rng: random.Random) -> Case:
 
 # --- Command lines ---
 
-#: Valid words of each command; what is changed is one of the options, or a word of them.
+#: Valid words of each command; mutations change one of the options, or a word.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": ("trace.json", "--streams", "3", "--json"),
     "explore": ("trace.json", "--budget", "0.05", "--evaluations", "2", "--json"),
@@ -289,7 +289,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "hardware": ("--compare", "h200", "h200"),
     "bench": ("--trace", "trace.json", "--seconds", "0.001"),
 }
-#: Left out: what needs a browser, other machines, or the time it is asked for.
+#: Options left out: they need a browser, other machines, or the requested time.
 NOT_CHANGED = {"--png", "--scheduler", "--seconds", "--help", "--workers"}
 PLAIN_VALUES = (
     "0", "-1", "1", "2", "3", "128", "129", "1000", "2147483648", "9007199254740993", "4611686018427387904", "1e308",
@@ -313,7 +313,7 @@ PLAIN_VALUES = (
 
 
 def options_case(rng: random.Random) -> Case:
-    """A command with strange values, options twice, missing or of other commands."""
+    """Make a command with odd values, repeated, missing or foreign options."""
     name = rng.choice(tuple(COMMANDS))
     words = list(COMMANDS[name])
     said = []
@@ -345,7 +345,7 @@ def _changed_words(name: str, words: list[str], rng: random.Random) -> str:
         if isinstance(parameter, click.Option) and parameter.is_flag:
             words.append(option)
             return option
-        while option in words:  # once, unless it is to be there twice
+        while option in words:  # once, unless repetition is intended
             at = words.index(option)
             del words[at : at + 1 + parameter.nargs]
             if rng.random() < 0.2:
@@ -398,7 +398,7 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
     "profiles": profiles_case,
     "snapshot": snapshot_case,
 }
-#: How often each is drawn.
+#: Relative frequency of each family.
 SHARES: dict[str, int] = {
     "trace": 40, "schedule": 10, "hardware": 12, "measurement": 4, "timeline": 5, "results": 2, "pairs": 1,
     "rules": 1, "replayed": 1,
@@ -407,12 +407,12 @@ SHARES: dict[str, int] = {
 
 
 def make_case(family: str, seed: int, index: int) -> Case:
-    """Case `index` of a family."""
+    """Make case `index` of a family."""
     return FAMILIES[family](random.Random(f"{seed}/{family}/{index}"))
 
 
 def split(cases: int, families: tuple[str, ...]) -> dict[str, int]:
-    """How many cases each family gets, at least one each."""
+    """Return the number of cases of each family, at least one each."""
     whole = sum(SHARES[name] for name in families)
     counts = {name: max(1, cases * SHARES[name] // whole) for name in families}
     counts[families[0]] += max(0, cases - sum(counts.values()))

@@ -1,4 +1,4 @@
-"""Changes to documents: values by their place, whole parts, and bytes of the file that comes out."""
+"""Mutations of documents: single values, whole parts, and bytes of the resulting file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from tests.fuzz.values import OPERATORS, Raw, anything, number, text
 
 Path = tuple[str | int, ...]
-#: Lists are made this long at most; longer ones are the bombs' part.
+#: Longest list that a mutation makes; longer ones are covered by the bombs.
 MANY = 20_000
 MIB = 2**20
 
 
 def paths(document: Any, prefix: Path = ()) -> list[Path]:
-    """The path of every value in a document but the document itself."""
+    """Return the path of every value in a document except the document itself."""
     found: list[Path] = []
     items: Any = ()
     if isinstance(document, dict):
@@ -42,12 +42,12 @@ def put(document: Any, path: Path, value: Any) -> None:
 
 
 def change(document: Any, other: Any, rng: random.Random) -> str:
-    """Change one thing in `document`, in place; `other` is a valid document to take parts from. Says what."""
+    """Change one thing in `document`, in place, and describe it; `other` is a valid document to take parts from."""
     places = paths(document)
     if not places:
         return "nothing to change"
     path = rng.choice(places)
-    if rng.random() < 0.3:  # fields with a meaning of their own more often than the many alike
+    if rng.random() < 0.3:  # fields with a meaning of their own more often than the many similar ones
         name = rng.choice(sorted({str(p[-1]) for p in places}))
         path = rng.choice([p for p in places if str(p[-1]) == name])
     how = rng.choice(_CHANGES)
@@ -58,7 +58,7 @@ def change(document: Any, other: Any, rng: random.Random) -> str:
 
 
 def _value(document: Any, path: Path, other: Any, rng: random.Random) -> str:
-    """A value of the same kind, at an edge."""
+    """Replace a value by one of the same kind at an edge."""
     old = get(document, path)
     new = text(rng) if isinstance(old, str) else number(rng) if isinstance(old, int | float) else anything(rng)
     put(document, path, new)
@@ -72,7 +72,7 @@ def _type(document: Any, path: Path, other: Any, rng: random.Random) -> str:
 
 
 def _legal(document: Any, path: Path, other: Any, rng: random.Random) -> str:
-    """A number of the same kind that most fields take."""
+    """Replace a number by one of the same kind that most fields accept."""
     old = get(document, path)
     kind = type(old) if isinstance(old, int | float) and not isinstance(old, bool) else None
     new = (
@@ -94,7 +94,7 @@ def _scale(document: Any, path: Path, other: Any, rng: random.Random) -> str:
 
 
 def _near(document: Any, path: Path, other: Any, rng: random.Random) -> None:
-    """A reference to something else: another index, itself, one past the end."""
+    """Redirect a reference: another index, itself, one past the end."""
     old = get(document, path)
     put(document, path, old + rng.choice((-1, 1, 2, 5, -old, 10 - old)))
 
@@ -110,7 +110,7 @@ def _unknown(document: Any, path: Path, other: Any, rng: random.Random) -> None:
 
 
 def _repeat(document: Any, path: Path, other: Any, rng: random.Random) -> str:
-    """An element once more, or many times."""
+    """Repeat an element once, or many times."""
     place = get(document, path[:-1])
     times = rng.choice((1, 1, 2, 10, 100, 1000 if len(str(place)) < 500 else 10))
     place[path[-1] : path[-1]] = [copy.deepcopy(get(document, path)) for _ in range(times)]  # type: ignore[misc]
@@ -144,7 +144,7 @@ def _exchange(document: Any, path: Path, other: Any, rng: random.Random) -> str:
 
 
 def _transplant(document: Any, path: Path, other: Any, rng: random.Random) -> None:
-    """The same field of another valid document."""
+    """Copy the same field of another valid document."""
     alike = [there for there in paths(other) if there[-1] == path[-1]]
     put(document, path, copy.deepcopy(get(other, rng.choice(alike or paths(other)))))
 
@@ -175,7 +175,7 @@ def _short(value: Any) -> str:
 
 
 def to_json(document: Any) -> bytes:
-    """JSON of a document that may hold `Raw` pieces, also as keys, which then stand twice."""
+    """Write JSON of a document that may hold `Raw` pieces, also as keys, which are then repeated."""
     pieces: list[str] = []
 
     def plain(value: Any) -> Any:
@@ -193,7 +193,7 @@ def to_json(document: Any) -> bytes:
 
 
 def to_toml(document: dict[str, Any]) -> bytes:
-    """TOML of a dictionary of values, of lists, and of lists of dictionaries."""
+    """Write TOML of a dictionary of values, of lists, and of lists of dictionaries."""
     tables: list[str] = []
     lines: list[str] = []
     for key, value in document.items():
@@ -227,7 +227,7 @@ def _toml(value: Any) -> str:
 
 
 def change_bytes(data: bytes, name: str, rng: random.Random) -> tuple[bytes, str]:
-    """The file's bytes changed, and how."""
+    """Mutate the file's bytes, and describe the change."""
     how = rng.choice(_BYTE_CHANGES)
     return how(data, name, rng), how.__name__
 
@@ -263,7 +263,7 @@ def _twice(data: bytes, name: str, rng: random.Random) -> bytes:
 
 
 def _marked(data: bytes, name: str, rng: random.Random) -> bytes:
-    """Another encoding, or the mark of one."""
+    """Change the encoding, or its mark."""
     return rng.choice(
         (
             lambda: b"\xef\xbb\xbf" + data,
@@ -295,7 +295,7 @@ def _other_content(data: bytes, name: str, rng: random.Random) -> bytes:
 
 
 def _zipped(data: bytes, name: str, rng: random.Random) -> bytes:
-    """Gzip that is good, broken, followed by something, or of several members."""
+    """Return gzip that is valid, broken, followed by other bytes, or of several members."""
     whole = gzip.compress(data, 1)
     return rng.choice(
         (
@@ -326,7 +326,7 @@ BOMBS = (b" ", b"[],", b"[", b"0,", b'"a",', b"\x00", b'{"a":1},')
 
 @functools.lru_cache(maxsize=4)
 def bomb(piece: bytes, mib: int) -> bytes:
-    """Gzip of a trace's beginning and `mib` MiB of one piece in an operator's arguments."""
+    """Return gzip of a trace's beginning and `mib` MiB of one piece in an operator's arguments."""
     packer = zlib.compressobj(level=9, wbits=31)
     chunk = piece * (MIB // len(piece))
     parts = [packer.compress(b'{"schema":"gpusim-trace/1","ops":[{"name":"a","target":"b","args":[')]

@@ -1,4 +1,4 @@
-"""The families of what replay checks before it needs a GPU: names of operators, and their arguments."""
+"""Families for the checks of replay before a GPU is needed: names of operators, and their arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.operator_steps import changed_step, operator_steps
 
 
 def operators_case(rng: random.Random) -> Case:
-    """Names and arguments of a trace's operators; looked up as replay does."""
+    """Make names and arguments of a trace's operators, looked up as in replay."""
     document = bases.fresh(rng.choice(bases.traces()[-2:]))
     said = []
     for _ in range(rng.choice((1, 1, 2))):
@@ -35,7 +35,7 @@ def operators_case(rng: random.Random) -> Case:
 
 
 def arguments_case(rng: random.Random) -> Case:
-    """A small step around an op of any operator that the project's traces hold, changed where replay looks."""
+    """Make a small step around an op of any operator in the project's traces, mutated where replay checks."""
     steps = operator_steps()
     document, what = changed_step(rng.choice(steps[rng.choice([*steps])]), rng)
     command = ("@arguments",) if rng.random() < 0.8 else ("replay", "--policy", "sequential", "--trace")

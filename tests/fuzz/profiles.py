@@ -24,7 +24,7 @@ from tests.support.nsys_files import SCHEMAS, write_schema
 
 Document = Any
 Changed = tuple[str, bytes, str]
-"""Name, bytes and what was changed."""
+"""Name, bytes and description of the change."""
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def kineto() -> tuple[Document, ...]:
 
 @functools.cache
 def execution_traces() -> tuple[Document, ...]:
-    """Of the first profile, in today's schema and the oldest."""
+    """Return execution traces of the first profile, in the current schema and the oldest."""
     nodes = [
         made.node(n + 2, f"aten::{'abcd'[n]}", [n], [n + 1], "aten::a(Tensor(a!) x) -> Tensor", n) for n in range(4)
     ]
@@ -142,7 +142,7 @@ def _bytes(name: str, bases: Callable[[], tuple[bytes, ...]]) -> Callable[[rando
 
 
 def ncu_file(rng: random.Random) -> Changed:
-    """A table with other cells, or other bytes."""
+    """Make a table with mutated cells, or bytes."""
     data = rng.choice(TABLES)
     if rng.random() < 0.25:
         data, how = change_bytes(data, "t.csv", rng)
@@ -169,7 +169,7 @@ def nsys_base(name: str) -> bytes:
 
 
 def nsys_file(rng: random.Random) -> Changed:
-    """An SQLite file with other values, columns or tables, or other bytes."""
+    """Make an SQLite file with mutated values, columns, tables, or bytes."""
     data = nsys_base(rng.choice(tuple(SCHEMAS)))
     if rng.random() < 0.35:
         data, how = change_bytes(data, "n.sqlite", rng)
@@ -222,7 +222,7 @@ def _changed_table(base: sqlite3.Connection, rng: random.Random) -> str:
 
 
 def archive_file(rng: random.Random) -> Changed:
-    """A tar or zip archive of changed files, some of them changed as a whole."""
+    """Make a tar or zip archive of mutated files, some of them mutated as a whole."""
     members = [rng.choice(PLAIN)(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
     names = [f"{rng.choice(('', '../', 'a/', '/'))}{place}{name}" for place, (name, _, _) in enumerate(members)]
     packed = io.BytesIO()
@@ -262,7 +262,7 @@ FILES: tuple[Callable[[random.Random], Changed], ...] = (
 
 
 def profiles_case(rng: random.Random) -> Case:
-    """A changed file of another tool, by itself or with an unchanged one that it is joined to."""
+    """Make a mutated file of another tool, alone or with an unchanged one to join."""
     if rng.random() < 0.2:
         return _join_case(rng)
     name, data, what = rng.choice(FILES)(rng)
@@ -291,7 +291,7 @@ def _plain_name(rng: random.Random) -> str:
 
 
 def _join_case(rng: random.Random) -> Case:
-    """A profile and what belongs to it; one of both is changed."""
+    """Make a profile and a file to join, one of them mutated."""
     profile, graph_profile = to_json(kineto()[0]), to_json(kineto()[3])
     other, first = rng.choice(
         (
@@ -312,6 +312,6 @@ def _join_case(rng: random.Random) -> Case:
         files = {name: data, second: TABLES[0] if whole is None else to_json(whole)}
         changed = name
     words = rng.choice((("import", *files, "-o", "out.json"), ("doctor", *files, "--json"), ("doctor", *files)))
-    # Files that do not belong together are refused by either name.
+    # A mismatch may be reported by either name.
     outputs = ("out.json",) if words[0] == "import" else ()
     return Case("profiles", words, files, (changed, *files), outputs, f"joined: {what}")

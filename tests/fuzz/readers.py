@@ -1,4 +1,4 @@
-"""Readers that no command calls, or only on a GPU, as commands: `python -m tests.fuzz.readers @NAME FILE`."""
+"""Readers as commands that no command calls, or only on a GPU: `python -m tests.fuzz.readers @NAME FILE`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _replayed(name: str) -> None:
 
 
 def _operators(name: str) -> None:
-    """What replay does before it needs a GPU: check the operators of a trace, then look them up in torch."""
+    """Run replay's checks before it needs a GPU: operators of a trace, then their lookup in torch."""
     sys.modules.pop("torch", None) if sys.modules.get("torch", ...) is None else None
     import torch
 
@@ -69,7 +69,7 @@ def _operators(name: str) -> None:
 
 
 def _arguments(name: str) -> None:
-    """What replay checks before it needs a GPU: names and arguments of operators, their schemas, sizes of results."""
+    """Run replay's checks before it needs a GPU: operators, arguments, schemas, sizes of results."""
     _operators(name)
     import torch
 
@@ -100,7 +100,7 @@ READERS: dict[str, Callable[..., None]] = {
 
 
 def run(argv: tuple[str, ...]) -> None:
-    """The command line, or a reader with the command line's way to refuse. Raises `SystemExit` as that does."""
+    """Run the command line, or a reader with the command line's refusals. Raises `SystemExit` as that does."""
     if argv[0] not in READERS:
         sys.argv = ["gpusim", *argv]
         main()
@@ -113,7 +113,7 @@ def run(argv: tuple[str, ...]) -> None:
 
 
 def _as_command(work: Callable[[], None]) -> None:
-    """Run `work` as `main` runs a command, so that its way of printing errors holds here, too."""
+    """Run `work` as `main` runs a command, so that errors are printed alike."""
     import click
 
     import gpusim.cli as module

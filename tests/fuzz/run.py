@@ -1,4 +1,4 @@
-"""Runs cases in worker processes under a watchdog, and keeps what came of them."""
+"""Runner of cases in worker processes under a watchdog, with stored outcomes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.fuzz.families import make_case, split
 
 ROOT = Path(__file__).parent.parent.parent
 POLL_S, START_S = 0.05, 400.0
-#: A worker is ended when it has grown by so much: well above the limit, so that what is just over is measured.
+#: Growth at which a worker is killed: well above the limit, so that slight excess is measured.
 KILL_BYTES = 2 * MEMORY_BYTES
-#: A worker that has grown to this by its caches is replaced.
+#: Growth by caches at which a worker is replaced.
 OLD_BYTES = 900_000_000
 STACK_S = 0.3
 
 
 class Worker:
-    """A process of `tests.fuzz.worker` and its pipe; started anew where it had to be ended."""
+    """A process of `tests.fuzz.worker` and its pipe, restarted after a kill."""
 
     def __init__(self, stand_in: str = "", hang_s: float = HANG_S) -> None:
         self.stand_in, self.hang_s = stand_in, hang_s
@@ -50,7 +50,7 @@ class Worker:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def ask(self, case: Case) -> Answer:
-        """The answer of the process; where there is none, why."""
+        """Return the answer of the process, or the reason for none."""
         if self._process is None:
             self._start()
         assert self._process is not None
@@ -79,7 +79,7 @@ class Worker:
                 return self._dead("hang", seconds, grown)
 
     def _memory(self) -> int:
-        """Resident memory of the process and its children."""
+        """Return the resident memory of the process and its children, in bytes."""
         assert self._process is not None
         total, todo = 0, [self._process.pid]
         while todo:
@@ -128,7 +128,7 @@ class Worker:
             return None
         self._pipe.close()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # and what it has started
+            os.killpg(self._process.pid, signal.SIGKILL)  # with its children
         code, self._process = self._process.wait(), None
         for path in self._scratch.glob("fuzz-*"):
             shutil.rmtree(path, ignore_errors=True)
@@ -137,7 +137,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Done:
-    """A case that has been run: its class and what it took."""
+    """A finished case: its class and cost."""
 
     name: str
     seconds: float
@@ -146,7 +146,7 @@ class Done:
 
 @dataclass
 class Table:
-    """How many cases of each family fell into each class."""
+    """Number of cases by family and class."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     slowest_s: float = 0.0
@@ -159,7 +159,7 @@ class Table:
 
     @property
     def most(self) -> str:
-        """What the worst cases took, in a sentence."""
+        """Summarize the costs of the worst cases in a sentence."""
         grown = f"{self.most_grown_bytes / 1e6:.0f} MB more than the process had before"
         return f"The slowest case took {self.slowest_s:.1f} s; the largest, {grown}."
 
@@ -190,13 +190,13 @@ class Failure:
 
 
 def run_cases(cases: Iterable[Case], worker: Worker) -> Iterator[tuple[Case, str, str]]:
-    """Each case with its class and the reason."""
+    """Yield each case with its class and the reason."""
     for case in cases:
         yield (case, *classify(case, worker.ask(case)))
 
 
 class Campaign:
-    """A run of many cases; its folder has a line for each case in `done.jsonl`, and a folder for each failure."""
+    """A run of many cases; its folder has a line per case in `done.jsonl`, and a folder per failure."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
@@ -205,14 +205,14 @@ class Campaign:
         self.done: dict[tuple[str, int], Done] = {}
         if self.log.exists():
             for line in self.log.read_text().splitlines():
-                with contextlib.suppress(ValueError):  # the last line of a run that was killed may be half
+                with contextlib.suppress(ValueError):  # the last line of a killed run may be incomplete
                     row = json.loads(line)
                     if row["seed"] == seed:
                         done = Done(row["class"], row["seconds"], row["grown_bytes"])
                         self.done[row["family"], row["index"]] = done
 
     def run(self, cases: int, families: tuple[str, ...], say: Callable[[str], None]) -> Table:
-        """Run what is not done yet."""
+        """Run the cases that are not done yet."""
         counts = split(cases, families)
         table = Table()
         started, fresh = time.monotonic(), 0

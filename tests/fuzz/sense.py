@@ -1,4 +1,4 @@
-"""Whether what a command says makes sense: times, rules that hold for every step, and the files it wrote."""
+"""Plausibility of a command's output: times, rules of every step, and the written files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 from tests.fuzz.cases import Case
 
-#: Keys of JSON output whose numbers are differences, and may be below zero.
+#: Keys of JSON output whose numbers are differences, and may be negative.
 SIGNED = ("_frac", "error", "gain", "lost", "loss", "change", "saved")
 _NONSENSE = re.compile(r"(?<![\w.\[-])-?(?:nan|inf) ?(?:ns|us|µs|ms|s|MiB|GiB|KiB|B|kB|MB|GB)\b", re.IGNORECASE)
-#: What a page would act on.
+#: Text that a page would execute.
 ACTIVE_HTML = ("<img src=x onerror", "</script><script>alert")
 
 
 def nonsense(case: Case, folder: Path, code: int, out: str) -> str:
-    """What is wrong with a command's answer and files; empty where nothing is."""
+    """Return the problem with a command's answer and files; empty where there is none."""
     problem = files_problem(case, folder, code)
     if problem or code not in case.good_codes:
         return problem
@@ -30,13 +30,13 @@ def nonsense(case: Case, folder: Path, code: int, out: str) -> str:
         return problem
     if "--json" in case.argv:
         return _json_problem(out)
-    # Names in the files may look like numbers; hence only what stands before a unit.
+    # Names in the files may look like numbers; hence only numbers before a unit count.
     found = _NONSENSE.search(out)
     return f"'{found[0]}' in the output" if found and not _in_files(case, found[0]) else ""
 
 
 def _trace_problem(path: Path) -> str:
-    """An imported trace is one that the commands read, and shows as much as its step takes."""
+    """Check that an imported trace is readable by the commands, and covers its step."""
     from gpusim.errors import TraceError
     from gpusim.trace.store import read_trace
 
@@ -82,7 +82,7 @@ def _number_problem(value: Any, place: str) -> str:
 
 
 def files_problem(case: Case, folder: Path, code: int) -> str:
-    """Files left over, left by a refused command, or half written."""
+    """Find files left over, left by a refused command, or half written."""
     there = {path.name for path in folder.iterdir()} - set(case.files) - {"folder"}
     if case.outputs == ("*",):
         hidden = sorted(name for name in there if name.startswith(".") and not any(name in word for word in case.argv))
@@ -97,7 +97,7 @@ def files_problem(case: Case, folder: Path, code: int) -> str:
 
 
 def file_problem(path: Path) -> str:
-    """What is half-written about a file, by its kind."""
+    """Return the reason why a file is half written, by its kind."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if ".json" in path.suffixes:
@@ -119,7 +119,7 @@ def file_problem(path: Path) -> str:
 
 
 def active_markup(case: Case, folder: Path) -> str:
-    """Markup of the input that is active in a page or a table that was written."""
+    """Find markup of the input that is active in a written page or table."""
     for name in case.outputs:
         path = folder / name
         if path.suffix == ".html" and path.is_file():
@@ -150,7 +150,7 @@ ROUNDING_NS = 2.0
 
 
 def step_problem(case: Case) -> str:
-    """Rules that hold for every step, on the accepted case's own trace, hardware model and schedule.
+    """Check the rules of every step on the accepted case's trace, hardware model and schedule.
 
     Both engines agree; no schedule beats a bound or its longest kernel; one stream takes the sum of its kernels.
     """
@@ -189,7 +189,7 @@ def step_problem(case: Case) -> str:
         longest = max((task.dur_ns for task in each.tasks), default=0.0)
         if one.makespan_ns + slack < longest:
             return f"{name}: takes {one.makespan_ns} ns, its longest kernel {longest}"
-        if name == "schedule" and mode == "graph":  # bounds are those of a CUDA graph
+        if name == "schedule" and mode == "graph":  # bounds apply to a CUDA graph
             limit, kind = bounds(chosen).largest
             if one.makespan_ns + slack < limit:
                 return f"{name}: takes {one.makespan_ns} ns, the bound '{kind}' is {limit}"

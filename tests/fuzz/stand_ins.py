@@ -1,4 +1,4 @@
-"""Broken readers in place of gpusim's own: what the harness must notice."""
+"""Broken readers instead of gpusim's own, which the harness must detect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _raise(error: Exception) -> Callable[[str], None]:
 
 
 def _refuse(text: str) -> Callable[[str], None]:
-    """A refusal whose text nobody made visible or cut."""
+    """Make a refusal whose text is neither escaped nor cut."""
 
     def work(name: str) -> None:
         click.echo(f"gpusim: trace.json: {text}", err=True)
@@ -70,7 +70,7 @@ def _allocate_all(name: str) -> None:
 
 
 def _wrong_engine() -> None:
-    """The reference engine becomes 1 % slower."""
+    """Slow the reference engine by 1 %."""
     import dataclasses
 
     from gpusim.engine.reference import ReferenceEngine
@@ -85,7 +85,7 @@ def _wrong_engine() -> None:
 
 
 def _fast_engine() -> None:
-    """Both engines forget half of each kernel."""
+    """Make both engines drop half of each kernel."""
     import dataclasses
 
     from gpusim.engine.fast import FastEngine

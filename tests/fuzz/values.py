@@ -1,4 +1,4 @@
-"""Hostile values: numbers at the edges of types, text that terminals, pages, tables and paths may trip over."""
+"""Hostile values: numbers at the edges of types, and text that breaks terminals, pages, tables and paths."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.fuzz.classes import MARKED
 
 
 class Raw:
-    """A piece of JSON or TOML that goes into the file as it is."""
+    """A piece of JSON or TOML that is written verbatim."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
-#: One over and one under where types, formats and engines have an edge; 5,000 digits are more than `int` parses.
+#: Values one above and one below edges of types, formats and engines; 5,000 digits are more than `int` parses.
 NUMBERS: tuple[Any, ...] = (
     0, -1, 1, 2, 7, 127, 128, 129, 255, 256, 1000, 1024, 1025, 65535, 65536, 10**6, 10**8, 10**9, 4 * 10**9, 8 * 10**9,
     2**31 - 1, 2**31, 2**32, 2**33, 2**53, 2**53 + 1, 10**12, 10**15, 10**18, 2**62 - 1, 2**62, 2**62 + 1, 2**63, 2**64,
@@ -73,7 +73,7 @@ _ATTRIBUTES: tuple[str, ...] = tuple(
         "[/red]",
     )
 )
-#: Names of operators: those, unchecked ones, other namespaces, and what is no name.
+#: Names of operators: those, unchecked ones, other namespaces, and invalid names.
 OPERATORS: tuple[str, ...] = (
     *_ATTRIBUTES,
     "aten.append.t", "aten._reshape_alias.default", "aten.as_strided.default", "aten.resize_.default",
@@ -89,18 +89,18 @@ OPERATORS: tuple[str, ...] = (
 
 
 def number(rng: random.Random) -> Any:
-    """A number at an edge."""
+    """Draw a number at an edge."""
     return rng.choice(NUMBERS)
 
 
 def text(rng: random.Random) -> str:
-    """Hostile text; now and then two joined."""
+    """Draw hostile text, sometimes two pieces joined."""
     found = rng.choice(TEXTS)
     return found + rng.choice(TEXTS) if rng.random() < 0.15 else found
 
 
 def anything(rng: random.Random) -> Any:
-    """A value of any type."""
+    """Draw a value of any type."""
     return rng.choice(
         (
             lambda: number(rng),

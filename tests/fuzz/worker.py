@@ -1,4 +1,6 @@
-"""A worker process: takes cases over a pipe, runs each in a new folder, and answers; `tests.fuzz.run` watches it."""
+"""A worker process: it takes cases over a pipe, runs each in a new folder, and answers; `tests.fuzz.run` monitors
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.fuzz.readers import run
 from tests.fuzz.sense import active_markup, nonsense, step_problem
 from tests.fuzz.stand_ins import STAND_INS
 
-#: Commands before the first case: what they compile takes up to a minute on a machine that has not done so before.
+#: Commands before the first case, since compilation may take up to a minute.
 WARM_UP = (
     ("simulate", "trace.json"),
     ("simulate", "trace.json", "--launch", "stream"),
@@ -32,12 +34,12 @@ WARM_UP = (
     ("limits", "trace.json"),
     ("whatif", "trace.json"),
 )
-#: Commands whose accepted steps are simulated again with both engines and held to their rules.
+#: Commands whose accepted steps are simulated again with both engines and checked against the rules.
 CHECKED = ("simulate",)
 
 
 def memory_bytes(field: str) -> int:
-    """`VmRSS`, or `VmHWM` for the most since `forget_peak`."""
+    """Return `VmRSS`, or `VmHWM` for the peak since `forget_peak`."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
@@ -45,7 +47,7 @@ def memory_bytes(field: str) -> int:
 
 
 def forget_peak() -> None:
-    """Begin to count the peak anew; where the system does not allow it, the peak is that of the whole process."""
+    """Reset the peak; where the system does not allow that, the peak is that of the whole process."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -53,7 +55,7 @@ def forget_peak() -> None:
 
 
 def answer_of(case: Case, folder: Path) -> Answer:
-    """Run a case in `folder`, which is empty."""
+    """Run a case in the empty folder `folder`."""
     case.write(folder)
     (folder / "folder").mkdir()
     os.chdir(folder)
@@ -61,7 +63,7 @@ def answer_of(case: Case, folder: Path) -> Answer:
     before, start = memory_bytes("VmRSS"), time.monotonic()
     code, error, stack = 0, "", ""
     runner = CliRunner()
-    # With colour, as on a terminal: click takes escape sequences out of what it prints elsewhere.
+    # With colour, as on a terminal: elsewhere click removes escape sequences from its output.
     with runner.isolation(color=True) as streams, warnings.catch_warnings(action="ignore"):
         try:
             run(case.argv)
@@ -93,7 +95,7 @@ def _warm_up(home: Path) -> None:
 
 
 def serve(pipe: Connection, stand_in: str) -> None:
-    """Answer until the other side is gone."""
+    """Answer until the other side closes."""
     home = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         _warm_up(home)
@@ -117,7 +119,9 @@ def serve(pipe: Connection, stand_in: str) -> None:
 
 
 def prepare() -> None:
-    """Load what cases need, so that the first is as fast as the others; no torch, no GPU, no further processes."""
+    """Load the modules of the cases, so that the first is as fast as the others; no torch, no GPU, no further
+    processes.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     sys.modules["torch"] = None  # type: ignore[assignment]
     from gpusim.sweep import local

@@ -89,7 +89,7 @@ def test_gzip_bomb_is_refused(tmp_path: Path) -> None:
 
 def test_archive_that_expands_is_refused_before_it_does(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "b.tar.gz", {"a.json": b" " * (48 * 2**20)})
-    with pytest.raises(TraceError, match=r"(has more than|is larger than).* in it"):
+    with pytest.raises(TraceError, match=r"holds more than|is larger than"):
         examine([str(path)])
 
 

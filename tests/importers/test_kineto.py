@@ -302,7 +302,7 @@ def test_encrypted_member_is_refused(tmp_path: Path) -> None:
 def test_zip_archive_that_expands_is_refused_before_it_does(tmp_path: Path) -> None:
     path = tmp_path / "b.zip"
     path.write_bytes(zipped({"k.json": b" " * (48 * 2**20)}))
-    with pytest.raises(TraceError, match=r"has more than .* in it"):
+    with pytest.raises(TraceError, match=r"holds more than"):
         examine([str(path)])
 
 
