@@ -1,4 +1,4 @@
-"""Capture below the GPU's edge, on the CPU: the recorded step is the model's own step, and holds without its code.
+"""Capture without a GPU, on the CPU: the recorded step equals the model's own step, and runs without its code.
 
 On the CPU the operators used here are deterministic, so every comparison is exact.
 """
@@ -45,7 +45,7 @@ def run_all(runner: Runner, order: Sequence[int] | None = None) -> None:
 
 
 def assert_same_results(found: OnCpu, runner: Runner) -> None:
-    """Outputs, gradients and changed states are bit for bit those of the recording."""
+    """Check that outputs, gradients and changed states equal the recording bit for bit."""
     for index, wanted in found.recorded.final.items():
         tensor = runner.tensors[index]
         assert tensor is not None, f"tensor {index} is gone"
@@ -143,7 +143,7 @@ def test_optimizer_is_torchs_sgd_with_momentum(name: str) -> None:
 
 
 def test_optimizer_takes_the_last_layers_first_and_in_buckets() -> None:
-    """The gradients that come first must not wait for the others."""
+    """Early gradients must not wait for late ones."""
     parameters, gradients, momenta = ([torch.randn(2) for _ in range(OPTIMIZER_BUCKET + 3)] for _ in range(3))
     calls: list[list[torch.Tensor]] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -170,7 +170,7 @@ def test_phases_come_in_order_and_all_three_are_there(name: str) -> None:
 
 
 def test_every_op_carries_the_layer_it_comes_from() -> None:
-    """Forward and backward ops of a convolution carry its module path, whichever branch it is in."""
+    """Forward and backward ops of a convolution have its module path, in any branch."""
     trace = on_cpu("branches").trace
     paths = {path for path, module in Branches().named_modules() if isinstance(module, torch.nn.Conv2d)}
     assert len(paths) == 7
@@ -229,7 +229,7 @@ def test_calls_whose_results_nobody_uses_are_dropped() -> None:
 
 
 def test_writes_through_views_are_kept() -> None:
-    """Slices that are changed in place have no other user; what they look at has."""
+    """Slices changed in place have no other user; their base tensor has."""
     trace = on_cpu("views", "infer").trace
     assert len(ops_of(trace, "add_")) == 1
     assert len(ops_of(trace, "mul_")) == 1
@@ -237,7 +237,9 @@ def test_writes_through_views_are_kept() -> None:
 
 @pytest.mark.parametrize("name", ["branches", "views"])
 def test_gradient_that_is_copied_through_views_survives_in_channels_last(name: str) -> None:
-    """Autograd copies gradients by new_zeros, as_strided and copy_: the copy's result has no user, its memory has."""
+    """Autograd copies gradients by new_zeros, as_strided and copy_: the copy's result has no user, but its memory
+    has.
+    """
     found = on_cpu(name, "train", "channels_last")
     copies = [call for call in found.graph.calls if str(call.function).startswith("aten.copy_.")]
     assert copies
@@ -249,7 +251,7 @@ def test_gradient_that_is_copied_through_views_survives_in_channels_last(name: s
 
 
 def test_copy_into_a_view_that_is_used_later_is_live() -> None:
-    """new_zeros -> as_strided -> copy_, and then the base is used: the shape of autograd's own copies."""
+    """new_zeros -> as_strided -> copy_, then use of the base: the pattern of autograd's own copies."""
 
     class Strided(torch.nn.Module):
         def __init__(self) -> None:
@@ -259,7 +261,7 @@ def test_copy_into_a_view_that_is_used_later_is_live() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             base = x.new_zeros(16)
             base.as_strided((4, 2), (2, 1)).copy_(self.layer(x).reshape(4, 2))
-            x.new_zeros(3).add_(1.0)  # nobody looks at this
+            x.new_zeros(3).add_(1.0)  # unused
             return base.sum().reshape(1, 1) + x
 
     step = load_step(spec("outputs"), mode="infer", batch=2, dtype="fp32", memory_format="contiguous", device=CPU)
@@ -322,7 +324,7 @@ def test_views_read_no_element_and_each_written_tensor_is_made_or_mentioned(name
 
 
 def last_first(trace: Trace) -> list[int]:
-    """The legal order that is furthest from the recorded one: always the last op that is ready."""
+    """Return the legal order furthest from the recorded one: always the last ready op."""
     left = [set(before) for before in dependencies(trace)]
     order: list[int] = []
     while len(order) < len(left):
@@ -349,7 +351,7 @@ def test_ops_run_last_first_give_identical_results(name: str, mode: Mode) -> Non
 def test_any_legal_schedule_gives_identical_results_and_never_misses_a_tensor(
     name: str, memory_format: MemoryFormat, data: st.DataObject
 ) -> None:
-    """In launch order, letting go of each storage where the sync plan says so."""
+    """In launch order, with each storage freed as in the sync plan."""
     found = on_cpu(name, "train", memory_format)
     order, streams = data.draw(schedules(found.trace))
     releases = plan_sync(found.trace, dependencies(found.trace), order, streams).releases
@@ -370,7 +372,7 @@ def test_program_order_releases_nothing_twice_and_nothing_that_is_kept(name: str
 
 
 def test_random_ops_depend_on_each_other_in_order() -> None:
-    """Two dropouts on branches that need nothing of each other draw from one generator."""
+    """Two dropouts on independent branches draw from one generator."""
     trace = on_cpu("dropouts").trace
     drawing = [index for index, op in enumerate(trace.ops) if op.random]
     assert len(drawing) == 3
@@ -379,7 +381,7 @@ def test_random_ops_depend_on_each_other_in_order() -> None:
 
 
 def test_dependencies_do_not_serialise_branches() -> None:
-    """Completeness is easy to have by ordering everything; the branches must stay apart."""
+    """Ordering everything would be complete, too; the branches must stay independent."""
     trace = on_cpu("branches").trace
     before = ancestors(dependencies(trace))
     first = {op.layer.split(".")[0]: i for i, op in reversed(list(enumerate(trace.ops))) if op.phase == "forward"}
@@ -440,7 +442,7 @@ def test_initial_values_are_exact_where_small_and_integral(tensor: torch.Tensor,
 
 
 def test_infinite_constant_survives_the_file(tmp_path: Path) -> None:
-    """A causal mask holds minus infinity, which plain JSON does not have."""
+    """A causal mask has minus infinity, which plain JSON lacks."""
     found = on_cpu("attention")
     path = tmp_path / "t.json"
     write_trace(with_kernels(found.trace), path)

@@ -1,4 +1,4 @@
-"""What capture refuses, in one line each: steps that a trace cannot hold, failed checks, models that cannot load."""
+"""Refusals of capture, in one line each: steps that a trace cannot hold, failed checks, models that cannot load."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_step_that_depends_on_data_is_one_line(name: str, mode: Mode) -> None:
 
 
 def test_op_that_cannot_be_called_on_its_own_is_one_line() -> None:
-    """Some operators are recorded with arguments that only their own caller may give (mkldnn's LSTM on the CPU)."""
+    """Some operators are recorded with arguments that only their own caller may pass (mkldnn's LSTM on the CPU)."""
     graph = joint_graph(on_cpu("outputs").step)
     broken = dataclasses.replace(graph.calls[0], args=(*graph.calls[0].args, "one too many"))
     with pytest.raises(CaptureError) as caught:
@@ -58,7 +58,7 @@ def test_op_that_cannot_be_called_on_its_own_is_one_line() -> None:
 
 
 def tampered(found: OnCpu, change: Callable[[Op], Op | None]) -> Trace:
-    """The trace with the first op that `change` answers replaced."""
+    """Replace the first op that `change` accepts in the trace."""
     ops = list(found.trace.ops)
     for index, op in enumerate(ops):
         new = change(op)
@@ -182,7 +182,7 @@ def test_missing_model_library_is_named(package: str, monkeypatch: pytest.Monkey
 
 
 def test_model_whose_forward_fails_is_one_line(tmp_path: Path) -> None:
-    """In training the forward runs once before it is recorded, to see how many classes there are."""
+    """In training the forward runs once before recording, to find the number of classes."""
     path = tmp_path / "broken.py"
     path.write_text("import torch\ndef make(batch):\n    return torch.nn.Linear(4, 3), torch.randn(batch, 5)\n")
     for mode in MODES:
@@ -195,7 +195,7 @@ def test_model_whose_forward_fails_is_one_line(tmp_path: Path) -> None:
 
 
 def broken_initial_states(trace: Trace) -> dict[str, Trace]:
-    """Traces that can be read and whose initial state cannot be made."""
+    """Return valid traces whose initial state cannot be made."""
     replace = msgspec.structs.replace
     first = next(i for i, t in enumerate(trace.tensors) if t.init is not None and t.shape == (8, 6))
 

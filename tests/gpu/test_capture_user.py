@@ -1,4 +1,4 @@
-"""Steps of the user's own: any optimizer, loss and step function; the trace computes what they compute.
+"""Steps of the user's own: any optimizer, loss and step function; the trace gives the same results.
 
 On the CPU, through the functions that a capture on the GPU goes through, but for times and profiles.
 """
@@ -40,7 +40,7 @@ CLASSES = 5
 
 
 def captured(step: UserStep, mode: Mode = "train", dtype: Any = "fp32") -> Rebuilt:
-    """A step as a trace, checked against the model's own."""
+    """Capture a step as a trace, checked against the model's own."""
     options = options_of(step, "tests.x", mode, dtype, False, 0, False)
     with Untouched(step).around() as untouched:
         graph = record_step(step, untouched, 0)
@@ -90,7 +90,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer | None, **opti
 
 
 def states_after(found: Rebuilt, steps: int) -> dict[str, torch.Tensor]:
-    """Parameters and buffers after so many runs of the trace alone."""
+    """Return parameters and buffers after `steps` runs of the trace alone."""
     trace = found.trace
     runner = Runner(trace, CPU)
     runner.bind(InitialState.copy_of(found.recorded.initial).tensors)
@@ -100,7 +100,7 @@ def states_after(found: Rebuilt, steps: int) -> dict[str, torch.Tensor]:
 
 
 def eager_states(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of a copy after so many steps of its own."""
+    """Return parameters and buffers of a copy after `steps` steps of its own."""
     model, optimizer = copy.deepcopy((model, optimizer))
     x, y = batch()
     for _ in range(steps):
@@ -131,7 +131,7 @@ OPTIMIZERS: dict[str, Make] = {
     "Adagrad foreach": lambda p: O.Adagrad(p, foreach=True),
     "Muon": lambda p: O.Muon([q for q in p if q.dim() == 2], lr=0.01),
 }
-#: Those that count their steps on the GPU, where torch lets them.
+#: Optimizers that count their steps on the GPU, where torch supports it.
 COUNTING: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Adam": O.Adam,
     "AdamW": O.AdamW,
@@ -147,14 +147,16 @@ COUNTING: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @pytest.fixture
 def counting_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch lets the CPU count, too: the same code, on this machine."""
+    """Let torch count on the CPU, too: the same code, on this machine."""
     modules = {importlib.import_module(kind.__module__) for kind in COUNTING.values()}
     for module in (*modules, importlib.import_module("torch.optim.optimizer")):
         monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"], raising=False)
 
 
 def check_as_eager(model: nn.Module, optimizer: torch.optim.Optimizer) -> Rebuilt:
-    """One and three runs of the trace are the second, and the second to fourth, step of the user's own loop."""
+    """Check that one and three runs of the trace equal the second, and the second to fourth, step of the user's
+    loop.
+    """
     step = train_step(model, optimizer)
     with Untouched(step).around() as untouched:
         graph = record_step(step, untouched, 0)
@@ -179,7 +181,7 @@ def test_recorded_update_is_the_optimizers_own_for_one_and_three_steps(name: str
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", COUNTING)
 def test_optimizer_that_can_count_on_the_gpu_does_so_in_a_trace(name: str, foreach: bool, counting_cpu: None) -> None:
-    model = net(norm=False)  # behind batch norm some gradients are rounding alone, and Adam makes them large
+    model = net(norm=False)  # behind batch norm some gradients are pure rounding, which Adam amplifies
     optimizer = COUNTING[name](model.parameters(), lr=0.01, foreach=foreach)
     found = check_as_eager(model, optimizer)
     assert found.trace.model.fixed == ()
@@ -434,7 +436,7 @@ def test_everything_is_as_before_after_a_refusal() -> None:
 
 
 class Trainer:
-    """A user's own loop, with what it needs as attributes."""
+    """A user's own training loop, with its objects as attributes."""
 
     def __init__(self, **options: Any) -> None:
         self.model = net(**options)
@@ -634,7 +636,7 @@ def test_without_a_gpu_both_say_so_in_one_line(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times and profiles are made up; everything else is what runs on a GPU."""
+    """Fake times and profiles; everything else runs as on a GPU."""
 
     class Recorder:
         def __init__(self, *_: Any) -> None:

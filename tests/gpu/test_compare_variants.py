@@ -1,4 +1,4 @@
-"""Results of a schedule with variants: compared by role, and with TF32 by how far each run is from one in FP32."""
+"""Results of a schedule with variants: compared by role, and with TF32 by each run's distance from one in FP32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.helpers import chain_trace
 
 
 def results_trace(dtype: str) -> Trace:
-    """Two gradients and an output."""
+    """Make a trace of two gradients and an output."""
     made = chain_trace(3)
     roles = ("gradient", "gradient", "output", "output")
     tensors = tuple(
@@ -39,7 +39,7 @@ EXACT = Comparison(bit_equal=True, worst_error=0.0, compared=3)
 
 
 def test_results_of_variants_are_compared_by_role_within_a_wider_tolerance() -> None:
-    """A gradient that is zero but for rounding does not decide; one that is wrong does."""
+    """A gradient that is pure rounding does not decide; a wrong one does."""
     made = results_trace("fp32")
     wanted, found = results(3.0, 1e-9, 1.0), results(3.0, 2e-9, 1.0)
     assert compare(made, found, wanted).worst_error == pytest.approx(1.0)
@@ -52,7 +52,7 @@ def test_results_of_variants_are_compared_by_role_within_a_wider_tolerance() -> 
 
 
 def test_with_tf32_a_variant_may_be_twice_as_far_from_fp32_as_the_captured_kernels() -> None:
-    """Two correct runs may be far apart; what counts is how far each is from the better one, in each role."""
+    """Two correct runs may differ widely; their distance to the FP32 run counts, in each role."""
     made = results_trace("tf32")
     in_fp32, wanted = results(3.0, 1.0, 1.0), results(3.3, 1.0, 1.0)
     captured = errors_by_role(made, wanted, in_fp32)["gradient"]
@@ -63,6 +63,6 @@ def test_with_tf32_a_variant_may_be_twice_as_far_from_fp32_as_the_captured_kerne
     assert near.fp32_error == pytest.approx(captured * 5 / 3)
     assert near.tolerance == pytest.approx(TIMES_AS_FAR * captured)
     assert not check_variants(made, results(2.3, 1.0, 1.0), wanted, EXACT, in_fp32).equal
-    # The output of the captured kernels is exact: a variant's may be off by the plain tolerance, no more.
+    # The captured kernels' output is exact, so the plain tolerance applies to a variant's.
     assert check_variants(made, results(3.3, 1.0, 1.0009), wanted, EXACT, in_fp32).equal
     assert not check_variants(made, results(3.3, 1.0, 1.1), wanted, EXACT, in_fp32).equal

@@ -1,4 +1,4 @@
-"""Batch norm and pooling by other operators of torch: same results, and tried only where they can be run."""
+"""Alternative lowerings of batch norm and pooling: same results, and tried only where they apply."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @pytest.fixture(scope="module", autouse=True)
 def _cpu_operators() -> Iterator[None]:
-    """torch has batch norm over several GPUs for GPUs alone: here plain arithmetic stands for its five operators."""
+    """torch has batch norm over several GPUs only for GPUs: plain arithmetic replaces its five operators here."""
     library = torch.library.Library("aten", "IMPL")
 
     def over(x: Any) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ def _cpu_operators() -> Iterator[None]:
 
 
 def norm_arguments(weighted: bool) -> tuple[Any, ...]:
-    """Image, weight, bias and running statistics of 3 samples and 4 channels; channels last where weighted."""
+    """Return image, weight, bias and running statistics of 3 samples and 4 channels; channels last where weighted."""
     torch.manual_seed(0)
     image = torch.randn(3, 4, 5, 6) * 2 + 1
     image = image.contiguous(memory_format=torch.channels_last) if weighted else image
@@ -82,7 +82,7 @@ def near(found: Any, expected: Any) -> bool:
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_batch_norm_by_sample_is_batch_norm(weighted: bool) -> None:
-    """Result, saved statistics, and the running statistics that it changes in place."""
+    """Compares result, saved statistics, and the running statistics changed in place."""
     target = "aten.native_batch_norm.default"
     mine, theirs = norm_arguments(weighted), norm_arguments(weighted)
     found = composed(target, "by_sample")(*mine, True, 0.1, 1e-3)
@@ -108,7 +108,9 @@ def test_batch_norm_backward_by_sample_is_its_backward(weighted: bool, mask: lis
 
 @pytest.mark.parametrize("name", ["native", "by_sample"])
 def test_cudnn_batch_norm_has_the_same_arguments_and_results_in_other_places(name: Any) -> None:
-    """Four results with an empty last one; its backward takes image before gradient, and memory that is not needed."""
+    """Four results with an empty last one; its backward takes image before gradient, and memory that it does not
+    need.
+    """
     image, weight, bias, *running = norm_arguments(True)
     found = composed("aten.cudnn_batch_norm.default", name)(image, weight, bias, *running, True, 0.1, 1e-3)
     expected = aten.native_batch_norm.default(image, weight, bias, None, None, True, 0.1, 1e-3)
@@ -127,7 +129,7 @@ def test_cudnn_batch_norm_has_the_same_arguments_and_results_in_other_places(nam
 
 @pytest.mark.parametrize(("size", "padding", "divisor"), [([3, 3], [1, 1], None), ([5, 3], [2, 1], 7)])
 def test_average_pool_is_its_own_backward(size: list[int], padding: list[int], divisor: int | None) -> None:
-    """Through a variant's settings, as replay calls it."""
+    """Called through a variant's settings, as in replay."""
     image, grad = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
     function = aten.avg_pool2d_backward.default
     arguments = [grad, image, size, [1, 1], padding, False, True, divisor]
@@ -153,13 +155,13 @@ def changed(op: Op, **fields: Any) -> Op:
 
 
 def first(trace: Trace, target: str, index: int) -> Op:
-    """The longest op of this operator, or of all after the longest."""
+    """Return the longest op of this operator, or all after the longest."""
     having = [op for op in trace.ops if op.target == target]
     return sorted(having, key=lambda op: -sum(kernel.dur_ns for kernel in op.kernels))[index]
 
 
 def test_compositions_are_tried_of_long_ops_whose_arguments_allow_them() -> None:
-    """By sample: of several samples; nothing of short ops, of evaluation, or of arguments given by name."""
+    """By sample only for several samples; nothing for short ops, evaluation, or arguments given by name."""
     step = load_trace("inception_v3-train-b8")
     norm = first(step, "aten.cudnn_batch_norm.default", 0)
     assert list(compositions_for(norm, step)) == ["native", "by_sample"]

@@ -1,4 +1,4 @@
-"""Fitting what kernels do to each other: what goes in must come out."""
+"""Fit of the contention constants: it recovers the constants behind the measurements."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def points(*constants: float, busy_ns: float = 300.0) -> list[Point]:
-    """Schedules of wide steps 'measured' by the reference engine with known exponents, and a busy cost that is known.
+    """Return schedules of wide steps 'measured' by the reference engine with known exponents and busy cost.
 
     Every other op multiplies matrices.
     """
     found = []
-    for dur_ns in (9000, 900):  # long kernels show the sharing, short ones the delays
+    for dur_ns in (9000, 900):  # long kernels show contention, short ones the gaps
         hardware = make_hardware(chain_ns=300, front_end_ns=200, busy_ns=busy_ns, busy_starts=2)
         graph = OpGraph.build(wide_trace(6, dur_ns, 3, blocks=HALF), hardware)
         tasks = (
@@ -58,8 +58,9 @@ def points(*constants: float, busy_ns: float = 300.0) -> list[Point]:
     [((0.0, 0.0), 0.0), ((0.6, 0.6), 150.0), ((0.25, 0.6), 700.0), ((0.6, 0.3), 433.0), ((0.45, 0.85), 50.0)],
 )
 def test_fit_finds_the_constants_that_made_the_measurements(constants: Constants, busy_ns: float) -> None:
-    """Both, within one and a half times the spacing of the points: times change by jumps, so the surface is not
-    quadratic. What they predict is right to 1.2 % at most."""
+    """Both within one and a half times the spacing of the points: times jump, so the surface is not quadratic. Their
+    predictions are within 1.2 %.
+    """
     found = fit(points(*constants, busy_ns=busy_ns), [300.0])
     fitted = (found.sharing_exponent, found.matrix_exponent)
     for value, wanted, step in zip(fitted, constants, contention.BY_BLOCK_SPACING, strict=True):
@@ -68,14 +69,14 @@ def test_fit_finds_the_constants_that_made_the_measurements(constants: Constants
 
 
 def test_no_constant_is_fitted_below_zero() -> None:
-    """Schedules that take less than any costs explain: the nearest thing is no cost at all."""
+    """Schedules faster than any cost explains: no cost at all is closest."""
     faster = [replace(point, measured_ns=round(point.measured_ns * 0.9)) for point in points(0.0, 0.0)]
     found = fit(faster, [300.0])
     assert (found.sharing_exponent, found.matrix_exponent) == pytest.approx((0.0, 0.0))
 
 
 def test_every_step_counts_alike_however_many_schedules_it_has() -> None:
-    """What is minimised is the same with thrice the schedules at a third of the weight, and larger at full weight."""
+    """The loss is the same with three times the schedules at a third of the weight, and larger at full weight."""
     few, many = points(0.2, 0.2)[::3], points(1.0, 1.0)[::3]
     thrice = [replace(point, weight=1 / 3) for point in many * 3]
     for constants in ((0.2, 0.2), (0.5, 0.9)):
@@ -103,7 +104,7 @@ def test_errors_are_logs_of_predicted_over_measured() -> None:
 
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Schedule, ...]]:
-    """In place of the GPU: captures of a chain of five kernels of 1000 ns, and replays that take 7000 ns."""
+    """Replace the GPU: captures of a chain of five kernels of 1000 ns, and replays that take 7000 ns."""
     asked: list[tuple[Schedule, ...]] = []
 
     def capture(*_: object) -> Trace:
@@ -135,14 +136,14 @@ def test_every_step_is_replayed_with_policies_and_schedules_by_lot(replayed: lis
 
 
 def test_points_are_anchored_to_the_sequential_run_of_their_own_replay(replayed: list[tuple[Schedule, ...]]) -> None:
-    """Two processes' recordings differ; what that does must not end up in the constants."""
+    """Recordings of two processes differ; that difference must not enter the constants."""
     found = measure_points(make_hardware(), lambda _: None)
     assert set(found.gaps_ns) == {400.0}  # (6600 - 5 x 1000) / 4, of the capture
     assert {point.hardware.graph.chain_ns for point in found.points} == {500.0}  # (7000 - 5 x 1000) / 4
 
 
 def test_points_have_the_median_branch_cost_of_all_steps(replayed: list[tuple[Schedule, ...]]) -> None:
-    """A constant that is measured is no longer fitted: the fit starts from points that have it."""
+    """A measured constant is not fitted: the fit starts from points that have it."""
     found = measure_points(make_hardware(branch_ns=999.0), lambda _: None)
     assert found.branches_ns == (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0)
     assert {point.hardware.graph.branch_ns for point in found.points} == {found.branch_ns} == {40.0}
@@ -151,7 +152,7 @@ def test_points_have_the_median_branch_cost_of_all_steps(replayed: list[tuple[Sc
 
 @pytest.mark.parametrize("path", sorted((ROOT / "validate").glob("*.toml")), ids=lambda path: path.stem)
 def test_recipes_mark_the_networks_that_constants_are_fitted_on(path: Path) -> None:
-    """And no others: what is predicted of a marked network is no evidence."""
+    """Only these networks are marked: predictions of a marked network are no evidence."""
     fitted = {options.spec.rpartition(":")[2] for options in contention.STEPS}
     for case in read_recipe(path).case:
         network = load_trace(case.trace).model.network if case.trace else (case.spec or "").rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""What the measured times of copies say of a link; the benchmarks themselves need a GPU."""
+"""A link's rates from measured copy times; the benchmarks themselves need a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpusim.units import MIB
 
 
 def test_rate_is_the_difference_of_two_sizes() -> None:
-    """2 MiB more in 1,024 and 2,048 ns: what each copy costs beside its bytes drops out."""
+    """2 MiB more in 1,024 and 2,048 ns: the fixed cost of each copy cancels out."""
     costs_ns = {2 * MIB: {"d2h": 5_000.0, "h2d": 7_000.0}, 4 * MIB: {"d2h": 6_024.0, "h2d": 9_048.0}}
     assert link_of(costs_ns) == HostLink(d2h_bytes_per_ns=2048.0, h2d_bytes_per_ns=1024.0)
 
@@ -24,7 +24,7 @@ def test_line_takes_its_rate_from_the_largest_sizes() -> None:
 
 
 def test_cost_of_a_copy_leaves_its_kernel_out() -> None:
-    """Kernels of 10, copies out of 100, copies back of 200, and 5 for each turn: each copy costs its time and the 5."""
+    """Kernels of 10, copies out of 100, copies back of 200, and 5 per turn: each copy costs its time and the 5."""
 
     class Made(CopyBench):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`gpusim capture --counters`: ncu's table read, matched with the trace, and every way in which that can fail."""
+"""`gpusim capture --counters`: ncu's table read and matched with the trace, and every way in which that can fail."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNITS = ("", "", "", "", "", "byte", "byte", "inst", "inst", "byte")
 def table(
     *rows: tuple[str, ...], units: tuple[str, ...] = UNITS, before: str = "==PROF== Connected to process 7\n"
 ) -> str:
-    """A table as ncu writes it: quoted, with its own lines around."""
+    """Return a table as ncu writes it: quoted, between its log lines."""
     lines = [",".join(f'"{cell}"' for cell in row) for row in (HEADER, units, *rows)]
     return before + "\n".join(lines) + "\n==PROF== Disconnected from process 7\n"
 
@@ -45,7 +45,7 @@ def named(name: str, grid: int = 1) -> Kernel:
 
 
 def two_ops() -> Trace:
-    """Three kernels and a memset, which ncu does not see."""
+    """Make three kernels and a memset, which ncu does not see."""
     first = Step("first", "x", "a", kernels=(memset(500), named("void ns::gemm<float, 4>(float*)", 3)))
     second = Step("second", "a", "b", kernels=(named("add(int)"), named("void add2<1>(int)")))
     return make_trace([first, second])
@@ -58,7 +58,7 @@ GOOD = table(row(0, "void ns::gemm<float, (int)4>(T1 *)", 3), row(1, "add(int)")
 
 
 def test_real_table_is_read() -> None:
-    """221 rows of this were written by ncu on an H200; here are the units and the first twelve launches."""
+    """ncu wrote 221 such rows on an H200; the file has the units and the first twelve launches."""
     launches = parse_ncu(SAMPLE)
     assert len(launches) == 12
     assert base_name(launches[0].name) == "implicit_convolve_sgemm"
@@ -117,7 +117,7 @@ def test_table_that_cannot_be_read_is_one_line(text: str, message: str) -> None:
         ("void ns::gemm<(int)4, (bool)(3 > 2), f<int>>(T1 *)", "gemm"),
         ("Memset (Device)", "Memset"),
         ("", ""),
-        # Mangled: the profiler leaves names of more than 1,024 characters so.
+        # Mangled: the profiler leaves names of more than 1,024 characters unchanged.
         ("_Z3addPfi", "add"),
         ("_ZL3addPfi", "add"),
         ("_Z4gemmIfLb0ELin5EEvPT_", "gemm"),
@@ -127,7 +127,7 @@ def test_table_that_cannot_be_read_is_one_line(text: str, message: str) -> None:
         ("_ZN7cutlass6KernelINS_4conv9GemmShapeILi64ELi128EEELNS1_8OperatorE2EEEEvNT_6ParamsE", "Kernel"),
         ("_ZN2at6native6unrollIZZNS0_4fillERNS_8IteratorEENKUlvE0_clEvEUlfE_St5arrayIPcLm2EEEEviT0_T1_", "unroll"),
         ("_ZN1a1kIXgtT_Li3EEL_ZN1c1dEvEJfN1a1bEEEEvT0_", "k"),
-        # Not mangled after all, or cut off.
+        # Not mangled, or cut off.
         ("_Zebra", "_Zebra"),
         ("_ZN2ns4gemmIfLi4", "_ZN2ns4gemmIfLi4"),
     ],
@@ -209,7 +209,7 @@ def test_step_that_is_not_the_same_is_refused(rows: tuple[tuple[str, ...], ...],
 
 @pytest.fixture
 def fake_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program named ncu on PATH; tests write what it does into the file returned, as Python."""
+    """Put a program named ncu on PATH; tests write its behaviour into the returned file, as Python."""
     program, does = tmp_path / "ncu", tmp_path / "does.py"
     does.write_text("")
     program.write_text(
@@ -279,7 +279,7 @@ def test_clocks_and_caches_are_left_alone() -> None:
 def test_counted_step_runs_the_step_once_before_and_once_within_the_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ncu counts is the second run, from the state that the first began with."""
+    """ncu counts the second run, from the same state as the first."""
     relu = Step("relu", "x", "y", target="aten.relu.default", kernels=(named("relu"),))
     path = tmp_path / "t.json"
     write_trace(make_trace([relu], outputs="y"), path)
@@ -299,7 +299,7 @@ def test_counted_step_runs_the_step_once_before_and_once_within_the_range(
 
 
 def test_counted_traffic_replaces_the_estimate() -> None:
-    """The op graph takes DRAM bytes from counters where there are some."""
+    """The op graph takes DRAM bytes from counters where it has some."""
     from gpusim.plan.kernels import kernel_tasks
     from tests.support.helpers import make_hardware
 

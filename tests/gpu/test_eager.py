@@ -1,4 +1,4 @@
-"""The model's own eager step: what is run and timed, and how its pace becomes the host time of each op."""
+"""The model's own eager step: its runs and times, and the conversion of its pace to host times of ops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
 class Clock:
-    """A clock that stands still unless it is moved, and what happened on the way."""
+    """A clock that moves only when told to, with a log of events."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -40,7 +40,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The GPU's edge and the time replaced."""
+    """Replace the GPU and the time."""
     found = Clock()
     monkeypatch.setattr(torch.cuda, "synchronize", found.synchronize)
     monkeypatch.setattr(eager, "perf_counter_ns", lambda: found.now_ns)
@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def phases_taking(clock: Clock, *durations_ns: Callable[[int], int]) -> Callable[..., Any]:
-    """In place of the model's phases: each moves the clock by what its function gives for the iteration."""
+    """Replace the model's phases: each moves the clock by its function's value for the iteration."""
     calls = dict.fromkeys(PHASES, 0)
 
     def phase(name: Phase, duration_ns: Callable[[int], int]) -> Callable[[Any], Any]:
@@ -68,7 +68,7 @@ def phases_taking(clock: Clock, *durations_ns: Callable[[int], int]) -> Callable
 
 
 def test_pace_and_wall_time_are_medians_over_the_rounds(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slow steps of the warm-up and one wild step later move neither."""
+    """Slow warm-up steps and one slow later step move neither."""
 
     def wild(duration_ns: int) -> Callable[[int], int]:
         return lambda i: 10**9 if i < WARMUP_STEPS or i == WARMUP_STEPS + 7 else duration_ns
@@ -80,8 +80,9 @@ def test_pace_and_wall_time_are_medians_over_the_rounds(clock: Clock, monkeypatc
 
 
 def test_wall_time_and_pace_take_turns(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each round four steps in a row from a quiet GPU to a quiet GPU, and one whose phases are issued to a quiet
-    GPU each. Each phase gets what the one before returned."""
+    """In each round four steps in a row between synchronizations, then one whose phases are each issued to an idle GPU.
+    Each phase gets the result of the one before.
+    """
     monkeypatch.setattr(eager, "_eager_phases", phases_taking(clock, *[lambda i: 1] * 3))
     time_eager(on_cpu("outputs").step)
     step = ["forward(None)", "backward(of forward)", "optimizer(of backward)"]
@@ -138,7 +139,7 @@ def test_ops_are_scaled_so_that_each_phase_takes_its_pace() -> None:
 def test_phase_without_a_pace_stays_as_it_was() -> None:
     trace = of_phases("forward", "backward", "optimizer")
     assert paced(trace, [100, 200, 300], {"backward": 100}) == [100, 100, 300]
-    assert paced(trace, [100, 200, 300], {"forward": 0}) == [100, 200, 300]  # a clock that did not move is no pace
+    assert paced(trace, [100, 200, 300], {"forward": 0}) == [100, 200, 300]  # a clock that did not move gives no pace
     assert paced(trace, [100, 200, 300], {}) == [100, 200, 300]
 
 
@@ -158,7 +159,7 @@ def test_as_many_times_as_ops_are_asked_for() -> None:
 def test_phases_sum_to_their_pace_and_calls_keep_their_proportions(
     calls: list[tuple[Phase, int]], pace: dict[Phase, int]
 ) -> None:
-    """But for half a ns of rounding an op."""
+    """Except for half a ns of rounding per op."""
     found = paced(of_phases(*(phase for phase, _ in calls)), [ns for _, ns in calls], pace)
     for phase in PHASES:
         before = [ns for p, ns in calls if p == phase]
@@ -175,8 +176,9 @@ def test_phases_sum_to_their_pace_and_calls_keep_their_proportions(
 
 
 def test_capture_keeps_the_eager_pace_but_profiles_at_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under the profiler the ops are issued one by one from Python, which takes longer than the eager step's pace:
-    the GPU's head start must cover that, or kernels would run at the pace of the host."""
+    """Under the profiler the ops are issued one by one from Python, slower than the eager step's pace: the GPU's head
+    start must cover that, or kernels would run at the host's pace.
+    """
     asked: list[int] = []
     given_by_gpu = msgspec.structs.replace(make_trace([op("a", "x")]).provenance.gpu)
 

@@ -1,4 +1,4 @@
-"""A step that no GPU has run: what is recorded is exact, what is estimated says so, and nothing replays it."""
+"""A step without a GPU run: recorded parts are exact, estimates are marked, and replay refuses it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command line in this process: exit code, output, errors."""
+    """Run the command line in this process: exit code, output, errors."""
 
     def call(*arguments: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["gpusim", *map(str, arguments)])
@@ -130,7 +130,7 @@ def test_a_step_of_ones_own_is_explored_without_a_gpu(own: Path, tmp_path: Path,
     assert code == 0
     assert "no GPU has run this step" in err
     assert "estimated: capture the step on its GPU" in " ".join(out.split())
-    assert "without a graph" not in out  # nobody timed the host
+    assert "without a graph" not in out  # host times are unknown
     assert run("memory", trace, "--policy", "checkpoint")[0] == 0
     code, out, _ = run("doctor", trace)
     assert code == 1

@@ -1,4 +1,4 @@
-"""Ops run as one with those behind them: the same results, and only where that can be."""
+"""Fused ops: the same results, only where fusion is possible."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CONVOLUTION, NORM = "aten.convolution.default", "aten.cudnn_batch_norm.default"
 
 
 def by_place(*arguments: list[Any]) -> list[Call]:
-    """Calls without arguments by name."""
+    """Make calls without arguments by name."""
     return [(each, {}) for each in arguments]
 
 
 @pytest.mark.parametrize("name", ["fused", "fused_channels_last", "joined"])
 def test_step_with_convolutions_and_relus_as_one_gives_the_same_outputs(name: str) -> None:
-    """Each convolution of SqueezeNet does the work of the ReLU behind it; what comes out is the same."""
+    """Each convolution of SqueezeNet does the work of the ReLU behind it, with the same output."""
     trace = with_chains(load_trace("squeezenet1_1-infer-b1"))
     chosen = chosen_by_name(trace, name)
     assert sum(map(bool, chosen)) == 26
@@ -38,7 +38,7 @@ def test_step_with_convolutions_and_relus_as_one_gives_the_same_outputs(name: st
         assert len(runner.covered) == sum(map(bool, variants))
         runner.run_in_order()
         runner.drop_temporaries()
-        runner.run_in_order()  # what is kept of the first run serves the second
+        runner.run_in_order()  # constants kept from the first run serve the second
         results.append(results_of(trace, runner.tensors))
     assert results[0].keys() == results[1].keys()
     for index, expected in results[0].items():
@@ -80,7 +80,7 @@ def test_sums_are_joined_with_what_a_relu_does(last: str) -> None:
 
 
 def test_not_a_number_stays_one() -> None:
-    """torch's ReLU passes it on: a step that diverges must be seen to."""
+    """torch's ReLU passes NaN on: a diverging step must be visible."""
     broken = torch.tensor([float("nan")])
     *_, [found] = fused(("aten.add.Tensor", "aten.relu.default"), "joined")(
         by_place([broken, broken], [None]), False, {}
@@ -89,7 +89,7 @@ def test_not_a_number_stays_one() -> None:
 
 
 def test_sums_one_after_the_other_are_one() -> None:
-    """What is added up so far is the argument that is not there, before or behind what is added."""
+    """The partial sum is the absent argument, before or after the addends."""
     one, two, three, four = (torch.full((2, 3), float(2**place)) for place in range(4))
     function = fused((SUM, SUM, SUM), "joined")
     *rest, [found] = function(by_place([one, two], [None, three], [four, None]), False, {})
@@ -98,7 +98,7 @@ def test_sums_one_after_the_other_are_one() -> None:
 
 
 def test_sgd_with_momentum_is_one_step_of_torch() -> None:
-    """Momenta and parameters change in place as the three ops change them."""
+    """Momenta and parameters change in place as with the three ops."""
     torch.manual_seed(0)
     parameters, gradients, momenta = ([torch.randn(4), torch.randn(2, 3)] for _ in range(3))
     expected_momenta = [0.9 * m + g for m, g in zip(momenta, gradients, strict=True)]
@@ -135,8 +135,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_chains_are_found_where_they_can_be_run(name: str) -> None:
-    """In inference every convolution with the ReLU behind it. In training, no convolution: batch norm is no constant
-    there; but gradients are added up, and the optimizer has three ops. In bf16 only those: kernels made here mix no
+    """In inference every convolution with the ReLU behind it. In training no convolution, since batch norm is not
+    constant there; but gradient sums and the optimizer's three ops. In bf16 only those: kernels made here do not mix
     types.
     """
     trace = load_trace(name)
@@ -155,12 +155,12 @@ def changed(trace: Trace, index: int, **fields: Any) -> Trace:
 
 
 def test_result_that_somebody_else_reads_is_computed() -> None:
-    """Were the convolution's own result read by another op, it could not be left out."""
+    """If another op read the convolution's own result, it could not be left out."""
     trace = load_trace("squeezenet1_1-infer-b1")
     first = min(chains_of(trace))
     result = trace.ops[first].outputs[0]
     assert isinstance(chains_of(trace)[first]["fused"], Chain)
-    # A view made in between would see what nobody writes.
+    # A view made in between would see memory that is never written.
     between = msgspec.structs.replace(trace.ops[first + 1], name="look", reads=(result,), outputs=(), writes=())
     ops = (*trace.ops[: first + 1], between, *trace.ops[first + 1 :])
     assert first not in chains_of(msgspec.structs.replace(trace, ops=ops))

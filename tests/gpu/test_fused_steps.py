@@ -1,4 +1,4 @@
-"""Whole steps with every chain of ops run as one that can be: the same results, in any legal order."""
+"""Whole steps with every possible fusion: the same results, in any legal order."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.support.chains import with_chains
 from tests.support.helpers import Step, kernel, make_trace
 from tests.support.networks import CPU, NETWORKS, on_cpu
 
-#: As if every op that writes took long enough for any chain to be worth it.
+#: As if every op that writes took long enough for any fusion to pay off.
 KERNEL = kernel(20_000)
 
 
 def step(name: str, mode: Mode) -> Trace:
-    """A network of the tests with every chain as a variant; each op that writes has a kernel."""
+    """Make a network of the tests with every chain as a variant; each op that writes has a kernel."""
     trace = on_cpu(name, mode).trace
     ops = tuple(msgspec.structs.replace(op, kernels=(KERNEL,) if op.writes else ()) for op in trace.ops)
     return with_chains(msgspec.structs.replace(trace, ops=ops))
 
 
 def run(trace: Trace, order: list[int], streams: list[int], variants: list[int]) -> dict[int, torch.Tensor]:
-    """The step's results as replay records it: covered ops beside those that do their work, memory given back."""
+    """Return the step's results as recorded in replay: covered ops run with their variants, memory is freed."""
     covered = covered_by(trace, variants)
     order, streams = place_fused(order, streams, covered)
     sync = plan_sync(trace, dependencies(trace), order, streams, covered)
@@ -59,7 +59,7 @@ def legal_order(trace: Trace, draw: random.Random) -> list[int]:
 @pytest.mark.parametrize("mode", ["infer", "train"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_step_with_chains_gives_the_same_results_in_any_order(name: str, mode: Mode) -> None:
-    """Wherever one can be, the first way or the last; streams and order by lot; memory is let go of as in a replay."""
+    """Every possible fusion, first or last alternative; streams and order at random; memory is freed as in a replay."""
     trace = step(name, mode)
     n = len(trace.ops)
     expected = run(trace, list(range(n)), [0] * n, [0] * n)
@@ -76,7 +76,7 @@ def test_step_with_chains_gives_the_same_results_in_any_order(name: str, mode: M
 
 
 def test_sum_of_a_sum_with_itself_is_no_sum_of_three() -> None:
-    """What is added up so far must be added once: it is the argument that is not there."""
+    """The partial sum, the absent argument, must be added once."""
     total = Step("total", "x y", "total", target=SUM, kernels=(KERNEL,))
     for last, wanted in (("total z", 1), ("total total", 0)):
         trace = make_trace([total, Step("last", last, "last", target=SUM, kernels=(KERNEL,))], outputs="last")

@@ -1,4 +1,4 @@
-"""On a CUDA GPU: capture, explore, replay and compare small networks, also with schedules that nobody would choose.
+"""On a CUDA GPU: capture, explore, replay and compare small networks, also with unreasonable schedules.
 
 The networks are those of tests/support/networks.py, given as a user would give them. Nothing here looks at how long
 anything took: only at what was computed, and that times are there.
@@ -35,7 +35,7 @@ from gpusim.trace.store import read_trace, write_trace
 from tests.support.helpers import build_graph, schedule_of
 from tests.support.networks import spec
 
-# Libraries warn about themselves on a GPU; that is not what these tests are about.
+# Libraries warn about themselves on a GPU, which these tests ignore.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 ROOT = Path(__file__).parents[2]
@@ -56,14 +56,14 @@ def captured(request: pytest.FixtureRequest) -> Captured:
 
 @pytest.fixture(autouse=True)
 def _memory() -> Iterator[None]:
-    """Gives back what a test left on the GPU."""
+    """Free the GPU memory of a test."""
     yield
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def random_schedule(trace: Trace, seed: int) -> Schedule:
-    """A legal schedule with order and streams by lot."""
+    """Return a legal schedule with random order and streams."""
     lot = random.Random(seed)
     left = {op: set(before) for op, before in enumerate(dependencies(trace))}
     order: list[int] = []
@@ -78,7 +78,7 @@ def random_schedule(trace: Trace, seed: int) -> Schedule:
 
 
 def best_schedule(trace: Trace) -> Schedule:
-    """The fastest of the policies that use several streams, worth it or not."""
+    """Return the fastest of the policies with several streams, worth it or not."""
     found = explore(build_graph(trace, load_hardware("h200")), streams=STREAMS, budget_s=0.3)
     return min((row for row in found.rows if row.streams > 1), key=lambda row: row.makespan_ns).schedule
 
@@ -104,7 +104,7 @@ def test_capture_has_its_ground_truth_and_ties_its_kernels_to_ops(captured: Capt
 
 
 def test_schedules_give_the_outputs_of_the_sequential_run(captured: Captured) -> None:
-    """The best one and two by lot, which use every stream without sense: a missing event or early release shows."""
+    """The best one and two random ones, which use every stream: a missing event or early release shows."""
     trace = captured.trace
     schedules = [best_schedule(trace), random_schedule(trace, 1), random_schedule(trace, 2)]
     measurements = replay(build_graph(trace, load_hardware("h200")), schedules, recordings=1)
@@ -119,17 +119,17 @@ def test_schedules_give_the_outputs_of_the_sequential_run(captured: Captured) ->
 
 
 def gpusim(*arguments: str | Path, first: str = "") -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own, which executes `first` before."""
+    """Run the command line in a process of its own, after executing `first`."""
     code = f"{first}\nfrom gpusim.cli import main\nmain()"
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))  # torch itself may have come by that path
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))  # torch itself may come from that path
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("captured", ["infer"], indirect=True)
 def test_replay_out_of_memory_is_one_line_and_exit_code_2(captured: Captured, tmp_path: Path) -> None:
-    """With a millionth of the GPU's memory for the process not even the smallest piece can be had."""
+    """With a millionth of the GPU's memory for the process, the smallest allocation fails."""
     trace, output = tmp_path / "t.json", tmp_path / "m.json"
     write_trace(captured.trace, trace)
     limit = "import torch; torch.cuda.set_per_process_memory_fraction(1e-6)"

@@ -26,7 +26,7 @@ from tests.support.chains import chosen_by_name, with_chains
 from tests.support.helpers import build_graph, schedule_of
 from tests.support.networks import spec
 
-# Libraries warn about themselves on a GPU; that is not what these tests are about.
+# Libraries warn about themselves on a GPU, which these tests ignore.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 SMID_SOURCE = """
@@ -51,14 +51,14 @@ def trace() -> Trace:
 
 @pytest.fixture(autouse=True)
 def _memory() -> Iterator[None]:
-    """Gives back what a test left on the GPU."""
+    """Free the GPU memory of a test."""
     yield
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def test_captured_variants_have_kernels_of_their_own_and_give_the_same_results(trace: Trace) -> None:
-    """Every op that has a variant runs its last one, and results agree within the tolerance of variants."""
+    """Every op with variants runs its last one, and results agree within the tolerance of variants."""
     check_trace(trace, "captured")
     having = [op for op in trace.ops if op.variants]
     assert having, "no convolution or product has another algorithm"
@@ -86,7 +86,7 @@ def test_captured_variants_have_kernels_of_their_own_and_give_the_same_results(t
     ],
 )
 def test_ops_run_as_one_give_the_same_results(bundled: str, name: str) -> None:
-    """Wherever they can be, on two streams, covered ops on another one than the op that does their work."""
+    """Every possible fusion, on two streams, with covered ops on another one than the op that does their work."""
     step = with_chains(load_trace(bundled))
     chosen = chosen_by_name(step, name)
     n = len(step.ops)
@@ -145,7 +145,7 @@ def test_partitioned_schedule_gives_the_same_results(trace: Trace) -> None:
     n = len(trace.ops)
     groups = sm_groups()
     half = groups.count // 2 * groups.group_sms
-    partitions = (Partition(sms=half, streams=(0,)),)  # stream 1 gets what is left
+    partitions = (Partition(sms=half, streams=(0,)),)  # stream 1 gets the left-over SMs
     model = load_hardware("h200")
     model = msgspec.structs.replace(model, limits=msgspec.structs.replace(model.limits, sms=groups.sms))
     streams = [index % 2 for index in range(n)]

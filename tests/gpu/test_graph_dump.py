@@ -1,4 +1,4 @@
-"""A captured CUDA graph's dump, with the graph itself replaced: what torch tells is written and read back."""
+"""Dump of a captured CUDA graph, with a stand-in for the graph: torch's data is written and read back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusim.importers.stream_json import unpacked
 
 
 class Graph:
-    """What torch 2.13 returns of a fork of two kernels over an event."""
+    """Result of torch 2.13 for a fork of two kernels over an event."""
 
     def get_graph_data(self) -> dict[str, Any]:
         kernels = [("kernel", "a", []), ("event_record", None, [0]), ("kernel", "b", [1]), ("memcpy", None, [0])]

@@ -1,4 +1,4 @@
-"""Stream mode against the measured table of launches into many streams, and how that table is measured."""
+"""Stream mode against the measured table of launches into many streams, and the measurement of that table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_table_has_every_case() -> None:
 
 @pytest.mark.parametrize("engine", [FastEngine(), ReferenceEngine()], ids=["fast", "reference"])
 def test_all_cases_but_one_are_predicted_within_5_percent(engine: Engine) -> None:
-    """Issue: all cells within 5 %. Nothing is fitted to the table; the host's pace is that of its own note."""
+    """All cells within 5 %. Nothing is fitted to the table; the host's pace is the recorded one."""
     cells = predict_hyper_q(MEASURED, H200, engine)
     over = {
         (found.cell.connections, found.cell.streams, found.cell.depth, found.cell.depth_first): found.error
@@ -93,7 +93,7 @@ def test_broken_table_is_refused_with_its_place(tmp_path: Path) -> None:
 
 
 def test_measuring_asks_a_fresh_process_for_each_number_of_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver reads CUDA_DEVICE_MAX_CONNECTIONS once a process."""
+    """The driver reads CUDA_DEVICE_MAX_CONNECTIONS once per process."""
     from gpusim.gpu.calibrate import hyper_q
 
     asked: list[str] = []
@@ -119,7 +119,7 @@ def test_measuring_asks_a_fresh_process_for_each_number_of_queues(monkeypatch: p
 
 
 def test_program_that_measures_a_gpu_without_queues_agrees_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launch pace, first launch and times are noted so that the simulator, given them, gets the same table."""
+    """Launch pace, first launch and times are recorded so that the simulator reproduces the table from them."""
     from gpusim.gpu.calibrate import hyper_q
 
     launch_ns, spin_ns = 6_000, 760_000

@@ -1,4 +1,4 @@
-"""Imports and exports on a GPU: what this torch's profiler writes there, a captured graph's edges, exported code."""
+"""Imports and exports on a GPU: profiles of this torch, a captured graph's edges, exported code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model() -> Any:
 
 
 def profiled(folder: Path, step: Callable[[], None], **options: Any) -> str:
-    """The profile of three steps after some to warm up."""
+    """Return the profile of three steps after warm-up."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -83,7 +83,7 @@ def test_two_streams_with_recorded_waits_are_ordered_by_events(tmp_path: Path) -
     imported = import_files([profiled(tmp_path, step, experimental_config=config)])
     assert imported.source.streams == 2
     quality = imported.source.dependency_quality
-    assert quality in ("event", "assumed")  # CUPTI of CUDA 13.0 does not name the records that are waited for
+    assert quality in ("event", "assumed")  # CUPTI of CUDA 13.0 does not name the awaited records
     assert ("unknown-waits" in [finding.code for finding in imported.findings]) == (quality == "assumed")
     assert [{edge.op for edge in op.after} for op in imported.trace.ops[:4]] == [set(), {0}, {0}, {1, 2}]
     assert {edge.kind for op in imported.trace.ops for edge in op.after} == {"stream", quality}

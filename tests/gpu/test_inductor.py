@@ -35,14 +35,14 @@ from gpusim.trace.dependencies import dependencies
 from gpusim.trace.store import read_trace, structure_hash, write_trace
 from tests.support.networks import CPU, NETWORKS, fused_on_cpu, on_cpu
 
-#: Orders that each step runs in, and the largest error of a result: fused kernels round otherwise than eager ones.
+#: Orders per step, and the largest error of a result: fused kernels round differently from eager ones.
 ORDERS, TOLERANCE = 4, 1e-3
-#: Training steps that compile in seconds, and between them have all that is hard.
+#: Training steps that compile in seconds, and together have all hard cases.
 TRAINED = ("in_place", "dropouts", "shared", "attention", "buffer_view", "changes_input", "views", "own_loss")
 
 
 def random_order(preds: Sequence[Sequence[int]], seed: int) -> list[int]:
-    """A legal order of ops."""
+    """Return a legal random order of ops."""
     generator = random.Random(seed)
     waiting = {op: set(before) for op, before in enumerate(preds)}
     order = []
@@ -56,7 +56,7 @@ def random_order(preds: Sequence[Sequence[int]], seed: int) -> list[int]:
 
 
 def check_orders(trace: Trace, recorded: Recorded) -> None:
-    """Run a step in recorded order and in random ones; each ends as recording did."""
+    """Run a step in recorded order and in random ones; each must end as the recording."""
     preds = dependencies(trace)
     runner = Runner(trace, CPU, trust_code=True)
     state = InitialState.copy_of(recorded.initial)
@@ -76,7 +76,7 @@ def check_orders(trace: Trace, recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name not in TRAINED])
 def test_inference_ends_as_eager_does_in_any_legal_order(name: str) -> None:
-    """The networks that are not trained below: a training step has the forward pass of inference in it."""
+    """The networks that are not trained below: a training step contains the forward pass of inference."""
     found = fused_on_cpu(name, "infer")
     check_orders(found.trace, found.recorded)
     check_trace(with_kernels(found.trace), name)
@@ -99,7 +99,7 @@ def test_training_ends_as_eager_does_in_any_legal_order(name: str) -> None:
 
 
 class Branchy(nn.Module):
-    """Convolution, batch norm and ReLU beside a plain convolution, joined and dropped out."""
+    """Convolution, batch norm and ReLU next to a plain convolution, concatenated, with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Branchy(nn.Module):
 
 
 def user_step(optimizer: str) -> tuple[UserStep, nn.Module]:
-    """A training step of the user's own, with an optimizer of torch's."""
+    """Make a training step of the user's own, with an optimizer of torch's."""
     torch.manual_seed(0)
     model = Branchy()
     made: Any = {
@@ -154,7 +154,7 @@ def test_forward_backward_and_optimizer_are_one_step(optimizer: str) -> None:
 
 
 def test_step_that_writes_slices_of_a_state_waits_where_it_must() -> None:
-    """A cache whose rows are written apart and read as a whole, as a decoder's."""
+    """A decoder's cache, whose rows are written separately and read as a whole."""
     cache, weight = torch.zeros(4, 8), torch.randn(8, 8)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ def test_step_that_writes_slices_of_a_state_waits_where_it_must() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "tf32"])
 def test_wrong_kernel_is_refused(dtype: Any) -> None:
-    """Something else overwrites what a kernel of the backward pass has written."""
+    """Something else overwrites the result of a kernel of the backward pass."""
     plain, found = on_cpu("in_place", "train"), fused_on_cpu("in_place", "train")
     options = dataclasses.replace(found.options, dtype=dtype)
     place = next(p for p, op in enumerate(found.trace.ops) if op.phase == "backward" and op.target == KERNEL)
@@ -186,7 +186,7 @@ def test_wrong_kernel_is_refused(dtype: Any) -> None:
 
 
 def test_compiling_a_second_time_is_answered_by_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor's graph cache would skip the lines: both captures have all ops, and the same code."""
+    """Inductor's graph cache would skip the lines: both captures must have all ops, and the same code."""
     from torch._inductor import config
 
     found = on_cpu("own_loss", "train")
@@ -250,7 +250,7 @@ def rename_argument(lines: list[seam.Line]) -> None:
 
 
 def swap_arguments(lines: list[seam.Line]) -> None:
-    """What the kernel reads is what it writes."""
+    """Swap a kernel's input and output."""
     line = next(line.line for line in lines if kind(line) == "KernelCallLine")
     line.call_args = [*line.call_args[-1:], *line.call_args[1:-1], *line.call_args[:1]]
 
@@ -277,7 +277,7 @@ def test_line_that_matches_no_node_is_refused_in_one_line(
 
 
 def test_a_use_on_the_wrong_side_of_a_change_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor's C++ back end forgets, once it has fused loops, that one of them reads what a call changes."""
+    """After loop fusion, Inductor's C++ back end forgets that a loop reads what a call changes."""
 
     def draw_last(lines: list[seam.Line]) -> None:
         place = next(p for p, line in enumerate(lines) if isinstance(line.line, str) and "bernoulli_" in line.line)
@@ -293,7 +293,7 @@ def test_a_use_on_the_wrong_side_of_a_change_is_refused(monkeypatch: pytest.Monk
 
 
 def with_kernels(trace: Trace) -> Trace:
-    """The trace as if it had been profiled."""
+    """Return the trace as if it had been profiled."""
     kernel = Kernel(name="k", dur_ns=1000, grid=(8, 1, 1), block=(128, 1, 1))
     ops = tuple(msgspec.structs.replace(op, kernels=(kernel,) if op.writes else ()) for op in trace.ops)
     return msgspec.structs.replace(trace, ops=ops)
@@ -367,7 +367,7 @@ def test_code_that_does_not_compile_and_operators_that_are_not_there_are_refused
 
 
 def test_parts_of_a_concatenation_are_written_apart_where_the_style_says_so() -> None:
-    """A kernel writes all four, or a part each; on the CPU, Inductor puts these into one function again."""
+    """One kernel writes all four, or each a part; on the CPU, Inductor puts these into one function again."""
     from torch._inductor import config
 
     found = on_cpu("branches", "infer")

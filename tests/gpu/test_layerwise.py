@@ -1,4 +1,4 @@
-"""Plans on real ranks: gloo on CPUs, every kind of layer and split, against one device; and a rank that fails.
+"""Plans on real ranks: gloo on CPUs, every kind of layer and split, against one device; and a failing rank.
 
 Each launch starts processes that import torch, so all plans of one number of ranks share one.
 """
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 def start(gpus: int, *words: str, timeout_s: float = 300) -> str:
-    """Run `tests/support/rank.py` on some ranks."""
+    """Run `tests/support/rank.py` on several ranks."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([before] if before else [])])
     try:
@@ -49,7 +49,7 @@ def start(gpus: int, *words: str, timeout_s: float = 300) -> str:
 
 @pytest.mark.parametrize("gpus", [2, 4])
 def test_every_kind_of_layer_and_split_computes_what_one_device_does(gpus: int) -> None:
-    """Loss and gradients in double precision. Each split of each layer occurs in one of the plans at least."""
+    """Loss and gradients in double precision. Each split of each layer occurs in at least one plan."""
     found = json.loads(start(gpus, "check"))
     assert found["plans"] > 12
     assert found["splits"] == found["possible_splits"]
@@ -58,7 +58,7 @@ def test_every_kind_of_layer_and_split_computes_what_one_device_does(gpus: int) 
 
 
 def test_local_statistics_are_those_of_each_part_of_the_batch() -> None:
-    """On two ranks as if each had run its samples alone; parts of an image share theirs."""
+    """On two ranks as if each had run its samples alone; parts of an image share statistics."""
     assert json.loads(start(2, "local")) == {"samples": True, "height": True}
 
 
@@ -83,7 +83,7 @@ def test_ranks_that_never_end_are_ended() -> None:
 
 
 def ranks_left() -> list[str]:
-    """Processes that this process started and that run `tests.support.rank`."""
+    """Return processes that this process started and that run `tests.support.rank`."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -98,7 +98,7 @@ def ranks_left() -> list[str]:
 
 
 def test_torchrun_runs_a_captured_step(tmp_path: Path) -> None:
-    """Without the environment of torchrun there is one line."""
+    """Without torchrun's environment the error is one line."""
     words = [sys.executable, "-m", "gpusim.gpu.layerwise", "vgg16-infer-b1", "--plan", "data"]
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
@@ -110,7 +110,7 @@ def test_torchrun_runs_a_captured_step(tmp_path: Path) -> None:
 
 
 def test_pieces_of_all_ranks_fit_together() -> None:
-    """What one rank sends another receives, in boxes of the same size."""
+    """One rank's sent pieces are another's received ones, in boxes of the same size."""
     graph = small_cnn(1).for_gpus(4)
     random = np.random.default_rng(1)
     for index, user in enumerate(graph.layers):
@@ -140,7 +140,7 @@ def test_a_halo_is_one_row_of_the_neighbour_and_padding_is_outside() -> None:
 
 
 def test_one_rank_by_itself_computes_its_shares_without_the_others() -> None:
-    """Shapes are those of the plan, and every parameter has a gradient; values are not."""
+    """Shapes are those of the plan, and every parameter has a gradient; values differ."""
     graph = small_cnn(1).for_gpus(4)
     choice = tuple(max(layer_configs(layer, 4), key=lambda c: (c.parts, c.h)) for layer in graph.layers)
     for number in range(4):
@@ -153,7 +153,7 @@ def test_one_rank_by_itself_computes_its_shares_without_the_others() -> None:
 
 
 def test_one_device_is_torchs_own_network() -> None:
-    """The comparison's other side against modules of torch, built from the same weights."""
+    """Compares the reference with torch's modules, built from the same weights."""
     graph = chain(4)
     data = make_data(graph, 3, torch.float64, CPU)
     loss, gradients = run_on_one_device(graph, data, dtype=torch.float64, seed=5, device=CPU)
@@ -205,7 +205,7 @@ def test_a_layer_that_nothing_runs_is_named() -> None:
 
 
 def test_collectives_of_this_machine_become_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two CPUs by gloo: every collective at two sizes, in a topology that can be read again."""
+    """Two CPUs with gloo: every collective at two sizes, in a topology that can be read again."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     base = default_topology(load_hardware("v100"))
     found = measure_collectives(2, base, "a test")
@@ -219,7 +219,7 @@ def test_collectives_of_this_machine_become_curves(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_script_for_one_gpu_predicts_measures_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    """`--quick` on a CPU: three plans of a small network, each rank's shares by themselves, then as a whole."""
+    """`--quick` on a CPU: three plans of a small network, each rank's shares alone, then as a whole."""
     words = [sys.executable, str(ROOT / "validate" / "layerwise" / "ranks.py"), "--quick", "-o", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)

@@ -1,4 +1,4 @@
-"""What a listener makes of calls that CPUs do not have: stand-ins are registered as operators."""
+"""Recording of calls that CPUs do not have: stand-ins are registered as operators."""
 
 from __future__ import annotations
 

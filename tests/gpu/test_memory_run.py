@@ -1,4 +1,4 @@
-"""Memory plans run on the CPU: whatever moves or is computed again, loss, gradients and states stay the same bits."""
+"""Memory plans run on the CPU: with any moves and recomputation, loss, gradients and states stay the same bits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def setting_of(trace: Trace) -> Setting:
 
 
 def run(found: OnCpu, plan: MemoryPlan, lanes: Lanes | None = None) -> tuple[dict[int, torch.Tensor], MemoryRunner]:
-    """Results of a plan from the recorded initial state, once the checks have passed it."""
+    """Run a checked plan from the recorded initial state, and return its results."""
     storages = Storages.of(found.trace)
     program = program_of(storages, check_memory_plan(storages, plan))
     check_program(storages, program)
@@ -60,7 +60,7 @@ def test_every_policy_gives_the_results_of_the_step_that_keeps_all(name: str, po
 class AsLateAsAllowed:
     """Copies that happen when something first waits for them; memory on its way back holds NaN until then.
 
-    An op that reads before it waits computes NaN; a copy out whose memory is overwritten or let go too early moves the
+    An op that reads before it waits computes NaN; a copy out whose memory is overwritten or freed too early moves the
     wrong numbers.
     """
 
@@ -100,7 +100,7 @@ class AsLateAsAllowed:
 @every_network
 @pytest.mark.parametrize("policy", ["vdnn_all", "layrub", "superneurons", "capuchin", "torch_offload", "least_time"])
 def test_copies_that_end_as_late_as_they_may_give_the_same_results(name: str, policy: str) -> None:
-    """Nothing is read before its prefetch has ended, nothing overwritten or let go while a copy reads it."""
+    """Nothing is read before its prefetch has ended, nothing is overwritten or freed while a copy reads it."""
     found = on_cpu(name, "train")
     plan = MEMORY_POLICIES[policy](setting_of(found.trace))
     wanted, _ = run(found, MemoryPlan())
@@ -110,7 +110,7 @@ def test_copies_that_end_as_late_as_they_may_give_the_same_results(name: str, po
 
 
 def test_late_copies_find_a_missing_wait() -> None:
-    """The test above would fail where an op did not wait for its prefetch."""
+    """The test above must fail where an op does not wait for its prefetch."""
     found = on_cpu(NETWORKS[0], "train")
     plan = MEMORY_POLICIES["torch_offload"](setting_of(found.trace))
     assert plan.offloads
@@ -143,7 +143,7 @@ def test_where_the_host_pins_too_little_tensors_stay_and_a_line_says_so(share: f
     evaluator = MemoryEvaluator(setting.graph)
     outcome = evaluator.evaluate(MEMORY_POLICIES["torch_offload"](setting))
     assert outcome.pinned_bytes
-    # Without a GPU no memory can be pinned at all: torch refuses, as it does on a host that has no more to give.
+    # Without a GPU no memory can be pinned: torch refuses, as on a host without free memory.
     buffers = HostBuffers(pinned=True)
     if share is not None:
         buffers = HostBuffers(pinned=False, limit_bytes=round(share * outcome.pinned_bytes))

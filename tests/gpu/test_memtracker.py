@@ -1,4 +1,4 @@
-"""Peaks beside those of PyTorch's MemTracker: equal where both look at the same tensors, and the results say so."""
+"""Peaks against PyTorch's MemTracker: equal where both count the same tensors, also in the results files."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def own(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_peak_of_small_tensors_is_that_of_memtracker(compare: ModuleType, own: Path, batch: int) -> None:
-    """Small blocks are always split, so that nothing but the tensors counts."""
+    """Small blocks are always split, so that only tensors count."""
     row = compare.compared(f"{own}:make", batch, {})
     assert row.gpusim_bytes == row.lifetimes_bytes
     assert row.memtracker_bytes == pytest.approx(row.gpusim_bytes, rel=0.02)
     kinds = row.memtracker_kinds
-    assert kinds["Optstate"] == kinds["Parameter"]  # the momentum, there before the step
+    assert kinds["Optstate"] == kinds["Parameter"]  # the momentum, from before the step
 
 
 def test_blocks_that_are_not_split_count_on_top(compare: ModuleType, own: Path) -> None:
-    """A weight of 1.37 MiB and its momentum lie in one segment of 20 MiB; so do its gradient and what is left over."""
+    """A weight of 1.37 MiB and its momentum share a segment of 20 MiB; so do its gradient and the remainder."""
     row = compare.compared(f"{own}:wide", 2, {})
     assert 0 <= row.gpusim_bytes - row.lifetimes_bytes <= MIB
 

@@ -1,4 +1,4 @@
-"""Operators and their arguments: what may be called, what a call changes, and the way into a trace and back."""
+"""Operators and their arguments: allowed calls, changes made by a call, and encoding in a trace."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_operators_of_small_networks_are_allowed(name: str) -> None:
 
 
 def test_operator_outside_the_list_is_named_with_file_and_place() -> None:
-    """Checked without torch, before anything is run."""
+    """Checked without torch, before anything runs."""
     trace = chain_trace(3)
     with pytest.raises(OperatorError) as caught:
         check_operators(trace, "some/t.json")
@@ -195,7 +195,7 @@ def test_what_has_no_encoding_is_refused() -> None:
 
 @pytest.mark.parametrize("coded", [{"dtype": "nn"}, {"dtype": "load"}, {"layout": "float32"}, {"memory_format": "x"}])
 def test_name_that_is_not_of_its_kind_is_refused(coded: dict[str, str]) -> None:
-    """A trace may not reach other attributes of torch by name."""
+    """A trace must not reach other attributes of torch by name."""
     with pytest.raises(OperatorError, match=f"unknown {next(iter(coded))}"):
         decode(coded, [], CPU)
 
@@ -236,7 +236,7 @@ def attention(outputs: tuple[int | None, ...]) -> Op:
     ],
 )
 def test_only_attention_may_leave_out_results_that_nobody_uses(node: Op, may: bool) -> None:
-    """At inference it returns no sum of logarithms, which shifts the places of all behind it."""
+    """At inference it returns no logsumexp, which shifts the positions of all later results."""
     assert execute._uses_fixed_results_only(node) is may
 
 

@@ -1,4 +1,4 @@
-"""Which kernel belongs to which op, on made-up events in the profiler's format (times in us)."""
+"""Matching of kernels with ops, on synthetic events in the profiler's format (times in us)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ THREAD = 7
 
 
 def annotation(iteration: int, op: int, begin: float, end: float, thread: int = THREAD) -> Event:
-    """The range around one op's call."""
+    """Make the range around one op's call."""
     name = f"{RANGE}{iteration}:{op}"
     return {"cat": "user_annotation", "name": name, "ts": begin, "dur": end - begin, "tid": thread}
 
 
 def launch(at: float, correlation: int, category: str = "cuda_runtime", thread: int = THREAD) -> Event:
-    """The call that launched something."""
+    """Make the call that launched something."""
     name = {"cuda_runtime": "cudaLaunchKernel", "cuda_driver": "cuLaunchKernelEx"}[category]
     return {"cat": category, "name": name, "ts": at, "dur": 1.0, "tid": thread, "args": {"correlation": correlation}}
 
 
 def kernel(name: str, correlation: int, dur: float, **args: Any) -> Event:
-    """What ran on the GPU, some time later and on another track."""
+    """Make a GPU record, some time later and on another track."""
     given = {"grid": [4, 2, 1], "block": [128, 1, 1], "registers per thread": 40, "shared memory": 2048} | args
     event_args = {"correlation": correlation, **given}
     return {"cat": "kernel", "name": name, "ts": 1e6 + correlation, "dur": dur, "tid": 1, "args": event_args}
@@ -137,7 +137,7 @@ def test_spin_kernel_and_work_outside_the_iterations_do_not_count() -> None:
 
 
 def lost_between_ops(dur: float) -> list[Event]:
-    """Three iterations and a kernel that was launched between two ops of one."""
+    """Three iterations with a kernel launched between two ops of one."""
     return [*session([1000.0] * 3), launch(1075.0, 77), kernel("stray", 77, dur)]
 
 
@@ -160,7 +160,7 @@ def test_kernel_without_a_launch_call_is_lost() -> None:
 
 
 def test_launch_on_another_thread_is_not_guessed_at() -> None:
-    """Autograd's own thread: its ranges count, another thread's do not."""
+    """Ranges of autograd's own thread count, another thread's do not."""
     events = session([5.0] * 3)
     elsewhere = [launch(1010.0, 88, thread=THREAD + 1), kernel("other thread", 88, 50.0)]
     assert names_of(attribute(events + elsewhere, 2)) == [["k0"], ["k1"]]
@@ -176,7 +176,7 @@ def test_session_without_kernels_is_an_error() -> None:
 
 
 def test_majority_of_iterations_decides_and_only_theirs_are_counted() -> None:
-    """An algorithm search or a lazy initialisation may show in one iteration."""
+    """An algorithm search or a lazy initialization may show in one iteration."""
     names = [["a"], ["a"], ["a"], ["b", "a"], ["a"]]
     profile = attribute(session([5.0, 5.0, 6.0, 100.0, 7.0], names), 2)
     assert names_of(profile) == [["a"], ["a"]]
@@ -219,7 +219,7 @@ ERRORS = (
 
 
 class Chatty:
-    """A profiler whose libraries write to standard error where they start, stop and export."""
+    """A profiler whose libraries write to standard error when they start, stop and export."""
 
     def __init__(self, activities: object) -> None:
         warnings.warn("Profiler won't be using warmup, this can skew profiler results", stacklevel=1)

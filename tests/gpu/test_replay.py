@@ -1,4 +1,4 @@
-"""Replay up to the GPU's edge: comparing results, what is refused and in which order, no GPU, no memory."""
+"""Replay without a GPU: comparison of results, refusals and their order, no GPU, no memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_result_that_is_zero_whatever_is_rounded_may_be_nothing_else(value: floa
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_reference_that_is_not_finite_is_an_error_that_names_the_tensor(value: float) -> None:
-    """NaN equals nothing, and anything is close to infinity: there is nothing to compare with."""
+    """NaN equals nothing, and anything is close to infinity: there is no reference."""
     with pytest.raises(ReplayError, match=r"not finite in a0; nothing to compare with"):
         compare(TRACE, tensors([1.0], [1.0]), tensors([1.0], [value]))
 
@@ -93,7 +93,7 @@ def test_tolerance_is_named_by_dtype(dtype: str) -> None:
 
 
 def test_tolerance_grows_with_what_two_sequential_runs_differ_by() -> None:
-    """Atomic additions come in any order: no schedule can be held to more than the sequential graph itself."""
+    """Atomic additions come in any order: a schedule need not be closer than two sequential runs are."""
     repeated = Comparison(bit_equal=False, worst_error=0.01, compared=1)
     check = check_same_kernels(TRACE, tensors([1.02]), tensors([1.0]), repeated)
     assert check.equal
@@ -172,7 +172,7 @@ def test_measurement_survives_its_file_and_knows_its_errors(tmp_path: Path) -> N
 
 
 def runnable() -> Trace:
-    """A trace whose operators are allowed, with kernels made up."""
+    """Make a trace whose operators are allowed, with synthetic kernels."""
     trace = on_cpu("outputs", "infer").trace
     ops = (msgspec.structs.replace(op, kernels=(kernel(1000),)) if op.writes else op for op in trace.ops)
     return msgspec.structs.replace(trace, ops=tuple(ops))
@@ -206,14 +206,14 @@ def test_replay_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def gpusim(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line on a machine whose GPUs are hidden."""
+    """Run the command line on a machine whose GPUs are hidden."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "gpusim", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def refusal(*arguments: str) -> str:
-    """The one line on standard error of a command that exits with 2 and prints nothing."""
+    """Return the single line on standard error of a command that exits with 2 and prints nothing."""
     done = gpusim(*arguments)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.count("\n") == 1, done.stderr

@@ -1,4 +1,4 @@
-"""Results are compared with what rounding does to them: gradients of zero in theory pass, wrong ones fail.
+"""Results are compared relative to rounding: gradients of zero in theory pass, wrong ones fail.
 
 Convolutions computed in FP64 stand for another order of summation: as right as those in FP32, rounded otherwise.
 """
@@ -28,7 +28,7 @@ EXACT = Comparison(bit_equal=True, worst_error=0.0, compared=1)
 
 
 def in_fp64(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator computed in FP64, its results in FP32."""
+    """Return the operator computed in FP64, with results in FP32."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         wide = pytree.tree_map_only(torch.Tensor, torch.Tensor.double, (args, kwargs))
@@ -38,7 +38,7 @@ def in_fp64(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def weight_gradients(trace: Trace) -> dict[str, int]:
-    """Layer -> the op that computes the gradients of its weight and bias."""
+    """Return layer -> the op that computes the gradients of its weight and bias."""
     return {
         op.layer: index
         for index, op in enumerate(trace.ops)
@@ -49,7 +49,7 @@ def weight_gradients(trace: Trace) -> dict[str, int]:
 def replace_functions(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[int, str, Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Let each runner that a capture makes call what `change` makes of an op's number, target and function."""
+    """Let each runner of a capture call the functions that `change` makes from an op's number, target and function."""
 
     class Changed(Runner):
         def __init__(self, trace: Trace, *args: Any) -> None:
@@ -85,7 +85,7 @@ def norm(tensor: torch.Tensor) -> float:
 
 
 def test_zero_gradients_summed_in_another_order_differ_by_as_much_as_they_have() -> None:
-    """What made captures fail: the difference over the value itself says nothing here."""
+    """Such differences once made captures fail: relative to the value itself they are meaningless."""
     found = on_cpu("heads")
     runner = found.rerun()
     plain = results(runner, InitialState.copy_of(found.recorded.initial))
@@ -149,12 +149,12 @@ def one_percent_off(result: Result, args: tuple[Any, ...], function: Callable[..
 
 
 def of_one_sample(result: Result, args: tuple[Any, ...], function: Callable[..., Result]) -> Result:
-    """A term of the sum is missing."""
+    """Leave out a term of the sum."""
     return function(args[0][:1], args[1][:1], *args[2:])
 
 
 def bias_not_zero(result: Result, args: tuple[Any, ...], function: Callable[..., Result]) -> Result:
-    """As large as an element of the weight's gradient."""
+    """Return values as large as an element of the weight's gradient."""
     _, weight, bias = result
     assert weight is not None
     assert bias is not None
@@ -162,7 +162,7 @@ def bias_not_zero(result: Result, args: tuple[Any, ...], function: Callable[...,
 
 
 def bias_of_one_sample(result: Result, args: tuple[Any, ...], function: Callable[..., Result]) -> Result:
-    """The terms of one sample alone do not cancel."""
+    """Sum the terms of one sample, which do not cancel."""
     return None, result[1], args[0][:1].sum((0, 2, 3))
 
 
@@ -199,7 +199,7 @@ def test_replay_refuses_a_wrong_gradient_of_one_layer(damage: Damage) -> None:
 
 
 def measured() -> tuple[OnCpu, InitialState, Runner, dict[int, float]]:
-    """The network with several heads, its state, a runner, and the noise of its results."""
+    """Return the network with several heads, its state, a runner, and the noise of its results."""
     found = on_cpu("heads")
     runner = Runner(found.trace, CPU)
     state = InitialState.copy_of(found.recorded.initial)

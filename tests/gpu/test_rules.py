@@ -1,4 +1,4 @@
-"""`gpusim calibrate --rules`: what each experiment says of a GPU that follows the rules, and of one that does not."""
+"""`gpusim calibrate --rules`: reports of each experiment on a GPU that follows the rules, and on one that does not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMS = 132
 
 @dataclass
 class Dispatcher:
-    """A GPU made up for tests: places blocks as the engines take it, unless told to break a rule."""
+    """Synthetic GPU that places blocks as the engines assume, unless told to break a rule."""
 
     sms: int = SMS
     timer_sms: frozenset[int] = frozenset()
@@ -103,7 +103,7 @@ class Dispatcher:
 
 
 def _next_with_room(room: npt.NDArray[np.int64], number: int) -> int:
-    """In turn, whatever the room."""
+    """Take SMs in turn, whatever the room."""
     order = [(number + i) % len(room) for i in range(len(room))]
     return next((sm for sm in order if room[sm]), 0)
 
@@ -151,7 +151,7 @@ def test_gap_that_grows_with_the_number_of_chains_breaks_the_rule() -> None:
 
 
 def test_gap_may_differ_between_kernels_and_on_a_full_gpu() -> None:
-    """Two chains of 528 blocks of 256 threads are all the threads of 132 SMs; four were more than it holds."""
+    """Two chains of 528 blocks of 256 threads use all threads of 132 SMs; four would exceed them."""
 
     def gap_ns(width: int, blocks: int) -> int:
         return 900 + blocks // 4 + 260 * (blocks == 528 and width == 2)
@@ -163,7 +163,7 @@ def test_gap_may_differ_between_kernels_and_on_a_full_gpu() -> None:
 
 
 def lost(limit_ns: float, half: float = 2.0, runs_ns: float = 0.0) -> Lost:
-    """What is lost by the rule to each number of starts."""
+    """Return the loss to each number of starts, by the rule."""
     starts = [0.2 * 1.7**number for number in range(len(BESIDE))]
     return Lost(3000.0, runs_ns, tuple((n, limit_ns * n / (n + half)) for n in starts))
 
@@ -193,8 +193,9 @@ def test_time_lost_beside_others_is_lost_to_their_starts(runs_ns: float, single:
 
 
 def test_blocks_are_spread_as_worked_out_by_hand() -> None:
-    """2 SMs hold 5 blocks of 256 threads and have room for 12 of 64; one holds 6, with room for 8: the first two get
-    four each before all are level, then each gets one in turn."""
+    """2 SMs have 5 blocks of 256 threads and room for 12 of 64; one has 6, with room for 8: the first two get four each
+    until all are level, then each gets one in turn.
+    """
     assert experiments.spread([5, 6, 5], 256, 10, 64, LIMITS) == {(5, 5): 1, (5, 4): 1, (6, 1): 1}
 
 

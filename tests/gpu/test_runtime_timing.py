@@ -1,4 +1,4 @@
-"""Fair timing and what surrounds the GPU: intervals, turns, a process of its own, messages without a GPU."""
+"""Timing and the surroundings of the GPU: intervals, turns, a process of its own, messages without a GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_one_wild_round_does_not_move_the_median() -> None:
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which contender ran each round; a contender's call returns its name and takes as many ns as that is long."""
+    """Record which contender ran each round; a call takes as many ns as the name's length."""
     seen: list[str] = []
 
     def one_round(run: Callable[[], str], repeats: int) -> int:
@@ -62,7 +62,7 @@ def test_contenders_take_turns_and_the_first_of_a_round_alternates(rounds: list[
 
 
 class Graph:
-    """A recording that takes as many ns as its name is long."""
+    """A recording that takes as many ns as its name's length."""
 
     def __init__(self, name: str, alive: list[str], peak_bytes: int = 100) -> None:
         alive.append(name)
@@ -89,7 +89,7 @@ def test_recording_of_median_time_is_kept_and_the_others_let_go(
 def test_of_an_even_number_of_recordings_the_faster_middle_one_is_kept(
     rounds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a recording is timed that was made, and not a mean of two."""
+    """The timed recording must be an actual one, not a mean of two."""
     monkeypatch.setattr(timing, "free_bytes", lambda: 10**9)
     alive: list[str] = []
     names = iter(("aaaa", "aa", "a", "aaa"))
@@ -139,7 +139,7 @@ def test_typical_recordings_are_timed_in_turns_and_the_spread_is_kept(
 def test_what_memory_does_not_hold_together_is_timed_in_groups_with_the_first(
     rounds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three recordings of 100 fit: of one recording each, the first and one more, and then the first and another."""
+    """Three recordings of 100 fit: with one recording each, the first and one more, then the first and another."""
     alive: list[str] = []
     monkeypatch.setattr(timing, "free_bytes", lambda: 399 - 100 * len(alive))
     most = []
@@ -160,7 +160,7 @@ def test_what_memory_does_not_hold_together_is_timed_in_groups_with_the_first(
 
 
 def test_spread_holds_the_time_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The long timing may come out beyond the short trials; fastest <= median <= slowest all the same."""
+    """The long timing may fall outside the short trials; fastest <= median <= slowest all the same."""
     monkeypatch.setattr(timing, "free_bytes", lambda: 10**9)
     monkeypatch.setattr(timing, "_repeats", lambda run, round_ms: 3)
     for trial, last in ((10, 12), (10, 8)):
@@ -214,7 +214,7 @@ def test_out_of_memory_is_one_line_with_numbers(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_out_of_memory_within_a_capture_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ending a capture that broke off fails with an error of its own, which says nothing of memory."""
+    """Ending a failed capture raises an error of its own, which does not mention memory."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3)
 
@@ -260,7 +260,7 @@ def test_clocks_are_those_of_the_current_device(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def _precision() -> Iterator[None]:
-    """Puts torch's switches back; their modules are no ordinary ones, which monkeypatch cannot undo."""
+    """Restore torch's switches; their modules are special, so monkeypatch cannot."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
     yield
@@ -269,7 +269,7 @@ def _precision() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_precision")
 def test_dtype_of_a_trace_decides_precision() -> None:
-    """TF32 only where the trace says so; no autotuning, which would pick other kernels from run to run."""
+    """TF32 only where the trace has it; no autotuning, which would pick other kernels from run to run."""
     torch.backends.cudnn.benchmark = True
     for dtype, allowed in (("tf32", True), ("fp32", False), ("bf16", False)):
         set_precision(dtype)  # type: ignore[arg-type]

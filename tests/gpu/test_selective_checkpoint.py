@@ -1,4 +1,4 @@
-"""A memory plan inside torch: checkpointing by a plan gives the same gradients, and computes again what it says."""
+"""A memory plan within torch: checkpointing by a plan gives the same gradients, and recomputes what it lists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tower(nn.Module):
 
 
 def tower_trace():  # type: ignore[no-untyped-def]
-    """Its forward pass: three products and three GELUs."""
+    """Return the trace of its forward pass: three products and three GELUs."""
     steps = []
     for i in range(3):
         before = f"g{i - 1}" if i else "x"

@@ -1,4 +1,4 @@
-"""Replay's comparison must be able to fail: outputs that are the same for any input are found, and made to differ."""
+"""Replay's comparison must be able to fail: outputs that ignore the input are detected, and made sensitive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Made = tuple[Runner, InitialState, tuple[tuple[int, ...], ...]]
 
 
 def made(name: str, mode: Mode = "infer") -> Made:
-    """A runner of the network's trace on values made up for it, and what to let go of where."""
+    """Return a runner of the network's trace on generated values, and its storage releases."""
     trace = on_cpu(name, mode).trace
     runner = Runner(trace, CPU)
     state = make_initial(trace, CPU, seed=0)
@@ -38,7 +38,7 @@ def results(runner: Runner, state: InitialState) -> dict[int, torch.Tensor]:
 
 
 def error_of_a_wrong_op(runner: Runner, state: InitialState, monkeypatch: pytest.MonkeyPatch) -> float:
-    """How far results are from the right ones where the third convolution gives zeros."""
+    """Return the error of results where the third convolution gives zeros."""
     right = results(runner, state)
     op = [number for number, each in enumerate(runner.trace.ops) if "convolution" in each.target][2]
     functions = list(runner.functions)
@@ -71,7 +71,7 @@ def test_small_weights_are_as_large_as_he_initialisation_and_nothing_else_change
 
 @pytest.mark.parametrize(("name", "mode"), [("branches", "infer"), ("attention", "infer"), ("faint", "train")])
 def test_steps_whose_results_show_what_was_computed_are_left_alone(name: str, mode: Mode) -> None:
-    """Gradients depend on every op; so a training step is not looked at."""
+    """Gradients depend on every op, so training steps are not changed."""
     runner, state, releases = made(name, mode)
     before = {index: tensor.clone() for index, tensor in state.tensors.items()}
     assert make_sensitive(runner, state, releases, seed=0)

@@ -1,4 +1,4 @@
-"""Trying the best few schedules on the GPU: which are tried, what becomes the result, the command without a GPU."""
+"""Trial of the best few schedules on the GPU: candidates, result, and the command without a GPU."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ Play = Callable[..., list[Schedule]]
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Put made-up times in the GPU's place; gives the schedules that were tried."""
+    """Replace the GPU by given times; records the schedules that were tried."""
 
     def play(times_ns: Sequence[int], replayed_ns: int = 500, sequential_ns: int = 1000, equal: bool = True) -> Any:
         tried: list[Schedule] = []
@@ -104,7 +104,7 @@ def test_contenders_are_the_best_of_each_policy_and_search_best_prediction_first
 
 
 def test_few_contenders_have_the_best_of_the_search_and_of_the_policies_among_them(explored: Explored) -> None:
-    """A search's schedules are alike, and so are the errors of what is predicted of them."""
+    """A search's schedules are alike, and so are their prediction errors."""
     policies = [row for row in explored.rows if row.policy != SEARCH]
     best_ns = min(row.makespan_ns for row in policies)
     searched = explored.best_of(SEARCH)

@@ -1,4 +1,4 @@
-"""Times of variants are anchored to measured steps, one with the fastest of each name, on one stream."""
+"""Times of variants anchored to measured steps, one with the fastest of each name, on one stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.support.helpers import build_graph, kernel, lowered, make_trace, op
 
 
 def step(*durations_ns: int, variants: str = "") -> Trace:
-    """A chain of ops of 10 us with a variant of so many ns each, named by the letters of `variants`: `v` as a rule."""
+    """Make a chain of ops of 10 us, each with a variant of the given ns, named by the letters of `variants` (default
+    `v`).
+    """
     names = [f"op{number}" for number in range(len(durations_ns))]
     made = make_trace(
         [op(name, before, dur_ns=10_000) for name, before in zip(names, ["x", *names], strict=False)], outputs=names[-1]
@@ -33,15 +35,15 @@ def step(*durations_ns: int, variants: str = "") -> Trace:
 
 
 def predicted(trace: Trace, variants: tuple[int, ...], hardware: HardwareModel | None = None) -> int:
-    """The time on one stream, in recorded order."""
+    """Return the predicted time on one stream, in recorded order."""
     graph = build_graph(trace) if hardware is None else OpGraph.build(trace, hardware)
     n = len(graph)
     return FastEngine().run(lowered(graph, range(n), [0] * n, variants=variants), graph.hardware).makespan_ns
 
 
 def test_graph_with_variants_is_predicted_right_by_the_factor() -> None:
-    """It took 2 us more than predicted, of 9 us of variants: 11/9 of their times. But 1 % of the graph may be its
-    recording's, and factors are 0.2 apart: that keeps the weight of a variance of 9 us in 9 us and a twentieth of all.
+    """It took 2 us more than predicted, with 9 us of variants: 11/9 of their times. But 1 % of the graph may be
+    recording noise, and factors spread by 0.2: the weight is a variance of 9 us in 9 us and a twentieth of all.
     """
     trace = step(4000, 5000, 12_000)
     graph = build_graph(trace)
@@ -65,7 +67,7 @@ def test_machine_that_is_slower_all_over_says_nothing_of_variants() -> None:
 
 
 def test_small_part_of_a_step_says_little_and_factors_have_limits() -> None:
-    """A step that took 2 % longer says nothing of 100 ns in 180 us; and no factor makes up for half of a step."""
+    """A step that took 2 % longer tells nothing about 100 ns in 180 us; and no factor explains half of a step."""
     trace = step(100, *[20_000] * 18)
     graph = build_graph(trace)
     times = predicted(trace, ()), predicted(trace, ranked_variants(graph, 0.0))
@@ -76,9 +78,9 @@ def test_small_part_of_a_step_says_little_and_factors_have_limits() -> None:
 
 
 def test_each_name_has_a_factor_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for: a graph of the captured kernels, and one for each name of which a variant is faster, with these alone.
+    """Measured are a graph of the captured kernels, and one per name with a faster variant, with these alone.
 
-    The first name takes 400 ns more than called, the second as much as called, the third is never faster.
+    The first name takes 400 ns more than in isolation, the second as much, the third is never faster.
     """
     trace = step(4000, 5000, 12_000, variants="abc")
     asked: list[Any] = []

@@ -1,4 +1,4 @@
-"""What capture measures and keeps of other ways to run an op, with the profiler replaced."""
+"""Variants that capture measures and keeps, with a stand-in for the profiler."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_variants_are_measured_once_for_equal_calls_and_scaled_to_each(monkeypat
 
 
 def test_only_operators_without_variants_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A convolution that has them stays as it is, and so do its likes; with nothing to measure no GPU is asked for."""
+    """A convolution with variants stays unchanged, and so do its equals; without work no GPU is needed."""
     one = conv_trace()
     known = with_variants(one, {0: (variant("slow", kernel(9000), cudnn=False),)})
     monkeypatch.setattr(variant_capture, "require_gpu", lambda: pytest.fail("asked for a GPU"))
@@ -142,7 +142,7 @@ def test_neighbours_are_of_other_ops_under_other_settings() -> None:
 
 
 def test_ops_run_as_one_are_held_against_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two equal convolutions with a ReLU: 5 us are faster than 4 and 2, and each variant covers the ReLU behind it."""
+    """Two equal convolutions with a ReLU: 5 us beat 4 and 2 us, and each variant covers the ReLU behind it."""
     tensor = {"shape": (1, 1, 4, 4), "stride": (16, 16, 4, 1), "dtype": "float32"}
     init = TensorInit(kind="normal", b=1.0)
     tensors = [

@@ -56,7 +56,7 @@ from tests.support.helpers import (
 )
 
 MODES: tuple[LaunchMode, ...] = ("graph", "stream")
-#: SMs shared out as one pool, and one by one.
+#: Pooled and block-level SMs.
 EXPONENTS = (0.0, 0.55)
 
 
@@ -65,14 +65,14 @@ def variant(name: str, *found: Kernel, **fields: Any) -> Variant:
 
 
 def with_variants(trace: Trace, variants: dict[int, tuple[Variant, ...]]) -> Trace:
-    """The trace with variants of some ops, by index."""
+    """Return the trace with variants of some ops, by index."""
     ops = (msgspec.structs.replace(each, variants=variants.get(number, ())) for number, each in enumerate(trace.ops))
     return msgspec.structs.replace(trace, ops=tuple(ops))
 
 
 @pytest.fixture
 def trace() -> Trace:
-    """Two branches of a stem; each alone fills the GPU, and each has a slower variant that takes half of it."""
+    """Two branches of a stem; each fills the GPU, and has a slower variant that takes half of it."""
     steps = [op("stem", "x", dur_ns=1000), *(op(name, "stem", dur_ns=10_000, blocks=WHOLE) for name in "ab")]
     made = make_trace([*steps, op("join", "a b", dur_ns=1000)], outputs="join")
     half = variant("half", kernel(12_000, HALF))
@@ -84,7 +84,7 @@ def trace() -> Trace:
 
 
 def test_trace_without_variants_is_read_as_before_and_hashes_as_with_them(trace: Trace) -> None:
-    """`variants` may be left out, and a schedule of a trace stays one when variants are added."""
+    """`variants` may be left out, and a schedule stays valid when variants are added to its trace."""
     plain = with_variants(trace, {})
     assert b"variants" not in msgspec.json.encode(plain)
     assert parse_trace(msgspec.json.encode(plain), "t") == plain
@@ -163,7 +163,7 @@ def test_chosen_graph_is_what_policies_and_bounds_see(trace: Trace) -> None:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Trace, list[list[int]], list[list[int]], list[list[int]]]:
-    """A trace with variants, and legal schedules with a choice of variants each."""
+    """Draw a trace with variants, and legal schedules with a choice of variants each."""
     made = draw(traces(10))
     rules = CoverRules(made, dependencies(made))
     some = st.lists(kernels(), min_size=1, max_size=3).map(tuple)
@@ -192,7 +192,7 @@ def test_batch_with_variants_gives_what_lowering_and_the_reference_engine_give(
     exponent: float,
     mode: LaunchMode,
 ) -> None:
-    """Schedules of one batch may run different variants, with different numbers of kernels; memory is right, too."""
+    """Schedules of one batch may run different variants, with different numbers of kernels; memory agrees, too."""
     made, orders, streams, chosen = case
     contention = msgspec.structs.replace(hardware.contention, sharing_exponent=exponent)
     graph = OpGraph.build(made, msgspec.structs.replace(hardware, contention=contention))
@@ -250,7 +250,7 @@ def test_results_of_another_layout_come_back_as_the_trace_has_them() -> None:
 
 
 def conv_trace() -> Trace:
-    """One convolution as captured, whose kernels are made up; input and weight exist before the step."""
+    """Make one convolution as captured, with synthetic kernels; input and weight exist before the step."""
     made = make_trace([op("conv", "x w", "y", dur_ns=5000)], outputs="y")
     shapes = ((2, 3, 8, 8), (4, 3, 3, 3), (2, 4, 8, 8))
     tensors = tuple(
@@ -264,7 +264,7 @@ def conv_trace() -> Trace:
 
 
 def test_runner_runs_the_variant_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The op's own call, under the variant's settings, and only while it is chosen."""
+    """The op's own call runs under the variant's settings, and only while it is chosen."""
     made = with_variants(
         conv_trace(), {0: (variant("slow", kernel(9000), cudnn=False, memory_format="channels_last"),)}
     )
@@ -293,7 +293,7 @@ def test_runner_runs_the_variant_that_is_chosen(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_autotuned_call_runs_in_one_thread_of_its_own() -> None:
-    """In the caller's thread, torch would keep the algorithm that the first call of these arguments found."""
+    """In the caller's thread, torch would keep the algorithm of the first call with these arguments."""
     seen: list[tuple[str, bool, bool]] = []
 
     def function(part: torch.Tensor) -> torch.Tensor:
@@ -328,7 +328,7 @@ def test_variant_that_refuses_its_arguments_is_an_error_of_the_replay() -> None:
 
 
 def test_search_finds_the_smaller_kernels_and_says_what_they_gain(trace: Trace) -> None:
-    """By hand (above): 22,000 with the captured kernels, whatever the streams; 14,000 with both small ones."""
+    """By hand (above): 22,000 with the captured kernels on any number of streams; 14,000 with both small ones."""
     found = explore(
         build_graph(trace, make_hardware()), streams=2, budget_s=60, evaluations=2000, policies=("wavefront",)
     )
@@ -388,7 +388,7 @@ def test_trace_without_variants_is_searched_as_before(trace: Trace) -> None:
 
 
 def test_nothing_gained_comes_with_its_evidence(trace: Trace, tmp_path: Path) -> None:
-    """A variant that is slower and no smaller is left alone, and the command says so."""
+    """A variant that is slower and no smaller is not chosen, and the command reports that."""
     path = tmp_path / "t.json"
     useless = with_variants(trace, {1: (variant("worse", kernel(20_000, WHOLE)),)})
     write_trace(useless, path)

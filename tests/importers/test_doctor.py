@@ -1,4 +1,4 @@
-"""`gpusim doctor`: each finding is there where its cause is, and is not where it is not."""
+"""`gpusim doctor`: each finding appears with its cause, and only then."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME = "squeezenet1_1-infer-b1"
 
 
 def clean(folder: Path) -> list[Path]:
-    """A profile of one stream and one step, with operators, launches, nanoseconds and all else that a file can have."""
+    """Make a profile of one stream and one step with everything that a file can have."""
     events = [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 9, "tid": 9, "ts": 1, "dur": 90}]
     for n in range(4):
         begin = 10.5 * n + 2
@@ -40,7 +40,7 @@ def kineto(*events: dict[str, Any], **top: Any) -> Make:
 
 
 def with_changes(change: Callable[[dict[str, Any]], None]) -> Make:
-    """The clean profile with each event changed."""
+    """Change each event of the clean profile."""
 
     def make(folder: Path) -> list[Path]:
         (path,) = clean(folder)
@@ -130,7 +130,7 @@ def ranks(folder: Path) -> list[Path]:
 
 
 def joined_graph(folder: Path) -> list[Path]:
-    """A dump of a graph whose edge goes against the order of the profile."""
+    """Make a dump of a graph whose edge contradicts the order of the profile."""
     (profile,) = graph(folder)
     nodes = [{"index": n, "node_type": "kernel", "tools_id": 0, "kernel_name": "k"} for n in range(3)]
     (folder / "d.json").write_text(json.dumps({"exec_graph_id": 1, "nodes": nodes, "edges": [{"from": 2, "to": 0}]}))
@@ -159,17 +159,17 @@ def no_launch_of_one(event: dict[str, Any]) -> None:
 
 LONG = {"grid": [2**40, 1, 1]}
 BESIDE = [kernel("a", 10, 10.5, 7, 1), kernel("b", 30.5, 5, 8, 2)]
-#: A wait that the times contradict: `b` waits for `a`, and begins before `a` ends.
+#: A wait that contradicts the times: `b` waits for `a`, and begins before `a` ends.
 CONTRADICTED = [
     kernel("a", 10, 50.5, 7, 1), kernel("b", 12.5, 5, 8, 4),
     sync("Stream Wait Event", 3, stream=8, wait_on_stream=7, wait_on_cuda_event_record_corr_id=2),
 ]  # fmt: skip
-#: As CUDA 13's profiler writes them: the wait does not name the record of the event that it waits for.
+#: As in CUDA 13's profiler: the wait does not name its event's record.
 NAMELESS = [
     kernel("a", 10, 10.5, 7, 1), kernel("b", 30.5, 5, 8, 4),
     sync("Stream Wait Event", 3, stream=8, wait_on_stream=-1, wait_on_cuda_event_record_corr_id=-1),
 ]  # fmt: skip
-#: The same with a wait of the host for a stream, which names no record either, and needs none.
+#: The same with a host wait for a stream, which names no record either, and needs none.
 NAMELESS_SYNCED = [*NAMELESS, sync("Stream Sync", 5, stream=8)]
 IDLE = [kernel("k", 10.5 + 5 * n + 900 * (n // 5), 4, 7, n) for n in range(10)]
 NCU = "ID,Kernel Name,Block Size,Grid Size,gpu__time_duration.sum"

@@ -1,4 +1,4 @@
-"""Exports: what other tools need is there, and importing them again gives the same step."""
+"""Exports: complete for other tools, and the same step when imported again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_exported_and_imported_step_takes_as_long_as_before(name: str, tmp_path:
 
 
 def reach(preds: Sequence[Sequence[int]]) -> list[int]:
-    """For each item a bit for each one that must have ended before it."""
+    """Return, for each item, a bit per predecessor, direct or not."""
     found: list[int] = []
     for before in preds:
         found.append(0)

@@ -1,4 +1,4 @@
-"""Profiles, execution traces and CUDA graphs: what is read of them, the step, the edges, the joins and the answers."""
+"""Profiles, execution traces and CUDA graphs: contents, step, edges, joins and answers."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_overlapping_kernels_of_two_streams_have_no_edge(tmp_path: Path) -> None
 
 
 def joined(tmp_path: Path, ids: bool) -> tuple[str, str]:
-    """A diamond on one stream: a makes 1; b and c read it and make 2 and 3; d reads those."""
+    """Write a diamond on one stream: a makes 1; b and c read it and make 2 and 3; d reads those."""
     names = ["aten::a", "aten::b", "aten::c", "aten::d"]
     tensors = [([0], [1]), ([1], [2]), ([1], [3]), ([2, 3], [4])]
     events = []
@@ -222,7 +222,7 @@ def test_execution_trace_gives_data_edges(ids: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_archives", [False, True])
 def test_execution_trace_of_the_same_rank_is_joined(in_archives: bool, tmp_path: Path) -> None:
-    """Rank 1 runs `b` and `d`, which do not depend on each other; the others run other operators."""
+    """Rank 1 runs `b` and `d`, which are independent; the others run other operators."""
     profiles, traces = [], []
     for rank in range(3):
         names = ["aten::b", "aten::d"] if rank == 1 else [f"aten::x{rank}", f"aten::y{rank}"]
@@ -315,7 +315,7 @@ def test_cuda_graph_gives_its_true_edges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mangled", [False, True])
 def test_cuda_graph_joins_by_name_where_the_profile_has_no_node_ids(mangled: bool, tmp_path: Path) -> None:
-    """Whole names tell two kernels of one template apart; the driver's mangled names do not hold what is needed."""
+    """Full names distinguish two kernels of one template; the driver's mangled names do not suffice."""
     shown = ["void ns::k<4, ns::B>(int)", "void ns::k<4, ns::A>(int)", "gemm_nn"]
     told = (
         ["_ZN2ns1kILi4ENS_1AEEEvi", "_ZN2ns1kILi4ENS_1BEEEvi", "gemm_nn"] if mangled else [shown[1], shown[0], shown[2]]

@@ -1,4 +1,4 @@
-"""Small files whose records combine in many ways: each ends in seconds, with what it did or with a line."""
+"""Small files whose records combine in many ways: each ends in seconds, with a result or one error line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_waits_of_the_host_for_many_streams_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("little_work")
 def test_names_of_operators_that_agree_nowhere_for_long_are_refused(tmp_path: Path) -> None:
-    """Places where both go on are found, each after a long search."""
+    """Matching places are found, each after a long search."""
 
     def names(other: str) -> list[str]:
         same = [f"aten::a{n}" for n in range(8)]
@@ -157,7 +157,7 @@ def test_file_of_very_many_gpus_is_reported_in_a_few_lines(tmp_path: Path) -> No
 
 
 def tar(path: Path, *notes: tuple[bytes, bytes], size: int | None = None) -> Path:
-    """An uncompressed archive of notes (type, content) and then one profile."""
+    """Write an uncompressed archive of extended headers (type, content) and then one profile."""
     data = write_kineto(path.with_suffix(".json"), [kernel("k", 1.5, 2)]).read_bytes()
     archive = io.BytesIO()
     for kind, content in notes:

@@ -1,4 +1,4 @@
-"""Hostile files: nothing in them runs, all is bounded, and each is refused in one line."""
+"""Hostile files: nothing in them runs, resources are bounded, and each is refused in one line."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_broken_protocol_buffer_is_refused(data: bytes, tmp_path: Path) -> None:
 
 def test_text_of_an_empty_or_unknown_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    for data, problem in ((b"", "is empty"), (b"hello", "no format"), (b"PK\x03\x04", "zip archive")):
+    for data, problem in ((b"", "is empty"), (b"hello", "no known format"), (b"PK\x03\x04", "zip archive")):
         path.write_bytes(data)
         with pytest.raises(TraceError, match=problem):
             examine([str(path)])

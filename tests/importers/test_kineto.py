@@ -1,4 +1,4 @@
-"""Kineto: the forms that its writers have given to a file, each read alike."""
+"""Kineto: all forms of its files, each read alike."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def oldest(event: Document) -> None:
 
 
 def with_other_events(document: Document) -> Document:
-    """Metadata, flows, instants and counters, as current files have them; some without `args`, `ts` or `cat`."""
+    """Add metadata, flows, instants and counters, as in current files; some without `args`, `ts` or `cat`."""
     others: list[Document] = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
         {"ph": "s", "id": 11, "pid": 9, "tid": 9, "ts": 2, "cat": "ac2g", "name": "ac2g"},
@@ -108,7 +108,7 @@ def test_kernels_streams_operators_and_launches_are_the_same_in_each_form(form: 
 
 
 def in_args(more: bytes) -> Callable[[bytes], bytes]:
-    """The text with more in the arguments of each kernel."""
+    """Insert text into the arguments of each kernel."""
     return lambda text: text.replace(b'"shared memory": 0', b'"shared memory": 0, ' + more)
 
 

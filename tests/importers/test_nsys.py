@@ -1,4 +1,4 @@
-"""Nsight Systems: each release's schema gives the same run, and what a file lacks is said."""
+"""Nsight Systems: each release's schema gives the same run, and missing data is reported."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_ranges_without_types_of_events_are_read(tmp_path: Path) -> None:
 
 
 def test_kernels_of_a_replayed_graph_are_named_by_the_range_in_which_they_were_captured(tmp_path: Path) -> None:
-    """The node that runs is a copy of the one that was captured, made within a range on the host."""
+    """The running node is a copy of the captured one, made within a range on the host."""
     path = write_schema(tmp_path / "n.sqlite", SCHEMAS["2026"])
     changed(
         path,

@@ -1,4 +1,4 @@
-"""The observed step again: starts worked out by hand, programs whose edges suffice, and files whose edges do not."""
+"""The re-simulated step: starts worked out by hand, programs whose edges suffice, and files whose edges do not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_records_of_one_stream_follow_each_other_after_the_mean_gap() -> None:
 
 
 def test_gap_on_another_stream_and_beside_others_is_told_from_one_alone() -> None:
-    records = [record(0, 10), record(12, 30), record(20, 10, 8), record(35, 10, 8)]  # alone 2; on 8 beside stream 7: 5
+    records = [record(0, 10), record(12, 30), record(20, 10, 8), record(35, 10, 8)]  # idle 2; on 8 with stream 7: 5
     assert starts(records, [Edge(0, 2, "event")]) == [0, 12, 20, 35]
 
 
@@ -81,7 +81,7 @@ def test_edge_that_the_times_contradict_is_said() -> None:
 @given(seed=st.integers(0, 10**6), streams=st.integers(1, 6), resolution=st.sampled_from([1, 1000]))
 @settings(max_examples=60, deadline=None)
 def test_program_with_recorded_waits_takes_what_it_took(seed: int, streams: int, resolution: int) -> None:
-    """Queues that run ahead, an idle host now and then, waits between streams, and jitter in all of it."""
+    """Queues that run ahead, an occasionally idle host, waits between streams, and jitter everywhere."""
     records, waits = program(random.Random(seed), streams, resolution)
     edges, quality, _ = observed_edges(records, waits, bool(waits), resolution)
     assert quality == ("stream" if len({r.stream for r in records}) == 1 else "event" if waits else "assumed")
@@ -100,7 +100,7 @@ def test_program_without_recorded_waits_takes_what_it_took_by_its_order(seed: in
 @given(seed=st.integers(0, 10**6), streams=st.integers(2, 6))
 @settings(max_examples=60, deadline=None)
 def test_program_whose_waits_name_no_record_keeps_every_order_that_it_needs(seed: int, streams: int) -> None:
-    """Such waits order at least as much as those that name their records, and less than no record of waits does."""
+    """Such waits order at least as much as waits that name their records, and less than no recorded waits."""
     records, waits = program(random.Random(seed), streams, 1)
     nameless = [Wait(wait.correlation, -1, None, wait.stream) for wait in waits]
     edges, quality, _ = observed_edges(records, nameless, True, 1)
@@ -109,14 +109,14 @@ def test_program_whose_waits_name_no_record_keeps_every_order_that_it_needs(seed
     most, _, _ = observed_edges(records, [], False, 1)
     before = reach(len(records), edges)
     for edge in needed:
-        # A wait of the program may be over by up to 2 us before the profiler's times say so.
+        # A wait may end up to 2 us before the profiler's times show it.
         if records[edge.before].end_ns <= records[edge.after].start_ns:
             assert before[edge.after] >> edge.before & 1
     assert len(edges) <= len(most)
 
 
 def reach(count: int, edges: list[Edge]) -> list[int]:
-    """By record, a bit for each record that it comes after; edges go from earlier to later records."""
+    """Return, by record, a bit per predecessor; edges go from earlier to later records."""
     after = [0] * count
     for edge in sorted(edges, key=lambda each: each.after):
         after[edge.after] |= after[edge.before] | 1 << edge.before
@@ -124,7 +124,7 @@ def reach(count: int, edges: list[Edge]) -> list[int]:
 
 
 def program(rng: random.Random, streams: int, resolution: int) -> tuple[list[Activity], list[Wait]]:
-    """What a GPU makes of 400 launches on several streams, one of five of which waits for another stream first."""
+    """Simulate a GPU with 400 launches on several streams, one in five of which waits for another stream first."""
     host_ns, free_ns, call = 0, [0] * streams, 0
     records: list[Activity] = []
     waits: list[Wait] = []

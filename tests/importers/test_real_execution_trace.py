@@ -1,4 +1,4 @@
-"""A profile and an execution trace that this torch writes of one run: joined by their ids, with the true dependencies.
+"""A profile and an execution trace that this torch writes of one run: joined by ids, with the true dependencies.
 
 The run is on the CPU. Its operators are given kernels, as a GPU would run them one after the other.
 """
@@ -18,13 +18,13 @@ from gpusim.importers import import_files
 from gpusim.importers.build import Imported
 from tests.support.importer_files import call, kernel, write_kineto
 
-#: Operators that launch a kernel of their own on a GPU, by their names on the CPU.
+#: Operators that launch a kernel of their own on a GPU, by their CPU names.
 LAUNCHING = ("mkldnn_convolution", "clamp_min_", "cat", "addmm", "mm", "sum", "div", "threshold_backward")
 LAUNCHING += ("convolution_backward",)
 
 
 class Fork(nn.Module):
-    """Two convolutions of one input, joined; their ReLUs change them in place."""
+    """Two convolutions of one input, concatenated; their ReLUs change them in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Fork(nn.Module):
 
 
 def profiled(folder: Path) -> list[str]:
-    """The profile, with kernels, and the execution trace of a forward pass and of a training step."""
+    """Return the profile, with kernels, and the execution trace of a forward pass and of a training step."""
     torch.manual_seed(0)
     model, x = Fork(), torch.randn(2, 3, 8, 8)
     observer = torch.profiler.ExecutionTraceObserver()
@@ -52,7 +52,7 @@ def profiled(folder: Path) -> list[str]:
 
 
 def with_kernels(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The operators, with a kernel that each of `LAUNCHING` launches as the last that it does."""
+    """Add a kernel to the operators, launched at the end of each of `LAUNCHING`."""
     operators = [event for event in events if event.get("cat") == "cpu_op"]
     added: list[dict[str, Any]] = []
     ends = [(event["tid"], event["ts"] + event["dur"]) for event in operators]

@@ -1,4 +1,4 @@
-"""Uploads of files of other tools: as `gpusim.load` reads them, in a process of their own, and within limits."""
+"""Uploads of other tools' files: read as by `gpusim.load`, in a process of their own, and within limits."""
 
 from __future__ import annotations
 

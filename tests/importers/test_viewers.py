@@ -1,4 +1,4 @@
-"""Exports opened with the tools they are for: Holistic Trace Analysis, from the package `traceinsight`.
+"""Exports opened with their target tools: Holistic Trace Analysis, from the package `traceinsight`.
 
 Left out unless asked for with `-m viewers`: the package brings a hundred others, and CI installs them (`.ci/run`).
 """
@@ -18,13 +18,13 @@ from gpusim.importers import examine
 
 pytestmark = [
     pytest.mark.viewers,
-    # How it uses pandas is its own affair.
+    # Its use of pandas is not tested here.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
-#: What the tool logs as a warning of any file: how long it took.
+#: Warnings of the tool for any file: its own run time.
 TIMES = re.compile(r"^(Parsed |Overall parsing |leaving parse)")
-#: ... of each file of nanoseconds, and of each of one step, torch.profiler's own among them.
+#: Warnings for each file in nanoseconds, and for each of one step, torch.profiler's own included.
 OF_ANY_PROFILE = (
     re.compile(r"^Rounding down ns resolution events"),
     re.compile(r"^There is only one iteration in the trace"),
@@ -66,7 +66,7 @@ def test_traceinsight_opens_a_timeline_without_a_warning_and_finds_what_is_in_it
     (row,) = opened.get_temporal_breakdown(visualize=False).to_dict("records")
     kernel_us = simulated.makespan_ns / 1000
     assert row["kernel_time(us)"] == pytest.approx(kernel_us, abs=2)
-    # It cuts each end to whole microseconds.
+    # The tool truncates each end to whole microseconds.
     assert row["idle_time(us)"] <= kernel_us - report.busy_ns / 1000 + 2 * report.kernels
     kinds, names = opened.get_gpu_kernel_breakdown(visualize=False)
     assert "COMPUTATION" in set(kinds["kernel_type"])
@@ -76,7 +76,7 @@ def test_traceinsight_opens_a_timeline_without_a_warning_and_finds_what_is_in_it
 
 
 def test_two_exports_are_two_ranks_by_their_files(tmp_path: Path) -> None:
-    """The rank is found in the text, which needs a blank behind the colon."""
+    """The rank is found in the text, which needs a blank after the colon."""
     from hta.common.trace_file import get_trace_files
 
     export(gpusim.simulate(SCHEDULES[0][0], "sequential"), {"kineto": tmp_path / "rank0.json.gz"})

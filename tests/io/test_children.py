@@ -1,4 +1,4 @@
-"""What a killed process leaves: no children that go on, and no scratch folder after the next run."""
+"""After a killed process no children continue, and no scratch folder remains after the next run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from gpusim.io.scratch import scratch_folder
 
-#: A child has as long to notice that its parent is gone.
+#: Time for a child to notice that its parent has ended, in s.
 NOTICE_S = 20.0
-#: Work without an end, that first writes its process's number on stdout.
+#: Endless work that first writes its process id to stdout.
 WORK = """
 import os
 
@@ -25,7 +25,7 @@ def endless(number=None):
     while True:
         pass
 """
-#: Children that do this work, in each of the ways in which gpusim starts them.
+#: Children with this work, started in each of gpusim's ways.
 PROGRAM = """
 import multiprocessing, os, sys
 from concurrent.futures import ProcessPoolExecutor

@@ -1,4 +1,4 @@
-"""Files of any kind: memory is bounded before it is taken, names and places that cannot be, what a kill leaves."""
+"""Files of any kind: memory is bounded in advance, impossible names and places are refused, kills leave nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ENOUGH = 1 << 60
 
 
 def bomb(unit: bytes, megabytes: int) -> bytes:
-    """An op's arguments of so many MB, gzipped."""
+    """Return an op's arguments of this size, gzipped."""
     head = b'{"schema":"gpusim-trace/1","ops":[{"name":"a","target":"t","args":['
     packer = zlib.compressobj(level=9, wbits=31)
     million = unit * (10**6 // len(unit))
@@ -64,7 +64,7 @@ def test_bomb_is_refused_in_one_line_and_a_gigabyte(case: str, tmp_path: Path) -
     unit, megabytes, problem = BOMBS[case]
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(bomb(unit, megabytes))
-    # Not `getrusage`: its peak begins with that of the process that started this one.
+    # Not `getrusage`: its peak begins with that of the parent process.
     code = (
         "import sys; from pathlib import Path; from gpusim.cli import main\n"
         "try: main()\n"
@@ -179,22 +179,22 @@ def test_defect_in_the_other_process_is_not_blamed_on_the_file() -> None:
 
 
 def fail(data: bytes, _name: str) -> list[bytes]:
-    """Called in the other process."""
+    """Fail in the other process."""
     return [data * (1 // 0)]
 
 
 def leave(_data: bytes, _name: str) -> list[bytes]:
-    """Likewise."""
+    """Leave the other process."""
     os._exit(3)
 
 
 def fill(data: bytes, _name: str) -> list[bytes]:
-    """Called in the other process."""
+    """Fill the memory of the other process."""
     return [bytes(data * 2**31)]
 
 
 def wait(_data: bytes, _name: str) -> list[bytes]:
-    """Likewise."""
+    """Wait in the other process."""
     time.sleep(60)
     return []
 
@@ -409,7 +409,7 @@ WRITER = (
 
 
 def writing(path: Path) -> subprocess.Popen[bytes]:
-    """A process in the middle of writing `path`."""
+    """Start a process in the middle of writing `path`."""
     process = subprocess.Popen([sys.executable, "-c", WRITER, path], env=ENVIRONMENT, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"writing\n"

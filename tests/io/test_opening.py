@@ -1,4 +1,4 @@
-"""What a name may stand for: pipes, devices and sparse files neither hang a command nor take its memory."""
+"""Names of pipes, devices and sparse files neither hang a command nor exhaust its memory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gpusim.units import GIB, MIB
 
 @pytest.fixture
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Pipes are given up after a tenth of a second."""
+    """Give up on pipes after a tenth of a second."""
     monkeypatch.setattr(opening, "SILENCE_S", 0.1)
     begin = time.monotonic()
     yield
-    assert time.monotonic() - begin < 30  # of a test that would otherwise wait for ever
+    assert time.monotonic() - begin < 30  # of a test that would otherwise never end
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_sparse_file_is_refused_before_its_holes_take_memory(tmp_path: Path) -> 
 
 
 def test_file_without_holes_is_read_whatever_space_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system may compress: blocks say nothing, holes do."""
+    """A file system may compress: blocks prove nothing, holes do."""
     path = tmp_path / "t.json"
     path.write_bytes(b"x" * 3 * MIB)
     monkeypatch.setattr(os, "SEEK_HOLE", os.SEEK_END)  # as file systems without holes answer

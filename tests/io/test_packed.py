@@ -1,4 +1,4 @@
-"""A folder of documents kept as one file: read as if its files lay in the folder, within the limits on archives."""
+"""A folder of documents kept as one file: read like the folder, within the limits on archives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = bundled_traces()["vgg16-infer-b1"]
 
 
 def pack(folders: list[str]) -> None:
-    """`scripts/pack_traces.py`, which is no package's module."""
+    """Run `scripts/pack_traces.py`, which is not in a package."""
     spec = importlib.util.spec_from_file_location("pack_traces", ROOT / "scripts" / "pack_traces.py")
     assert spec is not None
     assert spec.loader is not None
@@ -32,7 +32,7 @@ def pack(folders: list[str]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that exists only as a set."""
+    """Make a folder that exists only as a set."""
     made = tmp_path / "kinds"
     made.mkdir()
     (made / NAME).write_bytes(SMALL.read_bytes())
@@ -96,7 +96,7 @@ def too_many(path: Path) -> None:
 
 
 def long_list(path: Path) -> None:
-    """The end says that the list of members has 1 GB."""
+    """Write an end record that claims a list of members of 1 GB."""
     data = path.read_bytes()
     path.write_bytes(data[:-10] + (2**30).to_bytes(4, "little") + data[-6:])
 

@@ -1,4 +1,4 @@
-"""Text from files as it leaves the program: visible, bounded, without markup or formulas."""
+"""Text from files in the output: visible, bounded, without markup or formulas."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_channels_of_a_fully_connected_layer_need_all_of_its_input() -> None:
 
 
 def test_a_concatenation_needs_of_each_input_its_own_channels() -> None:
-    """Channels 0-7, 8-23, 24-31 in four parts of 8: the third input is needed by GPU 3 alone, which has a quarter."""
+    """Channels 0-7, 8-23, 24-31 in four parts of 8: only GPU 3 needs the third input, of which it has a quarter."""
     graph = small_cnn(1)
     layer = next(layer for layer in graph.layers if layer.kind == "concat")
     low, high = needed(layer, 2, *boxes(layer.output, Config(c=4), np.arange(4)))
@@ -130,7 +130,7 @@ def test_tables_of_transfers_are_those_of_boxes(gpus: int, per_node: int, seed: 
 def _by_boxes(
     graph: LayerGraph, source: object, own: Config, index: int, number: int, need: Config, gpus: int, per_node: int
 ) -> tuple[float, float]:
-    """The same, pair of GPUs by pair of GPUs."""
+    """Return the same, pair of GPUs by pair of GPUs."""
     user, devices = graph.layers[index], np.arange(gpus)
     own_low, own_high = boxes(source.output, own, devices)  # type: ignore[attr-defined]
     low, high = needed(user, number, *boxes(user.output, need, devices))

@@ -27,7 +27,7 @@ NETWORKS = layer_tables()
 
 @dataclass(frozen=True)
 class OneNsAnElement:
-    """Times that are easy to add up: 1 ns for each element of a share's output, forward, and twice that backward."""
+    """Times that are easy to add up: 1 ns per element of a share's output forward, and twice that backward."""
 
     basis = "made up"
     by_shape = True
@@ -145,7 +145,7 @@ def test_a_memory_limit_takes_a_plan_that_fits_and_refuses_the_impossible() -> N
 
 
 def test_a_measured_share_is_taken_as_it_is_and_others_are_scaled_from_it() -> None:
-    """A roofline twice as fast as the measured share is as wrong about its neighbour."""
+    """A roofline that is twice as fast as the measured share is equally wrong about its neighbour."""
     hardware = load_hardware("h200")
     graph = chain(64).for_gpus(2)
     layer, roof = graph.layers[1], Roofline(hardware)
@@ -169,7 +169,7 @@ def test_layers_whose_measured_shares_take_no_time_have_no_error() -> None:
     assert times.share_ns(1, layer, whole(layer)) == PassTimes(0.0, 0.0, 0.0)
 
 
-#: GiB that data parallelism moves in a step at 2, 4, 8 and 16 GPUs: bars of figure 8 of Jia et al. 2018, read off its
+#: GiB that data parallelism moves per step at 2, 4, 8 and 16 GPUs: bars of figure 8 of Jia et al. 2018, read off its
 #: vector graphic (to less than 0.5 %).
 PAPER_DATA_GIB = {
     "alexnet": (1.114, 2.228, 4.456, 8.91),

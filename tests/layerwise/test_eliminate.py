@@ -1,4 +1,4 @@
-"""The exact search: eliminations, their check by enumeration, the k best choices, the memory limit."""
+"""The exact search: eliminations, comparison with enumeration, the k best choices, the memory limit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_elimination_equals_enumeration_on_500_random_graphs() -> None:
 
 
 def test_a_chain_by_hand() -> None:
-    """Two layers of cost (1, 5) and (4, 1), and 10 to change: (1 + 4) beats (5 + 1) and anything mixed."""
+    """Two layers of cost (1, 5) and (4, 1), and 10 to change: (1 + 4) beats (5 + 1) and any mix."""
     found = solve([np.array([1.0, 5.0]), np.array([4.0, 1.0])], {(0, 1): np.array([[0.0, 10.0], [10.0, 0.0]])})
     assert (found.choice, found.cost_ns, found.kernel) == ((0, 0), 5.0, 2)
 

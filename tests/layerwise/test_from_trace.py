@@ -19,7 +19,7 @@ from tests.support.layer_networks import ROOT, tables
 NETWORKS = tables()
 
 
-#: Most of their layers have no rule: every GPU computes them.
+#: Steps in which most layers have no rule: every GPU computes them.
 WITHOUT_RULES = ("decoder_small-infer-b1-bf16", "unet_small-infer-b2")
 
 

@@ -85,7 +85,7 @@ def test_the_parts_of_a_step_add_up_to_it(name: str) -> None:
 
 
 def test_gradients_are_summed_beside_the_backward_pass() -> None:
-    """Of AlexNet's sums some run beside kernels, and kernels beside them take longer: SMs are theirs."""
+    """Some of AlexNet's sums run concurrently with kernels, which take longer then: they share SMs."""
     problem = of_network("alexnet", 4)
     found = simulate_plan(problem, data_parallel(problem.graph, 4))
     assert found.makespan.hidden_ns > 0
@@ -99,7 +99,7 @@ def test_gradients_are_summed_beside_the_backward_pass() -> None:
 
 
 def test_two_collectives_at_a_time_share_a_link() -> None:
-    """Two buckets that are ready at once take as long together as one after the other, not half."""
+    """Two buckets that are ready at once take as long together as in sequence, not half."""
     problem = of_network("chain", 2)
     lowered = lower_plan(problem, data_parallel(problem.graph, 2))
     links = [task for task in lowered.plan.tasks if task.device >= len(lowered.roles)]

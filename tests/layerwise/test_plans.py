@@ -1,4 +1,4 @@
-"""Plans as documents, DTensor's words for them, and autoparallel's placements."""
+"""Plans as documents, DTensor's placements of them, and autoparallel's placements."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_dtensor_cannot_say_is_named() -> None:
 
 
 def solution(folder: Path, placements: dict[str, str], mesh: list[int]) -> Path:
-    """What `autoparallel.serialization.save_solution` writes."""
+    """Write a file like `autoparallel.serialization.save_solution`."""
     file = folder / "solution.json"
     file.write_text(json.dumps({"version": 1, "mesh_shape": mesh, "mesh_dim_names": None, "placements": placements}))
     return file
@@ -168,14 +168,14 @@ def test_a_broken_file_of_autoparallel_is_refused(tmp_path: Path, text: str, wor
 
 
 def test_a_file_of_autoparallel_may_have_many_nodes(tmp_path: Path) -> None:
-    """Each layer takes the next of its kind, and looks at no other."""
+    """Each layer takes the next node of its kind, and checks no other."""
     placements = {f"convolution_{i}": "S(0)" for i in range(200_000)}
     found = import_autoparallel(solution(tmp_path, placements, [4]), GRAPH)
     assert [split.name for split in found.plan.layers] == ["conv0", "conv1", "conv2"]
 
 
 def test_layers_of_one_path_take_its_nodes_in_turn(tmp_path: Path) -> None:
-    """A node without a path is taken where none of the path is left."""
+    """A node without a path is taken where no node of the path is left."""
     node = {"op": "aten.addmm.default", "shape": [8, 8]}
     nodes = [
         node | {"name": "a", "placement": "R"},

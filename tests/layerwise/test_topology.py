@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """A topology of 2 x 4 GPUs whose links take 1 byte a ns and 100 ns."""
+    """Make a topology of 2 x 4 GPUs whose links take 1 byte per ns and 100 ns."""
     link = {"bytes_per_ns": 1.0, "latency_ns": 100.0, "source": "made up"}
     base = {
         "schema": "gpusim-topology/1",

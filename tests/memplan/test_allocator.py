@@ -1,4 +1,4 @@
-"""The simulated caching allocator: PyTorch's rules by hand, and what holds for any requests."""
+"""The simulated caching allocator: PyTorch's rules by hand, and properties for any requests."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_small_requests_share_a_segment_of_2_mib() -> None:
 
 
 def test_large_block_keeps_up_to_1_mib_that_it_does_not_need() -> None:
-    # 13 MiB get a segment of 14 MiB: what is left over is no more than 1 MiB and stays with the block.
+    # 13 MiB get a segment of 14 MiB: the remainder is no more than 1 MiB and stays with the block.
     pool = CachingAllocator()
     pool.allocate(13 * MIB)
     assert pool.allocated_bytes == 14 * MIB
-    # 12.5 MiB get 14 MiB, too, and 1.5 MiB are split off, where 1.2 MiB then find room.
+    # 12.5 MiB get 14 MiB, too, and 1.5 MiB are split off, which 1.2 MiB then use.
     pool = CachingAllocator()
     pool.allocate(12 * MIB + 512 * KIB)
     assert pool.allocated_bytes == 12 * MIB + 512 * KIB
@@ -129,6 +129,6 @@ def test_live_blocks_never_overlap_and_the_counts_are_theirs(requests: list[tupl
     again = CachingAllocator()
     for size, _ in requests:
         again.allocate(size)
-    for size, _ in requests:  # what is reserved serves the same requests once more
+    for size, _ in requests:  # the reserved memory serves the same requests once more
         pool.allocate(size)
     assert pool.reserved_bytes <= reserved + again.reserved_bytes

@@ -1,4 +1,4 @@
-"""Plans that must not run are refused, and say why: nothing is read before it is there, nothing lost on its way."""
+"""Invalid plans are refused with a reason: nothing is read before it exists, nothing is lost on its way."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_changing_what_a_copy_reads_is_refused_unless_something_waited_for_it() 
 
 
 def test_stale_copy_of_a_changed_storage_is_refused() -> None:
-    # The copy is of `a` before it was changed: reading it afterwards would give an older value.
+    # The copy is of `a` before its change: reading it afterwards would give an older value.
     steps = [
         Step("make", "x", "a", kernels=(kernel(1),)),
         Step("change", "a", changes="a", kernels=(kernel(1),)),
@@ -118,7 +118,7 @@ def test_op_that_changes_a_state_does_not_run_again() -> None:
 
 
 def test_recomputation_from_a_value_that_has_changed_since_is_refused() -> None:
-    # `a` is made from the first value of `t`; once `t` has been changed, making `a` again would give another one.
+    # `a` is made from the first value of `t`; after a change of `t`, making `a` again would give another one.
     steps = [
         Step("base", "x", "t", kernels=(kernel(1),)),
         Step("make", "t", "a", kernels=(kernel(1),)),
@@ -181,7 +181,7 @@ def test_simulated_times_of_a_legal_plan_pass_and_shifted_ones_do_not(engine: Fa
 
 @st.composite
 def offload_plans(draw: st.DrawFn, trace: Trace) -> MemoryPlan:
-    """Any offloads of a chain's activations, sensible or not."""
+    """Draw any offloads of a chain's activations, sensible or not."""
     count = len(trace.ops)
     ops = st.integers(0, count - 1)
     chosen = draw(st.lists(st.integers(0, len(trace.storages) - 1), max_size=3, unique=True))

@@ -1,4 +1,4 @@
-"""Our own planner: within every budget, never slower than what it is compared with, and plain about what cannot be."""
+"""Our own planner: within every budget, never slower than the compared policies, and clear about impossible budgets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def setting_of(trace: Trace, budget: int | None = None, pinned: int | None = Non
 
 
 def test_copies_that_hide_cost_nothing() -> None:
-    # Ops of 200 us, copies of 84 us: one tensor less at the peak moves for free.
+    # Ops of 200 us, copies of 84 us: one tensor less at the peak moves without cost.
     trace = chain_step(6, dur_ns=200_000)
     setting = setting_of(trace)
     evaluator = MemoryEvaluator(setting.graph)
@@ -45,7 +45,7 @@ def test_copies_that_hide_cost_nothing() -> None:
 
 
 def test_cheap_ops_run_again_where_copies_would_be_waited_for() -> None:
-    # Ops of 1 us: computing a tensor again takes less than the latency of a copy.
+    # Ops of 1 us: recomputing a tensor takes less than the latency of a copy.
     trace = chain_step(6, dur_ns=1_000)
     setting = setting_of(trace)
     evaluator = MemoryEvaluator(setting.graph)
@@ -136,7 +136,8 @@ def test_quick_estimate_is_the_allocators_peak_where_nothing_is_rounded(
     room = Room(level.tolist(), int(level.max()))
     offloads = place_copies(storages, times, Link.of(graph_of(trace)), moved, needs, room)
     setting = setting_of(trace)
-    # Where what is on its way has no room, ops wait for it; only what one op lets go and another takes may overlap.
+    # Where a tensor in transit has no room, ops wait for it; only one op's release and the next op's allocation may
+    # overlap.
     assert setting.peak_bytes(MemoryPlan(offloads=offloads)) <= int(level.max()) + SIZE
 
 
@@ -159,5 +160,5 @@ def test_placing_waits_only_where_memory_asks_for_it() -> None:
     link = Link.of(graph_of(trace))
     late = {o.storage: o.free for o in place_copies(storages, times, link, moved, needs, free)}
     soon = {o.storage: o.free for o in place_copies(storages, times, link, moved, needs, tight)}
-    assert late[moved[0]] == op_of(trace, "b5")  # at the turn, not before
+    assert late[moved[0]] == op_of(trace, "b5")  # late: at the turn, not before
     assert soon[moved[0]] == op_of(trace, "f2")  # at once

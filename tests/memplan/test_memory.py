@@ -1,4 +1,4 @@
-"""The memory of a step by hand: what lives when, the peak, and what is live then."""
+"""Memory of a step by hand: lifetimes, the peak, and the live tensors at it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def use_of(trace: Trace, plan: MemoryPlan | None = None):  # type: ignore[no-unt
 
 
 def test_peak_of_a_chain_is_at_its_first_backward_op() -> None:
-    # x, a0 .. a3, g3 and what b3 makes: 7 tensors; a3 is let go after the loss, so 6 of 4 MiB are there at the peak.
+    # x, a0 .. a3, g3 and b3's result: 7 tensors; a3 is freed after the loss, so 6 of 4 MiB are live at the peak.
     trace = chain_step(4)
     use = use_of(trace)
     assert use.initial_bytes == SIZE
@@ -75,7 +75,7 @@ def test_result_of_the_step_stays_to_its_end() -> None:
 
 
 def test_offload_takes_a_storage_away_between_its_copies() -> None:
-    # a0 leaves after f1 and is back before b1: at the peak there is one tensor less.
+    # a0 leaves after f1 and is back before b1: the peak has one tensor less.
     trace = chain_step(4)
     plan = MemoryPlan(
         offloads=(

@@ -1,4 +1,4 @@
-"""Memory plans as files: they come back as they were, and one of another trace is refused."""
+"""Memory plans as files: unchanged by a round trip, and refused for another trace."""
 
 from __future__ import annotations
 

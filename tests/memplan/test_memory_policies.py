@@ -23,7 +23,7 @@ from tests.support.helpers import Step, kernel, make_trace
 from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of, storage_of, with_bytes
 
 CONV = "aten.convolution.default"
-#: A copy of 4 MiB at 50 bytes a ns.
+#: Time of a copy of 4 MiB at 50 bytes per ns.
 COPY_NS = SIZE // 50
 
 
@@ -40,7 +40,7 @@ def outcome_of(trace: Trace, policy: str, budget: int | None = None) -> Outcome:
 
 
 def moves(trace: Trace, plan: MemoryPlan) -> dict[str, tuple[str, str, str]]:
-    """Name of a tensor -> the ops after which it leaves, before which it is let go, before which it comes back."""
+    """Return tensor name -> the ops after which it leaves, before which it is freed, before which it returns."""
     names = {t.storage: t.name for t in trace.tensors}
     return {
         names[o.storage]: (trace.ops[o.after].name, trace.ops[o.free].name, trace.ops[o.back].name)
@@ -49,7 +49,7 @@ def moves(trace: Trace, plan: MemoryPlan) -> dict[str, tuple[str, str, str]]:
 
 
 def again(trace: Trace, plan: MemoryPlan) -> dict[str, list[str]]:
-    """Op before which something runs again -> what."""
+    """Return op -> what is recomputed before it."""
     return {trace.ops[redo.before].name: [trace.ops[op].name for op in redo.ops] for redo in plan.redos}
 
 
@@ -109,7 +109,7 @@ def test_caffe_keeps_every_activation_and_gradient_to_the_end() -> None:
 def test_vdnn_moves_inputs_beside_their_layer_and_back_one_layer_ahead() -> None:
     trace = chain_step(4, target=CONV)
     plan = plan_of(trace, "vdnn_all")
-    # a0 leaves beside f1, which reads it, is let go when f1 has ended, and is back beside the layer before its own.
+    # a0 leaves during f1, which reads it, is freed after f1, and is back during the layer before its own.
     assert moves(trace, plan) == {
         "a0": ("f0", "f2", "b2"),
         "a1": ("f1", "f3", "b3"),
@@ -119,7 +119,7 @@ def test_vdnn_moves_inputs_beside_their_layer_and_back_one_layer_ahead() -> None
 
 
 def test_vdnn_layer_takes_as_long_as_the_longer_of_computation_and_copy() -> None:
-    # Copies of 83.9 us are shorter than layers of 100 us: all hidden but the first one back, which the backward pass
+    # Copies of 83.9 us are shorter than layers of 100 us: all hidden except the first one back, which the backward pass
     # begins with.
     trace = chain_step(4, target=CONV)
     outcome = outcome_of(trace, "vdnn_all")
@@ -165,7 +165,7 @@ def test_layrub_comes_back_one_layer_ahead_and_waits_for_what_works_in_place() -
     assert found["a0"] == ("f0", "f2", "b2")
     assert found["a1"] == ("f1", "f3", "b3")
     in_place = chain_step(4, target="aten.native_batch_norm.x")
-    # Nothing runs beside the copy out of what batch norm has read: it starts behind the layer.
+    # Nothing overlaps with the copy out of batch norm's input: it starts after the layer.
     assert moves(in_place, plan_of(in_place, "layrub_inter"))["a0"] == ("f1", "f2", "b2")
 
 
@@ -181,7 +181,7 @@ def test_layrub_puts_the_gradient_of_the_weights_first() -> None:
 def test_checkpoint_keeps_every_third_of_nine_and_computes_what_lies_between_again() -> None:
     trace = chain_step(9)
     assert cuts(Storages.of(trace)) == [op_of(trace, f"f{i}") for i in range(9)]
-    # f2 and f5 are checkpoints; f8 would be one, but the backward pass begins behind it.
+    # f2 and f5 are checkpoints; f8 would be one, but the backward pass begins after it.
     assert again(trace, plan_of(trace, "checkpoint")) == {"b5": ["f3", "f4"], "b2": ["f0", "f1"]}
 
 
@@ -211,7 +211,7 @@ def test_superneurons_moves_results_of_convolutions_and_computes_the_rest_again(
 
 
 def test_superneurons_release_moves_the_least_recently_used_and_waits() -> None:
-    # Room for 5 tensors: x and a0 to a3. What the loss makes is the sixth: a0 has not been used for longest.
+    # Room for 5 tensors: x and a0 to a3. The loss's result is the sixth: a0 has been unused for longest.
     trace = chain_step(4)
     plan = plan_of(trace, "superneurons_release", 5 * SIZE)
     assert moves(trace, plan)["a0"] == ("f3", "loss", "b1")
@@ -221,7 +221,7 @@ def test_superneurons_release_moves_the_least_recently_used_and_waits() -> None:
 
 
 def test_layup_moves_convolutions_and_takes_the_cheaper_way_for_the_rest() -> None:
-    trace = chain_step(6, dur_ns=1_000)  # activations of 1 us: computed again sooner than copied
+    trace = chain_step(6, dur_ns=1_000)  # activations of 1 us: recomputing is faster than copying
     plan = plan_of(trace, "layup")
     assert not plan.offloads
     assert plan.redos
@@ -250,7 +250,7 @@ def test_capuchin_computes_again_what_cannot_be_swapped_in_time() -> None:
 
 
 def test_olla_finds_an_order_of_less_memory() -> None:
-    # Two branches, each with something large on the way to something small: one after the other needs less.
+    # Two branches, each with a large tensor on the way to a small one: in sequence they need less.
     steps = [
         Step("a0", "x", "a0", kernels=(kernel(1000),)),
         Step("b0", "x", "b0", kernels=(kernel(1000),)),
@@ -288,7 +288,7 @@ def test_torch_budget_saves_half_of_what_it_could() -> None:
     plan = plan_of(trace, "torch_budget")
     dropped = {storage for redo in plan.redos for storage in redo.storages}
     assert len(storages.saved) == 5
-    assert len(dropped) == 3  # two of five are no more than half of the bytes
+    assert len(dropped) == 3  # two of five are at most half of the bytes
     with pytest.raises(PlanError, match="no share keeps"):
         plan_of(trace, "torch_budget", SIZE)
 
@@ -296,7 +296,7 @@ def test_torch_budget_saves_half_of_what_it_could() -> None:
 def test_torch_offload_lets_go_of_everything_at_the_end_of_the_forward_pass() -> None:
     trace = chain_step(4)
     found = moves(trace, plan_of(trace, "torch_offload"))
-    assert set(found) == {"a0", "a1"}  # a2 is what the backward pass begins with
+    assert set(found) == {"a0", "a1"}  # a2 is where the backward pass begins
     assert {free for _, free, _ in found.values()} == {"b3"}
 
 
@@ -323,7 +323,7 @@ def test_any_policy_makes_a_plan_that_can_run(policy: str, data: st.DataObject) 
     dur_ns = data.draw(st.sampled_from((1_000, 60_000, 300_000)))
     target = data.draw(st.sampled_from((CONV, "aten.relu.default", "aten.native_batch_norm.x")))
     trace = chain_step(layers, dur_ns=dur_ns, target=target)
-    outcome = outcome_of(trace, policy)  # raises where it cannot
+    outcome = outcome_of(trace, policy)  # raises where it is impossible
     assert outcome.step_ns >= outcome_of(trace, "keep_all").step_ns
     if policy != "caffe":
         assert outcome.peak_bytes <= outcome_of(trace, "keep_all").peak_bytes + SIZE

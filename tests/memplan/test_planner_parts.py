@@ -1,4 +1,4 @@
-"""The planner's quick ways to an answer: each against the plain way, on random steps."""
+"""Shortcuts of the planner: each against the plain method, on random steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.memory_steps import graph_of
 
 @st.composite
 def steps(draw: st.DrawFn) -> Trace:
-    """A training step whose ops read several results before them, also late in the backward pass."""
+    """Draw a training step whose ops read several earlier results, also late in the backward pass."""
     count = draw(st.integers(2, 9))
     ops: list[Step] = []
     for i in range(count):
@@ -44,7 +44,7 @@ def steps(draw: st.DrawFn) -> Trace:
 def test_recomputation_by_itself_is_the_chain_from_what_is_there(trace: Trace, choices: list[set[int]]) -> None:
     storages = Storages.of(trace)
     uses = Uses.of(storages, range(len(trace.ops)))
-    again = SeparateRedos(storages, uses)  # one for all choices: what it remembers must not show
+    again = SeparateRedos(storages, uses)  # one for all choices: its cache must not show
     for choice in choices:
         gone = [s for n, s in enumerate(storages.saved) if n in choice]
         expected = []

@@ -1,4 +1,4 @@
-"""PyTorch's memory snapshots: its viewer can follow what is written, a pickle that would run something is refused."""
+"""PyTorch's memory snapshots: its viewer can read written ones, and a pickle that would run something is refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def documents() -> st.SearchStrategy[object]:
 
 
 class _Runs:
-    """What a hostile pickle would do."""
+    """Action of a hostile pickle."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -106,7 +106,7 @@ def test_same_requests_give_the_same_segments(tmp_path: Path) -> None:
 
 
 def test_what_was_there_before_recording_counts(tmp_path: Path) -> None:
-    # A block of 8 MiB freed by the first event, and one of 4 MiB that is there throughout; then 6 MiB are taken.
+    # A block of 8 MiB freed by the first event, and one of 4 MiB throughout; then 6 MiB are allocated.
     entries = [
         {"action": "free_completed", "addr": 8 * MIB, "size": 8 * MIB, "stream": 0},
         {"action": "oom", "size": 1 << 50, "device_free": 0, "stream": 0},
@@ -200,7 +200,7 @@ def test_plain_values_are_read_as_python_reads_them(protocol: int) -> None:
         (b"X\x01\x00\x00\x00\xff.", "text that is not UTF-8"),
         (b"(" * 1000 + b".", "takes a value that is not there"),
         (b"]" * 7_000_000 + b".", "values of more than 512 MiB"),
-        # Texts of these values would take more levels than Python has, and more memory than there is.
+        # Text of these values would need more levels than Python has, and more memory than available.
         (b")" + b"\x85" * 100_000 + b")\x93.", "a class without a name"),
         (b")" + b"q\x00h\x00\x86" * 60 + b")\x93.", "a class without a name"),
     ],
@@ -213,7 +213,7 @@ def test_hostile_and_broken_pickles_are_refused(tmp_path: Path, data: bytes, pro
 
 
 def test_blocks_of_all_segments_count_together(tmp_path: Path) -> None:
-    """A few kilobytes can name one list of blocks as that of a million segments."""
+    """A few kilobytes can give a million segments one list of blocks."""
     blocks = [{"size": 512, "state": "inactive"}] * 2_000
     segment = {"device": 0, "address": 0, "total_size": 0, "blocks": blocks}
     event = {"action": "alloc", "addr": 1, "size": 1}

@@ -45,7 +45,7 @@ def test_a_chain_takes_the_room_of_two() -> None:
 
 
 def test_two_streams_share_nothing_without_an_event() -> None:
-    """`a` is done with long before `d` in launch order, but nothing makes the other stream wait for that."""
+    """`a` ends long before `d` in launch order, but the other stream does not wait for that."""
     trace = make_trace([op("a", "x"), op("b", "a"), op("c", "y"), op("d", "c"), op("e", "b d")])
     one_stream, two_streams = packed(trace, [0, 0, 0, 0, 0]), packed(trace, [0, 0, 1, 1, 0])
     assert one_stream.bytes < two_streams.bytes
@@ -54,7 +54,7 @@ def test_two_streams_share_nothing_without_an_event() -> None:
 
 
 def test_an_event_that_is_there_anyway_lets_streams_share() -> None:
-    """`c` waits for `b`, and so for all that read `a`: its stream may have `a`'s bytes."""
+    """`c` waits for `b`, and so for all readers of `a`: its stream may reuse `a`'s bytes."""
     trace = make_trace([op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c")])
     arena = packed(trace, [0, 0, 1, 1])
     assert arena.offsets[storage(trace, 0)] == arena.offsets[storage(trace, 2)]

@@ -1,4 +1,4 @@
-"""Each command builds the step once, and hands it on."""
+"""Each command builds the step once, and passes it on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.helpers import build_graph, wide_trace
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The name of the trace of each step that is built."""
+    """Record the trace name of each step that is built."""
     names: list[str] = []
     build = OpGraph.build
 

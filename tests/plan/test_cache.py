@@ -1,4 +1,4 @@
-"""Whether a step may lose the L2 cache on several streams, worked out by hand, and who says so."""
+"""Risk of losing the L2 cache on several streams, worked out by hand, and its reports."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.helpers import make_hardware, make_trace, op
 H200 = load_hardware("h200")
 #: Bytes of each tensor below.
 KIB = 1024
-#: One input, and four results, of which two are needed at a time.
+#: One input, and four results, of which two are live at a time.
 STEPS = [op("a", "x", "p"), op("b", "p", "q"), op("c", "q", "r"), op("d", "r x", "s")]
 
 
 def with_cache(l2_bytes: int, **fields: float) -> HardwareModel:
-    """Round hardware with so large an L2 cache; `fields` are of its uncertainty."""
+    """Return round hardware with an L2 cache of this size; `fields` are of its uncertainty."""
     model = make_hardware()
     return msgspec.structs.replace(
         model,
@@ -34,7 +34,9 @@ def with_cache(l2_bytes: int, **fields: float) -> HardwareModel:
 
 
 def test_memory_that_a_step_touches_is_that_of_the_hand_worked_example() -> None:
-    """x lasts; p and q, q and r, r and s are there together; p, q, r and s have memory of their own at most."""
+    """x lives throughout; p and q, q and r, r and s are live together; at most, p, q, r and s have memory of
+    their own.
+    """
     found = touched(make_trace(STEPS, elements=KIB // 4))
     assert found == Touched(lasting_bytes=KIB, one_stream_bytes=3 * KIB, at_most_bytes=5 * KIB)
 
@@ -46,7 +48,7 @@ def test_step_may_lose_a_cache_that_holds_it_on_one_stream_and_not_at_most(usabl
 
 
 def test_of_the_bundled_steps_only_googlenet_inference_may_lose_the_cache() -> None:
-    """Its 27 MB of parameters stay in 60 MiB; Inception-v3's 97 MB never do, SqueezeNet's 26 MB in all always do."""
+    """Its 27 MB of parameters stay in 60 MiB; Inception-v3's 97 MB never do, SqueezeNet's 26 MB in total always do."""
     found = {
         name: may_lose_cache(load_trace(name), H200.memory)
         for name in ("googlenet-infer-b1", "inception_v3-infer-b1", "squeezenet1_1-infer-b1", "googlenet-train-b8")
@@ -62,7 +64,7 @@ def test_interval_of_a_step_that_may_lose_the_cache_is_longer_on_the_slow_side()
 
 
 def test_interval_of_other_kernels_is_longer_on_the_slow_side_on_one_stream_too() -> None:
-    """They are timed apart from the step, and those that came out fast are chosen: 10 % more, on top of the cache's."""
+    """They are timed outside the step, and those that came out fast are chosen: 10 % more, on top of the cache's."""
     model = with_cache(1, sequential_frac=0.0, schedule_frac=0.2, cache_frac=0.1, variants_frac=0.1)
     assert model.interval_ns(1000, 1, may_lose_cache=True, other_kernels=True) == (1000, 1100)
     assert model.interval_ns(1000, 2, may_lose_cache=False, other_kernels=True) == (833, 1375)
@@ -75,7 +77,7 @@ def test_interval_of_other_kernels_is_longer_on_the_slow_side_on_one_stream_too(
 
 
 def test_gain_that_the_cache_may_cost_is_none_to_recommend() -> None:
-    """Wide enough for 2 to win 5 %, and 10 % may be lost: what is written down is what the verdict says to keep."""
+    """Wide enough for 2 streams to win 5 %, but 10 % may be lost: the sequential schedule is kept."""
     sequential = Row("sequential", 1, 1000, 1.0, 0, Schedule((), ()))
     on_two = Row("wavefront", 2, 950, 1000 / 950, 0, Schedule((), ()))
     model = with_cache(1, schedule_frac=0.0, cache_frac=0.1)
@@ -84,7 +86,7 @@ def test_gain_that_the_cache_may_cost_is_none_to_recommend() -> None:
 
 
 def test_verdict_says_what_the_cache_may_cost() -> None:
-    """2.00x, less a tenth: 1.82x at worst. On one stream there is nothing to lose."""
+    """2.00x, less a tenth: 1.82x at worst. One stream loses nothing."""
     model = with_cache(round(3 * KIB / USABLE_SHARE) + 1, schedule_frac=0.0, cache_frac=0.1)
     graph = OpGraph.build(make_trace(STEPS, elements=KIB // 4), model)
     assert graph.may_lose_cache

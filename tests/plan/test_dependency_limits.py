@@ -1,4 +1,4 @@
-"""Dependencies that a small file can have more of than memory has room for: refused once there are too many."""
+"""A small file can have more dependencies than memory holds: it is refused once there are too many."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.support.helpers import Step, build_graph, make_trace, op, view
 
 
 def handed_on(makers: int, users: int) -> list[Step]:
-    """Kernels, a view of them all, and kernels that each need it."""
+    """Make kernels, a view of them all, and kernels that each need it."""
     made = [op(f"m{n}", "x") for n in range(makers)]
     return [*made, view("all", " ".join(f"m{n}" for n in range(makers))), *(op(f"u{n}", "all") for n in range(users))]
 
 
 def test_view_hands_on_all_that_it_needs_and_that_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 for the view, and 30 for each user and as many on its way."""
+    """30 for the view, and 30 for each user and as many in passing."""
     monkeypatch.setattr(op_graph, "FREE_DEPENDENCIES", 30 + 2 * 30 * 40)
     monkeypatch.setattr(op_graph, "MAX_DEPENDENCIES_PER_OP", 1)
     graph = build_graph(make_trace(handed_on(30, 40)))
@@ -37,7 +37,7 @@ def test_a_large_step_may_have_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chain_of_views_of_everything_ends_at_the_limit() -> None:
-    """A file of 300 kB: each view looks at the one before, and all at 2,000 kernels."""
+    """A file of 300 kB: each view refers to the one before, and all to 2,000 kernels."""
     steps = [op(f"m{n}", "x") for n in range(2000)]
     steps += [view("v0", " ".join(f"m{n}" for n in range(2000)))]
     steps += [view(f"v{n}", f"v{n - 1}") for n in range(1, 1500)]

@@ -1,4 +1,4 @@
-"""The eager step as the engine predicts it: the host's pace, the GPU's, and which of them holds the other up."""
+"""The predicted eager step: the host's pace, the GPU's, and the slower of the two."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.helpers import build_graph, kernel, make_hardware, make_trace
 
 
 def host_bound(host_ns: int, dur_ns: int, ops: int = 3) -> Trace:
-    """A chain of `ops` kernels."""
+    """Make a chain of `ops` kernels."""
     steps = [replace(op(f"a{i}", f"a{i - 1}" if i else "x", dur_ns=dur_ns), host_ns=host_ns) for i in range(ops)]
     return make_trace(steps)
 

@@ -1,4 +1,4 @@
-"""SM partitions: what can be had, each a GPU in small, the same on both engines, whole groups from the driver."""
+"""SM partitions: possible sizes, each like a small GPU, equal on both engines, whole groups from the driver."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from tests.support.helpers import (
 )
 
 MODES: tuple[LaunchMode, ...] = ("graph", "stream")
-#: SMs shared out as one pool, and one by one.
+#: Pooled and block-level SMs.
 EXPONENTS = (0.0, 0.55)
 
 
@@ -112,7 +112,7 @@ def test_more_partitions_than_any_gpu_has_are_refused() -> None:
 
 
 def alone(blocks: int, sms: int, dram_bytes: float = 0.0) -> tuple[float, float]:
-    """Time and demand for threads of a kernel of 1024-thread blocks, two an SM, that takes 10,000 ns on the GPU."""
+    """Return time and thread demand of a kernel of 1024-thread blocks, two per SM, that takes 10,000 ns on the GPU."""
     trace = make_trace([op("a", "x", dur_ns=10_000, blocks=blocks)])
     (made,) = build_graph(trace).tasks[0]
     made = msgspec.structs.replace(made, dram_bytes=dram_bytes)
@@ -152,7 +152,7 @@ def test_more_sms_never_take_longer_and_all_take_what_was_measured(blocks: int, 
 
 
 def test_kernels_in_two_partitions_neither_share_nor_wait() -> None:
-    """By hand: beside each other in one partition the younger is slowed and the third waits; in two, nobody is."""
+    """By hand: in one partition the younger is slowed and the third waits; in two, neither happens."""
     hardware = make_hardware(slowdown=0.8)
     together = plan(task(1000, 1.0, queue=0), task(1000, 1.0, queue=1))
     apart = plan(task(1000, 1.0, queue=0), task(1000, 1.0, queue=1, partition=1))
@@ -160,13 +160,13 @@ def test_kernels_in_two_partitions_neither_share_nor_wait() -> None:
     assert FastEngine().run(apart, hardware).end_ns == (1000, 1000)
     three = plan(
         task(1000, 0.5, queue=0), task(900, 0.5, queue=1), task(900, 0.5, queue=2, partition=1)
-    )  # the third is the elder of its own partition
+    )  # the third is the oldest of its own partition
     assert FastEngine().run(three, hardware).end_ns == ReferenceEngine().run(three, hardware).end_ns
     assert FastEngine().run(three, hardware).end_ns[2] == 900
 
 
 def test_partitions_share_the_bandwidth() -> None:
-    """Two kernels that each use all of it take twice their time, wherever they run."""
+    """Two kernels that each use all of it take twice their time, in any partition."""
     busy = {"dram_bytes": 1e6}
     apart = plan(task(1000, 1.0, queue=0, **busy), task(1000, 1.0, queue=1, partition=1, **busy))
     for engine in (FastEngine(), ReferenceEngine()):
@@ -194,7 +194,7 @@ def test_residency_over_time_is_a_share_of_the_whole_gpu(sharing: float) -> None
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Trace, list[list[int]], list[list[int]], tuple[Partition, ...]]:
-    """A trace, schedules on four streams, and partitions that name some of these or all."""
+    """Draw a trace, schedules on four streams, and partitions that name some or all of these."""
     made = draw(traces(10))
     several = [draw(schedules(made, max_streams=4)) for _ in range(2)]
     partitions = draw(
@@ -328,7 +328,7 @@ def test_usual_splits_can_be_had_for_any_number_of_streams(streams: int) -> None
 
 
 def test_explore_reports_partitions_and_their_rows_replay_as_predicted() -> None:
-    """Each row of a split is simulated with its partitions; without any, nothing is said of them."""
+    """Each row of a split is simulated with its partitions; without any, partitions are not mentioned."""
     trace = wide_trace(4, 20_000, 2, graph_ns=200_000)
     hardware = make_hardware(chain_ns=400, slowdown=0.8)
     found = explore(
@@ -365,7 +365,7 @@ def test_command_says_what_partitions_gain_or_that_they_do_not(tmp_path: Path) -
 
 # --- On the GPU, up to its edge ---
 
-#: What an H200 says: its GPCs have 16 or 18 SMs, of which groups of 8 leave some over.
+#: Groups of an H200: its GPCs have 16 or 18 SMs, so groups of 8 leave some over.
 GROUPS = runtime.SmGroups(sms=132, group_sms=8, count=15, left_sms=12)
 
 
@@ -391,7 +391,7 @@ def test_sizes_that_groups_do_not_make_are_refused(sizes: tuple[int, ...]) -> No
 
 
 class FakeDriver:
-    """Answers the calls of the CUDA driver as an H200 does; `refuse` names the call that fails."""
+    """Stand-in that answers CUDA driver calls as an H200 does; `refuse` names the failing call."""
 
     def __init__(self, refuse: str = "") -> None:
         self.refuse = refuse

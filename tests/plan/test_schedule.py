@@ -1,4 +1,4 @@
-"""Schedules: files round trip, illegal ones are refused with the place, unknown names say what there is."""
+"""Schedules: files round trip, illegal ones are refused with the place, unknown names list the known ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events and releases of a schedule, held against an independent model of streams: happens-before by brute force."""
+"""Events and releases of a schedule, against an independent model of streams: happens-before by brute force."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sync_of(trace: Trace, streams: Sequence[int], order: Sequence[int] | None = 
 def happens_before(
     trace: Trace, order: Sequence[int], streams: Sequence[int], waits: Sequence[Sequence[int]]
 ) -> dict[int, set[int]]:
-    """For each op that works on the GPU, the ops whose end it comes after: stream order and waits, transitively."""
+    """Return, for each GPU op, the ops that must have ended before it: by stream order and waits, transitively."""
     place = {op: position for position, op in enumerate(order)}
     last: dict[int, int] = {}
     direct: list[list[int]] = []
@@ -38,7 +38,7 @@ def happens_before(
 
 
 def needed(trace: Trace) -> dict[int, set[int]]:
-    """For each op that works on the GPU, all working ops that must have ended before it, directly or not."""
+    """Return, for each GPU op, all GPU ops that it depends on, directly or not."""
     closure = ancestors(dependencies(trace))
     working = {index for index, found in enumerate(trace.ops) if works(found)}
     return {index: closure[index] & working for index in working}
@@ -73,7 +73,7 @@ def test_fork_and_join_take_one_event_each() -> None:
 
 
 def test_wait_that_an_earlier_wait_implies_is_not_repeated() -> None:
-    # b on stream 1 waits for a; c behind it on stream 1 needs a too, and knows already.
+    # b on stream 1 waits for a; c behind it on stream 1 needs a too, and needs no further wait.
     trace = make_trace([op("a", "x"), op("b", "a"), op("c", "a b")])
     assert sync_of(trace, [0, 1, 1]).waits == ((), (0,), ())
 
@@ -115,7 +115,7 @@ def test_dependency_through_a_view_is_waited_for_at_the_op_that_made_the_memory(
 
 
 def test_storage_is_released_on_its_own_stream_once_its_users_are_known_to_have_ended() -> None:
-    # a is made on 0 and read by b on 1; stream 0 knows of b's end at d only.
+    # a is made on 0 and read by b on 1; stream 0 learns of b's end at d only.
     trace = make_trace([op("a", "x"), op("b", "a"), op("c", "y"), op("d", "b c")], outputs="d")
     storage = {tensor.name: tensor.storage for tensor in trace.tensors}
     sync = sync_of(trace, [0, 1, 0, 0])
@@ -204,7 +204,7 @@ def test_everything_has_ended_before_the_end_of_stream_0_and_no_end_is_superfluo
 
 @given(traces_with_schedules())
 def test_each_stream_starts_after_the_step_does(case: Scheduled) -> None:
-    """A capture takes in only streams that wait for one already in it: by a root's wait or a wait of their first op."""
+    """A capture includes only streams that wait for one already in it: by a root's wait or a wait of their first op."""
     trace, order, streams = case
     sync = sync_of(trace, streams, order)
     begun = {0}
@@ -234,7 +234,7 @@ def test_memory_is_released_once_on_its_own_stream_and_after_all_who_use_it(case
             assert storage not in released
             released.add(storage)
             working = [user for user in users[storage] if works(trace.ops[user])]
-            # The owner is the stream that allocated it: what it gives back, only it takes again, after `next_op`.
+            # The owner is the stream that allocated it: only the owner reuses it, after `next_op`.
             assert streams[working[0]] == streams[next_op]
             assert works(trace.ops[next_op])
             assert set(working) <= known[next_op]
@@ -243,7 +243,7 @@ def test_memory_is_released_once_on_its_own_stream_and_after_all_who_use_it(case
 
 @given(traces_with_schedules())
 def test_on_one_stream_every_storage_is_released_before_the_op_after_its_last_user(case: Scheduled) -> None:
-    """Nothing is held longer than needed: the releases are those of a run that frees as soon as it may."""
+    """Nothing is held longer than needed: the releases are those of a run that frees as early as possible."""
     trace, order, _ = case
     sync = sync_of(trace, [0] * len(order), order)
     kept = kept_storages(trace)

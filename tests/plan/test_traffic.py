@@ -1,4 +1,6 @@
-"""What kernels move through L2 and issue where nothing counted it: by hand, and against counters of a real step."""
+"""Estimates of a kernel's L2 traffic and instructions without counters: by hand, and against counters of a real
+step.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def launch(name: str, grid: tuple[int, int, int] = (1, 1, 1), threads: int = 128
 def one_op(
     target: str, reads: list[tuple[int, ...]], made: tuple[int, ...], *kernels: Kernel, args: tuple[Any, ...] = ()
 ) -> Trace:
-    """A trace of one op, with tensors of the shapes given."""
+    """Make a trace of one op, with tensors of the given shapes."""
     names = " ".join(f"t{place}" for place in range(len(reads)))
     trace = make_trace([Step("op", names, "y", target=target, kernels=kernels, args=args)])
     tensors = (msgspec.structs.replace(t, shape=shape) for t, shape in zip(trace.tensors, (*reads, made), strict=True))
@@ -178,14 +180,14 @@ def test_kernels_of_hopper_and_of_two_bytes_make_more_of_an_instruction() -> Non
 
 
 def test_streaming_kernels_share_the_tensors_of_their_op_by_time() -> None:
-    """A fill of 1 us and the kernel proper of 3 us: a quarter and three quarters of what the op reads and writes."""
+    """A fill of 1 us and the main kernel of 3 us: a quarter and three quarters of the op's reads and writes."""
     kernels = (launch("elementwise_kernel", dur_ns=1000), launch("max_pool_backward", dur_ns=3000))
     trace = one_op("aten.pool.default", [(1000,)], (3000,), *kernels)
     assert [found.moved_bytes for found in features(trace, trace.ops[0], kernels)] == [4000, 12_000]
 
 
 def test_fill_writes_what_its_op_writes_or_what_its_threads_can() -> None:
-    """16 values a thread; a kernel that fills one counter of a large op moves little."""
+    """16 values per thread; a kernel that fills one counter of a large op moves little."""
     name = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)"
     for blocks, moved_bytes in ((1, 16 * 128 * 4), (1000, 4 * 100_000)):
         trace = one_op("aten.pool.default", [(1000,)], (100_000,), launch(name, (blocks, 1, 1)))
@@ -216,7 +218,7 @@ def test_layout_change_moves_no_more_than_its_blocks_can_or_its_op_has() -> None
 
 
 def test_nothing_moves_or_issues_faster_than_the_gpu() -> None:
-    """A kernel that the estimate would have do more in its time than an H200 can."""
+    """The estimate of a kernel is limited to an H200's capability in its time."""
     shape = (1 << 24,)
     (counters,) = op_counters(
         trace := one_op("aten.relu.default", [shape], shape, launch("elementwise_kernel", (65_536, 1, 1), dur_ns=10)),
@@ -248,7 +250,7 @@ def test_counters_come_before_estimates() -> None:
 
 
 def test_pairs_are_told_what_they_ask_of_l2_and_issue_slots_on_the_gpu_of_the_constants() -> None:
-    """`gpusim explain --ops` has both, which its cause "issue and L2" does not tell apart."""
+    """`gpusim explain --ops` has both, which its cause "issue and L2" does not separate."""
 
     def needs(hardware: str) -> tuple[dict[str, Any], str]:
         words = ["explain", str(COUNTED), "--policy", "sequential", "--ops", "convolution_5,convolution_7", "--json"]

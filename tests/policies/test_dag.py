@@ -1,4 +1,4 @@
-"""Graphs that policies share: transitive reduction, maximum matching, chains; held against plain definitions."""
+"""Graph functions that policies share: transitive reduction, maximum matching, chains; against plain definitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.helpers import ancestors, build_graph, make_trace, op, view
 
 @st.composite
 def dags(draw: st.DrawFn, max_nodes: int = 10) -> Dag:
-    """A random graph whose edges all go from smaller to larger numbers."""
+    """Draw a random graph whose edges all go from smaller to larger numbers."""
     count = draw(st.integers(0, max_nodes))
     return Dag(
         tuple(tuple(sorted(draw(st.sets(st.integers(0, n - 1), max_size=4)))) if n else () for n in range(count))
@@ -25,14 +25,14 @@ def dags(draw: st.DrawFn, max_nodes: int = 10) -> Dag:
 
 @st.composite
 def bipartite(draw: st.DrawFn, size: int = 7) -> tuple[list[list[int]], int]:
-    """Edges of each left node, and the number of right nodes."""
+    """Draw edges of each left node, and the number of right nodes."""
     right = draw(st.integers(1, size))
     nodes = st.lists(st.integers(0, right - 1), unique=True, max_size=right)
     return draw(st.lists(nodes, max_size=size)), right
 
 
 def maximum_matching(edges: Sequence[Sequence[int]], right: int) -> list[int]:
-    """The matching of a graph given by lists."""
+    """Return the matching of a graph given by lists."""
     return match_masks([mask_of(nodes) for nodes in edges], right)
 
 
@@ -49,7 +49,7 @@ def test_views_hand_their_dependencies_on_and_are_no_nodes() -> None:
 
 
 def test_reduction_drops_the_edge_that_a_longer_path_implies() -> None:
-    # 0 -> 1 -> 2 -> 3, and 0 -> 2, 0 -> 3, 1 -> 3 beside it
+    # 0 -> 1 -> 2 -> 3, with 0 -> 2, 0 -> 3, 1 -> 3
     assert Dag(((), (0,), (0, 1), (0, 1, 2))).reduced.preds == ((), (0,), (1,), (2,))
 
 
@@ -90,7 +90,7 @@ def test_matching_leaves_out_who_has_no_edge() -> None:
 
 
 def plain_matching_size(edges: list[list[int]], right: int) -> int:
-    """By trying every choice for every left node."""
+    """Try every choice for every left node."""
     sizes = {0: 0}  # set of right nodes taken -> size
     for choices in edges:
         found = dict(sizes)

@@ -1,4 +1,4 @@
-"""IOS: units and blocks, the cost of a stage, the dynamic program against trying everything."""
+"""IOS: units and blocks, the cost of a stage, the dynamic program against enumeration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def conv(name: str, reads: str, groups: int = 1, dur_ns: int = 1000) -> Step:
 
 
 def named(graph: OpGraph, units: Units) -> list[str]:
-    """The names of each unit's ops."""
+    """Return the names of each unit's ops."""
     return [" ".join(graph.trace.ops[index].name for index in unit) for unit in units.ops]
 
 
@@ -184,7 +184,7 @@ def test_stage_takes_what_the_engine_makes_of_its_groups(
 def test_compiled_search_finds_and_times_the_stages_that_the_plain_cost_gives(
     trace: Trace, hardware: HardwareModel, max_group: int, grids: int
 ) -> None:
-    """The cost of a stage is written twice: equal stages at equal times, to the last bit."""
+    """The cost of a stage is implemented twice: equal stages at equal times, to the last bit."""
     limits = msgspec.structs.replace(hardware.limits, resident_grids=grids)
     graph = OpGraph.build(trace, msgspec.structs.replace(hardware, limits=limits))
     units = units_of(graph)
@@ -214,7 +214,7 @@ def test_more_room_is_made_for_sets_where_it_is_needed(monkeypatch: pytest.Monke
 
 
 def made_up_cost(seed: int) -> Callable[[Sequence[Sequence[Task]], HardwareModel], float]:
-    """A cost that has nothing to do with time, only with which ops are in the stage."""
+    """A cost unrelated to time, which depends only on the ops in the stage."""
 
     def cost(groups: Sequence[Sequence[Task]], hardware: HardwareModel) -> float:
         ops = sorted(each.op for group in groups for each in group)
@@ -226,7 +226,7 @@ def made_up_cost(seed: int) -> Callable[[Sequence[Sequence[Task]], HardwareModel
 def least_cost(
     dag: Dag, state: frozenset[int], cost: Callable[[frozenset[int]], float], max_group: int, max_groups: int
 ) -> float:
-    """The least cost of any sequence of stages, by trying every subset as the last one."""
+    """Return the least cost of any sequence of stages, by trying every subset as the last one."""
     if not state:
         return 0.0
     nodes = sorted(state)
@@ -242,7 +242,7 @@ def least_cost(
 
 
 def connected(dag: Dag, nodes: frozenset[int]) -> list[set[int]]:
-    """The parts of `nodes` that edges connect."""
+    """Return the connected components of `nodes`."""
     parts: list[set[int]] = []
     for node in sorted(nodes):
         near = {p for p in dag.preds[node] if p in nodes}
@@ -309,7 +309,7 @@ def test_block_that_is_too_large_is_searched_with_smaller_groups_and_then_in_pie
     units = units_of(graph)
 
     def sizes() -> tuple[int, int]:
-        """Units of the largest group and of the largest stage; every unit is in one stage."""
+        """Return the units of the largest group and of the largest stage; every unit is in one stage."""
         stages = ios_stages(graph, units, 8)
         assert sorted(node for stage in stages for group in stage for node in group) == list(range(12))
         return (

@@ -1,4 +1,4 @@
-"""Policies: every schedule is legal, and each system's own rule shows in a case small enough to see it."""
+"""Policies: every schedule is legal, and each system's own rule shows in a small case."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_ops_of_several_kernels_run_in_one_piece() -> None:
 @settings(max_examples=60)
 @given(traces(), hardware_models(), st.integers(1, 6))
 def test_list_schedulers_own_makespan_is_near_the_engines(trace: Trace, hardware: HardwareModel, streams: int) -> None:
-    """With several streams its gaps are those of a graph with branches, even where the schedule turns out a line."""
+    """With several streams its gaps are those of a graph with branches, even where the schedule is a single chain."""
     graph = OpGraph.build(trace, hardware)
     made = list_schedule(graph, streams, graph.bottom_ns, 0.0)
     if streams > 1:
@@ -205,7 +205,7 @@ def test_list_schedulers_own_makespan_is_the_engines_where_no_op_is_held_back_an
 
 
 def test_list_schedulers_own_makespan_is_an_estimate_where_sms_are_shared_one_by_one() -> None:
-    """The bundled models share SMs one by one; the list scheduler sees one pool."""
+    """The bundled models have block-level SMs; the list scheduler sees one pool."""
     graph = OpGraph.build(load_trace("googlenet-infer-b1"), load_hardware("h200"))
     made = list_schedule(graph, 4, graph.bottom_ns, 0.0)
     expected = makespan_ns(graph, made.schedule)

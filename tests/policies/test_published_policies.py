@@ -1,4 +1,4 @@
-"""Published systems: the rule of each in a case small enough to work out by hand, and what holds for all of them."""
+"""Published systems: the rule of each in a case worked out by hand, and common properties of all."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def conv(name: str, reads: str, blocks: int = 1, groups: int = 1) -> Step:
 
 @st.composite
 def training_traces(draw: st.DrawFn) -> Trace:
-    """A random trace whose ops have phases: in order mostly, as a step has them, or any."""
+    """Draw a random trace whose ops have phases: mostly in order, as in a step, or any."""
     trace = draw(traces())
     phases = draw(st.lists(st.sampled_from(PHASES), min_size=len(trace.ops), max_size=len(trace.ops)))
     if draw(st.integers(0, 3)):
@@ -254,7 +254,7 @@ def test_only_a_convolution_in_groups_is_depthwise() -> None:
 
 
 def paths_trace() -> Trace:
-    """Three short ops in a row beside two long ones."""
+    """Make three short ops in a row next to two long ones."""
     steps = [op("s0", "x", dur_ns=10), op("l0", "x", dur_ns=900), op("s1", "s0", dur_ns=10)]
     return make_trace([*steps, op("l1", "l0", dur_ns=900), op("s2", "s1", dur_ns=10), op("t", "x", dur_ns=10)])
 
@@ -277,7 +277,7 @@ def test_torchsched_keeps_views_with_their_base() -> None:
 
 
 def guessed_trace() -> Trace:
-    """Two products of which one waits, and short ops; real times are the other way round."""
+    """Make two products of which one waits, and short ops; real times are the other way round."""
     return make_trace([product("a", "x"), op("b", "x", dur_ns=900), op("c", "b"), product("d", "b"), op("e", "a d")])
 
 

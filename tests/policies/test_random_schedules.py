@@ -1,4 +1,4 @@
-"""Schedules by lot: always legal, the same for the same seed, and of every kind there is."""
+"""Random schedules: always legal, the same for the same seed, and of every kind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_same_seed_and_number_give_the_same_schedule(trace: Trace, number: int, 
 
 
 def test_schedule_of_a_seed_does_not_change_from_version_to_version() -> None:
-    """Results name schedules by seed and number; drawing others under the same name would confuse them."""
+    """Results name schedules by seed and number, so these must not change meaning."""
     graph = build_graph(make_trace([op(f"a{i}", "x") for i in range(5)]))
     assert random_schedule(graph, 3, 7).order == (2, 0, 1, 3, 4)
     assert random_schedule(graph, 3, 7).streams == (5, 5, 1, 0, 5)
@@ -60,7 +60,7 @@ def test_every_stream_count_comes_with_every_stickiness() -> None:
 
 @pytest.mark.parametrize(("number", "stickiness"), [(0, 0.0), (1, 0.6), (2, 0.9)])
 def test_ops_stay_on_their_predecessors_stream_as_often_as_said(number: int, stickiness: float) -> None:
-    """In a chain of 400, on n streams: sticky, or by lot on the same one all the same."""
+    """In a chain of 400, on n streams: sticky, or on the same one by chance."""
     graph = build_graph(chain_trace(400))
     streams = STREAMS[number % len(STREAMS)]
     found = random_schedule(graph, number, 0).streams

@@ -1,4 +1,4 @@
-"""TurboDL's planned clock on steps in which many ops are ready at once: as if it looked at each of them every time."""
+"""TurboDL's planned clock on steps with many ready ops: equal to the rule that checks each of them every time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.engine.test_wide_lists import wide_graph
 
 
 class LooksAtAll(_Clock):
-    """The rule as it is written: at every event all ready ops by priority, from a list made anew."""
+    """The rule as written: at every event all ready ops by priority, from a new list."""
 
     def _is_ready(self, op: int) -> None:
         heapq.heappush(self.ready.setdefault(self._alike(op), []), (-self.graph.bottom_ns[op], op))

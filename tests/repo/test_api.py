@@ -1,4 +1,4 @@
-"""The Python front door: its names, what they cost to import, what they take, give and refuse."""
+"""The Python front door: names, import cost, arguments, results and refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def best(step: gpusim.Step) -> gpusim.Explored:
 
 
 def fresh(code: str) -> str:
-    """What `code` prints in a new interpreter."""
+    """Return the output of `code` in a new interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
@@ -420,7 +420,7 @@ except gpusim.OptionError:
 
 
 def test_library_speaks_of_no_options() -> None:
-    """A message may name a command with its options, or an option with what it is in Python; no option alone."""
+    """A message may name a command with its options, or an option with its Python counterpart; no option alone."""
     wrong = []
     for path in (ROOT / "gpusim").rglob("*.py"):
         if {"cli", "figures", "sweep"} & set(path.parts):

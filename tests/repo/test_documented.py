@@ -1,4 +1,4 @@
-"""What docs say of the code agrees with it: files, layers, headings and the numbers that they quote."""
+"""Agreement of docs and code: files, layers, headings and quoted numbers."""
 
 from __future__ import annotations
 

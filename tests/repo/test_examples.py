@@ -1,4 +1,4 @@
-"""The examples, the notebook and the quickstart: all of their code runs as it is printed."""
+"""Examples, notebook and quickstart: all of their code runs as printed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_script_runs_is_short_and_uses_the_front_door_alone(script: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert done.stderr == ""
-    if script.stem == "your_own_model":  # for a GPU, and there is none
+    if script.stem == "your_own_model":  # needs a GPU
         assert done.stdout.startswith("skipped: no GPU: ")
         assert done.stdout.count("\n") == 1
     if script.stem == "export_to_perfetto":

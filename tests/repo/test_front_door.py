@@ -1,4 +1,4 @@
-"""What the dashboard reaches: the front door and what shows results, and nothing beneath them."""
+"""The dashboard imports only the front door and the reports, and nothing below them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "app"
-#: The front door, what shows results, and what every layer may use.
+#: Modules for the dashboard: the front door, the reports, and what every layer may use.
 OPEN = (
     "gpusim.api",
     "gpusim.defaults",
@@ -44,9 +44,9 @@ def test_dashboard_explores_simulates_and_finds_limits_through_the_front_door() 
 
 # --- One default, one definition ---
 
-#: Parameters and fields that mean the same everywhere; their defaults stand in `gpusim.defaults`.
+#: Parameters and fields with one meaning everywhere; their defaults are in `gpusim.defaults`.
 WATCHED = {"streams", "seed", "budget_s", "engine", "policy", "hardware", "launch"}
-#: Of the same name, and something else: streams of a profile or of a microbenchmark, the search of a recipe's cases.
+#: Same names with another meaning: streams of a profile or of a microbenchmark, the search of a recipe's cases.
 OTHERS = {
     ("gpusim/formats/trace.py", "streams"),
     ("gpusim/gpu/calibrate/microbench.py", "streams"),
@@ -55,7 +55,7 @@ OTHERS = {
 
 
 def literal_defaults(path: Path) -> set[str]:
-    """Watched names of a module's parameters and fields whose default is a number or a text of its own."""
+    """Return watched names of a module's parameters and fields whose default is a literal number or text."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         pairs: list[tuple[str, ast.expr | None]] = []

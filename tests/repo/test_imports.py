@@ -1,4 +1,4 @@
-"""What importing gpusim costs and does: little, and nothing besides importing."""
+"""Importing gpusim is cheap and has no side effects."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ print(json.dumps(report))
 
 
 def probe(modules: list[str], folder: Path) -> dict[str, list[str]]:
-    """What importing `modules` in a new interpreter loads, writes and changes; `folder` is its home and temporary."""
+    """Return what importing `modules` in a new interpreter loads, writes and changes; `folder` is its home and
+    temporary.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": str(PACKAGE.parent),
@@ -125,7 +127,7 @@ def test_public_names_exist(name: str) -> None:
 
 
 def test_figures_have_pandas_before_they_draw() -> None:
-    """Two sessions of the dashboard drew while pandas was being imported: plotly took the half of it for the whole."""
+    """If two sessions draw while pandas is being imported, plotly takes the partial module for the whole."""
     words = (
         "import sys, gpusim.report.figures; print('plotly' in sys.modules, hasattr(sys.modules['pandas'], 'Series'))"
     )

@@ -1,4 +1,4 @@
-"""The manual: plain sentences, a word budget, and parts that scripts keep up to date."""
+"""The manual: plain sentences, a word budget, and generated parts that are up to date."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def test_rules_page_has_every_constant_of_launches_and_contention() -> None:
     assert [name for name in names if name not in page] == []
 
 
-#: A command and the part of its output that the page of the command shows.
+#: A command and the part of its output on the command's page.
 EXAMPLE = re.compile(r"```sh\n(gpusim [^\n]*)\n```\n\n```\n(.*?)\n```", re.DOTALL)
-#: Commands whose output has no measured seconds in it, and which take no results file.
+#: Commands whose output has no measured seconds, and which take no results file.
 REPEATABLE = ("explain", "explore", "hardware", "limits", "policies", "simulate", "traces", "whatif")
 
 
 def plain(text: str) -> str:
-    """The text without the bars of tables, words one space apart."""
+    """Return the text without table bars, with single blanks."""
     return " ".join(re.sub(r"[^\x00-\x7f]", " ", text).split())
 
 

@@ -1,4 +1,4 @@
-"""What-if on a GPU that a trace was not captured on: times scale with the trend, kernels are cut to fit."""
+"""What-if on a GPU other than the trace's: times scale with the trend, kernels are fitted to its limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_kernel_bound_by_dram_scales_with_bandwidth() -> None:
 
 
 def full_work(hardware: HardwareModel, blocks: int, tensor: bool) -> Arithmetic:
-    """As much as the SMs of `big_kernel` can compute in its 10 us."""
+    """Return the work that the SMs of `big_kernel` can compute in its 10 us."""
     peak = hardware.rates.tf32 if tensor else hardware.rates.fp32
     return Arithmetic(10_000 * peak * min(1.0, blocks / hardware.limits.sms), tensor)
 
@@ -104,7 +104,7 @@ def test_clock_is_that_of_the_data_sheet(name: str) -> None:
 
 
 def test_small_training_step_on_an_older_gpu_is_slower_by_a_believable_factor() -> None:
-    """A V100 has a fifth of an H200's bandwidth, a quarter of its FP32 peak, 3/4 of its clock: no 28 times slower."""
+    """A V100 has a fifth of an H200's bandwidth, a quarter of its FP32 peak, 3/4 of its clock: not 28 times slower."""
     trace = load_trace("googlenet-train-b8")
     times = {}
     for name in ("h200", "v100"):
@@ -127,7 +127,7 @@ def test_steps_scaled_to_other_gpus_are_near_what_others_measured_there() -> Non
 
 
 def test_operations_of_a_network_are_those_known_of_it() -> None:
-    """VGG-16 has 15.5 billion multiply-adds an image of 224 x 224 (Simonyan and Zisserman, 2015)."""
+    """VGG-16 has 15.5 billion multiply-adds per image of 224 x 224 (Simonyan and Zisserman, 2015)."""
     trace = load_trace("vgg16-infer-b1")
     flops = sum(work.flops for op in trace.ops for work in arithmetic(trace, op, op.kernels))
     assert flops == pytest.approx(2 * 15.5e9, rel=0.02)

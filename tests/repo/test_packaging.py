@@ -1,4 +1,4 @@
-"""What is promised about the package agrees with itself."""
+"""Metadata of the package is consistent."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_tests_do_not_install_torch() -> None:
 
 
 def test_what_recipes_need_and_measured_stays_in_few_files() -> None:
-    """Traces of a recipe are one set (`scripts/pack_traces.py`), and tables of results are made when they are read."""
+    """Traces of a recipe are one set (`scripts/pack_traces.py`), and tables of results are made on reading."""
     tracked = [path for path in (ROOT / "validate").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert len([path for path in tracked if path.suffix != ".md"]) <= 90

@@ -1,4 +1,4 @@
-"""README and docs agree with the files they speak of."""
+"""README and docs agree with the files they describe."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\s]+)`")
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
-#: A path of this repository; one with a capitalised word, such as hwmodels/NAME.json, stands for any.
+#: A path of this repository; a capitalised word, as in hwmodels/NAME.json, stands for any name.
 OWN_PATH = re.compile(r"^(?:gpusim|hwmodels|traces|validate|scripts|docs|research|tests|\.ci)/[^A-Z<]*$")
 
 
 def script(name: str) -> ModuleType:
-    """A module of scripts/, which is no package."""
+    """Load a module of scripts/, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -58,12 +58,12 @@ def script(name: str) -> ModuleType:
 
 
 def prose(page: Path) -> str:
-    """The page without its code blocks."""
+    """Return the page without its code blocks."""
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
+    """Return GitHub's anchors of a page's headings."""
     titles = (re.sub(r"[^\w\- ]", "", title.lower()) for title in HEADING.findall(prose(page)))
     return {title.strip().replace(" ", "-") for title in titles}
 
@@ -106,7 +106,7 @@ def test_table_of_searched_schedules_is_up_to_date(capsys: pytest.CaptureFixture
 
 
 def test_readme_shows_what_explore_prints() -> None:
-    """The rows of the policies; those of the search depend on how far it came in its time."""
+    """Rows of policies only; those of the search depend on its time."""
     if SAMPLE not in bundled_traces():
         return
     graph = OpGraph.build(load_trace(SAMPLE), load_hardware("h200"))
@@ -125,7 +125,7 @@ def test_readme_shows_what_explore_prints() -> None:
 
 @pytest.mark.parametrize("trace", ["squeezenet1_1-infer-b1", "googlenet-infer-b1"])
 def test_policies_page_shows_what_the_simulator_predicts(trace: str) -> None:
-    """Two of its rows; all take too long."""
+    """Two of its rows; all would take too long."""
     if trace not in bundled_traces():
         return
     table = script("make_policy_table")

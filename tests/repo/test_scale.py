@@ -1,4 +1,4 @@
-"""What keeps large steps linear gives what was given without it."""
+"""Optimizations that keep large steps linear do not change results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_plan_without_memory_has_the_same_tasks_and_no_buffers() -> None:
 @pytest.mark.parametrize("min_share", [0.0, 0.05, 0.6])
 @pytest.mark.parametrize("streams", [1, 4, 8])
 def test_ready_ops_kept_by_demand_are_chosen_as_from_one_list(streams: int, min_share: float) -> None:
-    # The compiled scheduler keeps one list of all that is ready.
+    # The compiled scheduler keeps one list of all ready ops.
     graph = googlenet()
     by_demand = list_schedule(graph, streams, graph.bottom_ns, min_share)
     assert by_demand == FastLists(graph).schedule(streams, graph.bottom_ns, min_share)

@@ -1,4 +1,4 @@
-"""What a verdict says to do: the answer, its reason, the ways with what each takes, and the code."""
+"""Advice of a verdict: the answer, its reason, the ways to run with their times, and the code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.made_results import case, make_results
 
 @pytest.fixture(scope="module")
 def found() -> Summary:
-    """Ten branches that gain: 400 us eager."""
+    """Return ten branches that gain: 400 us eager."""
     return summarize(explored_step())
 
 
@@ -238,7 +238,7 @@ def test_without_modules_there_is_no_code_by_hand() -> None:
 
 
 def test_names_from_a_file_do_not_leave_their_place_in_the_code() -> None:
-    """A module may be called anything: what is no name of Python's is a string."""
+    """A module may have any name: one that is not a Python identifier becomes a string."""
     evil = replace(INCEPTION, parents=("a\nimport os",), sides=(("x'); import os #",), ("b",)))
     tree = ast.parse(code_lines.by_hand_lines(rows_of(evil)))
     imported = [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]

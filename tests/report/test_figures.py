@@ -1,4 +1,4 @@
-"""Figures as data: what is drawn and in which units. Their looks are for people to judge."""
+"""Figures as data: contents and units. Their looks are for people to judge."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_every_case_of_the_results_is_a_point_in_both_panels(results: Results) -
 
 
 def test_many_policies_have_marks_of_their_own_and_all_fit_beside_the_figure(results: Results) -> None:
-    """A legend taller than its plot is cut off; marks that repeat cannot be told apart."""
+    """A legend taller than its plot is cut off; repeated marks are indistinguishable."""
     cases = [msgspec.structs.replace(results.cases[0], policy=f"policy {number}") for number in range(40)]
     figure = measured_figure([msgspec.structs.replace(results, cases=tuple(cases))])
     marks = {(t.marker.symbol, t.marker.color) for t in figure.data if t.mode == "markers" and t.showlegend is None}

@@ -174,7 +174,7 @@ def test_json_stays_alone_on_standard_output_beside_a_figure(
 def test_without_its_packages_a_figure_is_refused_before_the_work(
     command: str, missing: str, option: str, tmp_path: Path
 ) -> None:
-    """The trace does not exist: that the package is complained about shows which is looked at first."""
+    """The trace does not exist, so an error about the package shows that the package is checked first."""
     code = f"import sys; sys.modules[{missing!r}] = None; from gpusim.cli import main; main()"
     target = tmp_path / "out"
     words = [sys.executable, "-c", code, command, "missing.json", option, str(target)]
@@ -187,7 +187,7 @@ def test_without_its_packages_a_figure_is_refused_before_the_work(
 
 
 def test_without_a_figure_asked_for_plotly_is_not_imported(trace_file: Path) -> None:
-    """Importing it, or what draws PNGs, would fail."""
+    """Importing it, or the PNG renderer, would fail."""
     code = """
 import sys
 sys.modules["plotly"] = sys.modules["kaleido"] = None

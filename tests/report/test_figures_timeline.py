@@ -1,4 +1,4 @@
-"""The timeline as data: lanes, bars, counters, the measured run, and aggregation beyond what can be seen."""
+"""The timeline as data: streams, bars, counters, the measured run, and aggregation beyond the visible."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_compared_runs_share_one_axis_and_each_ends_where_its_step_does() -> Non
 
 
 def test_only_simulated_bars_can_be_asked_why_they_did_not_start_sooner() -> None:
-    """What a click gives back is a task of the simulation: a measured kernel is none."""
+    """A click returns a simulated task, which a measured kernel is not."""
     figure = drawn(wide_trace(), measured=Run("m", (Slice("k", 0, 0, 800),)))
     simulated_bars, measured_bars = bars_of(figure)
     assert sorted(simulated_bars.customdata) == list(range(14))
@@ -235,7 +235,7 @@ def many(count: int, streams: int = 3, gap_ns: int = 3) -> Run:
 
 
 def total(found: tuple[Bar, ...], run: Run) -> dict[tuple[int, str], float]:
-    """Drawn time for each lane and phase."""
+    """Return the drawn time for each stream and phase."""
     result: dict[tuple[int, str], float] = {}
     for bar in found:
         result[bar.lane, bar.phase] = result.get((bar.lane, bar.phase), 0.0) + bar.dur_ns

@@ -1,4 +1,4 @@
-"""Frames hold what timelines and results hold, under names with units."""
+"""Frames have the contents of timelines and results, under names with units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the limits of a step come to, in words."""
+"""Limits of a step in words."""
 
 from __future__ import annotations
 

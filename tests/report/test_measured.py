@@ -1,4 +1,4 @@
-"""Measured runs to look at: which files are understood, that they belong to the step, and what a broken one says."""
+"""Measured runs for display: supported files, a check that they belong to the step, and errors for broken ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SLICES = tuple(Slice(f"k{i}", i % 2, 1000 * i, 800, {"stream": i % 2, "device": 
 
 
 def measurement_of(trace: Trace, median_ns: int = 6_000) -> Measurement:
-    """A replay of the trace on two streams."""
+    """Make a replay of the trace on two streams."""
     time = Timing(median_ns=median_ns, lo_ns=median_ns, hi_ns=median_ns, rounds=25)
     outputs = OutputCheck(
         equal=True, bit_equal=True, sequential_repeats=True, worst_error=0.0, sequential_error=0.0, tolerance=1e-3,
@@ -47,7 +47,7 @@ def measurement_of(trace: Trace, median_ns: int = 6_000) -> Measurement:
 
 
 def timeline_of(trace: Trace, measurement: Measurement | None = None, name: str | None = None) -> bytes:
-    """What `gpusim replay --perfetto` writes."""
+    """Return a file as written by `gpusim replay --perfetto`."""
     runs = [
         Run("simulated: wavefront, 2 streams", SLICES[:2], trace=name or trace.name),
         Run("measured (profiled replay): wavefront, 2 streams", SLICES),
@@ -56,7 +56,7 @@ def timeline_of(trace: Trace, measurement: Measurement | None = None, name: str 
 
 
 def kernels(*events: dict[str, Any]) -> bytes:
-    """A profiler's file."""
+    """Return a profiler's file."""
     plain = {"ph": "X", "cat": "kernel", "name": "k", "ts": 5.0, "dur": 1.0}
     return json.dumps({"traceEvents": [plain | event for event in events]}).encode()
 
@@ -149,7 +149,7 @@ def test_limits_on_size_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def profiled(trace: Trace, times: int = 1, share: float = 1.0) -> bytes:
-    """A profiler's file of `times` runs of the first kernels of a step, that share of them."""
+    """Return a profiler's file of `times` runs of the first kernels of a step, that share of them."""
     names = [kernel.name for op in trace.ops for kernel in op.kernels]
     return kernels(*({"name": name} for name in names[: round(share * len(names))] * times))
 
@@ -163,7 +163,7 @@ def test_profile_with_most_kernels_of_the_step_is_taken_and_one_with_half_is_not
 
 
 def test_profile_of_several_steps_in_a_row_is_refused() -> None:
-    """Its length is not the step's."""
+    """Its length is not that of the step."""
     trace = wide_trace()
     with pytest.raises(MeasurementError, match="14 of that step's 14 kernels are among the file's 140"):
         parse_measured(profiled(trace, times=10), "p.json", trace)
@@ -201,7 +201,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_measured_run_is_named_or_a_file() -> None:
-    """What ships goes by its name; anything else that is no file is one line that says which names there are."""
+    """Bundled runs go by name; anything else that is not a file gives one line with the known names."""
     trace = load_trace("googlenet-train-b8")
     for name, path in bundled_measured(trace).items():
         assert load_measured(name, trace) == read_measured(path, trace) == load_measured(str(path), trace)
@@ -215,7 +215,7 @@ def test_a_measured_run_is_named_or_a_file() -> None:
 
 
 def test_bundled_timelines_belong_to_bundled_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that ship are read with the trace they are offered for; a step without any has none."""
+    """Bundled timelines are read with their trace; a step without one has none."""
     for name in bundled_traces():
         trace = load_trace(name)
         for path in bundled_measured(trace).values():

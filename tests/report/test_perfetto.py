@@ -1,4 +1,4 @@
-"""Perfetto export: what Kineto's readers find in the file, and that no slice is lost in a viewer."""
+"""Perfetto export: complete for Kineto's readers, and without slices that viewers drop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ OWN_ARGS = {"op", "layer", "phase", "target", "ready (us)"}
 
 
 def small_hardware(*, gpu: str = "NVIDIA H200", calibrated: bool = True, regs_per_thread: int = 255) -> HardwareModel:
-    """Limits of compute capability 9.0; the costs do not matter here."""
+    """Return limits of compute capability 9.0; the costs do not matter here."""
     return HardwareModel(
         schema="gpusim-hardware/1",
         name="small",
@@ -162,7 +162,7 @@ def track_names(document: dict[str, Any]) -> dict[tuple[int, int], str]:
 
 
 def test_small_run_gives_exactly_these_events() -> None:
-    """The file of a known timeline, event by event: metadata first, then by time, arrows after the slices they tie."""
+    """The file of a known timeline, event by event: metadata first, then by time, arrows after the slices they link."""
     own = {"layer": "", "phase": "forward"}
     common = {"device": 0, "context": 1}
     conv = {
@@ -270,7 +270,7 @@ def test_argument_names_are_those_of_kineto() -> None:
 
 @pytest.mark.parametrize("kind", ["memcpy", "h2d", "d2h"])
 def test_copies_of_a_plan_without_an_op_are_memcpy_slices(kind: Any) -> None:
-    """Memory plans add copies that belong to no op; they have no op to name, and no division by a time of 0."""
+    """Memory plans add copies without an op; they have no op name, and no division by a time of 0."""
     plan = Plan(tasks=(Task(name="offload", kind=kind, queue=2, copy_bytes=64),))
     timeline = Timeline(plan=plan, start_ns=(5,), end_ns=(5,), ready_ns=(0,))
     (copy,) = run_from_timeline(timeline, small_trace(), "", small_hardware()).slices
@@ -280,12 +280,12 @@ def test_copies_of_a_plan_without_an_op_are_memcpy_slices(kind: Any) -> None:
 
 
 def test_kernel_on_another_gpu_shows_the_launch_that_was_simulated() -> None:
-    """What-if questions cut a kernel to the GPU's limits; the file must not show registers that GPU does not have."""
+    """What-if questions fit a kernel to the GPU's limits; the file must not show registers that GPU does not have."""
     assert small_run(gpu="Other", regs_per_thread=64).slices[0].args["registers per thread"] == 64
 
 
 def test_uncalibrated_hardware_is_said_wherever_the_run_is_named() -> None:
-    """Every output that used a hardware model that was never measured says so."""
+    """Every output with a hardware model that was never measured says so."""
     document = chrome_trace([small_run(calibrated=False)])
     names = {event["name"]: event["args"] for event in document["traceEvents"] if event["ph"] == "M"}
     assert document["otherData"]["hardware"] == "small (uncalibrated)"
@@ -294,7 +294,7 @@ def test_uncalibrated_hardware_is_said_wherever_the_run_is_named() -> None:
 
 
 def test_two_runs_side_by_side_share_no_ids() -> None:
-    """Runs are told apart by process; a thread's id is never reused nor a process's, an arrow's never reused."""
+    """Runs differ by process id; ids of threads, processes and arrows are never reused."""
     document = chrome_trace([small_run(), small_run()])
     events = document["traceEvents"]
     pids = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
@@ -314,7 +314,7 @@ INTERVALS = st.lists(
 
 @given(INTERVALS)
 def test_no_slices_overlap_on_a_track_and_none_is_lost(intervals: list[tuple[int, int, int]]) -> None:
-    """Perfetto drops a slice that overlaps another one on its track, so none may: rounded, cut off or in doubles."""
+    """Perfetto drops a slice that overlaps another one on its track, so none may: rounded, truncated or in doubles."""
     run = Run("x", tuple(Slice(f"k{i}", *interval) for i, interval in enumerate(intervals)))
     document = json.loads(json.dumps(chrome_trace([run])))
     tracks = slices_by_track(document)
@@ -335,14 +335,14 @@ def test_no_slices_overlap_on_a_track_and_none_is_lost(intervals: list[tuple[int
 
 @given(INTERVALS)
 def test_there_are_no_more_lanes_than_slices_at_once(intervals: list[tuple[int, int, int]]) -> None:
-    """A lane more than needed would show concurrency that is not there."""
+    """An extra track would show concurrency that does not exist."""
     spans = [(start, start + dur) for _, start, dur in intervals]
     at_once = [sum(s <= start < max(e, s + 1) for s, e in spans) for start, _ in spans]
     assert len(pack_lanes(spans)) == max(at_once, default=0)
 
 
 def test_long_chain_without_gaps_stays_on_one_track_and_on_time() -> None:
-    """Starts are moved up by what sums of doubles round up; over a long chain that must not add up to a ns."""
+    """Starts move up by the rounding of sums of doubles; over a long chain that must not add up to a ns."""
     run = Run("x", tuple(Slice("k", 0, 10**9 + 1003 * i, 1003) for i in range(5000)))
     ((_, events),) = slices_by_track(chrome_trace([run])).items()
     assert [int(event["ts"] * 1000.0) for event in events] == [piece.start_ns for piece in run.slices]
@@ -391,14 +391,14 @@ def test_arrows_leave_and_reach_the_slices_they_are_meant_for() -> None:
 
 
 def test_order_within_a_stream_is_not_drawn_as_an_arrow() -> None:
-    """Only waits between streams are worth an arrow; the others would bury them."""
+    """Only waits between streams get an arrow; the others would bury them."""
     tasks = (Task(name="a"), Task(name="b", deps=(0,)), Task(name="c", queue=1, deps=(1,)))
     timeline = Timeline(plan=Plan(tasks=tasks), start_ns=(0, 1, 2), end_ns=(1, 2, 3), ready_ns=(0, 1, 2))
     assert run_from_timeline(timeline, small_trace(), "", small_hardware()).dependencies == ((1, 2),)
 
 
 def test_kineto_events_become_slices_from_zero() -> None:
-    """Measured and simulated runs are compared side by side: GPU work only, times from its first start, args kept."""
+    """Measured and simulated runs are compared: GPU work only, times from its first start, args kept."""
     events = [
         {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 7, "ts": 1.0, "dur": 99.0},
         {
@@ -425,7 +425,7 @@ def test_kineto_events_become_slices_from_zero() -> None:
 
 
 def test_simulated_run_reads_back_as_a_kineto_trace(tmp_path: Path) -> None:
-    """The file is a Kineto trace in what matters: our own reader of measured traces finds the same slices."""
+    """The file is a valid Kineto trace: our own reader of measured traces finds the same slices."""
     path = tmp_path / "run.json"
     run = small_run()
     write_perfetto(path, [run])
@@ -458,14 +458,14 @@ def test_file_is_valid_json_and_the_same_each_time(tmp_path: Path, name: str) ->
 
 
 def test_no_runs_and_empty_runs_are_valid_files(tmp_path: Path) -> None:
-    """A plan of views has no GPU work; that is no reason for a broken file."""
+    """A plan of views has no GPU work; its file is valid."""
     for runs in ([], [Run("empty", ())]):
         write_perfetto(tmp_path / "run.json", runs)
         assert slices_by_track(json.loads((tmp_path / "run.json").read_bytes())) == {}
 
 
 def test_no_such_folder_is_an_output_error(tmp_path: Path) -> None:
-    """A mistyped folder gives one line that names the file, and makes nothing."""
+    """A mistyped folder gives one line that names the file, and creates nothing."""
     path = tmp_path / "missing" / "run.json"
     with pytest.raises(OutputError, match=r"missing/run\.json: cannot be written: No such file or directory"):
         write_perfetto(path, [small_run()])

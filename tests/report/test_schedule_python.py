@@ -1,4 +1,4 @@
-"""Schedules as Python: the code runs, gives the step's results, and waits where it must and nowhere else."""
+"""Schedules as Python: the code runs, gives the step's results, and has exactly the necessary waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAME = "squeezenet1_1-infer-b1"
 
 
 def with_kernels(trace: Trace) -> Trace:
-    """A trace recorded on the CPU, each op with a kernel that does anything."""
+    """Return a trace recorded on the CPU, with a synthetic kernel in each op."""
     ops = [
         msgspec.structs.replace(found, kernels=(kernel(1000 + 137 * (index % 7)),) if works(found) else ())
         for index, found in enumerate(trace.ops)
@@ -55,7 +55,7 @@ def function(code: str) -> Callable[..., Any]:
 def ran(
     code: str, trace: Trace, initial: dict[int, torch.Tensor], streams: Streams
 ) -> tuple[list[torch.Tensor], Races]:
-    """What the code returns, and the races in it."""
+    """Run the code; returns its results and races."""
     given = {key: initial[index] for index, key in given_names(trace).items()}
     with Races(streams, list(initial.values())) as races:
         results = function(code)(given, device="cpu")
@@ -115,7 +115,7 @@ def test_code_of_a_captured_network_gives_the_results_of_one_stream(monkeypatch:
 
 
 def test_each_wait_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any one of the waits, an op uses what another stream may still write or read."""
+    """Without any one of the waits, an op uses memory that another stream may still write or read."""
     network = on_cpu("branches")
     trace = with_kernels(network.trace)
     lines = schedule_python(gpusim.simulate(trace, "round_robin", streams=3)).splitlines()
@@ -262,7 +262,7 @@ def test_text_arguments_are_refused_or_written_as_texts(text: str) -> None:
 
 
 def branches() -> Trace:
-    """`a` makes what `b` and `c` read; `d` reads both and changes `a`."""
+    """`a` makes the input of `b` and `c`; `d` reads both and changes `a`."""
     steps = [op("a", "x", dur_ns=1000), op("b", "a", dur_ns=5000), op("c", "a", dur_ns=5000), in_place("d", "a", "b c")]
     return make_trace(steps, outputs="b")
 
@@ -362,7 +362,7 @@ def test_command_refuses_in_one_line_and_writes_nothing(
 
 
 def test_unknown_kind_is_refused_and_nothing_is_written_where_one_file_cannot_be_made(tmp_path: Path) -> None:
-    trace = make_trace([op("a", "x")], outputs="a")  # of an operator that is on no list
+    trace = make_trace([op("a", "x")], outputs="a")  # an unlisted operator
     simulated = gpusim.simulate(trace, "sequential")
     with pytest.raises(OptionError, match="one of kineto"):
         export(simulated, {"svg": tmp_path / "x.svg"})

@@ -1,4 +1,4 @@
-"""Tables at 80, 100 and 120 columns: names and numbers are whole, nothing is wider than the terminal."""
+"""Tables at 80, 100 and 120 columns: names and numbers are complete, nothing is wider than the terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.helpers import build_graph, make_hardware, wide_trace
 
 WIDTHS = (80, 100, 120)
 STEP = "googlenet-train-b8"
-#: A number that lost its end, or an ellipsis of any kind.
+#: A number without its end, or an ellipsis of any kind.
 CUT = re.compile(r"…|(?<![\w.])[\d,]+\.(?!\d)(?!$|\s)")
 
 Out = Callable[..., str]
@@ -33,7 +33,7 @@ Out = Callable[..., str]
 
 @pytest.fixture
 def out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Out:
-    """What a command prints where `COLUMNS` says how wide, piped."""
+    """Return the piped output of a command at a width given by `COLUMNS`."""
 
     def call(width: int, *arguments: str | Path) -> str:
         monkeypatch.setenv("COLUMNS", str(width))

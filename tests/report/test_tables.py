@@ -1,4 +1,4 @@
-"""What `capture` and `replay` print for people: every number of the document is there, and a difference is loud."""
+"""Output of `capture` and `replay`: every number of the document appears, and a difference stands out."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_capture_prints_its_times_and_what_was_tied_to_ops(capsys: pytest.Captur
 
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Stands in for the GPU's edge: `gpusim.gpu.replay.replay` with the same names, which notes what it was asked."""
+    """Replace `gpusim.gpu.replay.replay` by a recorder of its arguments."""
     asked: list[dict[str, Any]] = []
     edge = ModuleType("gpusim.gpu.replay.replay")
 

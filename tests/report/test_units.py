@@ -1,4 +1,4 @@
-"""Sizes for people."""
+"""Readable sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict in rows a user acts on: eager, one CUDA graph, streams in the graph, streams without a graph."""
+"""The verdict as rows: eager, one CUDA graph, streams in the graph, streams without a graph."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_rows_go_from_measured_eager_over_one_graph_to_streams_in_it() -> None:
 
 
 def test_streams_that_lose_without_a_graph_say_what_they_are_slower_than_and_not_to() -> None:
-    """Fourteen launches of 50 us from one host thread: 700 us at least, whatever the streams."""
+    """Fourteen launches of 50 us from one host thread: at least 700 us, on any number of streams."""
     hardware = make_hardware(chain_ns=100, launch_ns=50_000)
     row = run(wide_trace(eager_ns=400_000, graph_ns=130_000), hardware).verdict.rows[-1]
     assert row.what == "streams_without_graph"
@@ -68,7 +68,7 @@ def test_eager_is_predicted_where_it_was_not_measured_on_this_gpu() -> None:
 
 def test_without_any_eager_time_rows_are_those_of_the_graph_and_have_no_ratio() -> None:
     found = run(wide_trace())
-    assert list(ways(found)) == ["graph", "streams"]  # nobody timed the host, which streams without a graph wait for
+    assert list(ways(found)) == ["graph", "streams"]  # host times are unknown, which streams without a graph depend on
     assert [row.speedup_over_eager for row in found.verdict.rows] == [None, None]
 
 
@@ -79,7 +79,7 @@ def test_step_not_worth_streams_has_eager_and_the_graph_only() -> None:
 
 
 def passed_over(found: Explored) -> Explored:
-    """The same with a searched schedule that is predicted 1 ns faster than the recommended one."""
+    """Return the same with a searched schedule that is predicted 1 ns faster than the recommended one."""
     row = next(row for row in found.rows if row.policy == "search")
     better = row.__class__("search", 3, found.best.makespan_ns - 1, 9.87, 0, row.schedule)
     return found.__class__(**{**found.__dict__, "rows": (*found.rows, better)})

@@ -1,4 +1,4 @@
-"""Rules: each constant in one module and nowhere else, the same numbers plain and compiled, and each switched off."""
+"""Rules: each constant in one module only, the same numbers plain and compiled, and each can be switched off."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from gpusim.rules import (
 from tests.support.helpers import make_hardware, wide_trace
 
 PACKAGE = Path(gpusim.__file__).parent
-#: Sections whose numbers are constants of rules, by the name that they have in a hardware model.
+#: Sections whose numbers are constants of rules, by their name in a hardware model.
 SECTIONS: dict[str, Any] = {"graph": GraphCosts, "stream": StreamCosts, "contention": Contention, "copies": Copies}
-#: Who may name a constant besides its rule: what measures and writes it, and what asks what if it were another.
+#: Modules other than its rule that may name a constant: measurement, file format, and what-if changes.
 MAY_NAME = ("formats", "gpu/calibrate", "analysis/relaxed.py", "analysis/whatif.py", "plan/anchor.py", "plan/graph.py")
-#: How many queues the driver may be given: no rule, only a limit of `stream.queues`.
+#: Number of queues that the driver may get: only a limit of `stream.queues`.
 NO_RULE = {"stream.max_queues"}
 
 
@@ -59,7 +59,7 @@ def constants() -> list[str]:
 
 
 def read_by(path: Path) -> set[str]:
-    """The constants that functions of a module read of a parameter whose type is a section."""
+    """Return the constants that functions of a module read from a parameter whose type is a section."""
     names = {section.__name__: name for name, section in SECTIONS.items()}
     found = set()
     for function in ast.walk(ast.parse(path.read_text())):
@@ -73,7 +73,7 @@ def read_by(path: Path) -> set[str]:
 
 
 def named_in(path: Path) -> Iterator[str]:
-    """Constants whose names follow that of their section: `hardware.graph.chain_ns`, `hw.graph.chain_ns`."""
+    """Yield constants whose names follow their section: `hardware.graph.chain_ns`, `hw.graph.chain_ns`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
             yield f"{node.value.attr}.{node.attr}"
@@ -116,7 +116,7 @@ def changed(hardware: HardwareModel, constant: str, value: float) -> HardwareMod
     return msgspec.structs.replace(hardware, **{section: numbers})
 
 
-#: Every constant has an effect: several streams, forks, joins, memory operations, full SMs of two classes.
+#: Step in which every constant has an effect: several streams, forks, joins, memory ops, full SMs of two classes.
 EVERYTHING = {
     "chain_ns": 310.0,
     "fork_ns": 290.0,
@@ -130,7 +130,7 @@ EVERYTHING = {
 
 
 def makespans(hardware: HardwareModel, limits_on: tuple[str, ...] | None) -> list[int]:
-    """Of schedules of a wide step, on a GPU with only these limits; None: with all."""
+    """Return makespans of a wide step's schedules, on a GPU with only these limits; None: with all."""
     trace = wide_trace(6, 9_000, 4)
     graph = OpGraph.build(trace, hardware)
     times = []
@@ -141,7 +141,7 @@ def makespans(hardware: HardwareModel, limits_on: tuple[str, ...] | None) -> lis
     return times
 
 
-#: Constants of the rule for one pool of SMs, and of that for blocks.
+#: Constants of the rule for pooled SMs, and of that for block-level SMs.
 OF_POOL, OF_BLOCKS = {"contention.younger_slowdown"}, {name for name in SWITCHES if name.startswith("contention.")}
 
 
@@ -171,7 +171,7 @@ COUNTS = st.integers(0, 1 << 40)
 FEW = st.integers(1, 5000)
 SIZES = st.integers(0, 1 << 20).map(float)
 GEMM = st.integers(0, 1)
-#: Each rule that engines call, with its section and what its numbers may be.
+#: Each rule that engines call, with its section and the ranges of its numbers.
 RULES: list[tuple[Callable[..., Any], str | None, tuple[st.SearchStrategy[Any], ...]]] = [
     (launch.gap_ns, "graph", (st.booleans(), FEW, TIMES)),
     (launch.ready_delay_ns, "graph", (TIMES, TIMES, COUNTS, COUNTS)),
@@ -215,7 +215,7 @@ def test_a_rule_is_the_same_to_the_last_bit_plain_and_compiled(case: tuple[Any, 
     compiled = jit.rule(function)
     numbers_of = ", ".join(f"x{number}" for number in range(len(strategies)))
     section_of = "" if section is None else f"hardware[0].{section}, "
-    # numba knows the fields of a record by their names in the source: there is a function for each section.
+    # numba knows a record's fields by their names in the source, so there is a function per section.
     source = f"lambda hardware, {numbers_of}: compiled({section_of}{numbers_of})"
     run = numba.njit(**jit.OPTIONS)(eval(source, {"compiled": compiled}))
 
@@ -229,7 +229,7 @@ def test_a_rule_is_the_same_to_the_last_bit_plain_and_compiled(case: tuple[Any, 
 
 
 def test_every_rule_that_is_compiled_is_compared() -> None:
-    """`rule(...)` in the compiled engine names no function that the test above leaves out."""
+    """Every `rule(...)` in the compiled engine is covered by the test above."""
     compared = {f"{case[0].__module__.rpartition('.')[2]}.{case[0].__name__}" for case in RULES}
     for path in (PACKAGE / "engine" / "compiled").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

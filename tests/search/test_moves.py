@@ -1,4 +1,4 @@
-"""What the search changes in schedules: which changes count as the same, and which of them go together."""
+"""Moves of the search: which changes are equivalent, and which can be combined."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def generator(seed: int = 0) -> np.random.Generator:
 
 
 def one(order: Sequence[int], streams: Sequence[int], variants: Sequence[int] | None = None) -> Candidates:
-    """A schedule, launched in this order."""
+    """Make a candidate launched in this order."""
     keys = np.zeros((1, len(order)))
     keys[0, list(order)] = np.arange(len(order))
     return Candidates(keys, np.array([streams], np.int32), np.array([variants or [0] * len(order)], np.int32))
@@ -43,12 +43,12 @@ def fingerprint(made: Fingerprints, order: Sequence[int], streams: Sequence[int]
 
 
 def two_chains() -> OpGraph:
-    """a0 a1 and b0 b1, independent of each other, then the end."""
+    """Make a0 a1 and b0 b1, independent of each other, then the end."""
     return build_graph(make_trace([op("a0", "x"), op("a1", "a0"), op("b0", "x"), op("b1", "b0"), op("end", "a1 b1")]))
 
 
 def test_what_changes_no_wait_counts_as_the_same() -> None:
-    """Other names of streams, another order of launches across streams, a chain parted over streams of its own."""
+    """Renamed streams, another launch order across streams, a chain split over streams of its own."""
     prints = Fingerprints(two_chains(), generator(), None)
     wanted = fingerprint(prints, [0, 1, 2, 3, 4], [0, 0, 1, 1, 0])
     assert fingerprint(prints, [0, 1, 2, 3, 4], [5, 5, 2, 2, 5]) == wanted
@@ -57,7 +57,7 @@ def test_what_changes_no_wait_counts_as_the_same() -> None:
 
 
 def test_large_steps_need_no_table_of_who_depends_on_whom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then a chain that is parted over streams counts as another schedule; names of streams still do not."""
+    """Without it, a chain split over streams counts as another schedule; renamed streams still do not."""
     monkeypatch.setattr(moves_module, "MOST_RELATED", 4)
     prints = Fingerprints(two_chains(), generator(), None)
     wanted = fingerprint(prints, [0, 1, 2, 3, 4], [0, 0, 1, 1, 0])
@@ -90,7 +90,7 @@ def test_other_partition_counts_as_another_schedule() -> None:
 @settings(max_examples=50)
 @given(st.data(), traces())
 def test_fingerprint_is_that_of_what_ops_wait_for(data: st.DataObject, trace: Trace) -> None:
-    """Of two schedules it is the same exactly where each op has the same op before it that it does not depend on."""
+    """Two schedules share it exactly where each op has the same op before it that it does not depend on."""
     graph = build_graph(trace)
     prints = Fingerprints(graph, generator(), None)
     works = [op for op in range(len(graph)) if graph.tasks[op]]
@@ -134,7 +134,7 @@ def test_no_neighbour_is_tried_twice_while_there_are_others() -> None:
 
 
 def test_batch_is_full_where_nothing_is_left_to_try() -> None:
-    """Else a search of a tiny graph would never spend its number of evaluations."""
+    """Otherwise a search of a tiny graph would never spend its number of evaluations."""
     graph = build_graph(make_trace([op("a", "x"), op("b", "a")]))
     search = search_of(graph, 2, [POLICIES["sequential"](graph, 1)])
     for _ in range(3):
@@ -143,7 +143,7 @@ def test_batch_is_full_where_nothing_is_left_to_try() -> None:
 
 
 def test_every_kind_of_move_changes_something() -> None:
-    """Each kind by itself: some of its copies wait for other ops than the schedule they are copies of."""
+    """Each kind alone: some of its copies wait for other ops than the schedule they are copies of."""
     graph = build_graph(wide_trace(6, 9000, 3))
     search = search_of(graph, 4, [POLICIES["round_robin"](graph, 3)])
     for kind in range(4):
@@ -157,7 +157,7 @@ def test_every_kind_of_move_changes_something() -> None:
 
 
 def neighbours() -> tuple[Current, Candidates]:
-    """Six ops on stream 0; neighbour i puts op i on stream i + 1, but neighbour 2 changes op 0, too."""
+    """Make six ops on stream 0; neighbour i puts op i on stream i + 1, but neighbour 2 changes op 0, too."""
     current = Current(np.arange(float(SIX)), np.zeros(SIX, np.int32), np.zeros(SIX, np.int32), 100)
     near = Candidates.copies(current, SIX)
     near.streams[np.arange(SIX), np.arange(SIX)] = np.arange(SIX) + 1

@@ -1,4 +1,4 @@
-"""The search over schedules themselves: never worse than what it starts from, legal, repeatable, bounded."""
+"""The search over schedules: never worse than its start, legal, repeatable, bounded."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ HARDWARE = make_hardware(chain_ns=100, slowdown=0.8)
 
 
 def simulate(graph: OpGraph, schedule: Schedule) -> tuple[int, int]:
-    """Makespan and peak memory."""
+    """Return makespan and peak memory."""
     timeline = FastEngine().run(lower(graph, schedule), graph.hardware)
     return timeline.makespan_ns, timeline.peak_bytes
 
 
 def made(graph: OpGraph, streams: int) -> list[Schedule]:
-    """What every policy makes."""
+    """Return the schedules of every policy."""
     return [policy(graph, min(streams, policy.max_streams or streams)) for policy in POLICIES.values()]
 
 
 def robust_ns(graph: OpGraph, schedules: Sequence[Schedule]) -> list[int]:
-    """What the search judges schedules by."""
+    """Return the search's objective for schedules."""
     orders, streams = (np.array([getattr(each, name) for each in schedules], np.int32) for name in ("order", "streams"))
     return RobustEngine(BatchEngine(graph)).mean_ns(orders, streams, None, None).tolist()
 
@@ -77,7 +77,7 @@ def test_search_ends_at_once_where_a_seed_meets_the_bound() -> None:
 
 
 def test_exploration_ends_at_once_where_a_policy_meets_the_bound() -> None:
-    """A chain: the sequential schedule is the critical path, and there is nothing to search for."""
+    """A chain: the sequential schedule is the critical path, so there is nothing to search for."""
     trace = make_trace([op("a", "x"), op("b", "a"), op("c", "b")])
     found = explore(build_graph(trace, HARDWARE), streams=2, budget_s=NO_TIME_PRESSURE_S)
     assert found.best.makespan_ns == found.bounds.largest[0]
@@ -92,7 +92,7 @@ def test_same_seed_and_evaluations_are_the_same_on_any_number_of_threads() -> No
 
 
 def test_what_a_number_of_evaluations_finds_depends_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With how many schedules it goes on depends on the evaluations, not on the time, which passes faster elsewhere."""
+    """The number of schedules to continue with depends on the evaluations, not on the clock."""
     graph = build_graph(wide_trace(6, 9000, 3), HARDWARE)
     wanted = search(graph, 4, 10 * BATCH, budget_s=100.0)
     now = [0.0]
@@ -117,7 +117,9 @@ def test_number_of_evaluations_is_kept_to_a_batch() -> None:
 
 
 def test_times_are_multiplied_task_by_task() -> None:
-    """A chain of 1, 2 and 4 us without gaps, the second kernel half as long again: 8 us. The engine itself stays."""
+    """A chain of 1, 2 and 4 us without gaps, the second kernel half as long again: 8 us. The engine itself is
+    unchanged.
+    """
     trace = make_trace([op("a", "x", dur_ns=1000), op("b", "a", dur_ns=2000), op("c", "b", dur_ns=4000)])
     engine = BatchEngine(OpGraph.build(trace, make_hardware(chain_ns=0, front_end_ns=0)))
     longer = engine.with_times(np.array([1.0, 1.5, 1.0]))
@@ -126,7 +128,7 @@ def test_times_are_multiplied_task_by_task() -> None:
 
 
 def test_mean_is_near_the_prediction_and_the_same_for_everybody() -> None:
-    """Of a chain it is within what the times are off; the search's seed has no part in it."""
+    """For a chain it is within the perturbation of the times; the search's seed does not enter it."""
     graph = build_graph(make_trace([op("a", "x"), op("b", "a"), op("c", "b")]), HARDWARE)
     (sequential,) = [POLICIES["sequential"](graph, 1)]
     (mean,) = robust_ns(graph, [sequential])
@@ -138,7 +140,7 @@ def test_mean_is_near_the_prediction_and_the_same_for_everybody() -> None:
 
 
 def hungry() -> Trace:
-    """Two branches whose results are large: side by side they need more memory than one after the other."""
+    """Make two branches with large results: concurrently they need more memory than in sequence."""
     steps = []
     for branch in "abc":
         steps.append(op(f"{branch}0", "x", dur_ns=5000, blocks=20))

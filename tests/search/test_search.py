@@ -1,4 +1,6 @@
-"""Explore: the best is the best, bounds and verdict agree with it, seeds repeat, and Ctrl-C keeps what was found."""
+"""Explore: the best is the fastest, bounds and verdict agree with it, seeds repeat, and Ctrl-C keeps the result
+so far.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile files and command lines: nothing ends in a traceback, a hang, a lot of memory or nonsense.
+"""Hostile files and command lines: no traceback, hang, excessive memory or nonsense.
 
 `scripts/fuzz` runs the same generators for longer. The first tests are of the harness itself: it sees what is broken.
 """
@@ -37,7 +37,7 @@ from tests.fuzz.run import ROOT, Campaign, Failure, Worker, run_cases
 from tests.fuzz.sense import active_markup, files_problem
 
 SEED, CASES = 20261123, 500
-#: So many hangs end the test: each takes 20 s.
+#: Number of hangs that ends the test: each takes 20 s.
 MOST_HANGS = 3
 
 
@@ -59,7 +59,7 @@ def good_trace(*words: str, outputs: tuple[str, ...] = ()) -> Case:
     ("stand_in", "expected"),
     [
         ("value error", TRACEBACK),
-        ("escape", WRONG),  # --json prints no JSON then
+        ("escape", WRONG),  # --json then prints no JSON
         ("escape in a refusal", CONTROL),
         ("markup", MARKUP),
         ("loop", HANG),

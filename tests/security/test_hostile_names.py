@@ -1,4 +1,4 @@
-"""Names in files are anybody's text: every command takes them, none obeys them."""
+"""Names in files are untrusted text: every command accepts them, and none interprets them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, name: str) -> Path:
-    """A trace, a hardware model, a measured run, results and more, with the name wherever one may stand."""
+    """Write a trace, a hardware model, a measured run, results and more, with the name in every possible place."""
     trace = hostile_trace(name)
     write_trace(trace, tmp_path / "t.json")
     model = load_hardware("h200")
@@ -69,7 +69,7 @@ def folder(tmp_path: Path, name: str) -> Path:
 
 
 def hostile_trace(name: str) -> Trace:
-    """A trace that gains from streams, with the name everywhere."""
+    """Make a trace that gains from streams, with the name everywhere."""
     trace = wide_trace(eager_ns=400_000, graph_ns=130_000)
     gpu = msgspec.structs.replace(trace.provenance.gpu, driver=name, torch=name)
     ops = [
@@ -91,7 +91,7 @@ def hostile_trace(name: str) -> Trace:
 
 @pytest.fixture
 def say(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    """Runs a command in the folder; its exit code must be 0 or 2, and its output clean."""
+    """Run a command in the folder; its exit code must be 0 or 2, and its output clean."""
     monkeypatch.chdir(folder)
 
     def call(*words: str, codes: tuple[int, ...] = (0,)) -> str:
@@ -117,7 +117,7 @@ SMALL = ("--streams", "2")
 
 def test_commands_on_a_trace_take_any_name(say: Any, name: str) -> None:
     ops = f"{name}0,{name}1"
-    # What a trace of such a name cannot be is refused in one line; all else works.
+    # Names that a trace cannot have are refused in one line; all others work.
     loads = not re.search(r"[\x00]", name) and name != ""
     codes = (0,) if loads else (0, 2)
     for hardware in ((), ("--hw", "hw.json")):
@@ -176,7 +176,7 @@ def test_sweep_and_files_of_work_take_any_name(say: Any, name: str, folder: Path
 
 
 def test_names_on_the_command_line_are_values_too(say: Any, name: str) -> None:
-    if "\x00" in name:  # no word of a command line has one
+    if "\x00" in name:  # a command line cannot contain it
         return
     word = name or "x"
     say("simulate", word, codes=(2,))

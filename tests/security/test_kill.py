@@ -18,7 +18,7 @@ SEED, KILLS = 18, 2
 LOCAL = tuple(job.name for job in jobs())
 
 
-#: Programs that write `out.json`, each with one fault; `.x` says that they write.
+#: Programs that write `out.json`, each with one fault; `.x` marks that they are writing.
 BROKEN = {
     "half_written": """
 file = open("out.json", "w")

@@ -1,4 +1,4 @@
-"""No line about a wrong command line repeats more than 200 characters of a word, for any command and any option."""
+"""An error about a command line repeats at most 200 characters of a word, for any command and option."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpusim.trace.store import write_trace
 from tests.fuzz.families import COMMANDS, NOT_CHANGED
 from tests.support.helpers import chain_trace
 
-#: Long in ways that patterns for values trip over: blanks, quotes of either kind, and characters that grow when shown.
+#: Long values that patterns trip over: blanks, quotes of either kind, and characters that grow when shown.
 LONG = {
     "one word": "a" * 5000,
     "words": "x y " * 1000,
@@ -28,12 +28,12 @@ LONG = {
     "lines": "a b\n" * 1000,
     "emoji": "\U0001f600 " * 500,
 }
-#: What is there besides: without its trace, most commands would say that it is missing, and nothing of the option.
+#: Further arguments: without its trace, most commands would report that first.
 WORDS = {**COMMANDS, "app": (), "import": ("trace.json", "-o", "out.json"), "doctor": ("trace.json",), "policies": ()}
 
 
 def options() -> Iterator[tuple[str, str]]:
-    """Every option that takes a value, with its command."""
+    """Yield every option that takes a value, with its command."""
     for name, command in cli.commands.items():
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.is_flag and not parameter.count:
@@ -44,7 +44,7 @@ def options() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    """What the command line says of words that it refuses."""
+    """Return the error for words that the command line refuses."""
     write_trace(chain_trace(3), tmp_path / "trace.json")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("the dashboard was started"))
@@ -61,7 +61,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def is_short(err: str, value: str) -> bool:
-    """Whether no more of a value is in what was said than may be, and the line that says it is not too long."""
+    """Whether the error shows at most the permitted part of a value, and its line is short enough."""
     shown = visible(" ".join(value.split()))
     repeated = any(shown[at : at + VALUE_CHARACTERS + 1] in err for at in range(0, len(shown) - VALUE_CHARACTERS, 7))
     return not repeated and max(map(len, err.splitlines())) <= MESSAGE_CHARACTERS

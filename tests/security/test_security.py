@@ -1,4 +1,4 @@
-"""What a file may do: replay runs listed operators within their memory; code of a file runs only if the user says so.
+"""Powers of a file: replay runs listed operators within their memory; code of a file runs only with permission.
 
 The traces here are hostile; each is small and made in the test.
 """
@@ -53,7 +53,7 @@ def tensor(*shape: int, dtype: str = "float32", storage: int = 0, init: TensorIn
 
 
 def trace_of(ops: list[Op], tensors: list[Tensor], storage_bytes: int = 4096) -> Trace:
-    """A step of these ops; each tensor that a number of storage names has `storage_bytes`."""
+    """Make a step of these ops; each tensor's storage has `storage_bytes`."""
     base = chain_trace(1)
     count = max((each.storage for each in tensors), default=0) + 1
     return msgspec.structs.replace(
@@ -83,7 +83,7 @@ def t(index: int) -> dict[str, int]:
 
 
 def run(trace: Trace) -> Runner:
-    """What replay does before it records, on the CPU."""
+    """Run replay's checks before recording, on the CPU."""
     runner = Runner(trace, CPU)
     runner.bind(make_initial(trace, CPU, seed=0).tensors)
     runner.run_in_order()
@@ -359,7 +359,7 @@ def test_initial_tensor_beyond_its_storage_and_of_unknown_dtype_are_refused() ->
 
 
 def pooled() -> tuple[list[Op], list[Tensor]]:
-    """A max pool and its backward, as captured."""
+    """Make a max pool and its backward, as captured."""
     image, small = (1, 1, 4, 4), (1, 1, 2, 2)
     tensors = [
         tensor(*image),
@@ -492,7 +492,7 @@ def test_variant_of_an_optimizers_step_fits_too() -> None:
 
 
 def recipe_with_code(folder: Path) -> tuple[Path, Path]:
-    """A recipe that names a file, and what that file would leave when it is imported."""
+    """Make a recipe that names a file, and the mark that importing the file would leave."""
     left = folder / "imported"
     code = folder / "model.py"
     code.write_text(f"open({str(left)!r}, 'w').close()\n")

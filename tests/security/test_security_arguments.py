@@ -1,7 +1,7 @@
-"""Steps around every operator that the project's traces hold, changed in their arguments: never a traceback.
+"""Steps around every operator of the project's traces, with mutated arguments: never a traceback.
 
-Whatever replay checks before it needs a GPU says what it refuses, in a line, or accepts. `scripts/fuzz` changes the
-same steps (family `arguments`) for longer.
+Replay's checks before a GPU is needed report their refusal in a line, or accept. `scripts/fuzz` mutates the same steps
+(family `arguments`) for longer.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.security.test_security import op, t, tensor, trace_of
 from tests.support.operator_steps import changed_step, operator_steps, trace_files
 
 SEEDS = range(8)
-#: For each operator and seed: so many changed steps are checked without torch, so many on torch's fake tensors, too.
+#: Per operator and seed: mutated steps checked without torch, and also on torch's fake tensors.
 CASES, CASES_WITH_TORCH = 10, 1
 GPU = torch.device("cuda", 0)
 
 
 def checks(trace: Trace, with_torch: bool) -> None:
-    """What replay checks before it needs a GPU."""
+    """Run replay's checks before a GPU is needed."""
     check_operators(trace, "t.json")
     ordered_inputs(trace)
     if with_torch:
@@ -69,7 +69,7 @@ def test_changed_argument_of_any_operator_is_accepted_or_refused_in_a_line(
             assert "\n" not in said, what
             assert len(said) <= MESSAGE_CHARACTERS, what
             became[name] += 1
-    # Changes that nothing accepts, or that reading refuses already, would test little.
+    # Mutations that nothing accepts, or that reading refuses already, would test little.
     assert became["accepted"] > sum(became.values()) // 5
     assert became["OperatorError"] > sum(became.values()) // 10
     printed: Any = capfd.readouterr()

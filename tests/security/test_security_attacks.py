@@ -1,4 +1,4 @@
-"""Attacks on what gpusim reads: each ends in one line that names the file, and leaves nothing behind."""
+"""Attacks on file readers: each ends in one line that names the file, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """A legal trace as JSON, with some of its fields replaced."""
+    """Return a legal trace as JSON, with some of its fields replaced."""
     found: dict[str, Any] = msgspec.to_builtins(chain_trace(2))
     return found | changes
 
 
 def at(path: str, value: Any) -> dict[str, Any]:
-    """The trace with one value replaced, named as `ops.0.name`."""
+    """Return the trace with one value replaced, named like `ops.0.name`."""
     found: Any = document()
     place = found
     *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
@@ -148,7 +148,7 @@ def test_tensors_without_elements_and_with_huge_strides_load_and_run_nothing_bey
 
 
 def test_write_through_an_expanded_view_is_refused() -> None:
-    """Many elements are one in memory: torch says no, in place and for initial tensors."""
+    """Many elements share memory: torch refuses, in place and for initial tensors."""
     wide = Tensor(shape=(4,), stride=(0,), dtype="float32", storage=0, role="activation")
     made = [
         op("aten.expand.default", t(0), [4], outputs=(1,)),
@@ -234,7 +234,7 @@ def test_name_that_leads_out_of_a_library_is_refused_before_the_library_is_impor
 
 
 def test_function_of_a_recipe_is_a_name_and_no_path(tmp_path: Path) -> None:
-    """Its name becomes that of a file."""
+    """Its name becomes a file name."""
     path = tmp_path / "r.toml"
     path.write_text('name = "r"\n[[case]]\nspec = "m.py:../../x"\nmode = "infer"\nbatch = 1\n')
     with pytest.raises(RecipeError, match=r"\$\.case\[0\]"):

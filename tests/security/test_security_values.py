@@ -1,4 +1,4 @@
-"""Numbers in tensors that operators look up without a check: they follow from the trace, or replay refuses."""
+"""Unchecked lookup numbers in tensors: they follow from the trace, or replay refuses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def values(*numbers: float, dtype: str = "int64", storage: int = 0, shape: tuple
 def bag(
     rows: Tensor | None = None, offsets: Tensor | None = None, extra: list[Op] | None = None, **changes: Any
 ) -> Trace:
-    """An embedding bag over a table of 10 rows: tensor 0 the table, 1 the rows, 2 the offsets, 3 to 6 its results."""
+    """Make an embedding bag over a table of 10 rows: tensor 0 the table, 1 the rows, 2 the offsets, 3 to 6 its
+    results.
+    """
     tensors = [
         tensor(ROWS, WIDTH),
         rows or values(0, 9, 3, 3, 1, 2, storage=1),
@@ -137,7 +139,7 @@ def test_rows_with_gaps_or_of_another_type_are_refused() -> None:
 
 
 def test_rows_that_an_op_changes_at_any_time_are_refused() -> None:
-    """A schedule or the next run of the step may bring the change before the bag."""
+    """A schedule or the next run of the step may move the change before the bag."""
     change = op("aten.add_.Tensor", t(1), 1, outputs=(1,))
     refused(bag(extra=[change]), "its rows are below 10")
     refused(bag(after=[change]), "its rows are below 10")
@@ -308,7 +310,7 @@ def test_shape_that_the_trace_declares_is_made() -> None:
 
 
 def test_result_declared_without_gaps_has_none() -> None:
-    """A kernel that walks memory in one piece would leave an expanded tensor."""
+    """A kernel that treats memory as one piece would leave an expanded tensor."""
     made = op("aten.expand.default", t(0), [1000], outputs=(1,))
     trace = trace_of([msgspec.structs.replace(made, writes=())], [tensor(1), tensor(1000, init=None)])
     with pytest.raises(ReplayError, match="with gaps"):
@@ -327,7 +329,7 @@ def test_unsafe_view_to_another_size_is_refused(shape: list[int]) -> None:
 
 
 def test_statistics_that_batch_norm_changes_are_among_its_writes() -> None:
-    """Its schema does not say that it changes them: they may be what another operator looks up."""
+    """Its schema does not declare these changes, and another operator may look the values up."""
     tensors = [tensor(2, 3, 4, 4), *(tensor(3, storage=1 + i) for i in range(2))]
     tensors += [tensor(2, 3, 4, 4, storage=3, init=None), *(tensor(3, storage=4 + i, init=None) for i in range(2))]
 
@@ -343,7 +345,7 @@ def test_statistics_that_batch_norm_changes_are_among_its_writes() -> None:
 
 
 def test_saved_tensors_are_among_the_reads_and_nothing_changes_them_later() -> None:
-    """Otherwise a schedule may bring a change before the backward."""
+    """Otherwise a schedule may move a change before the backward."""
     from tests.security.test_security import pooled
 
     (forward, back), tensors = pooled()
@@ -354,7 +356,7 @@ def test_saved_tensors_are_among_the_reads_and_nothing_changes_them_later() -> N
 
 
 def test_tensor_that_is_there_is_returned_by_ops_that_change_it_and_by_views_alone() -> None:
-    """Otherwise other values take the place of checked ones, without a change of the storage."""
+    """Otherwise other values would replace checked ones without a change of the storage."""
     from tests.security.test_security import pooled
 
     drawn = op("aten.randint.low", 0, 2**40, [TAKEN], outputs=(1,), device=GPU)

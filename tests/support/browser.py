@@ -1,4 +1,4 @@
-"""A dashboard as a user starts it, and a real browser to look at it: fixtures and what tests do with them.
+"""A dashboard as started by a user, and a real browser: fixtures and helpers.
 
 Needs the package playwright and Chromium (Debian: apt-get install chromium), or its path in CHROMIUM.
 """
@@ -25,22 +25,22 @@ ROOT = Path(__file__).parents[2]
 NEEDS = "pip install playwright, and a Chromium (apt-get install chromium, or its path in CHROMIUM)"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SMALL = "squeezenet1_1-infer-b1"
-#: Patience for a slow machine: a test that passes does not wait for it.
+#: Timeouts for a slow machine; a passing test does not wait that long.
 START_S, PAGE_MS = 120, 120_000
-#: As Streamlit marks its own page while the script runs and when it is done.
+#: Streamlit's mark of its page once the script is done.
 DONE = "[data-testid=stApp][data-test-script-state=notRunning]"
-#: A page that is done and stays so for this long is complete.
+#: A done page that stays so for this long is complete, in ms.
 SETTLED_MS = 100
-#: A thread that computes uses as much in a second, in ticks of 10 ms, on a machine that is busy with other things too.
+#: CPU time per second of a computing thread, in ticks of 10 ms, also on a busy machine.
 WORK_TICKS = 5
-#: What a closed tab leaves behind has ended by then.
+#: Time by which the work of a closed tab has ended, in s.
 ENDED_S = 60
-#: The process of the dashboard that runs.
+#: Process of the running dashboard.
 server_process: list[int] = []
 
 
 def browser_path() -> str:
-    """The system's Chromium."""
+    """Return the system's Chromium."""
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         pytest.fail(f"no browser: {NEEDS}")
@@ -49,7 +49,7 @@ def browser_path() -> str:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a dashboard that runs for these tests."""
+    """Start a dashboard for these tests, and yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -70,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def wait_for(address: str, process: subprocess.Popen[str]) -> None:
-    """Until the server answers."""
+    """Wait until the server answers."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -98,7 +98,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def tabs(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Gives a tab of another new user at each call; closed after the test, however it ends."""
+    """Yield a function that opens a tab of a new user; tabs are closed after the test."""
     contexts = []
 
     def another(**options: Any) -> Any:
@@ -114,7 +114,7 @@ def tabs(browser: Any) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def tab(browser: Any) -> Iterator[Any]:
-    """A tab of a new user; afterwards its console must hold no error, and nothing was asked of other machines."""
+    """Open a tab of a new user; afterwards its console must have no error, and no other machine was contacted."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.set_default_timeout(PAGE_MS)
@@ -128,10 +128,10 @@ def tab(browser: Any) -> Iterator[Any]:
 
 
 def problem_of(message: Any) -> str:
-    """An error in the console, but for one of Streamlit's own.
+    """Return an error in the console, except one of Streamlit's own.
 
-    Opened at `/limits`, its page first looks for the server under `/limits/_stcore/` and finds it under `/` when it is
-    not there: the browser writes down each such request.
+    Opened at `/limits`, its page first looks for the server at `/limits/_stcore/`, then at `/`: the browser logs each
+    such request.
     """
     address = message.location.get("url", "")
     probing = re.search(r"127\.0\.0\.1:\d+/[\w-]+/_stcore/(health|host-config)$", address)
@@ -139,7 +139,7 @@ def problem_of(message: Any) -> str:
 
 
 def is_foreign(address: str) -> bool:
-    """Whether another machine is asked."""
+    """Whether an address is on another machine."""
     return not re.match(r"(https?|wss?)://127\.0\.0\.1[:/]|data:|blob:|about:", address)
 
 
@@ -150,9 +150,9 @@ def visit(tab: Any, address: str, **link: str) -> None:
 
 
 def settle(tab: Any) -> None:
-    """Wait until the page's heading is there and its script has ended."""
+    """Wait until the page's heading is shown and its script has ended."""
     tab.wait_for_selector("h1")
-    # A page is done before its first script, too, and for a moment between one that asks for another and that one.
+    # A page is also done before its first script, and briefly between two scripts.
     for _ in range(2):
         tab.wait_for_selector(DONE)
         tab.wait_for_timeout(SETTLED_MS)
@@ -161,54 +161,54 @@ def settle(tab: Any) -> None:
 
 
 def heading(tab: Any, question: str) -> None:
-    """Wait for the page with this heading, complete."""
+    """Wait for the complete page with this heading."""
     tab.locator("h1").filter(has_text=question).wait_for()
     settle(tab)
 
 
 def metric(tab: Any, label: str) -> str:
-    """Value of the number with this label."""
+    """Return the value of the number with this label."""
     box = tab.locator("[data-testid=stMetric]").filter(has=tab.get_by_text(label, exact=True))
     text: str = box.locator("[data-testid=stMetricValue]").inner_text()
     return text
 
 
 def answer(tab: Any) -> str:
-    """The answer to the page's question."""
+    """Return the answer to the page's question."""
     text: str = tab.locator(".g-answer").inner_text()
     return text
 
 
 def table(tab: Any, name: str) -> list[list[str]]:
-    """Cells of the rows of a table by its name."""
+    """Return the cells of a table's rows by the table's name."""
     rows = tab.get_by_role("region", name=name, exact=True).locator("tbody tr")
     rows.first.wait_for()
     return [[cell.strip() for cell in row.locator("th, td").all_inner_texts()] for row in rows.all()]
 
 
 def upload(tab: Any, file: Path) -> None:
-    """Give the first page a file."""
+    """Upload a file on the first page."""
     tab.set_input_files("[data-testid=stMain] [data-testid=stFileUploaderDropzoneInput]", str(file))
 
 
 def own_button(tab: Any, name: str) -> Any:
-    """A button of the page: Streamlit's header has a Stop of its own while a script runs."""
+    """Return a button of the page: Streamlit's header has its own Stop while a script runs."""
     return tab.get_by_test_id("stMain").get_by_role("button", name=name, exact=True)
 
 
 def thread_ticks() -> dict[str, int]:
-    """The threads of the server and of its searches, and the CPU time of each so far in ticks of 10 ms."""
+    """Return the threads of the server and its searches, with their CPU time in ticks of 10 ms."""
     ticks = {}
     for process in (server_process[0], *children_of(server_process[0])):
         for folder in Path("/proc").glob(f"{process}/task/*"):
-            with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            with contextlib.suppress(OSError):  # the thread may have ended
                 fields = _fields(folder)
                 ticks[folder.name] = int(fields[11]) + int(fields[12])
     return ticks
 
 
 def children_of(parent: int) -> list[int]:
-    """The processes that a process has started and that still run."""
+    """Return the running child processes of a process."""
     children = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -218,14 +218,14 @@ def children_of(parent: int) -> list[int]:
 
 
 def _fields(folder: Path) -> list[str]:
-    """What the system says of a process or a thread after its name: state, parent, and so on."""
+    """Return the system's fields of a process or thread after its name: state, parent, and so on."""
     return (folder / "stat").read_text().rpartition(")")[2].split()
 
 
 def threads_at_work(known: Collection[str]) -> set[str]:
-    """Waits until threads that are not among the known ones compute; gives them.
+    """Wait until new threads compute, and return them.
 
-    So what the server computes unasked does not count.
+    Work that the server does unasked is excluded as known.
     """
     deadline = time.monotonic() + PAGE_MS / 1000
     while time.monotonic() < deadline:
@@ -239,7 +239,7 @@ def threads_at_work(known: Collection[str]) -> set[str]:
 
 
 def wait_until_ended(threads: set[str]) -> None:
-    """Until these threads have ended, or compute nothing for a second."""
+    """Wait until these threads have ended, or compute nothing for a second."""
     deadline = time.monotonic() + ENDED_S
     before, now = {}, thread_ticks()
     while any(now[each] > before.get(each, 0) for each in threads & now.keys()):

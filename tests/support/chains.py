@@ -1,4 +1,4 @@
-"""Traces in which every chain of ops that can be run as one is a variant, not measured."""
+"""Traces in which every possible fusion is a variant, not measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.helpers import kernel
 
 
 def with_chains(trace: Trace) -> Trace:
-    """The trace with every chain that can be tried as a variant, its other variants left out."""
+    """Return the trace with every possible fusion as its only variants."""
     chains = chains_of(trace)
 
     def variants(index: int) -> tuple[Variant, ...]:
@@ -27,5 +27,5 @@ def with_chains(trace: Trace) -> Trace:
 
 
 def chosen_by_name(trace: Trace, name: str) -> list[int]:
-    """For each op the number of its variant of this name, or 0."""
+    """Return each op's number of the variant with this name, or 0."""
     return [next((n for n, variant in enumerate(op.variants, 1) if variant.name == name), 0) for op in trace.ops]

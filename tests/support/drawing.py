@@ -1,4 +1,4 @@
-"""Steps to draw, figures of them, and what is looked at in a figure."""
+"""Steps to draw, their figures, and accessors of figures."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def bars_of(figure: go.Figure) -> list[go.Bar]:
 
 
 def axis_titles(figure: go.Figure) -> list[str]:
-    """Titles of the axes that show tick labels with numbers."""
+    """Return the titles of axes with numeric tick labels."""
     layout = figure.to_dict()["layout"]
     axes = {name: axis for name, axis in layout.items() if re.fullmatch(r"[xy]axis\d*", name)}
-    # Rows that share an x axis have its title only at the bottom; y axes with names on them need no unit.
+    # Rows that share an x axis have its title only at the bottom; y axes with names need no unit.
     numeric = {
         name: axis
         for name, axis in axes.items()
@@ -66,7 +66,7 @@ def axis_titles(figure: go.Figure) -> list[str]:
 
 
 def _has_names(figure: go.Figure, axis: str) -> bool:
-    """Whether a y axis has words on it."""
+    """Whether a y axis has words as labels."""
     key = axis.replace("axis", "")
     return axis.startswith("y") and any(
         isinstance(trace.y[0], str) for trace in figure.data if (trace.yaxis or "y") == key and len(trace.y)
@@ -89,7 +89,7 @@ def limited_step() -> Limits:
 
 
 def transferred() -> Transfer:
-    """Two settings: a schedule of the second loses half of its time on the first."""
+    """Make two settings: a schedule of the second loses half of its time on the first."""
     settings = tuple(Setting(f"net-b{b}", b, "h200", True, "critical_path", 2, 100, 200) for b in (1, 2))
     one, other = (setting.name for setting in settings)
     times = {(one, one): 100, (other, one): 150, (one, other): 120, (other, other): 100}
@@ -122,7 +122,7 @@ def all_figures(explored: Explored, limited: Limits, results: Results, theme: Th
 
 
 def fake_kaleido(monkeypatch: pytest.MonkeyPatch, draw: Callable[..., bytes]) -> type[Exception]:
-    """A Kaleido without a browser. Gives its error for a missing one."""
+    """Install a Kaleido without a browser; returns its error for a missing one."""
 
     class ChromeNotFoundError(Exception):
         pass

@@ -1,8 +1,8 @@
 """Stand-ins for CUDA's streams and events on the CPU, and a detector of missing waits.
 
-Ops run at once, in the order in which they are launched. Each stream has a vector clock: what it knows to have ended on
-every other one. `Races` looks at each operator that torch runs, with the storages that it reads and writes, and notes
-those whose last writer or readers the current stream does not know to have ended.
+Ops run at once, in launch order. Each stream has a vector clock: the ends that it knows of on every other stream.
+`Races` checks each operator that torch runs against the storages that it reads and writes, and records those whose last
+writer or readers may not have ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Clock = dict[int, int]
 
 
 class Event:
-    """What its stream knew when it was recorded."""
+    """Clock of its stream when it was recorded."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = dict(clock)
@@ -41,7 +41,7 @@ class Stream:
             self.clock[stream] = max(count, self.clock.get(stream, 0))
 
     def tick(self) -> tuple[int, int]:
-        """Another op of this stream: its number and place."""
+        """Count another op of this stream; returns its number and place."""
         self.clock[self.number] = self.clock.get(self.number, 0) + 1
         return self.number, self.clock[self.number]
 
@@ -84,13 +84,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 class Races(TorchDispatchMode):
-    """Notes each operator that uses a storage before the op that it must follow is known to have ended."""
+    """Recorder of operators that use a storage before the op that they must follow is known to have ended."""
 
     def __init__(self, streams: Streams, given: list[torch.Tensor]) -> None:
         super().__init__()
         self.streams = streams
         self.found: list[str] = []
-        self._kept: list[Any] = []  # no address is used twice
+        self._kept: list[Any] = []  # prevents reuse of addresses
         self._writer: dict[int, tuple[int, int]] = {}
         self._readers: dict[int, list[tuple[int, int]]] = {}
         first = streams.current.tick()

@@ -1,4 +1,4 @@
-"""Builders that tests share: hand-made traces, round hardware, random traces, schedules and plans."""
+"""Shared builders: hand-made traces, round hardware, random traces, schedules and plans."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ ONE_SM, HALF, WHOLE, WAVES = 1, 132, 264, 2640
 
 @dataclass(frozen=True)
 class Step:
-    """One op of a hand-made trace, with tensors by name; a name that nobody makes is an input of the step."""
+    """One op of a hand-made trace, with tensors by name; a name without maker is an input of the step."""
 
     name: str
     reads: str = ""
-    """Names of tensors it reads, separated by blanks."""
+    """Names of tensors to read, separated by blanks."""
     makes: str = ""
-    """New tensors, each on its own storage."""
+    """New tensors, each with its own storage."""
     changes: str = ""
     """Tensors changed in place."""
     views: str = ""
     """New tensors that share the storage of the first tensor in `looks_at`."""
     looks_at: str = ""
-    """Tensors mentioned in the arguments without reading an element."""
+    """Tensors in the arguments whose elements are not read."""
     kernels: tuple[Kernel, ...] = ()
     random: bool = False
     host_ns: int = 0
@@ -66,7 +66,7 @@ class Step:
 
 
 def kernel(dur_ns: int, blocks: int = ONE_SM, threads: int = 1024, regs: int = 0, smem: int = 0) -> Kernel:
-    """A kernel of `blocks` blocks; with 1024 threads `HALF` of them take half of the GPU's threads."""
+    """Make a kernel of `blocks` blocks; with 1024 threads, `HALF` of them take half of the GPU's threads."""
     return Kernel(
         name=f"k{dur_ns}",
         dur_ns=dur_ns,
@@ -78,22 +78,22 @@ def kernel(dur_ns: int, blocks: int = ONE_SM, threads: int = 1024, regs: int = 0
 
 
 def memset(dur_ns: int) -> Kernel:
-    """A memset, which needs no SM."""
+    """Make a memset, which needs no SM."""
     return Kernel(name="Memset (Device)", kind="memset", dur_ns=dur_ns, bytes=1024)
 
 
 def op(name: str, reads: str = "", makes: str | None = None, dur_ns: int = 1000, blocks: int = ONE_SM) -> Step:
-    """An op of one kernel that makes the tensor of its own name."""
+    """Make an op of one kernel that makes the tensor of its own name."""
     return Step(name, reads, name if makes is None else makes, kernels=(kernel(dur_ns, blocks),))
 
 
 def view(name: str, base: str) -> Step:
-    """An op without kernels: a view of `base`, named like the op."""
+    """Make an op without kernels: a view of `base`, named like the op."""
     return Step(name, views=name, looks_at=base)
 
 
 def in_place(name: str, target: str, reads: str = "", dur_ns: int = 1000) -> Step:
-    """An op that changes `target`."""
+    """Make an op that changes `target`."""
     return Step(name, reads=f"{target} {reads}", changes=target, kernels=(kernel(dur_ns),))
 
 
@@ -106,7 +106,7 @@ def make_trace(
     gpu: str = GPU,
     elements: int = 256,
 ) -> Trace:
-    """A trace of `steps`; tensors are float32 vectors of `elements` elements, `outputs` results of the step."""
+    """Make a trace of `steps`; tensors are float32 vectors of `elements` elements, `outputs` the step's results."""
     tensors: list[Tensor] = []
     storages: list[Storage] = []
     index_of: dict[str, int] = {}
@@ -176,7 +176,7 @@ def make_trace(
 
 
 def with_kernels(trace: Trace) -> Trace:
-    """The trace with a made-up kernel in every op that writes: a file must have kernels."""
+    """Add a synthetic kernel to every op that writes: a file must have kernels."""
     ops = (msgspec.structs.replace(op, kernels=(kernel(1000),)) if op.writes else op for op in trace.ops)
     return msgspec.structs.replace(trace, ops=tuple(ops))
 
@@ -186,14 +186,14 @@ def _timing(median_ns: int) -> Timing:
 
 
 def chain_trace(length: int = 5, dur_ns: int = 1000, **options: Any) -> Trace:
-    """Ops that each need the one before."""
+    """Make a chain of ops."""
     steps = [op("a0", "x", dur_ns=dur_ns)]
     steps += [op(f"a{i}", f"a{i - 1}", dur_ns=dur_ns) for i in range(1, length)]
     return make_trace(steps, **options)
 
 
 def wide_trace(width: int = 6, dur_ns: int = 10_000, depth: int = 2, blocks: int = ONE_SM, **options: Any) -> Trace:
-    """A stem, `width` independent chains of small kernels, and a join of all."""
+    """Make a stem, `width` independent chains of small kernels, and a join of all."""
     steps = [op("stem", "x", dur_ns=1000)]
     for branch in range(width):
         for place in range(depth):
@@ -233,9 +233,9 @@ def make_hardware(
     uncertainty: float = 0.0,
     **top_level: Any,
 ) -> HardwareModel:
-    """The bundled H200 with round numbers in place of everything that is measured; its limits stay.
+    """Return the bundled H200 with round numbers for all measured constants; its limits stay.
 
-    Its SMs are one pool, unless `sharing` gives an exponent; `matrix` is that of matrix kernels.
+    Its SMs are pooled, unless `sharing` gives an exponent; `matrix` is that of matrix kernels.
     """
     model = load_hardware("h200")
     replace = msgspec.structs.replace
@@ -284,23 +284,23 @@ def make_hardware(
 
 
 def share(part: float, cover: float = 1.0) -> Demand:
-    """Demand for `part` of the GPU's threads and block slots, and nothing else."""
+    """Return a demand for `part` of the GPU's threads and block slots, and nothing else."""
     return Demand(threads=part, regs=0.0, smem=0.0, slots=part, residency=part, cover=cover)
 
 
 def task(dur_ns: float, part: float = 0.25, queue: int = 0, deps: Sequence[int] = (), **fields: Any) -> Task:
-    """A kernel that takes `part` of the GPU."""
+    """Make a kernel that takes `part` of the GPU."""
     fields.setdefault("demand", share(part))
     return Task(name=f"t{dur_ns:g}", dur_ns=dur_ns, queue=queue, deps=tuple(deps), **fields)
 
 
 def copy(kind: str, size: int, queue: int = 0, deps: Sequence[int] = ()) -> Task:
-    """A copy of `size` bytes, `h2d` or `d2h`."""
+    """Make a copy of `size` bytes, `h2d` or `d2h`."""
     return Task(name=kind, kind=kind, copy_bytes=size, queue=queue, deps=tuple(deps))  # type: ignore[arg-type]
 
 
 def plan(*tasks: Task, mode: LaunchMode = "graph", **fields: Any) -> Plan:
-    """A plan of these tasks in launch order."""
+    """Make a plan of these tasks in launch order."""
     return Plan(tasks=tasks, mode=mode, **fields)
 
 
@@ -308,7 +308,7 @@ def plan(*tasks: Task, mode: LaunchMode = "graph", **fields: Any) -> Plan:
 
 
 def ancestors(preds: Sequence[Iterable[int]]) -> list[set[int]]:
-    """For each node all that come before it, directly or not; every predecessor has a smaller index."""
+    """Return all ancestors of each node; every predecessor has a smaller index."""
     result: list[set[int]] = []
     for before in preds:
         before_node: set[int] = set()
@@ -319,12 +319,12 @@ def ancestors(preds: Sequence[Iterable[int]]) -> list[set[int]]:
 
 
 def touched_storages(trace: Trace, op: Op) -> tuple[set[int], set[int]]:
-    """Storages whose elements an op reads, and those it writes."""
+    """Return the storages whose elements an op reads, and those it writes."""
     return {trace.tensors[t].storage for t in op.reads}, {trace.tensors[t].storage for t in op.writes}
 
 
 def works(op: Op) -> bool:
-    """Whether an op runs on the GPU or is taken to."""
+    """Whether an op counts as running on the GPU."""
     return bool(op.kernels or op.writes)
 
 
@@ -333,7 +333,7 @@ def works(op: Op) -> bool:
 
 @st.composite
 def kernels(draw: st.DrawFn) -> Kernel:
-    """A kernel that an H200 can run, now and then a memset."""
+    """Draw a kernel that an H200 can run, sometimes a memset."""
     if draw(st.integers(0, 9)) == 0:
         return memset(draw(st.integers(1, 3000)))
     threads = draw(st.sampled_from((32, 100, 128, 256, 512, 1024)))
@@ -350,7 +350,7 @@ def kernels(draw: st.DrawFn) -> Kernel:
 
 @st.composite
 def traces(draw: st.DrawFn, max_ops: int = 14) -> Trace:
-    """A legal trace: kernels, views, views of views, ops in place, memsets, random ops, ops of several kernels.
+    """Draw a legal trace: kernels, views, views of views, ops in place, memsets, random ops, ops of several kernels.
 
     At least one op has a kernel. Some tensors are outputs of the step.
     """
@@ -372,7 +372,7 @@ def traces(draw: st.DrawFn, max_ops: int = 14) -> Trace:
             steps.append(Step(f"op{index}", reads, name, kernels=draw(some), random=random, host_ns=host_ns))
         else:
             target = draw(near)
-            launched = draw(some) if kind == "change" else ()  # silent: it writes, but no kernel was seen
+            launched = draw(some) if kind == "change" else ()  # silent: it writes, but has no kernel
             steps.append(Step(f"op{index}", f"{target} {reads}", changes=target, kernels=launched, random=random))
         if kind in ("make", "view"):
             names.append(name)
@@ -383,7 +383,7 @@ def traces(draw: st.DrawFn, max_ops: int = 14) -> Trace:
 
 @st.composite
 def schedules(draw: st.DrawFn, trace: Trace, max_streams: int = 4) -> tuple[list[int], list[int]]:
-    """A random legal launch order of a trace's ops, and the stream of each op."""
+    """Draw a legal launch order of a trace's ops, and the stream of each op."""
     preds = dependencies(trace)
     count = len(preds)
     priority = draw(st.lists(st.integers(0, 20), min_size=count, max_size=count))
@@ -400,7 +400,7 @@ def schedules(draw: st.DrawFn, trace: Trace, max_streams: int = 4) -> tuple[list
 
 @st.composite
 def traces_with_schedules(draw: st.DrawFn, max_ops: int = 14) -> tuple[Trace, list[int], list[int]]:
-    """A random trace, a legal order of its ops, and the stream of each."""
+    """Draw a random trace, a legal order of its ops, and the stream of each."""
     trace = draw(traces(max_ops))
     order, streams = draw(schedules(trace))
     return trace, order, streams
@@ -408,7 +408,7 @@ def traces_with_schedules(draw: st.DrawFn, max_ops: int = 14) -> tuple[Trace, li
 
 @st.composite
 def plans(draw: st.DrawFn, mode: LaunchMode = "graph", max_tasks: int = 16, max_queues: int = 5) -> Plan:
-    """A random plan: kernels large and small, memsets, copies, queues, dependencies on earlier tasks, buffers."""
+    """Draw a plan: kernels large and small, memsets, copies, queues, dependencies on earlier tasks, buffers."""
     tasks: list[Task] = []
     part = st.sampled_from((0.0, 0.01, 0.1, 0.25, 0.3, 0.5, 0.75, 1.0))
     time = st.sampled_from((0.0, 0.3, 1.0, 7.7, 100.0, 1234.5)) | st.floats(0.0, 20_000.0).map(lambda t: round(t, 3))
@@ -445,7 +445,7 @@ def plans(draw: st.DrawFn, mode: LaunchMode = "graph", max_tasks: int = 16, max_
 
 @st.composite
 def hardware_models(draw: st.DrawFn) -> HardwareModel:
-    """Costs and contention over their usual range; zero is common."""
+    """Draw costs and contention over their usual range; zero is common."""
     return make_hardware(
         chain_ns=draw(st.sampled_from((0.0, 100.0, 405.3))),
         fork_ns=draw(st.sampled_from((0.0, 30.0))),
@@ -472,7 +472,7 @@ def hardware_models(draw: st.DrawFn) -> HardwareModel:
 
 
 def build_graph(trace: Trace, hardware: HardwareModel | None = None) -> OpGraph:
-    """The op graph of a trace on round numbers."""
+    """Return the op graph of a trace on round numbers."""
     return OpGraph.build(trace, hardware or make_hardware())
 
 
@@ -486,12 +486,12 @@ def lowered(
     partitions: Sequence[Partition] = (),
     memory: bool = True,
 ) -> Plan:
-    """The plan of a launch order and the streams by op, for cases written down by hand."""
+    """Return the plan of a launch order and the streams by op, for cases written by hand."""
     schedule = schedule_of(order, streams, variants=variants, partitions=partitions)
     return lower(graph, schedule, mode, memory=memory)
 
 
 def schedule_of(order: Sequence[int], streams: Sequence[int], **fields: Any) -> Schedule:
-    """A schedule from any sequences; `fields` are its others."""
+    """Make a schedule from any sequences; `fields` are its others."""
     lists = {name: tuple(fields.pop(name, ())) for name in ("variants", "partitions")}
     return Schedule(tuple(order), tuple(streams), **lists, **fields)

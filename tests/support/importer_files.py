@@ -1,4 +1,4 @@
-"""Small made files of each format."""
+"""Small synthetic files of each format."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ SAMPLES = Path(__file__).parents[1] / "data" / "importers"
 
 
 def kernel(name: str, ts: float, dur: float, stream: int = 7, correlation: int = 1, **args: Any) -> dict[str, Any]:
-    """A kernel event of Kineto."""
+    """Make a kernel event of Kineto."""
     fields = {"device": 0, "stream": stream, "correlation": correlation, "grid": [8, 1, 1], "block": [64, 1, 1]}
     fields |= {"registers per thread": 32, "shared memory": 0, **args}
     return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur, "args": fields}
 
 
 def call(name: str, ts: float, dur: float, correlation: int) -> dict[str, Any]:
-    """A launch on the host."""
+    """Make a launch on the host."""
     args = {"correlation": correlation}
     return {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 9, "tid": 9, "ts": ts, "dur": dur, "args": args}
 
 
 def operator(name: str, ts: float, dur: float, record: int | None = None) -> dict[str, Any]:
-    """An operator on the host."""
+    """Make an operator on the host."""
     args = {} if record is None else {"Record function id": record}
     return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 9, "tid": 9, "ts": ts, "dur": dur, "args": args}
 
 
 def sync(kind: str, correlation: int, **args: Any) -> dict[str, Any]:
-    """A recorded wait."""
+    """Make a recorded wait."""
     fields = {"cuda_sync_kind": kind, "correlation": correlation, "device": 0, **args}
     return {"ph": "X", "cat": "cuda_sync", "name": kind, "pid": 0, "tid": 7, "ts": 0, "dur": 1, "args": fields}
 
 
 def write_kineto(path: Path, events: list[dict[str, Any]], **top: Any) -> Path:
-    """A Kineto file of an A100."""
+    """Write a Kineto file of an A100."""
     properties = [{"id": 0, "name": "NVIDIA A100-SXM4-40GB", "numSms": 108}]
     document = {"schemaVersion": 1, "deviceProperties": properties, "traceEvents": events, **top}
     data = json.dumps(document).encode()
@@ -50,7 +50,7 @@ def write_kineto(path: Path, events: list[dict[str, Any]], **top: Any) -> Path:
 def node(
     number: int, name: str, takes: list[int], makes: list[int], schema: str = "", record: int = -1
 ) -> dict[str, Any]:
-    """A node of an execution trace whose tensors have the storage ids 100 + their own."""
+    """Make a node of an execution trace whose tensors have the storage ids 100 + their own."""
 
     def side(tensors: list[int]) -> dict[str, Any]:
         return {"values": [[t, 100 + t, 0, 4, 4, "cuda:0"] for t in tensors], "shapes": [], "types": [], "strides": []}
@@ -67,13 +67,15 @@ def node(
 
 
 def write_execution_trace(path: Path, nodes: list[dict[str, Any]]) -> Path:
-    """An execution trace of today's schema."""
+    """Write an execution trace of the current schema."""
     path.write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "pid": 1, "time": "", "start_ts": 0, "nodes": nodes}))
     return path
 
 
 def write_nsys(path: Path, kernels: list[tuple[Any, ...]], *more: str) -> Path:
-    """An export of Nsight Systems with kernels (start, end, device, stream, correlation) and further statements."""
+    """Write an export of Nsight Systems with kernels (start, end, device, stream, correlation) and further
+    statements.
+    """
     with closing(sqlite3.connect(path)) as base:
         base.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
         base.execute("INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_SCHEMA_VERSION', '3.13.2')")
@@ -89,7 +91,7 @@ def write_nsys(path: Path, kernels: list[tuple[Any, ...]], *more: str) -> Path:
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> Path:
-    """A gzipped tar archive."""
+    """Write a gzipped tar archive."""
     import io
 
     with tarfile.open(path, "w:gz") as archive:

@@ -1,4 +1,4 @@
-"""Commands killed with SIGKILL at random moments, then run again: what is lost, half written or left over."""
+"""Commands killed with SIGKILL at random moments, then run again: lost, half-written and left-over data."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from tests.support.helpers import wide_trace
 from tests.support.sweeping import numbers
 
 ROOT: Final = Path(__file__).parents[2]
-#: Marks the processes of a run, for the search for orphans.
+#: Mark of a run's processes, for the search for orphans.
 MARK: Final = "GPUSIM_KILL_TEST"
-#: Orphans have this long to notice that their parent is gone.
+#: Time for orphans to notice that their parent has ended; limits of a run and of polling, in s.
 ORPHANS_S, RUN_S, POLL_S = 5.0, 120.0, 0.0005
-#: What is between the folder that a command works in and the one for temporary files.
+#: Names of the work folder and the temporary folder of a command.
 WORK, TEMPORARY = "work", "tmp"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command, the files it writes, and what must be the same after a kill and a second run."""
+    """A command, the files it writes, and their invariant over a kill and a second run."""
 
     name: str
     argv: tuple[str, ...]
     outputs: tuple[str, ...]
-    """Names, or patterns, of what is in the folder at the end besides the inputs."""
+    """Names, or patterns, of new entries of the folder at the end."""
     content: Callable[[Path], Any]
-    """What the outputs hold, without what differs from run to run."""
+    """Content of the outputs without parts that differ from run to run."""
     resumes: bool = False
-    """Whether a second run goes on with what the first one wrote: then none of that may be lost."""
+    """Whether a second run resumes the first one's work: then none of it may be lost."""
 
 
 @dataclass
 class Tally:
-    """What came of the kills of one job."""
+    """Results of the kills of one job."""
 
     kills: int = 0
     ended_first: int = 0
@@ -116,7 +116,7 @@ SWEEP = (
 
 
 def jobs(scheduler: str | None = None) -> tuple[Job, ...]:
-    """All jobs; the one on a cluster only where there is a scheduler."""
+    """Return all jobs; the one on a cluster only with a scheduler."""
     explore = ("explore", "wide5.json", "--budget", "60", "--evaluations", "60", "--seed", "1", "-o", "best.json")
     predict = ("validate", "r.toml", "--stage", "predict", "-o", ".")
     simulate = ("simulate", "wide5.json", "--perfetto", "out.json.gz", "--html", "out.html")
@@ -133,7 +133,7 @@ def jobs(scheduler: str | None = None) -> tuple[Job, ...]:
 
 
 class Killer:
-    """Kills one job again and again; the first run, which is not killed, says what is right and how long it takes."""
+    """Killer of one job, repeatedly; the first, complete run gives the expected result and duration."""
 
     def __init__(self, job: Job, folder: Path, seed: int) -> None:
         self.job, self.folder = job, folder
@@ -149,11 +149,11 @@ class Killer:
             self.tally.left_over.append(f"{job.name}, not killed: {left}")
 
     def kill(self, number: int) -> None:
-        """One kill and the run after it."""
+        """Kill once, and run the command again."""
         job, tally = self.job, self.tally
         place = self._new_place(f"kill{number}")
         mark = uuid.uuid4().hex
-        # Half of them when a file is being written, which is a short time; the others at any time.
+        # Half of the kills while a file is being written, which is a short time; the others at any time.
         at_write = self.random.random() < 0.5
         moment = self.random.uniform(0.0, self.seconds)
         process = self._start(place, mark)
@@ -200,7 +200,7 @@ class Killer:
             )
 
     def _wait(self, process: subprocess.Popen[bytes], place: Path, moment: float, at_write: bool) -> bool:
-        """Until the moment has come; False where the command has ended before it."""
+        """Wait for the moment; False where the command ended before it."""
         deadline = time.monotonic() + moment
         while process.poll() is None:
             if at_write and any(
@@ -213,7 +213,7 @@ class Killer:
         return False
 
     def _finish(self, place: Path) -> str:
-        """Run the command to its end; what went wrong."""
+        """Run the command to its end; returns the problem."""
         mark = uuid.uuid4().hex
         process = self._start(place, mark)
         try:
@@ -232,7 +232,7 @@ class Killer:
         return []
 
     def _half_written(self, place: Path) -> list[str]:
-        """Problems of outputs that are there; a store is whole once its journal has been played back."""
+        """Return the problems of existing outputs; a store is complete once its journal has been played back."""
         named = [path for path in self._there(place) if any(path.match(pattern) for pattern in self.job.outputs)]
         return [
             problem
@@ -243,7 +243,7 @@ class Killer:
     def _safe_content(self, place: Path) -> Any:
         try:
             return self.job.content(place / WORK)
-        except Exception as error:  # whatever it is: the content is not there
+        except Exception as error:  # any error means missing content
             return (
                 {f"unreadable: {error}": ()}
                 if self.job.resumes and (place / WORK / "s.sqlite").exists() and not _empty(place)
@@ -261,12 +261,12 @@ class Killer:
 
 
 def _empty(place: Path) -> bool:
-    """Whether the store was created and nothing was in it yet: a reader then says that it is none."""
+    """Whether the store was created but still empty: a reader then says that it is none."""
     return (place / WORK / "s.sqlite").stat().st_size == 0 or (place / WORK / "s.sqlite-journal").exists()
 
 
 def _marked(mark: str) -> list[tuple[int, str]]:
-    """Processes that a run has started: number and command."""
+    """Return the processes of a run: number and command."""
     processes = []
     for place in Path("/proc").iterdir():
         if not place.name.isdigit():
@@ -285,7 +285,7 @@ def _marked(mark: str) -> list[tuple[int, str]]:
 
 
 def _wait_for_end(mark: str) -> list[str]:
-    """Commands of processes that outlive their parent; they are ended."""
+    """Return the commands of processes that outlive their parent, after killing them."""
     deadline = time.monotonic() + ORPHANS_S
     while (processes := _marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -302,7 +302,7 @@ def _kill(mark: str) -> None:
 def kill_all(
     chosen: Sequence[Job], kills: int, folder: Path, seed: int, say: Callable[[str], None]
 ) -> dict[str, Tally]:
-    """`kills` kills, shared out evenly over the jobs."""
+    """Distribute `kills` kills evenly over the jobs."""
     tallies: dict[str, Tally] = {}
     for place, job in enumerate(chosen):
         killer = Killer(job, folder, seed)
@@ -314,7 +314,7 @@ def kill_all(
 
 
 def table(tallies: dict[str, Tally]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     head = ("command", "kills", "ended before", "while writing", "lost", "half written", "left over", "orphans")
     lines = [f"| {' | '.join(head)} |", "|---|" + "--:|" * (len(head) - 1)]
     for name, t in tallies.items():

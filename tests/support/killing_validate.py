@@ -1,4 +1,4 @@
-"""`gpusim validate` without a GPU: its own run of a recipe, with capture and replay replaced as in `test_recipes`.
+"""`gpusim validate` without a GPU: a real run of a recipe, with capture and replay replaced as in `test_recipes`.
 
 Processes and folders are the real ones.
 """

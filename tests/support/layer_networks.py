@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tables() -> ModuleType:
-    """`validate/layerwise/networks.py`, which is no package."""
+    """Load `validate/layerwise/networks.py`, which is not in a package."""
     spec = importlib.util.spec_from_file_location("layer_tables", ROOT / "validate" / "layerwise" / "networks.py")
     assert spec is not None
     assert spec.loader is not None
@@ -23,7 +23,7 @@ def tables() -> ModuleType:
 
 
 def small_cnn(batch: int) -> LayerGraph:
-    """Every kind of layer of a convolutional network, on maps that no split divides evenly."""
+    """Make every kind of layer of a convolutional network, on maps that no split divides evenly."""
     net = NetworkBuilder("small_cnn", batch)
     stem = net.convolution((3, 17, 15), 8, 3, stride=2, padding=1, norm=True, relu=True, name="stem")
     pooled = net.pool(stem, 3, stride=2, padding=1, name="max")
@@ -42,7 +42,7 @@ def small_cnn(batch: int) -> LayerGraph:
 
 
 def chain(batch: int, *, convolutions: int = 3, width: int = 16) -> LayerGraph:
-    """Convolutions and two fully connected layers, one after the other."""
+    """Make convolutions and two fully connected layers in sequence."""
     net = NetworkBuilder("chain", batch)
     at: int | tuple[int, int, int] = (3, 16, 16)
     for number in range(convolutions):

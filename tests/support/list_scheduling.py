@@ -1,4 +1,4 @@
-"""The list scheduler written out to be read: what `gpusim.engine.compiled.lists` is compared with."""
+"""Readable list scheduler, the reference for `gpusim.engine.compiled.lists`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Resources = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class _Lane:
-    """A stream: its op, which kernel of it is next, and when that may start (-1: it runs, or there is none)."""
+    """A stream: its op, the op's next kernel, and its earliest start (-1: it runs, or there is none)."""
 
     op: int = -1
     kernel: int = 0
     start_at: float = -1.0
     started: int = 0
-    """How many kernels had started when it had, its own among them."""
+    """Number of kernels started by then, its own included."""
     ended_at: float = 0.0
     used: bool = False
 
@@ -40,7 +40,7 @@ def list_schedule(
 
 
 class _Scheduler:
-    """State of one run: what is ready, what runs where, what time it is."""
+    """State of one run: ready ops, running kernels, time."""
 
     def __init__(self, graph: OpGraph, streams: int, priority: Sequence[float], min_share: float) -> None:
         budget.check_costs(graph.hardware)
@@ -52,7 +52,7 @@ class _Scheduler:
         self.preds, self.succs = graph.work_preds, graph.work_succs
         self.waiting = {op: len(before) for op, before in self.preds.items()}
         self.ready: dict[Resources, list[tuple[float, int]]] = {}
-        """Ready ops by what their first kernels demand: of one demand the most urgent finds room, or none does."""
+        """Ready ops by demand of their first kernels: of one demand only the most urgent matters for finding room."""
         self.ready_at: dict[int, float] = {}
         self.lanes = [_Lane() for _ in range(streams)]
         self.idle = set(range(streams))
@@ -72,7 +72,7 @@ class _Scheduler:
         heapq.heappush(self.ready.setdefault(demand, []), (-self.priority[op], op))
 
     def run(self) -> ListSchedule:
-        """Alternate between giving idle streams work and going on to the next start or end."""
+        """Alternate between filling idle streams and advancing to the next start or end."""
         events = events_left = budget.EVENTS * (sum(map(len, self.graph.tasks)) + 1)
         while len(self.order) < len(self.preds) or len(self.idle) < len(self.lanes):
             events_left -= 1
@@ -93,7 +93,7 @@ class _Scheduler:
         return ListSchedule(spread_views(self.graph, self.order, self.stream_of), self.now)
 
     def _next_start(self) -> tuple[float, int] | None:
-        """When the front end starts the next kernel, and on which lane: the one that has been ready longest."""
+        """Return time and stream of the front end's next start: the stream that has been ready longest."""
         if self.pool.full:
             return None
         waiting = [
@@ -120,7 +120,9 @@ class _Scheduler:
         lane.started = self.starts
 
     def _end(self, op: int) -> None:
-        """A kernel has ended: its op goes on to the next one, or its stream is free and its successors may be ready."""
+        """Handle a kernel's end: its op continues with the next one, or its stream is free and its successors may be
+        ready.
+        """
         self.pool.finish(op)
         self.pool.update()
         number = self.stream_of[op]
@@ -160,7 +162,7 @@ class _Scheduler:
             left = None
 
     def _urgent(self, op: int) -> bool:
-        """Whether nothing on the GPU is more urgent than `op`."""
+        """Whether no running op is more urgent than `op`."""
         return all(
             self.priority[lane.op] <= self.priority[op]
             for number, lane in enumerate(self.lanes)
@@ -168,7 +170,7 @@ class _Scheduler:
         )
 
     def _launch(self, op: int) -> None:
-        """Put an op on an idle stream; its first kernel may start once the gap and the joins have passed."""
+        """Put an op on an idle stream; its first kernel may start after the gap and the joins."""
         number = self._stream_for(op)
         lane = self.lanes[number]
         edges = sum(self.stream_of[p] != number for p in self.preds[op]) + lane.used
@@ -184,12 +186,12 @@ class _Scheduler:
         self.stream_of[op] = number
 
     def _stream_for(self, op: int) -> int:
-        """An idle stream that one of its predecessors ran on, if there is one: that saves an event."""
+        """Return an idle stream of one of its predecessors, if any: that saves an event."""
         near = [self.stream_of[p] for p in self.preds[op] if self.stream_of[p] in self.idle]
         return near[-1] if near else min(self.idle)
 
     def _left(self) -> list[float]:
-        """What is left of each resource beside what runs or is about to."""
+        """Return what is left of each resource after running and starting kernels."""
         left = [1.0, 1.0, 1.0, 1.0]
         for kernel in self.pool.running:
             for resource, need in enumerate(kernel.demand):
@@ -202,6 +204,6 @@ class _Scheduler:
 
 
 def _share(left: Sequence[float], demand: Resources) -> float:
-    """Share of its blocks that a kernel of this demand would get of what is left."""
+    """Return the share of its blocks that a kernel of this demand would get of the remaining resources."""
     shares = [max(0.0, room) / need for room, need in zip(left, demand, strict=True) if need > 0.0]
     return min(1.0, *shares) if shares else 1.0

@@ -1,4 +1,4 @@
-"""Results made by hand: cases with nothing of interest but their times."""
+"""Synthetic results: cases in which only times matter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def case(
     interval_ns: tuple[int, int] = (0, 0),
     fitted: bool = False,
 ) -> ResultCase:
-    """A replayed schedule."""
+    """Make a replayed schedule."""
     return ResultCase(
         trace=trace,
         network=trace.partition("-")[0],
@@ -51,7 +51,7 @@ def case(
 
 
 def make_results(cases: Sequence[ResultCase] = (), recipe: str = "r") -> Results:
-    """The document of a run on an H200."""
+    """Make the document of a run on an H200."""
     return Results(
         schema=SCHEMA,
         recipe=recipe,

@@ -9,7 +9,7 @@ from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
 from tests.support.helpers import Step, kernel, make_hardware, make_trace
 
-#: Bytes of every tensor of the chain: 4 MiB, so that none is rounded.
+#: Size of every tensor of the chain, in bytes: 4 MiB, so that none is rounded.
 SIZE = 4 << 20
 
 
@@ -44,7 +44,7 @@ def chain_step(
 
 
 def with_bytes(trace: Trace, sizes: dict[str, int]) -> Trace:
-    """The trace with other sizes for the storages of some tensors, by name."""
+    """Return the trace with other storage sizes for some tensors, by name."""
     storages = list(trace.storages)
     for tensor in trace.tensors:
         if tensor.name in sizes:
@@ -53,17 +53,17 @@ def with_bytes(trace: Trace, sizes: dict[str, int]) -> Trace:
 
 
 def storage_of(trace: Trace, name: str) -> int:
-    """The storage of a tensor by its name."""
+    """Return the storage of a tensor by its name."""
     return next(t.storage for t in trace.tensors if t.name == name)
 
 
 def op_of(trace: Trace, name: str) -> int:
-    """An op by its name."""
+    """Return an op by its name."""
     return next(index for index, op in enumerate(trace.ops) if op.name == name)
 
 
 def graph_of(trace: Trace, **hardware: float) -> OpGraph:
-    """The step on round hardware: copies of 50 bytes a ns."""
+    """Return the step on round hardware: copies of 50 bytes per ns."""
     return OpGraph.build(trace, make_hardware(**hardware))
 
 

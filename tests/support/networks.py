@@ -1,4 +1,4 @@
-"""Small networks for the tests of capture and replay, each hard in a way of its own.
+"""Small networks for the tests of capture and replay, each hard in its own way.
 
 Each public function is a SPEC for `gpusim capture` (`tests/support/networks.py:branches`): it takes the batch and
 returns a module and its inputs, some also a loss.
@@ -33,7 +33,7 @@ CLASSES = 7
 
 
 def conv_bn(inner: int, outer: int, kernel: int = 1, **options: Any) -> nn.Sequential:
-    """Convolution, batch norm (whose statistics change in place) and ReLU in place."""
+    """Make convolution, batch norm (whose statistics change in place) and ReLU in place."""
     return nn.Sequential(
         nn.Conv2d(inner, outer, kernel, padding=kernel // 2, bias=False, **options),
         nn.BatchNorm2d(outer),
@@ -64,7 +64,7 @@ class Branches(nn.Module):
 
 
 class Faint(nn.Module):
-    """Convolutions with weights so small that nothing of the input is left beside the last layer's bias."""
+    """Convolutions with weights so small that only the last layer's bias remains of the signal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Views(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Chains of changes in place, and an older reader of what they change."""
+    """Chains of changes in place, and an older reader of the changed memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class InPlace(nn.Module):
 
 
 class Dropouts(nn.Module):
-    """Random ops on branches that do not need each other: they share one generator."""
+    """Random ops on independent branches: they share one generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class Outputs(nn.Module):
 
 
 class Frozen(nn.Module):
-    """Layers that are not trained before those that are: the backward pass ends early."""
+    """Untrained layers before trained ones: the backward pass ends early."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ class Frozen(nn.Module):
 
 
 class Indexed(nn.Module):
-    """Results that are indices: pooling that is undone, gather, scatter and a top-k of fixed size."""
+    """Results that are indices: unpooling, gather, scatter and a top-k of fixed size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ class Recurrent(nn.Module):
 
 
 class ChangesInput(nn.Module):
-    """The step changes its own input, which it also hands on as an output."""
+    """The step changes its own input, which it also returns as an output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ class ChangesInput(nn.Module):
 
 
 class ReadsAValue(nn.Module):
-    """Not to be captured: a number from a tensor steers the computation."""
+    """Not capturable: a number from a tensor steers the computation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ class ReadsAValue(nn.Module):
 
 
 class Masked(ReadsAValue):
-    """Not to be captured: how many elements are picked depends on their values."""
+    """Not capturable: the number of selected elements depends on their values."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.layer(x)
@@ -341,7 +341,7 @@ class Heads(nn.Module):
 
 
 class Untrainable(nn.Module):
-    """Not to be captured in training: it has no parameter."""
+    """Not capturable in training: it has no parameter."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.relu()
@@ -436,11 +436,11 @@ def wrong_return(batch: int) -> torch.Tensor:
 
 
 def own_loss(batch: int) -> tuple[nn.Module, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-    """With a loss of its own, and the only input not in a tuple."""
+    """Return a network with a loss of its own, and a single input that is not in a tuple."""
     return nn.Linear(4, 3), torch.randn(batch, 4), lambda output: output.pow(2).sum()
 
 
-#: Those above that can be captured.
+#: Networks above that can be captured.
 NETWORKS = (
     "branches",
     "views",
@@ -467,7 +467,7 @@ NETWORKS = (
 
 @dataclass(frozen=True)
 class OnCpu:
-    """A step captured on the CPU, with all that was made on the way. Shared by tests: not to be changed."""
+    """A step captured on the CPU with all intermediate results. Shared by tests: do not change."""
 
     options: CaptureOptions
     step: ModelStep
@@ -476,7 +476,9 @@ class OnCpu:
     trace: Trace
 
     def rerun(self, trace: Trace | None = None) -> Runner:
-        """A runner of the trace (or of another with the same tensors), bound to a fresh copy of the initial state."""
+        """Return a runner of the trace (or of another with the same tensors), bound to a fresh copy of the initial
+        state.
+        """
         runner = Runner(trace or self.trace, CPU, trust_code=True)
         runner.bind(InitialState.copy_of(self.recorded.initial).tensors)
         torch.manual_seed(self.options.seed)
@@ -489,13 +491,13 @@ BATCH = 2
 
 
 def spec(name: str) -> str:
-    """The SPEC of a network of this file."""
+    """Return the SPEC of a network of this file."""
     return f"{FILE}:{name}"
 
 
 @functools.cache
 def on_cpu(name: str, mode: Mode = "train", memory_format: MemoryFormat = "contiguous", dtype: Dtype = "fp32") -> OnCpu:
-    """The network captured on the CPU."""
+    """Capture the network on the CPU."""
     options = CaptureOptions(spec=spec(name), mode=mode, batch=BATCH, dtype=dtype, memory_format=memory_format)
     step = build_step(options, CPU)
     graph = joint_graph(step)
@@ -509,7 +511,7 @@ def on_cpu(name: str, mode: Mode = "train", memory_format: MemoryFormat = "conti
 
 @functools.cache
 def fused_on_cpu(name: str, mode: Mode = "train") -> OnCpu:
-    """The network captured on the CPU with the front end `inductor`. Compiles C++: seconds each."""
+    """Capture the network on the CPU with the front end `inductor`. Compiles C++: seconds each."""
     captured = on_cpu(name, mode)
     options = replace(captured.options, frontend="inductor")
     recorded = inductor_step(captured.graph, captured.recorded, mode == "train")

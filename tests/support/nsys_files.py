@@ -40,7 +40,7 @@ _CUPTI = "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_"
 
 @dataclass(frozen=True)
 class Schema:
-    """What differs between releases."""
+    """Differences between releases."""
 
     version: str
     product: str
@@ -49,17 +49,17 @@ class Schema:
     sync_types: tuple[tuple[int, str, str], ...] = ()
     """Rows of `ENUM_CUPTI_SYNC_TYPE`: number, name, label."""
     waits: int = 2
-    """Number of a stream that waits."""
+    """Stream number of the waiting stream."""
     sync: str = "syncType INT, eventId INT"
     events: str = "deviceId INT, contextId INT, streamId INT, correlationId INT, globalPid INT, eventId INT"
     nvtx_by_id: bool = True
-    """Names of ranges are in StringIds."""
+    """Whether names of ranges are in StringIds."""
     gpu: str = "TARGET_INFO_GPU"
     gpu_columns: str = "id INT, name TEXT, smCount INT, clockRate INT, cuDevice INT"
     text_names: bool = False
-    """Names of kernels stand in the table itself."""
+    """Whether names of kernels are in the table itself."""
     host: bool = True
-    """Has calls, waits and ranges."""
+    """Whether it has calls, waits and ranges."""
     more: tuple[str, ...] = field(default=())
     """Further statements."""
 
@@ -116,7 +116,7 @@ SCHEMAS = {
 
 
 def write_schema(path: Path, schema: Schema) -> Path:
-    """The run in one schema."""
+    """Write the run in one schema."""
     numbers = {name: place for place, (name, *_) in enumerate(KERNELS, 1)} | {"the step": 90}
     with closing(sqlite3.connect(path)) as base:
         run = base.execute
@@ -192,7 +192,7 @@ def _write_host(base: sqlite3.Connection, schema: Schema) -> None:
 
 
 def _insert(base: sqlite3.Connection, table: str, **values: Any) -> None:
-    """A row of the values for which the table has columns."""
+    """Insert a row of the values for which the table has columns."""
     there = {row[1] for row in base.execute(f"PRAGMA table_info({table})")}
     known = {name: value for name, value in values.items() if name in there}
     marks = ", ".join("?" * len(known))

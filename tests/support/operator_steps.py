@@ -28,18 +28,18 @@ from gpusim.trace.element_sizes import DTYPE_BYTES
 from gpusim.trace.store import read_trace
 
 ROOT = Path(__file__).parents[2]
-#: Other documents beside the traces.
+#: Other documents next to the traces.
 OTHERS = (".schedules.json.gz", ".predicted.json.gz", ".perfetto.json.gz", ".plans.json.gz")
-#: About so many ops are in a step: the one that it is about, and those behind its arguments.
+#: Approximate number of ops in a step: the tested one, and those behind its arguments.
 MOST_OPS = 12
-#: Steps for each operator, with arguments of different kinds.
+#: Steps per operator, with arguments of different kinds.
 MOST_STEPS = 3
 
 Document = dict[str, Any]
 
 
 def trace_files() -> list[Path]:
-    """Every trace that the project holds, also those in sets."""
+    """Return every trace of the project, also those in sets."""
     tops = [ROOT / name for name in ("traces", "validate")]
     folders = {path.parent for top in tops for path in top.rglob("*.json.gz")}
     folders |= {path.with_suffix("") for top in tops for path in top.rglob(f"*{SUFFIX}")}
@@ -316,7 +316,7 @@ def _references(document: Document, rng: random.Random) -> str:
 
 
 def _tensor(document: Document, rng: random.Random) -> str:
-    """A tensor that an op takes or makes: shape, strides, type, place, and what fills it."""
+    """Change a tensor that an op takes or makes: shape, strides, type, place, or initial values."""
     op = _op(document, rng)
     near = [*tensor_refs([op["args"], op["kwargs"]]), *(t for t in op["outputs"] if t is not None)]
     tensors = document["tensors"]
@@ -357,7 +357,7 @@ def _tensor(document: Document, rng: random.Random) -> str:
 
 
 def _target(document: Document, rng: random.Random) -> str:
-    """Another operator for the same arguments: another overload, or one of another name."""
+    """Use another operator for the same arguments: another overload, or another name."""
     op = _op(document, rng)
     base = op["target"].rpartition(".")[0]
     alike = [name for name in sorted(allowed_operators()) if name.rpartition(".")[0].strip("_") == base.strip("_")]
@@ -366,7 +366,7 @@ def _target(document: Document, rng: random.Random) -> str:
 
 
 def _ops(document: Document, rng: random.Random) -> str:
-    """An op once more, gone, or in another place."""
+    """Repeat, drop or move an op."""
     ops = document["ops"]
     how, at = rng.randrange(3), rng.randrange(len(ops))
     if how == 0:

@@ -44,12 +44,12 @@ def batches(count: int, size: int = 4, seed: int = 1, device: str = "cpu") -> li
 
 
 def fast(target: Any, inputs: Any, **options: Any) -> Any:
-    """`gpusim.optimize` with a short search, without a GPU unless another executor is given."""
+    """Run `gpusim.optimize` with a short search, without a GPU unless another executor is given."""
     return optimize(target, inputs, **{"executor": CpuExecutor(), "streams": 3, "budget_s": 0.02, **options})
 
 
 def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
-    """What a user writes."""
+    """Return a step as a user writes it."""
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
@@ -62,7 +62,7 @@ def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[.
 
 
 class Twins:
-    """A model that is trained by the optimized step, and a copy of it that is trained eagerly."""
+    """A model trained by the optimized step, and a copy trained eagerly."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Twins:
         self.eager = eager_step(self.other, self.other_optimizer)
 
     def train(self, data: list[Batch], seed: int = 7) -> None:
-        """Steps of both from the same random numbers; the losses must be the same."""
+        """Run steps of both from the same random state; the losses must agree."""
         for number, (x, y) in enumerate(data):
             torch.manual_seed(seed + number)
             loss = self.fast(x, y)
@@ -87,7 +87,7 @@ class Twins:
             close(loss, self.eager(x, y))
 
     def check(self) -> None:
-        """Parameters, buffers, gradients and states of optimizers are the same."""
+        """Check that parameters, buffers, gradients and optimizer states agree."""
         same_states(self.model.state_dict(), self.other.state_dict())
         for one, other in zip(self.model.parameters(), self.other.parameters(), strict=True):
             close(one.grad, other.grad)
@@ -99,7 +99,7 @@ class Twins:
 
 
 def same_states(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """The same names, with tensors that are equal but for rounding."""
+    """Check that names are the same, and tensors equal except for rounding."""
     assert one.keys() == other.keys()
     for key, value in other.items():
         if isinstance(value, torch.Tensor):

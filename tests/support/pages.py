@@ -1,4 +1,4 @@
-"""Pages of the dashboard under test: opened at an address, read, and left again."""
+"""Pages of the dashboard under test: opened at an address, and read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APP = Path(__file__).parents[2] / "app"
 
 
 def _registry() -> Any:
-    """`gpusim_dashboard.pages`, which the dashboard's folder must be on the path for."""
+    """Load `gpusim_dashboard.pages`, which needs the dashboard's folder on the path."""
     spec = importlib.util.spec_from_file_location("dashboard_pages", APP / "gpusim_dashboard" / "pages.py")
     assert spec is not None
     assert spec.loader is not None
@@ -34,7 +34,7 @@ def _registry() -> Any:
 
 REGISTRY = _registry()
 PAGES = tuple(REGISTRY.PAGES)
-#: Those that are about a step.
+#: Pages about a step.
 OF_A_STEP = tuple(name for name, entry in REGISTRY.PAGES.items() if entry.controls)
 SMALL = "squeezenet1_1-infer-b1"
 TIMEOUT_S = 120
@@ -42,7 +42,7 @@ TIMEOUT_S = 120
 
 @pytest.fixture(autouse=True)
 def _main_module() -> Iterator[None]:
-    """A page that runs becomes `__main__`; processes that later tests start would look for it there."""
+    """A running page becomes `__main__`; processes that later tests start must not inherit it."""
     main_module = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = main_module
@@ -50,13 +50,13 @@ def _main_module() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def app_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """`streamlit run` puts the folder of its script there; and what pages keep on disk is not the user's own."""
+    """Put the dashboard's folder on the path as `streamlit run` does, and keep its cache away from the user's."""
     monkeypatch.syspath_prepend(str(APP))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 def unopened(**link: str) -> AppTest:
-    """A new session at an address, before its first run."""
+    """Make a new session at an address, before its first run."""
     app = AppTest.from_file(str(APP / "Home.py"), default_timeout=TIMEOUT_S)
     for key, value in link.items():
         app.query_params[key] = value
@@ -64,7 +64,7 @@ def unopened(**link: str) -> AppTest:
 
 
 def opened(**link: str) -> AppTest:
-    """A new session at an address."""
+    """Open a new session at an address."""
     return unopened(**link).run()
 
 
@@ -73,7 +73,7 @@ def page(name: str, **link: str) -> AppTest:
 
 
 def address(app: AppTest) -> dict[str, str]:
-    """The query of the page's address; some versions of Streamlit give lists of values."""
+    """Return the query of the page's address; some versions of Streamlit give lists of values."""
     return {key: value if isinstance(value, str) else value[0] for key, value in app.query_params.items()}
 
 
@@ -82,30 +82,30 @@ def metrics(app: AppTest) -> dict[str, str]:
 
 
 def markup(app: AppTest) -> str:
-    """All pieces of HTML of a page but for its style."""
+    """Return all pieces of HTML of a page except its style."""
     return "".join(body for each in app.get("html") if not (body := each.proto.body).startswith("<style"))
 
 
 def plain(text: str) -> str:
-    """HTML as it is read."""
+    """Return the visible text of HTML."""
     return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", text).split()))
 
 
 def answer(app: AppTest) -> str:
-    """The answer to the page's question."""
+    """Return the answer to the page's question."""
     [text] = re.findall(r'<div class="g-answer \w+">(.*?)</div>', markup(app))
     return plain(text)
 
 
 def kind_of_answer(app: AppTest) -> str:
-    """`yes`, `no` or `trend`."""
+    """Return `yes`, `no` or `trend`."""
     [word] = re.findall(r'<div class="g-answer (\w+)">', markup(app))
     kind: str = word
     return kind
 
 
 def table(app: AppTest, name: str) -> list[dict[str, str]]:
-    """A table by its name: for each row its cells by their heads."""
+    """Return a table by its name: for each row its cells by their heads."""
     match = re.search(rf'aria-label="{re.escape(html.escape(name))}"><table[^>]*>(.*?)</table>', markup(app))
     assert match is not None, re.findall(r'aria-label="([^"]*)"', markup(app))
     heads = [plain(head) for head in re.findall(r'<th scope="col"[^>]*>(.*?)</th>', match[1])]
@@ -114,7 +114,7 @@ def table(app: AppTest, name: str) -> list[dict[str, str]]:
 
 
 def errors(app: AppTest) -> list[str]:
-    """The page's errors as they are read: without the marks that keep text from becoming Markdown."""
+    """Return the page's errors as read by the user, without the marks that keep text from becoming Markdown."""
     return [re.sub(r"\\(.)", r"\1", error.value.replace(":small[]", "")) for error in app.error]
 
 
@@ -124,7 +124,7 @@ def widget(widgets: Any, label: str) -> Any:
 
 
 def commanded(app: AppTest, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What the command that the page names prints, as JSON."""
+    """Return the JSON output of the command that the page names."""
     words = shlex.split(app.code[-1].value)
     for option in ("--html", "-o"):
         if option in words:

@@ -1,6 +1,6 @@
-"""Kernels, streams and busy time of a profile, counted straight from its JSON or SQLite with the standard library.
+"""Kernels, streams and busy time of a profile, counted from its JSON or SQLite with the standard library.
 
-Nothing here is of gpusim's: what `gpusim doctor` says is held to it. Exact, in fractions of a nanosecond.
+Independent of gpusim: the reference for `gpusim doctor`. Exact, in fractions of a nanosecond.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 Span = tuple[Fraction, Fraction]
 Kernel = tuple[object, object, Span]
-"""Device, stream, and from when to when in ns."""
+"""Device, stream, start and end in ns."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a file has, all of its ranks and devices together."""
+    """Counts of a file, over all ranks and devices."""
 
     kernels: int
     streams: int
@@ -35,7 +35,7 @@ class Counts:
 
 
 def counts(path: Path) -> Counts:
-    """The counts of a Kineto file (plain, gzip, tar or zip) or of an SQLite file of Nsight Systems."""
+    """Count a Kineto file (plain, gzip, tar or zip) or an SQLite file of Nsight Systems."""
     parts = [_sqlite_kernels(path)] if path.suffix == ".sqlite" else [_kineto_kernels(text) for text in _texts(path)]
     kernels = streams = 0
     busy_ns = concurrent_ns = Fraction(0)
@@ -90,7 +90,7 @@ def _sqlite_kernels(path: Path) -> list[Kernel]:
 
 
 def _at_least(spans: Iterable[Span]) -> tuple[Fraction, Fraction]:
-    """Time in which at least one of the spans, and at least two, run: a sweep over their ends."""
+    """Return the time with at least one and with at least two spans: a sweep over their ends."""
     changes = sorted(change for begin, end in spans for change in ((begin, 1), (end, -1)))
     one_ns = two_ns = last_ns = Fraction(0)
     running = 0

@@ -1,4 +1,4 @@
-"""Random plans full of ties, with the hardware to run them on: what both engines must agree on."""
+"""Random plans full of ties, with hardware to run them on, for comparing both engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusim.plan.tasks import LaunchMode, Plan, Task
 from gpusim.rules.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
 from tests.support.helpers import make_hardware
 
-#: Blocks that an SM holds of a kernel, and what one takes: small and large, with shared memory and without, or unknown.
+#: Blocks of a kernel per SM, and their needs: small and large, with and without shared memory, or unknown.
 BLOCKS = (
     (8, Footprint(256, 6144, 1024, 8192, 32768)),
     (2, Footprint(1024, 32768, 1024, 8192, 8192)),
@@ -26,7 +26,7 @@ PARTITION_SMS = {0: 32, 1: 24, 2: 40, 5: 36}
 
 
 def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) -> tuple[Plan, HardwareModel]:
-    """A plan and hardware with what makes ties: few different times, zeros, devices, partitions, priorities.
+    """Make a plan and hardware with many ties: few different times, zeros, devices, partitions, priorities.
 
     `alone` plans are on one GPU and have no copies: in graph mode the event loop is compiled without these.
     Now and then a dependency comes twice or points to a later task. The plan of fewer tasks begins that of more, so

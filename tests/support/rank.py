@@ -1,4 +1,4 @@
-"""What `tests/gpu/test_layerwise.py` runs on each rank: `python -m tests.support.rank WHAT`."""
+"""Program of `tests/gpu/test_layerwise.py` on each rank: `python -m tests.support.rank WHAT`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ CPU = torch.device("cpu")
 
 
 def networks(gpus: int) -> list[LayerGraph]:
-    """Convolutions, pools, BatchNorm, a concatenation, a sum; and an encoder with attention and LayerNorm."""
+    """Return convolutions, pools, BatchNorm, a concatenation, a sum; and an encoder with attention and LayerNorm."""
     encoder = tables().encoder(1, blocks=1, width=16, heads=8, positions=10)
     return [small_cnn(2).for_gpus(gpus), encoder.for_gpus(gpus)]
 
 
 def plans(graph: LayerGraph, gpus: int) -> list[Choice]:
-    """The fixed plans, and plans that between them have every configuration of every layer."""
+    """Return the fixed plans, and plans that together have every configuration of every layer."""
     options = [[*layer_configs(layer, gpus), REPLICATED] for layer in graph.layers]
     shuffled = random.Random(gpus)
     for some in options:
@@ -73,7 +73,7 @@ def check() -> dict[str, object]:
 
 
 def local() -> dict[str, bool]:
-    """One convolution with BatchNorm: by samples as two batches, by height as one."""
+    """Run one convolution with BatchNorm: by samples as two batches, by height as one."""
     net = NetworkBuilder("one", 2)
     at = net.convolution((3, 8, 8), 4, 3, padding=1, norm=True, relu=True)
     net.loss(net.linear(net.flatten(at), 4))
@@ -118,7 +118,7 @@ def main() -> int:
         sys.stderr.write("it was me\n")
         return 3
     if job in ("fail", "die"):
-        dist.barrier()  # waits for the one that is gone
+        dist.barrier()  # waits for the missing rank
     answer = {"check": check, "local": local}[job]()
     if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(answer))

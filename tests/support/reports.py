@@ -1,4 +1,4 @@
-"""What came of a long run of `scripts/fuzz` or `scripts/kill_test`, as a page that can be committed."""
+"""Report of a long run of `scripts/fuzz` or `scripts/kill_test`, as a page to commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusim.version import code_version
 
 
 def write_report(path: Path, title: str, command: str, table: str, problems: list[str]) -> None:
-    """A Markdown page: the command, the date, the code and the machine, then the table and what went wrong."""
+    """Write a Markdown page: the command, the date, the code and the machine, then the table and the problems."""
     said = (
         f"`{command}`, {datetime.date.today().isoformat()}, gpusim {code_version()}, "
         f"Python {platform.python_version()}, {os.cpu_count()} cores."

@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: small grids, workers in this process, and a spy that other processes load."""
+"""Shared parts of the sweep tests: small grids, workers in this process, and a spy that other processes load."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.support.helpers import Step, kernel, make_trace, wide_trace
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
-#: Worker processes are up sooner without numba.
+#: Worker processes start faster without numba.
 ENGINE = "reference"
 
-# Python imports `sitecustomize` at its start: so the spy gets into worker processes, which import gpusim afresh.
+# Python imports `sitecustomize` at its start, so that the spy reaches worker processes, which import gpusim anew.
 SPY = """
 import functools, os, signal, sys, time
 
@@ -61,7 +61,7 @@ module.compute = compute
 
 
 class Spy:
-    """The log that workers append to: each point they begin and each they finish."""
+    """Log of workers: each point they begin and each they finish."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "sitecustomize.py").write_text(SPY)
@@ -77,32 +77,32 @@ class Spy:
         return [(int(pid), key) for word, pid, key in (line.split() for line in lines) if word == kind]
 
     def starts(self) -> Counter[str]:
-        """How often each point was begun."""
+        """Return the number of starts of each point."""
         return Counter(key for _, key in self._notes("start"))
 
     def ends(self) -> Counter[str]:
-        """How often each point was finished."""
+        """Return the number of ends of each point."""
         return Counter(key for _, key in self._notes("end"))
 
     def workers(self) -> list[int]:
-        """The processes that have begun a point, in order."""
+        """Return the processes that have begun a point, in order."""
         return list(dict.fromkeys(pid for pid, _ in self._notes("start")))
 
     def latest(self, pid: int) -> str:
-        """The point that a process has begun last; it may have finished it."""
+        """Return the point that a process has begun last; it may have finished it."""
         return [key for worker, key in self._notes("start") if worker == pid][-1]
 
     def hurry(self) -> None:
-        """From now on no point sleeps any more."""
+        """From now on no point sleeps."""
         Path(f"{self.log}.hurry").touch()
 
     def wait(self, count: int) -> None:
-        """Until so many points were finished."""
+        """Wait until `count` points were finished."""
         wait_until(lambda: self.ends().total() >= count, f"{count} points")
 
 
 class InThisProcess:
-    """Workers that compute here and now, in batches of three."""
+    """Workers that compute in this process, in batches of three."""
 
     description = "this process"
 
@@ -116,7 +116,7 @@ class InThisProcess:
 
 
 def wait_until(condition: Callable[[], bool], awaited: str) -> None:
-    """Look again and again; fails after a minute."""
+    """Poll until the condition holds; fails after a minute."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:
@@ -133,14 +133,14 @@ def write_traces(folder: Path, widths: Sequence[int] = (3, 5)) -> list[Path]:
 
 
 def numbers(rows: Sequence[Row]) -> dict[str, tuple[object, ...]]:
-    """What must be the same whoever computes: everything but the time taken and by whom."""
+    """Return the part of the rows that does not depend on the worker: everything except time and worker."""
     differing = ("key", "seconds", "worker")
     return {row.key: tuple(getattr(row, name) for name in COLUMNS if name not in differing) for row in rows}
 
 
 @contextlib.contextmanager
 def gpusim(*arguments: str | Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """The command line in a process group of its own, as a shell would start it; ended with the block."""
+    """Run the command line in a process group of its own, as a shell would; ended with the block."""
     command = [sys.executable, "-m", "gpusim", *map(str, arguments)]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(
@@ -153,7 +153,7 @@ def gpusim(*arguments: str | Path, environment: dict[str, str]) -> Iterator[subp
 
 
 def finished(*arguments: str | Path, environment: dict[str, str]) -> tuple[int, str, str]:
-    """Exit code, output and errors of the command line."""
+    """Return exit code, output and errors of the command line."""
     with gpusim(*arguments, environment=environment) as process:
         out, err = process.communicate()
         return process.returncode, out, err
@@ -166,7 +166,7 @@ STEPS = ("wavefront", "round_robin", "critical_path")
 
 @pytest.fixture
 def spy(tmp_path: Path) -> Spy:
-    """A spy whose folder is for nothing else."""
+    """Return a spy with a folder of its own."""
     folder = tmp_path / "spy"
     folder.mkdir()
     return Spy(folder)
@@ -174,7 +174,7 @@ def spy(tmp_path: Path) -> Spy:
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Grid:
-    """Two traces, one GPU, four policies: 2 x (1 + 3 x 3) points."""
+    """Return two traces, one GPU, four policies: 2 x (1 + 3 x 3) points."""
     return small_grid(tmp_path)
 
 
@@ -185,14 +185,14 @@ def small_grid(folder: Path, **fields: Any) -> Grid:
 
 
 def over_the_limit() -> Trace:
-    """A trace with a kernel that asks for more registers than a thread may have, of a GPU that has no model."""
+    """Make a trace of a GPU without a model, with a kernel beyond the register limit."""
     trace = make_trace([Step("big", "x", "big", kernels=(kernel(1000, regs=300),))])
     provenance = replace(trace.provenance, gpu=replace(trace.provenance.gpu, name="GPU of tomorrow"))
     return replace(trace, provenance=provenance)
 
 
 def computed(grid: Grid, path: Path) -> list[Row]:
-    """The rows of a sweep that was not disturbed."""
+    """Return the rows of an undisturbed sweep."""
     with Store(path) as store:
         run_sweep(grid, store, InThisProcess())
         return store.rows()
@@ -204,7 +204,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def arguments(folder: Path) -> tuple[str | Path, ...]:
-    """A sweep of 20 points on two processes."""
+    """Return the arguments of a sweep of 20 points on two processes."""
     traces = [word for path in write_traces(folder) for word in ("--trace", path)]
     policies = [word for name in ("sequential", *STEPS) for word in ("--policy", name)]
     rest = ("--engine", ENGINE, "--streams", "2,3,4", "--workers", "2", "-o", folder / "s.sqlite")

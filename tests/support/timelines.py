@@ -1,4 +1,4 @@
-"""What tests of engines share: running a plan, and what must hold of every timeline."""
+"""Shared parts of the engine tests: running a plan, and invariants of every timeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spans(timeline: Timeline) -> list[tuple[int, int]]:
 
 
 def longest_chain_ns(tested: Plan) -> float:
-    """Longest chain of durations through dependencies and queues."""
+    """Return the longest chain of durations through dependencies and queues."""
     level: list[float] = []
     last: dict[tuple[int, int], int] = {}
     for index, task in enumerate(tested.tasks):
@@ -32,7 +32,7 @@ def longest_chain_ns(tested: Plan) -> float:
 
 
 def assert_legal(timeline: Timeline) -> None:
-    """Dependencies and queue order hold, everything runs, nothing takes less than its time alone."""
+    """Check that dependencies and queue order hold, everything runs, and nothing takes less than its time alone."""
     last: dict[tuple[int, int], int] = {}
     for index, task in enumerate(timeline.plan.tasks):
         lane = (task.device, task.queue)

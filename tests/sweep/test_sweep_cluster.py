@@ -1,4 +1,4 @@
-"""Sweeps on a real Dask scheduler with real workers, on this machine, and what becomes of them when processes die."""
+"""Sweeps on a real Dask scheduler with real workers, on this machine, with and without dying processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLICIES = ("sequential", "wavefront", "round_robin", "critical_path")
 
 
 class Cluster:
-    """A scheduler and its workers, each a process of its own; without nannies, so that the dead stay dead."""
+    """A scheduler and its workers, each in a process of its own; without nannies, so that dead ones stay dead."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -133,7 +133,7 @@ def test_killed_worker_costs_the_point_it_was_computing_and_the_results_are_thos
 
         def kill_one(progress: Progress) -> None:
             if progress.done >= 5 and not lost:
-                victim.send_signal(signal.SIGSTOP)  # else it could begin another point between the look and the kill
+                victim.send_signal(signal.SIGSTOP)  # or it could begin another point before the kill
                 lost.append(spy.latest(victim.pid))
                 kept.update(store.finished())
                 victim.kill()
@@ -174,7 +174,7 @@ def test_sweep_killed_in_the_middle_goes_on_from_the_command_line(cluster: Clust
 def test_point_that_kills_its_workers_is_recorded_as_failed_and_its_neighbours_are_not(
     cluster: Cluster, spy: Spy, tmp_path: Path
 ) -> None:
-    """One point kills; the scheduler blames what its worker held besides, too. Alone, only the killer dies again."""
+    """One point kills; the scheduler also blames what its worker held. Alone, only the killer dies again."""
     from gpusim.sweep.cluster import ClusterWorkers
 
     cluster.add_workers(3, spy.environment | {"SPY_KILLER": "round_robin"})
@@ -231,7 +231,7 @@ def test_cluster_without_workers_or_whose_workers_have_gone_is_one_line(
 
 
 def test_result_that_died_with_the_last_worker_is_not_waited_for(cluster: Cluster, spy: Spy, tmp_path: Path) -> None:
-    """The scheduler has said that a task is finished; its result was on the worker alone, and nobody is left."""
+    """The scheduler reported a task as finished; its result was only on the worker, and no worker is left."""
     from gpusim.sweep.cluster import ClusterWorkers
 
     (worker,) = cluster.add_workers(1, spy.environment)
@@ -243,7 +243,7 @@ def test_result_that_died_with_the_last_worker_is_not_waited_for(cluster: Cluste
                 if time.monotonic() > patience:
                     return  # the scheduler told of all points that were under way at once: wait for the next ones
                 time.sleep(0.02)
-            time.sleep(0.3)  # what the scheduler says of the task that has ended reaches this process
+            time.sleep(0.3)  # the scheduler's report on the ended task reaches this process
             worker.kill()
             worker.wait()
 

@@ -1,4 +1,4 @@
-"""Sweeps: what they cover, what identifies a point, the sweep file, the order in which points are handed out."""
+"""Sweeps: coverage, identity of a point, the sweep file, the order of points."""
 
 from __future__ import annotations
 
@@ -294,6 +294,6 @@ def test_task_ends_with_the_point_that_passes_its_time(grid: Grid) -> None:
 
 
 def test_contents_are_canonical(grid: Grid) -> None:
-    """The same hardware model gives the same bytes, whatever its file looks like."""
+    """The same hardware model gives the same bytes, whatever the layout of its file."""
     (content,) = grid.hardware.values()
     assert content.data == encode_json(load_hardware("h200"))

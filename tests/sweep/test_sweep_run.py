@@ -170,7 +170,7 @@ def test_killed_worker_costs_the_point_it_was_computing_and_nothing_else(
         def kill_one(progress: Any) -> None:
             if progress.done >= 5 and not lost:
                 victim = spy.workers()[0]
-                os.kill(victim, signal.SIGSTOP)  # else it could begin another point between the look and the kill
+                os.kill(victim, signal.SIGSTOP)  # or it could begin another point before the kill
                 lost.append(spy.latest(victim))
                 os.kill(victim, signal.SIGKILL)
                 spy.hurry()
@@ -238,7 +238,7 @@ def test_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_finished(tmp_pat
 
 
 def stored(path: Path) -> int:
-    """Rows in a store that may not be there yet."""
+    """Return the rows of a store that may not exist yet."""
     with contextlib.suppress(SweepError, sqlite3.OperationalError):
         return len(rows_of(path))
     return 0

@@ -128,7 +128,7 @@ def test_two_sweeps_cannot_share_a_store_but_readers_are_let_in(
 
 
 def test_row_is_on_the_disk_when_add_returns(grid: Grid, path: Path, tmp_path: Path) -> None:
-    """The process ends without closing anything: what was added before is there."""
+    """The process ends without closing anything; earlier rows are stored."""
     code = (
         "import os, sys, dataclasses; from pathlib import Path; from gpusim.sweep.store import Store\n"
         "store = Store(Path(sys.argv[1])); row = store.rows()[0]\n"
@@ -296,7 +296,7 @@ def test_text_that_is_no_utf8_is_read_with_marks_in_its_place(path: Path) -> Non
 
 
 def test_refused_sweep_leaves_no_store_behind(tmp_path: Path) -> None:
-    """The system refuses to let any file grow at all: no point comes into the store."""
+    """The system refuses to let any file grow: no point enters the store."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

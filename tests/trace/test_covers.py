@@ -1,4 +1,4 @@
-"""What a variant may cover: the rules, one by one, and the schedules of a step with such variants."""
+"""Rules for the ops that a variant may cover, one by one, and schedules of a step with such variants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def problem(steps: list[Step], op: int, *covers: int, outputs: str = "") -> str 
 
 
 def covering(trace: Trace, ways: dict[int, list[tuple[int, tuple[int, ...]]]]) -> Trace:
-    """The trace with variants of some ops: time of the one kernel, and what it covers."""
+    """Return the trace with variants of some ops: time of the one kernel, and covered ops."""
     ops = list(trace.ops)
     for index, mine in ways.items():
         variants = tuple(
@@ -47,7 +47,7 @@ def covering(trace: Trace, ways: dict[int, list[tuple[int, tuple[int, ...]]]]) -
 
 
 def test_chain_whose_inner_results_nobody_sees_may_be_covered() -> None:
-    """New results and results changed in place, one op or two; and the last one's is a result like any other."""
+    """New results and results changed in place, one op or two; the last one's is a normal result."""
     assert problem([op("a", "x"), op("b", "a"), op("c", "b")], 0, 1) is None
     assert problem([op("a", "x"), op("b", "a"), op("c", "b")], 0, 1, 2, outputs="c") is None
     assert problem([op("a", "x"), in_place("relu", "a"), op("c", "a")], 0, 1) is None
@@ -74,7 +74,7 @@ def test_what_cannot_be_covered(steps: list[Step], covers: tuple[int, ...], outp
 
 
 def test_ops_before_may_be_covered_where_nobody_else_waits_for_them() -> None:
-    """A sum of several tensors, added one after the other, by the last: what it needs besides may come late."""
+    """A sum of several tensors, added one after the other, by the last: its other inputs may come late."""
     steps = [op("a", "x"), op("late", "x"), op("b", "a late"), op("c", "b")]
     assert problem(steps, 2, 0) is None
     assert problem(steps, 3, 0, 2) is None
@@ -87,7 +87,7 @@ def test_ops_before_may_be_covered_where_nobody_else_waits_for_them() -> None:
 
 
 def test_of_choices_that_exclude_each_other_the_first_counts() -> None:
-    """Nobody does the work of an op that does another's, nor that of one that is done already."""
+    """No op does the work of an op that does another's, nor work that is done already."""
     trace = covering(
         make_trace([op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c")], outputs="d"),
         {0: [(100, (1,))], 2: [(100, (0, 1)), (200, ())], 3: [(100, (2,))]},
@@ -107,7 +107,7 @@ def test_of_choices_that_exclude_each_other_the_first_counts() -> None:
 
 
 def test_op_that_does_the_work_of_those_before_waits_for_all_they_need() -> None:
-    """c does b's work: it starts when what b needed has ended, also where that comes late."""
+    """c does b's work: it starts when b's inputs are ready, also where they come late."""
     steps = [op("a", "x", dur_ns=1000), op("late", "x", dur_ns=9000), op("b", "a late"), op("c", "b", dur_ns=500)]
     graph = build_graph(covering(make_trace(steps, outputs="c"), {3: [(700, (2,))]}))
     plan = lowered(graph, range(4), [0, 1, 2, 3], variants=(0, 0, 0, 1))
@@ -117,7 +117,7 @@ def test_op_that_does_the_work_of_those_before_waits_for_all_they_need() -> None
 
 
 def test_memory_that_was_there_before_is_not_replaced_where_others_know_it() -> None:
-    """A sum in place and its ReLU, as one, come out in new memory: a view made before would show the old."""
+    """A fused sum in place and ReLU write new memory: a view made before would show the old."""
     steps = [op("a", "x"), view("old", "a"), in_place("add", "a", "x"), in_place("relu", "a")]
     assert problem([*steps, op("c", "a")], 2, 3) is None
     assert "shares memory" in str(problem([*steps, op("c", "old")], 2, 3))
@@ -133,7 +133,7 @@ def test_file_with_a_variant_that_cannot_cover_is_refused_with_the_place() -> No
 
 @pytest.fixture
 def trace() -> Trace:
-    """Two chains a0 > b0 > c0 and a1 > b1 > c1; an op a may do all of its chain, an op b what is behind it."""
+    """Make two chains a0 > b0 > c0 and a1 > b1 > c1; an op a may do all of its chain, an op b what is behind it."""
     steps = [
         op(f"{name}{chain}", f"{before}{chain}", dur_ns=5000) for chain in "01" for before, name in ("xa", "ab", "bc")
     ]
@@ -163,7 +163,7 @@ def test_covered_ops_take_no_time_and_hand_on_what_they_wait_for(trace: Trace) -
 
 
 def test_covered_ops_are_recorded_behind_the_op_that_does_their_work(trace: Trace) -> None:
-    """Whoever waits for one waits for that op, not for what else lies in the covered op's own stream."""
+    """Successors of a covered op wait for that op, not for other work on the covered op's own stream."""
     order, streams = place_fused([0, 3, 4, 1, 5, 2], [0, 1, 2, 1, 1, 0], covered_by(trace, (1, 0, 0, 0, 0, 0)))
     assert order == [0, 1, 2, 3, 4, 5]
     assert streams == [0, 0, 0, 1, 1, 0]

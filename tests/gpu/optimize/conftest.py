@@ -1,4 +1,4 @@
-"""No test of this folder reads or leaves entries in the user's cache."""
+"""Tests of this folder neither read nor write the user's cache."""
 
 from __future__ import annotations
 

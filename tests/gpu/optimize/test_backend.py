@@ -34,7 +34,7 @@ def _fresh() -> Iterator[None]:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The parts that ran from captured steps, in order."""
+    """Record the parts that ran from captured steps, in order."""
     seen: list[str] = []
     run = Variant.run
 
@@ -68,7 +68,7 @@ def test_training_is_that_of_eager_from_captured_graphs(
     data = batches(6)
     for number, (x, y) in enumerate(data):
         if number == 1:
-            runs.clear()  # of trials and checks
+            runs.clear()  # without those of trials and checks
         torch.manual_seed(number)
         loss = mine(x, y)
         torch.manual_seed(number)
@@ -92,7 +92,7 @@ def test_inference_and_what_it_returned_stays(runs: list[str], made_by: Callable
 
 
 def test_two_forwards_before_a_backward(runs: list[str]) -> None:
-    """The second forward must not write over what the first has saved; it runs as it is."""
+    """The second forward must not overwrite tensors that the first has saved; it runs uncaptured."""
     model, fast, other = twins(dropout=0.0)
     data = batches(4)
     F.cross_entropy(fast(data[0][0]), data[0][1]).backward()

@@ -1,4 +1,4 @@
-"""The cache of schedules: the second start searches nothing; what is broken or foreign is passed over with a line."""
+"""The cache of schedules: a second start does not search; broken or foreign entries are skipped with a warning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ X = batches(1)[0][0]
 
 
 class Counted(CpuExecutor):
-    """Counts how often a step is measured, which a search begins with."""
+    """Executor that counts measurements of a step, the first part of a search."""
 
     measurements = 0
 
@@ -39,7 +39,7 @@ class OtherGpu(Counted):
 
 
 class NotAtOnce(Counted):
-    """Cannot prepare the first schedule that it is asked for."""
+    """Executor that cannot prepare the first schedule it is given."""
 
     refused = False
 
@@ -92,7 +92,7 @@ def test_other_shapes_and_training_have_entries_of_their_own(tmp_path: Path) -> 
 
 
 def broken(kind: str, document: dict[str, Any]) -> bytes:
-    """An entry, spoilt in one way."""
+    """Return an entry, broken in one way."""
     if kind == "cut off":
         return json.dumps(document).encode()[:100]
     if kind == "another schema":

@@ -1,4 +1,4 @@
-"""The examples that use the faster step, with one in place of the GPU's: same losses, same answers."""
+"""The examples of the faster step, on a stand-in for the GPU: same losses, same answers."""
 
 from __future__ import annotations
 

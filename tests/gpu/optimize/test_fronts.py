@@ -1,4 +1,4 @@
-"""Styles of Inductor and other kernels of its calls: which are looked at, and that what runs computes as eager does."""
+"""Styles of Inductor and alternative kernels of its calls: the choice among them, and results equal to eager's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.optimizing import fast
 
 @pytest.fixture(autouse=True)
 def _short_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A budget that asks for other kernels, searches that are over at once, and branches joined as on a GPU."""
+    """A budget that allows other kernels, very short searches, and branches joined as on a GPU."""
     from torch._inductor import config
 
     original = choose.explore
@@ -72,7 +72,7 @@ def test_training_on_images_that_are_not_channels_last_begins_with_their_own_lay
 
 
 def test_other_styles_are_compiled_and_predicted_and_the_best_is_right() -> None:
-    """The block's branches are joined by one kernel, and images are put channels last: both can be otherwise."""
+    """One kernel joins the block's branches, and images become channels last: both have alternatives."""
     model = branches()
     step, lines = by_inductor(model)
     compiled = [line.partition("(")[2][:-1] for line in lines if line.startswith("compiling it")]
@@ -119,7 +119,7 @@ def test_the_second_start_compiles_the_style_that_was_chosen(monkeypatch: pytest
 
 
 class Varied(CpuExecutor):
-    """Convolutions have another algorithm that takes half as long."""
+    """Executor whose convolutions have another algorithm that takes half as long."""
 
     def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
         def varied(op: Any) -> Any:
@@ -154,7 +154,7 @@ def test_kernels_that_cannot_be_measured_leave_those_of_the_step() -> None:
 
 
 def test_other_algorithms_of_inductors_calls_are_measured_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autotuned calls in their own thread; each distinct call once, on the tensors of the step."""
+    """Autotuned calls run in their own thread; each distinct call once, on the tensors of the step."""
     seen: list[tuple[str, str]] = []
 
     def profile(runner: UserRunner, calls: list[Any]) -> list[tuple[Kernel, ...]]:

@@ -1,4 +1,4 @@
-"""Inductor's kernels in an optimized step, forced: results, gradients and state are those of eager, step after step.
+"""Inductor's kernels in an optimized step, forced: results, gradients and state equal eager's, step after step.
 
 On the CPU, where Inductor writes the same lines for its C++ kernels.
 """
@@ -32,7 +32,7 @@ from tests.support.networks import Branches, image
 from tests.support.optimizing import Twins, batches, fast, net
 
 Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
-#: Fused kernels sum in another order; an optimizer that divides by small numbers makes more of it.
+#: Fused kernels sum in another order; an optimizer that divides by small numbers amplifies that.
 TOLERANCE = 5e-4
 
 
@@ -49,7 +49,7 @@ def close(one: Any, other: Any) -> None:
 
 
 def by_inductor(target: Any, inputs: Any, **options: Any) -> Any:
-    """The optimized step, of Inductor's kernels."""
+    """Return the optimized step with Inductor's kernels."""
     step = fast(target, inputs, **{"frontends": ("inductor",), **options})
     assert isinstance(step, OptimizedStep)
     assert step.gain is not None
@@ -59,7 +59,7 @@ def by_inductor(target: Any, inputs: Any, **options: Any) -> Any:
 
 
 class Trained:
-    """A model that is trained by Inductor's kernels, and its eager twin."""
+    """A model trained with Inductor's kernels, and its eager twin."""
 
     def __init__(self, model: nn.Module, make: Make, x: torch.Tensor, y: torch.Tensor, loss: Any) -> None:
         self.models = model, copy.deepcopy(model)
@@ -75,7 +75,7 @@ class Trained:
         return loss.detach()
 
     def train(self, data: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Steps of both from the same random numbers; loss, gradients and all state are the same after each."""
+        """Run steps of both from the same random state; loss, gradients and all state must agree after each."""
         for number, (x, y) in enumerate(data):
             torch.manual_seed(number)
             loss = self.fast(x, y)
@@ -93,7 +93,7 @@ def images(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 class Convolutions(nn.Module):
-    """Branches of convolutions with batch norm, joined; a bias in each of two that have equal gradients."""
+    """Concatenated branches of convolutions with batch norm; a bias in each of two that have equal gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def test_branches_of_convolutions_at_inference() -> None:
 
 
 def test_branches_of_convolutions_in_training() -> None:
-    """Batch norm's statistics move once a step, and equal gradients are in memory of their own."""
+    """Batch norm's statistics change once per step, and equal gradients have memory of their own."""
     torch.manual_seed(0)
     both = Trained(Convolutions(), sgd, *images(1)[0], F.cross_entropy)
     both.train(images(4))
@@ -169,7 +169,7 @@ def test_a_block_of_a_transformer_in_training() -> None:
 
 
 def test_attention_that_drops_out_is_right_whoever_runs_it() -> None:
-    """Inductor strides what is dropped out otherwise, and the numbers drawn fall on other elements: it is left out."""
+    """Inductor gives dropped-out tensors other strides, so random numbers fall on other elements: it is left out."""
     torch.manual_seed(0)
     model = Block(0.2)
     other = copy.deepcopy(model)
@@ -207,7 +207,7 @@ def test_an_optimizer_without_fused_updates_is_compiled_with_the_rest() -> None:
 
 
 def test_clipping_before_and_an_average_behind_the_update() -> None:
-    """What a step function does behind an update runs as it was recorded, on what Inductor's kernels made."""
+    """Operations of a step function after an update run as recorded, on the results of Inductor's kernels."""
 
     def made(model: nn.Module, average: nn.Module) -> Any:
         optimizer = sgd(model.parameters())
@@ -325,7 +325,7 @@ class TwoTypes(nn.Module):
 
 
 def left_out(model: nn.Module, x: torch.Tensor) -> str:
-    """Why a step has no kernels of Inductor's; the others run it, and it is said."""
+    """Return why a step has no kernels of Inductor's; ATen's run it, with a notice."""
     lines: list[str] = []
     step = fast(model, x, budget_s=choose.KERNELS_FROM_S, say=lines.append)
     assert step.gain.frontend == "aten"
@@ -374,7 +374,7 @@ def test_torchs_own_errors_leave_it_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Unmeasured(CpuExecutor):
-    """Cannot tell which kernels are Inductor's ops."""
+    """Executor that cannot tell which kernels belong to Inductor's ops."""
 
     def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Trace:
         if captured.frontend == "inductor":
@@ -448,7 +448,7 @@ def test_a_later_torch_compile_takes_nothing_away() -> None:
 
 
 def test_kernels_have_names_that_no_torch_compile_has() -> None:
-    """Torch hands out one object for one text, and a kernel's name is part of Triton's."""
+    """torch returns one object per text, and a kernel's name is part of Triton's."""
     step = by_inductor(net().eval(), batches(1)[0][0])
     (variant,) = step._variants.values()
     names = [op.name for op in variant.captured.trace.ops if op.source]
@@ -457,7 +457,7 @@ def test_kernels_have_names_that_no_torch_compile_has() -> None:
 
 
 def test_code_of_a_recorded_graph_is_held_as_it_was() -> None:
-    """Torch replaces a kernel's loaded code when it is tuned again, and unloads what nobody holds."""
+    """torch replaces a kernel's loaded code when it is tuned again, and unloads code without references."""
 
     class Kernel:
         def __init__(self) -> None:
@@ -491,7 +491,7 @@ def test_memory_that_begins_at_an_odd_place_is_refused() -> None:
 
 
 def test_only_updates_in_place_are_kept_from_inductor() -> None:
-    """`_fused_rms_norm` begins as they do, and is a layer."""
+    """`_fused_rms_norm` has their prefix, but is a layer."""
 
     def call(function: Any) -> Call:
         return Call(function.overloadpacket.__name__, function, (), {}, "forward", "")

@@ -1,4 +1,4 @@
-"""A memory limit that no schedule keeps: a memory plan runs the user's training step, with state in the user's tensors.
+"""A memory limit that no schedule keeps: a memory plan runs the user's step, with state in the user's tensors.
 
 On the CPU, where copies are ordinary ones: what a plan moves or computes again is what a GPU would.
 """
@@ -62,19 +62,19 @@ def data(count: int) -> list[Batch]:
 
 
 def within(model: nn.Module, optimizer: torch.optim.Optimizer, limit_bytes: int | None) -> Any:
-    """The step on one stream within a limit."""
+    """Return the step on one stream within a limit."""
     options = {"loss": F.cross_entropy, "optimizer": optimizer, "streams": 1, "memory_limit_bytes": limit_bytes}
     return fast(model, data(1)[0], **options)
 
 
 def least_bytes(make: Make = sgd) -> int:
-    """What the step takes in recorded order."""
+    """Return the peak of the step in recorded order, in bytes."""
     model = chain()
     return int(within(model, make(model.parameters()), None).gain.peak_bytes)
 
 
 class Limited(Twins):
-    """A model trained within a limit, and a copy of it that is trained eagerly."""
+    """A model trained within a limit, and a copy trained eagerly."""
 
     def __init__(self, make: Make, limit_bytes: int, dropout: float = 0.0) -> None:
         self.model = chain(dropout)
@@ -86,7 +86,7 @@ class Limited(Twins):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_training_within_a_limit_is_that_of_eager(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses, gradients, parameters, running means and states, over steps on other batches, whatever the plan does."""
+    """Losses, gradients, parameters, running means and states agree over several batches, for any plan."""
     monkeypatch.setattr(memory, "LEAST_TIME", policy)
     limit = least_bytes() * 9 // 10
     twins = Limited(sgd, limit)
@@ -99,7 +99,7 @@ def test_training_within_a_limit_is_that_of_eager(policy: str, monkeypatch: pyte
 
 
 def test_dropout_draws_what_eager_draws_and_states_may_be_replaced() -> None:
-    """Random ops never run again, and a checkpoint loaded in the middle reaches the plan's step."""
+    """Random ops are never recomputed, and a checkpoint loaded in between reaches the plan's step."""
     twins = Limited(adam, least_bytes(adam) * 3 // 4, dropout=0.3)
     assert isinstance(twins.fast, OptimizedStep)
     twins.train(data(3))
@@ -116,7 +116,7 @@ def test_dropout_draws_what_eager_draws_and_states_may_be_replaced() -> None:
 
 
 def test_results_of_a_call_stay_as_they_are() -> None:
-    """A later call writes the same memory, but what was returned, and a gradient that was copied, are the user's."""
+    """A later call reuses the memory, but returned results, and a copied gradient, stay the user's."""
     model = chain()
     step = within(model, sgd(model.parameters()), least_bytes() * 3 // 4)
     first, second = data(2)
@@ -134,7 +134,7 @@ def test_a_limit_that_a_schedule_keeps_needs_no_plan() -> None:
 
 
 def test_a_limit_that_nothing_keeps_names_the_smallest_that_works() -> None:
-    """With that one it runs; the user's model is as before."""
+    """With that limit it runs; the user's model is unchanged."""
     model = chain()
     optimizer = sgd(model.parameters())
     with pytest.warns(UserWarning, match="the step runs as it is") as caught:
@@ -148,7 +148,7 @@ def test_a_limit_that_nothing_keeps_names_the_smallest_that_works() -> None:
 
 
 def test_a_plan_over_the_limit_is_made_again_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workspaces are not in a step's trace: what they take over the limit is left free by the next plan."""
+    """Workspaces are not in a step's trace: the next plan leaves room for their excess over the limit."""
     extra = 10_000
     made: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Networks that are each hard in a way of their own, optimized: views, changes in place, shared weights, indices."""
+"""Networks that are each hard in their own way, optimized: views, changes in place, shared weights, indices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def made(name: str, mode: Any) -> Any:
 
 
 def batches(step: Any) -> list[tuple[Any, ...]]:
-    """The step's batch, and others of the same kind."""
+    """Return the step's batch, and others of the same kind."""
 
     def other(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.flip(0) * 0.5 if tensor.is_floating_point() else tensor.flip(0)
@@ -52,7 +52,7 @@ def test_training(name: str) -> None:
         found = optimized(*ours)
         torch.manual_seed(number)
         same(found, eager(*others))
-        same(ours, others)  # what a step does to its inputs, the optimized one does, too
+        same(ours, others)  # the optimized step changes its inputs as the step does
     same_states(mine.state_dict(), theirs.state_dict())
 
 

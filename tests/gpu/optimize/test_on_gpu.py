@@ -1,4 +1,4 @@
-"""The optimized step as CUDA graphs: what the other tests of this folder hold on the CPU, on a GPU."""
+"""The optimized step as CUDA graphs: on a GPU, the rules that other tests of this folder check on the CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.fixture(autouse=True)
 def _always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step this small is not to be left alone for want of gain."""
+    """Treat every schedule as a gain, which a step this small would not have."""
     monkeypatch.setattr(CudaExecutor, "time_call_ns", lambda _, call: (call(), 0)[1])
 
 
@@ -136,7 +136,7 @@ def test_dropout_of_inductors_kernels_differs_from_step_to_step() -> None:
 
 @pytest.mark.parametrize("frontend", ["aten", "inductor"])
 def test_a_later_torch_compile_takes_nothing_away(frontend: Any) -> None:
-    """Recording its graphs, torch lets go of the workspaces of cuBLAS; their memory then is anybody's."""
+    """When torch.compile records its graphs, torch frees cuBLAS's workspaces; their memory may be reused."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4096, 256), nn.GELU(), nn.Linear(256, 4096)) for _ in range(4)))
     model = model.cuda().eval()

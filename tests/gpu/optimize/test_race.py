@@ -1,4 +1,4 @@
-"""The race check: whatever the paces of the streams, results are the same; a schedule without an event is caught."""
+"""The race check: results are the same at any pace of the streams, and a missing event is detected."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_random_schedules_of_ten_steps_have_no_wrong_output(name: str, mode: Mod
 
 @pytest.mark.parametrize(("name", "mode"), STEPS)
 def test_a_schedule_without_one_event_is_caught(name: str, mode: Mode) -> None:
-    """Of each step ten events are left out, one at a time: each is a race, and at least nine in ten change results.
+    """Of each step ten events are removed, one at a time: each is a race, and at least nine in ten change results.
 
     Where a result is the same all the same, what was read too early does not count: a ReLU of what is negative, an
     addend that comes later anyway.

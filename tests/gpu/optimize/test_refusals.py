@@ -1,4 +1,4 @@
-"""What cannot be optimized runs as it is, with one warning of one line, and the user's objects are as before."""
+"""Steps that cannot be optimized run unchanged, with one warning line, and the user's objects stay as they were."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
 
 def warned(make: Callable[[], Any]) -> tuple[Any, str]:
-    """What a call gives and its one warning."""
+    """Return the result of a call and its one warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = make()
@@ -66,7 +66,7 @@ class Replaces(Net):
 
 
 class Drifts(Net):
-    """Another factor each time, which no random state of torch's knows of."""
+    """Another factor each time, unknown to torch's random state."""
 
     ticks = itertools.count(1)
 
@@ -199,7 +199,7 @@ def test_without_a_gpu_the_users_own_comes_back() -> None:
 
 
 class Failing(CpuExecutor):
-    """A device whose memory does not hold the step, or that reports an error of its own."""
+    """A device with too little memory for the step, or with an error of its own."""
 
     def __init__(self, error: RuntimeError) -> None:
         self.error = error

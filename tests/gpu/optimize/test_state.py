@@ -1,4 +1,4 @@
-"""The state of an optimized step lives in the user's tensors: whatever a user does between steps, eager does the same.
+"""State of an optimized step stays in the user's tensors: any change between steps has the same effect as in eager.
 
 On the CPU, in the launch order of the chosen schedule; results lie in fixed memory, as those of a CUDA graph do.
 """

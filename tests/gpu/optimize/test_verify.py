@@ -1,4 +1,4 @@
-"""Whether a step's results are eager's: what counts as how far apart."""
+"""Comparison of a step's results with eager's, and its limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_same_infinities_and_nans_are_no_difference(same: list[float]) -> No
 
 
 def verified(dtype: Dtype, found: float) -> float:
-    """A step that computes 1.2 with rounded products, and 1.0 with exact ones."""
+    """Verify a step that computes 1.2 with rounded products, and 1.0 with exact ones."""
 
     def result(number: float) -> Any:
         return lambda: torch.tensor([number])
