@@ -70,7 +70,7 @@ def test_too_large_and_expanding_uploads_are_refused(monkeypatch: pytest.MonkeyP
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("k.json", text)
-    with pytest.raises(TraceError, match="has more than 1"):
+    with pytest.raises(TraceError, match="holds more than 1"):
         parse_upload(packed.getvalue(), "k.zip")
 
 
