@@ -415,7 +415,7 @@ def test_what_goes_wrong_in_the_background_is_kept() -> None:
 
 
 def test_a_search_whose_process_is_killed_says_so() -> None:
-    """By the system where memory ends, for one."""
+    """For example by the system when memory runs out."""
     job = searching(Exploration(build_graph(wide_trace(), make_hardware()), streams=3, budget_s=600.0))
     assert job.process is not None
     os.kill(job.process, signal.SIGKILL)

@@ -46,7 +46,7 @@ def memory(kind: str, correlation: int, dur: float, size: int) -> Event:
 def session(
     durations: list[float], names: list[list[str]] | None = None, n_ops: int = 2, category: str = "cuda_runtime"
 ) -> list[Event]:
-    """One iteration for each duration; in each, op k launches the kernels `names[iteration]` in turn."""
+    """Make one iteration per duration; in each, op k launches the kernels `names[iteration]` in turn."""
     events: list[Event] = []
     for iteration, dur in enumerate(durations):
         for op in range(n_ops):

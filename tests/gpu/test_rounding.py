@@ -85,7 +85,7 @@ def norm(tensor: torch.Tensor) -> float:
 
 
 def test_zero_gradients_summed_in_another_order_differ_by_as_much_as_they_have() -> None:
-    """Such differences once made captures fail: relative to the value itself they are meaningless."""
+    """Such a gradient is pure rounding, so a difference relative to its own value is meaningless."""
     found = on_cpu("heads")
     runner = found.rerun()
     plain = results(runner, InitialState.copy_of(found.recorded.initial))

@@ -20,7 +20,7 @@ from gpusim.layerwise.search import additive_ns, search
 from tests.support.layer_networks import chain, small_cnn, tables
 
 NETWORKS = tables()
-#: ms of a step of 32 images on one P100: 745, 184 and 157 images a second in figure 7 of Jia et al. 2018.
+#: ms per step of 32 images on one P100: 745, 184 and 157 images per second in figure 7 of Jia et al. 2018.
 PAPER_STEP_MS = {"alexnet": 32e3 / 745, "vgg16": 32e3 / 184, "inception_v3": 32e3 / 157}
 
 
@@ -60,7 +60,7 @@ def test_more_gpus_leave_fully_connected_layers_to_fewer_of_them() -> None:
     assert max(found[name].parts for name in ("fc1", "fc2", "fc3")) < 16
 
 
-#: us on one H200, and under DistributedDataParallel on 4 and 2 (eager forward and backward, TF32, 2026-11-20).
+#: us on one H200, and with DistributedDataParallel on 4 and 2 (eager forward and backward, TF32, 2026-11-20).
 MEASURED_US: dict[tuple[str, int], tuple[float, dict[int, float]]] = {
     ("alexnet", 32): (2239, {4: 3312, 2: 3157}),
     ("alexnet", 128): (5926, {4: 6547, 2: 6416}),
@@ -85,7 +85,9 @@ def ddp_errors() -> dict[tuple[str, int, int], float]:
 
 
 def test_ddp_on_two_and_four_h200s_is_simulated_with_nothing_fitted_to_it() -> None:
-    """Median within 5 %, all within 10 %: what a collective takes of kernels in one wave is most of AlexNet's."""
+    """Median within 5 %, all within 10 %: most of AlexNet's error is the effect of a collective on kernels of one
+    wave.
+    """
     errors = [abs(error) for error in ddp_errors().values()]
     assert statistics.median(errors) < 0.05
     assert max(errors) < 0.10
@@ -102,7 +104,7 @@ def test_ddp_copies_each_parameter_twice_and_sums_buckets() -> None:
 
 
 def test_ddp_sends_the_buffers_of_batch_norm_before_the_forward_pass() -> None:
-    """small_cnn has two of them: joined, sent, and three copies each; on one GPU nothing of it."""
+    """small_cnn has two of them: joined, sent, and three copies each; on one GPU none of it."""
     lowered = lower_ddp(_problem(small_cnn(2), 2))
     first = next(i for i, task in enumerate(lowered.plan.tasks) if task.name == "stem")
     before = [task.name for task in lowered.plan.tasks[:first]]

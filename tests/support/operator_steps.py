@@ -1,8 +1,8 @@
-"""Small steps around one op of each operator that the project's traces hold, and changes to what is in them.
+"""Small steps around one op of each operator in the project's traces, and mutations of them.
 
-What replay checks before it needs a GPU looks at an op's arguments, at the tensors among them, and at the ops that made
-those; a change is to one of these, and knows what it changes: a number becomes another number, a tensor another one, a
-list grows, an argument moves.
+Replay's checks before a GPU is needed look at an op's arguments, at the tensors among them, and at the ops that made
+those. A mutation changes one of these and describes the change: another number, another tensor, a longer list, a moved
+argument.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def trace_files() -> list[Path]:
 
 @functools.cache
 def operator_steps() -> dict[str, tuple[Trace, ...]]:
-    """For each operator of the project's traces steps that end with an op of it, and that replay would run."""
+    """Return, for each operator of the project's traces, valid steps that end with one of its ops."""
     steps_of: dict[str, dict[str, Trace]] = {}
     for path in trace_files():
         trace = read_trace(path)
@@ -62,7 +62,7 @@ def operator_steps() -> dict[str, tuple[Trace, ...]]:
             try:
                 check_operators(step, op.target)
             except OperatorError:
-                continue  # a rule asks for an op that is further away
+                continue  # a rule needs an op that is further away
             steps[kind] = step
     return {target: tuple(steps.values()) for target, steps in sorted(steps_of.items())}
 
@@ -73,7 +73,7 @@ def _made_by(op: Op) -> Iterator[int]:
 
 
 def _kind_of(trace: Trace, op: Op) -> str:
-    """An op's arguments without their numbers."""
+    """Return an op's arguments without their numbers."""
 
     def kind(value: Any) -> str:
         if isinstance(value, dict):
@@ -87,19 +87,19 @@ def _kind_of(trace: Trace, op: Op) -> str:
 
 
 def _behind(trace: Trace, index: int, maker: dict[int, int]) -> Trace:
-    """The op, its forward, and what is behind their arguments, nearest first, as a step of its own."""
+    """Make a step of the op, its forward, and the ops behind their arguments, nearest first."""
     kept = [index, *_forwards_of(trace, index)]
     todo = list(kept)
     while todo and len(kept) < MOST_OPS:
         op = trace.ops[todo.pop(0)]
         for tensor in (*tensor_refs([*op.args, *op.kwargs.values()]), *op.reads):
             before = maker.get(tensor, index)
-            # Another backward would ask for its own forward.
+            # Another backward would need its own forward.
             if before < index and before not in kept and trace.ops[before].target not in BACKWARDS:
                 kept.append(before)
                 todo.append(before)
     ops = [trace.ops[op] for op in sorted(kept)]
-    if not any(kernel.dur_ns for op in ops for kernel in op.kernels):  # views alone are no step
+    if not any(kernel.dur_ns for op in ops for kernel in op.kernels):  # views alone do not make a step
         timed = next(op.kernels for op in trace.ops if op.kernels and op.kernels[0].dur_ns)
         ops[-1] = msgspec.structs.replace(ops[-1], kernels=timed[:1])
     used = sorted({t for op in ops for t in (*tensor_refs([*op.args, *op.kwargs.values()]), *op.reads, *_made_by(op))})
@@ -118,14 +118,14 @@ def _behind(trace: Trace, index: int, maker: dict[int, int]) -> Trace:
             )
             for old, tensor in zip(used, tensors, strict=True)
         ),
-        # Room for any shape: otherwise nothing but the memory of a changed tensor would be found wrong.
+        # Room for any shape: otherwise the checks would find only the memory of a changed tensor.
         storages=tuple(msgspec.structs.replace(trace.storages[s], bytes=MAX_STORAGE_BYTES) for s in storages),
         ground_truth=None,
     )
 
 
 def _forwards_of(trace: Trace, index: int) -> list[int]:
-    """The nearest earlier op that a backward may belong to: of its forward's kind, on a tensor that it takes, too."""
+    """Return the nearest earlier op that a backward may belong to: of its forward's kind, with a common tensor."""
     rule, taken = BACKWARDS.get(trace.ops[index].target), {*tensor_refs(trace.ops[index].args)}
     for before in range(index - 1, -1, -1) if rule is not None else ():
         if trace.ops[before].target in rule.forwards and taken & {*tensor_refs(trace.ops[before].args)}:
@@ -156,7 +156,7 @@ def _renumbered(op: Op, number: dict[int, int]) -> Op:
 
 # --- Changes ---
 
-#: At the edges of sizes, dimensions, indices and types.
+#: Integers at the edges of sizes, dimensions, indices and types.
 INTEGERS = (0, 1, -1, 2, 3, 7, -2, -5, 64, 65, 2**31, -(2**31) - 1, 2**40, 2**53, 2**62, -(2**62), 2**63 - 1, -(2**63))
 FLOATS = (0.0, -0.0, 0.5, -1.5, 1e-308, 1e-30, 1e19, 1e300, 1.7e308, -1e308)
 TAGGED = (
@@ -187,7 +187,7 @@ Place = tuple[str | int, ...]
 
 
 def changed_step(step: Trace, rng: random.Random) -> tuple[Document, str]:
-    """The step as a document with 1 to 3 changes, most of them in its last op, and what they are."""
+    """Return the step as a document with 1 to 3 mutations, most of them in its last op, and their description."""
     document: Document = json.loads(msgspec.json.encode(step))
     said = [rng.choice(_CHANGES)(document, rng) for _ in range(rng.choice((1, 1, 2, 3)))]
     return document, "; ".join(said)
@@ -201,7 +201,7 @@ def _op(document: Document, rng: random.Random) -> Document:
 
 
 def _places(value: Any, prefix: Place = ()) -> Iterator[Place]:
-    """Of an encoded argument, or a list or dict of them, each part that stands for itself."""
+    """Yield the places of an encoded argument's independent parts, within lists and dicts."""
     if prefix:
         yield prefix
     parts = value.items() if isinstance(value, dict) and "tensor" not in value else ()
@@ -215,7 +215,7 @@ def _get(value: Any, place: Place) -> Any:
 
 
 def _value(document: Document, rng: random.Random, depth: int = 0) -> Any:
-    """An encoded argument."""
+    """Draw an encoded argument."""
     return rng.choice(
         (
             lambda: rng.choice(INTEGERS),
@@ -233,7 +233,7 @@ def _value(document: Document, rng: random.Random, depth: int = 0) -> Any:
 
 
 def _like(document: Document, old: Any, rng: random.Random) -> Any:
-    """A value of the same kind as `old`."""
+    """Draw a value of the same kind as `old`."""
     if isinstance(old, bool):
         return not old
     if isinstance(old, int):
@@ -248,7 +248,7 @@ def _like(document: Document, old: Any, rng: random.Random) -> Any:
 
 
 def _argument(document: Document, rng: random.Random) -> str:
-    """One part of the arguments: another value of its kind, or of any."""
+    """Replace one part of the arguments by another value of its kind, or of any."""
     op = _op(document, rng)
     places = [("args", *p) for p in _places(op["args"])] + [("kwargs", *p) for p in _places(op["kwargs"])]
     if not places:
@@ -262,7 +262,7 @@ def _argument(document: Document, rng: random.Random) -> str:
 
 
 def _list(document: Document, rng: random.Random) -> str:
-    """A list of arguments, or in them: longer, shorter, in another order, deeper."""
+    """Change a list of arguments, or one in them: longer, shorter, in another order, deeper."""
     op = _op(document, rng)
     lists = [op["args"], *(_get(op["args"], p) for p in _places(op["args"]) if isinstance(_get(op["args"], p), list))]
     chosen = rng.choice(lists)
@@ -286,7 +286,7 @@ def _list(document: Document, rng: random.Random) -> str:
 
 
 def _by_name(document: Document, rng: random.Random) -> str:
-    """An argument by name in place of its position, under another name, or one more."""
+    """Pass an argument by name instead of by position, under another name, or add one."""
     op = _op(document, rng)
     name = rng.choice((*NAMES, *op["kwargs"]))
     if op["args"] and rng.random() < 0.5:
@@ -299,7 +299,7 @@ def _by_name(document: Document, rng: random.Random) -> str:
 
 
 def _references(document: Document, rng: random.Random) -> str:
-    """What an op returns, reads and writes."""
+    """Change an op's results, reads or writes."""
     op, field = _op(document, rng), rng.choice(("outputs", "reads", "writes"))
     tensors, at = op[field], rng.randrange(len(op[field]) + 1)
     tensor = rng.choice((*range(len(document["tensors"])), *((None,) if field == "outputs" else ())))

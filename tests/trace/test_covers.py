@@ -170,7 +170,7 @@ def test_covered_ops_are_recorded_behind_the_op_that_does_their_work(trace: Trac
 
 
 def test_kernels_are_ranked_with_those_they_make_needless(trace: Trace) -> None:
-    """All of the first chain in 5.3 us beats 5 us and 1 for what is behind; of the second, 16 us is more than all."""
+    """All of the first chain in 5.3 us beats 5 us and 1 us for the rest; of the second, 16 us is more than all."""
     graph = build_graph(trace)
     assert canonical_variants(trace, ranked_variants(graph, 0.0)) == (1, 0, 0, 0, 1, 0)
     assert not is_slower(graph, 0, 1)
@@ -189,7 +189,7 @@ def test_search_finds_the_chains_and_names_no_variant_of_covered_ops(trace: Trac
 
 
 def test_commands_show_the_kernels_that_run(trace: Trace, tmp_path: Path) -> None:
-    """The timeline and the causes of a schedule with variants are of its own kernels, not of the captured ones."""
+    """Timeline and causes of a schedule with variants show its own kernels, not the captured ones."""
     write_trace(trace, tmp_path / "t.json.gz")
     schedule = schedule_of(range(6), [0, 0, 0, 1, 1, 1], policy="test", variants=(1, 0, 0, 0, 1, 0))
     write_schedule(schedule, trace, tmp_path / "s.json")
@@ -226,11 +226,11 @@ def test_covers_are_refused_in_a_step_of_too_many_ops(monkeypatch: pytest.Monkey
 
 
 def shared_by_all(count: int) -> list[Step]:
-    """A chain of ops that all change one tensor and read another."""
+    """Make a chain of ops that all change one tensor and read another."""
     return [op("a", "x"), *(in_place(f"b{n}", "a", "x") for n in range(count))]
 
 
-#: Each needs all before it: 7,140 dependencies.
+#: Each op needs all before it: 7,140 dependencies.
 DENSE = [op(f"d{n}", " ".join(f"d{before}" for before in range(n)) or "x") for n in range(120)]
 
 
@@ -247,7 +247,7 @@ DENSE = [op(f"d{n}", " ".join(f"d{before}" for before in range(n)) or "x") for n
 def test_covers_that_share_much_are_given_up_before_they_take_long(
     steps: list[Step], ways: dict[int, list[tuple[int, tuple[int, ...]]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found to be too much, whatever else is wrong with them; a small step's are looked at in full."""
+    """They count as too many, whatever else is wrong with them; those of a small step are checked in full."""
     monkeypatch.setattr(fusion, "MAX_LOOKED_AT", 5000)
     monkeypatch.setattr(check, "MAX_LOOKED_AT", 5000)
     made = covering(make_trace(steps), {index: [(1, covers) for _, covers in found] for index, found in ways.items()})

@@ -13,7 +13,7 @@ WORK = (kernel(1000),)
 
 
 def edges(*steps: Step) -> dict[str, set[str]]:
-    """Names of the ops that each op of a small trace depends on."""
+    """Return the names of the ops that each op of a small trace depends on."""
     trace = make_trace(steps)
     names = [found.name for found in trace.ops]
     return {names[i]: {names[j] for j in before} for i, before in enumerate(dependencies(trace))}
@@ -42,7 +42,7 @@ def test_view_of_an_input_depends_on_nothing() -> None:
 
 
 def test_read_after_write_through_another_alias() -> None:
-    # Both views look at a; w changes it through one of them, b reads through the other.
+    # Both views refer to a; w changes it through one of them, b reads through the other.
     found = edges(op("a", "x"), view("v1", "a"), view("v2", "a"), in_place("w", "v1"), op("b", "v2"))
     assert found["w"] == {"a", "v1"}
     assert "w" in found["b"]
@@ -92,7 +92,7 @@ def test_every_dependency_is_an_earlier_op(trace: Trace) -> None:
 
 @given(traces())
 def test_ops_that_dependencies_do_not_order_never_conflict_on_a_storage(trace: Trace) -> None:
-    """Brute force: of two unordered ops neither writes what the other reads or writes, and one at most is random."""
+    """Brute force: of two unordered ops neither writes what the other reads or writes, and at most one is random."""
     before = ancestors(dependencies(trace))
     for second in range(len(trace.ops)):
         for first in set(range(second)) - before[second]:

@@ -1,4 +1,4 @@
-"""A trace of Inductor's kernels, captured on an H200: data for everything but replay, which wants it trusted."""
+"""A trace of Inductor's kernels, captured on an H200: data for everything except replay, which requires trust."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_trace_has_fused_kernels_and_calls_and_branches_that_need_not_wait() -> 
 
 
 def test_buffer_that_ops_write_in_parts_is_made_before_the_step_and_given_back_on_the_first_stream() -> None:
-    """Its writers do not wait for each other: whoever made it, the other could write what somebody still reads."""
+    """Its writers do not wait for each other: if one allocated it, the other could write memory still in use."""
     trace = concat_trace()
     sync = plan_sync(trace, dependencies(trace), range(4), [1, 2, 1, 1])
     assert sync.early == (0,)

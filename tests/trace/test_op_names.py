@@ -1,4 +1,4 @@
-"""Names of ops in output are names for input: layer, layer and operator, op, number."""
+"""Printed names of ops are accepted as input: layer, layer and operator, op, number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def layered() -> Trace:
-    """Two layers; the first has a convolution, its view and its backward pass."""
+    """Make two layers; the first has a convolution, its view and its backward pass."""
     steps = [
         replace(op("convolution", "x", dur_ns=9000), target="aten.convolution.default"),
         replace(view("t", "convolution"), target="aten.t.default"),
@@ -111,7 +111,7 @@ def test_unknown_op_among_many_names_the_five_nearest_and_how_many_more() -> Non
 
 
 def test_whatif_takes_what_it_prints(trace: Path, run: Run) -> None:
-    """It printed `speed of conv1.conv convolution` and refused that name."""
+    """A printed row such as `speed of conv1.conv convolution` is a valid name."""
     out = run("whatif", trace)[1]
     printed = re.findall(r"speed of (.*), 0\.5x to 2x:", out)
     assert "conv1.conv convolution (convolution)" in printed

@@ -1,4 +1,4 @@
-"""Which tensors of one storage share elements: held against the sets of their elements."""
+"""Tensors of one storage that share elements: compared with the sets of their elements."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tensors_told_apart_share_no_element(one: Tensor, other: Tensor) -> None
 
 
 def concat_trace(frontend: str = "inductor", parts: int = 2) -> Trace:
-    """Ops that each write a part of a buffer, one that reads it all, and one that writes the first part again."""
+    """Make ops that each write a part of a buffer, one that reads it all, and one that writes the first part again."""
     base = chain_trace(2)
     tensors = [tensor((4, 1), (parts, 1), part) for part in range(parts)] + [tensor((4, parts), (parts, 1))]
 
@@ -95,7 +95,7 @@ def test_storage_of_very_many_parts_is_one_unit() -> None:
 
 
 def test_storages_are_one_unit_once_enough_pairs_have_been_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three tensors are three pairs."""
+    """Three tensors make three pairs."""
     monkeypatch.setattr(overlap, "MAX_PAIRS", 3)
     assert dependencies(concat_trace()) == ((), (), (0, 1), (0, 2))
     monkeypatch.setattr(overlap, "MAX_PAIRS", 2)

@@ -1,4 +1,4 @@
-"""Trace files: what is written comes back; each broken or hostile file gives one line with file, place and value."""
+"""Trace files: unchanged by a round trip; each broken or hostile file gives one line with file, place and value."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NESTING = (100, 400, 700, 900, 1500, 100_000)
 
 
 def small_trace() -> Trace:
-    """One of everything: a view, a change in place, a memset, a random op, a measured time."""
+    """Make one of everything: a view, a change in place, a memset, a random op, a measured time."""
     fill = Step("m", makes="m", kernels=(memset(500),))
     drop = Step("r", "a", "r", kernels=(kernel(300, 7, 128, 32, 2048), kernel(200)), random=True, host_ns=12)
     steps = [op("a", "x"), view("v", "a"), fill, drop, in_place("w", "v", "r m"), op("b", "a")]
@@ -56,14 +56,14 @@ def good() -> bytes:
 
 
 def simulate(trace: Trace) -> int:
-    """Makespan of the ops in recorded order, launched from the host."""
+    """Return the makespan of the ops in recorded order, launched from the host."""
     graph = build_graph(trace)
     steps = lowered(graph, range(len(graph)), [0] * len(graph), "stream")
     return engine_by_name("reference").run(steps, graph.hardware).makespan_ns
 
 
 def one_line(error: Exception, path: Path) -> str:
-    """The message, once it is known to be one line that begins with the file."""
+    """Return the message, checked to be one line that begins with the file."""
     text = str(error)
     assert text.startswith(f"{path}: "), text
     assert "\n" not in text
@@ -72,7 +72,7 @@ def one_line(error: Exception, path: Path) -> str:
 
 
 def refusal(path: Path) -> TraceError:
-    """What reading `path` complains about."""
+    """Return the error of reading `path`."""
     with pytest.raises(TraceError) as caught:
         read_trace(path)
     one_line(caught.value, path)
@@ -204,7 +204,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 def put(path: str, value: Any) -> Change:
-    """A change that sets what a path such as `ops.0.reads` names."""
+    """Return a change that sets the value at a path such as `ops.0.reads`."""
     *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
 
     def change(document: dict[str, Any]) -> None:
@@ -356,7 +356,7 @@ def test_uploaded_bytes_are_checked_like_a_file(good: bytes) -> None:
 
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of bundled traces."""
+    """Return a folder of bundled traces."""
     for name in ("googlenet-train-b8", "resnet50-infer-b1"):
         write_trace(chain_trace(2), tmp_path / f"{name}.json.gz")
     monkeypatch.setattr("gpusim.trace.store.resource_dir", lambda name: tmp_path)

@@ -1,4 +1,4 @@
-"""`gpusim validate RESULTS.json --again`: schedules of a results file predicted by the model of today."""
+"""`gpusim validate RESULTS.json --again`: new predictions of a results file's schedules by the current model."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_schedule_that_is_not_legal_for_its_trace_names_the_file(
 
 
 def test_recipe_of_a_name_that_no_file_can_have_is_none(results: Path) -> None:
-    """The name of the recipe is a text in the results file."""
+    """The recipe's name is text in the results file."""
     document = json.loads(results.read_text())
     for name in ("x" * 300, "a\0b", "../../../etc", "/"):
         results.write_text(json.dumps(document | {"recipe": name}))

@@ -1,4 +1,4 @@
-"""Which schedules a recipe replays of a step: stream counts, policies, the search, schedules by lot."""
+"""Schedules that a recipe replays for a step: stream counts, policies, the search, random schedules."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_search_is_what_explore_recommends_with_and_without_counts(path: Path) -
 
 
 def test_nothing_is_explored_where_counts_say_it_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exploration of every case takes its whole budget."""
+    """An exploration of every case would take its whole budget."""
     monkeypatch.delattr(chosen_module, "explore")
     found = choose_schedules(path, recipe(policies=("wavefront",), counts=(2,), random=1))
     assert len(found.schedules) == 2
@@ -101,7 +101,7 @@ def test_schedules_by_lot_are_those_of_the_recipes_seed(path: Path) -> None:
 
 
 def test_every_schedule_comes_with_its_own_prediction_and_peak_in_the_same_order(path: Path) -> None:
-    """Schedules, peaks and measurements are put together by their place."""
+    """Schedules, peaks and measurements are matched by position."""
     found = choose_schedules(path, recipe(policies=("search", "wavefront", "sequential"), counts=(2, 4), random=3))
     assert len(found.schedules) == len(found.peaks) == 1 + 2 + 1 + 3
     graph = OpGraph.build(WIDE, hardware_of(WIDE))
@@ -148,7 +148,7 @@ def test_hardware_is_that_of_the_traces_gpu_and_the_default_where_that_is_unknow
 
 @pytest.fixture
 def explored(monkeypatch: pytest.MonkeyPatch) -> Explored:
-    """One exploration for all calls: what a search finds in a given time differs from run to run."""
+    """Share one exploration among all calls: a timed search differs from run to run."""
     found = explore(build_graph(WIDE, hardware_of(WIDE)), streams=4, budget_s=10.0, evaluations=40)
     monkeypatch.setattr(chosen_module, "explore", lambda *_, **__: found)
     return found

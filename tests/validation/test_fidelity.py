@@ -1,4 +1,4 @@
-"""How good predictions were: each statistic worked out by hand on a few cases, and the table of all."""
+"""Quality of predictions: each statistic worked out by hand on a few cases, and the table of all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.made_results import case, make_results
 
 
 def step(*errors_percent: int, **fields: object) -> list[ResultCase]:
-    """A step of as many schedules, measured 1000, 1100, 1200 ... ns, predicted with these errors."""
+    """Make a step of one schedule per error, measured 1000, 1100, 1200 ... ns, predicted with these errors."""
     measured = range(1000, 1000 + 100 * len(errors_percent), 100)
     return [
         case(round(ns * (1 + error / 100)), ns, **fields)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_twenty_schedules_tell_the_90th_from_the_95th_percentile() -> None:
 
 
 def test_cases_on_one_stream_are_no_evidence() -> None:
-    """The sequential time is anchored, and does not count however right it is."""
+    """The sequential time is anchored, and does not count even if right."""
     assert fidelity([]) is None
     assert fidelity([case(1000, 1000, streams=1)]) is None
 
@@ -98,7 +98,7 @@ def test_coverage_is_the_share_of_measured_times_within_the_predicted_interval_e
 
 
 def test_results_without_intervals_do_not_count_as_missed() -> None:
-    """Files from before predictions came with an interval have (0, 0) there."""
+    """Files from before prediction intervals have (0, 0) there."""
     old, new = case(1000, 1000), case(1000, 1000, interval_ns=(990, 1010))
     mixed, only_old = fidelity([old, new]), fidelity([old])
     assert mixed is not None
@@ -135,7 +135,7 @@ def test_tau_is_right_pairs_less_wrong_ones_over_both() -> None:
 
 
 def test_pairs_within_the_noise_do_not_count() -> None:
-    """1000 and 1009 are not told apart; 1020 is apart from 1000 and from 1009, and predicted last: right twice."""
+    """1000 and 1009 count as equal; 1020 differs from both, and is predicted last: right twice."""
     cases = [case(2, 1000), case(1, 1009), case(3, 1020)]
     assert kendall_tau(cases) == 1.0
     assert kendall_tau(cases[:2]) is None
@@ -153,7 +153,7 @@ def test_tau_does_not_depend_on_the_order_of_the_cases() -> None:
 
 
 def test_schedules_that_differ_but_are_predicted_alike_count_as_wrong() -> None:
-    """A model that says the same of everything has not put anything in order."""
+    """A model that predicts one time for everything has not ordered anything."""
     assert kendall_tau([case(7, 1000), case(7, 1200)]) == -1.0
 
 
@@ -218,7 +218,7 @@ def test_table_leaves_out_a_group_that_has_no_schedules_and_the_order_of_a_short
 
 
 def test_no_table_where_no_step_has_enough_schedules() -> None:
-    """Four policies a step are a table of rows, not a statistic; sequential runs do not make up the number."""
+    """Four policies per step are a table of rows, not a statistic; sequential runs do not count towards the number."""
     assert fidelity_table([]) == []
     assert fidelity_table(step(*[0] * (MIN_SCHEDULES - 1))) == []
     assert fidelity_table(step(*[0] * MIN_SCHEDULES, streams=1)) == []

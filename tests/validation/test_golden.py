@@ -1,7 +1,7 @@
-"""Every schedule that was replayed for validate/results is predicted again: a change of the model shows here.
+"""New predictions of every schedule replayed for validate/results: a change of the model shows here.
 
-Needs no GPU. A file of schedules lies beside the results file of its run, with one schedule for each of its cases; the
-traces of the same runs lie in validate/traces, or are bundled.
+Needs no GPU. A file of schedules is next to the results file of its run, with one schedule per case; the traces of the
+same runs are in validate/traces, or bundled.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from tests.support.made_results import make_results
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "validate" / "results"
-#: How much the median and the 95th percentile of the error may grow, as shares of the measured time.
+#: Permitted growth of the median and the 95th percentile of the error, as fractions of the measured time.
 MAY_GROW = 0.003
-#: The same where a file is too small for 0.3 %: of ten schedules that count the largest error is the percentile, of
-#: those of two networks (44) the third largest, and a change of a rule moves single schedules by a percent.
+#: Permitted growth where a file is too small for 0.3 %: of ten counted schedules the largest error is the percentile,
+#: of those of two networks (44) the third largest, and a change of a rule moves single schedules by a percent.
 FEW = {"partitions": 0.009, "unseen": 0.005}
-#: The recipe that replays no schedule on several streams, only pairs of kernels.
+#: Prefix of the recipe that replays no schedule on several streams, only pairs of kernels.
 PAIRS = "pairs_"
 
 
 def golden_files(folder: Path) -> list[Path]:
-    """The files of replayed schedules in a folder."""
+    """Return the files of replayed schedules in a folder."""
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith(PAIRS))
 
 
 @functools.cache
 def _again(results: Path) -> tuple[Results, Results]:
-    """Predicted once for all tests of a file."""
+    """Predict once for all tests of a file."""
     return predict_again(results)
 
 
 def replayed_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
-    """The cases of the results file beside `path`, and the same with what is predicted of their schedules now.
+    """Return the cases of the results file next to `path`, stored and with new predictions.
 
-    Without the steps that may lose the L2 cache, which no rule counts: how near they are is luck.
+    Steps that may lose the L2 cache are left out: no rule covers them, so their error is chance.
     """
     results = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
     then, now = _again(results)
@@ -62,7 +62,7 @@ def replayed_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
 
 
 def check_no_worse(then: Fidelity | None, now: Fidelity | None, may_grow: float = MAY_GROW) -> None:
-    """Fails where errors have grown by more than that."""
+    """Fail where errors have grown by more than that."""
     assert then is not None, "no schedule on several streams"
     assert now is not None
     for name in ("median", "p95"):
@@ -74,7 +74,7 @@ def check_no_worse(then: Fidelity | None, now: Fidelity | None, may_grow: float 
 
 
 def make_golden(folder: Path, wrong: float = 0.0) -> Path:
-    """Results of random schedules that took exactly what is predicted; `wrong` makes what was measured differ."""
+    """Make results of random schedules measured exactly as predicted; `wrong` scales the measurements."""
     name = "squeezenet1_1-infer-b1"
     trace = load_trace(name)
     recipe = Recipe(name="made", case=(Case(trace=name),), policies=("wavefront",), counts=(2,), random=9)
@@ -112,7 +112,7 @@ def test_schedules_replayed_on_a_gpu_are_predicted_as_well_as_when_they_were_mea
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
 def test_prediction_is_the_same_to_the_nanosecond_unless_a_rule_has_changed(name: str) -> None:
-    """`scripts/make_golden.py` writes the numbers; a commit that does so says which rule changed them."""
+    """`scripts/make_golden.py` writes the numbers; the commit that does so names the changed rule."""
     stem = name.removesuffix(SUFFIX)
     known = json.loads((ROOT / "tests" / "data" / "predicted_ns.json").read_text())
     assert sorted(known) == sorted(each.removesuffix(SUFFIX) for each in GOLDEN)
@@ -121,7 +121,7 @@ def test_prediction_is_the_same_to_the_nanosecond_unless_a_rule_has_changed(name
 
 
 def test_folder_of_results_is_read(tmp_path: Path) -> None:
-    """The test above has a case for each file there is; the names that `gpusim validate` writes are found."""
+    """The test above has a case per existing file; the names written by `gpusim validate` are found."""
     assert RESULTS.is_dir()
     assert sorted(GOLDEN) == sorted(
         path.name for path in RESULTS.iterdir() if "schedules" in path.name and not path.name.startswith(PAIRS)
@@ -139,7 +139,7 @@ def test_prediction_that_has_become_worse_is_found(tmp_path: Path, monkeypatch: 
     changed = msgspec.structs.replace(hardware, contention=slower)
     monkeypatch.setattr("gpusim.validation.again.hardware_of", lambda trace: changed)
     (path,) = golden_files(tmp_path)
-    _again.cache_clear()  # it was predicted by the model as it is
+    _again.cache_clear()  # predicted by the unchanged model
     _, worse = replayed_again(path)
     with pytest.raises(AssertionError, match=r"error is \d+\.\d+%, was 0\.00% when it was measured"):
         check_no_worse(fidelity(then), fidelity(worse))
@@ -189,7 +189,7 @@ def test_broken_file_of_schedules_is_one_line(text: str, tmp_path: Path) -> None
 
 
 def test_traces_of_results_are_those_that_the_recipe_names(tmp_path: Path) -> None:
-    """Wherever it is asked from; a recipe that cannot be read is an error of its own, and one that is gone is none."""
+    """From any folder; an unreadable recipe is an error of its own, and a missing one is ignored."""
     (folder := tmp_path / "validate" / "results").mkdir(parents=True)
     kept = tmp_path / "validate" / "traces" / "others"
     kept.mkdir(parents=True)

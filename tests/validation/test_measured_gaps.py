@@ -1,4 +1,4 @@
-"""What lies between the largest bound and the fastest schedule that was replayed (research/2026-11-23-limits.md)."""
+"""Gap between the largest bound and the fastest replayed schedule (research/2026-11-23-limits.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_each_step_comes_from_the_newest_results_that_have_it(tmp_path: Path) -> None:
-    """A run that was cut short takes the place of an earlier one only for the steps that it did."""
+    """An interrupted run replaces an earlier one only for its finished steps."""
 
     def made(trace: str, measured_ns: int) -> ReplayedSchedule:
         return ReplayedSchedule(
@@ -35,7 +35,7 @@ SMALL = "squeezenet1_1-infer-b1"
 
 
 def test_measured_gaps_in_the_documentation_are_those_of_the_newest_results() -> None:
-    """Every step of it, and one row anew. Where this fails, run scripts/make_limits_page.py."""
+    """All of its steps, with one row recomputed. Where this fails, run scripts/make_limits_page.py."""
     page = (ROOT / "research" / "2026-11-23-limits.md").read_text("utf-8")
     table = page.split("<!-- measured:begin -->")[1].split("<!-- measured:end -->")[0]
     newest = newest_of_each_step(search_files(ROOT / "validate" / "results"))

@@ -1,4 +1,4 @@
-"""Memory plans of a results file, predicted again; and those that were replayed, held to what was measured."""
+"""Memory plans of a results file, predicted again, and replayed plans compared with their measurements."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from gpusim.validation.recipe import Case, Recipe
 
 RESULTS = Path(__file__).parents[2] / "validate" / "results"
 FILES = sorted(path for path in RESULTS.glob("memory_*.json"))
-#: Plans that were replayed before copies' costs beside kernels were measured.
+#: Plans replayed before the costs of copies next to kernels were measured.
 FIRST = RESULTS / "memory_h200_20261123.json"
-#: How much an error may grow by a change of a rule, as a share of the measured value.
+#: Permitted growth of an error by a change of a rule, as a fraction of the measured value.
 MAY_GROW = 0.005
 
 
@@ -50,7 +50,7 @@ def test_predictions_of_replayed_plans_have_not_become_worse(results: Path) -> N
 
 
 def test_first_plans_run_the_instructions_of_their_day() -> None:
-    """Without the costs that were not known then, the predictions of that day come out to the nanosecond."""
+    """Without later costs, the predictions of that day are reproduced to the nanosecond."""
     then = read_results(FIRST)
     files = trace_files(FIRST)
     evaluators = {}
@@ -68,7 +68,7 @@ def test_first_plans_run_the_instructions_of_their_day() -> None:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """The first results, with plans and traces beside them as in the tree."""
+    """Copy the first results, with plans and traces next to them as in the tree."""
     folder = tmp_path / "validate" / "results"
     folder.mkdir(parents=True)
     for path in (FIRST, plans_path(FIRST)):

@@ -1,4 +1,4 @@
-"""Recipes with baselines: what is measured of a case, how it is timed, and that an interrupted run goes on."""
+"""Recipes with baselines: measurement of a case, timing, and resumption of an interrupted run."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_case_that_dies_with_its_last_peer_keeps_its_row_and_is_measured_again
 
 
 def test_what_is_measured_is_kept_before_the_peers_that_take_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers that fail are left out with a reason, and the second time all are in turns again."""
+    """Peers that fail are left out with a reason, and the second time all are timed in turns again."""
     step = model_step("infer")
     monkeypatch.setattr(measuring, "require_gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(measuring, "load_step", lambda *_, **__: step)
@@ -291,7 +291,7 @@ def test_no_deviation_is_told_where_dropout_makes_every_step_another_one() -> No
 
 
 def test_contenders_take_turns_and_times_are_of_one_call() -> None:
-    """A clock that each call moves on by what it takes: 2 ms and 5 ms."""
+    """A clock that each call advances by its own time: 2 ms and 5 ms."""
     now, log = [0], []
 
     def taking(name: str, ns: int) -> Any:

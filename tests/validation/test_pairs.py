@@ -1,4 +1,4 @@
-"""Pairs and triples of kernels run together: which are drawn, what is predicted of them, what is kept."""
+"""Pairs and triples of concurrent kernels: selection, prediction, and results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.made_results import make_results
 
 
 def independent(*durations_ns: int) -> Trace:
-    """Ops that each read an input of their own."""
+    """Make ops that each read an input of their own."""
     return make_trace([op(f"a{i}", f"x{i}", dur_ns=ns) for i, ns in enumerate(durations_ns)])
 
 
@@ -64,7 +64,7 @@ def test_same_seed_draws_the_same_and_another_seed_others() -> None:
 
 
 def test_both_orders_of_a_pair_are_two_cases() -> None:
-    """The elder is served first, so which of the two is launched first matters."""
+    """The older one is served first, so the launch order matters."""
     assert set(drawn(independent(5000, 5000), 2)) == {(0, 1), (1, 0)}
 
 
@@ -93,7 +93,7 @@ def test_op_with_several_kernels_none_or_a_memset_is_left_out() -> None:
 
 
 def test_op_that_changes_a_parameter_or_state_is_left_out_even_through_a_view() -> None:
-    """They run over and over while pairs are measured; an update would drift away."""
+    """Ops are repeated while pairs are measured; an update would drift away."""
     trace = make_trace(
         [
             op("one", "x", dur_ns=5000),
@@ -113,7 +113,7 @@ def test_op_that_changes_an_activation_in_place_may_be_drawn() -> None:
 
 
 def test_ops_that_would_race_are_not_run_together() -> None:
-    """b reads what a writes, and d changes what a and b read; readers of the same go together."""
+    """b reads a's result, and d changes what a and b read; readers of the same tensor may run together."""
     trace = make_trace(
         [
             op("x", "input", dur_ns=1),
@@ -156,7 +156,7 @@ GAP_NS, EMPTY_NS = 100.0, 600.0
 
 
 def alone(dur_ns: float) -> float:
-    """Time between stamps of a kernel by itself: the first stamp, a gap, the kernel, a gap."""
+    """Return the time between stamps of a kernel by itself: the first stamp, a gap, the kernel, a gap."""
     return EMPTY_NS + dur_ns + GAP_NS
 
 
@@ -189,7 +189,7 @@ def test_two_that_fill_the_gpu_take_the_sum() -> None:
 
 
 def test_younger_one_is_slowed_beside_its_elder() -> None:
-    """Slow-down 1: until 4000 the second has done 2000 of its 4000, then goes on alone to 6000."""
+    """Slow-down 1: until 4000 the second has done 2000 of its 4000, then runs alone to 6000."""
     hardware = make_hardware(chain_ns=GAP_NS, slowdown=1.0)
     tasks = [task(1.0, part=0.25), task(1.0, part=0.25)]
     assert predict(tasks, [alone(4000), alone(4000)], EMPTY_NS, hardware) == 600 + 6000 + 100
@@ -232,7 +232,7 @@ def test_state_of_the_cache_is_judged_by_the_ops_alone() -> None:
 
 
 def test_measured_and_predicted_times_of_a_trace_are_put_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU's edge replaced: every stage takes 700 for each op and 600 for the stamps."""
+    """A stand-in for the GPU: every stage takes 700 per op and 600 for the stamps."""
     import torch
 
     class Runner:
@@ -258,7 +258,7 @@ def test_measured_and_predicted_times_of_a_trace_are_put_side_by_side(monkeypatc
     assert [len(pair.ops) for pair in found] == [2, 2, 2, 3]
     for pair in found:
         assert pair.trace == trace.name
-        assert pair.cold  # alone 4.1 us are nearer to the 5 of the step than 3 are
+        assert pair.cold  # alone, 4.1 us are closer to the step's 5 than 3 are
         assert pair.kernels == ("k5000",) * len(pair.ops)
         assert pair.alone_ns == (4700,) * len(pair.ops)
         assert pair.together_ns == round(EMPTY_NS + 4100.4 * len(pair.ops))

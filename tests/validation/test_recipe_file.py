@@ -1,4 +1,4 @@
-"""The recipe file: its defaults, and what is wrong with it, in one line with file and place."""
+"""The recipe file: its defaults, and its errors in one line with file and place."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ OF_THE_TRACE = "mode, batch, dtype, memory format and front end are those of the
     ],
 )
 def test_case_is_either_a_spec_with_its_mode_and_batch_or_a_trace(case: str, complaint: str, tmp_path: Path) -> None:
-    """The place is that of the case: here the second."""
+    """The place is the case's: here the second."""
     good = '[[case]]\ntrace = "vgg16-infer-b1"\nfitted = true\n'
     path = write(tmp_path, f'name = "x"\n{good}[[case]]\n{case}')
     with pytest.raises(RecipeError) as caught:

@@ -1,4 +1,4 @@
-"""Running a recipe, with capture and replay replaced: what is measured, kept and reported, and what may fail."""
+"""Run of a recipe, with capture and replay replaced: measured, stored and reported results, and failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GPU = Gpu(
 
 
 def capture(case: Case, folder: Path, seed: int, command: str) -> Path:
-    """A trace as if captured; a spec that says so fails."""
+    """Return a trace as if captured; some specs fail."""
     assert case.spec is not None
     assert case.mode is not None
     assert case.batch is not None
@@ -58,7 +58,7 @@ def capture(case: Case, folder: Path, seed: int, command: str) -> Path:
 def replay(
     path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool
 ) -> tuple[Chosen, list[Measurement]]:
-    """Measurements as if replayed: each 10 % slower than predicted."""
+    """Return measurements as if replayed: each 10 % slower than predicted."""
     trace = read_trace(path)
     if "replay" in trace.model.network:
         raise ReplayError(f"cannot replay {trace.name}")
@@ -102,7 +102,7 @@ def timing(median_ns: int) -> Timing:
 
 
 def pairs(path: Path, recipe: Recipe) -> list[PairCase]:
-    """As many pairs as asked for, as if measured: each predicted 10 % too long."""
+    """Return the requested pairs, as if measured: each predicted 10 % too long."""
     name = read_trace(path).name
     pair = PairCase(
         trace=name,
@@ -117,7 +117,7 @@ def pairs(path: Path, recipe: Recipe) -> list[PairCase]:
 
 @pytest.fixture
 def edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process of its own, no GPU; what is explored stays as it is."""
+    """No process of its own, no GPU; exploration is real."""
 
     def here(work: Callable[..., Any], *args: object) -> Any:
         return work(*args)
@@ -138,7 +138,7 @@ def recipe(*networks: str, **fields: Any) -> Recipe:
 def test_run_writes_results_after_each_case_and_a_failing_case_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exploring in processes, as on a GPU: what goes in and comes out must travel."""
+    """Explored in processes, as on a GPU: inputs and outputs must be picklable."""
     monkeypatch.setattr(run_module, "ProcessPoolExecutor", ProcessPoolExecutor)
     monkeypatch.setattr(run_module, "EXPLORE_WORKERS", 1)
     said: list[str] = []
@@ -170,7 +170,7 @@ def test_run_writes_results_after_each_case_and_a_failing_case_does_not_stop_the
 
 
 def check_document(found: dict[str, Any]) -> None:
-    """The keys of the contract (design, section 5); times are integers."""
+    """Check the keys of the contract; times are integers."""
     assert {"recipe", "gpu", "date", "command", "versions", "cases"} <= set(found)
     assert (found["recipe"], found["gpu"], found["command"]) == ("small", "NVIDIA H200", "gpusim validate r.toml")
     assert found["gpusim"] == code_version()
@@ -193,7 +193,7 @@ def check_document(found: dict[str, Any]) -> None:
 
 
 def check_markdown(text: str, source: str) -> None:
-    """One row a case, and where it all comes from."""
+    """Check one row per case, and the sources."""
     rows = [line for line in text.splitlines() if line.startswith(("| a-", "| b-"))]
     assert len(rows) == 4
     assert all("| equal |" in row and "-9.1%" in row for row in rows)
@@ -224,7 +224,7 @@ def test_captures_are_kept_where_the_recipe_says(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("edge")
 def test_every_replayed_schedule_is_kept_as_it_was_run(tmp_path: Path) -> None:
-    """Enough to predict it again: beside the results, one schedule for each of their cases, in their order."""
+    """The schedules suffice for new predictions: next to the results, one per case, in their order."""
     kept = tmp_path / "traces"
     wanted = recipe("a", "b", policies=("wavefront",), counts=(2, 3), random=2, traces=str(kept))
     results = run_recipe(wanted, tmp_path, "c", lambda _: None, trust_code=True)
@@ -278,7 +278,7 @@ def test_pairs_that_cannot_be_measured_leave_the_schedules_results(
 
 @pytest.mark.usefixtures("edge")
 def test_trace_of_a_case_is_replayed_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file and a bundled one; nothing is captured, and no copy of them is made."""
+    """A file and a bundled one; nothing is captured, and no copy is made."""
     asked: list[tuple[Path, int]] = []
 
     def noting(
@@ -302,7 +302,7 @@ def test_trace_of_a_case_is_replayed_as_it_is(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.usefixtures("edge")
 def test_given_trace_gets_variants_where_the_recipe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trace with them is kept, also as the case of a later run; the given file stays."""
+    """The extended trace is kept, also as the case of a later run; the given file is unchanged."""
     asked: list[str] = []
 
     def with_variants(trace: Trace, seed: int) -> Trace:
@@ -336,7 +336,7 @@ def test_given_trace_gets_variants_where_the_recipe_says_so(tmp_path: Path, monk
 def test_searched_schedule_is_the_contender_that_is_fastest_in_a_trial(
     measure: int, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is then measured anew, with the other schedules. Without a trial the prediction decides."""
+    """It is then measured again, with the other schedules. Without a trial the prediction decides."""
     edge = ModuleType("gpusim.gpu.replay.replay")
     asked: list[tuple[Schedule, ...]] = []
 
@@ -378,7 +378,7 @@ def test_folder_for_results_that_cannot_be_made_is_found_before_anything_is_capt
 
 
 def test_error_that_is_not_ours_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug in a case keeps its traceback; a GPU that is not there is an error of ours."""
+    """A bug in a case keeps its traceback; a missing GPU is an error of ours."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError

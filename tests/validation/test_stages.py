@@ -1,4 +1,4 @@
-"""A recipe in stages: each continues where it stopped, predictions stand before measurements, days are joined."""
+"""A recipe in stages: each resumes, predictions precede measurements, days are joined."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CALLS: list[str] = []
 def slower_each_time(
     path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool
 ) -> tuple[Chosen, list[Measurement]]:
-    """Measurements as if replayed; a second process takes 10 ns more, and predicts something else."""
+    """Return measurements as if replayed; a second process takes 10 ns more, and predicts something else."""
     CALLS.append(path.name)
     chosen, measured = replayed(path, chosen, recipe, command, trust_code)
     again = 10 * (CALLS.count(path.name) - 1)
@@ -62,7 +62,7 @@ def edge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def captured(case: Case, folder: Path, seed: int, command: str) -> Path:
-    """A trace under the name that a capture gives it."""
+    """Return a trace under the name that a capture gives it."""
     made = read_trace(capture(case, folder, seed, command))
     (folder / f"{made.model.network}.json").unlink()
     path = folder / f"{made.name}.json.gz"

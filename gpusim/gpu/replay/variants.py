@@ -108,7 +108,9 @@ def call_variant(
 
 
 def in_autotuned_thread(call: Callable[[], Result]) -> Result:
-    """What `call` returns in the thread of autotuned calls, on the stream that is current here. Raises what it does."""
+    """Run `call` in the thread of autotuned calls, on the caller's current stream, and return its result. Raises its
+    errors.
+    """
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
     def there() -> Result:
