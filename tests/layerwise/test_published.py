@@ -85,9 +85,7 @@ def ddp_errors() -> dict[tuple[str, int, int], float]:
 
 
 def test_ddp_on_two_and_four_h200s_is_simulated_with_nothing_fitted_to_it() -> None:
-    """Median within 5 %, all within 10 %: most of AlexNet's error is the effect of a collective on kernels of one
-    wave.
-    """
+    """Median within 5 %, all within 10 %: what a collective takes of kernels in one wave is most of AlexNet's."""
     errors = [abs(error) for error in ddp_errors().values()]
     assert statistics.median(errors) < 0.05
     assert max(errors) < 0.10
