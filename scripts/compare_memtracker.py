@@ -50,11 +50,11 @@ from gpusim.gpu.capture.models import ModelStep
 from gpusim.gpu.capture.record import live_calls
 from gpusim.io.files import write_bytes
 from gpusim.io.packed import is_file
-from gpusim.memplan.allocator import rounded
 from gpusim.memplan.memory import MemoryUse, memory_of
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.program import program_of
 from gpusim.memplan.storages import Storages
+from gpusim.plan.allocator import rounded
 from gpusim.trace.store import bundled_traces, read_trace
 from gpusim.units import MIB
 from gpusim.version import code_version

@@ -16,8 +16,8 @@ from gpusim.errors import MeasurementError
 from gpusim.io.file_limits import MAX_STORAGE_BYTES
 from gpusim.io.files import read_bytes
 from gpusim.io.plain_pickle import PickleProblemError, read_plain_pickle
-from gpusim.memplan.allocator import Block, CachingAllocator
 from gpusim.memplan.snapshot import ALLOC, FREE
+from gpusim.plan.allocator import Block, CachingAllocator
 
 #: Most events, and blocks, of a snapshot that are read: ten times as many as torch records unless it is asked for more.
 MAX_EVENTS: Final = 1_000_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpusim.memplan.allocator import Block, CachingAllocator
 from gpusim.memplan.program import Program
 from gpusim.memplan.storages import Category, Storages
+from gpusim.plan.allocator import Block, CachingAllocator
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpusim.memplan.allocator import rounded
 from gpusim.memplan.plan import Redo
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import OpTimes
+from gpusim.plan.allocator import rounded
 
 
 class Profile:

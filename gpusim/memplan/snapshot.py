@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpusim.io.files import write_bytes
-from gpusim.memplan.allocator import Block, CachingAllocator
 from gpusim.memplan.evaluate import Outcome
 from gpusim.memplan.storages import Storages
+from gpusim.plan.allocator import Block, CachingAllocator
 
 #: Where the first made-up address lies; the viewer shows addresses as they are.
 BASE_ADDRESS: Final = 0x7F0000000000

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpusim.engine.fast import FastEngine
 from gpusim.formats.results import read_results
-from gpusim.memplan.allocator import Block, CachingAllocator, rounded
+from gpusim.plan.allocator import Block, CachingAllocator, rounded
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule

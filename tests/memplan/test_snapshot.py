@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from gpusim.errors import MeasurementError
 from gpusim.io.plain_pickle import PickleProblemError, read_plain_pickle
-from gpusim.memplan.allocator import MIB
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.measured import read_snapshot
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.snapshot import snapshot_document, write_snapshot
+from gpusim.plan.allocator import MIB
 from tests.support.memory_steps import SIZE, chain_step, graph_of
 
 

@@ -23,12 +23,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpusim.errors import PlanError
-from gpusim.memplan.allocator import rounded
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
 from gpusim.memplan.policies.base import Setting, layer_ends
 from gpusim.memplan.rebuild import grouped_redos
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import OpTimes, first_needs, place_copies
+from gpusim.plan.allocator import rounded
 from gpusim.units import format_bytes
 
 _CHECKPOINTS = frozenset(("conv", "fc", "join", "loss", "attention", "other"))

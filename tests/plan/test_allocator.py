@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusim.memplan.allocator import KIB, MIB, Block, CachingAllocator, rounded, segment_bytes
+from gpusim.plan.allocator import KIB, MIB, Block, CachingAllocator, rounded, segment_bytes
 
 
 @pytest.mark.parametrize(("asked", "given_bytes"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (0, 0)])
