@@ -28,8 +28,8 @@ class Evaluation:
 class Evaluator:
     """Evaluator of schedules of one step.
 
-    The fast engine lowers schedules on the whole GPU in compiled code, with the same times. Other engines, and
-    schedules with SM partitions, run on plans.
+    The fast engine lowers schedules on the whole GPU in compiled code, with the same times. Other engines, schedules
+    with SM partitions, and schedules that may lose the L2 cache, run on plans.
     """
 
     def __init__(self, graph: OpGraph, engine: str | Engine = DEFAULT_ENGINE) -> None:
@@ -53,7 +53,8 @@ class Evaluator:
         return int(self._run(schedule, mode, peak=False).makespan_ns[0])
 
     def _needs_plan(self, schedule: Schedule) -> bool:
-        return self._engine.name != "fast" or bool(schedule.partitions)
+        loses_cache = self.graph.may_lose_cache and schedule.stream_count > 1
+        return self._engine.name != "fast" or bool(schedule.partitions) or loses_cache
 
     def _run(self, schedule: Schedule, mode: LaunchMode, peak: bool) -> Evaluated:
         variants = [schedule.variants] if schedule.variants else None

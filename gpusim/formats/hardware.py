@@ -23,6 +23,7 @@ SCHEMA: Final = "gpusim-hardware/1"
 
 Factor = Annotated[float, Meta(ge=0, le=file_limits.MAX_FACTOR)]
 Rate = Annotated[float, Meta(ge=file_limits.MIN_RATE, le=file_limits.MAX_RATE)]
+Bandwidth = Annotated[float, Meta(ge=0, le=file_limits.MAX_RATE)]
 DeviceBytes = Annotated[int, Meta(ge=1, le=file_limits.MAX_DEVICE_BYTES)]
 SmRegs = Annotated[int, Meta(ge=1, le=file_limits.MAX_SM_REGS)]
 SmemBytes = Annotated[int, Meta(ge=1, le=file_limits.MAX_SMEM_BYTES)]
@@ -90,6 +91,14 @@ class Memory(Document, frozen=True, kw_only=True):
     """Bandwidth of device memory: measured if calibrated, else the data sheet's peak."""
     l2_bytes: DeviceBytes
     """Size of the L2 cache."""
+    l2_bytes_per_ns: Bandwidth = 0.0
+    """Bandwidth of the L2 cache; 0 if not measured: what kernels lose by misses is then not predicted."""
+    warp_l2_bytes_per_ns: Bandwidth = 0.0
+    """Bandwidth of the L2 cache that a warp reaches by itself."""
+    warp_dram_bytes_per_ns: Bandwidth = 0.0
+    """Bandwidth of device memory that a warp reaches by itself."""
+    miss_ns: TimeNs = 0.0
+    """Delay of a kernel that finds its data in device memory instead of the L2 cache, over the bandwidth."""
 
 
 class Rates(Document, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gpusim.plan.cache_misses import lost_times_ns
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import in_partition, lay_out
 from gpusim.plan.schedule import Schedule
@@ -25,6 +26,7 @@ def lower(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", *, mem
     The schedule must be legal (`Schedule.check`). Raises `PlanError` for impossible partitions.
     """
     graph = graph.choosing(schedule.variants)
+    lost_ns = lost_times_ns(graph, schedule)
     streams, partitions = schedule.streams, schedule.partitions
     layout = lay_out(partitions, schedule.laid_out_streams, graph.hardware.limits.sms)
     tasks: list[Task] = []
@@ -40,6 +42,8 @@ def lower(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", *, mem
         share = host_ns / len(graph.tasks[op])
         partition = layout.of_stream[streams[op]]
         for number, task in enumerate(graph.tasks[op]):
+            if op in lost_ns:
+                task = msgspec.structs.replace(task, dur_ns=task.dur_ns + lost_ns[op][number])
             deps = waits if number == 0 else (len(tasks) - 1,)
             if partitions:
                 task = in_partition(task, partition, layout.sms[partition], graph.hardware)

@@ -1,10 +1,16 @@
-"""The L2 cache between kernels, which no prediction counts: whether a step may lose it by running on several streams.
+"""L2 cache between kernels: what a kernel loses whose data were in the cache when it was timed, and now are not.
 
-The kernels of a trace were timed on one stream, again and again: a step that fits the cache finds its parameters there.
-On several streams it touches more memory, since the allocator gives each stream its own.
+    lost = read x (1 / DRAM rate - 1 / L2 rate) + written / DRAM bandwidth + miss_ns, if anything is read
+    rate = min(bandwidth, warps x bandwidth per warp), for DRAM and for L2
 
-Source: GoogLeNet inference on an H200 with 60 MiB: schedules that touch up to 38 MB take what is predicted, those that
-touch 50 MB 8 % more (research/2026-11-23-fidelity.md). Constant: `Memory.l2_bytes`.
+The kernels of a trace were timed on one stream, in repeated replays: a step that fits the cache finds its data there.
+On several streams it touches more memory, since the allocator gives each stream its own blocks. `read` are the bytes
+that the kernel must then get from DRAM, `written` those that it pushes out of the cache and that had been changed.
+
+Source: bandwidth by SMs and warps on an H200 (validate/results/rules_h200_20261123.json); schedules of GoogLeNet that
+touch up to 38 MB take what is predicted without this rule, those that touch 50 MB 8 % more
+(research/2026-11-24-l2-cache.md). Constants: `Memory.l2_bytes`, `l2_bytes_per_ns`, `warp_l2_bytes_per_ns`,
+`warp_dram_bytes_per_ns`, `miss_ns`.
 """
 
 from __future__ import annotations
@@ -17,16 +23,34 @@ from gpusim.formats.hardware import Memory
 USABLE_SHARE: Final = 0.6
 
 
+def usable_bytes(memory: Memory) -> float:
+    """Return how much of what a step touches stays in the cache."""
+    return USABLE_SHARE * memory.l2_bytes
+
+
 def may_lose(memory: Memory, one_stream_bytes: int, at_most_bytes: int) -> bool:
-    """Whether a step that touches so many bytes on one stream, and at most so many on several, fits the one alone."""
-    usable = USABLE_SHARE * memory.l2_bytes
-    return one_stream_bytes <= usable < at_most_bytes
+    """Return True if a step fits the cache with the bytes of one stream, and may not with those of several."""
+    return one_stream_bytes <= usable_bytes(memory) < at_most_bytes
+
+
+def lost_ns(memory: Memory, read_bytes: float, written_bytes: float, warps: float) -> float:
+    """Return the time that a kernel loses which misses so many bytes, with so many warps resident.
+
+    Nothing on a GPU whose cache was not measured.
+    """
+    if memory.l2_bytes_per_ns == 0.0:
+        return 0.0
+    lost_ns = written_bytes / memory.dram_bytes_per_ns
+    if read_bytes > 0.0:
+        dram_bytes_per_ns = min(memory.dram_bytes_per_ns, warps * memory.warp_dram_bytes_per_ns)
+        l2_bytes_per_ns = min(memory.l2_bytes_per_ns, warps * memory.warp_l2_bytes_per_ns)
+        lost_ns += max(0.0, read_bytes / dram_bytes_per_ns - read_bytes / l2_bytes_per_ns) + memory.miss_ns
+    return lost_ns
 
 
 def missed_bytes(memory: Memory, moved_bytes: int) -> int:
-    """Estimated DRAM traffic of an op that moves so many bytes: what the cache does not hold.
+    """Return the estimated DRAM traffic of an op that moves so many bytes: what the cache does not hold.
 
-    What fits the cache is taken to be there, written just before and read again soon, so this is a lower limit.
-    Counters, where a trace has them, replace it.
+    Data that fit the cache are assumed to be there, so this is a lower limit. Counters in a trace replace it.
     """
     return max(0, moved_bytes - memory.l2_bytes)

@@ -1,0 +1,167 @@
+"""Misses in the L2 cache that a schedule has and one stream has not, from what each stream's memory touches.
+
+The allocator of each stream is played through, so every tensor has an address. A least recently used cache then holds
+what ops touch in launch order, over two steps in a row; the second one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from gpusim.formats.trace import Op, Trace
+from gpusim.plan.allocator import Block, CachingAllocator, rounded
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import kept_storages, plan_sync, storages_touched
+from gpusim.plan.tasks import Task
+from gpusim.plan.traffic import LAYOUT, SPLIT_SUM, TRANSFORM, family
+from gpusim.rules.l2_cache import lost_ns, usable_bytes
+from gpusim.trace.dependencies import reads_writes_storages
+
+#: Granularity of the cache. Its real lines are far shorter; what lies so near is touched together.
+CHUNK_BYTES: Final = 64 << 10
+#: Streams have address ranges of their own, and so has what lives throughout.
+STREAM_BITS: Final = 40
+LASTING: Final = 1 << 50
+#: Families of kernels that write a copy of a tensor into a workspace.
+COPYING: Final = (LAYOUT, TRANSFORM, SPLIT_SUM)
+#: Warps that a memory operation counts as.
+MEMORY_NODE_WARPS: Final = 1 << 10
+WARP_THREADS: Final = 32
+
+
+class Miss(NamedTuple):
+    """Bytes that an op reads from DRAM, and that it pushes out of the cache to be written there."""
+
+    read_bytes: int
+    written_bytes: int
+
+
+Touch = tuple[range, bool]
+"""Chunks of memory, and whether the op reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all schedules of a step have in common."""
+
+    accesses: Sequence[tuple[frozenset[int], frozenset[int]]]
+    mentioned: Sequence[frozenset[int]]
+    lasting: dict[int, int]
+    """Addresses of storages that live throughout."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> _Step:
+        addresses: dict[int, int] = {}
+        end = LASTING
+        for storage in sorted(kept_storages(trace)):
+            addresses[storage] = end
+            end += rounded(max(1, trace.storages[storage].bytes))
+        return cls(list(reads_writes_storages(trace)), storages_touched(trace), addresses)
+
+
+def lost_times_ns(graph: OpGraph, schedule: Schedule) -> dict[int, tuple[float, ...]]:
+    """Return for each op that loses time to the cache what each of its tasks loses.
+
+    Empty on one stream, and for a step that one stream does not fit the cache with: such kernels were timed with their
+    misses. `graph` has the kernels of the schedule as its captured ones.
+    """
+    memory = graph.hardware.memory
+    if schedule.stream_count < 2 or memory.l2_bytes_per_ns == 0.0 or not graph.may_lose_cache:
+        return {}
+    step: _Step = graph.encoded.get("touched memory") or _Step.of(graph.trace)
+    chunks = int(usable_bytes(memory)) // CHUNK_BYTES
+    before = graph.encoded.get("misses of one stream")
+    if before is None:
+        alone = Schedule.in_recorded_order(len(graph))
+        before = misses(touched(graph, step, alone), alone.order, chunks)
+        graph.encoded.update({"touched memory": step, "misses of one stream": before})
+    now = misses(touched(graph, step, schedule), schedule.order, chunks)
+    lost: dict[int, tuple[float, ...]] = {}
+    for op, miss in now.items():
+        base = before.get(op, Miss(0, 0))
+        read_bytes = max(0, miss.read_bytes - base.read_bytes)
+        written_bytes = max(0, miss.written_bytes - base.written_bytes)
+        total_ns = sum(task.dur_ns for task in graph.tasks[op])
+        if (read_bytes or written_bytes) and total_ns:
+            lost[op] = tuple(
+                lost_ns(memory, read_bytes, written_bytes, _warps(task, graph)) * task.dur_ns / total_ns
+                for task in graph.tasks[op]
+            )
+    return lost
+
+
+def touched(graph: OpGraph, step: _Step, schedule: Schedule) -> dict[int, list[Touch]]:
+    """Return what each op with work touches, with the memory that each stream's allocator gives it."""
+    trace = graph.trace
+    sync = plan_sync(trace, graph.preds, schedule.order, schedule.streams, graph.covered)
+    addresses = dict(step.lasting)
+    pools: dict[int, CachingAllocator] = {}
+    blocks: dict[int, tuple[CachingAllocator, Block | None]] = {}
+    result: dict[int, list[Touch]] = {}
+    for position, op in enumerate(schedule.order):
+        for storage in sync.releases[position]:
+            if storage in blocks:
+                pool, block = blocks.pop(storage)
+                pool.release(block)
+        if not trace.ops[op].kernels and not trace.ops[op].writes:
+            continue
+        stream = schedule.streams[op]
+        pool = pools.setdefault(stream, CachingAllocator())
+        for storage in step.mentioned[op]:
+            if storage not in step.lasting and storage not in blocks:
+                block = pool.allocate(trace.storages[storage].bytes)
+                blocks[storage] = (pool, block)
+                addresses[storage] = (stream << STREAM_BITS) + block.address if block else 0
+        reads, writes = step.accesses[op]
+        sizes = {storage: trace.storages[storage].bytes for storage in reads | writes}
+        touches = [(_chunks(addresses[s], size), s in reads) for s, size in sizes.items() if size and addresses[s]]
+        workspace = pool.allocate(workspace_bytes(trace.ops[op], sizes.values()))
+        if workspace is not None:
+            touches.append((_chunks((stream << STREAM_BITS) + workspace.address, workspace.bytes), False))
+            pool.release(workspace)
+        result[op] = touches
+    return result
+
+
+def workspace_bytes(op: Op, sizes: Collection[int]) -> int:
+    """Return the workspace of an op whose tensors have these sizes; estimated where its trace has none.
+
+    Kernels that change a layout or transform tiles write a copy of a tensor, of the largest ones if in doubt.
+    """
+    copies = sum(1 for kernel in op.kernels if family(kernel, True) in COPYING)
+    return op.workspace_bytes or sum(sorted(sizes, reverse=True)[:copies])
+
+
+def misses(touches: dict[int, list[Touch]], order: Iterable[int], chunks: int) -> dict[int, Miss]:
+    """Return the misses of each op in the second of two steps in a row, with a cache of so many chunks."""
+    cache: dict[int, bool] = {}  # whether it was changed; the least recently used one first
+    working = [op for op in order if op in touches]
+    result: dict[int, Miss] = {}
+    for _ in range(2):
+        for op in working:
+            read = written = 0
+            for touch, reads in touches[op]:
+                for chunk in touch:
+                    changed = cache.pop(chunk, None)
+                    if changed is None:
+                        read += reads
+                        if len(cache) >= chunks:
+                            written += cache.pop(next(iter(cache)))
+                    cache[chunk] = bool(changed) or not reads
+            result[op] = Miss(read * CHUNK_BYTES, written * CHUNK_BYTES)
+    return result
+
+
+def _chunks(address: int, size_bytes: int) -> range:
+    return range(address // CHUNK_BYTES, (address + size_bytes - 1) // CHUNK_BYTES + 1)
+
+
+def _warps(task: Task, graph: OpGraph) -> float:
+    """Return the warps of a task that are resident at once, alone on the GPU."""
+    if not task.blocks:
+        return MEMORY_NODE_WARPS
+    resident = min(task.blocks, graph.hardware.limits.sms * task.blocks_per_sm)
+    return max(1.0, resident * task.footprint.threads / WARP_THREADS)

@@ -1,0 +1,90 @@
+"""What a schedule loses of the L2 cache: worked out by hand, and who counts it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpusim.engine.evaluate import Evaluator
+from gpusim.engine.fast import FastEngine
+from gpusim.engine.reference import ReferenceEngine
+from gpusim.formats.hardware import HardwareModel, load_hardware
+from gpusim.plan.cache_misses import CHUNK_BYTES, Miss, lost_times_ns, misses
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
+from gpusim.policies.registry import POLICIES
+from gpusim.rules.l2_cache import lost_ns
+from gpusim.trace.store import load_trace
+
+H200 = load_hardware("h200")
+
+
+def with_memory(**fields: float) -> HardwareModel:
+    return msgspec.structs.replace(H200, memory=msgspec.structs.replace(H200.memory, **fields))
+
+
+@pytest.fixture(scope="module")
+def graph() -> OpGraph:
+    """A step that fits the cache on one stream only."""
+    return OpGraph.build(load_trace("googlenet-infer-b1"), H200)
+
+
+def test_least_recently_used_chunk_goes_and_counts_as_written_where_it_was_changed() -> None:
+    """Two chunks fit. Op 0 reads 0 and 1, op 1 writes 2, which pushes out 0; in the second step 0 pushes out 1, and 1
+    pushes out 2, which was changed; writing 2 again reads nothing."""
+    touches = {0: [(range(2), True)], 1: [(range(2, 3), False)]}
+    assert misses(touches, (0, 1), 2) == {0: Miss(2 * CHUNK_BYTES, CHUNK_BYTES), 1: Miss(0, 0)}
+
+
+def test_what_fits_is_read_from_the_cache_in_the_second_step() -> None:
+    touches = {0: [(range(2), True)], 1: [(range(2, 3), False)]}
+    assert set(misses(touches, (0, 1), 3).values()) == {Miss(0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "warps", "wanted"),
+    [
+        (800, 0, 10, 10 + 5),  # 800 / 40 - 800 / 80, and the delay
+        (800, 0, 10_000, 0.1 + 5),  # both bandwidths reached: 800 / 4000 - 800 / 8000
+        (0, 4000, 10, 1),
+        (800, 4000, 10, 10 + 5 + 1),
+        (0, 0, 10, 0),
+    ],
+)
+def test_lost_time_is_that_of_the_hand_worked_cases(read: int, written: int, warps: float, wanted: float) -> None:
+    memory = with_memory(
+        dram_bytes_per_ns=4000.0,
+        l2_bytes_per_ns=8000.0,
+        warp_dram_bytes_per_ns=4.0,
+        warp_l2_bytes_per_ns=8.0,
+        miss_ns=5.0,
+    ).memory
+    assert lost_ns(memory, read, written, warps) == pytest.approx(wanted)
+
+
+def test_nothing_is_lost_on_one_stream_or_with_a_cache_that_was_not_measured(graph: OpGraph) -> None:
+    schedule = POLICIES["critical_path"](graph, 4)
+    assert lost_times_ns(graph, schedule)
+    assert not lost_times_ns(graph, Schedule.in_recorded_order(len(graph)))
+    unmeasured = OpGraph.build(graph.trace, with_memory(l2_bytes_per_ns=0.0))
+    assert not lost_times_ns(unmeasured, schedule)
+
+
+def test_nothing_is_lost_by_a_step_that_fits_on_any_streams_or_on_none() -> None:
+    """All 24 MiB of SqueezeNet's fit the usable part; Inception-v3 was timed with its misses."""
+    for name in ("squeezenet1_1-infer-b1", "inception_v3-infer-b1"):
+        other = OpGraph.build(load_trace(name), H200)
+        assert not lost_times_ns(other, POLICIES["critical_path"](other, 4))
+
+
+def test_lost_time_is_in_every_engine_and_in_the_evaluation_alike(graph: OpGraph) -> None:
+    schedule = POLICIES["critical_path"](graph, 4)
+    plan = lower(graph, schedule)
+    fast, reference = FastEngine().run(plan, graph.hardware), ReferenceEngine().run(plan, graph.hardware)
+    assert fast.end_ns == reference.end_ns
+    assert Evaluator(graph).makespan_ns(schedule) == fast.makespan_ns
+    assert Evaluator(graph).evaluate(schedule).peak_bytes == fast.peak_bytes
+    lost = lost_times_ns(graph, schedule)
+    for task in plan.tasks:
+        assert task.dur_ns == graph.tasks[task.op][task.kernel].dur_ns + lost.get(task.op, (0.0,) * 99)[task.kernel]
