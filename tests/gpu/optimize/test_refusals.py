@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 import gpusim
 from gpusim.errors import OptionError
+from gpusim.formats.hardware import HardwareModel
 from gpusim.gpu.optimize import callable as callables
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import Captured
@@ -222,6 +223,17 @@ def test_an_error_of_the_device_leaves_the_model_usable(error: RuntimeError, wor
     assert found is model
     assert words in text
     same_states(model.state_dict(), before)
+
+
+class Calibrated(CpuExecutor):
+    def hardware(self) -> tuple[HardwareModel, bool]:
+        return super().hardware()[0], True
+
+
+def test_the_line_says_whether_the_gpu_is_calibrated() -> None:
+    """Without a model of this GPU the trial decides."""
+    assert fast(net().eval(), X).gain.text.endswith("; decided by trial alone (this GPU is not calibrated)")
+    assert fast(net().eval(), X[:3], executor=Calibrated()).gain.text.endswith("; decided by search and trial")
 
 
 def test_other_shapes_are_optimized_and_too_many_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
