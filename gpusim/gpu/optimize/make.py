@@ -25,6 +25,7 @@ from gpusim.gpu.optimize.captured import Captured, capture_bound
 from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, quick_ns
 from gpusim.gpu.optimize.executors import Executor, restored
 from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
+from gpusim.gpu.optimize.garbage import quick_collections
 from gpusim.gpu.optimize.optimizers import Rates
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
@@ -131,12 +132,13 @@ class StepMaker:
                     verified, eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"
                 )
         end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S
-        fronts = self._fronts(step, captured, rates, other, kept, lambda: end - perf_counter())
+        fronts = self._fronts(captured, other, lambda: end - perf_counter())
         captured.graph = None
-        profiled = self._profiled(step, captured, fronts, other, eager_ns)
-        tried = self._tried(step, captured, profiled, other, lambda: end - perf_counter())
-        ranked = in_turns([each.ranked for each in tried], self.executor)
-        verified = self._verified(step, captured, rates, ranked, kept)
+        with quick_collections():
+            profiled = self._profiled(step, captured, rates, fronts, other, kept, eager_ns)
+            tried = self._tried(step, captured, profiled, other, lambda: end - perf_counter())
+            ranked = in_turns([each.ranked for each in tried], self.executor)
+            verified = self._verified(step, captured, rates, ranked, kept)
         chosen = verified.candidate
         (front,) = (each for each in tried if each.captured is chosen.captured)
         measured = {
@@ -155,41 +157,42 @@ class StepMaker:
         without = "" if any(each.captured.frontend == "inductor" for each in tried) else other.problem
         return self._gained(verified, eager_ns, sequential.time_ns, sequential.predicted_ns, decided_by, without)
 
-    def _fronts(
-        self,
-        step: UserStep,
-        captured: Captured,
-        rates: Rates,
-        other: Inductors,
-        kept: frozenset[int],
-        left_s: Callable[[], float],
-    ) -> list[Captured]:
+    def _fronts(self, captured: Captured, other: Inductors, left_s: Callable[[], float]) -> list[Captured]:
         """The step as the kernels that are to be tried. Raises `CaptureError` where there are none."""
         fronts = [captured] if "aten" in self.wanted.frontends else []
         first = other.first()
         if first is not None:
-            styles = other.others(left_s) if self.wanted.kernels else []  # the first's are compiled meanwhile
-            alone = Schedule.in_recorded_order(len(first.trace.ops))
-            try:
-                with put_back(step), restored(captured):
-                    ready = self.executor.prepare(first, first.trace, alone)
-                self._verified(step, captured, rates, [Candidate(first, alone, ready, 0, 0)], kept)
-                fronts.append(first)
-            except CANNOT_RUN as cause:
-                other.leave_out(first.style, cause)
-            fronts += styles
+            fronts += [first, *(other.others(left_s) if self.wanted.kernels else ())]
         if not fronts:
             raise CaptureError(other.problem or "no kernels are asked for")
         return fronts
 
     def _profiled(
-        self, step: UserStep, captured: Captured, fronts: Sequence[Captured], other: Inductors, eager_ns: int
+        self,
+        step: UserStep,
+        captured: Captured,
+        rates: Rates,
+        fronts: Sequence[Captured],
+        other: Inductors,
+        kept: frozenset[int],
+        eager_ns: int,
     ) -> list[Profiled]:
-        """The fronts that are worth a search, best prediction first. Raises what the first raises where all do."""
+        """The fronts that are worth a search, best prediction first. Raises what the first raises where all do.
+
+        ATen's calls come first: Inductor's kernels are compiled meanwhile. One style of these is held to eager before
+        any time is spent on it.
+        """
         found: list[Profiled] = []
         problem: Exception | None = None
+        checked = False
         for front in fronts:
             try:
+                if front is not captured and not checked:
+                    alone = Schedule.in_recorded_order(len(front.trace.ops))
+                    with put_back(step), restored(captured):
+                        ready = self.executor.prepare(front, front.trace, alone)
+                    self._verified(step, captured, rates, [Candidate(front, alone, ready, 0, 0)], kept)
+                    checked = True
                 with put_back(step), restored(captured):
                     trace = self.executor.measured(front, eager_ns, self.say)
                 found.append(Profiled(front, trace, quick_ns(trace, self.executor, self.wanted)))

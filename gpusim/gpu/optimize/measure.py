@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from gpusim.gpu.capture.models import ModelStep, load_step
 from gpusim.gpu.device import gpu_facts, require_gpu, set_precision
 from gpusim.gpu.optimize.callable import Gain, OptimizedStep
 from gpusim.gpu.optimize.front import optimize
+from gpusim.gpu.optimize.garbage import no_collection
 from gpusim.gpu.optimize.peers import Call, Contender, Exact, make, tensors_of, user_step
 from gpusim.gpu.replay.timing import median_interval
 
@@ -238,25 +238,12 @@ def times_in_turns(
         one_ns = max(1, _round(call, batches, 3, clock))
         repeats[name] = max(3, round(ROUND_MS * 1e6 / one_ns))
     samples: dict[str, list[int]] = {name: [] for name in calls}
-    with no_garbage_collection():
+    with no_collection():
         for turn in range(rounds):
             names = list(calls)
             for name in names if turn % 2 == 0 else names[::-1]:
                 samples[name].append(_round(calls[name], batches, repeats[name], clock))
     return {name: median_interval(times) for name, times in samples.items()}
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Within, Python collects no garbage; it has done so before."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _round(call: Call, batches: Sequence[tuple[Any, ...]], repeats: int, clock: Callable[[], int]) -> int:
