@@ -22,7 +22,7 @@ from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.topology import Topology
 from gpusim.layerwise.communication import Floats, Members, all_to_all_ns, members, sync_bytes, sync_ns, time_ns
 from gpusim.layerwise.compute import Times
-from gpusim.layerwise.configs import Config, layer_configs
+from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
 from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
 from gpusim.layerwise.regions import Transfer, alike, moved_elements, transfers
 from gpusim.layerwise.shares import Share, busiest_share, weight_elements
@@ -212,7 +212,19 @@ def _edge_matrix(
         chosen = moved.gpus == of
         times = exchange_ns(topology, moved.busiest[chosen] * size, moved.busiest_node[chosen] * size, int(of))
         result[chosen] = both * times
+    everywhere = [config.replicated for config in source_configs]
+    if any(everywhere):
+        whole = problem.graph.layers[pair[0]]
+        result[everywhere] = [shared_gradient(problem, whole, REPLICATED, config)[0] for config in user_configs]
     return result
+
+
+def shared_gradient(problem: Problem, source: Layer, config: Config, user_config: Config) -> tuple[float, int]:
+    """Time in ns and bytes of adding up the gradient of a layer that every GPU computes, of which each has a part."""
+    if not (problem.training and config.replicated) or user_config.replicated:
+        return 0.0, 0
+    everyone = members(range(problem.gpus), problem.topology.gpus_per_node)
+    return time_ns(problem.topology, "all_reduce", source.output_bytes, everyone), source.output_bytes
 
 
 def exchange_ns(topology: Topology, busiest_bytes: Floats, node_bytes: Floats, gpus: int) -> Floats:
@@ -264,6 +276,8 @@ def plan_bytes(problem: Problem, choice: Sequence[Config]) -> tuple[int, int]:
                 source = layers[edge.source]
                 elements = moved_elements(source, choice[edge.source], layer, number, config, problem.gpus)
                 moved += elements * layer.element_bytes * (2 if problem.training else 1)
+                summed = shared_gradient(problem, source, choice[edge.source], config)[1]
+                moved += sync_bytes(problem.topology, summed, problem.gpus)
         if problem.training and layer.weight_elements and not config.replicated:
             part = layer.weight_bytes // config.c
             synced += config.c * sync_bytes(problem.topology, part, config.replicas)

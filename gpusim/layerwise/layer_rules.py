@@ -1,6 +1,7 @@
 """The rule of each traced operator: kind of layer, splits that keep its meaning, frame of its result, its needs.
 
-An operator without a rule is of kind `other`: no split is known.
+An operator without a rule is of kind `other`: no split is known. Every GPU then has all of its result, so that what
+comes after may be split by its dimensions, whatever they mean.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def rule_of(trace: Trace, op: Op, name: str, inputs: Inputs, shape: Sequence[int
         rule = Rule("loss", "n", by_rank(shape, batch) if shape else None, prod(shape))
     if rule is None:
         rule = _by_sample(trace, op, name, inputs, batch)
-    return rule or Rule("other", "", None, prod(shape))
+    return rule or Rule("other", "", by_rank(shape, batch), prod(shape))
 
 
 def _image(shape: Sequence[int]) -> Frame:
@@ -184,7 +185,7 @@ def _concat(op: Op, frames: Sequence[Frame | None], shape: Sequence[int]) -> Rul
 
 def _pointwise(trace: Trace, name: str, inputs: Inputs, shape: Sequence[int]) -> Rule | None:
     """Frames must go together; an input may be broadcast."""
-    frame = _widest(trace, inputs, shape)
+    frame = _widest(trace, inputs, shape) or _beside_constants(inputs, shape)
     if frame is None:
         return None
     kind = "batch_norm" if name in rules.BATCH_NORMS else "add" if len(inputs) > 1 else name
@@ -206,6 +207,24 @@ def _widest(trace: Trace, inputs: Inputs, shape: Sequence[int]) -> Frame | None:
     return widest
 
 
+def _beside_constants(inputs: Inputs, shape: Sequence[int]) -> Frame | None:
+    """The frame of a single input that constants broadcast, as positions do times frequencies; None for others.
+
+    Dimensions that come from a constant get a letter that the input does not have.
+    """
+    first = inputs[0][1]
+    if len(inputs) > 1 or first is None or len(first.rows) != len(shape):
+        return None
+    free = [letter for letter in "chw" if all(letter not in first.letters(d) for d in range(len(shape)))]
+    rows = []
+    for row, size in zip(first.rows, shape, strict=True):
+        have = prod(each for _, each in row)
+        if have != size and (have != 1 or not free):
+            return None
+        rows.append(row if have == size else (*(atom for atom in row if atom[0] == "n"), (free.pop(0), size)))
+    return Frame(tuple(rows))
+
+
 def broadcast(extents: Extents, result: Extents) -> Needs | None:
     """The same in each dimension, or all of one that has size 1; None where sizes do not go together."""
     if any(have not in (1, want) for have, want in zip(extents, result, strict=True)):
@@ -225,7 +244,7 @@ def _embedding(frames: Sequence[Frame | None], shape: Sequence[int]) -> Rule | N
 
 def _by_sample(trace: Trace, op: Op, name: str, inputs: Inputs, batch: int) -> Rule | None:
     """Operators in which samples do not meet."""
-    if name not in rules.BY_SAMPLE | rules.ATTENTION | rules.WINDOWS | rules.LINEAR:
+    if name not in rules.BY_SAMPLE | rules.ATTENTION | rules.WINDOWS | rules.LINEAR | rules.CONVOLUTIONS:
         return None
     if rules.touches_samples(op, name, len(trace.tensors[inputs[0][0]].shape)):
         return None

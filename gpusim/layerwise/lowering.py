@@ -23,7 +23,7 @@ from gpusim.formats.hardware import HardwareModel
 from gpusim.layerwise.communication import sync_ns, time_ns, wire_share
 from gpusim.layerwise.compute import TraceTimes
 from gpusim.layerwise.configs import Config
-from gpusim.layerwise.costs import Problem, exchange_ns, statistics_members, weight_members
+from gpusim.layerwise.costs import Problem, exchange_ns, shared_gradient, statistics_members, weight_members
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Layer
 from gpusim.layerwise.made_up import collective_kernel, made_up_kernel, made_up_pass
@@ -169,11 +169,23 @@ class Lowering:
         edge = self.graph.layers[user].inputs[number]
         if edge.source == BATCH:
             return
+        if self.choice[edge.source].replicated:
+            if purpose == "backward":
+                self._share_gradient(user, edge.source)
+            return
         dur_ns, wire_bytes, gpus = self._exchange_time(user, number)
         if dur_ns <= 0:
             return
         takes_part = [n for n, role in enumerate(self.roles) if role.gpu < gpus]
         self.collective(takes_part, dur_ns, wire_bytes, "transfer", user)
+
+    def _share_gradient(self, user: int, source: int) -> None:
+        """Add up the gradient of a layer that every GPU computes, of which each has a part."""
+        pair = self.choice[source], self.choice[user]
+        dur_ns, size = shared_gradient(self.problem, self.graph.layers[source], *pair)
+        if dur_ns > 0:
+            wire = size * wire_share("all_reduce", self.problem.gpus)
+            self.collective(list(range(len(self.roles))), dur_ns, wire, "transfer", user)
 
     def _exchange_time(self, user: int, number: int) -> tuple[float, float, int]:
         """Time, bytes on the busiest GPU's link, and GPUs of the redistribution of one input in one direction."""

@@ -1,7 +1,7 @@
 """What traced operators are to the layer graph: their kind, and the frame of what they give.
 
 An operator without a rule here is a layer of kind `other`: nobody knows which part of its input a part of its output
-needs, so every GPU computes all of it, and the result says so.
+needs, so every GPU computes all of it, and the result says so. What follows may take any part of it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ ATTENTION: Final = _names(
 POINTWISE: Final = _names(
     "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu softplus threshold "
     "native_dropout dropout bernoulli add sub mul div pow neg exp sqrt rsqrt clamp clone copy _to_copy "
-    "fill masked_fill where eq ne abs square reciprocal log sin cos"
+    "fill masked_fill where eq ne abs square reciprocal log sin cos "
+    "empty_like zeros_like ones_like full_like rand_like randn_like"
 )
 #: Samples do not meet in these, as far as they work on other dimensions than the first; no other split is known.
 BY_SAMPLE: Final = _names(
     "_softmax _safe_softmax bmm native_group_norm _fused_rms_norm _adaptive_avg_pool2d mean sum cumsum "
-    "upsample_nearest2d constant_pad_nd stack cat tril max min amax var var_mean roll"
+    "upsample_nearest2d constant_pad_nd stack cat tril max min amax var var_mean roll _embedding_bag"
 )
 #: What ends a step: samples are averaged, which parts of the batch can do by themselves.
 LOSSES: Final = _names("_log_softmax nll_loss_forward binary_cross_entropy_with_logits mse_loss")
@@ -57,7 +58,7 @@ def view_frame(trace: Trace, op: Op, name: str, frame: Frame | None, output: int
     if frame is None:
         return None
     shape, arguments = trace.tensors[output].shape, op.args
-    if name == "as_strided" and tuple(shape) == tuple(trace.tensors[_first(op)].shape):
+    if name in ("as_strided", "expand") and tuple(shape) == tuple(trace.tensors[_first(op)].shape):
         return frame
     if name in ("view", "_unsafe_view", "reshape", "detach", "alias"):
         return viewed(frame, shape)

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from gpusim.layerwise.configs import Config, layer_configs
+from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
 from gpusim.layerwise.costs import (
     Problem,
     Tables,
@@ -90,15 +90,23 @@ def worth_looking_at(problem: Problem) -> tuple[list[tuple[Config, ...]], bool]:
     plans = [plan(problem.graph, problem.gpus) for plan in FIXED_PLANS.values()]
     chosen: list[tuple[Config, ...]] = []
     all_of_them = True
-    for index, layer in enumerate(problem.graph.layers):
-        some = layer_configs(layer, problem.gpus)
+    for index, some in enumerate(_options(problem)):
         if len(some) > MOST_CONFIGS:
             all_of_them = False
             promise = {c: layer_cost(problem, index, c).total_ns + _lacking_ns(problem, index, c) for c in some}
-            best = {*sorted(some, key=promise.__getitem__)[:FEWER], *(plan[index] for plan in plans)}
+            best = {*sorted(some, key=promise.__getitem__)[:FEWER], *(plan[index] for plan in plans), REPLICATED}
             some = tuple(config for config in some if config in best)
         chosen.append(some)
     return chosen, all_of_them
+
+
+def _options(problem: Problem) -> list[tuple[Config, ...]]:
+    """All configurations of each layer. Beside layers without a rule, others may be computed by every GPU, too."""
+    ruled = all(layer.splits for layer in problem.graph.layers)
+    return [
+        (*layer_configs(layer, problem.gpus), *(() if ruled or not layer.splits else (REPLICATED,)))
+        for layer in problem.graph.layers
+    ]
 
 
 def _lacking_ns(problem: Problem, index: int, config: Config) -> float:
@@ -110,8 +118,8 @@ def _lacking_ns(problem: Problem, index: int, config: Config) -> float:
 def _least_ns(problem: Problem) -> float:
     """No plan takes less: each layer at its best, and nothing moved."""
     return sum(
-        min(layer_cost(problem, index, config).total_ns for config in layer_configs(layer, problem.gpus))
-        for index, layer in enumerate(problem.graph.layers)
+        min(layer_cost(problem, index, config).total_ns for config in some)
+        for index, some in enumerate(_options(problem))
     )
 
 

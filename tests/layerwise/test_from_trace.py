@@ -19,8 +19,8 @@ from tests.support.layer_networks import ROOT, tables
 NETWORKS = tables()
 
 
-#: Steps in which most layers have no rule: every GPU computes them.
-WITHOUT_RULES = ("decoder_small-infer-b1-bf16", "unet_small-infer-b2")
+#: Some of its layers have no rule, those that join keys of earlier positions to new ones: every GPU computes them.
+WITHOUT_RULES = ("decoder_small-infer-b1-bf16",)
 
 
 @pytest.mark.parametrize("name", bundled_traces())
@@ -30,6 +30,7 @@ def test_every_bundled_trace_has_a_rule_for_each_layer_and_a_layer_for_each_op(n
     if name in WITHOUT_RULES:
         [note] = graph.notes
         assert "have no rule and are computed by every GPU" in note
+        assert sum(not layer.splits for layer in graph.layers) < len(graph) / 4
     else:
         assert not graph.notes
         assert all(layer.splits for layer in graph.layers)
@@ -97,6 +98,13 @@ def test_a_layer_type_without_a_rule_is_computed_by_every_gpu_and_said() -> None
     without = [layer for layer in graph.layers if not layer.splits]
     assert without
     assert f"{len(without)} layers have no rule" in graph.notes[0]
+
+
+def test_positions_times_frequencies_have_features() -> None:
+    """U-Net's first layer: 2 positions of shape (2, 1) times 32 constants."""
+    layer = layers_of(load_trace("unet_small-infer-b2")).layers[0]
+    assert (layer.kind, layer.output, layer.splits) == ("mul", (2, 32, 1, 1), "nc")
+    assert [need.rule for need in layer.inputs[0].needs] == ["same", "all", "same", "same"]
 
 
 def test_an_imported_step_has_no_layers_and_says_why() -> None:
