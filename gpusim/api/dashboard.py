@@ -17,7 +17,6 @@ from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_SEED
 from gpusim.errors import GpusimError
 from gpusim.formats.hardware import HardwareModel, bundled_hardware, default_hardware, load_hardware
 from gpusim.formats.trace import Trace
-from gpusim.importers.upload import parse_upload
 from gpusim.plan.schedule import MAX_STREAMS as MAX_STREAMS
 from gpusim.step import Step
 from gpusim.trace.op_names import op_label
@@ -71,6 +70,8 @@ def manifest() -> list[dict[str, Any]]:
 
 def uploaded_trace(data: bytes, name: str) -> Trace:
     """The trace in a file that somebody sent, read in a process of its own. Raises `TraceError`."""
+    from gpusim.importers.upload import parse_upload
+
     return parse_upload(data, name)
 
 
