@@ -45,7 +45,9 @@ st.caption(
     f"most {counted(analysed.streams, 'stream')}."
 )
 charts.waterfall(limit_rows(step), "Where the potential goes", "of what there is to win")
-view.show(parallelism_figure(analysed, view.theme()), "parallelism")
+if box := view.folded("Ops that could run at once, over the step", "ops at once"):
+    with box:
+        view.show(parallelism_figure(analysed, view.theme()), "parallelism")
 if box := view.folded("By phase, and as numbers", "by phase"):
     with box:
         for scope in analysed.scopes[:-1]:

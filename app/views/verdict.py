@@ -128,8 +128,11 @@ def what_to_change(summary: Summary, concurrency: Concurrency, optimized: bool) 
             "Autograd runs each backward op on the stream of its forward op.",
         )
     code["One CUDA graph"] = (graph_lines(mode), "The first step, without gpusim; streams pay off in it alone.")
-    tabs = st.tabs(list(code)) if len(code) > 1 else [st.container()]
+    several = len(code) > 1
+    tabs = st.tabs(list(code), key="code", on_change="rerun") if several else [st.container()]
     for tab, (name, (lines, words)) in zip(tabs, code.items(), strict=True):
+        if several and not tab.open:  # to colour code takes a browser longer than all else on this page
+            continue
         tab.code(lines, language="python", wrap_lines=True)
         tab.caption(words)
         if name == BY_HAND:
@@ -178,16 +181,19 @@ def side_by_side(concurrency: Concurrency) -> None:
 
 def details(summary: Summary, parts: Breakdown) -> None:
     """The research behind it, folded."""
-    with st.expander("All schedules tried, and the bounds"):
-        charts.schedules(summary)
-    with st.expander("Where the gain comes from"):
-        charts.waterfall(gain_rows(summary), "Where the gain comes from", "of the time before")
-    with st.expander("Where the time goes"):
-        st.caption("Each kernel alone on the GPU, without gaps between them.")
-        charts.parts(
-            (("phase", parts.phases), ("layer", parts.layers), ("operator", parts.families)),
-            parts.total_ns,
-        )
+    if box := view.folded("All schedules tried, and the bounds", "schedules"):
+        with box:
+            charts.schedules(summary)
+    if box := view.folded("Where the gain comes from", "gain"):
+        with box:
+            charts.waterfall(gain_rows(summary), "Where the gain comes from", "of the time before")
+    if box := view.folded("Where the time goes", "time"):
+        with box:
+            st.caption("Each kernel alone on the GPU, without gaps between them.")
+            charts.parts(
+                (("phase", parts.phases), ("layer", parts.layers), ("operator", parts.families)),
+                parts.total_ns,
+            )
 
 
 def next_questions() -> None:

@@ -90,6 +90,7 @@ def drawn(app: AppTest, kind: str) -> int:
         ("memory", "time against memory", "plotly_chart"),
         ("search", "time against memory", "plotly_chart"),
         ("limits", "by phase", "dataframe"),
+        ("limits", "ops at once", "plotly_chart"),
         ("parallel", "layer by layer", "dataframe"),
     ],
 )
@@ -227,9 +228,15 @@ def test_what_to_change_names_the_users_modules_and_the_code() -> None:
     rows = table(app, "Modules that run side by side")
     assert rows[0]["in"].startswith("inception3a, inception3b, inception4a and 6 more modules")
     assert rows[0]["side by side"] == "branch1 branch2 branch3 branch4"
-    code = [each.value for each in app.code]
-    assert any("out_3 = self.branch4(x)" in each for each in code)
-    assert any("gpusim.optimize(model" in each for each in code) == ("optimize" in gpusim.__all__)
+    for tab, line in (
+        ("gpusim.optimize", "gpusim.optimize(model"),
+        ("torch.compile backend", 'backend="gpusim"'),
+        ("Streams by hand", "out_3 = self.branch4(x)"),
+        ("One CUDA graph", "torch.cuda.graph(graph)"),
+    ):
+        app.session_state["code"] = tab
+        app.run()
+        assert line in app.code[0].value
 
 
 def test_training_is_told_how_to_run_its_whole_step() -> None:
@@ -249,6 +256,8 @@ def test_a_searched_schedule_that_is_faster_and_not_recommended_is_explained() -
 
 def test_all_schedules_tried_stand_with_the_bounds_on_one_scale(capsys: pytest.CaptureFixture[str]) -> None:
     app = page("verdict")
+    app.session_state["schedules"] = True
+    app.run()
     printed = commanded(app, capsys)
     rows = table(app, "The best schedule of each policy, and the bounds")
     best = {}

@@ -89,7 +89,7 @@ def _about(step: Scope) -> str:
     parallelism = step.parallelism
     at_least = "" if parallelism.width_exact else "at least "
     return (
-        f"Ops that could run at once if only dependencies mattered: {parallelism.mean:.2f} on average (T1 / T-inf), "
+        f"Ops that could run at once if only dependencies mattered: {parallelism.mean:.2f} on average, "
         f"at most {parallelism.maximum}, width {at_least}{parallelism.width}"
     )
 
@@ -140,7 +140,9 @@ def _add_parallelism(figure: go.Figure, scope: Scope, theme: Theme) -> None:
         row=1,
         col=1,
     )
-    figure.update_xaxes(title_text="time in the ASAP schedule, us", range=[0, us(parallelism.span_ns)], row=1, col=1)
+    figure.update_xaxes(
+        title_text="time with nothing but dependencies, us", range=[0, us(parallelism.span_ns)], row=1, col=1
+    )
     figure.update_yaxes(
         title_text="ops running at once", range=[0, 1.15 * top], dtick=max(1, round(top / 6)), row=1, col=1
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ COUNTERS = {
     "memory MiB": ("memory, MiB", 1.0),
 }
 NAME_COLUMNS, NAME_LINES = 76, 3
+#: Kernels' names that are wrapped once: a step has few of them, and many kernels of each.
+NAMES_KEPT = 1024
 NO_PHASE = "phase unknown"
 
 
@@ -363,6 +366,7 @@ def _launch_lines(args: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+@functools.lru_cache(maxsize=NAMES_KEPT)
 def _wrapped(name: str) -> str:
     """Wrap and escape a kernel's name, since template arguments look like tags to plotly."""
     wrapped = textwrap.wrap(visible(name), NAME_COLUMNS, max_lines=NAME_LINES, placeholder=" ...") or [""]
