@@ -8,7 +8,8 @@ Chromium, as the browser tests do. Takes about five minutes.
 
 *Sessions*, served: time until the server has sent the answer to each of the sessions that open a link at the same
 moment, over Streamlit's own protocol, while four others search: the wait of users whose own machines draw the pages.
-*Sessions*, drawn: the same in as many tabs of one browser, which shares the processors with the server.
+*Sessions*, drawn: the same in as many tabs of one browser, which shares the processors with the server; and *bare*, in
+as many tabs with bare pages of Streamlit, whose time is the browser's alone.
 
 *Verdict*: time until the browser shows it, in turns with a bare Streamlit page with a title and a box. It is measured
 once from the start of the server's process, with the page's data on disk from an earlier start, and once in a new tab
@@ -55,6 +56,22 @@ import streamlit as st
 st.title("bare")
 st.success("verdict")
 """
+#: The same pages of Streamlit's own: a title with a box, or with a figure of two bars.
+BARE_PAGES = """
+import streamlit as st
+def answer():
+    st.title(page.title)
+    st.success("answer")
+def figure():
+    import plotly.graph_objects as go
+    st.title(page.title)
+    st.plotly_chart(go.Figure(go.Bar(x=[1, 2], y=[3, 4])))
+names = ("limits", "what-if", "timeline", "verdict")
+page = st.navigation(
+    [st.Page(figure if name == "timeline" else answer, title=name, url_path=name) for name in names])
+page.run()
+"""
+BARE_FIGURE = ".js-plotly-plot"
 BARE_ANSWER, ANSWER = "[data-testid=stAlert]", ".g-answer"
 #: Selector of the element that shows a page's answer, by page.
 ANSWERED = {
@@ -241,21 +258,38 @@ def sessions(
         tab.locator("[data-testid=stProgress]").wait_for()
     with ThreadPoolExecutor(1) as other:  # playwright's own loop runs in this thread
         answers = other.submit(asyncio.run, served(address, count)).result()
-    times_s: dict[str, list[float]] = {name: [] for name in ANSWERED}
-    names = list(ANSWERED)
+    times_s = drawn(tabs, {name: (PAGES[name].label, PAGES[name].question, ANSWERED[name]) for name in ANSWERED})
+    return answers, times_s, peak_bytes(pid)
+
+
+def drawn(tabs: list[Page], pages: dict[str, tuple[str, str, str]]) -> dict[str, list[float]]:
+    """Seconds to each answer in the browser, by page, where all tabs go to another page at once; closes the tabs.
+
+    `pages` has the label, the heading and the answer's selector of each page.
+    """
+    times_s: dict[str, list[float]] = {name: [] for name in pages}
+    names = list(pages)
     for turn in range(1, len(names) + 1):
-        going = [names[(turn + number) % len(names)] for number in range(count)]
+        going = [names[(turn + number) % len(names)] for number in range(len(tabs))]
         for tab, name in zip(tabs, going, strict=True):
-            tab.evaluate(GO, [PAGES[name].label, PAGES[name].question, ANSWERED[name]])
+            tab.evaluate(GO, pages[name])
         for tab, name in zip(tabs, going, strict=True):
             tab.wait_for_function("window.took !== undefined")
             times_s[name].append(tab.evaluate("window.took"))
         for tab in tabs:
             tab.wait_for_selector(DONE)
-    most_bytes = peak_bytes(pid)
     for tab in tabs:
         tab.context.close()
-    return answers, times_s, most_bytes
+    return times_s
+
+
+def bare_sessions(browser: Browser, address: str, count: int) -> dict[str, list[float]]:
+    """As `drawn` for bare pages."""
+    tabs = [new_tab(browser) for _ in range(count)]
+    for tab in tabs:
+        tab.goto(f"{address}/verdict")
+        tab.locator(BARE_ANSWER).wait_for()
+    return drawn(tabs, {name: (name, name, BARE_FIGURE if name == "timeline" else BARE_ANSWER) for name in ANSWERED})
 
 
 def seconds(values: list[float]) -> str:
@@ -277,7 +311,7 @@ def report(measured: dict[str, Any], options: argparse.Namespace, browser: str) 
         ("the server's most memory, with four searches (GB)", measured["bytes"] / 1e9, MOST_BYTES / 1e9),
     )
     rows = [(name, measured[name]) for name in ("bare", "verdict", "bare, new tab", "verdict, new tab", "what-if")]
-    for way in ("served", "drawn"):
+    for way in ("served", "drawn", "bare pages"):
         rows += [(f"{options.sessions} sessions, {way}: {name}", values) for name, values in measured[way].items()]
     software = ", ".join(f"{name} {version(name)}" for name in ("streamlit", "plotly", "numpy", "numba"))
     checked = [
@@ -317,7 +351,9 @@ def main() -> None:
             "--browser.gatherUsageStats=false",
             "--server.fileWatcherType=none",
         ]
-        bare = [sys.executable, "-m", "streamlit", "run", f"{folder}/bare.py", "--server.port=PORT", *quiet]
+        (Path(folder) / "bare_pages.py").write_text(BARE_PAGES)
+        streamlit = [sys.executable, "-m", "streamlit", "run", "--server.port=PORT", *quiet]
+        bare, bare_pages = ([*streamlit, f"{folder}/{name}.py"] for name in ("bare", "bare_pages"))
         browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         kept = {"XDG_CACHE_HOME": f"{folder}/cache"}
         with started(app, kept) as (address, pid):  # explores the samples, and keeps what it measured
@@ -339,6 +375,9 @@ def main() -> None:
                 measured["verdict, new tab"].append(answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER))
             measured["what-if"] = what_if(browser, address)
             measured["served"], measured["drawn"], measured["bytes"] = sessions(browser, address, options.sessions, pid)
+        with started(bare_pages, {}) as (plain, _):
+            wait_for(plain)
+            measured["bare pages"] = bare_sessions(browser, plain, options.sessions)
         text, met = report(measured, options, browser.version)
         browser.close()
     fill(PAGE, "measured", text)
