@@ -14,7 +14,7 @@ from gpusim.analysis.limits import limits
 from gpusim.report.figures.compared import Compared, compared_figure
 from gpusim.report.figures.limits import limits_figure
 from gpusim.report.figures.theme import LIGHT
-from gpusim.report.figures.timeline import COUNTER, LANE, Look, slice_text, timeline_figure
+from gpusim.report.figures.timeline import BAR, COUNTER, LANE, Look, slice_text, timeline_figure
 from gpusim.report.lanes import MAX_BARS, Bar, bars, lanes, samples, whole, with_phases
 from gpusim.report.perfetto import Run, Slice, run_from_timeline
 from tests.support.drawing import (
@@ -46,6 +46,8 @@ def test_timeline_has_a_trace_for_each_phase_in_the_order_of_the_step() -> None:
     figure = drawn(msgspec.structs.replace(trace, ops=tuple(ops)))
     assert [bar.name for bar in bars_of(figure)] == list(phases)
     assert {bar.marker.color for bar in bars_of(figure)} == {LIGHT.phase(phase) for phase in phases}
+    # Plotly would make the bars of a phase that uses every other lane two lanes high.
+    assert {bar.width for bar in bars_of(figure)} == {BAR}
 
 
 def test_hover_names_kernel_op_layer_shape_and_limit() -> None:

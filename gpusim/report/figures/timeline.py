@@ -35,6 +35,8 @@ from gpusim.report.perfetto import Run, run_from_timeline
 from gpusim.text import shortened, visible
 from gpusim.units import counted, format_bytes
 
+#: Height of a bar, as a share of its lane.
+BAR = 0.8
 #: Heights in pixels; the height of a lane does not depend on their number.
 LANE, COUNTER, GAP, AROUND = 18, 56, 14, 155
 #: Height around the rows of a figure without title and legend, in pixels.
@@ -162,7 +164,6 @@ def finish(figure: go.Figure, heights: Sequence[int], window: Window, theme: The
     figure.update_layout(
         template=theme.template,
         barmode="overlay",
-        bargap=0.2,
         hovermode="closest",
         height=around + sum(heights) + GAP * (len(heights) - 1),
         margin={"r": 110} if title else {"l": 60, "r": 12, "t": 8, "b": 40},
@@ -191,6 +192,7 @@ def add_bars(
                 y=[bar.lane for bar, _ in mine],
                 base=[us(bar.start_ns) for bar, _ in mine],
                 x=[us(bar.dur_ns) for bar, _ in mine],
+                width=BAR,  # else a phase that uses every other lane gets bars of two lanes
                 name=escape(phase or NO_PHASE),
                 legendgroup=phase or NO_PHASE,
                 showlegend=phase not in explained,
