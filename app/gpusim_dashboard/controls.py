@@ -67,7 +67,7 @@ def labels(options: Iterable[str], words: Callable[[str], str]) -> Callable[[str
 def trace_label(name: str) -> str:
     """A step in the list."""
     upload = st.session_state.uploads.get(name)
-    return f"{view.option(upload.trace.name)} (uploaded)" if upload else name
+    return f"{view.option(upload.trace.name)} (yours)" if upload else name
 
 
 def hardware_label(name: str) -> str:

@@ -56,6 +56,8 @@ SHAPES = {
 }
 #: Width of a number with its label, in pixels: two beside each other on a phone.
 METRIC = 155
+#: A smaller share is called less than this.
+SMALLEST = 0.001
 #: Room above a plot without title, and what a figure has for one, in pixels.
 TOP, DEFAULT_TOP = 24, 100
 #: Room to the right of a plot whose legend has gone.
@@ -200,6 +202,8 @@ def heading(choice: Choice, warn: bool = True) -> None:
     model = choice.trace.model
     mode = "training" if model.mode == "train" else "inference"
     about = f"{model.network}, {mode}, batch {model.batch}, {model.dtype}"
+    if choice.trace.provenance.estimated:
+        about += ", kernel times estimated"
     html.show(
         f'<p class="g-step"><strong>{html.text(choice.trace.name)}</strong>: {html.text(about)}, on '
         f"<strong>{html.text(choice.hardware.label)}</strong></p>"
@@ -237,6 +241,11 @@ def table(rows: list[dict[str, Any]], words: str = "", **options: Any) -> None:
     }
     shown = [{key: option(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows]
     st.dataframe(shown, hide_index=True, column_config=columns, alt=words or None, **options)
+
+
+def percent(share: float) -> str:
+    """A share of 0 to 1, where something very small is not nothing."""
+    return "less than 0.1%" if 0.0 < share < SMALLEST else f"{share:.1%}"
 
 
 def uncalibrated(hardware: gpusim.HardwareModel) -> None:

@@ -9,6 +9,7 @@ from gpusim_dashboard.address import Settings
 from gpusim_dashboard.choice import current
 
 from gpusim.api import dashboard
+from gpusim.report.advice import OPTIMIZE
 from gpusim.report.figures.accuracy import accuracy_figure
 from gpusim.text import message
 from gpusim.units import NS_PER_MS
@@ -25,7 +26,8 @@ if not files:
 model = choice.trace.model
 mode = "training" if model.mode == "train" else "inference"
 everything = [case for each in files.values() if each.gpu == choice.hardware.gpu for case in each.cases]
-everything = [case for case in everything if case.streams > 1]
+optimized = [case for case in everything if case.policy == OPTIMIZE]
+everything = [case for case in everything if case.streams > 1 and case.policy != OPTIMIZE]
 # Predictions of networks without convolutions are worse: the others would flatter them.
 other_kinds = {case.network for each in files.values() if each.recipe == OTHER_KINDS for case in each.cases}
 if any("convolution" in op.target for op in choice.trace.ops):
@@ -39,6 +41,7 @@ groups = [
     (f"{view.option(model.network)}, {mode}", own),
     (kind, alike),
     ("all replays", everything),
+    ("gpusim.optimize", optimized),
 ]
 groups = [(name, cases) for name, cases in groups if cases]
 if not everything:

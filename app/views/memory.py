@@ -25,7 +25,7 @@ with st.spinner("Simulating ..."):
     timeline = results.timeline_of(choice, shown.schedule)
     alone = results.sequential_of(choice)
 capacity = choice.hardware.memory.dram_bytes
-share = f"{timeline.peak_bytes / capacity:.1%} of the {format_bytes(capacity)} of {choice.hardware.label}"
+share = f"{view.percent(timeline.peak_bytes / capacity)} of the {format_bytes(capacity)} of {choice.hardware.label}"
 beside = f"One stream needs {format_bytes(alone.peak_bytes)}."
 if timeline.peak_bytes <= capacity:
     html.answer("yes", f"Yes. At its peak the step needs {format_bytes(timeline.peak_bytes)}: {share}.", beside)

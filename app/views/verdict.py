@@ -33,6 +33,7 @@ from gpusim.report.waterfall import gain_rows
 from gpusim.units import counted, format_bytes, format_ns, format_times_ns
 
 BY_HAND = "Streams by hand"
+ESTIMATED = "kernel times are estimated; nothing ran on a GPU"
 #: Rows of modules that are shown at once.
 MOST_ROWS = 6
 choice = current()
@@ -43,6 +44,7 @@ view.heading(choice, warn=False)  # the verdict does
 def answer(summary: Summary, rows: list[Way]) -> None:
     """Yes, no, or a trend; why it is no more; and what fused kernels change about it."""
     said = headline(summary, choice.hardware.calibrated)
+    estimated = ["Its kernel times are estimates."] if choice.trace.provenance.estimated else []
     if not choice.hardware.calibrated:
         name = choice.hardware.name
         html.answer(
@@ -52,9 +54,9 @@ def answer(summary: Summary, rows: list[Way]) -> None:
             "that GPU.",
         )
     elif summary.verdict.worth_it:
-        html.answer("yes", said, beside_fused(rows))
+        html.answer("yes", said, beside_fused(rows), *estimated)
     else:
-        html.answer("no", said, reason(summary), beside_fused(rows))
+        html.answer("no", said, reason(summary), beside_fused(rows), *estimated)
 
 
 def ladder(summary: Summary, rows: list[Way]) -> None:
@@ -214,6 +216,9 @@ def next_questions() -> None:
 def provenance(kernels: int) -> None:
     """Where the step comes from."""
     source = choice.trace.provenance
+    if source.estimated:
+        st.caption(view.plain(f"{len(choice.trace.ops):,} ops, {kernels:,} kernels; {ESTIMATED}"))
+        return
     size = f"{len(choice.trace.ops):,} ops, {kernels:,} kernels"
     if source.imported_from is not None:
         files = ", ".join(source.imported_from.files)

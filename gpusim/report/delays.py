@@ -22,6 +22,8 @@ from gpusim.text import shortened, visible
 from gpusim.trace.op_names import op_label
 from gpusim.units import format_ns
 
+#: A smaller share of the step is not given.
+LEAST_NAMED: Final = 0.001
 #: Further causes are named if they take at least this share of the step.
 LEAST_SHARE: Final = 0.01
 
@@ -71,7 +73,8 @@ def worst_delay(explained: Explained) -> WorstDelay | None:
     worst = rows[0]
     cause = CAUSES[worst.cause]
     by = "" if worst.by is None else f", most of all {task_label(explained, worst.by)}"
-    share = f", {worst.lost_ns / gap.makespan_ns:.1%} of the step" if gap.makespan_ns else ""
+    lost = worst.lost_ns / gap.makespan_ns if gap.makespan_ns else 0.0
+    share = f", {lost:.1%} of the step" if lost >= LEAST_NAMED else ""
     return WorstDelay(
         worst,
         f"{task_label(explained, worst.task)} lost {format_ns(worst.lost_ns)}{share}, because {cause.why}{by}. "

@@ -65,6 +65,17 @@ def test_an_uploaded_trace_is_a_verdict_on_it_at_once(tmp_path: Path) -> None:
     assert "mine.json.gz" in app.code[-1].value
 
 
+def test_a_step_that_never_ran_on_a_gpu_says_that_its_times_are_estimates(tmp_path: Path) -> None:
+    trace = wide_trace()
+    source = msgspec.structs.replace(trace.provenance, estimated="tensor sizes")
+    write_trace(msgspec.structs.replace(trace, provenance=source), tmp_path / "mine.json")
+    app = uploaded("mine.json", (tmp_path / "mine.json").read_bytes())
+    assert "kernel times estimated" in markup(app)
+    assert "Its kernel times are estimates." in markup(app)
+    assert any("nothing ran on a GPU" in each.value for each in app.caption)
+    assert not any("captured on" in each.value for each in app.caption)
+
+
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
