@@ -1,7 +1,7 @@
-"""What `gpusim app` runs: Streamlit on `Home.py`, and meanwhile what the first page needs.
+"""The script of `gpusim app`: runs Streamlit on `Home.py` and prepares the first page meanwhile.
 
-A browser takes a second to load Streamlit's own page; until it asks for ours, what the first page shows is read or
-computed, and once it is there, the engine is loaded. Arguments are those of `streamlit run`, without the script.
+A browser needs a second to load Streamlit itself; in that time the first page's results are read or computed, and the
+engine is loaded after it is shown. Arguments are those of `streamlit run`, without the script.
 """
 
 import sys
@@ -12,15 +12,15 @@ from typing import Any
 
 from streamlit.web.cli import main
 
-#: After so long, go on without having seen the server start, or a page.
+#: Longest wait for the server to start and for a page to be shown.
 PATIENCE_S = 20.0
-#: How long a browser may take to fetch and draw the figures of a page whose script has ended; the engine waits.
+#: Time for a browser to fetch and draw a page's figures after its script has ended; loading the engine waits for it.
 DRAWING_S = 4.0
 SWITCH_S = 0.001
 
 
 def prepare() -> None:
-    """Into the caches that every session shares."""
+    """Fill the caches that all sessions share."""
     wait_for_server()
     from gpusim_dashboard import ready
 
@@ -31,7 +31,9 @@ def prepare() -> None:
 
 
 def wait_for_server() -> None:
-    """Until browsers are answered: what begins before only makes that later, as Python runs one thread at a time."""
+    """Wait until the server answers browsers: earlier work would only delay that, as Python runs one thread at a
+    time.
+    """
     from streamlit.runtime import Runtime, RuntimeState
 
     deadline = time.monotonic() + PATIENCE_S
@@ -42,13 +44,13 @@ def wait_for_server() -> None:
 
 
 class HostCheck:
-    """Answers requests for the hosts in `server.allowedHosts` alone; Streamlit itself holds only WebSockets to them."""
+    """Rejects requests for hosts outside `server.allowedHosts`; Streamlit itself checks only WebSockets."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """As ASGI wants it."""
+        """Handle an ASGI request."""
         from starlette.datastructures import Headers
         from starlette.responses import PlainTextResponse
         from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
@@ -61,7 +63,7 @@ class HostCheck:
 
 
 def check_hosts() -> None:
-    """Put the check before everything else that the server does."""
+    """Insert the check before all other middleware of the server."""
     from starlette.middleware import Middleware
     from streamlit.web.server.starlette import starlette_app
 
@@ -71,7 +73,7 @@ def check_hosts() -> None:
 
 if __name__ == "__main__":
     check_hosts()
-    # The thread that sends pages must not wait long for one that computes (5 ms each time by default).
+    # A thread that serves pages must not wait long for one that computes (5 ms by default).
     sys.setswitchinterval(SWITCH_S)
     threading.Thread(target=prepare, name="prepare", daemon=True).start()
     sys.argv = ["streamlit", "run", str(Path(__file__).with_name("Home.py")), *sys.argv[1:]]

@@ -1,1 +1,1 @@
-"""What the dashboard's pages share. Numbers and figures come from gpusim; here is what a page needs around them."""
+"""Code shared by the dashboard's pages. Numbers and figures come from gpusim."""

@@ -1,7 +1,8 @@
-"""Every setting of every page in the page's address, so that a reload keeps it and a link shows somebody else the same.
+"""The settings of every page, kept in its address: a reload restores them and a link shows the same page.
 
-A page's settings are texts by name in the session; a control reads its own, checks it, and writes it where it is not
-the default. What an address has wrong is said once, in one banner, and the default holds.
+Each page keeps its settings in the session as strings by name. A control parses and checks its own string, and stores
+it only if it differs from the default. Invalid values in an address are reported once, in a banner, and replaced by the
+defaults.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from gpusim_dashboard import choice, view
 from gpusim_dashboard.pages import PAGES
 
 Value = TypeVar("Value")
-#: What every page may have.
+#: Names allowed in the address of every page.
 COMMON = ("page", *choice.NAMES)
 
 
 def begin(link: Mapping[str, str], page: str) -> None:
-    """Take the settings that an address has for its page; each is checked by the control that it is for."""
+    """Store the settings that an address gives for its page; each control checks its own."""
     st.session_state.settings = {page: {name: text for name, text in link.items() if name not in COMMON}}
     st.session_state.about = {}
 
 
 def open_banner() -> None:
-    """The place of the one banner, and nothing wrong so far in this run."""
+    """Reserve the place of the banner and clear the problems of the previous run."""
     st.session_state.banner = st.empty()
     st.session_state.problems = []
 
 
 def complain(*problems: str) -> None:
-    """Say what is wrong with the address."""
+    """Show problems of the address in the banner."""
     state = st.session_state
     state.problems += map(message, problems)
     if state.problems:
@@ -43,13 +44,13 @@ def complain(*problems: str) -> None:
 
 
 def drop_unasked(page: str) -> None:
-    """After a page that has no settings: an address may name some all the same."""
+    """Drop settings that an address gives for a page without settings."""
     if page not in st.session_state.about:
         st.session_state.settings.pop(page, None)
 
 
 def write(page: str) -> None:
-    """Put the page, what it is about and its settings into the address."""
+    """Write the page, the step, hardware, policy and streams, and its settings into the address."""
     state = st.session_state
     wanted = {"page": page}
     if PAGES[page].controls:
@@ -60,9 +61,9 @@ def write(page: str) -> None:
 
 
 class Settings:
-    """The settings of one page, and controls for them.
+    """The settings of one page, and the controls that change them.
 
-    `about` is what they are about, such as the step: where that changes, they are gone.
+    `about` identifies their subject, such as the step: a change of it resets them.
     """
 
     def __init__(self, page: str, *about: object) -> None:
@@ -76,18 +77,18 @@ class Settings:
         self._known: set[str] = set()
 
     def reset(self) -> None:
-        """Back to the defaults."""
+        """Return every setting to its default."""
         self.texts.clear()
-        # Controls are named after it: a new one begins at its default.
+        # The keys of controls contain the round, so new controls start at their defaults.
         rounds = st.session_state.setdefault("rounds", {})
         rounds[self.page] = rounds.get(self.page, 0) + 1
 
     def __bool__(self) -> bool:
-        """Whether anything differs from its default."""
+        """Return whether any setting differs from its default."""
         return bool(self.texts)
 
     def value(self, name: str, default: Value, read: Callable[[str], Value]) -> Value:
-        """What a setting is; where its text is wrong, a complaint and the default."""
+        """Return a setting's value; if its string is invalid, report that and return the default."""
         self._known.add(name)
         text = self.texts.get(name)
         if text is None:
@@ -100,26 +101,28 @@ class Settings:
             return default
 
     def keep(self, name: str, value: Any, default: Any) -> None:
-        """Remember a setting, unless it is the default."""
+        """Store a setting, unless it has its default value."""
         self._known.add(name)
         self.texts.pop(name, None)
         if value != default:
             self.texts[name] = _text(value)
 
     def finish(self) -> None:
-        """Once all controls are drawn: what nobody asked for is no setting of this page. Writes the address."""
+        """Report and drop settings that no control read, then write the address. Call it after the last control."""
         for name in sorted(set(self.texts) - self._known):
             complain(f"{name[:40]!r}: {UnknownNameError('setting', name, self._known)}")
             del self.texts[name]
         write(self.page)
 
     def forget(self, mark: str) -> None:
-        """Settings whose controls are not drawn: those that begin so."""
+        """Drop the settings whose names begin with `mark`: their controls are hidden."""
         for name in [name for name in self.texts if name.startswith(mark)]:
             del self.texts[name]
 
     def select(self, cell: Any, label: str, name: str, options: Iterable[Value], default: Value, **more: Any) -> Value:
-        """A choice of one; `kind` names another widget than a select box, `known` what else an address may say."""
+        """A choice of one option. `kind` names another widget than a select box, `known` adds options valid in an
+        address.
+        """
         offered = list(options)
         kind = more.pop("kind", "selectbox")
         start = self.value(name, default, lambda text: one_of(text, _words(name), offered))
@@ -135,7 +138,7 @@ class Settings:
     def choose_several(
         self, cell: Any, label: str, name: str, options: Iterable[str], default: Iterable[str] = (), **more: Any
     ) -> list[str]:
-        """A choice of several."""
+        """A choice of several options."""
         offered, usual = list(options), list(default)
         start = self.value(name, usual, lambda text: [one_of(part, _words(name), offered) for part in _parts(text)])
         key = self._key(name, start, *offered)
@@ -144,7 +147,7 @@ class Settings:
         return value
 
     def slider(self, cell: Any, label: str, name: str, low: Any, high: Any, default: Any, **more: Any) -> Any:
-        """A number in a range: whole where its ends are."""
+        """A slider; whole numbers if `low` is one."""
         read = _whole_between(low, high) if isinstance(low, int) else _number_between(low, high)
         key = self._key(name, self.value(name, default, read), low, high)
         value = cell.slider(label, low, high, key=key, **more)
@@ -154,7 +157,7 @@ class Settings:
     def number(
         self, cell: Any, label: str, name: str, low: int, high: int, default: int | None, **more: Any
     ) -> int | None:
-        """A whole number, typed; None where there is none."""
+        """A field for a whole number; None if empty."""
         key = self._key(name, self.value(name, default, _whole_between(low, high)), low, high)
         value: int | None = cell.number_input(label, low, high, key=key, **more)
         self.keep(name, value, default)
@@ -176,7 +179,7 @@ class Settings:
         return value
 
     def _key(self, name: str, start: Any, *about: object) -> str:
-        """The key of a control, which begins at what is set; `about` is what it cannot outlive."""
+        """The key of a control, which starts at `start`. A change of anything in `about` makes a new control."""
         turn = st.session_state.get("rounds", {}).get(self.page, 0)
         key = f"{self.page} {name} {turn} {hash((self.about, *about)):x}"
         if key not in st.session_state:
@@ -185,7 +188,7 @@ class Settings:
 
 
 def one_of(text: str, kind: str, known: Iterable[Value]) -> Value:
-    """The one of the values that a text stands for. Raises `UnknownNameError`."""
+    """Return the value that a string stands for. Raises `UnknownNameError`."""
     texts = {_text(value): value for value in known}
     if text not in texts:
         raise UnknownNameError(kind, text, texts)
@@ -198,7 +201,7 @@ def _words(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as an address has it."""
+    """A value as written in an address."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Results that all sessions share, each computed once."""
+"""A cache of results, shared by all sessions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MAX_ENTRIES = 64
 
 
 def cached(function: Function) -> Function:
-    """The function with its results kept, under its arguments but for those whose name begins with `_`.
+    """Return the function with a cache, keyed by all arguments except those whose names begin with `_`.
 
-    Results are frozen values, so every session gets the same object (`cache_resource`): to unpickle one on every rerun
-    (`cache_data`) would take longer than to simulate it.
+    Results are immutable, so all sessions share one object (`cache_resource`): unpickling it on every rerun
+    (`cache_data`) would take longer than the simulation.
     """
     kept: Function = st.cache_resource(max_entries=MAX_ENTRIES, show_spinner=False)(function)
     return kept

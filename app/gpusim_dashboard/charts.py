@@ -1,4 +1,4 @@
-"""Charts of bars as tables: what a figure would draw, at any width, with its numbers in one unit."""
+"""Bar charts drawn as HTML tables: they fit any width and state their numbers in one unit."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gpusim_dashboard.html import Head
 
 #: Colours of the two ends of a range, as in the style sheet.
 LOW, HIGH = "light-dark(#0072B2, #56B4E9)", "#D55E00"
-#: Bars of one way to take the time apart.
+#: Most rows in one breakdown of kernel time.
 MOST_PARTS = 10
 
 
 def numbers_of(times: Sequence[str]) -> tuple[list[str], str]:
-    """Times of one unit as numbers, and the unit."""
+    """Split times of one unit into their numbers and the unit."""
     return [time.rpartition(" ")[0] for time in times], times[0].rpartition(" ")[2] if times else "ms"
 
 
 def schedules(summary: Summary) -> None:
-    """The best schedule of each policy, and the lower bounds, on one scale."""
+    """Draw the best schedule of each policy and the lower bounds on one scale."""
     best = [summary.best_of(policy) for policy in dict.fromkeys(row.policy for row in summary.rows)]
     best.sort(key=lambda row: row.makespan_ns)
     bounds = sorted(summary.bounds, reverse=True)
@@ -44,7 +44,7 @@ def schedules(summary: Summary) -> None:
 
 
 def waterfall(rows: Sequence[WaterfallRow], caption: str, share_of: str) -> None:
-    """Totals, and what is added or taken away between them."""
+    """Draw a waterfall of totals and the differences between them."""
     numbers, unit = numbers_of(format_times_ns((row.length_ns for row in rows), signed=True))
     longest = longest_ns(rows) or 1
     cells = []
@@ -58,7 +58,7 @@ def waterfall(rows: Sequence[WaterfallRow], caption: str, share_of: str) -> None
 
 
 def parts(groups: Sequence[tuple[str, tuple[Part, ...]]], total_ns: int) -> None:
-    """Kernel time taken apart in several ways, each a table of its own."""
+    """Draw kernel time broken down in several ways, one table each."""
     for name, each in groups:
         shown = largest(each, MOST_PARTS)
         numbers, unit = numbers_of(format_times_ns(part.time_ns for part in shown))
@@ -79,7 +79,7 @@ def parts(groups: Sequence[tuple[str, tuple[Part, ...]]], total_ns: int) -> None
 
 
 def tornado(rows: Sensitivities, caption: str) -> None:
-    """How the time moves as each parameter goes from its low end to its high end, the largest move on top."""
+    """Draw a tornado chart of how the time changes over each parameter's range, the largest change first."""
     ordered = sorted(rows, key=lambda row: -abs(row[2] - row[1]))
     least = min((min(row[1:]) for row in ordered), default=0.0)
     room = max((max(row[1:]) for row in ordered), default=1.0) - least or 1.0

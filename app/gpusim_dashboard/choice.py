@@ -1,4 +1,4 @@
-"""What a session looks at: step, hardware, policy and streams, in the session's state and in the page's address."""
+"""The step, hardware, policy and streams of a session, kept in its state and in the page's address."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gpusim_dashboard.shelf import BOUNDS, shelf
 UPLOAD: Final = "upload-"
 #: Digits of an upload's hash in its name, hence in the address: as hard to guess as the file.
 NAME_DIGITS: Final = 32
-#: The most that the control offers; an address may say more, up to what a GPU can have.
+#: Largest number of streams on the slider; an address may name more, up to the GPU's limit.
 STREAMS_OFFERED: Final = 32
-#: In the session's state and in addresses.
+#: Names in the session's state and in addresses.
 NAMES: Final = ("trace", "hw", "policy", "streams")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the pages show; frozen values, which every session may share."""
+    """The step, hardware, policy and streams that pages show; immutable, so sessions can share it."""
 
     name: str
     """Bundled name, or `upload-...`."""
     content: str
-    """Hash of the trace file: what results are cached under."""
+    """Hash of the trace file: the cache key of results."""
     trace: gpusim.Trace
     hardware: gpusim.HardwareModel
     policy: str
@@ -40,17 +40,17 @@ class Choice:
 
     @property
     def uploaded(self) -> bool:
-        """Whether the trace is this session's own."""
+        """Whether this session uploaded the trace."""
         return self.name.startswith(UPLOAD)
 
     @property
     def searchable(self) -> bool:
-        """Whether other schedules can be searched: not where a profile has no data dependencies."""
+        """Whether other schedules can be searched; false for a profile without data dependencies."""
         return dashboard.searchable(self.trace)
 
     @property
     def words(self) -> str:
-        """The trace as the command line wants it."""
+        """The trace as an argument of the command line."""
         return st.session_state.uploads[self.name].file if self.uploaded else self.name
 
 
@@ -65,7 +65,7 @@ class Upload:
 
 @cached
 def bundled_trace(name: str) -> tuple[str, gpusim.Trace]:
-    """Hash and value of a bundled trace."""
+    """Return the hash and content of a bundled trace."""
     return dashboard.bundled_trace(name)
 
 
@@ -76,7 +76,7 @@ def hardware_model(name: str) -> gpusim.HardwareModel:
 
 
 def policies() -> tuple[str, ...]:
-    """What may be chosen: the recommended schedule, the policies, and the best schedule that the search found."""
+    """The choices of schedule: the recommended one, the policies, and the best one found by search."""
     return (RECOMMENDED, *dashboard.registered_policies(), SEARCH)
 
 
@@ -90,14 +90,14 @@ def take_upload(data: bytes, file: str) -> None:
 
 
 def look_at(name: str) -> None:
-    """Look at a step as a new session would: on its own GPU, with the recommended schedule."""
+    """Select a step with the defaults of a new session: its own GPU and the recommended schedule."""
     state = st.session_state
     state.trace, state.hw = name, dashboard.home_hardware(trace_of(name)[1])
     state.policy, state.streams = RECOMMENDED, DEFAULT_STREAMS
 
 
 def _reopened(name: str) -> Upload:
-    """An upload that the server has kept, for a session that has not opened it. Raises `TraceError`."""
+    """Read an upload that the server still has into a session that has not opened it. Raises `TraceError`."""
     digits = name.removeprefix(UPLOAD)
     file = shelf().get(digits) if len(digits) == NAME_DIGITS else None
     if file is None:
@@ -109,7 +109,7 @@ def _reopened(name: str) -> Upload:
 
 
 def trace_of(name: str) -> tuple[str, gpusim.Trace]:
-    """Hash and trace of a name. Raises `TraceError` for an upload that is gone, `UnknownNameError`."""
+    """Return the hash and content of a trace. Raises `TraceError` for an expired upload, `UnknownNameError`."""
     if name.startswith(UPLOAD):
         upload: Upload = st.session_state.uploads.get(name) or _reopened(name)
         return upload.content, upload.trace
@@ -119,9 +119,9 @@ def trace_of(name: str) -> tuple[str, gpusim.Trace]:
 
 
 def begin(link: Mapping[str, str]) -> list[str]:
-    """Set a new session's state from the address; gives what is wrong with that, each in one line.
+    """Set a new session's state from the address; returns its problems, one line each.
 
-    What is wrong falls back to the default.
+    Invalid values are replaced by the defaults.
     """
     state = st.session_state
     state.uploads = {}
@@ -148,17 +148,17 @@ def begin(link: Mapping[str, str]) -> list[str]:
 
 
 def as_begun(name: str) -> Choice:
-    """A bundled step as a session that opens it looks at it."""
+    """A bundled step with the defaults of a new session."""
     return chosen(name, dashboard.home_hardware(trace_of(name)[1]), RECOMMENDED, DEFAULT_STREAMS)
 
 
 def first() -> Choice:
-    """What a session looks at whose address says nothing."""
+    """The choice of a session whose address names nothing."""
     return as_begun(DEFAULT_TRACE)
 
 
 def current() -> Choice:
-    """What this session looks at now."""
+    """The current choice of this session."""
     state = st.session_state
     return chosen(state.trace, state.hw, state.policy, state.streams)
 
@@ -170,19 +170,19 @@ def chosen(trace_name: str, hw: str, policy: str, streams: int) -> Choice:
 
 
 def check_hardware(name: str) -> None:
-    """Raises `UnknownNameError` for a model that is not bundled."""
+    """Raises `UnknownNameError` if no bundled model has this name."""
     if name not in gpusim.list_hardware():
         raise UnknownNameError("hardware", name, gpusim.list_hardware())
 
 
 def check_policy(name: str) -> None:
-    """Raises `UnknownNameError` for what the control does not offer."""
+    """Raises `UnknownNameError` for a schedule that cannot be chosen."""
     if name not in policies():
         raise UnknownNameError("policy", name, policies())
 
 
 def check_streams(text: str) -> None:
-    """Raises `OptionError` for a number of streams that no GPU has."""
+    """Raises `OptionError` unless the text is a number of streams that a GPU can have."""
     most = dashboard.MAX_STREAMS
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= most):
         raise OptionError(f"a number between 1 and {most}")

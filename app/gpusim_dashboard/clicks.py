@@ -1,6 +1,6 @@
-"""Clicks on the bars of a figure that a drag selects a stretch of.
+"""Clicks on the bars of a figure in which dragging selects a time window.
 
-Streamlit gives a page either drags or clicks of a figure. This listens to the figure in the browser, beside Streamlit.
+Streamlit reports either drags or clicks of a figure, so this adds its own listener in the browser.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import streamlit as st
 
-#: Listens to the page's figure, also when Streamlit has put a new one in its place.
+#: Listens to the page's figure, also after Streamlit has replaced it.
 SCRIPT: Final = """
 export default function ({ setTriggerValue }) {
   const listen = () => {

@@ -1,4 +1,4 @@
-"""The sidebar: the step, the GPU and the schedule that pages are about, each page with what it takes of these."""
+"""The sidebar: controls for step, GPU and schedule, each page with those that it needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpusim_dashboard.pages import FIRST, HARDWARE, SCHEDULE, STEP, STREAMS
 
 
 def sidebar(wanted: tuple[str, ...]) -> None:
-    """Draw the controls that a page takes."""
+    """Draw the given controls of the sidebar."""
     if not wanted:
         return
     with st.sidebar:
@@ -38,7 +38,7 @@ def sidebar(wanted: tuple[str, ...]) -> None:
 
 
 def _select(name: str, label: str, options: list[str], words: Callable[[str], str], help: str | None = None) -> None:
-    """A select box for a part of the choice, which outlives the pages that do not draw it."""
+    """A select box for one part of the choice; the value persists on pages without it."""
     state = st.session_state
     if state[name] not in options:
         options = [*options, state[name]]
@@ -49,7 +49,7 @@ def _select(name: str, label: str, options: list[str], words: Callable[[str], st
 
 
 def _take(name: str) -> None:
-    """After a change. A step of another GPU than the one before comes on its own."""
+    """Store a changed control. Selecting a step of another home GPU also selects that GPU."""
     state = st.session_state
     before = state[name]
     state[name] = state[f"pick_{name}"]
@@ -59,24 +59,24 @@ def _take(name: str) -> None:
 
 
 def labels(options: Iterable[str], words: Callable[[str], str]) -> Callable[[str], str]:
-    """The words of each option, found once: a control asks for them at any time, also when no page runs."""
+    """Return a function from option to label. Labels are computed once: Streamlit asks for them at any time."""
     known = {option: words(option) for option in options}
     return lambda option: known.get(option, option)
 
 
 def trace_label(name: str) -> str:
-    """A step in the list."""
+    """The label of a step in the list."""
     upload = st.session_state.uploads.get(name)
     return f"{view.option(upload.trace.name)} (yours)" if upload else name
 
 
 def hardware_label(name: str) -> str:
-    """A hardware model in a list."""
+    """The label of a hardware model in a list."""
     return choice.hardware_model(name).label
 
 
 def policy_label(name: str) -> str:
-    """A schedule in a list."""
+    """The label of a schedule in a list."""
     if name == RECOMMENDED:
         return "recommended by the verdict"
     if name == SEARCH:

@@ -1,6 +1,6 @@
-"""The frame around every page: navigation, heading, and one place for errors.
+"""The frame of every page: navigation, heading, and error handling.
 
-What takes time to import (the engine) is imported once the navigation and the heading are drawn.
+Slow imports (the engine) happen after the navigation and the heading are drawn.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def main() -> None:
     page = st.navigation(list(pages.values()), expanded=True)
     name = next(name for name, each in pages.items() if each.title == page.title)
     state = st.session_state
-    # The address as it was opened: a change of page forgets it.
+    # The address as first opened; navigation changes it.
     link = state.setdefault("link", st.query_params.to_dict())
     new = "uploads" not in state
     wanted = link.get("page", name)
     wanted = OLD_NAMES.get(wanted, wanted)
-    # The page that the query names counts, not the path: a reload during a change of page has the old path.
+    # The query decides the page, not the path: a reload during navigation still has the old path.
     if new and wanted != name and wanted in PAGES:
         st.switch_page(pages[wanted])
     st.title(PAGES[name].question, anchor=False)

@@ -1,6 +1,6 @@
-"""Small pieces of HTML: text from files is escaped, tables have heads that a screen reader can name, bars are boxes.
+"""HTML snippets: text from files is escaped, tables have headers for screen readers, bars are boxes.
 
-What is drawn so fits every width, and is there before a figure's program has been loaded.
+They fit any width and show before plotly.js has loaded.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ import streamlit as st
 
 from gpusim.text import shortened, visible
 
-#: Tables of more columns than this become a list of cards on a phone.
+#: Tables with more columns than this become a list of cards on a phone.
 MOST_ON_A_PHONE = 3
 
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a column."""
+    """A column's header."""
 
     name: str
     numbers: bool = False
 
 
 def text(words: str) -> str:
-    """Text that may come from a file, cut where it is very long, as HTML that is that text."""
+    """Escape text that may come from a file, shortened if it is very long."""
     return escape(shortened(visible(words)))
 
 
 def sentence(words: str) -> str:
-    """A text of our own, however long; names in it have been cut."""
+    """Escape text of our own, unshortened; names in it are already short."""
     return escape(visible(words))
 
 
 def show(markup: str) -> None:
-    """A piece of HTML on the page."""
+    """Show a piece of HTML on the page."""
     st.html(markup)
 
 
 def answer(kind: str, first: str, *more: str) -> None:
-    """The answer to the page's question, then what else there is to say; `kind` is `yes`, `no` or `trend`.
+    """Show the answer to the page's question, then details; `kind` is `yes`, `no` or `trend`.
 
-    All are texts, not markup.
+    All arguments are plain text.
     """
     parts = [f"<p><strong>{sentence(first)}</strong></p>", *(f"<p>{sentence(words)}</p>" for words in more if words)]
     show(f'<div class="g-answer {kind}">{"".join(parts)}</div>')
 
 
 def table(caption: str, heads: Sequence[Head], rows: Iterable[tuple[Sequence[str], bool]]) -> None:
-    """A table of HTML cells: the cells of each row and whether it is the best one.
+    """Show a table of HTML cells. Each row has its cells and whether it is the best one.
 
-    The first cell is the head of its row.
+    The first cell is the row's header.
     """
     lines = ["<thead><tr>"]
     lines += [f'<th scope="col"{_number(head)}>{text(head.name)}</th>' for head in heads]
@@ -82,12 +82,12 @@ def small(words: str) -> str:
 
 
 def tag(words: str) -> str:
-    """A word in a frame."""
+    """A word in a frame, behind a name."""
     return f" <span class='g-tag'>{text(words)}</span>"
 
 
 def bar(share: float, start: float = 0.0, kind: str = "") -> str:
-    """A bar as long as its share of the room, from a share of it on; `kind` is `gain`, `loss`, `low` or nothing."""
+    """A bar of length `share` of the width, from `start` on; `kind` is `gain`, `loss`, `low` or empty."""
     if share <= 0.0:
         return ""
     width, left = (max(0.0, min(1.0, value)) for value in (share, start))
@@ -95,7 +95,7 @@ def bar(share: float, start: float = 0.0, kind: str = "") -> str:
 
 
 def spans(parts: Iterable[tuple[float, float, str]], mark: float) -> str:
-    """Bars on one line, each from one share of the room to another with its kind, and a mark."""
+    """Bars on one line, each with its start, end (shares of the width) and kind, and a mark."""
     bars = "".join(
         f'<div class="g-span {kind}" style="left:{min(a, b):.2%};width:{max(abs(b - a), 0.002):.2%}"></div>'
         for a, b, kind in parts
@@ -104,7 +104,7 @@ def spans(parts: Iterable[tuple[float, float, str]], mark: float) -> str:
 
 
 def stack(parts: Iterable[tuple[float, str]]) -> str:
-    """Bars end to end, each a share of the room in a colour."""
+    """Bars end to end, each with its share of the width and its colour."""
     pieces = "".join(
         f'<i style="width:{share:.2%};background:{text(colour)}"></i>' for share, colour in parts if share > 0.0
     )
@@ -112,7 +112,7 @@ def stack(parts: Iterable[tuple[float, str]]) -> str:
 
 
 def heat(caption: str, corner: str, names: Sequence[str], cells: Sequence[Sequence[float]], top: float) -> None:
-    """A table of shares whose cells are the stronger the larger they are; `top` is the strongest."""
+    """Show a table of shares as a heat map; `top` has the strongest colour."""
     head = "".join(f'<th scope="col">{text(name)}</th>' for name in names)
     rows = []
     for name, line in zip(names, cells, strict=True):
@@ -129,7 +129,7 @@ def heat(caption: str, corner: str, names: Sequence[str], cells: Sequence[Sequen
 
 
 def legend(entries: Iterable[tuple[str, str] | tuple[str, str, str]]) -> str:
-    """Names with the colours that stand for them; a third text is a shape of that colour."""
+    """A legend of names and colours; a third string is the shape of the points."""
     parts = []
     for name, colour, *shape in entries:
         mark = (
@@ -142,6 +142,6 @@ def legend(entries: Iterable[tuple[str, str] | tuple[str, str, str]]) -> str:
 
 
 def picture(svg: str, words: str) -> str:
-    """An SVG as a picture, with words for those who do not see it."""
+    """An SVG as an image, with alternative text."""
     data = base64.b64encode(svg.encode()).decode()
     return f'<img class="g-glyph" alt="{text(words)}" src="data:image/svg+xml;base64,{data}">'

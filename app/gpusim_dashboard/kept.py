@@ -1,8 +1,8 @@
-"""Explorations kept on disk, so that a page that has once been computed opens without an engine.
+"""Explorations cached on disk, so that a page opens without the engine once it has been computed.
 
-In the user's cache folder, as JSON that is checked on reading; under a key that changes with the trace, the hardware
-model, the question and gpusim's own code, so that what is read is what would be computed. Uploads are never kept. What
-cannot be read or written is computed again, without a word.
+Stored as JSON in the user's cache folder and checked on reading. The key covers the trace, the hardware model, the
+question and gpusim's own code, so a cached result equals a new one. Uploads are never stored. Unreadable and unwritable
+files are ignored silently.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import Choice
 
 SCHEMA: Final = "gpusim-kept/2"
-#: What an exploration follows from, in the package.
+#: The sources in the package that an exploration depends on.
 SOURCES = (
     "analysis/side_by_side.py", "api", "bounds", "defaults.py", "engine", "formats", "plan", "policies",
     "report/breakdown.py", "report/summary.py", "rules", "search", "step.py", "trace",
 )  # fmt: skip
-#: Files that stay; each has some hundred KiB.
+#: Most files kept; each has a few hundred KiB.
 MOST_FILES = 48
-#: The question of the short exploration, as it is kept.
+#: The question that the short exploration is stored under.
 QUICK = (QUICK_EVALUATIONS, QUICK_BUDGET_S)
-#: Fields of an exploration that are in no file: they are those of the question.
+#: Fields of an exploration that are not stored, as they come from the question.
 ASKED = ("graph",)
 
 
 class Kept(Document, frozen=True, kw_only=True):
-    """One file."""
+    """The content of one file."""
 
     schema: Literal["gpusim-kept/2"]
     key: str
@@ -52,16 +52,16 @@ class Kept(Document, frozen=True, kw_only=True):
     breakdown: Breakdown
     concurrency: Concurrency
     explored: msgspec.Raw
-    """Read only by the pages that show schedules: their classes need the engine."""
+    """Decoded only by pages that show schedules, as their classes need the engine."""
 
 
 def exploration_key(choice: Choice) -> tuple[str, str, int]:
-    """What this session's explorations are under in its state."""
+    """The key of this session's explorations in its state."""
     return choice.content, choice.hardware.name, choice.streams
 
 
 def _harvest() -> None:
-    """Keep what this session's search has found, whichever page is open when it ends."""
+    """Store the result of this session's search, whichever page is open when it ends."""
     state = st.session_state
     job = state.get("job")
     if job is not None and not job.running and job.result is not None:
@@ -83,12 +83,12 @@ def search_words(choice: Choice) -> list[str]:
 
 
 def verdict_of(choice: Choice) -> Kept | None:
-    """What the verdict shows, where that needs no engine: nobody has explored more, and it is on disk."""
+    """The stored data of the verdict; None if this session has its own exploration or the disk has none."""
     return load(choice, *QUICK) if own(choice) is None else None
 
 
 def load(choice: Choice, *question: object) -> Kept | None:
-    """What is kept for the trace and hardware of `choice` and a question; None where nothing is."""
+    """Return the stored entry for the trace and hardware of `choice` and a question; None if there is none."""
     if choice.uploaded:
         return None
     try:
@@ -104,7 +104,7 @@ def save(
     concurrency: Concurrency,
     *question: object,
 ) -> None:
-    """Keep an exploration that was not interrupted."""
+    """Store a complete exploration; interrupted ones are skipped."""
     if choice.uploaded or explored.interrupted:
         return
     key = _key(choice, question)
@@ -129,7 +129,7 @@ def save(
 
 
 def restore(kept: Kept, step: gpusim.Step) -> gpusim.Explored | None:
-    """The exploration itself; None where the file is not what `save` writes."""
+    """Return the stored exploration; None if the file is not valid for the step."""
     graph, explored = step.graph, gpusim.Explored
     hints = get_type_hints(explored)
     types = {name: hints[name] for name in explored.__dataclass_fields__ if name not in (*ASKED, "best")}
@@ -148,7 +148,7 @@ def restore(kept: Kept, step: gpusim.Step) -> gpusim.Explored | None:
 
 @cached
 def _read(key: str) -> Kept:
-    """Raises `TraceError` or `OSError` where there is none; neither is remembered."""
+    """Raises `TraceError` or `OSError` if there is no valid file; neither is cached."""
     path = _folder() / f"{key}.json"
     entry = decode_document(path.read_bytes(), Kept, SCHEMA, str(path), TraceError)
     if entry.key != key:
@@ -167,7 +167,7 @@ def _key(choice: Choice, question: tuple[object, ...]) -> str:
 
 @functools.cache
 def _code() -> str:
-    """Hash of everything in gpusim that an exploration follows from, and of what it computes with."""
+    """Hash of all code that an exploration depends on, and of the versions of Python, NumPy and Numba."""
     package = Path(gpusim.__file__).parent
     digest = hashlib.sha256(repr((gpusim.__version__, sys.version, version("numpy"), version("numba"))).encode())
     for source in SOURCES:

@@ -1,4 +1,4 @@
-"""The kinds of steps that samples are bundled of: a name, a sentence and a picture for each."""
+"""The kinds of bundled steps, each with a name, a sentence and a picture."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Final
 
 from gpusim.api import dashboard
 
-#: Sizes of a picture, in its own units.
+#: Sizes of a picture, in SVG units.
 WIDTH, HEIGHT, RADIUS = 240, 64, 5.0
 BLUE, GREY = "#2E86C8", "#8A8A8A"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind."""
+    """One kind of step."""
 
     title: str
     sentence: str
     columns: tuple[int, ...]
-    """How many ops stand above each other, from the first to the last: the picture."""
+    """Number of ops in each column of the picture, from first to last."""
     arcs: tuple[tuple[int, int], ...] = ()
-    """Columns that a shortcut joins."""
+    """Pairs of columns connected by a shortcut."""
 
 
 KINDS: Final = {
@@ -65,12 +65,14 @@ KINDS: Final = {
         (1, 1, 1, 1, 1, 1, 1, 1),
     ),
 }
-#: Of a kind that nobody has described here.
+#: Used for kinds without a description here.
 OTHER: Final = Kind("Other steps", "Captured on a GPU and bundled.", (1, 2, 1, 2, 1))
 
 
 def samples() -> dict[str, list[dict[str, Any]]]:
-    """The bundled steps by kind, in the order of `KINDS`; of a kind first training, the usual dtype, small ones."""
+    """The bundled steps by kind, in the order of `KINDS`; in each kind training, the usual dtype and small steps
+    first.
+    """
     entries_of: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for entry in dashboard.manifest():
         entries_of.setdefault(entry["kind"], []).append(entry)
@@ -89,7 +91,7 @@ def label(entry: dict[str, Any]) -> str:
 
 
 def picture(kind: Kind) -> str:
-    """The kind as SVG: ops as dots, what they need of each other as lines."""
+    """The kind as SVG: dots for ops, lines for dependencies."""
     columns = kind.columns
     step = (WIDTH - 4 * RADIUS) / (len(columns) - 1)
     places = [
@@ -118,7 +120,7 @@ def picture(kind: Kind) -> str:
 def _pairs(
     left: Sequence[tuple[float, float]], right: Sequence[tuple[float, float]]
 ) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """Which dots of neighbouring columns a line joins: one by one where both have as many, else all."""
+    """Return the lines between neighbouring columns: one to one if they have equally many dots, else all pairs."""
     if len(left) == len(right):
         return list(zip(left, right, strict=True))
     return [(one, other) for one in left for other in right]

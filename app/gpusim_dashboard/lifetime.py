@@ -1,7 +1,7 @@
-"""Work ends with its session: a browser tab that is closed computes nothing any more.
+"""Work ends with its session: closing the browser tab stops its computation.
 
-Streamlit asks a script to stop, and the script hears of it at its next element: a simulation has none. So a thread
-looks which sessions are still connected, and interrupts the others' scripts and searches wherever they are.
+Streamlit can stop a script only at its next element, and a simulation has none. So a thread checks which sessions are
+still connected and interrupts the scripts and searches of the others.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 if TYPE_CHECKING:
     from gpusim.api.dashboard import Exploration
 
-#: How often the thread looks, and for how long a session must be gone: a connection may break for a moment.
+#: Time between checks, and how long a session must be gone: connections may break for a moment.
 LOOK_S, GONE_S = 0.25, 0.6
-#: A search that was asked to stop has so long to keep its best schedule.
+#: Time for a stopped search to store its best schedule.
 PATIENCE_S = 0.5
-#: After so long without a script, work that nobody has asked for may begin.
+#: Time without a running script after which background work may begin.
 QUIET_S = 2.0
 
 
 def interrupt(thread: int, kind: type[BaseException]) -> None:
-    """Raise `kind` in a thread (its `ident`) at its next line of Python; nothing where there is no such thread."""
+    """Raise `kind` in a thread (its `ident`) at its next line of Python; does nothing if the thread has ended."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 class Watch:
-    """Scripts and searches that run, each with its session."""
+    """Running scripts and searches, each with its session."""
 
     def __init__(self) -> None:
-        # No lock: a script can be interrupted anywhere, and would keep it. A change of a dictionary is one operation.
+        # No lock: an interrupted script would keep it. Each change of a dictionary is atomic.
         self._scripts: dict[int, str] = {}
         """Thread -> session."""
         self._asked_s = time.monotonic()
@@ -48,7 +48,7 @@ class Watch:
 
     @contextlib.contextmanager
     def script(self, session: str) -> Iterator[None]:
-        """Interrupt this thread while it is in here and its session has ended."""
+        """Interrupt this thread inside the block if its session ends."""
         thread = threading.get_ident()
         if thread in self._scripts:  # a part of a script that is watched as a whole
             yield
@@ -61,12 +61,12 @@ class Watch:
             self._asked_s = time.monotonic()
 
     def wait_for_quiet(self) -> None:
-        """Wait until no page has computed anything for a while."""
+        """Wait until no page has computed anything for `QUIET_S`."""
         while self._scripts or time.monotonic() < self._asked_s + QUIET_S:
             time.sleep(QUIET_S / 10)
 
     def search(self, session: str, job: Exploration) -> None:
-        """End a search when its session has ended."""
+        """End a search when its session ends."""
         self._searches[job] = session
 
     def _run(self) -> None:
@@ -98,18 +98,18 @@ class Watch:
 
 @st.cache_resource(show_spinner=False)
 def watch() -> Watch:
-    """The one of this server."""
+    """The server's only `Watch`."""
     return Watch()
 
 
 def is_connected(session: str) -> bool:
-    """Whether a browser is at the other end; without a server, as in tests of a page, nobody can leave."""
+    """Whether a browser is connected; always true without a server, as in tests of a page."""
     return not Runtime.exists() or Runtime.instance().is_active_session(session)
 
 
 @contextlib.contextmanager
 def script() -> Iterator[None]:
-    """Around what a session's script does."""
+    """Context manager around a session's script."""
     context = get_script_run_ctx()
     if context is None:
         yield
@@ -119,7 +119,7 @@ def script() -> Iterator[None]:
 
 
 def search(job: Exploration) -> None:
-    """After the start of a search by this session."""
+    """Watch a search that this session has started."""
     context = get_script_run_ctx()
     if context is not None:
         watch().search(context.session_id, job)

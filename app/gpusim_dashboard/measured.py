@@ -1,4 +1,4 @@
-"""The measured run beside the simulated one: bundled, or a file that was uploaded and is kept under its hash."""
+"""A measured run beside the simulated one: bundled, or an uploaded file stored under its hash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _bundled(path: Path, content: str, _trace: gpusim.Trace) -> Measured:
 
 
 def load(cell: Any, choice: Choice, settings: Settings) -> None:
-    """The control that takes a file."""
+    """The control that loads a file."""
     mine: dict[str, tuple[str, Measured]] = st.session_state.measured.setdefault(choice.content, {})
 
     def read(data: bytes, file: str) -> None:
@@ -47,7 +47,7 @@ def load(cell: Any, choice: Choice, settings: Settings) -> None:
 
 
 def choose(cell: Any, choice: Choice, shown: Shown, settings: Settings) -> tuple[str, Measured | None]:
-    """A control to choose a measured run; gives its name and the run, if one is chosen."""
+    """The control that selects a measured run; returns its name and the run, or None."""
     mine: dict[str, tuple[str, Measured]] = st.session_state.measured.setdefault(choice.content, {})
     wanted = settings.texts.get("measured", "")
     if wanted.startswith(UPLOAD) and wanted not in mine:
@@ -72,7 +72,7 @@ def choose(cell: Any, choice: Choice, shown: Shown, settings: Settings) -> tuple
 
 
 def _reopen(name: str, choice: Choice, mine: dict[str, tuple[str, Measured]]) -> None:
-    """A run that the server has kept, for a session that has not opened it."""
+    """Read an uploaded run that the server still has into a session that has not opened it."""
     digits = name.removeprefix(UPLOAD)
     file = shelf.shelf().get(digits) if len(digits) == NAME_DIGITS else None
     try:
@@ -84,7 +84,7 @@ def _reopen(name: str, choice: Choice, mine: dict[str, tuple[str, Measured]]) ->
 
 
 def summary(measured: Measured, simulated_ns: int, why_not: str) -> None:
-    """Measured beside simulated, as numbers; with an error where nothing says `why_not` to compare them."""
+    """Show measured and simulated numbers, with the error unless `why_not` gives a reason against comparing them."""
     measurement = measured.measurement
     compared = "another run than the measured one"
     if not why_not and measured.makespan_ns:

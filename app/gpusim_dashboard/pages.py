@@ -1,4 +1,4 @@
-"""The pages, in the order of the navigation. A page is a file in `app/views` and a line here."""
+"""The pages, in the order of the navigation. Each has a file in `app/views` and an entry here."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: Not named `pages`: Streamlit would take the files in it for pages of their own.
+#: Not named `pages`: Streamlit would make a page of each file in it.
 FOLDER: Final = Path(__file__).resolve().parent.parent / "views"
 
 STEP, HARDWARE, SCHEDULE, STREAMS = "step", "hardware", "schedule", "streams"
-#: What a page about one schedule of one step takes from the sidebar.
+#: Controls in the sidebar of a page about one schedule of one step.
 ALL: Final = (STEP, HARDWARE, SCHEDULE, STREAMS)
 
 
@@ -19,18 +19,18 @@ class Entry:
     """One page."""
 
     name: str
-    """In addresses; its file is `views/<name>.py`, with underscores."""
+    """Name in addresses; the file is `views/<name>.py`, with underscores."""
     label: str
-    """In the navigation."""
+    """Name in the navigation."""
     question: str
-    """What it answers: its heading."""
+    """The question that the page answers: its heading."""
     icon: str
     controls: tuple[str, ...] = ALL
-    """What it takes from the sidebar; what is not here is chosen on the page itself, or does not matter to it."""
+    """Controls in the sidebar; the page itself has the others, or does not need them."""
 
     @property
     def file(self) -> Path:
-        """Its script."""
+        """The page's script."""
         return FOLDER / f"{self.name.replace('-', '_')}.py"
 
 
@@ -52,5 +52,5 @@ PAGES: Final = {
     )
 }
 FIRST: Final = "start"
-#: Names that pages had: links to them still open.
+#: Former names of pages: links to them still work.
 OLD_NAMES: Final = {"overview": "verdict", "explore": "search", "fidelity": "accuracy"}

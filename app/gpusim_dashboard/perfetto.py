@@ -1,7 +1,7 @@
-"""One click to Perfetto: its page opens in a tab of its own and gets the timeline from this one, by a message.
+"""A button for Perfetto: it opens in a new tab and receives the timeline from this one as a message.
 
-The browser hands the file over: it does not pass through anybody's server, and Perfetto's page keeps it in the tab.
-Nothing is loaded from there before the click.
+The file stays in the browser: it passes through no third-party server. Nothing is loaded from Perfetto before the
+click.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ button:hover, button:focus-visible { border-color: currentColor; }
 
 
 def button(cell: Any, make: Callable[[], bytes], title: str, key: str) -> None:
-    """The button; `make` gives the file (gzipped JSON) once it is clicked."""
+    """Draw the button; `make` returns the file (gzipped JSON) after a click."""
     with cell:
         wanted = st.session_state.pop(f"{key} wanted", False)
         data = {"file": base64.b64encode(make()).decode(), "title": title} if wanted else {}

@@ -1,4 +1,4 @@
-"""What the first pages need, computed before anybody asks."""
+"""Results that the first pages need, computed in advance."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpusim_dashboard.choice import Choice, as_begun, first
 
 @st.cache_resource(show_spinner=False)
 def shown() -> threading.Event:
-    """Set once a page has been shown to anybody."""
+    """An event that is set once any session has shown a page."""
     return threading.Event()
 
 
 def first_page() -> None:
-    """The samples, and the verdict on the default one."""
+    """Load the samples and the verdict on the default one."""
     with contextlib.suppress(ImportError):  # what Streamlit looks a page's icon up in; other versions have it elsewhere
         importlib.import_module("streamlit.emojis")
     from gpusim_dashboard import kinds
@@ -36,13 +36,13 @@ def first_page() -> None:
 
 
 def other_pages() -> None:
-    """The engine and the figures, which a first page that was on disk did without; then the pages of every sample.
+    """Load the engine and the figures, then compute the pages of every sample.
 
-    Each waits until nobody has asked for anything for a while: Python runs one thread at a time.
+    Each waits until no page computes: Python runs one thread at a time.
     """
     from gpusim_dashboard import lifetime, results
 
-    # A policy's: what is recommended may be of a session, and this thread is in none.
+    # A policy's schedule: the recommended one may depend on a session, and this thread has none.
     one = replace(first(), policy=results.STAND_IN)
     results.baseline_of(one, results.shown_of(one))
     for figure in ("timeline", "limits", "breakdown"):
@@ -56,14 +56,14 @@ def other_pages() -> None:
 
 
 def timeline(sample: Choice) -> None:
-    """Of the schedule that the short exploration recommends."""
+    """Compute the timeline of the schedule that the short exploration recommends."""
     from gpusim_dashboard import results
 
     results.explained_of(sample, results.quick_of(sample).schedule)
 
 
 def what_if(sample: Choice) -> None:
-    """The step as it is, here and on other GPUs."""
+    """Compute the unchanged step, on its own GPU and on others."""
     from gpusim_dashboard import results
 
     shown = results.recommended(results.quick_of(sample))

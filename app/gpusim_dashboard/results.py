@@ -1,4 +1,4 @@
-"""Results that pages share, each computed once: cached under the hash of the trace, the hardware and the settings."""
+"""Results shared by pages, computed once per hash of the trace, hardware and settings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gpusim_dashboard.choice import Choice
 if TYPE_CHECKING:
     from gpusim.report.advice import Way
 
-#: As the commands under pages call a downloaded schedule.
+#: File name of a downloaded schedule in the commands shown on pages.
 SCHEDULE_FILE = "best.json"
-#: The policy for a step that a searched schedule is not for.
+#: The policy used for a step that a searched schedule does not fit.
 STAND_IN = DEFAULT_POLICY
 
 
 def step_of(choice: Choice) -> gpusim.Step:
-    """The step, whose graph is built once."""
+    """The step with its graph."""
     return _step(choice.content, choice.hardware.name, choice)
 
 
@@ -36,7 +36,7 @@ def _step(content: str, hardware: str, _choice: Choice) -> gpusim.Step:
 
 
 def breakdown_of(choice: Choice) -> Breakdown:
-    """Where the kernel time goes."""
+    """The breakdown of kernel time."""
     return _breakdown(choice.content, choice.hardware.name, step_of(choice))
 
 
@@ -46,7 +46,7 @@ def _breakdown(content: str, hardware: str, _step: gpusim.Step) -> Breakdown:
 
 
 def explored_of(choice: Choice) -> gpusim.Explored:
-    """The newest exploration of this session for this trace, hardware and streams; else a short one."""
+    """The session's newest exploration of the trace, hardware and streams; else the short one."""
     mine = kept.own(choice)
     return quick_of(choice) if mine is None else mine
 
@@ -71,40 +71,40 @@ def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> gpu
 
 @dataclass(frozen=True)
 class Shown:
-    """The schedule that pages of one schedule show."""
+    """The schedule shown by pages about one schedule."""
 
     policy: str
     """A policy's name, or that of a search."""
     streams: int
-    """What the policy was given."""
+    """Arguments of the policy."""
     schedule: gpusim.Schedule
     recommended: bool
 
     @property
     def searched(self) -> bool:
-        """Whether it is no policy's, hence only good for its own step."""
+        """Whether it was searched, and so is valid only for its own step."""
         return self.policy not in dashboard.registered_policies()
 
     @property
     def used(self) -> int:
-        """Streams in use."""
+        """Number of streams in use."""
         return self.schedule.stream_count
 
     @property
     def words(self) -> list[str]:
-        """Options of `gpusim simulate` for it; a searched one is in the file that the Search page offers."""
+        """Options of `gpusim simulate` that give it; a searched schedule is read from the Search page's file."""
         if self.searched:
             return ["--schedule", SCHEDULE_FILE]
         return ["--policy", self.policy, "--streams", str(self.streams)]
 
     @property
     def what_if(self) -> str | gpusim.Schedule:
-        """What a what-if question asks about: a policy, whose schedule is made anew, or the schedule itself."""
+        """Argument of a what-if question: the policy, which schedules the changed step anew, or the schedule itself."""
         return self.schedule if self.searched else self.policy
 
     @property
     def label(self) -> str:
-        """Its name on pages."""
+        """Name on pages."""
         return f"{self.policy}, {counted(self.used, 'stream')}{' (recommended)' if self.recommended else ''}"
 
 
@@ -115,9 +115,9 @@ def recommended(explored: gpusim.Explored) -> Shown:
 
 
 def shown_of(choice: Choice) -> Shown:
-    """The schedule chosen: a policy's, the best searched one, or the recommended one.
+    """Return the chosen schedule: a policy's, the best searched one, or the recommended one.
 
-    Of a profile without data dependencies, what is recommended is what was observed.
+    For a profile without data dependencies, the observed schedule is the recommended one.
     """
     if choice.policy in (RECOMMENDED, SEARCH):
         if not choice.searchable:
@@ -139,12 +139,12 @@ def _schedule(content: str, hardware: str, policy: str, streams: int, _step: gpu
 
 
 def sequential_of(choice: Choice) -> gpusim.Timeline:
-    """The sequential graph, with all that the reference engine records."""
+    """The timeline of the sequential graph, by the reference engine with all its records."""
     return timeline_of(choice, resolve_schedule(step_of(choice), "sequential"))
 
 
 def timeline_of(choice: Choice, schedule: gpusim.Schedule, launch: str = DEFAULT_LAUNCH) -> gpusim.Timeline:
-    """A timeline with all that the reference engine records."""
+    """The timeline of a schedule, by the reference engine with all its records."""
     return _timeline(choice.content, choice.hardware.name, schedule, launch, step_of(choice))
 
 
@@ -157,7 +157,7 @@ def _timeline(
 
 
 def explained_of(choice: Choice, schedule: gpusim.Schedule, launch: str = DEFAULT_LAUNCH) -> gpusim.Explained:
-    """Why a schedule is not faster."""
+    """Explain why a schedule is not faster."""
     return _explained(choice.content, choice.hardware.name, schedule, launch, choice)
 
 
@@ -169,7 +169,7 @@ def _explained(
 
 
 def concurrency_of(choice: Choice, schedule: gpusim.Schedule) -> dashboard.Concurrency:
-    """The modules that a schedule runs side by side."""
+    """The modules that run at the same time in a schedule."""
     return _concurrency(choice.content, choice.hardware.name, schedule, choice)
 
 
@@ -190,7 +190,7 @@ def _as_imported(content: str, hardware: str, _step: gpusim.Step) -> dashboard.A
 
 @dataclass(frozen=True)
 class Question:
-    """What one column of the what-if page says; `op` is an index of the trace's ops."""
+    """The settings of one column of the what-if page; `op` is an index of the trace's ops."""
 
     trace: str
     gpu: str
@@ -206,7 +206,7 @@ class Question:
 
 
 def baseline_of(choice: Choice, shown: Shown) -> gpusim.Simulated:
-    """What a what-if question is compared with: `gpusim simulate` of the schedule shown."""
+    """The baseline of what-if questions: `gpusim simulate` of the schedule shown."""
     key = (choice.content, choice.hardware.name, shown.policy, shown.streams, hash(shown.schedule))
     return _baseline(*key, shown, step_of(choice))
 
@@ -219,8 +219,8 @@ def _baseline(
 
 
 def answer_of(choice: Choice, question: Question, shown: Shown) -> gpusim.Simulated:
-    """The changed step of a question."""
-    # A searched schedule belongs to one step and is no rule that would give another: elsewhere a policy stands in.
+    """Simulate the changed step of a question."""
+    # A searched schedule fits one step only; on a changed step a policy replaces it.
     own = not shown.searched or question.trace == choice.name
     what_if = shown.what_if if own else STAND_IN
     key = "" if isinstance(what_if, str) else hash(what_if)
@@ -237,14 +237,14 @@ def _answer(
 
 
 def other_step(name: str, gpu: str) -> gpusim.Step:
-    """Another step or GPU than the chosen one."""
+    """A step by name, on a GPU by name."""
     from gpusim_dashboard import choice as choosing
 
     return step_of(choosing.chosen(name, gpu, RECOMMENDED, 1))
 
 
 def usual_question(choice: Choice, gpu: str, shown: Shown) -> Question:
-    """The step as it is, on a GPU: with every control of the what-if page where it begins."""
+    """The question that changes nothing but the GPU: every control of the what-if page at its default."""
     model = other_step(choice.name, gpu).hardware
     return Question(
         trace=choice.name,
@@ -262,12 +262,12 @@ def usual_question(choice: Choice, gpu: str, shown: Shown) -> Question:
 
 
 def on_every_gpu(choice: Choice, shown: Shown) -> dict[str, gpusim.Simulated]:
-    """The step as it is on every GPU that there is a model of, by its name."""
+    """Simulate the unchanged step on every GPU with a model; returns results by GPU name."""
     return {gpu: answer_of(choice, usual_question(choice, gpu, shown), shown) for gpu in gpusim.list_hardware()}
 
 
 def sensitivities_of(choice: Choice, question: Question, base: gpusim.Simulated) -> Sensitivities:
-    """The tornado's rows for an answer."""
+    """Rows of the tornado chart for an answer."""
     return _sensitivities(choice.content, base.policy, repr(question), hash(base.schedule), base)
 
 
@@ -289,14 +289,14 @@ def _limits(content: str, hardware: str, streams: int, _choice: Choice) -> gpusi
 
 @cached
 def results_files(pattern: str = "*.json") -> dict[str, dashboard.Results]:
-    """File name -> results of every replay that ships with gpusim; empty where none do."""
+    """Results by file name, of all bundled replays; empty if none are bundled."""
     return dashboard.results(pattern)
 
 
 def fused_ways_of(choice: Choice) -> list[Way]:
-    """What fused kernels were measured to take for this step on its GPU; empty where nobody measured them.
+    """Measured times of fused kernels for this step on its GPU; empty if there are none.
 
-    Of an upload nothing is known but names, which another network may have as well.
+    An upload has none: its name may belong to another network.
     """
     from gpusim.report.advice import fused_ways
 

@@ -1,7 +1,7 @@
-"""Uploaded files that the server keeps for a while, so that a reload and a link find them again.
+"""Uploaded files, kept by the server for a while so that reloads and links find them.
 
-In memory, under the hash of their content, which nobody guesses who does not have the file or its address. Files and
-not traces are kept: their size is known, and what is opened again is checked again.
+They stay in memory, under the hash of their content, which cannot be guessed without the file or its address. The
+server stores files rather than traces: their size is known, and they are checked again when reopened.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from gpusim.units import MIB
 MAX_FILES = 16
 MAX_BYTES = 256 * MIB
 MAX_AGE_S = 12 * 3600
-#: As pages say it.
+#: The limits, as pages state them.
 BOUNDS = f"The server keeps the last {MAX_FILES} files, {MAX_BYTES // MIB} MiB in all, for {MAX_AGE_S // 3600} hours"
 
 
 @dataclass(frozen=True)
 class KeptFile:
-    """A file as it was uploaded."""
+    """An uploaded file."""
 
     name: str
     data: bytes
 
 
 class Shelf:
-    """The files of all sessions; the one that was not opened for longest goes first."""
+    """The files of all sessions; the least recently opened is dropped first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._files: dict[str, tuple[float, KeptFile]] = {}
-        """By hash, with when each was opened last; in that order."""
+        """Hash -> time of the last access and file, in order of access."""
 
     def put(self, name: str, data: bytes) -> str:
-        """Keep a file; gives the hash of its content."""
+        """Store a file; returns the hash of its content."""
         content = hashlib.sha256(data).hexdigest()
         with self._lock:
             self._open(content, KeptFile(name, data))
@@ -50,7 +50,7 @@ class Shelf:
         return content
 
     def get(self, prefix: str) -> KeptFile | None:
-        """The file whose hash begins so; None where there is none, or none any more."""
+        """Return the file whose hash begins with `prefix`; None if there is none or it has expired."""
         with self._lock:
             for content, (opened_s, file) in list(self._files.items()):
                 if self._clock() - opened_s > MAX_AGE_S:
@@ -71,6 +71,6 @@ def _shelf() -> Shelf:
 
 
 def shelf() -> Shelf:
-    """The server's."""
+    """The server's only `Shelf`."""
     shared: Shelf = _shelf()
     return shared

@@ -1,10 +1,10 @@
-"""How pages look beyond what Streamlit does: colours that follow the theme, tables, bars, and less empty space."""
+"""Style beyond Streamlit's options: colours that follow the theme, tables, bars, and less white space."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Blue and vermilion of the figures, in shades that text on both backgrounds can have (contrast of 4.5 and more).
+#: Blue and vermilion of the figures, in shades readable on both backgrounds (contrast of at least 4.5).
 STYLE: Final = """<style>
 .stMainBlockContainer { padding: 3.5rem 2rem 2rem; max-width: 1500px; }
 .stMainBlockContainer h1 { font-size: 1.75rem; padding: 0 0 0.25rem; }

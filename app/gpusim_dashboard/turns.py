@@ -1,8 +1,7 @@
-"""Long work takes turns, so that short answers need not wait for it: what a session asks next is seldom long.
+"""Turns for long work, so that short requests need not wait for it.
 
-As many pages compute for long at once as there are processors; others wait until one of them is done. Work that nobody
-has asked for yet waits until nobody asks for anything (`lifetime.Watch.wait_for_quiet`). A search is a process of its
-own.
+At most as many pages compute for long as there are processors; the others wait. Background work waits until no page
+computes (`lifetime.Watch.wait_for_quiet`). A search runs in its own process.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 
 import streamlit as st
 
-#: How often who waits for a turn looks for one.
+#: Time between attempts to get a turn.
 LOOK_S = 0.25
 
 
@@ -23,18 +22,18 @@ def _turns() -> threading.BoundedSemaphore:
     return threading.BoundedSemaphore(max(1, os.cpu_count() or 1))
 
 
-#: Work within work takes no turn of its own.
+#: Marks a thread that has a turn: nested work takes no other.
 _within = threading.local()
 
 
 @contextlib.contextmanager
 def work() -> Iterator[None]:
-    """Around long work."""
+    """Context manager around long work, which waits for its turn."""
     if getattr(_within, "turn", False):
         yield
         return
     turns = _turns()
-    # Again and again: a script that is interrupted while it waits may take the call that was meant for another.
+    # Polls: a script that is interrupted while waiting could swallow the wake-up of another.
     while not turns.acquire(timeout=LOOK_S):
         pass
     _within.turn = True

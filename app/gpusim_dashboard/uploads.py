@@ -1,4 +1,4 @@
-"""Files that a session uploads: each read once, and what is wrong with one said until there is another."""
+"""Uploaded files: each is read once, and its error is shown until the next upload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streamlit.runtime.uploaded_file_manager import UploadedFile
 
 
-#: Files of all sessions that are read at once; each may take `MAX_APART_BYTES`.
+#: Files read at the same time by all sessions; each may take `MAX_APART_BYTES`.
 AT_ONCE: Final = 4
 
 
@@ -25,7 +25,7 @@ def _turns() -> threading.Semaphore:
 
 
 def take(file: UploadedFile | None, place: str, read: Callable[[bytes, str], None]) -> None:
-    """Call `read` with content and name of a file that was not in the control `place` in the run before."""
+    """Call `read` with content and name of a file that is new in the control `place`."""
     state = st.session_state
     seen, state[f"seen in {place}"] = state.get(f"seen in {place}"), file.file_id if file else None
     if state[f"seen in {place}"] == seen:
@@ -41,21 +41,21 @@ def take(file: UploadedFile | None, place: str, read: Callable[[bytes, str], Non
 
 
 def say(place: str, wrong: str) -> None:
-    """Something is wrong with what belongs to the control."""
+    """Store an error for the control `place`."""
     st.session_state[f"wrong in {place}"] = wrong
 
 
 def error(place: str) -> str:
-    """What was wrong with the file in the control; empty where nothing was."""
+    """The error of the file in the control `place`; empty if there is none."""
     return str(st.session_state.get(f"wrong in {place}", ""))
 
 
 def show_error(place: str) -> None:
-    """Show it, where anything was wrong."""
+    """Show the error of the control `place`, if there is one."""
     if wrong := error(place):
         st.error(view.plain(wrong), icon=":material/error:")
 
 
 def forget_error(place: str) -> None:
-    """Say no more of it."""
+    """Clear the error of the control `place`."""
     st.session_state[f"wrong in {place}"] = ""

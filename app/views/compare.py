@@ -1,4 +1,4 @@
-"""Compare: two steps, two GPUs or two schedules, their numbers and their timelines below each other."""
+"""Compare: numbers and timelines of two steps, GPUs or schedules, one above the other."""
 
 import streamlit as st
 from gpusim_dashboard import choice as choosing
@@ -22,7 +22,7 @@ steps = [*gpusim.list_traces(), *state.uploads]
 
 
 def side(mark: str, name: str, policy: str) -> Choice:
-    """The controls of one side in a row, whose names in the address begin with `mark`."""
+    """Draw the controls of one side in a row; their names in the address begin with `mark`."""
     cells = st.columns([3, 2, 3, 2], vertical_alignment="bottom")
     usual = state.trace if state.trace in steps else DEFAULT_TRACE
     trace = settings.select(
@@ -41,7 +41,7 @@ def side(mark: str, name: str, policy: str) -> Choice:
     return choosing.chosen(trace, hw, chosen, streams)
 
 
-# An upload that the address names and this session has not opened yet.
+# Uploads that the address names and this session has not opened.
 for text in (settings.texts.get("a_step", ""), settings.texts.get("b_step", "")):
     if text.startswith(choosing.UPLOAD) and text not in steps:
         choosing.trace_of(text)
@@ -52,7 +52,7 @@ settings.finish()
 
 
 def simulated(choice: Choice) -> tuple[Shown, gpusim.Timeline]:
-    """The schedule of a side and its timeline."""
+    """Return the schedule and the timeline of a side."""
     shown = results.shown_of(choice)
     return shown, results.timeline_of(choice, shown.schedule)
 
@@ -71,7 +71,7 @@ html.answer("no", said)
 
 
 def row(name: str, choice: Choice, shown: Shown, timeline: gpusim.Timeline, time: str, sample: str) -> tuple[str, ...]:
-    """A side as a row of the table."""
+    """The table row of a side."""
     about = f"{choice.trace.name} on {choice.hardware.label}"
     label = f"{shown.policy}, {counted(shown.used, 'stream')}"
     return (

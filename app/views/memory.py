@@ -1,4 +1,4 @@
-"""Memory: bytes over time, what is live at the peak, time against memory."""
+"""Memory: bytes over time, live tensors at the peak, and time against memory."""
 
 import streamlit as st
 from gpusim_dashboard import html, results, view
@@ -47,7 +47,7 @@ st.header(
 )
 roles = by_role(at_peak.live)
 sizes = [f"{role.replace('_', ' ')} **{format_bytes(size)}**" for role, size in roles.items()]
-# A number and its unit stay on one line.
+# Keeps a number and its unit on one line.
 st.markdown(", ".join(size.replace(" ", "\N{NO-BREAK SPACE}") for size in sizes))
 view.table(
     [

@@ -1,4 +1,4 @@
-"""Memory plans: policies that move or compute again, time against memory, and whether the step fits the GPU."""
+"""Memory plans: policies that offload or recompute, time against memory, and whether the step fits the GPU."""
 
 import streamlit as st
 from gpusim_dashboard import html, results, view
@@ -14,7 +14,7 @@ from gpusim.units import MIB, NS_PER_MS, format_bytes, format_ns
 
 @cached
 def compared(content: str, hardware: str, limit: int | None, _step: gpusim.Step) -> gpusim.MemoryComparison:
-    """`gpusim memory` of this step, once for each budget."""
+    """Cache `gpusim memory` of this step for each budget."""
     return gpusim.memory(_step, memory_limit=limit)
 
 

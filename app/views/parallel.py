@@ -1,4 +1,4 @@
-"""Several GPUs: how each layer would be split, what that gains over data parallelism, and what it rests on."""
+"""Several GPUs: how each layer would be split, the gain over data parallelism, and the assumptions."""
 
 import streamlit as st
 from gpusim_dashboard import html, results, view
@@ -24,18 +24,18 @@ from gpusim.units import NS_PER_MS, counted, format_bytes, format_ns, format_tim
 
 GPUS = (2, 4, 8, 16, 32, 64)
 OWN = "of this GPU"
-#: A gain below this is none.
+#: Smaller gains count as none.
 SAME = 1.005
-#: Groups of layers that are shown at once.
+#: Groups of layers shown at first.
 MOST_GROUPS = 12
-#: What each plan does.
+#: Descriptions of the plans.
 PLANS = {
     "data": "every GPU has all layers and its part of the samples",
     "model": "every layer is split by channels",
     "owt": "fully connected layers by channels, others by samples",
     "layer": "each layer its own way, as searched",
 }
-#: Of `PARTS`, on both backgrounds.
+#: Colours of `PARTS`, readable on both backgrounds.
 COLOURS = ("light-dark(#0072B2, #56B4E9)", "#D55E00", "#E69F00", "#CC79A7", "#7A7A7A")
 
 

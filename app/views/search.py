@@ -1,4 +1,4 @@
-"""Search: policies and a search in the background, what they found, and files to take away."""
+"""Search: policies and a search in the background, its results, and downloads."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ if top[1].button("Start", type="primary", disabled=running or bool(wrong), width
         partitions=asked if parts else "",
     )
     lifetime.search(job)
-    # All three once it runs: a job that could not start must not leave another one's result under this key.
+    # Set all three after the start: a job that failed to start must not leave another's result under this key.
     state.job, state.job_key = job, key
     state.job_words = ["--budget", str(budget_s), "--seed", str(seed), *limit, *parts]
     st.rerun()
@@ -106,7 +106,7 @@ if top[2].button("Stop", disabled=not running, width="stretch") and job is not N
 
 
 def table(rows: list[dashboard.Row]) -> None:
-    """The schedules so far, the fastest first."""
+    """Show the schedules found so far, the fastest first."""
     view.table(
         [
             {
@@ -126,7 +126,7 @@ def table(rows: list[dashboard.Row]) -> None:
 
 @st.fragment(run_every=0.5 if running else None)
 def progress() -> None:
-    """What a running job has found so far; the whole page again once it has ended."""
+    """Show the progress of a running job; reruns the page when it ends."""
     if job is None:
         return
     if running and not job.running:
@@ -179,7 +179,7 @@ row = rows[place]
 
 
 def perfetto() -> bytes:
-    """The timeline of the schedule."""
+    """The timeline of the schedule for Perfetto."""
     timeline = results.timeline_of(choice, row.schedule)
     step = results.step_of(choice)
     ran = step.graph.choosing(row.schedule.variants).trace

@@ -1,4 +1,4 @@
-"""Start: what gpusim is, one action, and a sample of each kind of step."""
+"""Start: a description of gpusim, one action, and a sample of each kind of step."""
 
 import streamlit as st
 from gpusim_dashboard import choice, html, kinds, shelf, uploads, view
@@ -11,7 +11,7 @@ from gpusim.report.code_lines import CAPTURE
 from gpusim.units import MIB, format_times_ns
 
 UPLOADER = "upload"
-#: Cards beside each other.
+#: Cards in a row.
 ACROSS = 4
 pages = st.session_state.pages
 st.markdown(
@@ -21,7 +21,7 @@ st.markdown(
 
 
 def take(data: bytes, file: str) -> None:
-    """A file that can be read is the step to look at."""
+    """Select an uploaded step, if it can be read."""
     choice.take_upload(data, file)
     st.session_state.just_uploaded = True
 
@@ -54,7 +54,7 @@ st.header("Or begin with a sample", anchor=False)
 
 
 def card(cell: st.delta_generator.DeltaGenerator, kind: str, entries: list[dict[str, object]]) -> None:
-    """One kind of step: picture, sentence, a button for its first sample, and the others."""
+    """Draw one kind of step: picture, sentence, a button for its first sample, and the others."""
     about = KINDS.get(kind, OTHER)
     with cell.container(border=True, height="stretch"):
         html.show(html.picture(kinds.picture(about), f"Sketch: {about.title}"))
@@ -68,7 +68,7 @@ def card(cell: st.delta_generator.DeltaGenerator, kind: str, entries: list[dict[
 
 
 def open_button(entry: dict[str, object]) -> None:
-    """A click opens the verdict on a sample."""
+    """Draw a button that opens the verdict on a sample."""
     if st.button(kinds.label(entry), key=f"sample {entry['name']}", width="stretch"):
         choice.look_at(str(entry["name"]))
         st.switch_page(pages["verdict"])

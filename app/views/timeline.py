@@ -1,4 +1,4 @@
-"""Timeline: the streams of one schedule, what the GPU was doing, the worst delay, and any op found by its name."""
+"""Timeline: the streams of one schedule, GPU activity, the worst delay, and a search for ops by name."""
 
 import msgspec
 import streamlit as st
@@ -18,9 +18,9 @@ from gpusim.report.perfetto import chrome_trace, run_from_timeline
 from gpusim.report.waiting import waiting_text
 from gpusim.units import NS_PER_US, format_ns
 
-#: How much of the step is shown around an op that was looked for, and by how much a button zooms.
+#: Share of the step shown around an op that was searched for, and the factor of the zoom buttons.
 AROUND, ZOOM = 0.08, 0.5
-#: Parts of the critical path, as the page says them.
+#: Names of the parts of the critical path on the page.
 ON_THE_PATH = {
     "alone": "kernels, as long as alone",
     "slowed": "longer beside other kernels",
@@ -72,7 +72,7 @@ marked = frozenset(task for task, each in enumerate(timeline.plan.tasks) if want
 
 
 def read_window(text: str) -> tuple[float, float]:
-    """From and to in us, as `120-340`."""
+    """Parse a window as `120-340`: start and end in us."""
     low, _, high = text.partition("-")
     try:
         begin, end = float(low), float(high)
@@ -84,21 +84,21 @@ def read_window(text: str) -> tuple[float, float]:
 
 
 def read_bar(text: str) -> int | None:
-    """A task, by its number."""
+    """Parse the number of a task."""
     if not (text.isdecimal() and int(text) < len(timeline.plan)):
         raise OptionError(f"the number of a bar, below {len(timeline.plan)}")
     return int(text)
 
 
 def zoom_to(begin_us: float, end_us_: float) -> None:
-    """Show a stretch of the step, at least a us long."""
+    """Show a window of the step, at least 1 us long."""
     length = max(1.0, min(end_us_ - begin_us, float(end_us)))
     begin = min(max(0.0, begin_us), end_us - length)
     stretch = (round(begin, 1), round(begin + length, 1))
     settings.keep("window", f"{stretch[0]:g}-{stretch[1]:g}", f"0-{end_us}")
 
 
-# An op that was just looked for: the timeline goes there, once; an address that has a window as well has said where.
+# Move once to an op that was just searched for, unless the address also gives a window.
 state = st.session_state
 if wanted and state.get("went to") != wanted and ("went to" in state or "window" not in settings.texts):
     first = min(timeline.start_ns[task] for task in marked) / NS_PER_US
@@ -107,7 +107,7 @@ if wanted and state.get("went to") != wanted and ("went to" in state or "window"
     zoom_to((first + last) / 2 - half, (first + last) / 2 + half)
     settings.keep("bar", None, None)
 state["went to"] = wanted
-# A bar is one of this schedule.
+# A selected bar is valid for one schedule only.
 if state.setdefault("bar of", shown.label) != shown.label:
     settings.keep("bar", None, None)
     state["bar of"] = shown.label

@@ -1,4 +1,4 @@
-"""Transfer: schedules tuned for one batch or GPU and used on another, as a heat map of the time that is lost."""
+"""Transfer: schedules tuned for one batch or GPU and used on another, as a heat map of lost time."""
 
 import streamlit as st
 from gpusim_dashboard import choice as choosing
@@ -16,9 +16,9 @@ from gpusim.defaults import DEFAULT_STREAMS
 from gpusim.errors import OptionError
 from gpusim.units import format_times_ns
 
-#: Settings that a page may be asked for: each takes a search of a second or more.
+#: Most settings on the page: each takes a search of a second or more.
 MOST_SETTINGS = 16
-#: The heat map's colours reach at least so far: a loss of 0.1 % is not the worst there is.
+#: Smallest loss at full colour, so that 0.1 % does not look bad.
 LEAST_TOP = 0.05
 choice = current()
 view.heading(choice, warn=False)
@@ -58,7 +58,7 @@ if len(gpus) * len(wanted) > MOST_SETTINGS:
 
 @cached
 def transferred(contents: tuple[str, ...], gpus: tuple[str, ...], _names: tuple[str, ...]) -> gpusim.Transfer:
-    """Each setting tuned once."""
+    """Tune each setting once."""
     steps = [results.step_of(choosing.as_begun(n) if n in gpusim.list_traces() else current()) for n in _names]
     with turns.work():
         return gpusim.transfer(steps, hw=gpus, streams=DEFAULT_STREAMS)

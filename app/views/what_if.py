@@ -1,4 +1,4 @@
-"""What-if: another GPU, other costs, a faster op: one or two settings beside the step as it is."""
+"""What-if: another GPU, other costs or a faster op, in one or two settings compared with the unchanged step."""
 
 import time
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from gpusim.defaults import LAUNCH_MODES
 from gpusim.report.advice import bound_in_words
 from gpusim.units import counted, format_bytes, format_ns, format_times_ns
 
-#: Ranges of the sliders whose range follows from nothing else.
+#: Ranges of the sliders without a natural range.
 BANDWIDTH, LAUNCH_COST, CONTENTION, OP_SPEED = (0.25, 4.0), (0.0, 4.0), (0.0, 4.0), (0.25, 8.0)
-#: Streams that the page offers, and how many times as many SMs as the GPU has.
+#: Largest number of streams on the page, and largest multiple of the GPU's SMs.
 MAX_STREAMS, MAX_SMS_FACTOR = 32, 2
 OPS_OFFERED = 60
-#: What the server needs to send an answer, while no page computes.
+#: Time that the server needs to send an answer while no page computes.
 SENDING_S = 0.04
 LAUNCHED = {"graph": "one CUDA graph", "stream": "the host"}
 choice = current()
@@ -35,13 +35,15 @@ with st.spinner(view.EXPLORING):
 
 
 def cells_of(place: Any, across: int) -> Iterator[Any]:
-    """One cell after the other, in rows."""
+    """Return cells one after the other, row by row."""
     while True:
         yield from place.columns(across, vertical_alignment="bottom")
 
 
 def setting(cells: Iterator[Any], mark: str) -> tuple[Question, int]:
-    """The controls of one setting, whose names in the address begin with `mark`; gives its question and batch."""
+    """Draw the controls of one setting; their names in the address begin with `mark`. Returns its question and
+    batch.
+    """
     gpu = settings.select(
         next(cells), "GPU", f"{mark}gpu", gpusim.list_hardware(), choice.hardware.name, format_func=hardware_label
     )
@@ -132,7 +134,7 @@ def setting(cells: Iterator[Any], mark: str) -> tuple[Question, int]:
 
 
 def answers(asked: list[tuple[str, Question, int]]) -> list[gpusim.Simulated]:
-    """The baseline and each setting as rows of one table; gives the changed steps."""
+    """Show the baseline and each setting as rows of one table; returns the changed steps."""
     baseline = results.baseline_of(choice, shown)
     own = choice.trace.model.batch
     runs = [results.answer_of(choice, question, shown) for _, question, _ in asked]
@@ -177,7 +179,7 @@ def answers(asked: list[tuple[str, Question, int]]) -> list[gpusim.Simulated]:
 
 
 def notes(asked: list[tuple[str, Question, int]], runs: list[gpusim.Simulated]) -> None:
-    """How sure the answers are."""
+    """Show how certain the answers are."""
     for (name, question, _), run in zip(asked, runs, strict=True):
         calibrated = run.graph.hardware.calibrated and question.op_speed == 1.0
         who = "" if len(asked) == 1 else f"{name}: "
@@ -190,7 +192,7 @@ def notes(asked: list[tuple[str, Question, int]], runs: list[gpusim.Simulated]) 
 
 
 def command(question: Question) -> None:
-    """The same on the command line."""
+    """Show the equivalent command line."""
     model = hardware_model(question.gpu)
     words = ["--policy", results.answer_of(choice, question, shown).policy, "--streams", str(question.streams)]
     words += ["--launch", question.launch, "--hw", question.gpu]
@@ -211,7 +213,7 @@ def command(question: Question) -> None:
 @st.fragment
 @view.explained
 def what_if() -> None:
-    """Controls and answers: a fragment, so that a slider runs this again and not the frame around it."""
+    """Draw controls and answers; a fragment, so that a slider does not rerun the frame."""
     place = st.container()
     tools = st.columns([2, 1, 3], vertical_alignment="center")
     both = settings.toggle(tools[0], "A second setting beside it", "second")
@@ -229,7 +231,7 @@ def what_if() -> None:
     with place:
         runs = answers(asked)
         notes(asked, runs)
-    # After the answer, and once it is on its way: they take longer than it.
+    # Drawn after the answer was sent, as they take longer.
     time.sleep(SENDING_S)
     for (name, question, _), run in zip(asked, runs, strict=True):
         rows = results.sensitivities_of(choice, question, run)
@@ -244,7 +246,7 @@ def what_if() -> None:
 @st.fragment
 @view.explained
 def other_gpus() -> None:
-    """The same step on every GPU that there is a model of: no control needs to be moved for that."""
+    """Compare the unchanged step on every GPU with a model; needs no control."""
     st.header("On other GPUs", anchor=False)
     base = results.baseline_of(choice, shown)
     run_on = results.on_every_gpu(choice, shown)
