@@ -1,8 +1,8 @@
 """Placements of meta-pytorch/autoparallel as a plan to simulate.
 
-Read are the two JSON files that it writes: `save_solution` (`mesh_shape`, and `placements` by name of the node) and
-`export_sharding_json` (`mesh`, and `nodes` with `op`, `placement`, `module_path`). A placement is a row of `R`, `S(d)`
-and `P`, one for each dimension of the mesh. Nodes are matched to layers by module path, else in order of their kind.
+Reads both of its JSON formats: `save_solution` (`mesh_shape`, and `placements` by node name) and `export_sharding_json`
+(`mesh`, and `nodes` with `op`, `placement`, `module_path`). A placement is a row of `R`, `S(d)` and `P`, one for each
+dimension of the mesh. Nodes are matched to layers by module path, else in order within their kind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LETTERS: Final = {2: "nc", 3: "nhc", 4: "nchw"}
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The plan, and what of the placements it leaves out."""
+    """The plan, and notes on placements that it cannot represent."""
 
     plan: ParallelPlan
     notes: tuple[str, ...]
@@ -57,7 +57,7 @@ def is_autoparallel(document: Any) -> bool:
 
 
 def import_autoparallel(path: Path, graph: LayerGraph) -> Imported:
-    """A plan for the layers of `graph`, which is that of the whole batch. Raises `ParallelPlanError`."""
+    """Return a plan for the layers of `graph`, which is that of the whole batch. Raises `ParallelPlanError`."""
     try:
         document = msgspec.json.decode(read_bytes(path, ParallelPlanError))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
@@ -97,7 +97,7 @@ def _mesh(path: Path, document: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _nodes(path: Path, document: dict[str, Any]) -> Iterable[_Node]:
-    """Forward nodes with placements."""
+    """Return the forward nodes with placements."""
     placements = document.get("placements")
     if isinstance(placements, dict):
         for name, placement in placements.items():
@@ -119,7 +119,7 @@ def _nodes(path: Path, document: dict[str, Any]) -> Iterable[_Node]:
 
 @dataclass(slots=True)
 class _Left:
-    """Nodes of one kind that no layer has taken, in the order of the file."""
+    """Nodes of one kind not yet matched to a layer, in file order."""
 
     nodes: dict[str, _Node]
     by_end: dict[str, list[str]]
@@ -128,7 +128,7 @@ class _Left:
 
 
 def _by_kind(nodes: Iterable[_Node]) -> dict[str, _Left]:
-    """The nodes of each kind of layer. A name that comes again stands for the first node of it."""
+    """Group nodes by kind of layer. Of nodes with one name, only the first counts."""
     left = {kind: _Left({}, {}, deque()) for kind in _KINDS}
     for node in nodes:
         for kind, words in _KINDS.items():
@@ -148,7 +148,7 @@ def _end(path: str) -> str:
 
 
 def _match(layer: Layer, left: dict[str, _Left]) -> _Node | None:
-    """Take the node of a layer: by its module path, else the next one without any."""
+    """Take the node of a layer: by its module path, else the next node without one."""
     mine = left.get(layer.kind)
     if mine is None:
         return None
@@ -168,7 +168,7 @@ def _match(layer: Layer, left: dict[str, _Left]) -> _Node | None:
 
 
 def _config(path: Path, layer: Layer, node: _Node, mesh: tuple[int, ...], gpus: int) -> tuple[Config, str]:
-    """The nearest configuration, and what it leaves out. Raises `ParallelPlanError`."""
+    """Return the nearest configuration and a note on its differences. Raises `ParallelPlanError`."""
     parts = [match[0] for match in _PART.finditer(node.placement)]
     if len(parts) < len(mesh):
         problem = f"placement {node.placement!r} has {len(parts)} parts, and the mesh {len(mesh)} dimensions"

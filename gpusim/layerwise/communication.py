@@ -1,8 +1,8 @@
-"""Times of collectives: measured curves, interpolated in the logarithm of size, and what stands in for them.
+"""Times of collectives: measured curves, interpolated over the logarithm of size, and estimates without one.
 
-Where a curve was measured for another number of GPUs, it is read at the size with as many bytes on a GPU's link, and
-the latency of the further steps is added ("scaled"). Where nothing was measured, a time is latency plus bytes over
-bandwidth ("links"). Between nodes it is always the latter.
+A curve measured for another number of GPUs is read at the size with as many bytes on a GPU's link, plus the latency of
+the further steps ("scaled"). Without a curve, a time is latency plus bytes over bandwidth ("links"); between nodes it
+always is.
 
 A ring moves 2 (g - 1) / g of the buffer over each GPU's link in an all-reduce, and (g - 1) / g in the others (NCCL's
 own accounting, nccl-tests, doc/PERFORMANCE.md).
@@ -28,9 +28,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who takes part in a collective: GPUs in all, most of one node, and nodes.
+    """Participants of a collective: GPUs in total, most GPUs on one node, and nodes.
 
-    `at_once` is how many such collectives share a node's network: one for each part of the channels.
+    `at_once` is the number of such collectives that share a node's network: one for each part of the channels.
     """
 
     gpus: int
@@ -41,7 +41,7 @@ class Members:
 
 @lru_cache(maxsize=1024)
 def members(gpus: range, gpus_per_node: int, at_once: int = 1) -> Members:
-    """`Members` of a collective among these GPUs."""
+    """Return the `Members` of a collective among these GPUs."""
     counts: dict[int, int] = {}
     for gpu in gpus:
         counts[gpu // gpus_per_node] = counts.get(gpu // gpus_per_node, 0) + 1
@@ -49,12 +49,12 @@ def members(gpus: range, gpus_per_node: int, at_once: int = 1) -> Members:
 
 
 def wire_share(collective: Collective, gpus: int) -> float:
-    """Bytes on a GPU's link, of each byte of its buffer."""
+    """Return the bytes on a GPU's link for each byte of its buffer."""
     return (2.0 if collective == "all_reduce" else 1.0) * (gpus - 1) / gpus
 
 
 def time_ns(topology: Topology, collective: Collective, size_bytes: float, who: Members) -> float:
-    """Time of one collective on an idle machine, in ns; 0 for nothing to move or one GPU."""
+    """Time of one collective on an idle machine, in ns; 0 for no bytes or one GPU."""
     if size_bytes <= 0 or who.gpus < 2:
         return 0.0
     inside = _in_node_ns(topology, collective, size_bytes, who.of_node) if who.of_node > 1 else 0.0
@@ -68,7 +68,7 @@ def time_ns(topology: Topology, collective: Collective, size_bytes: float, who: 
 
 
 def basis(topology: Topology, collective: Collective, who: Members) -> Basis:
-    """What the time of such a collective rests on."""
+    """Return the source of the time of a collective."""
     if who.nodes > 1:
         return "links"
     groups = [curve.gpus for curve in topology.curves if curve.collective == collective]
@@ -91,24 +91,24 @@ def all_to_all_ns(topology: Topology, sizes_bytes: Floats, gpus: int) -> Floats:
 
 
 def sync_ns(topology: Topology, size_bytes: float, who: Members) -> float:
-    """Time to add up the gradients of weights that several GPUs hold, and to hand out the result."""
+    """Time in ns to sum the gradients of weights held by several GPUs and distribute the result."""
     if topology.sync == "all_reduce":
         return time_ns(topology, "all_reduce", size_bytes, who)
     return _parameter_server_ns(topology, size_bytes, who)
 
 
 def sync_bytes(topology: Topology, size_bytes: int, gpus: int) -> int:
-    """Bytes that all links together carry for that: 2 (g - 1) of a ring, 2 g where a server is none of the GPUs."""
+    """Bytes over all links for that: 2 (g - 1) times the size for a ring, 2 g for a separate server."""
     if gpus < 2:
         return 0
     return 2 * size_bytes * (gpus if topology.sync == "parameter_server" else gpus - 1)
 
 
 def _parameter_server_ns(topology: Topology, size_bytes: float, who: Members) -> float:
-    """Gradients of a node's GPUs come to one of them, one node's after another's to the server, each over one link.
+    """Time of a parameter server: a node's GPUs send gradients to one of them, the nodes in turn send to the server.
 
-    Parameters go back over the other direction while gradients come: so the server simulation that accompanied the
-    paper counts them (bytes x (replicas - 1) / bandwidth, in the node and across nodes).
+    Parameters return over the other direction at the same time, as in the server simulation that accompanied the paper
+    (bytes x (replicas - 1) / bandwidth, in the node and across nodes).
     """
     time = 0.0
     of_node, network = (who.of_node, topology.links.node, 1), (who.nodes, topology.links.network, who.at_once)
@@ -139,21 +139,21 @@ def _least_ns(link: Link, collective: Collective, gpus: int) -> float:
 
 
 def _steps(collective: Collective, gpus: int) -> int:
-    """Steps one after the other: of a ring; messages of an all-to-all go at once."""
+    """Number of sequential steps: those of a ring; an all-to-all sends its messages at once."""
     return {"all_reduce": 2 * (gpus - 1), "all_to_all": 1}.get(collective, gpus - 1)
 
 
 @lru_cache(maxsize=256)
 def _nearest(topology: Topology, collective: Collective, gpus: int) -> Curve | None:
-    """The curve of the most similar number of GPUs, the larger of two."""
+    """The curve for the nearest number of GPUs; of two equally near, the larger number."""
     curves = [curve for curve in topology.curves if curve.collective == collective]
     return min(curves, key=lambda curve: (abs(math.log(curve.gpus / gpus)), -curve.gpus), default=None)
 
 
 def interpolate(curve: Curve, size_bytes: float) -> float:
-    """Time at a size: linear between points, both as logarithms; beyond the largest, at its bandwidth.
+    """Interpolate a time linearly in logarithms; beyond the largest size, continue at its bandwidth.
 
-    Below the smallest point it is that point's time: nothing is faster than its latency.
+    Below the smallest size it is that size's time, its latency.
     """
     points = regular(curve.points)
     if size_bytes <= points[0][0]:
@@ -168,7 +168,7 @@ def interpolate(curve: Curve, size_bytes: float) -> float:
 
 @lru_cache(maxsize=256)
 def regular(points: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...]:
-    """Measured points without what only noise makes: a larger message is not faster, nor slower a byte.
+    """Remove noise from measured points: a larger message is neither faster in total nor slower per byte.
 
     Source of the rule: Alpa's tables of collectives (Zheng et al., OSDI 2022) are made monotone in bandwidth likewise.
     """

@@ -1,7 +1,7 @@
 """Times of a share of a layer: measured, scaled from the captured shape, or by a roofline.
 
-`TraceTimes` scales what a trace has measured of a layer at the batch of one GPU. `Roofline` needs no trace. Both are
-replaced share by share by `MeasuredTimes`, where a share has been run alone on a GPU.
+`TraceTimes` scales the times measured in a trace at the batch of one GPU. `Roofline` needs no trace. `MeasuredTimes`
+overrides both for shares that were run alone on a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpusim.plan.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Time of a share's forward and backward pass in ns, and how far off that may be, as a share of it."""
+    """Time of a share's forward and backward pass in ns, and its relative error."""
 
     forward_ns: float
     backward_ns: float
@@ -37,10 +37,10 @@ class PassTimes:
 
 
 class Times(Protocol):
-    """What a share of a layer takes on one GPU."""
+    """Times of shares of layers on one GPU."""
 
     basis: str
-    """What that rests on, in a few words."""
+    """Source of the times, in a few words."""
     by_shape: bool
     """Whether layers of one kind and shape take the same time."""
 
@@ -49,31 +49,31 @@ class Times(Protocol):
         ...
 
     def optimizer_ns(self, weights: float) -> float:
-        """Time to update so many weights."""
+        """Time in ns to update this many weights."""
         ...
 
 
-#: A kernel takes no less, however little it does: an empty kernel of a CUDA graph has 1.5 us by the profiler.
+#: Least time of a kernel: an empty kernel of a CUDA graph takes 1.5 us by the profiler.
 LATENCY_NS: Final = 1500.0
-#: Error of a share's time scaled from another shape, as a share of it, by whether matrices are multiplied: from the
-#: captures of GoogLeNet and Inception-v3 at 8 images to those at 32 (research/2026-11-23-layerwise.md).
+#: Relative error of a share's time scaled from another shape, with and without matrix products: from the captures of
+#: GoogLeNet and Inception-v3 at 8 images to those at 32 (research/2026-11-23-layerwise.md).
 SCALED_ERROR_MATRIX: Final = 0.35
 SCALED_ERROR_OTHER: Final = 0.15
-#: Of a roofline, which knows nothing of kernels: as far as that is from the two captures.
+#: Relative error of a roofline, which knows no kernels: its error on the same two networks.
 ROOFLINE_ERROR: Final = 0.6
 
 
 @dataclass(frozen=True)
 class TraceTimes:
-    """A captured layer's kernels at another shape.
+    """A captured layer's kernels, scaled to another shape.
 
-    Kernels that multiply matrices take more waves of blocks where there is more arithmetic, or more time for more
-    bytes where memory bounds them. Others move bytes in proportion to the output.
+    Matrix kernels need more waves of blocks for more arithmetic, or more time for more bytes if bound by memory. Others
+    move bytes in proportion to the output.
     """
 
     graph: OpGraph
     layers: LayerGraph
-    """As captured: the batch of one GPU."""
+    """Captured layers, at the batch of one GPU."""
 
     basis = "captured layers, scaled"
     by_shape = False
@@ -98,7 +98,7 @@ class TraceTimes:
         return PassTimes(times[0], times[1], error)
 
     def tasks(self, index: int, layer: Layer, share: Share, backward: bool) -> list[Task]:
-        """The kernels of one pass of a share, for the engines."""
+        """Return the kernels of one pass of a share, for the engines."""
         if not all(share.output):
             return []
         captured = self.layers.layers[index]
@@ -107,7 +107,9 @@ class TraceTimes:
         return self.scaled(tasks, work(captured, full), work(layer, share), _elements(share, full))
 
     def scaled(self, tasks: Sequence[Task], before: Work, after: Work, elements: float) -> list[Task]:
-        """Kernels with their blocks, times and traffic at another amount of work; `elements` is that of the output."""
+        """Scale the blocks, times and traffic of kernels to another amount of work; `elements` is the output's
+        ratio.
+        """
         if before == after and elements == 1.0:
             return list(tasks)
         sizes = self._sizes(tasks, before, after, elements)
@@ -129,13 +131,15 @@ class TraceTimes:
         return sizes
 
     def optimizer_ns(self, weights: float) -> float:
-        """See `Times`: the optimizer's kernels stream through weights, so a share of the weights takes that share."""
+        """See `Times`: the optimizer's kernels stream through weights, so time is proportional to them."""
         fixed, moving, total = self._optimizer
         return fixed * (weights > 0) + moving * weights / total if total else 0
 
     @cached_property
     def _optimizer(self) -> tuple[float, float, int]:
-        """What the optimizer takes for each layer with weights, for all weights together beyond that, and weights."""
+        """The optimizer's time per layer with weights, its further time for all weights together, and the number of
+        weights.
+        """
         tasks = self.optimizer_tasks
         whole_ns = sum(task.dur_ns + self.graph.chain_ns for task in tasks)
         fixed = min(LATENCY_NS * len(tasks), whole_ns)
@@ -151,7 +155,7 @@ class TraceTimes:
 
 
 class _Size(NamedTuple):
-    """A kernel at another amount of work: its time, blocks, and how many times the work."""
+    """A kernel at another amount of work: time, blocks, and ratio of work."""
 
     dur_ns: float
     blocks: int
@@ -168,7 +172,7 @@ def _elements(share: Share, full: Share) -> float:
 
 
 def _roof_ratio(before: Work, after: Work, hardware: HardwareModel, dtype: Dtype) -> tuple[float, bool]:
-    """How much more time a roofline gives the new work, and whether memory bounds the old one."""
+    """Ratio of roofline times of the new and old work, and whether memory bounds the old work."""
     peak, bandwidth = hardware.rates.of(dtype), hardware.memory.dram_bytes_per_ns
     old = max(before.flops / peak, before.bytes / bandwidth)
     new = max(after.flops / peak, after.bytes / bandwidth)
@@ -180,11 +184,11 @@ def _wave_ratio(task: Task, blocks: int, hardware: HardwareModel) -> float:
     return waves(msgspec.structs.replace(task, blocks=blocks), sms, hardware) / waves(task, sms, hardware)
 
 
-#: Side of the square of outputs that a block of a matrix product or convolution computes.
+#: Side of the square tile of outputs that a block of a matrix product or convolution computes.
 _TILE: Final = 64
-#: What a kernel reaches of the data sheet's arithmetic and of the bandwidth.
+#: Share of the data sheet's arithmetic and bandwidth that a kernel attains.
 _REACHED: Final = 0.6
-#: Accesses to memory of the optimizer for each weight: weight, gradient and momentum are read, two of them written.
+#: Memory accesses of the optimizer per weight: reads of weight, gradient and momentum, writes of two.
 _OPTIMIZER_ACCESSES: Final = 5
 
 
@@ -192,14 +196,14 @@ _OPTIMIZER_ACCESSES: Final = 5
 class Roofline:
     """Times by arithmetic and traffic, for networks without a trace; `factor` scales all of them.
 
-    Arithmetic runs at the share of the SMs that tiles of the output fill.
+    Arithmetic runs on the share of the SMs that tiles of the output occupy.
     """
 
     hardware: HardwareModel
     dtype: Dtype = "tf32"
     factor: float = 1.0
     optimizer: bool = True
-    """Whether GPUs update their weights; a parameter server does it for them."""
+    """Whether GPUs update their weights, rather than a parameter server."""
 
     basis = "roofline"
     by_shape = True
@@ -226,14 +230,14 @@ class Roofline:
         return moved / (self.hardware.memory.dram_bytes_per_ns * _REACHED) * self.factor if weights else 0.0
 
     def _fill(self, share: Share) -> float:
-        """Share of the SMs in use, averaged over waves of tiles."""
+        """Mean share of the SMs in use over waves of tiles."""
         n, c, h, w = share.output
         tiles = math.ceil(n * h * w / _TILE) * math.ceil(c / _TILE)
         sms = self.hardware.limits.sms
         return tiles / (sms * math.ceil(tiles / sms)) if tiles > sms else max(tiles / sms, 0.25)
 
     def scaled_to(self, graph: LayerGraph, step_ns: float) -> Roofline:
-        """The same with the step of one GPU (without optimizer) taking a known time."""
+        """Return these times scaled so that the step of one GPU (without optimizer) takes a known time."""
         total = sum(
             self.share_ns(index, layer, whole(layer)).total_ns
             if graph.training
@@ -244,7 +248,7 @@ class Roofline:
 
 
 def share_key(layer: Layer, share: Share) -> str:
-    """What a share's time depends on: operations, extents of its part, and how much it reads."""
+    """Key of a share's time: operations, extents of its part, and elements read."""
     ops = "+".join(f"{op.kind}{sorted(op.options.items())}" for op in layer.ops) or layer.name
     gradient = "" if layer.input_gradient else ", no gradient of its input"
     return f"{ops} -> {'x'.join(map(str, share.output))} of {share.input_elements}{gradient}"
@@ -252,14 +256,14 @@ def share_key(layer: Layer, share: Share) -> str:
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Shares measured alone on a GPU; others from the measured shares of the same layer, else from `otherwise`.
+    """Shares measured alone on a GPU; others scaled from measured shares of the layer, else from `otherwise`.
 
-    A share that was not measured is scaled from each that was, by `otherwise`'s ratio. The estimate is their mean,
-    weighted towards the nearest in size, and its error half of how far they are apart.
+    An unmeasured share is scaled from each measured one by `otherwise`'s ratio. The estimate is their mean, weighted
+    towards the nearest in size; its error is half of their spread.
     """
 
     measured: Mapping[str, PassTimes]
-    """By `share_key`."""
+    """Times by `share_key`."""
     shares: Mapping[int, Sequence[Share]]
     """Layer -> its measured shares."""
     otherwise: Times

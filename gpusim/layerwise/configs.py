@@ -1,9 +1,9 @@
-"""Configurations: into how many parts each dimension of a layer is split, and which GPU has which part.
+"""Configurations: the number of parts in each dimension of a layer, and the GPU of each part.
 
-Source: Jia et al. 2018, section 4, table 1. A part is one GPU's; there may be fewer parts than GPUs, and the others
-then have none of that layer. Parts are dealt to GPUs 0, 1, ... with channels running fastest, then width, height and
-samples: parts of one sample are on neighbours, so that on several nodes only samples are split across them where that
-is possible. Parts need not be equal: the first ones have one more.
+Source: Jia et al. 2018, section 4, table 1. Each part belongs to one GPU; with fewer parts than GPUs, the other GPUs
+have none of the layer. Parts are assigned to GPUs 0, 1, ... with channels varying fastest, then width, height and
+samples: parts of one sample are on neighbours, so only samples are split across nodes where possible. Parts may be
+unequal: the first ones then have one more.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gpusim.errors import OptionError
 from gpusim.layerwise.layers import DIMS, Extents, Ints, Layer
 from gpusim.text import shortened, visible
 
-#: From the slowest to the fastest running dimension, as places in `DIMS`: n, h, w, c.
+#: From the slowest to the fastest varying dimension, as indices of `DIMS`: n, h, w, c.
 RUNNING: Final = (0, 2, 3, 1)
 
 
 @dataclass(frozen=True, order=True)
 class Config:
-    """Parts of a layer in each dimension. `replicated`: every GPU computes all of it."""
+    """Number of parts of a layer in each dimension. `replicated`: every GPU computes the whole layer."""
 
     n: int = 1
     c: int = 1
@@ -39,22 +39,22 @@ class Config:
 
     @cached_property
     def _hash(self) -> int:
-        """Kept: tables of costs look configurations up very often."""
+        """Hash, computed once: tables of costs look configurations up very often."""
         return hash((self.n, self.c, self.h, self.w, self.replicated))
 
     @cached_property
     def degrees(self) -> tuple[int, int, int, int]:
-        """Parts in the order of `DIMS`."""
+        """Number of parts in the order of `DIMS`."""
         return self.n, self.c, self.h, self.w
 
     @cached_property
     def parts(self) -> int:
-        """How many GPUs have a part (of a replicated layer: one stands for all)."""
+        """Number of GPUs with a part (1 for a replicated layer)."""
         return prod(self.degrees)
 
     @property
     def replicas(self) -> int:
-        """How many GPUs hold the same part of the weights."""
+        """Number of GPUs that hold the same part of the weights."""
         return self.n * self.h * self.w
 
     def __str__(self) -> str:
@@ -68,10 +68,10 @@ REPLICATED: Final = Config(replicated=True)
 
 @lru_cache(maxsize=4096)
 def configs_of(output: Extents, splits: str, channel_unit: int, gpus: int) -> tuple[Config, ...]:
-    """All configurations of a layer on `gpus` GPUs, fewest parts first.
+    """Return all configurations of a layer on `gpus` GPUs, fewest parts first.
 
-    Degrees are divisors of the number of GPUs, and so is their product. Samples and channels are split evenly, in whole
-    heads or groups; height and width as they come.
+    Each degree and their product divide the number of GPUs. Samples and channels are split evenly, in whole heads or
+    groups; height and width may be split unevenly.
     """
     if not splits:
         return (REPLICATED,)
@@ -102,12 +102,12 @@ def configs_of(output: Extents, splits: str, channel_unit: int, gpus: int) -> tu
 
 
 def layer_configs(layer: Layer, gpus: int) -> tuple[Config, ...]:
-    """`configs_of` a layer of the whole batch."""
+    """Return `configs_of` a layer of the whole batch."""
     return configs_of(layer.output, layer.splits, layer.channel_unit, gpus)
 
 
 def check_config(layer: Layer, config: Config, gpus: int) -> Config:
-    """The configuration, if the layer can have it. Raises `OptionError` with layer, dimension and extent."""
+    """Return the configuration if it is valid for the layer. Raises `OptionError` with layer, dimension and extent."""
     where = f"layer '{shortened(visible(layer.name))}'"
     if config.replicated:
         return config
@@ -132,14 +132,14 @@ def check_config(layer: Layer, config: Config, gpus: int) -> Config:
 
 
 def interval(extent: int, degree: int | Ints, part: Ints) -> tuple[Ints, Ints]:
-    """Part `part` of `degree` of `extent`, as [low, high): the first `extent % degree` parts have one more."""
+    """Return [low, high) of part `part` of `degree`; the first `extent % degree` parts have one more."""
     size, more = extent // degree, extent % degree
     low = part * size + np.minimum(part, more)
     return low, low + size + (part < more)
 
 
 def coordinates(config: Config, devices: Ints) -> Ints:
-    """The part of each device in each dimension of `DIMS`, one row a device; -1 where it has none."""
+    """Index of each device's part in each dimension of `DIMS`, one row per device; -1 without a part."""
     parts = np.full((len(devices), 4), -1, np.int64)
     if config.replicated:
         parts[:] = 0
@@ -154,7 +154,7 @@ def coordinates(config: Config, devices: Ints) -> Ints:
 
 
 def boxes(output: Extents, config: Config, devices: Ints) -> tuple[Ints, Ints]:
-    """Low and high corner of each device's part of a layer's output, one row a device; empty where it has none."""
+    """Low and high corner of each device's part of a layer's output, one row per device; empty without a part."""
     parts = coordinates(config, devices)
     low, high = np.zeros_like(parts), np.zeros_like(parts)
     active = parts[:, 0] >= 0
@@ -165,7 +165,7 @@ def boxes(output: Extents, config: Config, devices: Ints) -> tuple[Ints, Ints]:
 
 
 def needed(layer: Layer, number: int, low: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """What parts [low, high) of a layer's output need of its input `number`, halos included."""
+    """Return the box of input `number`, halos included, that parts [low, high) of a layer's output need."""
     edge = layer.inputs[number]
     first, last = np.zeros_like(low), np.zeros_like(high)
     for place, need in enumerate(edge.needs):
@@ -177,19 +177,19 @@ def needed(layer: Layer, number: int, low: Ints, high: Ints) -> tuple[Ints, Ints
 
 
 def volume(low: Ints, high: Ints) -> Ints:
-    """Elements of boxes."""
+    """Number of elements of each box."""
     sizes: Ints = np.maximum(high - low, 0).prod(axis=-1)
     return sizes
 
 
 def largest_share(output: Extents, config: Config) -> Extents:
-    """Extents of the largest part, which GPU 0 has."""
+    """Extents of the largest part, on GPU 0."""
     n, c, h, w = (-(-extent // degree) for extent, degree in zip(output, config.degrees, strict=True))
     return n, c, h, w
 
 
 def same_weights(config: Config, gpus: Iterable[int]) -> dict[int, list[int]]:
-    """Part of the channels -> the GPUs that hold these weights, of those given."""
+    """Return part of the channels -> the given GPUs that hold its weights."""
     devices = np.array(list(gpus), np.int64)
     groups: dict[int, list[int]] = {}
     for device, part in zip(devices, coordinates(config, devices), strict=True):

@@ -1,14 +1,14 @@
 """A step of torch's DistributedDataParallel: data parallelism as its reducer runs it.
 
-What it adds to the kernels of one GPU, from its documentation and code (torch/nn/parallel/distributed.py, reducer.cpp):
+It adds to the kernels of one GPU, by its documentation and code (torch/nn/parallel/distributed.py, reducer.cpp):
 
-- gradients are copied into buckets as they become ready, one kernel a parameter, and back at the end;
-- a bucket is summed once all of it is there: the first has 1 MiB, the others 25 MiB (`bucket_cap_mb`); parameters
-  are in the opposite order of the forward pass;
-- before the forward pass, buffers (BatchNorm's) are sent from rank 0: joined to one tensor, sent, copied one by one.
+- gradients are copied into buckets as they become ready, one kernel per parameter, and back at the end;
+- a bucket is summed once it is complete: the first has 1 MiB, the others 25 MiB (`bucket_cap_mb`); parameters
+  are in reverse order of the forward pass;
+- before the forward pass, buffers (BatchNorm's) are sent from rank 0: concatenated, sent, copied one by one.
 
-On one GPU there is nothing of it. The host's time is not in it: a step whose launches are slower than its kernels
-takes longer.
+On one GPU it adds nothing. The host's time is not included: a step whose launches are slower than its kernels takes
+longer.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _BUFFERS: Final = 3
 
 
 def lower_ddp(problem: Problem) -> Lowered:
-    """The tasks of one forward and backward pass under DistributedDataParallel, without optimizer."""
+    """Return the tasks of one forward and backward pass under DistributedDataParallel, without optimizer."""
     choice = data_parallel(problem.graph, problem.gpus)
     roles, all_roles = roles_of(problem, choice)
     return _Ddp(problem, choice, roles).run(all_roles)
 
 
 def ddp_step_ns(problem: Problem, alone: Problem, alone_ns: float) -> float:
-    """A step under DistributedDataParallel, from the measured time of the same step on one GPU.
+    """Predict a step under DistributedDataParallel from the measured time of the same step on one GPU.
 
-    What the engine adds between one GPU (`alone`) and several is added to the measured time, so that what eager
-    launches cost is in both alike.
+    The simulated difference between several GPUs and one (`alone`) is added to the measured time, so that both include
+    the cost of eager launches.
     """
     engine = engine_by_name("fast")
     several, one = (engine.run(lower_ddp(each).plan, each.hardware).makespan_ns for each in (problem, alone))
@@ -52,7 +52,7 @@ def ddp_step_ns(problem: Problem, alone: Problem, alone_ns: float) -> float:
 
 
 def parameters_of(layer: Layer) -> int:
-    """Parameter tensors of a layer, by its operations."""
+    """Number of parameter tensors of a layer, by its operations."""
     count = 0
     for op in layer.ops:
         count += int(op.kind in ("convolution", "linear")) + int(bool(op.options.get("bias")))
@@ -62,7 +62,7 @@ def parameters_of(layer: Layer) -> int:
 
 class _Ddp(Lowering):
     def before(self) -> None:
-        """Buffers come from rank 0."""
+        """Broadcast buffers from rank 0."""
         norms = [layer for layer in self.graph.layers if layer.statistics]
         if not norms or self.problem.gpus < 2:
             return
@@ -70,7 +70,7 @@ class _Ddp(Lowering):
         for number in range(len(self.roles)):
             self.launch(number, self._copy(size), "forward", -1)
         who = members(range(self.problem.gpus), self.topology.gpus_per_node)
-        # A broadcast moves each byte once over each link, as an all-gather of as much does.
+        # A broadcast moves each byte once over each link, like an all-gather of the same size.
         dur_ns = time_ns(self.topology, "all_gather", size, who)
         self.collective(list(range(len(self.roles))), dur_ns, float(size), "transfer", -1)
         for layer in norms:
@@ -79,7 +79,7 @@ class _Ddp(Lowering):
                     self.launch(number, self._copy(layer.statistics * layer.element_bytes // 2), "forward", -1)
 
     def backward(self) -> None:
-        """Gradients go into buckets, which are summed beside the rest of the backward pass, and come back."""
+        """Copy gradients into buckets, all-reduce these during the backward pass, and copy them back."""
         everyone = list(range(len(self.roles)))
         syncs: dict[int, list[int]] = {number: [] for number in everyone}
         held, limit = 0, FIRST_BUCKET_BYTES
@@ -113,7 +113,7 @@ class _Ddp(Lowering):
             syncs[number] += tasks
 
     def _copies(self, index: int, layer: Layer) -> None:
-        """One kernel a parameter; the weights' own has nearly all bytes."""
+        """Return one copy kernel per parameter; the weight's has nearly all bytes."""
         if self.problem.gpus < 2:
             return
         for number in range(len(self.roles)):

@@ -1,7 +1,8 @@
-"""A plan as placements of torch's DTensor, and as a plan for `parallelize_module`; what they cannot say is named.
+"""A plan as placements of torch's DTensor and as a plan for `parallelize_module`, with notes on what they cannot
+express.
 
-No torch is needed: placements are text, `Shard(0)` and `Replicate()`, in the order of the mesh's dimensions. A mesh of
-several dimensions has one for each prime factor of the number of GPUs, so any split by factors of it is one.
+No torch is needed: placements are text, `Shard(0)` and `Replicate()`, in the order of the mesh's dimensions. A mesh has
+one dimension for each prime factor of the number of GPUs, so it can express a split by any of its factors.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from gpusim.layerwise.layers import Layer, LayerGraph
 
 #: Dimension of an output tensor by letter: of an image, or of rows of features.
 _TENSOR_DIMS: Final = {"n": 0, "c": 1, "h": 2, "w": 3}
-#: Splits run from the slowest to the fastest: as GPUs are numbered.
+#: Splits from the slowest to the fastest varying dimension, as GPUs are numbered.
 _ORDER: Final = ("n", "h", "w", "c")
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One layer's placements: of its output, and of its weights; empty where DTensor cannot say it."""
+    """Placements of one layer's output and weights; empty if DTensor cannot express them."""
 
     layer: str
     path: str
     output: tuple[str, ...]
     weights: tuple[str, ...]
     cannot: str
-    """What DTensor cannot say, empty where it can all."""
+    """Reason why DTensor cannot express it; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Exported:
 
 
 def export_dtensor(graph: LayerGraph, choice: Choice, gpus: int) -> Exported:
-    """The placements of a plan."""
+    """Return the placements of a plan."""
     mesh = tuple(_primes(gpus)) or (1,)
     placed = tuple(_placed(layer, config, mesh, gpus) for layer, config in zip(graph.layers, choice, strict=True))
     styles = {
@@ -68,7 +69,7 @@ def _placed(layer: Layer, config: Config, mesh: tuple[int, ...], gpus: int) -> P
 
 
 def _letters(config: Config, mesh: tuple[int, ...]) -> list[str]:
-    """The dimension that each dimension of the mesh splits."""
+    """Return the tensor dimension that each dimension of the mesh splits."""
     letters: list[str] = []
     for letter in _ORDER:
         letters += [letter] * len(_primes(getattr(config, letter)))
@@ -77,7 +78,7 @@ def _letters(config: Config, mesh: tuple[int, ...]) -> list[str]:
 
 
 def _cannot(layer: Layer, config: Config, gpus: int) -> str:
-    """Why DTensor cannot say it, empty where it can."""
+    """Return the reason why DTensor cannot express a configuration; empty if it can."""
     if config.replicated:
         return ""
     if 1 < config.parts < gpus:

@@ -1,13 +1,13 @@
-"""The exact search: the choice of one configuration a layer with the least sum of costs over layers and edges.
+"""The exact search: one configuration for each layer, with the least sum of costs over layers and edges.
 
-Source: Jia et al. 2018, section 5.2. A layer between two others is eliminated: for each pair of their configurations
-the best one of its own is remembered, and its cost becomes an edge's (node elimination). Edges between the same two
-layers are added up (edge elimination). Both keep the optimum. What remains, two layers for the networks of the paper,
-is enumerated, and eliminations are undone with what was remembered.
+Source: Jia et al. 2018, section 5.2. A layer between two others is eliminated: its best configuration for each pair of
+theirs is stored, and its cost is added to an edge between them (node elimination). Edges between the same two layers
+are summed (edge elimination). Both preserve the optimum. The remaining layers (two for the networks of the paper) are
+enumerated, and eliminations are undone with the stored configurations.
 
-A graph that does not reduce is treated alike with layers of more neighbours, as long as the table fits
-(`MOST_ENTRIES`): bucket elimination (Dechter, "Bucket Elimination", AI 113, 1999), still exact. Beyond that the result
-is bounded: a lower bound from smaller tables (mini-buckets), and a choice improved layer by layer.
+A graph that does not reduce is handled by eliminating layers with more neighbours, while tables fit (`MOST_ENTRIES`):
+bucket elimination (Dechter, "Bucket Elimination", AI 113, 1999), still exact. Beyond that the result is bounded: a
+lower bound from smaller tables (mini-buckets), and a choice improved layer by layer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gpusim.layerwise.communication import Floats
 
 #: Entries of the largest table: 128 MiB of doubles.
 MOST_ENTRIES: Final = 1 << 24
-#: Entries of a sum over three layers that are made at a time.
+#: Entries of a sum over three layers computed at a time.
 _PIECE: Final = 1 << 22
-#: Rounds of improvement layer by layer, where the result is bounded.
+#: Rounds of improvement layer by layer, for a bounded result.
 _ROUNDS: Final = 50
 
 Pair = tuple[int, int]
@@ -32,24 +32,24 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The best choice found: `choice[i]` is the number of layer i's configuration."""
+    """The best choice found: `choice[i]` is the index of layer i's configuration."""
 
     choice: tuple[int, ...]
     cost_ns: float
     bound_ns: float
-    """No choice is better; equal to the cost where the result is exact."""
+    """Lower bound on the cost of any choice; equal to the cost if exact."""
     kernel: int
-    """Layers that were left to enumerate."""
+    """Number of layers left to enumerate."""
 
     @property
     def exact(self) -> bool:
-        """Whether the choice is proved to be the best."""
+        """Whether the choice is proved optimal."""
         return self.bound_ns >= self.cost_ns * (1 - 1e-12)
 
 
 @dataclass(frozen=True, slots=True)
 class Eliminated:
-    """A layer that is gone: its neighbours, and its best configuration for each of theirs."""
+    """An eliminated layer: its neighbours, and its best configuration for each of theirs."""
 
     node: int
     neighbours: tuple[int, ...]
@@ -57,7 +57,7 @@ class Eliminated:
 
 
 def solve(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], most_entries: int = MOST_ENTRIES) -> Solution:
-    """The best choice for costs of layers and of edges (i < j)."""
+    """Return the best choice for costs of layers and of edges (i < j)."""
     costs = [np.array(each, np.float64) for each in nodes]
     links: dict[int, dict[int, Floats]] = {index: {} for index in range(len(costs))}
     for (first, second), table in edges.items():
@@ -74,13 +74,13 @@ def solve(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], most_entries: i
 
 
 def cost_of(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], choice: Sequence[int]) -> float:
-    """The sum of costs of a choice."""
+    """Return the total cost of a choice."""
     total = sum(float(costs[choice[index]]) for index, costs in enumerate(nodes))
     return total + sum(float(table[choice[first], choice[second]]) for (first, second), table in edges.items())
 
 
 def _add_edge(links: dict[int, dict[int, Floats]], first: int, second: int, table: Floats) -> None:
-    """Edge elimination: tables between the same layers are added up."""
+    """Edge elimination: sum the tables between the same layers."""
     if second in links[first]:
         table = links[first][second] + table
     links[first][second] = table
@@ -88,7 +88,7 @@ def _add_edge(links: dict[int, dict[int, Floats]], first: int, second: int, tabl
 
 
 def _reduce(costs: list[Floats], links: dict[int, dict[int, Floats]]) -> tuple[list[Eliminated], int]:
-    """Eliminate layers of at most two neighbours until two layers are left; how many are left."""
+    """Eliminate layers with at most two neighbours until two are left; returns eliminations and layers left."""
     gone: list[Eliminated] = []
     ready = [node for node in links if len(links[node]) <= 2]
     while ready and len(links) > 2:
@@ -116,7 +116,7 @@ def _reduce(costs: list[Floats], links: dict[int, dict[int, Floats]]) -> tuple[l
 
 
 def between(left: Floats, costs: Floats, right: Floats) -> tuple[Floats, np.ndarray]:
-    """Node elimination (equation 2): the least of left[i, j] + costs[j] + right[j, k] over j, and which j."""
+    """Node elimination (equation 2): the least of left[i, j] + costs[j] + right[j, k] over j, and its j."""
     rows, columns = left.shape[0], right.shape[1]
     table = np.empty((rows, columns))
     best = np.empty((rows, columns), np.int32)
@@ -132,9 +132,9 @@ def between(left: Floats, costs: Floats, right: Floats) -> tuple[Floats, np.ndar
 def _eliminate_many(
     costs: list[Floats], links: dict[int, dict[int, Floats]], gone: list[Eliminated], most_entries: int
 ) -> bool:
-    """Bucket elimination of all but two layers; whether all tables fit.
+    """Bucket elimination of all but two layers; returns whether all tables fit.
 
-    Tables over more than two layers are kept apart until these are gone. `costs` and `links` become what is left.
+    Tables over more than two layers are stored separately until these are gone. Updates `costs` and `links`.
     """
     factors: list[tuple[tuple[int, ...], Floats]] = []
     for first, others in links.items():
@@ -173,7 +173,7 @@ def _scope_size(node: int, factors: Sequence[tuple[tuple[int, ...], Floats]], co
 
 
 def _sum(factors: Sequence[tuple[tuple[int, ...], Floats]], scope: tuple[int, ...], costs: Sequence[Floats]) -> Floats:
-    """The sum of tables, each over some of the layers of `scope`."""
+    """Sum tables, each over some of the layers of `scope`."""
     total = np.zeros([len(costs[node]) for node in scope])
     for members, table in factors:
         places = [scope.index(node) for node in members]
@@ -186,7 +186,7 @@ def _sum(factors: Sequence[tuple[tuple[int, ...], Floats]], scope: tuple[int, ..
 
 
 def _enumerate(costs: Sequence[Floats], links: Mapping[int, Mapping[int, Floats]]) -> dict[int, int]:
-    """The best choice of the two layers that are left (or of one)."""
+    """Return the best choice of the two layers that are left (or of one)."""
     left = sorted(links)
     if len(left) == 1:
         return {left[0]: int(costs[left[0]].argmin())}
@@ -199,14 +199,14 @@ def _enumerate(costs: Sequence[Floats], links: Mapping[int, Mapping[int, Floats]
 
 
 def _bounded(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], kernel: int) -> Solution:
-    """A choice improved layer by layer from two starts, with a lower bound."""
+    """Improve a choice layer by layer from two starts, with a lower bound."""
     starts = [tuple(int(costs.argmin()) for costs in nodes), _first_come(nodes, edges)]
     best = min((_improved(nodes, edges, start) for start in starts), key=lambda each: cost_of(nodes, edges, each))
     return Solution(best, cost_of(nodes, edges, best), lower_bound(nodes, edges), kernel)
 
 
 def _first_come(nodes: Sequence[Floats], edges: Mapping[Pair, Floats]) -> tuple[int, ...]:
-    """Each layer in order takes what is best with those before it."""
+    """Choose for each layer in order the best configuration given the earlier ones."""
     chosen: list[int] = []
     before: dict[int, list[tuple[int, Floats]]] = {}
     for (first, second), table in edges.items():
@@ -238,9 +238,9 @@ def _improved(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], start: Sequ
 
 
 def lower_bound(nodes: Sequence[Floats], edges: Mapping[Pair, Floats]) -> float:
-    """A sum that no choice is below: mini-buckets of at most two neighbours.
+    """Lower bound on the cost of any choice: mini-buckets of at most two neighbours.
 
-    Each layer is eliminated with its neighbours two at a time, as if it could choose anew for each two; its own costs
+    Each layer is eliminated with two neighbours at a time, as if it could choose anew for each pair; its own costs
     count once.
     """
     costs = [np.array(each, np.float64) for each in nodes]
@@ -269,7 +269,7 @@ def lower_bound(nodes: Sequence[Floats], edges: Mapping[Pair, Floats]) -> float:
 
 
 def enumerate_all(nodes: Sequence[Floats], edges: Mapping[Pair, Floats]) -> Solution:
-    """The best choice by looking at every one: the check of the search on small graphs."""
+    """Return the best choice by enumeration, to check the search on small graphs."""
     best: tuple[float, tuple[int, ...]] | None = None
     for flat in range(int(np.prod([len(costs) for costs in nodes]))):
         choice, rest = [], flat

@@ -1,4 +1,4 @@
-"""All of it together: layers, costs, the fixed plans, the search, and each plan on an engine."""
+"""The whole exploration: layers, costs, fixed plans, the search, and each plan on an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpusim.units import counted, format_bytes, format_ns
 
 Objective = Literal["simulated", "additive"]
 
-#: Plans of the search that are simulated, and further ones made of two of them.
+#: Plans of the search that are simulated, and most further plans that combine two of them.
 BEST_PLANS: Final = 4
 MIXED_PLANS: Final = 12
 
@@ -42,7 +42,7 @@ class LayerRow:
     config: Config
     cost: LayerCost
     transfer_ns: float
-    """Of its inputs, in both directions."""
+    """Bytes of its inputs moved in both directions."""
     memory_bytes: int
     """On GPU 0."""
 
@@ -52,23 +52,23 @@ class PlanResult:
     """A plan with its times."""
 
     name: str
-    """`data`, `model`, `owt`, `layer`, or the name of a plan that was given."""
+    """`data`, `model`, `owt`, `layer`, or the name of a given plan."""
     choice: Choice
     additive_ns: float
-    """Sum of the costs of layers and edges: nothing overlaps."""
+    """Sum of the costs of layers and edges, without overlap."""
     makespan: Makespan
-    """On the engine."""
+    """Simulated time on the engine."""
     compute_ns: float
     """Parts of the sum."""
     transfer_ns: float
     sync_ns: float
     transfer_bytes: int
-    """Over all links in a step."""
+    """Bytes over all links in a step."""
     sync_bytes: int
     memory_bytes: int
     """On GPU 0."""
     error_ns: float
-    """How far off the computation may be, by the estimates of its shares."""
+    """Estimated relative error of the computation, from those of its shares."""
     roles: int
     all_roles: bool
 
@@ -79,20 +79,20 @@ class PlanResult:
 
     @property
     def bytes(self) -> int:
-        """Moved over all links in a step."""
+        """Bytes over all links in a step."""
         return self.transfer_bytes + self.sync_bytes
 
 
 @dataclass(frozen=True, repr=False)
 class Parallel:
-    """Plans of one step on several GPUs, the layer-wise one last."""
+    """Plans of one step on several GPUs, the layer-wise plan last."""
 
     problem: Problem
     plans: tuple[PlanResult, ...]
     searched: Searched
-    """The search by the sum of costs."""
+    """Result of the search by sum of costs."""
     communication: Basis
-    """What times of collectives rest on: the weakest of those that plans use."""
+    """Source of the times of collectives: the weakest among those that plans use."""
     notes: tuple[str, ...]
 
     @property
@@ -101,7 +101,7 @@ class Parallel:
         return next(plan for plan in self.plans if plan.name == "layer")
 
     def plan(self, name: str) -> PlanResult:
-        """A plan by its name."""
+        """Return a plan by its name."""
         return next(plan for plan in self.plans if plan.name == name)
 
     @property
@@ -113,15 +113,15 @@ class Parallel:
         return self.problem.graph.name
 
     def rows(self, name: str = "layer") -> tuple[LayerRow, ...]:
-        """A plan layer by layer."""
+        """Return the layers of a plan with their costs."""
         return layer_rows(self.problem, self.plan(name).choice)
 
     def document(self, name: str = "layer") -> ParallelPlan:
-        """A plan as a document."""
+        """Return a plan as a document."""
         return to_document(self.problem.graph, self.gpus, self.plan(name).choice, name)
 
     def timeline(self, name: str = "layer", engine: str = DEFAULT_ENGINE) -> SimulatedPlan:
-        """A plan's tasks on an engine."""
+        """Simulate a plan's tasks on an engine."""
         return simulate_plan(self.problem, self.plan(name).choice, engine)
 
     def __repr__(self) -> str:
@@ -150,7 +150,7 @@ def explore_plans(
     given: Mapping[str, Callable[[LayerGraph], Choice]] | None = None,
     report: Callable[[str, float], None] = lambda stage, share: None,
 ) -> Parallel:
-    """The plans of a captured step; its batch is that of one GPU.
+    """Compare plans of a captured step, whose batch is that of one GPU.
 
     `given` has further plans, each a function of the layers of the whole batch. Raises `TopologyError`, `OptionError`.
     """
@@ -173,7 +173,7 @@ def explore_problem(
     given: Mapping[str, Callable[[LayerGraph], Choice]] | None = None,
     report: Callable[[str, float], None] = lambda stage, share: None,
 ) -> Parallel:
-    """The same for layers that are known already."""
+    """Compare plans for a given layer graph."""
     fixed = {name: plan(problem.graph, problem.gpus) for name, plan in FIXED_PLANS.items()}
     fixed |= {name: plan(problem.graph) for name, plan in (given or {}).items()}
     report("search", 0.1)
@@ -211,7 +211,7 @@ def explore_problem(
 def _mixed(
     best: Choice, others: list[Choice], time_ns: Callable[[Choice], float], fits: Callable[[Choice], bool]
 ) -> Choice:
-    """The best plan with stretches of layers as other plans have them, where that is faster."""
+    """Return the best plan with stretches of layers taken from other plans, if that is faster."""
     tried = 0
     for other in others:
         for first, last in _stretches(best, other):
@@ -227,7 +227,7 @@ def _mixed(
 
 
 def _stretches(one: Choice, other: Choice) -> list[tuple[int, int]]:
-    """Where two plans differ, as [first, last)."""
+    """Return where two plans differ, as [first, last)."""
     stretches: list[tuple[int, int]] = []
     for index, (a, b) in enumerate(zip(one, other, strict=True)):
         if a == b:
@@ -280,7 +280,7 @@ def layer_rows(problem: Problem, choice: Choice) -> tuple[LayerRow, ...]:
 
 
 def _weakest(problem: Problem, choice: Choice) -> Basis:
-    """What the collectives of a plan rest on."""
+    """Return the weakest source of times among a plan's collectives."""
     order: tuple[Basis, ...] = ("measured", "scaled", "links")
     groups = {config.parts for config in choice if config.parts > 1} | {problem.gpus}
     bases = [

@@ -1,7 +1,7 @@
 """Plans that follow a rule instead of a search: data parallelism, model parallelism, "one weird trick".
 
 Source of the rules: Jia et al. 2018, section 6; Krizhevsky, "One weird trick for parallelizing convolutional neural
-networks", 2014. A dimension that a layer cannot split into as many parts gets the most that divide it.
+networks", 2014. A dimension that cannot be split into as many parts is split into the most that divide it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Choice = tuple[Config, ...]
 
 
 def data_parallel(graph: LayerGraph, gpus: int) -> Choice:
-    """Every layer by samples."""
+    """Split every layer by samples."""
     return tuple(_most(layer, gpus, "n") for layer in graph.layers)
 
 
 def model_parallel(graph: LayerGraph, gpus: int) -> Choice:
-    """The weights of every layer over all GPUs; layers that cannot split channels by samples."""
+    """Split the weights of every layer over all GPUs; layers that cannot split channels are split by samples."""
     return tuple(_most(layer, gpus, "c" if "c" in layer.splits else "n") for layer in graph.layers)
 
 
 def one_weird_trick(graph: LayerGraph, gpus: int) -> Choice:
-    """Fully connected layers by channels, all others by samples."""
+    """Split fully connected layers by channels, all others by samples."""
     return tuple(_most(layer, gpus, "c" if layer.kind == "linear" else "n") for layer in graph.layers)
 
 

@@ -1,4 +1,4 @@
-"""What the dimensions of a traced tensor mean: samples, channels, height, width, through views and transposes.
+"""The meaning of a traced tensor's dimensions (samples, channels, height, width) through views and transposes.
 
 A dimension is a row of atoms, each a letter with a size. `[[n4, h192], [c768]]` is a matrix of 4 samples x 192
 positions by 768 features; viewed as (4, 192, 12, 64) it is `[[n4], [h192], [c12], [c64]]`, twelve heads of 64 features.
@@ -46,14 +46,14 @@ def image(shape: Sequence[int]) -> Frame:
     return Frame(tuple(((letter, size),) for letter, size in zip("nchw", shape, strict=True)))
 
 
-#: What dimensions mean, by how many there are: features, sequences of features, images, volumes.
+#: Meaning of dimensions by their number: features, sequences of features, images, volumes.
 _RESULTS: Final = {1: "n", 2: "nc", 3: "nhc", 4: "nchw", 5: "ncwhw"}
-#: The letter of what is merged into the first dimension besides samples.
+#: The letter of atoms other than samples that are merged into the first dimension.
 _MORE: Final = {1: "h", 2: "h", 3: "w", 4: "w", 5: "w"}
 
 
 def of_input(shape: Sequence[int], batch: int, integers: bool) -> Frame | None:
-    """The frame of an input of the step; None where its first dimension is not the batch."""
+    """Return the frame of an input of the step; None if its first dimension is not the batch."""
     if not shape or shape[0] != batch:
         return None
     if integers and len(shape) == 2:
@@ -62,9 +62,9 @@ def of_input(shape: Sequence[int], batch: int, integers: bool) -> Frame | None:
 
 
 def by_rank(shape: Sequence[int], batch: int) -> Frame | None:
-    """The frame of a result whose dimensions are not known: samples first, the others named as an input's would be.
+    """Guess the frame of a result of unknown dimensions: samples first, the others named like an input's.
 
-    What is split by samples alone may be named in any way. None where the batch does not divide the first dimension.
+    The names do not matter for splits by samples. None if the batch does not divide the first dimension.
     """
     if not shape or shape[0] % batch or len(shape) > len(_RESULTS):
         return None
@@ -74,7 +74,7 @@ def by_rank(shape: Sequence[int], batch: int) -> Frame | None:
 
 
 def viewed(frame: Frame, shape: Sequence[int]) -> Frame | None:
-    """The frame of a view of another shape; None where a dimension cuts through an atom."""
+    """Return the frame of a view of another shape; None if a dimension cuts through an atom."""
     atoms = [atom for row in frame.rows for atom in row if atom[1] > 1]
     single = ("n", 1) in [atom for row in frame.rows for atom in row]
     rows: list[Row] = []
@@ -103,12 +103,12 @@ def viewed(frame: Frame, shape: Sequence[int]) -> Frame | None:
 
 
 def permuted(frame: Frame, order: Sequence[int]) -> Frame:
-    """Dimensions in another order."""
+    """Return the frame with its dimensions in another order."""
     return Frame(tuple(frame.rows[dimension] for dimension in order))
 
 
 def with_row(frame: Frame, dimension: int, row: Row) -> Frame:
-    """Another row in one dimension."""
+    """Return the frame with one dimension replaced."""
     rows = list(frame.rows)
     rows[dimension] = row
     return Frame(tuple(rows))

@@ -1,8 +1,8 @@
 """The layer graph of a captured step.
 
-Each forward operator is a layer, but views, and but what only follows another one: BatchNorm, activations and other
-pointwise operators on a layer's output that nobody else reads are part of that layer, since they are split as it is.
-Backward operators belong to the layer whose weights or results they read, else to the last one with their module path.
+Each forward operator is a layer, except views and followers: BatchNorm, activations and other pointwise operators that
+alone read a layer's output are part of that layer, since they are split like it. Backward operators belong to the layer
+whose weights or results they read, else to the last one with their module path.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Layer, LayerG
 from gpusim.layerwise.op_programs import first_program, following_program, is_part_of_loss
 from gpusim.trace.element_sizes import DTYPE_BYTES
 
-#: Layers without a rule that a note names.
+#: Most layers without a rule that a note names.
 _NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """Who made a tensor (a layer, `BATCH`, or None for constants and weights) and what its dimensions mean."""
+    """The producer of a tensor (a layer, `BATCH`, or None for constants and weights) and the meaning of its
+    dimensions.
+    """
 
     layer: int | None
     frame: Frame | None
@@ -36,7 +38,7 @@ class _Value:
 
 @dataclass(slots=True)
 class _Draft:
-    """A layer being put together."""
+    """A layer under construction."""
 
     layer: Layer
     frame: Frame | None
@@ -46,11 +48,11 @@ class _Draft:
     weights: set[int] = field(default_factory=set)
     """Tensors of its parameters."""
     runs: bool = True
-    """Whether the executor runs all of its operations."""
+    """Whether the executor supports all of its operations."""
 
 
 def layers_of(trace: Trace) -> LayerGraph:
-    """The layer graph of a captured step. Raises `OptionError` for an imported one, which has no tensors."""
+    """Return the layer graph of a captured step. Raises `OptionError` for an imported one, which has no tensors."""
     if trace.provenance.imported_from is not None:
         kind = trace.provenance.imported_from.format
         raise OptionError(f"'{trace.name}' was imported ({kind}) and has no tensors: layers need a captured step")
@@ -74,7 +76,7 @@ def layers_of(trace: Trace) -> LayerGraph:
 
 
 def _notes(layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Which layers have no rule."""
+    """Name the layers without a rule."""
     without = [layer for layer in layers if not layer.splits]
     if not without:
         return ()
@@ -84,7 +86,7 @@ def _notes(layers: Sequence[Layer]) -> tuple[str, ...]:
 
 
 class _Reader:
-    """Goes through the forward pass op by op."""
+    """A pass over the forward ops that builds the layers."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace, self.batch = trace, trace.model.batch
@@ -131,7 +133,7 @@ class _Reader:
             self.values[output] = _Value(value.layer, frame)
 
     def _follows(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> int | None:
-        """The layer that the op is part of, or None."""
+        """Return the layer that the op is part of, or None."""
         owners = [value.layer for _, value in from_layers]
         if self._is_loss(max(layer for layer in owners if layer is not None)):
             scalar = all(not self.trace.tensors[t].shape for t in op.outputs if t is not None)
@@ -199,7 +201,7 @@ class _Reader:
                 draft.weights |= parameters_of(self.trace, tensor)
 
     def _give(self, op: Op, layer: int, frame: Frame | None) -> None:
-        """The op's results are the layer's; so is what shares the memory of those that it changes."""
+        """Assign the op's results to the layer, with all views of tensors that it changes."""
         changed = {self.trace.tensors[t].storage for t in op.writes if t in self.values}
         for output in op.outputs:
             if output is not None:
@@ -210,7 +212,7 @@ class _Reader:
                 self.values[tensor] = _Value(layer, value.frame)
 
     def _layer(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> tuple[Frame | None, Layer]:
-        """The layer that an operator begins, and the frame of its result."""
+        """Return the layer that an operator begins, and the frame of its result."""
         trace = self.trace
         output = next((t for t in op.outputs if t is not None), op.writes[0] if op.writes else None)
         shape = trace.tensors[output].shape if output is not None else ()
@@ -235,7 +237,7 @@ class _Reader:
         )
 
     def _edges(self, from_layers: list[tuple[int, _Value]], rule: Rule) -> tuple[Edge, ...]:
-        """Edges to the layers of the inputs; where no rule says otherwise, a sample needs all of its sample."""
+        """Return edges to the layers of the inputs; without a rule, a sample needs all of the same sample."""
         edges = []
         for number, (_, value) in enumerate(from_layers):
             assert value.layer is not None
@@ -255,7 +257,7 @@ class _Reader:
 
 
 def _readers(trace: Trace) -> dict[int, int]:
-    """Forward ops that read each tensor, or a view of it, before it is changed in place."""
+    """Count the forward ops that read each tensor, or a view of it, before it is changed in place."""
     root: dict[int, int] = {}
     version: Counter[int] = Counter()
     count: Counter[tuple[int, int]] = Counter()
@@ -275,12 +277,12 @@ def _readers(trace: Trace) -> dict[int, int]:
             base = root.get(tensor, tensor)
             version[base] += 1
             first_version.setdefault(base, version[base])
-    # A tensor that is written once when it is made, and then in place, is read anew after each change.
+    # A tensor that is written in place after its creation has new readers after each change.
     return {base: max(n for (b, _), n in count.items() if b == base) for base in {b for b, _ in count}} if count else {}
 
 
 def _weight_elements(trace: Trace, drafts: Sequence[_Draft]) -> list[int]:
-    """Elements of each layer's parameters; one that several layers use counts with the first."""
+    """Elements of each layer's parameters; a parameter shared by layers counts for the first."""
     seen: set[int] = set()
     elements = []
     for draft in drafts:
@@ -291,7 +293,7 @@ def _weight_elements(trace: Trace, drafts: Sequence[_Draft]) -> list[int]:
 
 
 def _assign_backward(trace: Trace, drafts: Sequence[_Draft]) -> None:
-    """Give each backward op to a layer."""
+    """Assign each backward op to a layer."""
     by_weight = {trace.tensors[t].storage: number for number, draft in enumerate(drafts) for t in draft.weights}
     maker: dict[int, int] = {}
     by_path: dict[str, list[int]] = {}
@@ -318,9 +320,9 @@ def _assign_backward(trace: Trace, drafts: Sequence[_Draft]) -> None:
 
 
 def _incremental(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Concatenations that begin with what an earlier one has take that one's result instead.
+    """Let concatenations that begin with the inputs of an earlier one use its result instead.
 
-    The values are the same, and a network whose layers concatenate all before them (DenseNet) then reduces.
+    The values are the same, and a network whose layers concatenate all earlier ones (DenseNet) then reduces.
     """
     seen: dict[tuple[int, ...], int] = {}
     result: list[Layer] = []

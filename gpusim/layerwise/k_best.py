@@ -1,9 +1,9 @@
-"""The k best choices, each proved to be the next best.
+"""The k best choices, in proved order.
 
-What each configuration of each layer costs at least, all others at their best (its min-marginal), follows from the
-eliminations of `gpusim.layerwise.eliminate` read backwards. The next best choice differs from the best in one layer at
-least, so it has the least of the min-marginals off the best. The space is then split in two: with that configuration of
-that layer, and without it (Nilsson, "An efficient algorithm for finding the M most probable configurations", 1998).
+The least cost with each configuration of each layer (its min-marginal) follows from the eliminations of
+`gpusim.layerwise.eliminate` in reverse. The next best choice differs from the best in at least one layer, so its cost
+is the least min-marginal outside the best. The space is then split in two: with that configuration of that layer, and
+without it (Nilsson, "An efficient algorithm for finding the M most probable configurations", 1998).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from gpusim.layerwise.communication import Floats
 from gpusim.layerwise.eliminate import Pair, between, cost_of, solve
 
-#: Costs more than any choice; sums of them stay finite.
+#: Above the cost of any choice, while sums of it stay finite.
 FORBIDDEN: Final = 1e30
 _PIECE: Final = 1 << 22
 NO_TABLE: Final = np.zeros((0, 0))
@@ -33,7 +33,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """A part of all choices: its best one, and what the next best costs, in which layer and configuration."""
+    """A subset of all choices: its best one, and the cost, layer and configuration of its second best."""
 
     nodes: tuple[Floats, ...]
     best: Ranked
@@ -43,7 +43,7 @@ class _Space:
 
 
 def k_best(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], count: int) -> list[Ranked]:
-    """The `count` best choices, best first; fewer where there are no more, one where the graph does not reduce."""
+    """Return the `count` best choices, best first; fewer if there are no more, one if the graph does not reduce."""
     first = solve(nodes, edges)
     best = Ranked(first.choice, first.cost_ns)
     if first.kernel > 2 or count < 2:
@@ -80,7 +80,7 @@ def _space(nodes: tuple[Floats, ...], edges: Mapping[Pair, Floats], best: Ranked
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An elimination: the node, its neighbours, the tables that were added up, and their least."""
+    """One elimination: the node, its neighbours, the summed tables, and their minimum."""
 
     node: int
     near: tuple[int, ...]
@@ -88,11 +88,11 @@ class _Step:
     left: Floats
     right: Floats
     message: Floats
-    """What is not there is `NO_TABLE`."""
+    """`NO_TABLE` where absent."""
 
 
 def min_marginals(nodes: Sequence[Floats], edges: Mapping[Pair, Floats]) -> list[Floats]:
-    """For each layer and configuration the cost of the best choice that has it. The graph must reduce."""
+    """Return the least cost of a choice with each configuration of each layer. The graph must reduce."""
     steps, costs, links = _reduced(nodes, edges)
     result: list[Floats | None] = [None] * len(nodes)
     pairs: dict[Pair, Floats] = {}
@@ -127,14 +127,14 @@ def min_marginals(nodes: Sequence[Floats], edges: Mapping[Pair, Floats]) -> list
 
 
 def _keep(pairs: dict[Pair, Floats], first: int, second: int, belief: Floats) -> None:
-    """Note a table by its ascending pair."""
+    """Store a table under its ascending pair."""
     if first > second:
         first, second, belief = second, first, belief.T
     pairs[first, second] = belief
 
 
 def _beliefs(rest: Floats, left: Floats, own: Floats, right: Floats) -> tuple[Floats, Floats, Floats]:
-    """Least of rest[i, k] + left[i, j] + own[j] + right[j, k]: over k, over i, and over both."""
+    """Minima of rest[i, k] + left[i, j] + own[j] + right[j, k]: over k, over i, and over both."""
     rows, columns = left.shape[0], right.shape[1]
     with_first = np.empty((rows, len(own)))
     with_second = np.full((len(own), columns), np.inf)
@@ -151,7 +151,7 @@ def _beliefs(rest: Floats, left: Floats, own: Floats, right: Floats) -> tuple[Fl
 def _reduced(
     nodes: Sequence[Floats], edges: Mapping[Pair, Floats]
 ) -> tuple[list[_Step], list[Floats], dict[int, dict[int, Floats]]]:
-    """The eliminations of `solve`, each with its tables."""
+    """Return the eliminations of `solve`, each with its tables."""
     costs = [np.array(each, np.float64) for each in nodes]
     links: dict[int, dict[int, Floats]] = {index: {} for index in range(len(costs))}
     for (first, second), table in edges.items():

@@ -28,13 +28,13 @@ Dim = Literal["n", "c", "h", "w"]
 DIMS: Final[tuple[Dim, ...]] = ("n", "c", "h", "w")
 #: The source of an edge from the batch: each GPU loads the part that it needs.
 BATCH: Final = -1
-#: Kinds of layers whose channels hold weights of their own: parallelism by channels splits these weights.
+#: Kinds of layers whose channels have their own weights, which a split of channels splits.
 WITH_CHANNEL_WEIGHTS: Final = ("convolution", "linear")
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Which interval of an input's dimension an interval of the output's dimension needs."""
+    """The interval of an input's dimension that an interval of the output's dimension needs."""
 
     rule: Literal["same", "all", "window", "shift", "scale"] = "same"
     """`same`: the same; `all`: everything; `window`: a kernel slides over it; `shift`: less `offset` (concatenation);
@@ -46,14 +46,14 @@ class Need:
     offset: int = 0
 
     def interval(self, low: Ints, high: Ints, extent: int, output_extent: int) -> tuple[Ints, Ints]:
-        """The interval [low, high) of the input, within its `extent`; empty where `low >= high`."""
+        """Return the interval [low, high) of the input, within its `extent`; empty if `low >= high`."""
         wanted_low, wanted_high = self.padded(low, high, extent, output_extent)
         empty = low >= high
         first, last = np.clip(wanted_low, 0, extent), np.clip(wanted_high, 0, extent)
         return np.where(empty, 0, first), np.where(empty, 0, np.maximum(first, last))
 
     def padded(self, low: IntOrInts, high: IntOrInts, extent: int, output_extent: int) -> tuple[IntOrInts, IntOrInts]:
-        """The interval before it is cut to the input: what lies outside is the layer's padding."""
+        """Return the interval before clipping to the input: anything outside is padding."""
         if self.rule == "all":
             return low * 0, high * 0 + extent
         if self.rule == "window":
@@ -73,7 +73,7 @@ SCALE: Final = Need("scale")
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An input of a layer: the layer it comes from (or `BATCH`), its extents, and what is needed of it."""
+    """An input of a layer: its source layer (or `BATCH`), extents, and the part needed."""
 
     source: int
     extents: Extents
@@ -82,7 +82,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class LayerOp:
-    """One operation of a layer, as the executor runs it: `convolution` with its stride, `relu`, `batch_norm` ..."""
+    """One operation of a layer for the executor: `convolution` with its stride, `relu`, `batch_norm` ..."""
 
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -98,31 +98,33 @@ class Layer:
     name: str
     """Unique in the graph."""
     kind: str
-    """Of the first operation: `convolution`, `linear`, `pool`, `concat`, `add`, `attention`, `loss`, `other` ..."""
+    """Kind of the first operation: `convolution`, `linear`, `pool`, `concat`, `add`, `attention`, `loss`, `other`
+    ...
+    """
     output: Extents
     inputs: tuple[Edge, ...]
     splits: str = "n"
-    """Dimensions that may be split: some of `nchw`. Empty: no rule, so every GPU computes all of it."""
+    """Dimensions that may be split: some of `nchw`. Empty without a rule: every GPU computes the whole layer."""
     channel_unit: int = 1
-    """Channels that stay together: those of a head, or of a group."""
+    """Channels that stay together: those of a head or group."""
     weight_elements: int = 0
     statistics: int = 0
     """Elements of statistics over the batch (BatchNorm: a mean and a variance for each channel)."""
     flops: int = 0
-    """Operations of the forward pass."""
+    """Arithmetic operations of the forward pass."""
     kept_elements: int = 0
-    """Elements that the forward pass keeps for the backward pass."""
+    """Elements stored by the forward pass for the backward pass."""
     element_bytes: int = 4
     input_gradient: bool = True
-    """Whether the backward pass computes the gradient of its input: not in the first layer."""
+    """Whether the backward pass computes the gradient of its input; false for the first layer."""
     path: str = ""
     """Module path, such as `layer1.0.conv1`."""
     ops: tuple[LayerOp, ...] = ()
-    """How the executor runs it; empty where only its times are known."""
+    """Operations for the executor; empty if only its times are known."""
     forward: tuple[int, ...] = ()
-    """Ops of the trace that are its forward pass."""
+    """Ops of the trace in its forward pass."""
     backward: tuple[int, ...] = ()
-    """Ops of the trace that are its backward pass."""
+    """Ops of the trace in its backward pass."""
 
     @property
     def weight_bytes(self) -> int:
@@ -135,14 +137,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LayerGraph:
-    """Layers in an order that respects their edges, for the batch of one GPU (`batch` samples)."""
+    """Layers in topological order, for the batch of one GPU (`batch` samples)."""
 
     name: str
     batch: int
     layers: tuple[Layer, ...]
     training: bool = True
     notes: tuple[str, ...] = ()
-    """What could not be split, and why: shown with every result."""
+    """Layers that could not be split, and reasons; shown with every result."""
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -153,11 +155,11 @@ class LayerGraph:
         return sum(layer.weight_bytes for layer in self.layers)
 
     def for_gpus(self, gpus: int) -> LayerGraph:
-        """The graph of `gpus` times the samples: what that many GPUs compute together."""
+        """Return the graph for `gpus` times the samples: the batch of that many GPUs together."""
         return replace(self, layers=tuple(_scaled(layer, gpus) for layer in self.layers))
 
     def consumers(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each layer the (layer, number of its input) pairs that use its output."""
+        """The (layer, number of its input) pairs that use each layer's output."""
         users: list[list[tuple[int, int]]] = [[] for _ in self.layers]
         for index, layer in enumerate(self.layers):
             for number, edge in enumerate(layer.inputs):
@@ -174,7 +176,7 @@ class LayerGraph:
 
 
 def check_graph(graph: LayerGraph) -> None:
-    """Raise `OptionError` for a graph without layers, an edge that points forward, or a name that comes twice."""
+    """Raise `OptionError` for a graph without layers, an edge that points forward, or a duplicate name."""
     if not graph.layers:
         raise OptionError(f"'{graph.name}' has no layers")
     names: set[str] = set()
@@ -190,7 +192,7 @@ def check_graph(graph: LayerGraph) -> None:
 
 
 def _scaled(layer: Layer, factor: int) -> Layer:
-    """A layer of `factor` times the samples; one without a rule over samples keeps its shape."""
+    """Return a layer with `factor` times the samples; one without a rule over samples keeps its shape."""
     return replace(
         layer,
         output=_more(layer.output, factor),

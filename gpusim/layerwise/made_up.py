@@ -1,8 +1,8 @@
-"""Kernels that no trace has: of shares whose times alone are known, and of collectives.
+"""Synthetic kernels, for collectives and for shares of which only the time is known.
 
-On a Hopper GPU, much of a layer's time is in products of matrices whose blocks, one or few on each SM, all run at once.
-While a collective has some of the SMs, such a kernel takes two waves, twice its time. Others take as much longer as
-they have fewer SMs. So a share of a layer is made up of both, in the proportion that captured steps have.
+On a Hopper GPU, much of a layer's time is in matrix products with one or a few blocks per SM, which all run in one
+wave. While a collective occupies some SMs, such a kernel needs two waves and twice the time. Others slow down in
+proportion to the SMs they lose. So a share consists of both, in the proportion found in captured steps.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gpusim.rules.occupancy import Demand, Footprint
 #: Share of a layer's time in kernels of one wave, by its kind: 11 captured training steps on an H200, TF32, 21 to 61 %
 #: of convolutions and 48 to 88 % of linear layers (`validate/layerwise/one_wave.py`).
 ONE_WAVE: Final = {"convolution": 0.36, "linear": 0.74}
-#: Compute capability that this holds for: that of the captured GPU.
+#: Compute capability for which this holds: that of the captured GPU.
 _ONE_WAVE_CAPABILITY: Final = "9.0"
 #: Threads of a block: 83 % of that time is in blocks of 384 threads with 168 registers each, one on an SM.
 _ONE_WAVE_THREADS: Final = 384
-#: A kernel made up for a share without captured kernels: blocks of 256 threads with 64 registers each, four on an SM,
+#: A synthetic kernel for a share without captured kernels: blocks of 256 threads with 64 registers each, four on an SM,
 #: in waves of about 10 us.
 _BLOCK_THREADS, _BLOCK_REGS, _BLOCKS_PER_SM, _WAVE_NS = 256, 64, 4, 10_000.0
 #: Threads of a block of a collective.
@@ -29,12 +29,12 @@ _COLLECTIVE_THREADS: Final = 512
 
 
 def is_matrix(layer: Layer) -> bool:
-    """Whether most of a layer is products of matrices."""
+    """Whether matrix products dominate the layer."""
     return layer.kind in ("convolution", "linear", "attention")
 
 
 def made_up_pass(layer: Layer, dur_ns: float, traffic: float, hardware: HardwareModel) -> list[Task]:
-    """The kernels of one pass of a layer's share, which take so long and move so many bytes together."""
+    """Make the kernels of one pass of a layer's share, with this total time and traffic."""
     part = ONE_WAVE.get(layer.kind, 0.0) if hardware.limits.compute_capability == _ONE_WAVE_CAPABILITY else 0.0
     if not part:
         return [made_up_kernel(layer.name, dur_ns, traffic, is_matrix(layer), hardware)]
@@ -45,7 +45,7 @@ def made_up_pass(layer: Layer, dur_ns: float, traffic: float, hardware: Hardware
 
 
 def _one_wave_kernel(name: str, dur_ns: float, traffic: float, hardware: HardwareModel) -> Task:
-    """A product of matrices with a block on each SM."""
+    """Make a matrix product with one block on each SM."""
     limits = hardware.limits
     return Task(
         name=name,
@@ -60,7 +60,7 @@ def _one_wave_kernel(name: str, dur_ns: float, traffic: float, hardware: Hardwar
 
 
 def made_up_kernel(name: str, dur_ns: float, traffic: float, matrix: bool, hardware: HardwareModel) -> Task:
-    """A kernel that fills the GPU for as long: for shares whose kernels are not known."""
+    """Make a kernel of this time that fills the GPU, for shares with unknown kernels."""
     limits = hardware.limits
     regs = _BLOCK_THREADS * _BLOCK_REGS
     blocks = limits.sms * _BLOCKS_PER_SM * max(1, round(dur_ns / _WAVE_NS))
@@ -83,7 +83,7 @@ def made_up_kernel(name: str, dur_ns: float, traffic: float, matrix: bool, hardw
 
 
 def collective_kernel(dur_ns: float, traffic: float, sms: int, hardware: HardwareModel, name: str) -> Task:
-    """The kernel of a collective: a block on each of some SMs, with all of their registers."""
+    """Make the kernel of a collective: a block on each of `sms` SMs, with all of their registers."""
     limits = hardware.limits
     share = sms / limits.sms
     demand = Demand(

@@ -1,4 +1,4 @@
-"""The simulated time of a plan, and what explains its difference to the sum of costs."""
+"""The simulated time of a plan, and a breakdown of its difference to the sum of costs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gpusim.layerwise.lowering import COMPUTE, Lowered, Purpose, lower_plan
 
 @dataclass(frozen=True, slots=True)
 class Makespan:
-    """Where the time of the busiest GPU goes; the parts add up to `step_ns`."""
+    """Breakdown of the time of the busiest GPU; the parts sum to `step_ns`."""
 
     step_ns: float
     compute_ns: float
-    """Kernels, each as long as alone."""
+    """Kernels, at the time that each takes alone."""
     slowed_ns: float
-    """What collectives beside them add to that: SMs and memory traffic."""
+    """Slow-down of kernels by concurrent collectives, through SMs and memory traffic."""
     transfer_ns: float
-    """Waiting for inputs and their gradients."""
+    """Waits for inputs and their gradients."""
     sync_ns: float
-    """Waiting for sums of gradients and statistics."""
+    """Waits for sums of gradients and statistics."""
     gaps_ns: float
-    """Between kernels."""
+    """Gaps between kernels."""
     hidden_ns: float
-    """Collectives that ran beside kernels: no part of the step."""
+    """Collectives that overlap kernels; not part of the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPlan:
-    """A plan on an engine."""
+    """A plan with its tasks and timeline on an engine."""
 
     lowered: Lowered
     timeline: Timeline
@@ -47,7 +47,7 @@ def simulate_plan(problem: Problem, choice: Choice, engine: str = DEFAULT_ENGINE
 
 
 def explain(lowered: Lowered, timeline: Timeline) -> Makespan:
-    """Split the step of the GPU that ends last into kernels, their slow-down, waits and gaps."""
+    """Split the step of the GPU that ends last into kernels, slow-down, waits and gaps."""
     tasks = lowered.plan.tasks
     if not tasks:
         return Makespan(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -1,8 +1,8 @@
 """The best plan within a memory limit for each GPU.
 
-Memory has a price, and the exact search finds the best plan at each price (Lagrangian relaxation; Everett, "Generalized
-Lagrange multiplier method", 1963). Where the best plan fits anyway, it is exact. Else the plan is the fastest seen that
-fits, and the relaxation gives a lower bound on what any plan that fits takes.
+Memory gets a price, and the exact search finds the best plan at each price (Lagrangian relaxation; Everett,
+"Generalized Lagrange multiplier method", 1963). If the best plan overall fits, it is exact. Else the result is the
+fastest fitting plan seen, with a lower bound on the time of every fitting plan from the relaxation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpusim.layerwise.communication import Floats
 from gpusim.layerwise.eliminate import Pair, Solution, cost_of, solve
 from gpusim.units import format_bytes
 
-#: Prices tried: each halves the interval.
+#: Number of prices tried: each halves the interval.
 _PRICES: Final = 40
 
 
 def solve_within(
     nodes: Sequence[Floats], edges: Mapping[Pair, Floats], memory: Sequence[Floats], limit_bytes: int
 ) -> Solution:
-    """The best choice of at most `limit_bytes` in all. Raises `OptionError` where none fits."""
+    """Return the best choice within `limit_bytes` in total. Raises `OptionError` if none fits."""
     best = solve(nodes, edges)
     if _bytes(memory, best.choice) <= limit_bytes:
         return best

@@ -23,9 +23,9 @@ from gpusim.layerwise.layers import (
 
 
 class NetworkBuilder:
-    """Builds a layer graph by hand, layer by layer; each method gives the new layer's index.
+    """Builder of a layer graph, layer by layer; each method returns the new layer's index.
 
-    `batch` is the batch of one GPU. Layers of one network have the names given, or kind and number.
+    `batch` is the batch of one GPU. Layers without a given name are named by kind and number.
     """
 
     def __init__(self, name: str, batch: int, element_bytes: int = 4) -> None:
@@ -33,13 +33,13 @@ class NetworkBuilder:
         self._layers: list[Layer] = []
 
     def graph(self, training: bool = True) -> LayerGraph:
-        """The finished graph. Raises `OptionError`."""
+        """Return the finished graph. Raises `OptionError`."""
         graph = LayerGraph(self.name, self.batch, tuple(self._layers), training)
         check_graph(graph)
         return graph
 
     def extents(self, layer: int) -> Extents:
-        """Extents of a layer's output."""
+        """Return the extents of a layer's output."""
         return self._layers[layer].output
 
     def convolution(
@@ -56,9 +56,9 @@ class NetworkBuilder:
         relu: bool = False,
         name: str = "",
     ) -> int:
-        """A convolution, with BatchNorm and ReLU behind it where wanted; `source` is a layer or the batch's (c, h, w).
+        """Add a convolution, optionally followed by BatchNorm and ReLU; `source` is a layer or the batch's (c, h, w).
 
-        Raises `OptionError` where nothing of the map is left.
+        Raises `OptionError` if the output would be empty.
         """
         index, extents = self._source(source)
         kernels, paddings = _pair(kernel), _pair(padding)
@@ -99,7 +99,7 @@ class NetworkBuilder:
     def pool(
         self, source: int, kernel: int, *, stride: int = 0, padding: int = 0, average: bool = False, name: str = ""
     ) -> int:
-        """A pool of maxima or averages over windows; stride as the kernel where it is not given."""
+        """Add max or average pooling over windows; the stride defaults to the kernel."""
         index, extents = self._source(source)
         stride = stride or kernel
         height, width = (_windows(extents[d], kernel, stride, padding) for d in (2, 3))
@@ -120,7 +120,7 @@ class NetworkBuilder:
         )
 
     def global_pool(self, source: int, name: str = "") -> int:
-        """The average of each map."""
+        """Add an average over each map."""
         index, extents = self._source(source)
         output = (self.batch, extents[1], 1, 1)
         return self._add(
@@ -137,7 +137,7 @@ class NetworkBuilder:
         )
 
     def flatten(self, source: int, name: str = "") -> int:
-        """Maps as one row of features for each sample."""
+        """Flatten maps into one row of features per sample."""
         index, extents = self._source(source)
         output = (self.batch, prod(extents[1:]), 1, 1)
         return self._add(
@@ -162,7 +162,7 @@ class NetworkBuilder:
         dropout: float = 0.0,
         name: str = "",
     ) -> int:
-        """A fully connected layer over the channels, at each position of a sequence."""
+        """Add a fully connected layer over the channels, at each position of a sequence."""
         index, extents = self._source(source)
         output = (self.batch, features, extents[2], extents[3])
         ops = [LayerOp("linear", {"channels": (extents[1], features), "bias": bias})]
@@ -184,22 +184,22 @@ class NetworkBuilder:
         )
 
     def layer_norm(self, source: int, name: str = "") -> int:
-        """LayerNorm over the channels of each position: channels stay together."""
+        """Add a LayerNorm over the channels of each position, which prevents splits of channels."""
         index, extents = self._source(source)
         return self._pointwise("layer_norm", (index,), extents, "nh" if extents[2] > 1 else "n", 2 * extents[1], name)
 
     def relu(self, source: int, name: str = "") -> int:
-        """A ReLU of its own."""
+        """Add a separate ReLU."""
         index, extents = self._source(source)
         return self._pointwise("relu", (index,), extents, "nchw", 0, name)
 
     def gelu(self, source: int, name: str = "") -> int:
-        """A GELU of its own."""
+        """Add a separate GELU."""
         index, extents = self._source(source)
         return self._pointwise("gelu", (index,), extents, "nchw", 0, name)
 
     def batch_norm(self, source: int, *, relu: bool = False, name: str = "") -> int:
-        """A BatchNorm of its own, with a ReLU behind it where wanted."""
+        """Add a separate BatchNorm, optionally followed by a ReLU."""
         index, extents = self._source(source)
         added = self._pointwise("batch_norm", (index,), extents, "nchw", 2 * extents[1], name)
         ops = (LayerOp("batch_norm"), *([LayerOp("relu")] if relu else []))
@@ -207,7 +207,7 @@ class NetworkBuilder:
         return added
 
     def add(self, sources: Sequence[int], *, relu: bool = False, name: str = "") -> int:
-        """The sum of layers of one shape. Raises `OptionError` where shapes differ."""
+        """Add the sum of layers of one shape. Raises `OptionError` if shapes differ."""
         extents = self.extents(sources[0])
         if any(self.extents(source) != extents for source in sources):
             raise OptionError(f"add of layers of different shapes: {[self.extents(source) for source in sources]}")
@@ -217,7 +217,7 @@ class NetworkBuilder:
         return added
 
     def concat(self, sources: Sequence[int], name: str = "") -> int:
-        """Channels of several layers one after the other."""
+        """Concatenate the channels of several layers."""
         edges, channels = [], 0
         for source in sources:
             extents = self.extents(source)
@@ -238,7 +238,7 @@ class NetworkBuilder:
         )
 
     def attention(self, query: int, key: int, value: int, heads: int, name: str = "") -> int:
-        """Scaled dot-product attention; channels are split by heads, positions by queries: keys are needed whole."""
+        """Add scaled dot-product attention; channels split by heads, positions by queries, as each needs all keys."""
         extents = self.extents(query)
         keys = self.extents(key)
         whole = (SAME, SAME, ALL, SAME)
@@ -257,7 +257,7 @@ class NetworkBuilder:
         )
 
     def loss(self, source: int, name: str = "loss") -> int:
-        """Softmax and cross entropy, averaged over the batch."""
+        """Add softmax and cross entropy, averaged over the batch."""
         index, extents = self._source(source)
         return self._pointwise("loss", (index,), extents, "n", 0, name)
 
@@ -293,7 +293,7 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _windows(extent: int, kernel: int, stride: int, padding: int) -> int:
-    """How often a window fits. Raises `OptionError` where it does not."""
+    """Return the number of positions of a window. Raises `OptionError` if it does not fit."""
     count = (extent + 2 * padding - kernel) // stride + 1
     if count < 1:
         raise OptionError(f"a window of {kernel} does not fit into {extent} with a padding of {padding}")

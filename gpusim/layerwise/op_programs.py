@@ -1,6 +1,6 @@
-"""Traced operators as operations that the executor runs (`LayerOp`); None for those that it does not.
+"""Traced operators as operations for the executor (`LayerOp`); None if unsupported.
 
-A layer with an operator that nothing runs keeps its times, and cannot be executed.
+A layer with an unsupported operator keeps its times but cannot be executed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LOSS_WEIGHT, _LOSS_REDUCTION = 2, 3
 
 
 def first_program(trace: Trace, op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
-    """The operations of a new layer's first operator; empty where nothing runs it."""
+    """Return the operations of a new layer's first operator; empty if unsupported."""
     if layer.kind == "convolution":
         return _convolution(trace, op)
     if layer.kind == "linear":
@@ -35,7 +35,7 @@ def first_program(trace: Trace, op: Op, name: str, layer: Layer) -> tuple[LayerO
 
 
 def following_program(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
-    """The operations of an operator that is part of a layer."""
+    """Return the operations of an operator that is part of a layer."""
     if name in ("relu", "gelu"):
         return (LayerOp(name),)
     if name == "native_dropout":
@@ -46,7 +46,7 @@ def following_program(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
 
 
 def is_part_of_loss(op: Op, name: str) -> bool:
-    """Whether an operator adds nothing to the mean cross entropy that the executor computes."""
+    """Return whether the mean cross entropy that the executor computes already includes an operator."""
     if name == "nll_loss_forward":
         return op.args[_LOSS_WEIGHT] is None and op.args[_LOSS_REDUCTION] == 1
     return name == "mul" and len(op.args) > 1 and op.args[1] == 1.0

@@ -1,4 +1,4 @@
-"""Plans as documents, held against the layers that they are for."""
+"""Plans as documents, validated against their layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpusim.text import shortened, visible
 
 
 def to_document(graph: LayerGraph, gpus: int, choice: Choice, made_by: str) -> ParallelPlan:
-    """The document of a plan."""
+    """Return the document of a plan."""
     return ParallelPlan(
         schema=SCHEMA,
         network=graph.name,
@@ -32,10 +32,10 @@ def to_document(graph: LayerGraph, gpus: int, choice: Choice, made_by: str) -> P
 
 
 def from_document(plan: ParallelPlan, graph: LayerGraph, file: str) -> Choice:
-    """The configurations of a plan; `graph` is that of the batch of all its GPUs, `file` is for messages.
+    """Return the configurations of a plan; `graph` is that of the batch of all GPUs, `file` is for messages.
 
-    Raises `ParallelPlanError` for a layer that the step does not have, one that comes twice, a degree that does not
-    divide, and a split that the layer has no rule for.
+    Raises `ParallelPlanError` for an unknown or duplicate layer, a degree that does not divide, or a split without a
+    rule.
     """
     place_of = {layer.name: index for index, layer in enumerate(graph.layers)}
     choice = list(data_parallel(graph, plan.gpus))
@@ -58,8 +58,9 @@ def from_document(plan: ParallelPlan, graph: LayerGraph, file: str) -> Choice:
 
 
 def plan_reader(path: Path, gpus: int) -> Callable[[LayerGraph], Choice]:
-    """What reads a plan file, gpusim's or autoparallel's, once the layers are known. The reader raises
-    `ParallelPlanError`, also for a plan for another number of GPUs.
+    """Return a reader of a plan file, gpusim's or autoparallel's, to be called with the layers.
+
+    The reader raises `ParallelPlanError`, also for a plan for another number of GPUs.
     """
 
     def read(graph: LayerGraph) -> Choice:

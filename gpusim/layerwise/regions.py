@@ -1,11 +1,11 @@
-"""Bytes between two configurations: what each GPU receives of a layer's input that it does not hold.
+"""Bytes moved between two configurations: the elements of a layer's input that each GPU needs but does not hold.
 
-Source: Jia et al. 2018, section 5.1 (t_X); the volumes are those of intersections of boxes. The backward pass moves the
-same boxes the other way, and sums what overlaps: a split of channels, which needs the whole input, so gives partial
+Source: Jia et al. 2018, section 5.1 (t_X); volumes are those of intersections of boxes. The backward pass moves the
+same boxes in the other direction and sums overlaps: a split of channels, which needs the whole input, gives partial
 sums of its gradient, and a halo's gradient returns to the neighbour.
 
-A box is a product of intervals, so an intersection is a product of lengths, and the length in one dimension depends on
-its degree and on how fast it runs (`_Axis`) alone: a table of those is looked up for each pair of configurations.
+A box is a product of intervals, so an intersection is a product of lengths. The length in one dimension depends only on
+its degree and stride over GPUs (`Axis`): a table of these is looked up for each pair of configurations.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Floats = npt.NDArray[np.float64]
 Axis = tuple[int, int]
 """Degree of a dimension, and of how many GPUs in a row each has the same part of it."""
 
-#: Up to so many GPUs, every one is looked at; of more, the GPUs of this many nodes: the first half, then evenly spread.
-#: Parts of one layer differ by one row at most, so the busiest of those is within that of the busiest of all.
+#: Up to this many GPUs all are evaluated, else the GPUs of this many nodes: the first half, then evenly spread. Parts
+#: of a layer differ by at most one row, so the busiest of those is within that of the busiest of all.
 ALL_GPUS: Final = 64
 SAMPLED_NODES: Final = 4
-#: Entries of a table that are made at a time, so that they stay in a core's cache.
+#: Entries of a table computed at a time, so that they fit a core's cache.
 _PIECE: Final = 1 << 15
 
 
@@ -38,15 +38,15 @@ class Transfer:
     """Elements moved over one edge in one direction, for each pair of configurations (rows: source; columns: user)."""
 
     busiest: Floats
-    """Of the GPU that receives or sends most."""
+    """Elements of the GPU that receives or sends most."""
     busiest_node: Floats
-    """Of the node that receives most from other nodes."""
+    """Elements of the node that receives most from other nodes."""
     gpus: Ints
-    """GPUs that take part."""
+    """Number of GPUs that take part."""
 
 
 def sampled(gpus: int, gpus_per_node: int) -> Ints:
-    """The GPUs whose boxes are looked at, whole nodes at a time."""
+    """Return the GPUs whose boxes are evaluated, in whole nodes."""
     if gpus <= ALL_GPUS:
         return np.arange(gpus)
     nodes = -(-gpus // gpus_per_node)
@@ -99,9 +99,9 @@ def transfers(
 
 
 def alike(source: Layer, user: Layer, number: int, gpus: int) -> tuple[Layer, Layer, int]:
-    """Two layers with as few channels as have the same transfers, and how many times as much these really are.
+    """Reduce two layers to the fewest channels with the same transfers; returns them and the volumes' factor.
 
-    Channels that any number of GPUs divides are split evenly, so volumes grow with them in proportion.
+    Channels divisible by any number of GPUs are split evenly, so volumes are proportional to them.
     """
     channels, users = source.output[1], user.output[1]
     rule = user.inputs[number].needs[1].rule
@@ -130,13 +130,15 @@ def moved_elements(
     return int((volume(low, high) - kept).sum())
 
 
-#: Dimensions in two halves: channels and width run fastest, so few pairs of axes of each half occur together.
+#: Dimensions in two halves: channels and width vary fastest, so few pairs of axes of each half occur together.
 _HALVES: Final = ((1, 3), (2, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Axes of two dimensions at a time: the distinct pairs of some configurations, and which each of these has."""
+    """Axes of two dimensions: the distinct pairs among some configurations, and the index of each configuration's
+    pair.
+    """
 
     axes: tuple[tuple[Axis, Axis], ...]
     which: Ints
@@ -144,7 +146,7 @@ class _Pairs:
 
 @lru_cache(maxsize=256)
 def _pairs_of_axes(configs: tuple[Config, ...]) -> tuple[_Pairs, _Pairs]:
-    """The pairs of both halves."""
+    """Return the pairs of both halves."""
     by_half: list[list[tuple[Axis, Axis]]] = [[], []]
     for config in configs:
         stride, axes = 1, {}
@@ -162,20 +164,20 @@ def _pairs_of_axes(configs: tuple[Config, ...]) -> tuple[_Pairs, _Pairs]:
 
 @dataclass(frozen=True, slots=True)
 class _Areas:
-    """Areas in two dimensions, for each pair of axes of both layers (of the user's alone: `wanted`) and each device."""
+    """Areas in two dimensions, by pairs of axes of both layers (of the user's alone: `wanted`) and by device."""
 
     held: Ints
-    """Of what its holders have and it needs, one holder after the other."""
+    """Overlap of the device's need with each holder's part, holder by holder."""
     sent: Ints
-    """Of what all devices need of its own part."""
+    """Overlap of the needs of all devices with its own part."""
     wanted: Ints
-    """Of what it needs."""
+    """Area of the device's need."""
 
 
 def _lengths(
     source: Layer, user: Layer, number: int, half: int, own: _Pairs, need: _Pairs, gpus: int, gpus_per_node: int
 ) -> _Areas:
-    """The areas of one half."""
+    """Return the areas of one half."""
     held = sent = wanted = np.ones(1, np.int64)
     for number_in_half, place in enumerate(_HALVES[half]):
         rule, extent, output = user.inputs[number].needs[place], source.output[place], user.output[place]
@@ -202,7 +204,7 @@ def _along(
     gpus: int,
     gpus_per_node: int,
 ) -> _Areas:
-    """The lengths in one dimension; edges of a network are alike in most dimensions, and follow each other."""
+    """Return the lengths in one dimension; cached, as consecutive edges of a network agree in most dimensions."""
     devices, holders = _devices(gpus, gpus_per_node)
     ends = _intervals(extent, own_axes, holders.ravel())
     held_low, held_high = (each.reshape(-1, *holders.shape) for each in ends)
@@ -216,14 +218,14 @@ def _along(
 
 
 def _devices(gpus: int, gpus_per_node: int) -> tuple[Ints, Ints]:
-    """The GPUs looked at, and for each the GPUs of its node, itself first; on one node nobody asks who has what."""
+    """The GPUs evaluated, each with the GPUs of its node, itself first; not needed on one node."""
     devices = sampled(gpus, gpus_per_node)
     in_node = np.arange(gpus_per_node if gpus > gpus_per_node else 1)[:, None]
     return devices, devices // gpus_per_node * gpus_per_node + (devices + in_node) % gpus_per_node
 
 
 def fits(source: Layer, user: Layer, number: int) -> bool:
-    """Whether volumes of one edge, and all that is sent over it, fit 32 bits: half the memory to go through."""
+    """Whether volumes of one edge, and their total, fit 32 bits: half the memory to traverse."""
     windows = prod(max(1, -(-need.kernel // need.stride)) for need in user.inputs[number].needs)
     return prod(source.output) * windows * ALL_GPUS < 2**31
 
@@ -239,7 +241,7 @@ def _overlap(low: Ints, high: Ints, other_low: Ints, other_high: Ints) -> Ints:
 
 
 def _active(configs: tuple[Config, ...], devices: Ints) -> Ints:
-    """Which devices have a part: 1 or 0."""
+    """Return 1 for devices with a part, else 0."""
     parts = np.array([np.iinfo(np.int64).max if config.replicated else config.parts for config in configs])
     return (devices[None, :] < parts[:, None]).astype(np.int32)
 

@@ -1,7 +1,7 @@
-"""GPUs of a plan that do the same: of each kind one is simulated.
+"""Equivalent GPUs of a plan: one of each kind is simulated.
 
-Two GPUs are alike if in every layer their parts have the same extents and need and receive as much. Where all splits
-are even, that is all of them, but for halos at the edges of a map.
+Two GPUs are equivalent if in every layer their parts have the same extents and need and receive as much. If all splits
+are even, all GPUs are, except for halos at the edges of a map.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Ints
 
-#: Most kinds of GPUs that are simulated: those with the most elements to compute.
+#: Most kinds of GPUs simulated: those with the most elements to compute.
 MOST_ROLES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """GPUs that are alike: one of them, and how many there are."""
+    """A kind of equivalent GPUs: one of them, and their number."""
 
     gpu: int
     count: int
 
 
 def roles_of(problem: Problem, choice: Choice) -> tuple[tuple[Role, ...], bool]:
-    """The kinds of GPUs, GPU 0's first, and whether these are all."""
+    """Return the kinds of GPUs, GPU 0's first, and whether these are all."""
     devices = np.arange(problem.gpus)
     columns: list[Ints] = []
     layers = problem.graph.layers

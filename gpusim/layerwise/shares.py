@@ -1,4 +1,4 @@
-"""The share of a layer that one GPU computes: its extents, and the work and bytes that follow from them."""
+"""The share of a layer computed by one GPU: its extents, and the resulting work and bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpusim.layerwise.layers import Edge, Extents, Layer, Need
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Extents of a part of a layer's output, and elements of what it needs of all inputs together, halos included."""
+    """Extents of a part of a layer's output, and elements of all inputs that it needs, halos included."""
 
     output: Extents
     input_elements: int
@@ -22,14 +22,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Operations and memory traffic of one pass over a share."""
+    """Arithmetic operations and memory traffic of one pass over a share."""
 
     flops: float
     bytes: float
 
 
 def shares_of(layer: Layer, config: Config, gpus: Sequence[int]) -> list[Share]:
-    """What GPUs have of a layer; all extents 0 where one has no part."""
+    """Return the shares of GPUs in a layer; all extents are 0 for a GPU without a part."""
     low, high = boxes(layer.output, config, np.array(gpus))
     elements = sum(volume(*needed(layer, number, low, high)) for number in range(len(layer.inputs)))
     sizes = np.broadcast_to(elements, len(gpus)).tolist()
@@ -37,15 +37,15 @@ def shares_of(layer: Layer, config: Config, gpus: Sequence[int]) -> list[Share]:
 
 
 def whole(layer: Layer) -> Share:
-    """All of a layer, on one GPU."""
+    """Return all of a layer, on one GPU."""
     return Share(layer.output, sum(prod(edge.extents) for edge in layer.inputs))
 
 
 def busiest_share(layer: Layer, config: Config) -> Share:
-    """The largest part, with the largest halos.
+    """Return the largest part, with the largest halos.
 
-    The first part is the largest one, and has a halo on one side only; one between others has two. Both are within one
-    row of each other, so they are taken together.
+    The first part is the largest, with a halo on one side; inner parts have two halos. They differ by at most one row,
+    so this combines both.
     """
     output = largest_share(layer.output, config)
     elements = sum(_most_needed(layer, edge, config, output) for edge in layer.inputs)
@@ -53,7 +53,7 @@ def busiest_share(layer: Layer, config: Config) -> Share:
 
 
 def _most_needed(layer: Layer, edge: Edge, config: Config, output: Extents) -> int:
-    """Elements of one input that a part needs at most."""
+    """Return the most elements of one input that a part needs."""
     product = 1
     for place, need in enumerate(edge.needs):
         extent, degree, whole_output = edge.extents[place], config.degrees[place], layer.output[place]
@@ -77,7 +77,7 @@ def _length(need: Need, low: int, high: int, extent: int, output_extent: int) ->
 
 
 def forward_work(layer: Layer, share: Share) -> Work:
-    """Of the forward pass: inputs and weights are read once, outputs written once."""
+    """Work of the forward pass: inputs and weights are read once, outputs written once."""
     part = prod(share.output) / prod(layer.output)
     weights = layer.weight_elements * share.output[1] / layer.output[1]
     moved = share.input_elements + weights + prod(share.output)
@@ -85,7 +85,7 @@ def forward_work(layer: Layer, share: Share) -> Work:
 
 
 def backward_work(layer: Layer, share: Share) -> Work:
-    """Of the backward pass: as much arithmetic for the gradient of the input and for that of the weights, each.
+    """Work of the backward pass: as much arithmetic for the input's gradient and for the weights' gradient, each.
 
     Inputs and outputs are read and the gradients of both are read or written; weights are read, their gradient written.
     """
@@ -97,5 +97,5 @@ def backward_work(layer: Layer, share: Share) -> Work:
 
 
 def weight_elements(layer: Layer, share: Share) -> int:
-    """Weights that the share holds: those of its channels."""
+    """Return the number of weights in the share: those of its channels."""
     return -(-layer.weight_elements * share.output[1] // layer.output[1])

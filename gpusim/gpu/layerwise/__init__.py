@@ -1,1 +1,1 @@
-"""Execution of plans for several GPUs: real shares of layers, real collectives, on GPUs (NCCL) or CPUs (gloo)."""
+"""Execution of plans for several GPUs: actual shares of layers and collectives, on GPUs (NCCL) or CPUs (gloo)."""

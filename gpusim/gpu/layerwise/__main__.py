@@ -1,6 +1,6 @@
 """One rank: `torchrun --nproc-per-node 4 -m gpusim.gpu.layerwise TRACE --plan PLAN`.
 
-The network is that of a captured step, with random weights and a random batch. Checks loss and gradients against one
+The network is taken from a captured step, with random weights and a random batch. Compares loss and gradients with one
 device, then times steps. Rank 0 prints one JSON document.
 """
 
@@ -29,13 +29,13 @@ from gpusim.layerwise.layers import LayerGraph
 from gpusim.layerwise.plans import from_document
 from gpusim.trace import load_trace
 
-#: A collective that takes longer has lost a rank.
+#: Timeout of a collective: longer means that a rank was lost.
 TIMEOUT_S: Final = 120
 _WARM_UP: Final = 3
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run this process's rank; the exit status."""
+    """Run this process's rank and return the exit status."""
     parser = argparse.ArgumentParser(prog="gpusim.gpu.layerwise", description=__doc__)
     parser.add_argument("trace")
     parser.add_argument("--plan", required=True, help="a plan file, or data, model, owt")
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def join() -> torch.device:
-    """Join the ranks of this run, by NCCL where each has a GPU, else by gloo; the rank's device."""
+    """Join the ranks of this run, by NCCL if each has a GPU, else by gloo; returns the rank's device."""
     for name in ("RANK", "WORLD_SIZE"):
         if name not in os.environ:
             raise OptionError(f"{name} is not set: start the ranks with torchrun")
@@ -77,10 +77,10 @@ def join() -> torch.device:
 
 
 def leave(status: int) -> NoReturn:
-    """Leave the ranks, and end this process with an exit status.
+    """Leave the process group and end this process with an exit status.
 
-    The interpreter's own end is left out: a thread of gloo's that frees a tensor meanwhile aborts the process
-    (SIGABRT, 3 of 12 runs of two ranks; torch 2.13.0, Python 3.11).
+    Skips the interpreter's shutdown: a gloo thread that frees a tensor during it aborts the process (SIGABRT, 3 of 12
+    runs of two ranks; torch 2.13.0, Python 3.11).
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -90,7 +90,7 @@ def leave(status: int) -> NoReturn:
 
 
 def run(options: argparse.Namespace) -> dict[str, object]:
-    """Check the plan, then time it."""
+    """Check the plan, then time it; returns the results."""
     gpus = dist.get_world_size()
     on_gpus = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
@@ -128,7 +128,7 @@ def _choice(graph: LayerGraph, plan: str, gpus: int) -> Choice:
 def _timed(
     graph: LayerGraph, choice: Choice, gpus: int, device: torch.device, dtype: torch.dtype, options: argparse.Namespace
 ) -> list[int]:
-    """Wall times of steps on this rank, all ranks starting together."""
+    """Wall times of steps on this rank; all ranks start each step together."""
     transport = Distributed(groups_of(graph, choice, gpus, options.batch_norm))
     rank = Rank(graph, choice, gpus, transport, device=device, dtype=dtype, batch_norm=options.batch_norm)
     data = make_data(graph, 0, dtype, device)

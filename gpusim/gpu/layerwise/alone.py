@@ -1,9 +1,8 @@
-"""Times of one rank's computation on one GPU: each share by itself, and all of a rank's shares in their order.
+"""Times of one rank's computation on one GPU: each share by itself, and all shares of a rank in order.
 
-A share by itself runs behind a write of its input and after the L2 cache was overwritten, as it finds things in a step:
-what the layer before wrote last is in the cache, weights and older tensors are not. Each time is a difference of two
-CUDA graphs, with the share and without it, timed in turns. On a machine without a GPU the same calls are timed by the
-host's clock.
+As in a step, a share runs after the L2 cache was overwritten and its input written: the previous layer's output is in
+the cache, weights and older tensors are not. Each time is the difference of two CUDA graphs, with the share and without
+it, timed alternately. Without a GPU, the host's clock times the same calls.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import LayerGraph
 from gpusim.layerwise.shares import Share
 
-#: Runs before anything is timed: libraries choose algorithms and take workspace.
+#: Runs before timing: libraries choose algorithms and allocate workspaces.
 WARM_UP: Final = 3
-#: Rounds and their length in ms for a share, and for a rank.
+#: Rounds, and their length in ms, for a share and for a rank.
 SHARE_ROUNDS, SHARE_MS = 7, 3.0
 RANK_ROUNDS, RANK_MS = 15, 20.0
-#: What is written to empty the L2 cache: twice the size of an H200's.
+#: Bytes written to evict the L2 cache: twice its size on an H200.
 FLUSH_BYTES: Final = 128 << 20
 
 
 def rank_alone(
     graph: LayerGraph, choice: Choice, gpus: int, number: int, *, device: torch.device, batch_norm: BatchNorm = "local"
 ) -> Rank:
-    """One rank of a plan by itself, in single precision; `graph` is that of the whole batch."""
+    """Return one rank of a plan by itself, in single precision; `graph` is that of the whole batch."""
     transport = Alone(number)
     return Rank(graph, choice, gpus, transport, device=device, batch_norm=batch_norm, keep_buffers=True)
 
@@ -57,7 +56,7 @@ def time_rank(rank: Rank, data: Data) -> int:
 def time_shares(
     rank: Rank, data: Data, known: dict[str, PassTimes], report: Callable[[str], None] = lambda text: None
 ) -> dict[str, PassTimes]:
-    """Times of a rank's shares by `share_key`, those of `known` left out: each by itself."""
+    """Times of a rank's shares by `share_key`, except those in `known`, each share by itself."""
     times_of: dict[str, PassTimes] = {}
     flush = torch.empty(FLUSH_BYTES if rank.device.type == "cuda" else 1024, dtype=torch.int8, device=rank.device)
     for index, state in enumerate(rank.states):
@@ -72,7 +71,7 @@ def time_shares(
 
 
 def share_of_state(rank: Rank, index: int) -> Share:
-    """The share of a layer that a rank has, as its buffers are: without padding that the operation adds."""
+    """The share of a layer on a rank as its buffers hold it: without the padding that the operation adds."""
     state = rank.states[index]
     n, c, h, w = (int(high - low) for low, high in zip(state.low, state.high, strict=True))
     elements = 0
@@ -85,7 +84,7 @@ def share_of_state(rank: Rank, index: int) -> Share:
 
 
 def predicted_ns(rank: Rank, times: dict[str, PassTimes]) -> float:
-    """The sum of a rank's shares."""
+    """Sum of the times of a rank's shares, in ns."""
     return sum(
         times[share_key(state.layer, share_of_state(rank, index))].total_ns
         for index, state in enumerate(rank.states)
@@ -95,7 +94,7 @@ def predicted_ns(rank: Rank, times: dict[str, PassTimes]) -> float:
 
 def _time_share(rank: Rank, index: int, data: Data, flush: torch.Tensor) -> PassTimes:
     state = rank.states[index]
-    # What a rank has of an input comes from its own layers in a step; here it is made up.
+    # In a step, a rank's own layers produce its inputs; here they are random.
     sources = [torch.randn(edge.shape, device=rank.device, dtype=rank.dtype) for edge in state.edges]
     inputs = [torch.empty_like(source) for source in sources]
     wants = [state.layer.inputs[number].source >= 0 for number in range(len(inputs))]
@@ -145,7 +144,7 @@ def _time_share(rank: Rank, index: int, data: Data, flush: torch.Tensor) -> Pass
 def _times(
     contenders: dict[str, Callable[[], None]], device: torch.device, rounds: int, round_ms: float
 ) -> dict[str, int]:
-    """Median time in ns of each, as a CUDA graph; on the CPU by the host's clock."""
+    """Median time of each in ns, as a CUDA graph; on the CPU by the host's clock."""
     if device.type != "cuda":
         return {name: _host_time(run) for name, run in contenders.items()}
     replays: dict[str, Callable[[], object]] = {}

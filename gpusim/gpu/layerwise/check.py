@@ -1,4 +1,4 @@
-"""Whether a plan computes what one device computes: loss, and each rank's gradients."""
+"""Comparison of a plan with one device: the loss, and each rank's gradients."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gpusim.layerwise.costs import BatchNorm
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import LayerGraph
 
-#: Largest difference relative to the largest value of the same tensor: rounding of sums in another order.
+#: Largest error relative to the largest value of the tensor: sums in another order round differently.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 5e-2}
-#: A tensor whose gradient is below this share of the largest gradient of the step is held against that share.
+#: Errors of small gradients are relative to this share of the step's largest gradient.
 SMALL = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A plan's step against one device's."""
+    """A plan's step compared with one device's."""
 
     loss: float
     loss_difference: float
-    """Relative."""
+    """Relative error of the loss."""
     gradient_difference: float
-    """Largest over this rank's gradients, relative to the largest value of each."""
+    """Largest error over this rank's gradients, relative to the largest value of each."""
     gradient: str
-    """Whose."""
+    """Name of the gradient with that error."""
     equal: bool
 
 
@@ -45,9 +45,9 @@ def compare_plan(
     batch_norm: BatchNorm = "synchronised",
     transport: Transport | None = None,
 ) -> Compared:
-    """Run a plan on this rank and compare; torch.distributed is initialised with `gpus` ranks.
+    """Run a plan on this rank and compare it with one device; needs torch.distributed with `gpus` ranks.
 
-    `graph` is that of the whole batch. With `batch_norm="local"` only networks without BatchNorm are equal.
+    `graph` is that of the whole batch. With `batch_norm="local"`, only networks without BatchNorm agree.
     """
     transport = transport or Distributed(groups_of(graph, choice, gpus, batch_norm))
     data = make_data(graph, seed, dtype, device)
@@ -66,7 +66,7 @@ def compare_plan(
         index = next(i for i, layer in enumerate(graph.layers) if layer.name == name.split("/")[0])
         state = rank.states[index]
         wanted = whole[state.low[1] : state.high[1]]
-        # Some gradients are zero but for rounding: of a bias before BatchNorm, or of attention's keys.
+        # Some gradients are zero except for rounding: of a bias before BatchNorm, or of attention's keys.
         scale = max(float(whole.abs().max()), SMALL * typical)
         difference = float((gradient - wanted).abs().max()) / scale
         if not difference <= worst:  # NaN is worse than any

@@ -1,6 +1,6 @@
-"""Start the ranks of a plan on this machine, watch them, and end all of them as soon as one fails.
+"""Start the ranks of a plan on this machine, watch them, and end all as soon as one fails.
 
-`torchrun` does as much; this needs no port and gives one line instead of a page. Ranks find each other by a file.
+Like `torchrun`, but without a port (ranks meet at a file), and with errors of one line.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Final
 from gpusim.errors import GpuError
 from gpusim.text import shortened
 
-#: How often ranks are looked at, and how long one may take to end when asked to.
+#: Time between checks of the ranks, and for a rank to end on request.
 _LOOK_S: Final = 0.05
 _END_S: Final = 5.0
-#: Characters of the last lines of a rank that failed.
+#: Most characters kept of a failed rank's last line.
 _WORDS: Final = 300
 
 
 def launch(gpus: int, module: str, arguments: Sequence[str], *, timeout_s: float) -> str:
-    """Run `python -m MODULE ARGUMENTS` as `gpus` ranks; what rank 0 wrote to standard output.
+    """Run `python -m MODULE ARGUMENTS` as `gpus` ranks; returns the standard output of rank 0.
 
-    Raises `GpuError` with rank, exit status and its last words where one fails, or where they take longer than
-    `timeout_s`. No process is left in either case.
+    Raises `GpuError` with rank, exit status and last line if one fails, or if they take longer than `timeout_s`. No
+    process is left in either case.
     """
     with tempfile.TemporaryDirectory(prefix="gpusim-ranks-") as folder:
         ranks: list[subprocess.Popen[bytes]] = []
@@ -63,7 +63,7 @@ def _start(rank: int, gpus: int, module: str, arguments: Sequence[str], folder: 
 
 
 def _watch(ranks: Sequence[subprocess.Popen[bytes]], folder: Path, until: float, timeout_s: float) -> None:
-    """Wait for all ranks. Raises `GpuError` as soon as one fails, or when time is up."""
+    """Wait for all ranks. Raises `GpuError` as soon as one fails, or at the deadline."""
     while True:
         states = [rank.poll() for rank in ranks]
         failed = next((number for number, state in enumerate(states) if state not in (None, 0)), None)
@@ -91,7 +91,7 @@ def _last_words(folder: Path, rank: int) -> str:
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End what still runs."""
+    """End the ranks that still run."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         left = [rank for rank in ranks if rank.poll() is None]
         for rank in left:

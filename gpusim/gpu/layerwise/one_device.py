@@ -1,4 +1,4 @@
-"""The same network on one device, written without any of the plan's machinery: what a plan is compared with."""
+"""The reference for plans: the same network on one device, sharing no code with the execution of plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusim.layerwise.layers import BATCH, LayerGraph
 def run_on_one_device(
     graph: LayerGraph, data: Data, *, dtype: torch.dtype, seed: int, device: torch.device
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Loss, and gradients of all parameters by layer, operation and name: torch's autograd over the whole graph."""
+    """Return the loss, and the gradients of all parameters by layer, operation and name, by torch's autograd."""
     values: list[torch.Tensor] = []
     parameters: dict[str, torch.Tensor] = {}
     loss = torch.zeros((), device=device, dtype=dtype)

@@ -1,6 +1,6 @@
-"""The operations of layers on tensors of four dimensions (n, c, h, w): of a share, or of a whole layer.
+"""The operations of a whole layer or of a share, on tensors of four dimensions (n, c, h, w).
 
-A share of a map gets an input that already has its halo and padding, so its window operations add none.
+The input of a split map already has its halo and padding, so its window operations add none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 from gpusim.errors import OptionError
 from gpusim.layerwise.layers import Layer, LayerOp
 
-#: Adds a tensor over the parts that share statistics, differentiably; and how many elements take part in all.
+#: Sums a tensor differentiably over the parts with shared statistics.
 SharedSum = Callable[[torch.Tensor], torch.Tensor]
 
 #: Epsilon of BatchNorm and LayerNorm: torch's defaults.
@@ -25,23 +25,23 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a share knows of the rest: its part of the channels and samples, shared sums, and a dropout mask."""
+    """Context of a share: its part of the channels and samples, shared sums, and a dropout mask."""
 
     channels: tuple[int, int]
-    """First and last channel, of the layer's output."""
+    """First and last channel of the layer's output."""
     samples: tuple[int, int]
     batch: int
-    """Samples of all parts together."""
+    """Samples in all parts together."""
     shared_sum: SharedSum | None = None
-    """None where no other part shares this one's statistics."""
+    """None if no other part shares statistics with this one."""
     targets: torch.Tensor | None = None
     mask: torch.Tensor | None = None
-    """The share's part of a dropout mask; None: torch's own dropout."""
+    """The share's part of a dropout mask; None for torch's own dropout."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter, whole: its shape, whose first dimension is that of the channels, and the spread of its values."""
+    """A whole parameter: its shape, channels first, and the spread of its values."""
 
     shape: tuple[int, ...]
     scale: float
@@ -49,7 +49,7 @@ class Parameter:
 
 
 def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
-    """Parameters of each of a layer's operations."""
+    """Return the parameters of each operation of a layer."""
     parameters = []
     for op in layer.ops:
         named: dict[str, Parameter] = {}
@@ -70,7 +70,7 @@ def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
 
 
 def parameters_of(layer: Layer, generator: torch.Generator, dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:
-    """The parameters themselves, whole, from a generator on the CPU."""
+    """Return whole parameters with random values from a generator on the CPU."""
 
     def values(each: Parameter) -> torch.Tensor:
         drawn = torch.randn(each.shape, generator=generator, dtype=torch.float64)
@@ -87,9 +87,9 @@ def run_layer(
     *,
     padded: tuple[bool, bool] = (False, False),
 ) -> torch.Tensor:
-    """A layer's output from its inputs; `padded` says whether they have halo and padding in height and width already.
+    """Compute a layer's output; `padded` says whether inputs already have halo and padding in height and width.
 
-    Raises `OptionError` for an operation that nothing here runs.
+    Raises `OptionError` for an unsupported operation.
     """
     value: Any = inputs
     for op, named in zip(layer.ops, parameters, strict=True):
@@ -163,7 +163,7 @@ def _run(
 
 
 def _left_to_add(padding: int | tuple[int, int], padded: tuple[bool, bool]) -> tuple[int, int]:
-    """The padding that the input does not have yet."""
+    """Return the padding that the input still lacks."""
     height, width = (padding, padding) if isinstance(padding, int) else padding
     return 0 if padded[0] else height, 0 if padded[1] else width
 
@@ -175,7 +175,7 @@ def _linear(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def _attention(inputs: Sequence[torch.Tensor], heads: int, channels: int) -> torch.Tensor:
-    """Heads in the channels, positions in the height."""
+    """Attention with heads in the channels and positions in the height."""
     width = channels // heads
     query, key, value = (x.reshape(x.shape[0], -1, width, x.shape[2]).transpose(2, 3) for x in inputs)
     mixed = functional.scaled_dot_product_attention(query, key, value)
@@ -185,7 +185,7 @@ def _attention(inputs: Sequence[torch.Tensor], heads: int, channels: int) -> tor
 def _batch_norm(
     value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, where: Surroundings, epsilon: float
 ) -> torch.Tensor:
-    """Statistics of this part alone by torch's kernel, shared ones from shared sums."""
+    """BatchNorm, with torch's kernel for statistics of this part alone, else with shared sums."""
     if where.shared_sum is None:
         return functional.batch_norm(value, None, None, weight, bias, training=True, eps=epsilon)
     count = torch.full((1,), float(value.numel() // value.shape[1]), dtype=value.dtype, device=value.device)
@@ -198,11 +198,11 @@ def _batch_norm(
 
 
 class SharedSums(torch.autograd.Function):
-    """A sum over ranks whose gradient is the sum of the ranks' gradients."""
+    """Sum over ranks; its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, reduce: Callable[[torch.Tensor], None]) -> torch.Tensor:
-        """Add up a copy."""
+        """Sum a copy over ranks."""
         ctx.reduce = reduce
         total = value.clone()
         reduce(total)
@@ -210,7 +210,7 @@ class SharedSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Add up the gradients."""
+        """Sum the gradients over ranks."""
         total = gradient.clone()
         ctx.reduce(total)
         return total, None

@@ -1,4 +1,4 @@
-"""Which boxes a rank sends and receives over one edge of a plan, in coordinates of its own tensors."""
+"""Boxes that a rank sends and receives over one edge of a plan, in coordinates of its own tensors."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ Box = tuple[slice, slice, slice, slice]
 
 @dataclass(frozen=True)
 class EdgePieces:
-    """One input of a layer on one rank. The buffer holds what the rank needs, with padding where maps are split."""
+    """One input of a layer on one rank. Its buffer holds the elements that the rank needs, padded in split
+    dimensions.
+    """
 
     shape: tuple[int, int, int, int]
-    """Of the buffer; empty where the rank needs nothing."""
+    """Shape of the buffer; empty if the rank needs nothing."""
     own: tuple[Box, Box] | None
-    """Where what the rank has is in its tensor, and where it goes in the buffer."""
+    """Box of the rank's own elements in its tensor, and in the buffer."""
     sends: tuple[tuple[int, Box], ...]
-    """Peers, and boxes of the rank's tensor."""
+    """Peers, each with a box of the rank's tensor."""
     receives: tuple[tuple[int, Box], ...]
-    """Peers, and boxes of the buffer."""
+    """Peers, each with a box of the buffer."""
     interior: Box
-    """The buffer without padding."""
+    """Box of the buffer without padding."""
     batch_box: Box
-    """The same in coordinates of the whole input: for edges from the batch."""
+    """`interior` in coordinates of the whole input, for edges from the batch."""
     is_own: bool
-    """Whether the buffer is just the rank's tensor."""
+    """Whether the buffer is the rank's own tensor."""
     padded: tuple[bool, bool]
-    """Whether the buffer has the padding in height and in width, so that the operation must not add it."""
+    """Whether the buffer includes the padding in height and in width, so that the operation must not add it."""
 
 
 def pieces(
     source: Layer | None, source_config: Config, user: Layer, number: int, user_config: Config, gpus: int, rank: int
 ) -> EdgePieces:
-    """The pieces of one edge; `source` is None for the batch, which every rank has."""
+    """Return the pieces of one edge; `source` is None for the batch, which every rank has."""
     devices = np.arange(gpus)
     out_low, out_high = boxes(user.output, user_config, devices)
     need_low, need_high = needed(user, number, out_low, out_high)
@@ -92,7 +94,7 @@ class _Box:
 def _with_padding(
     user: Layer, number: int, padded: tuple[bool, bool], output: tuple[Ints, Ints], need: tuple[Ints, Ints]
 ) -> tuple[Ints, Ints]:
-    """The needed box with what windows reach into beyond the map, in dimensions that are split."""
+    """Return the needed box extended by the padding that windows reach, in split dimensions."""
     (low, high), (need_low, need_high) = output, need
     first, last = need_low.copy(), need_high.copy()
     if (high <= low).any() or (need_high <= need_low).any():

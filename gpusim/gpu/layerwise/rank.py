@@ -1,8 +1,8 @@
-"""One rank of a plan: its shares of all layers, forward and backward, with exchanges between them.
+"""One rank of a plan: its shares of all layers, forward and backward, and the exchanges between them.
 
-Layers run one after the other, each with a small autograd graph of its own. Its inputs are buffers, filled with what
-the rank has and what it receives; in the backward pass, in the opposite order, gradients of buffers go back to where
-the pieces came from, and are added there. So all ranks post the same exchanges in the same order.
+Layers run one after the other, each with its own autograd graph. Their input buffers are filled with the rank's own and
+received pieces. The backward pass, in reverse order, returns the gradients of buffers to the sources of the pieces,
+which add them. So all ranks post the same exchanges in the same order.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
 
 @dataclass(frozen=True)
 class Data:
-    """A batch, whole: every rank makes the same, from a seed."""
+    """A whole batch: every rank makes the same one from a seed."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
 
 
 def make_data(graph: LayerGraph, seed: int, dtype: torch.dtype, device: torch.device) -> Data:
-    """Random inputs and targets for the layers of the whole batch."""
+    """Make random inputs and targets for the layers of the whole batch."""
     generator = torch.Generator().manual_seed(seed)
     edge = next(edge for layer in graph.layers for edge in layer.inputs if edge.source == BATCH)
     inputs = torch.randn(edge.extents, generator=generator, dtype=torch.float64).to(dtype)
@@ -53,7 +53,7 @@ def make_data(graph: LayerGraph, seed: int, dtype: torch.dtype, device: torch.de
 
 @dataclass
 class _LayerState:
-    """What a rank has of one layer."""
+    """The state of one layer on this rank."""
 
     layer: Layer
     config: Config
@@ -62,9 +62,9 @@ class _LayerState:
     parameters: list[dict[str, torch.Tensor]]
     edges: list[EdgePieces]
     statistics: tuple[int, ...]
-    """Ranks that share statistics with this one."""
+    """Ranks that share statistics with this one, itself included."""
     weights: tuple[int, ...]
-    """Ranks that hold the same weights."""
+    """Ranks that hold the same weights, itself included."""
     mask: torch.Tensor | None = None
     buffers: list[torch.Tensor] = field(default_factory=list)
     output: torch.Tensor | None = None
@@ -72,12 +72,12 @@ class _LayerState:
 
     @property
     def active(self) -> bool:
-        """Whether the rank has a part."""
+        """Whether the rank has a part of the layer."""
         return all(h > low for low, h in zip(self.low, self.high, strict=True))
 
 
 class Rank:
-    """The shares of one rank. `step` runs forward and backward; gradients are then in `gradients`."""
+    """All shares of one rank. `step` runs forward and backward; then `gradients` returns the gradients."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class Rank:
         same_dropout: bool = False,
         keep_buffers: bool = False,
     ) -> None:
-        """`graph` is that of the whole batch. With `same_dropout`, masks are those of one device. With `keep_buffers`,
-        buffers that others fill are made once and never filled: for times of computation alone.
+        """`graph` is that of the whole batch. With `same_dropout`, masks equal those of one device. With
+        `keep_buffers`, buffers are made once and not filled by other ranks: for timing computation only.
 
-        Raises `OptionError` for a layer that nothing here runs.
+        Raises `OptionError` for an unsupported layer.
         """
         self.graph, self.choice, self.gpus, self.transport = graph, choice, gpus, transport
         self.device, self.dtype, self.batch_norm = device, dtype, batch_norm
@@ -134,7 +134,7 @@ class Rank:
         return state
 
     def _any_values(self, named: dict[str, Parameter], channels: int) -> dict[str, torch.Tensor]:
-        """Parameters of so many channels, made on the device: enough for times."""
+        """Random parameters for this many channels, made on the device; sufficient for timing."""
         return {
             name: torch.randn((channels, *each.shape[1:]), device=self.device, dtype=self.dtype)
             .mul_(each.scale)
@@ -147,7 +147,9 @@ class Rank:
         return value.clone().to(self.device).requires_grad_(True)
 
     def step(self, data: Data) -> torch.Tensor:
-        """One forward and backward pass; the rank's part of the loss (their sum is the loss of the batch)."""
+        """Run one forward and backward pass; returns the rank's part of the loss (their sum is the loss of the
+        batch).
+        """
         self.loss = torch.zeros((), device=self.device, dtype=self.dtype)
         for index in range(len(self.states)):
             self.forward_layer(index, data)
@@ -169,7 +171,7 @@ class Rank:
             self.loss = self.loss + state.output.detach()
 
     def run_share(self, index: int, buffers: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-        """The layer's operations on filled buffers: no exchange but that of statistics."""
+        """Run the layer's operations on filled buffers; exchanges nothing but statistics."""
         state = self.states[index]
         samples = (state.low[0], state.high[0])
         shares = len(state.statistics) > 1 and state.layer.statistics > 0
@@ -188,7 +190,7 @@ class Rank:
         return lambda tensor: self.transport.all_reduce(tensor, state.statistics)
 
     def _buffer(self, index: int, number: int, data: Data) -> torch.Tensor:
-        """The buffer of one input: filled, or as it was made where buffers are kept."""
+        """Return the buffer of one input: filled, or the existing one with `keep_buffers`."""
         state = self.states[index]
         if self._kept is None or state.edges[number].is_own:
             return self._filled(state, number, data)
@@ -198,7 +200,7 @@ class Rank:
         return self._kept[index, number].detach().requires_grad_(wants_gradient)
 
     def _filled(self, state: _LayerState, number: int, data: Data) -> torch.Tensor:
-        """The buffer of one input: own part, received parts, padding."""
+        """Return the buffer of one input, filled with the rank's own part, received parts and padding."""
         edge, source = state.edges[number], state.layer.inputs[number].source
         wants_gradient = source != BATCH and self.graph.training
         held = None if source == BATCH else self.states[source].output
@@ -234,7 +236,7 @@ class Rank:
         state.gradient = None
 
     def _give_back(self, state: _LayerState, number: int) -> None:
-        """The gradient of one buffer: own part, and what others have."""
+        """Collect the gradient of one buffer: the own part and those from other ranks."""
         edge, source = state.edges[number], state.layer.inputs[number].source
         if source == BATCH:
             return
@@ -274,12 +276,12 @@ class Rank:
             target.gradient[box] += piece
 
     def _stand_in(self, target: _LayerState) -> None:
-        """A gradient that would come from others: any will do for times."""
+        """Use an arbitrary gradient in place of one from other ranks, for timing."""
         if target.output is not None and target.gradient is None:
             target.gradient = target.output.detach()
 
     def sum_gradients(self) -> None:
-        """Add up gradients of weights that several ranks hold, in buckets, in the order of the backward pass."""
+        """Sum gradients of weights held by several ranks, in buckets, in the order of the backward pass."""
         buckets: dict[tuple[int, ...], list[torch.Tensor]] = {}
         done: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         for state in reversed(self.states):
@@ -320,7 +322,7 @@ class Rank:
         }
 
     def clear(self) -> None:
-        """Forget gradients."""
+        """Clear all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -328,7 +330,7 @@ class Rank:
 def sharing(
     layer: Layer, config: Config, gpus: int, batch_norm: BatchNorm, rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ranks that share statistics with a rank, and ranks that hold the same weights; itself included."""
+    """Return the ranks that share statistics with a rank and those that hold the same weights, both including it."""
     if config.replicated:
         return (rank,), (rank,)
     devices = np.arange(gpus)
@@ -342,7 +344,7 @@ def sharing(
 
 
 def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNorm) -> set[tuple[int, ...]]:
-    """All groups of ranks that a plan needs: `gpusim.gpu.layerwise.transport.Distributed` makes them."""
+    """Return all groups of ranks that a plan needs, for `gpusim.gpu.layerwise.transport.Distributed`."""
     groups: set[tuple[int, ...]] = {tuple(range(gpus))}
     for layer, config in zip(graph.layers, choice, strict=True):
         for rank in range(gpus):

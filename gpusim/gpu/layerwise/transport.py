@@ -1,4 +1,4 @@
-"""How ranks of a plan exchange tensors: over torch.distributed, or not at all where one rank runs alone.
+"""Exchanges of tensors between the ranks of a plan: over torch.distributed, or none for one rank alone.
 
 Ranks post the same exchanges in the same order (`gpusim.gpu.layerwise.rank`), so neither backend needs tags.
 """
@@ -13,25 +13,25 @@ import torch.distributed as dist
 
 
 class Transport(Protocol):
-    """What a rank needs of the others."""
+    """Communication of a rank with the others."""
 
     rank: int
 
     def exchange(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
-        """Send tensors and fill those to be received; tensors are contiguous."""
+        """Send tensors and receive into others; all are contiguous."""
         ...
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], *, wait: bool = True) -> None:
-        """Add up a tensor over some ranks, in place; without `wait` it is done after `finish`."""
+        """Sum a tensor over some ranks, in place; without `wait` it is complete after `finish`."""
         ...
 
     def finish(self) -> None:
-        """Wait for everything that has begun."""
+        """Wait for all operations begun so far."""
         ...
 
 
 class Distributed:
-    """torch.distributed. Groups are made once, on all ranks in the same order."""
+    """Communication by torch.distributed. Groups are made once, on all ranks in the same order."""
 
     def __init__(self, groups: Iterable[tuple[int, ...]]) -> None:
         self.rank = dist.get_rank()
@@ -68,7 +68,7 @@ class Distributed:
 
 
 class Alone:
-    """One rank by itself: nothing arrives, buffers keep what they hold. For times of computation only."""
+    """One rank by itself: nothing is received and buffers keep their content. Only for timing computation."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
