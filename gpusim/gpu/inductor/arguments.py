@@ -1,4 +1,4 @@
-"""What is known of Inductor's lines beforehand: kinds without work, roles of arguments, and what operators change."""
+"""Facts on Inductor's lines: kinds without work, roles of arguments, and changes by operators."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NO_WORK: Final = frozenset(
         "AssertSizeStrideLine",
     }
 )
-#: Kinds of kernels whose one line is a plain text. What they call is read from the kernel, not from the text.
+#: Kinds of kernels whose single line is plain text. The called function is read from the kernel, not from the text.
 WRITTEN_AS_TEXT: Final = frozenset({"InplaceBernoulliFallback", "InplaceCopyFallback", "MutatingFirstArgExternKernel"})
-#: Functions of Inductor's own that are no operators: name in the wrapper -> target of an op.
+#: Inductor's own functions that are not operators: name in the wrapper -> target of an op.
 OWN_KERNELS: Final = {
     "extern_kernels.bias_addmm": "inductor.bias_addmm",
     "extern_kernels.mm_plus_mm": "inductor.mm_plus_mm",
@@ -32,7 +32,7 @@ OWN_KERNELS: Final = {
 
 
 def role_of(name: str) -> str:
-    """What a Triton kernel does with an argument of this name."""
+    """Return the role of a Triton kernel's argument of this name."""
     if name.startswith(("in_out_ptr", "ws_ptr", "sem_ptr")):
         return "rw"
     if name.startswith("in_ptr"):
@@ -41,7 +41,7 @@ def role_of(name: str) -> str:
 
 
 def by_position(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The same call with arguments by position wherever the operator takes them so, as a recorded call has them."""
+    """Return the call with positional arguments wherever the operator takes them so, as in a recorded call."""
     positional, rest = list(args), dict(kwargs)
     for argument in operator._schema.arguments[len(positional) :]:
         if argument.kwarg_only or argument.name not in rest:
@@ -51,7 +51,7 @@ def by_position(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> t
 
 
 def written_by(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-    """Tensors among encoded arguments that an operator changes."""
+    """Return the tensors among encoded arguments that an operator changes."""
     written: list[int] = []
     for position, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -63,7 +63,7 @@ def written_by(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> li
 def in_parts(
     target: str, args: tuple[Any, ...], results: tuple[int | None, ...]
 ) -> list[tuple[str, tuple[Any, ...], tuple[int | None, ...]]]:
-    """A call in parts that do not need each other: the gradient of the input apart from that of the weight."""
+    """Split a call into independent parts: the gradients of the input and of the weight."""
     if target != "aten.convolution_backward.default" or not (args[10][0] and (args[10][1] or args[10][2])):
         return [("", args, results)]
     data = (*args[:10], [True, False, False])

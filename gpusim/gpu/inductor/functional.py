@@ -1,4 +1,4 @@
-"""A recorded step as the graph that Inductor compiles: ATen without in-place changes, each node with its call's name.
+"""A recorded step as a graph for Inductor: ATen without in-place changes, with call names on the nodes.
 
 torch.compile gets such a graph from AOTAutograd. Here the recorded calls of the whole step, backward and optimizer
 included, go through the same functionalization and decompositions, and become one graph.
@@ -20,7 +20,7 @@ from gpusim.errors import CaptureError
 from gpusim.gpu.capture.calls import Call, JointGraph, Value
 from gpusim.gpu.capture.record import live_calls
 
-#: Under this name a node's `meta["custom"]` has the name of the call that it came from.
+#: Key of a node's `meta["custom"]` for the name of its call.
 CALL: Final = "gpusim_call"
 
 
@@ -29,7 +29,7 @@ class Given:
     """An input of the graph: one tensor of the step, or the memory of several that alias."""
 
     names: tuple[str, ...]
-    """Of the recorded graph's inputs."""
+    """Names of the recorded graph's inputs."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -38,20 +38,20 @@ class Given:
 
 @dataclass(frozen=True)
 class FunctionalGraph:
-    """A graph without in-place changes but of its inputs, at its end."""
+    """A graph without in-place changes except those of its inputs, at its end."""
 
     module: fx.GraphModule
     fake_mode: FakeTensorMode
     fake_inputs: tuple[torch.Tensor, ...]
     inputs: tuple[Given, ...]
     outputs: tuple[Value, ...]
-    """What the graph returns, in order: outputs, then gradients."""
+    """Results of the graph, in order: outputs, then gradients."""
 
 
 def functional_graph(graph: JointGraph, apart: bool = False) -> FunctionalGraph:
-    """Functionalize and decompose a recorded step. Raises `CaptureError` for aliases that it cannot hold.
+    """Functionalize and decompose a recorded step. Raises `CaptureError` for unsupported aliases.
 
-    With `apart` each result has memory of its own, strided as the user's code makes it: others will write to it.
+    With `apart` each result has memory of its own, with the strides of the user's code: others will write to it.
     """
     calls = live_calls(graph)
     outputs = (*graph.outputs, *graph.gradients)
@@ -72,7 +72,7 @@ def _device(graph: JointGraph) -> torch.device:
 
 
 def _inputs(graph: JointGraph, calls: Sequence[Call], outputs: Sequence[Value]) -> tuple[Given, ...]:
-    """What the calls take from before the step; tensors that share memory come in as that memory."""
+    """Return the calls' inputs from before the step; tensors that share memory come in as that memory."""
     used = {v.node for call in calls for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)}
     used |= {value.node for value in outputs}
     sharing: dict[int, list[str]] = {}
@@ -96,7 +96,7 @@ def _given(graph: JointGraph, names: Sequence[str]) -> Given:
 
 def _fake(given: Given, device: torch.device, mode: FakeTensorMode) -> torch.Tensor:
     with mode:
-        # Inductor looks at the offset to see whether the tensor begins where its kernels may load 16 bytes at a time.
+        # Inductor uses the offset to decide whether kernels may load 16 bytes at a time.
         last = given.offset + sum((n - 1) * d for n, d in zip(given.shape, given.stride, strict=True))
         memory = torch.empty(last + 1, dtype=given.dtype, device=device)
         return memory.as_strided(given.shape, given.stride, given.offset)
@@ -105,7 +105,7 @@ def _fake(given: Given, device: torch.device, mode: FakeTensorMode) -> torch.Ten
 def _as_module(
     graph: JointGraph, calls: Sequence[Call], inputs: Sequence[Given], outputs: Sequence[Value]
 ) -> fx.GraphModule:
-    """The calls as an fx graph."""
+    """Return the calls as an fx graph."""
     fx_graph = fx.Graph()
     env: dict[str, fx.Node] = {}
     for number, given in enumerate(inputs):
@@ -140,14 +140,14 @@ def _as_module(
 
 
 def _functionalized(recorded: fx.GraphModule, fake: Sequence[torch.Tensor]) -> fx.GraphModule:
-    import torch._inductor.lowering  # decompositions look into it, and nothing else has imported it yet
+    import torch._inductor.lowering  # decompositions use it before anything else imports it
     from torch._inductor.decomposition import select_decomp_table
 
     def run(*inputs: torch.Tensor) -> Any:
         with torch.no_grad(), fx.traceback.preserve_node_meta():
             return fx.Interpreter(recorded).run(*inputs)
 
-    # Views stay views: Inductor sees through them.
+    # Views stay views: Inductor resolves them.
     traced = make_fx(
         torch.func.functionalize(run, remove="mutations"),
         decomposition_table=select_decomp_table(),
@@ -159,14 +159,14 @@ def _functionalized(recorded: fx.GraphModule, fake: Sequence[torch.Tensor]) -> f
 
 
 def _without_repeats(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph with each thing computed once, as torch.compile's partitioner leaves it."""
+    """Remove repeated computations from the graph, as torch.compile's partitioner does."""
     from torch._functorch.compile_utils import fx_graph_cse
 
     return fx.GraphModule(module, fx_graph_cse(module.graph))
 
 
 def _copy_repeated(module: fx.GraphModule) -> None:
-    """Return copies of what is in the memory of another result: two equal gradients are computed once."""
+    """Return copies of results in the memory of another result: two equal gradients are computed once."""
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     seen: set[int] = set()
     returned: list[fx.Node] = []
@@ -185,12 +185,12 @@ def _copy_repeated(module: fx.GraphModule) -> None:
 
 
 def _mark_visible(module: fx.GraphModule, n_outputs: int) -> None:
-    """Outputs keep their strides; gradients may have others, as torch.compile's backward leaves them, too."""
+    """Mark outputs, which keep their strides; gradients may get others, as in torch.compile's backward."""
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     output.meta["user_visible_output_idxs"] = list(range(n_outputs))
 
 
 def calls_of(node: fx.Node) -> str:
-    """Name of the recorded call that a node came from, or nothing."""
+    """Return the name of the recorded call that a node came from, or ""."""
     custom: Mapping[str, Any] = node.meta.get("custom") or {}
     return str(custom.get(CALL, ""))

@@ -1,6 +1,6 @@
-"""Kernels from their code, and the functions that an Inductor trace's ops call.
+"""Kernels compiled from their code, and the functions that an Inductor trace's ops call.
 
-What is here runs code out of a trace: whoever calls it has asked `gpusim.trace.trust` first, or has just captured.
+This module runs code from a trace: the caller has asked `gpusim.trace.trust` first, or has just captured.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gpusim.errors import OperatorError
 from gpusim.formats.trace import KERNEL, Source, Trace
 from gpusim.gpu.inductor import versions
 
-#: Functions of Inductor's own that are no operators: target of an op -> name among its `extern_kernels`.
+#: Inductor's own functions that are not operators: target of an op -> name among its `extern_kernels`.
 OWN_FUNCTIONS: Final = {"inductor.bias_addmm": "bias_addmm", "inductor.mm_plus_mm": "_mm_plus_mm"}
 
 
 def functions_of(trace: Trace, compiling: Compiling | None = None) -> list[Callable[..., Any]]:
-    """For each op of an Inductor trace what to call. Compiles the trace's code where nobody has begun to.
+    """Return the function of each op of an Inductor trace. Compiles the trace's code unless `compiling` does.
 
-    Raises `OperatorError` for an operator that this torch does not have, and for code that does not compile.
+    Raises `OperatorError` for an operator that this torch lacks, and for code that does not compile.
     """
     versions.require_supported()
     kernels = (compiling or Compiling(trace.sources)).kernels()
@@ -35,7 +35,7 @@ def functions_of(trace: Trace, compiling: Compiling | None = None) -> list[Calla
 
 
 def start_compiling(device: torch.device) -> None:
-    """Let torch start the processes that compile kernels for a GPU: they take seconds until they are ready."""
+    """Start torch's processes that compile kernels for a GPU, since they take seconds to get ready."""
     if device.type == "cuda":
         from torch._inductor.async_compile import AsyncCompile
 
@@ -43,7 +43,7 @@ def start_compiling(device: torch.device) -> None:
 
 
 class Compiling:
-    """Kernels that torch's processes compile while this one does other things. Raises as `kernels`."""
+    """Kernels that torch's processes compile concurrently. Raises as `kernels`."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         from torch._inductor.async_compile import AsyncCompile
@@ -53,13 +53,13 @@ class Compiling:
         self._scope: dict[str, Any] = {}
         with _refusals():
             if any("async_compile.triton(" in source.text for source in sources):
-                self._compiler.wait_pool_ready()  # else it compiles them here, one by one
+                self._compiler.wait_pool_ready()  # otherwise it compiles them here, one by one
             for source in sources:
                 code = compile(source.text, f"<kernel {source.sha256[:12]}>", "eval")
                 self._scope[self._names[source.sha256]] = eval(code, {"async_compile": self._compiler})
 
     def kernels(self) -> dict[str, Callable[..., None]]:
-        """Hash -> a function that launches the kernel on the current stream, for its arguments in order.
+        """Return hash -> a function that launches the kernel on the current stream, for its arguments in order.
 
         Waits until all are compiled. Raises `OperatorError` for code that does not compile.
         """
@@ -80,14 +80,14 @@ def _refusals() -> Iterator[None]:
 
 
 def _launcher(kernel: Any) -> Callable[..., None]:
-    """A function that launches a kernel."""
+    """Return a function that launches a kernel."""
     if getattr(kernel, "run", None) is None:
         return lambda *args: kernel(*args)
     return _TritonKernel(kernel)
 
 
 class _TritonKernel:
-    """Launches one of Triton's kernels on the stream that is current at the call."""
+    """Launcher of a Triton kernel on the stream that is current at the call."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -98,9 +98,9 @@ class _TritonKernel:
 
 
 def loaded_code(functions: Iterable[Callable[..., Any]]) -> list[Any]:
-    """What must not be let go of while a CUDA graph has kernels of these: torch unloads code that nobody holds.
+    """Return objects to keep while a CUDA graph uses these kernels: torch unloads code without references.
 
-    A kernel may take up other code when it is tuned or loaded again; this is the code of now.
+    A kernel may get other code when it is tuned or loaded again; this is the current code.
     """
     kernels = {id(each): each.kernel for each in functions if isinstance(each, _TritonKernel)}
     parts = ("launchers", "compile_results")

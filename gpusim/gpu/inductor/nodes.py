@@ -1,4 +1,4 @@
-"""Nodes of Inductor's scheduler: what each says that it reads and writes, and which of them have their line so far."""
+"""Nodes of Inductor's scheduler: their declared reads and writes, and the lines matched so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusim.gpu.inductor.places import Places
 
 
 class Nodes:
-    """The nodes of the graph that Inductor compiles now."""
+    """Nodes of the graph that Inductor is compiling."""
 
     def __init__(self, places: Places) -> None:
         from torch._inductor.virtualized import V
@@ -20,22 +20,24 @@ class Nodes:
         self._places = places
         self._graph = V.graph
         self._matched: dict[str, int] = {}
-        """Nodes that have their line, by name, with its number."""
+        """Matched nodes, by name, with the number of their line."""
         self._written: set[str] = set()
-        """Names of buffers that a line so far writes."""
+        """Names of buffers that a line has written so far."""
 
     def matched(self, node: Any) -> bool:
         """Whether a node has its line."""
         return node.get_name() in self._matched
 
     def match(self, nodes: Iterable[Any], writes: Iterable[str] = ()) -> None:
-        """Note that these nodes have their line, and what it writes."""
+        """Record that these nodes have their line, and the buffers it writes."""
         number = len(self._matched)
         self._matched.update((name, number) for node in nodes if not self.matched(node) and (name := node.get_name()))
         self._written.update(writes)
 
     def of_kernel(self, line: Any, node: Any) -> list[Any]:
-        """The nodes that a kernel was made for: the current one, or on the CPU all that wait for their kernel."""
+        """Return the nodes that a kernel was made for: the current one, or on the CPU all that wait for their
+        kernel.
+        """
         if node is None:
             raise refused(f"kernel {line.kernel_name} outside of any node", node)
         if line.device.type != "cpu":
@@ -49,7 +51,7 @@ class Nodes:
         return waiting
 
     def check_agree(self, kernel: str, reads: Sequence[str], writes: Sequence[str], nodes: Sequence[Any]) -> None:
-        """Raise `CaptureError` where a kernel's arguments and its nodes do not say the same."""
+        """Raise `CaptureError` where a kernel's arguments contradict its nodes."""
         known_writes = {name for node in nodes for name in self.names_written(node)}
         known_reads = {name for node in nodes for name in self._names_read(node)} | known_writes
         wrong = sorted(set(writes) - known_writes - self._places.workspaces)
@@ -60,7 +62,7 @@ class Nodes:
             raise refused(f"kernel {kernel}, which reads {', '.join(wrong)} and whose node does not,", nodes[-1])
 
     def check_complete(self) -> None:
-        """Raise `CaptureError` where a node has no line, or its lines leave out something that it writes."""
+        """Raise `CaptureError` where a node has no line, or its lines omit something that it writes."""
         removed = set(self._graph.removed_buffers) | set(self._graph.inplaced_to_remove)
         for node in self._graph.scheduler.nodes:
             if _is_nop(node):
@@ -74,9 +76,9 @@ class Nodes:
                 raise refused(f"no line that writes {', '.join(sorted(missing))}", node)
 
     def check_order(self) -> None:
-        """Raise `CaptureError` where lines use memory that others change in another order than the graph.
+        """Raise `CaptureError` where uses and changes of memory have another order in the lines than in the graph.
 
-        Inductor does not always know of such changes any more once it has fused nodes.
+        After fusing nodes, Inductor does not always keep track of such changes.
         """
         place = {operation.get_operation_name(): number for number, operation in enumerate(self._graph.operations)}
         uses: dict[str, list[tuple[int, int, bool, Any]]] = {}
@@ -95,7 +97,7 @@ class Nodes:
                         raise refused(f"a use of {name} on the wrong side of its change", node)
 
     def names_written(self, node: Any) -> set[str]:
-        """Names of the buffers that a node writes, new ones and those that it changes."""
+        """Return the names of the buffers that a node writes, new or changed."""
         names = {buffer.get_name() for buffer in node.get_outputs()}
         names |= {name for buffer in node.get_outputs() for name in buffer.get_mutations()}
         return {self._places.real_name(name) for name in names}
@@ -105,7 +107,7 @@ class Nodes:
 
 
 def refused(code: str, node: Any) -> CaptureError:
-    """The error for what Inductor writes and nobody here understands."""
+    """Return the error for code of Inductor's that gpusim does not understand."""
     where = f" at node {node.get_name()}" if node is not None else ""
     return CaptureError(
         f"Inductor of torch {torch.__version__} writes {code}{where}: gpusim does not know what that reads and "

@@ -1,7 +1,7 @@
-"""A step of the user's own as Inductor's kernels, to run on the user's own tensors again and again.
+"""A step of the user's own as Inductor's kernels, to run repeatedly on the user's own tensors.
 
-The fused updates of optimizers stay the calls that they are: one launch updates many parameters, which Inductor cannot
-do, and in place. They come last, with whatever the step does behind them, as the recorded calls.
+Fused optimizer updates stay calls: one launch updates many parameters in place, which Inductor cannot do. They come
+last, followed by the step's later recorded calls.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Shape = tuple[int, tuple[int, ...], tuple[int, ...], int, str]
 def own_step(
     graph: JointGraph, recorded: Recorded, training: bool, style: str = DEFAULT_STYLE, noted: Noted | None = None
 ) -> Recorded:
-    """The step that `recorded` has as ATen calls, with other ops between its states and results.
+    """Return the step that `recorded` has as ATen calls, with other ops between its states and results.
 
-    What Inductor decides goes into `noted`.
-    Results and states are in the same order; of what is there before the step, `initial` has Inductor's constants only.
-    Raises `CaptureError` where Inductor, or gpusim, cannot do it.
+    Inductor's decisions are recorded in `noted`. Results and states are in the same order; of the tensors from before
+    the step, `initial` has Inductor's constants only. Raises `CaptureError` where Inductor, or gpusim, cannot compile
+    it.
     """
     first, rest = split(live_calls(graph))
     handed_on = _handed_on(graph, recorded, first, rest)
@@ -69,7 +69,7 @@ def own_step(
 
 
 def split(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
-    """The calls that Inductor compiles, and those from the first fused update on, with the counts before it."""
+    """Return the calls that Inductor compiles, and those from the first fused update on, with the counts before it."""
     begin = next((place for place, call in enumerate(calls) if _is_fused_update(call)), len(calls))
     while 0 < begin < len(calls) and _name(calls[begin - 1]) == "_foreach_add_":
         begin -= 1
@@ -77,7 +77,7 @@ def split(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
 
 
 def _is_fused_update(call: Call) -> bool:
-    """`_fused_adam_` and its like, which end in the underscore of what works in place; not `_fused_rms_norm`."""
+    """Whether a call is `_fused_adam_` or alike, with the underscore of in-place operators; not `_fused_rms_norm`."""
     name = _name(call)
     return name.startswith("_fused_") and name.endswith("_")
 
@@ -87,9 +87,9 @@ def _name(call: Call) -> str:
 
 
 def _handed_on(graph: JointGraph, recorded: Recorded, first: Sequence[Call], rest: Sequence[Call]) -> dict[int, Value]:
-    """What the first part computes and something behind it uses: id in `recorded` -> value, each once.
+    """Return the first part's results that later calls use: id in `recorded` -> value, each once.
 
-    Raises `CaptureError` where calls behind it change memory that is handed on in several parts.
+    Raises `CaptureError` where later calls change memory that is passed on in several parts.
     """
     compiled = {call.name for call in first}
     used = [v for call in rest for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)]
@@ -112,7 +112,7 @@ def _handed_on(graph: JointGraph, recorded: Recorded, first: Sequence[Call], res
 
 @dataclass
 class _Joined:
-    """Tensors of Inductor's part with those of the recorded calls behind it."""
+    """Tensors of Inductor's part joined with those of the recorded calls behind it."""
 
     recorded: Recorded
     tensors: list[Tensor]
@@ -121,13 +121,13 @@ class _Joined:
     _ids: dict[int, int] = field(default_factory=dict)
     """Tensor of the recorded step -> tensor here."""
     _storages: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Storage of the recorded step -> storage here, and by how many bytes its tensors begin later."""
+    """Storage of the recorded step -> storage here, and the byte offset of its tensors there."""
     _handed: dict[int, list[int]] = field(default_factory=dict)
-    """Storage of the recorded step -> its tensors that Inductor's part hands on."""
+    """Storage of the recorded step -> its tensors that Inductor's part passes on."""
     _places: dict[Shape, int] = field(default_factory=dict)
 
     def begin(self, named: dict[int, str], ids: dict[str, int]) -> None:
-        """Enter the states that Inductor's part begins with; `ids` are their numbers in the recorded step."""
+        """Add the states that Inductor's part begins with; `ids` are their numbers in the recorded step."""
         self._places = {_place(tensor): index for index, tensor in reversed(list(enumerate(self.tensors)))}
         for index, name in named.items():
             self.named[index] = name
@@ -135,7 +135,7 @@ class _Joined:
             self._storages[self.recorded.tensors[ids[name]].storage] = (self.tensors[index].storage, 0)
 
     def hand_on(self, ids: Sequence[int], made: Sequence[int]) -> None:
-        """Enter what Inductor's part returns. Raises `CaptureError` where it is not as the calls behind expect it."""
+        """Add the results of Inductor's part. Raises `CaptureError` where they do not match the calls behind it."""
         states = {storage for storage, _ in self._storages.values()}
         for id_, index in zip(ids, made, strict=True):
             theirs, mine = self.recorded.tensors[id_], self.tensors[index]
@@ -146,7 +146,7 @@ class _Joined:
             self._handed.setdefault(theirs.storage, []).append(id_)
 
     def tensor(self, id_: int) -> int:
-        """The tensor here that one of the recorded step is, entered where it is new."""
+        """Return the tensor here for one of the recorded step; a new one is added."""
         if id_ not in self._ids:
             theirs = self.recorded.tensors[id_]
             storage, later_bytes = self._storage(theirs)
@@ -162,7 +162,7 @@ class _Joined:
         return self._ids[id_]
 
     def _storage(self, theirs: Tensor) -> tuple[int, int]:
-        """Where a tensor's memory is here, entered where it is new."""
+        """Return the storage and offset here for a tensor's memory; a new one is added."""
         handed = self._handed.get(theirs.storage, [])
         if handed:
             base = self.recorded.tensors[handed[0]]
@@ -176,7 +176,7 @@ class _Joined:
         return self._storages[theirs.storage]
 
     def op(self, op: Op) -> Op:
-        """A recorded op on the tensors here."""
+        """Convert a recorded op to the tensors here."""
         mentioned = {*tensor_refs([*op.args, *op.kwargs.values()]), *op.reads, *op.writes}
         mentioned |= {id_ for id_ in op.outputs if id_ is not None}
         ids = {id_: self.tensor(id_) for id_ in sorted(mentioned)}
@@ -190,7 +190,7 @@ class _Joined:
         )
 
     def check_apart(self, gradients: Sequence[int]) -> None:
-        """Raise `CaptureError` where two gradients are one memory: the user changes each of them in place."""
+        """Raise `CaptureError` where two gradients share memory: the user changes each of them in place."""
         theirs = {self.recorded.tensors[id_].storage for id_ in self.recorded.gradients}
         if len({self.tensors[index].storage for index in gradients}) < len(theirs):
             raise CaptureError("Inductor returns two gradients in one memory; use the front end 'aten'")
@@ -201,14 +201,14 @@ def _place(tensor: Tensor) -> Shape:
 
 
 def _strides(tensor: Tensor) -> list[int]:
-    """Strides of the dimensions in which a tensor has several elements."""
+    """Return the strides of the dimensions in which a tensor has several elements."""
     return (
         [step for size, step in zip(tensor.shape, tensor.stride, strict=True) if size > 1] if prod(tensor.shape) else []
     )
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """First and last element of a tensor in its storage."""
+    """Return the first and last element of a tensor in its storage."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride, strict=True))
     return tensor.offset, tensor.offset + last
 
@@ -218,7 +218,7 @@ def _element_bytes(tensor: Tensor) -> int:
 
 
 def _with_own_names(ops: Sequence[Op]) -> list[Op]:
-    """The ops with a name each."""
+    """Give each op a unique name."""
     seen: dict[str, int] = {}
     named = []
     for op in ops:

@@ -1,4 +1,4 @@
-"""Where Inductor's buffers lie: storage, offset, shape and strides of each name, as a trace holds them."""
+"""Memory of Inductor's buffers: storage, offset, shape and strides of each name, as in a trace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Place:
 
 @dataclass
 class Places:
-    """Tensors and storages of a trace by the names of Inductor's buffers, while Inductor's own graph is there."""
+    """Tensors and storages of a trace by the names of Inductor's buffers, while Inductor's own graph exists."""
 
     device: torch.device
     storages: list[Storage] = field(default_factory=list)
@@ -44,9 +44,9 @@ class Places:
 
     @classmethod
     def of_inputs(cls, graph: FunctionalGraph, recorded: Recorded, ids: dict[str, int], device: torch.device) -> Places:
-        """With the tensors that exist before the step; `ids` are their numbers in `recorded`, by name in the graph."""
+        """Start with the tensors from before the step; `ids` are their numbers in `recorded`, by name in the graph."""
         places = cls(device)
-        for given in graph.inputs:  # one for each storage
+        for given in graph.inputs:  # one per storage
             indices = [ids[name] for name in given.names if name in ids]
             storage = places.new_storage(recorded.storages[recorded.tensors[indices[0]].storage].bytes)
             for index in indices:
@@ -60,7 +60,7 @@ class Places:
         return places
 
     def id_of(self, place: Place) -> int:
-        """Index of the tensor at a place, entered where it is new."""
+        """Return the index of the tensor at a place; a new one is added."""
         if place not in self._ids:
             if place.offset_bytes % place.dtype.itemsize:
                 raise CaptureError("a tensor begins within an element of another data type; use the front end 'aten'")
@@ -69,34 +69,34 @@ class Places:
         return self._ids[place]
 
     def new_storage(self, size_bytes: int) -> int:
-        """Index of a new piece of memory."""
+        """Return the index of a new piece of memory."""
         self.storages.append(Storage(bytes=size_bytes))
         return len(self.storages) - 1
 
     # --- Inductor's names ---
 
     def real_name(self, name: str) -> str:
-        """The name of the memory behind a name: that of an input for its changed value."""
+        """Return the name of the memory behind a name: that of an input for its changed value."""
         from torch._inductor.virtualized import V
 
         return str(V.graph.scheduler.mutation_real_name.get(name, name))
 
     def is_buffer(self, name: str) -> bool:
-        """Whether a name is one of a tensor."""
+        """Whether a name is a tensor's."""
         from torch._inductor.virtualized import V
 
         known = name in self.workspaces or name in V.graph.graph_inputs or name in V.graph.constants
         return known or V.graph.try_get_buffer(name) is not None
 
     def buffer(self, name: str) -> Place:
-        """Where the buffer of this name lies."""
+        """Return the place of the buffer of this name."""
         name = self.real_name(name)
         if name not in self._named:
             self._named[name] = self._placed(name)
         return self._named[name]
 
     def add_workspace(self, workspace: Any) -> None:
-        """Memory that one kernel needs for itself."""
+        """Add memory that one kernel needs for itself."""
         name = workspace.get_name()
         if name in self.workspaces:
             return
@@ -106,7 +106,7 @@ class Places:
         self._named[name] = Place(storage, 0, (count,), (1,), workspace.dtype)
 
     def of(self, node: Any) -> Place:
-        """Where a node of Inductor's graph lies. Raises `CaptureError` for one that has no memory."""
+        """Return the place of a node of Inductor's graph. Raises `CaptureError` for one without memory."""
         from torch._inductor import ir
 
         while isinstance(node, ir.MutableBox):
@@ -146,7 +146,7 @@ class Places:
         return Place(storage, _number(layout.offset) * layout.dtype.itemsize, shape, stride, layout.dtype)
 
     def _alias(self, buffer: Any, aliased: Sequence[str], shape: Any, stride: Any, layout: Any) -> Place:
-        """What a call returns that hands its argument's memory on."""
+        """Return the place of a call's result that aliases an argument's memory."""
         from torch._inductor.virtualized import V
 
         origins = []

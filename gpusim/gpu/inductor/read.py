@@ -1,7 +1,7 @@
-"""From Inductor's lines to ops: each line is matched to its scheduler's node, and what it reads and writes is known.
+"""Conversion of Inductor's lines to ops: each line is matched with its scheduler node, and with reads and writes.
 
-A kernel's arguments say what it reads and what it writes; the node that it was made for has to say the same. A line
-that is not understood, a kernel without its node and a node without its kernel are refused: nothing is guessed.
+A kernel's arguments show its reads and writes; the node that it was made for must agree. Unknown lines, kernels without
+node and nodes without kernel are refused: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class Read:
-    """What one graph's lines say."""
+    """Contents of one graph's lines."""
 
     ops: list[Op]
     places: Places
@@ -49,7 +49,7 @@ class Read:
 
 
 def read_lines(lines: Lines, graph: FunctionalGraph, places: Places, calls: dict[str, Call]) -> Read:
-    """Read a graph's lines while Inductor's graph is there. Raises `CaptureError` for a line that matches no node."""
+    """Read a graph's lines while Inductor's graph exists. Raises `CaptureError` for a line that matches no node."""
     reader = _Reader(lines, places, calls)
     for line in lines.lines:
         reader.take(line)
@@ -78,7 +78,7 @@ class _Reader:
     # --- Lines ---
 
     def take(self, noted: Line) -> None:
-        """One line."""
+        """Convert one line."""
         line, kind = noted.line, type(noted.line).__name__
         if isinstance(line, str):
             self._take_text(line, noted)
@@ -139,7 +139,7 @@ class _Reader:
         self._add(line.kernel_name, KERNEL, arguments, {}, (), read_ids, write_ids, nodes, source)
 
     def _kernel_arguments(self, line: Any, node: Any) -> tuple[tuple[Any, ...], list[str], list[str]]:
-        """A kernel's arguments, encoded, and the names of the buffers that it reads and writes."""
+        """Return a kernel's encoded arguments, and the names of the buffers that it reads and writes."""
         roles = self._roles(line, node)
         encoded: list[Any] = []
         reads: list[str] = []
@@ -160,7 +160,7 @@ class _Reader:
         return tuple(encoded), list(dict.fromkeys(reads)), list(dict.fromkeys(writes))
 
     def _roles(self, line: Any, node: Any) -> list[str]:
-        """For each argument of a kernel `r`, `w` or `rw`, or nothing for a number."""
+        """Return the role of each kernel argument: `r`, `w`, `rw`, or "" for a number."""
         if not line.triton:
             kinds = line.arg_types or []
             roles = ["r" if str(kind).startswith("const ") else "w" if "*" in str(kind) else "" for kind in kinds]
@@ -188,7 +188,7 @@ class _Reader:
     # --- Kernels outside Inductor ---
 
     def _take_out(self, kernel: Any, node: Any) -> None:
-        """A call that writes into memory that is there."""
+        """Convert a call that writes into existing memory."""
         out = kernel.output_view if kernel.output_view is not None else kernel
         operator = kernel.op_overload
         if not isinstance(operator, torch._ops.OpOverload):
@@ -200,7 +200,7 @@ class _Reader:
         self._take_call(kernel, node, [*kernel.inputs, *kernel.constant_args], dict(kernel.kwargs), out)
 
     def _take_alloc(self, kernel: Any, node: Any) -> None:
-        """A call that returns new tensors."""
+        """Convert a call that returns new tensors."""
         if isinstance(kernel, self.ir.FallbackKernel):
             args, kwargs = kernel.unflatten_args(kernel.inputs, kernel.constant_args)
             self._take_call(kernel, node, list(args), {**kernel.kwargs, **kwargs})
@@ -223,7 +223,7 @@ class _Reader:
     def _take_call(
         self, kernel: Any, node: Any, args: list[Any], kwargs: dict[str, Any], out: Any = None, target: str = ""
     ) -> None:
-        """A call of an operator, or of one of Inductor's own functions under `target`."""
+        """Convert a call of an operator, or of one of Inductor's own functions under `target`."""
         operator = kernel.op_overload
         if type(kernel).__name__ == "InplaceCopyFallback":
             operator = torch.ops.aten.copy_.default
@@ -255,7 +255,7 @@ class _Reader:
                       random=random)  # fmt: skip
 
     def _results(self, kernel: Any) -> tuple[int | None, ...]:
-        """The tensors that a call returns, flat; null where the step does not use one."""
+        """Return the tensors that a call returns, flat; None where the step does not use one."""
         layout = kernel.layout
         if isinstance(layout, self.ir.NoneLayout):
             return tuple(None for _ in kernel.op_overload._schema.returns)
@@ -280,21 +280,21 @@ class _Reader:
         return bool(kernel.get_inputs_that_alias_output())
 
     def _encode(self, value: Any, node: Any) -> Any:
-        """An argument of a call as plain JSON."""
+        """Encode an argument of a call as plain JSON."""
         if isinstance(value, list | tuple):
             return [self._encode(part, node) for part in value]
         if isinstance(value, self.ir.NoneAsConstantBuffer):
             return None
         if isinstance(value, self.ir.IRNode):
             return {"tensor": self.places.id_of(self.places.of(value))}
-        if hasattr(value, "free_symbols"):  # an expression of sympy's
+        if hasattr(value, "free_symbols"):  # a sympy expression
             if value.free_symbols:
                 raise refused(f"a size that is not fixed ({value})", node)
             value = int(value) if value.is_integer else float(value)
         return encode(value, lambda _: -1, self.places.device)
 
     def outputs(self) -> list[int]:
-        """Tensors that the graph returns."""
+        """Return the tensors that the graph returns."""
         ids = []
         for output in self.graph.graph_outputs:
             if not isinstance(output, self.ir.IRNode) or isinstance(output, self.ir.NoneAsConstantBuffer):
@@ -340,7 +340,7 @@ class _Reader:
         return f"{name}_{count}" if count else name
 
     def _origin(self, nodes: Sequence[Any]) -> tuple[Phase, str]:
-        """Part of the step and layer of what a line computes: of its last call."""
+        """Return phase and layer of a line's computation: those of its last call."""
         names = []
         for node in nodes:
             for part in node.get_nodes() if node is not None else ():

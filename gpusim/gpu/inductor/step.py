@@ -1,4 +1,4 @@
-"""A recorded step as Inductor's kernels: the same states, outputs and gradients, other ops between them."""
+"""A recorded step as Inductor's kernels: the same states, outputs and gradients, with other ops in between."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gpusim.gpu.inductor.seam import OWN, Lines, compile_graph
 
 
 def inductor_step(graph: JointGraph, recorded: Recorded, training: bool, style: str = styles.DEFAULT_STYLE) -> Recorded:
-    """Compile a recorded step with Inductor. `recorded` is the same step as ATen calls, whose states it begins with.
+    """Compile a recorded step with Inductor. `recorded` is the same step as ATen calls, and provides the states.
 
-    `style` is one of `gpusim.gpu.inductor.styles`. Raises `CaptureError` for a torch that is not supported, and for
-    what Inductor writes and gpusim cannot read.
+    `style` is one of `gpusim.gpu.inductor.styles`. Raises `CaptureError` for an unsupported torch, and for code of
+    Inductor's that gpusim cannot read.
     """
     compiled = compiled_calls(graph, recorded, training, style)
     return _recorded(graph, recorded, compiled)
@@ -29,10 +29,10 @@ def inductor_step(graph: JointGraph, recorded: Recorded, training: bool, style: 
 
 @dataclass(frozen=True)
 class Compiled(Read):
-    """What Inductor makes of recorded calls."""
+    """Inductor's version of recorded calls."""
 
     named: dict[int, str]
-    """Tensor id -> input of the recorded graph that it is."""
+    """Tensor id -> name of its input of the recorded graph."""
 
 
 def compiled_calls(
@@ -43,9 +43,9 @@ def compiled_calls(
     apart: bool = False,
     noted: styles.Noted | None = None,
 ) -> Compiled:
-    """Compile the calls of a graph, whose inputs are among those that `recorded` has. `apart`: see `functional_graph`.
+    """Compile the calls of a graph, whose inputs are among those of `recorded`. `apart`: see `functional_graph`.
 
-    What Inductor decides goes into `noted`. Raises as `inductor_step`.
+    Inductor's decisions are recorded in `noted`. Raises as `inductor_step`.
     """
     versions.require_supported()
     from torch._inductor import config
@@ -85,13 +85,13 @@ def has_images(graph: JointGraph) -> bool:
 
 
 def _recorded(graph: JointGraph, recorded: Recorded, compiled: Compiled) -> Recorded:
-    """What was read, with the values that the ATen step began and ended with."""
+    """Return the compiled step with the initial and final values of the ATen step."""
     places, named = compiled.places, compiled.named
     outputs, gradients = compiled.outputs[: len(graph.outputs)], compiled.outputs[len(graph.outputs) :]
     roles: tuple[tuple[list[int], Role], ...] = ((outputs, "output"), (gradients, "gradient"))
     for indices, role in roles:
         set_roles(places.tensors, indices, role)
-    returned = iter(outputs)  # what the user's step returns of its own making is its outputs, in this order
+    returned = iter(outputs)  # the user step's computed results are its outputs, in this order
     fused = replace(
         recorded,
         returned=[None if index is None else next(returned) for index in recorded.returned],
@@ -108,7 +108,7 @@ def _recorded(graph: JointGraph, recorded: Recorded, compiled: Compiled) -> Reco
 
 
 def with_values(fused: Recorded, recorded: Recorded) -> Recorded:
-    """A step of kernels with the values that a recording of the same step as ATen calls began and ended with."""
+    """Give a step of kernels the initial and final values of a recording of the same step as ATen calls."""
     before = {name: index for index, name in recorded.named.items()}
     final: dict[int, torch.Tensor] = {}
     for mine, theirs in zip((*fused.outputs, *fused.gradients), (*recorded.outputs, *recorded.gradients), strict=True):
@@ -121,7 +121,7 @@ def with_values(fused: Recorded, recorded: Recorded) -> Recorded:
 
 
 def _named(recorded: Recorded, functional: FunctionalGraph) -> dict[int, str]:
-    """Tensor id -> input of the recorded graph: `Places.of_inputs` enters them first, in this order."""
+    """Return tensor id -> input of the recorded graph: `Places.of_inputs` adds them first, in this order."""
     known = set(recorded.named.values())
     names = [name for given in functional.inputs for name in given.names if name in known]
     return dict(enumerate(names))

@@ -1,7 +1,7 @@
-"""Ways to compile one step: which of Inductor's own decisions are taken another way, by name.
+"""Styles of compiling one step: named sets of changes to Inductor's decisions.
 
-No way is the best for every step. Kernels that join branches save launches and make the branches wait for each other;
-a layout that suits the convolutions makes other kernels slower. `gpusim capture --style` compiles one of them.
+No style is best for every step. Kernels that join branches save launches and make the branches wait for each other; a
+layout that suits the convolutions makes other kernels slower. `gpusim capture --style` selects one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gpusim.errors import UnknownNameError
 
-#: Settings of Inductor beyond those of every capture, by the name of the style.
+#: Additional settings of Inductor, by style.
 _SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "default": {},
     "apart": {},
@@ -26,7 +26,7 @@ DEFAULT_STYLE: Final = "default"
 
 
 def settings_of(style: str) -> dict[str, Any]:
-    """Inductor's settings for a style. Raises `UnknownNameError`."""
+    """Return Inductor's settings for a style. Raises `UnknownNameError`."""
     if style not in _SETTINGS:
         raise UnknownNameError("style", style, STYLES)
     return _SETTINGS[style]
@@ -34,16 +34,16 @@ def settings_of(style: str) -> dict[str, Any]:
 
 @dataclass
 class Noted:
-    """What Inductor decided in one compilation, where another style decides otherwise."""
+    """Inductor's decisions in one compilation, where another style decides otherwise."""
 
     style: str = DEFAULT_STYLE
     joins_calls: bool = False
-    """Whether results of several calls are written by one kernel, which waits for all of them."""
+    """Whether one kernel writes results of several calls, so that it waits for all of them."""
     layout_optimized: bool = False
-    """Whether images are channels last that were not before."""
+    """Whether Inductor made images channels last."""
 
     def other_styles(self) -> list[str]:
-        """Styles that make other kernels of the same step, most promising first."""
+        """Return styles that make other kernels of the same step, most promising first."""
         given = self.style == "given_layout" or not self.layout_optimized
         styles = [] if not self.joins_calls else ["apart_given_layout" if given else "apart"]
         if self.layout_optimized or self.style == "given_layout":
@@ -52,17 +52,17 @@ class Noted:
 
 
 def first_style(images: bool, training: bool) -> str:
-    """The style to begin with; `images` says whether there are convolutions of images that are not channels last.
+    """Return the style to begin with; `images`: there are convolutions of images that are not channels last.
 
-    In training Inductor of torch 2.11 puts images channels last on their way forward only: a convolution's backward
-    takes them as eager lays them out (`constrain_to_fx_strides` in `_inductor/lowering.py`), each copied once more.
+    In training Inductor of torch 2.11 makes images channels last in the forward pass only: a convolution's backward
+    takes them in eager's layout (`constrain_to_fx_strides` in `_inductor/lowering.py`), each copied once more.
     """
     return "given_layout" if images and training else DEFAULT_STYLE
 
 
 @contextmanager
 def decisions(style: str, noted: Noted) -> Iterator[None]:
-    """Inductor decides within as the style says, where no setting of its own says so; what it decides is noted."""
+    """Apply the style within this context, where no setting of Inductor's does, and record decisions in `noted`."""
     from torch._inductor import lowering
 
     original = lowering.pointwise_cat
@@ -74,9 +74,9 @@ def decisions(style: str, noted: Noted) -> Iterator[None]:
 
 
 def _watched(joined: Any, apart: bool, noted: Noted) -> Any:
-    """A concatenation whose parts come out of calls that Inductor does not fuse is noted, or written part by part.
+    """Wrap concatenation: record one whose parts come from unfused calls, or write it part by part.
 
-    As one kernel, it waits for all branches; as many, each branch ends with its own.
+    As one kernel, it waits for all branches; split, each branch ends with its own.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V

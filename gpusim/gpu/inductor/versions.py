@@ -1,6 +1,7 @@
-"""Which versions of torch the seam is made for, and what differs between them: the only place that asks.
+"""Supported versions of torch and their differences: the only module that checks the version.
 
-The seam uses private parts of Inductor. Each version here has a test (`tests/gpu/test_inductor.py`) that runs on it.
+The interface uses private parts of Inductor. Each version here has a test (`tests/gpu/test_inductor.py`) that runs on
+it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from gpusim.errors import CaptureError
 
 SUPPORTED: Final = ("2.11", "2.13")
 
-#: Settings of Inductor for a capture, on every version: no cache may answer in place of the compiler, no buffer may be
-#: used twice (that would order kernels that need no order), and nothing may stand between the kernels.
+#: Settings of Inductor for a capture, on every version: no cache may replace the compiler, no buffer may be reused
+#: (that would order independent kernels), and nothing may stand between the kernels.
 _SETTINGS: Final[dict[str, Any]] = {
     "fx_graph_cache": False,
     "fx_graph_remote_cache": False,
@@ -35,31 +36,31 @@ _SETTINGS: Final[dict[str, Any]] = {
     "triton.unique_kernel_names": True,
     "triton.multi_kernel": 0,
     "triton.autotune_at_compile_time": False,
-    # Its second half is statements of PyTorch between kernels, which the scheduler knows nothing of.
+    # Its second half is PyTorch statements between kernels, unknown to the scheduler.
     "triton.mix_order_reduction": False,
 }
 
 
 def series() -> str:
-    """The running torch as `2.13`."""
+    """Return the running torch's version as `2.13`."""
     return ".".join(str(torch.__version__).split("+")[0].split(".")[:2])
 
 
 def require_supported() -> None:
-    """Raise `CaptureError` for a torch whose Inductor the seam does not know."""
+    """Raise `CaptureError` for a torch whose Inductor is not supported."""
     if series() not in SUPPORTED:
         known = " and ".join(SUPPORTED)
         raise CaptureError(f"the front end 'inductor' knows torch {known}; this is {torch.__version__}: use 'aten'")
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    """Inductor's settings for a capture, as `torch._inductor.config.patch` takes them."""
+    """Return Inductor's settings for a capture, as `torch._inductor.config.patch` takes them."""
     return {**_SETTINGS, **more}
 
 
 @contextmanager
 def wrapper_of(device: str, wrapper: Any) -> Iterator[None]:
-    """Let Inductor write its wrapper for `device` ("cuda", "cpu") with the class `wrapper` inside this block."""
+    """Let Inductor write its wrapper for `device` ("cuda", "cpu") with the class `wrapper` within this context."""
     from torch._inductor.codegen import common
 
     common.init_backend_registration()
@@ -74,12 +75,12 @@ def wrapper_of(device: str, wrapper: Any) -> Iterator[None]:
 
 
 def signature_of(line: Any) -> list[str] | None:
-    """Names of a Triton kernel's arguments in the order of its call, or None where the line does not have them."""
+    """Return the names of a Triton kernel's arguments in the order of its call, or None where the line lacks them."""
     meta = line.triton_meta or {}
     signature = meta.get("signature")
     if not isinstance(signature, dict):
         return None
     names = list(signature)
     called, rest = names[: len(line.call_args)], names[len(line.call_args) :]
-    # Block sizes come last and are not handed over; a number that is 1 is a constant, too, and is.
+    # Block sizes come last and are not passed; a number that is 1 is a constant, too, and is passed.
     return called if all(signature[name] == "constexpr" for name in rest) else None

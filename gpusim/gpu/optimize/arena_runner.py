@@ -1,8 +1,8 @@
-"""Running a step in one arena: each storage has its bytes before the step begins, shared as the schedule allows.
+"""Execution of a step in one arena: each storage has fixed bytes, shared as the schedule allows.
 
-An operator of ATen allocates its result itself, so a result is copied to its place. Where that costs time it is only
-done to check a schedule: with poison, numbers are NaN from the moment their bytes change hands, on the stream of their
-next user. Whoever still reads them, since an event is missing, computes something else.
+An ATen operator allocates its result itself, so a result is copied to its place. Where that costs time, it is only done
+to check a schedule: with poison, bytes become NaN when they change hands, on the stream of their next user. A reader
+without the necessary event then computes something else.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpusim.gpu.replay.execute import Runner
 from gpusim.plan.arena import Arena
 from gpusim.plan.sync import works
 
-#: What poisoned bytes are: as floats of any width NaN.
+#: Poison byte: NaN as floats of any width.
 POISON = 0xFF
-#: The same where integers lie: they may be indices, and some operators read whatever an index points at.
+#: Poison byte of integers: they may be indices, and some operators read whatever an index points at.
 NO_INDEX = 0
 
 
 class ArenaRunner(Runner):
-    """Runs ops of the user's own step with all that they make in one arena. `live` are the tensors there before."""
+    """Runner of the user's own step with all results in one arena. `live` are the tensors from before the step."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class ArenaRunner(Runner):
         )
 
     def _is_made(self, op: int) -> bool:
-        """Whether an op only looks at memory whose views are there from the start."""
+        """Whether an op only views memory whose views exist from the start."""
         node = self.trace.ops[op]
         mine = [index for index in node.outputs if index is not None]
         return not works(node) and all(self.trace.tensors[index].storage in self.arena.offsets for index in mine)
 
     def run(self, op: int) -> None:
-        """Run one op on the current stream; what it is the first to use is poisoned before, where asked for."""
+        """Run one op on the current stream; with poison, memory that it is the first to use is poisoned before."""
         if self._made[op]:
             return
         if self.poison:
@@ -84,10 +84,10 @@ class ArenaRunner(Runner):
             memory.copy_(part)
 
     def _check_declared(self, op: int, index: int, part: torch.Tensor) -> None:
-        """Nothing: all results share memory here, and the step is no stranger's."""
+        """Do nothing: all results share memory here, and the step is the user's own."""
 
     def release(self, storages: Iterable[int]) -> None:
-        """Nothing: bytes change hands by their place."""
+        """Do nothing: bytes are reused by their place."""
 
     def drop_temporaries(self) -> None:
-        """Nothing: the arena stays."""
+        """Do nothing: the arena stays."""

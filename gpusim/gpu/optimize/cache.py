@@ -1,9 +1,9 @@
-"""Schedules found before, on disk: the second start of a program searches nothing.
+"""Schedules found earlier, on disk: the second start of a program does not search.
 
-An entry holds a schedule, whose kernels it is for and which of them it chooses, and what was measured; never kernels or
-code. Those of Inductor are compiled again, and have to be the same. It is found by the
-step's structure, the GPU, the versions of the libraries and of gpusim, and what was asked for. What cannot be read, or
-is not legal for the step, is passed over with a line; each step is verified against eager in any case.
+An entry holds a schedule, its kernels' origin and choice, and measured times; never kernels or code. Those of Inductor
+are compiled again, and must be the same. It is keyed by the step's structure, the GPU, the versions of the libraries
+and of gpusim, and the options. An entry that cannot be read, or is illegal for the step, is skipped with a message;
+each step is verified against eager in any case.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gpusim.trace.store import structure_hash
 from gpusim.version import code_version
 
 SCHEMA: Final = "gpusim-optimized/1"
-#: Where entries lie, unless the environment variable names another folder; empty: nowhere.
+#: Environment variable for the folder of entries; empty: no cache.
 VARIABLE: Final = "GPUSIM_CACHE_DIR"
-#: Entries kept; the ones that were not used for longest go first.
+#: Most entries; the least recently used ones are removed first.
 MOST_ENTRIES: Final = 500
 
 
@@ -41,23 +41,23 @@ class Entry(Document, frozen=True, kw_only=True):
     schema: Literal["gpusim-optimized/1"]
     """`gpusim-optimized/1`."""
     made_for: dict[str, str]
-    """Structure of the step, GPU, versions, and what was asked for."""
+    """Structure of the step, GPU, versions, and options."""
     frontend: Frontend
-    """Whose kernels the schedule is for."""
+    """Front end of the schedule's kernels."""
     style: str = DEFAULT_STYLE
-    """How Inductor compiled them."""
+    """Inductor's compile style."""
     kernels: str
-    """Structure of the step as these kernels."""
+    """Structure of the step with these kernels."""
     policy: str
-    """The policy or search that made the schedule."""
+    """Policy or search that made the schedule."""
     order: tuple[Count, ...]
     """Ops by index, in launch order."""
     streams: tuple[Count, ...]
-    """The stream of each op."""
+    """Stream of each op."""
     chosen: dict[str, Variant]
-    """Index of an op, as text -> the kernels that it runs in place of the captured ones."""
+    """Index of an op, as text -> kernels that it runs instead of the captured ones."""
     eager_ns: Nanoseconds
-    """What was measured: the user's own step, the sequential graph, and this schedule."""
+    """Measured times: the user's own step, the sequential graph, and this schedule."""
     sequential_ns: Nanoseconds
     optimized_ns: Nanoseconds
     predicted_ns: Nanoseconds
@@ -65,7 +65,7 @@ class Entry(Document, frozen=True, kw_only=True):
 
 
 def folder() -> Path | None:
-    """Where entries lie, or None where the user wants none."""
+    """Return the folder of entries, or None where the user wants none."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
@@ -74,17 +74,16 @@ def folder() -> Path | None:
 
 
 def made_for(trace: Trace, facts: Mapping[str, str]) -> dict[str, str]:
-    """All that an entry must agree in. `facts` are the GPU, the libraries' versions, and what is asked for."""
+    """Return the key of an entry. `facts` are the GPU, the libraries' versions, and the options."""
     return {"step": structure_hash(trace), "gpusim": code_version(), **facts}
 
 
 def find(
     trace: Trace, facts: Mapping[str, str], fused: Callable[[str], Trace], say: Callable[[str], None]
 ) -> tuple[Entry, Trace, Schedule] | None:
-    """The entry of a step, the trace with the variants that it chooses, and its schedule; None where there is none.
+    """Return the entry of a step, the trace with its chosen variants, and its schedule; None where there is none.
 
-    `trace` is the step as ATen calls, and `fused` gives it as Inductor's kernels in a style, where the entry is for
-    these.
+    `trace` is the step as ATen calls, and `fused` returns it as Inductor's kernels in a style, for entries of these.
     """
     wanted = made_for(trace, facts)
     path = _path(wanted)
@@ -115,9 +114,9 @@ def keep(
     measured: Mapping[str, int],
     say: Callable[[str], None],
 ) -> None:
-    """Write an entry. What cannot be written is said and left.
+    """Write an entry. A failure is reported and ignored.
 
-    `recorded` is the step as ATen calls, `trace` the step that the schedule is of, with the variants that it chooses.
+    `recorded` is the step as ATen calls, `trace` the schedule's step with its chosen variants.
     """
     wanted = made_for(recorded, facts)
     path = _path(wanted)
@@ -145,7 +144,7 @@ def keep(
 
 
 def _checked(entry: Entry, trace: Trace, file: str) -> tuple[Trace, Schedule]:
-    """The trace with one variant where the entry chooses one, and the schedule. Raises `ScheduleError`."""
+    """Return the trace with one variant where the entry chooses one, and the schedule. Raises `ScheduleError`."""
     count = len(trace.ops)
     legal = len(entry.streams) == count <= MAX_PARTS and is_legal_order(entry.order, dependencies(trace))
     if not legal or any(stream >= MAX_STREAMS for stream in entry.streams):
@@ -176,7 +175,7 @@ def _path(wanted: Mapping[str, str]) -> Path | None:
 
 
 def _forget_oldest(top: Path) -> None:
-    """Remove the entries that were not used for longest, where there are too many."""
+    """Remove the least recently used entries beyond the limit."""
     ages: list[tuple[float, Path]] = []
     for path in top.glob("*.json"):
         with contextlib.suppress(OSError):  # another process may remove some, too

@@ -1,4 +1,4 @@
-"""The callable that `gpusim.optimize` returns: it finds the captured step for its arguments, or runs the user's own."""
+"""The callable that `gpusim.optimize` returns: it runs the captured step for its arguments, or the user's own step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpusim.formats.trace import Frontend
 from gpusim.gpu.optimize.steps import Given
 from gpusim.gpu.optimize.variant import Variant
 
-#: Steps captured of one callable: for other shapes, modes and options. Further ones run as the user wrote them.
+#: Most captured steps of one callable: for other shapes, modes and options. Further ones run uncaptured.
 MOST_VARIANTS: Final = 8
 
 
@@ -24,7 +24,7 @@ _WHOSE: Final[dict[Frontend, str]] = {"aten": "ATen", "inductor": "Inductor"}
 
 @dataclass(frozen=True)
 class Gain:
-    """What optimizing gained, in ns for one call; the sequential graph is of the same kernels."""
+    """Gain of the optimized step, with times of one call in ns; the sequential graph has the same kernels."""
 
     eager_ns: int
     sequential_ns: int
@@ -34,18 +34,18 @@ class Gain:
     streams: int
     policy: str
     kernels_chosen: bool
-    """Whether some op runs another kernel than the captured one."""
+    """Whether any op runs another kernel than the captured one."""
     peak_bytes: int
     decided_by: str
     worst_error: float
     frontend: Frontend = "aten"
-    """Whose kernels run: `inductor` if any kernel is Inductor's."""
+    """Origin of the kernels: `inductor` if any kernel is Inductor's."""
     around_ns: int = 0
     """What the GPU does in a call beside the graph, measured around an empty one: copies of inputs and results."""
     host_ns: int = 0
     """What a call takes of the host, beside the GPU's work."""
     without: str = ""
-    """Why Inductor's kernels were not tried, where they were to be."""
+    """Reason why requested kernels of Inductor were not tried."""
 
     @property
     def predicted_call_ns(self) -> int:
@@ -54,7 +54,7 @@ class Gain:
 
     @property
     def text(self) -> str:
-        """One line."""
+        """Summarize the gain in one line."""
         from gpusim.units import format_bytes, format_ns
 
         over = self.eager_ns / max(1, self.optimized_ns)
@@ -70,25 +70,27 @@ class Gain:
 
 Make = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Variant, Gain]]
 
-#: What may go wrong with a step of anybody's; it then runs as it is. After an error of the GPU's own (an illegal
-#: access) nothing runs on it any more in this process, and the warning has the GPU's words.
+#: Errors after which a step runs unoptimized. After an error of the GPU itself (an illegal access) nothing runs on it
+#: in this process, and the warning has the GPU's message.
 CANNOT: Final = (GpusimError, torch.cuda.OutOfMemoryError, torch.AcceleratorError)
 
 
 class OptimizedStep:
-    """A step that runs the best schedule found; called as the user's own is. `gain` says what that brought."""
+    """A step that runs the best schedule found, called like the user's own. `gain` has the result of the
+    optimization.
+    """
 
     def __init__(self, given: Given, device: torch.device, modules: Sequence[torch.nn.Module], make: Make) -> None:
         self._given, self._device, self._make = given, device, make
         self._variants: dict[Any, Variant | None] = {}
         self._modules = list(dict.fromkeys(child for module in modules for child in module.modules()))
-        """Their modes decide which captured step runs."""
+        """Modules whose modes decide which captured step runs."""
         self._warned: set[str] = set()
         self.gain: Gain | None = None
         self.__wrapped__ = given.target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step."""
+        """Run one step."""
         tensors, key = self._key(args, kwargs)
         variant = self._variants.get(key)
         if variant is None or not variant.is_current():
@@ -98,7 +100,9 @@ class OptimizedStep:
         return variant.run(tensors)
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[torch.Tensor], Any]:
-        """The tensors among the arguments, and what a captured step depends on beside their elements."""
+        """Return the tensors among the arguments, and the key of a captured step: all that it depends on except
+        elements.
+        """
         modes = tuple([module.training for module in self._modules])
         kind = self._device.type
         cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
@@ -112,7 +116,7 @@ class OptimizedStep:
         return tensors, (shapes, others, modes, cast)
 
     def _other(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:
-        """A step for other arguments than so far, captured where there are not too many yet."""
+        """Return a step for new arguments, captured unless there are too many."""
         if key in self._variants and self._variants[key] is None:
             return None
         if len(self._variants) >= MOST_VARIANTS and key not in self._variants:
@@ -128,7 +132,7 @@ class OptimizedStep:
         return self._variants[key]
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Capture and search for these arguments. Raises what is in `CANNOT`."""
+        """Capture and search for these arguments. Raises the errors in `CANNOT`."""
         self._variants[self._key(args, kwargs)[1]], self.gain = self._make(args, kwargs)
 
     def _warn(self, text: str) -> None:

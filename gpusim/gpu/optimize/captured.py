@@ -1,4 +1,4 @@
-"""A step of the user's as ops that can be run again on the user's own tensors: what all schedules of it share."""
+"""A user's step as ops that can be run repeatedly on the user's own tensors: the part that all schedules share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpusim.gpu.optimize.lists import with_split_lists
 from gpusim.gpu.optimize.optimizers import Rates
 from gpusim.gpu.optimize.slots import Gradients, Places, States
 
-#: What a step may return beside tensors: the same each time, and known to be no tensor in disguise.
+#: Types that a step may return in addition to tensors: constant, and never a tensor in disguise.
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
@@ -34,47 +34,47 @@ class Captured:
     trace: Trace
     recorded: Recorded
     live: dict[int, torch.Tensor]
-    """Tensor id -> the user's own tensor (or the static input) that it is, for what exists before the step."""
+    """Tensor id -> the user's own tensor, or the static input, for tensors from before the step."""
     inputs: list[torch.Tensor]
-    """The static inputs, which a call copies its arguments into."""
+    """Static inputs, into which a call copies its arguments."""
     returned: Returned
     places: Places
     states: States
     gradient_names: tuple[str, ...]
-    """Parameters that have a gradient, in the order of `recorded.gradients`."""
+    """Parameters with a gradient, in the order of `recorded.gradients`."""
     gradients: dict[int, torch.Tensor]
-    """Tensor id -> the parameter whose gradient it is, of those that the step leaves in memory of its own."""
+    """Tensor id -> the parameter whose gradient it is, for gradients in memory of their own."""
     given: list[tuple[torch.Tensor, torch.Tensor]]
-    """Parameters whose gradient the step adds to, with the memory that it does so in."""
+    """Parameters to whose gradient the step adds, with the memory of that gradient."""
     options: CaptureOptions
     pristine: dict[int, torch.Tensor]
-    """What the tensors of `live` held before anything ran."""
+    """Initial contents of the tensors of `live`."""
     graph: JointGraph | None
-    """The recorded calls, for another front end; they hold copies of the user's tensors."""
+    """Recorded calls, for another front end; they hold copies of the user's tensors."""
     style: str = DEFAULT_STYLE
-    """How Inductor compiled it."""
+    """Inductor's compile style."""
     compiling: Compiling | None = None
-    """Its kernels, where somebody compiles them."""
+    """Its kernels under compilation, if any."""
 
     @property
     def frontend(self) -> Frontend:
-        """Whose kernels the ops are."""
+        """Front end of the ops' kernels."""
         return self.trace.model.frontend
 
     @property
     def label(self) -> str:
-        """Whose kernels the ops are, in a word or two."""
+        """Origin of the kernels in a few words."""
         return "ATen's kernels" if self.frontend == "aten" else f"Inductor's kernels ({self.style})"
 
     @cached_property
     def functions(self) -> list[Callable[..., Any]] | None:
-        """What the ops call, made once for all runners; None where these make it themselves."""
+        """Functions of the ops, made once for all runners; None where runners make them."""
         return functions_of(self.trace, self.compiling) if self.frontend == "inductor" else None
 
 
 @dataclass(frozen=True)
 class Returned:
-    """What a step returns: the structure, and for each leaf a tensor's id, a tensor that never changes, or a value."""
+    """Return value of a step: its structure, and for each leaf a tensor's id, a constant tensor, or a value."""
 
     spec: Any
     leaves: tuple[Any, ...]
@@ -94,15 +94,15 @@ class Computed:
 def capture_bound(step: UserStep, rates: Rates, options: CaptureOptions, inputs: Sequence[torch.Tensor]) -> Captured:
     """Record a step, check it against itself and bind it to the user's tensors. `inputs` are copied at each call.
 
-    Raises `CaptureError` for what no captured step can do: read elements, change shapes with data, do other things
-    each time.
+    Raises `CaptureError` for steps that cannot be captured: they read elements, change shapes with data, or differ from
+    call to call.
     """
     watched = _Watched(step)
     with Untouched(step).around() as untouched, rates.in_use():
         graph = record_step(watched.step, untouched, options.seed)
         if graph.fixed:
             raise CaptureError(f"a number that changes from step to step cannot be captured: {graph.fixed[0]}")
-        # One launch takes so many tensors anyway; in parts, early gradients are used early.
+        # One launch takes only that many tensors anyway; in parts, early gradients are used early.
         graph = with_split_lists(graph)
         rebuilt = rebuild(step, graph, options, step.device, own=True)
         recorded = rebuilt.recorded
@@ -143,13 +143,13 @@ def capture_bound(step: UserStep, rates: Rates, options: CaptureOptions, inputs:
 
 
 def _moved(recorded: Recorded, index: int) -> float:
-    """By how much a step moves a count; 0 for what is none."""
+    """Return the change of a count by one step; 0 for another tensor."""
     before, after = recorded.initial[index], recorded.final.get(index)
     return 0.0 if after is None or before.numel() != 1 else (after.double() - before.double()).item()
 
 
 class _Watched:
-    """A step whose results are looked at each time it runs."""
+    """A step whose results are inspected at each run."""
 
     def __init__(self, step: UserStep) -> None:
         self._spec: Any = None
@@ -172,7 +172,7 @@ class _Watched:
         return value
 
     def returned(self, ids: Sequence[int | None]) -> Returned:
-        """What the step returns, once its tensors have ids."""
+        """Return the step's return value once its tensors have ids."""
         numbers = iter(ids)
         leaves: list[Any] = []
         for leaf in self._leaves:
@@ -185,6 +185,6 @@ class _Watched:
 
 
 def gradients_of(captured: Captured, tensors: Sequence[torch.Tensor | None]) -> Gradients:
-    """The gradients of a run whose results are in `tensors`."""
+    """Return the gradients of a run whose results are in `tensors`."""
     left = [(p, tensors[index]) for index, p in captured.gradients.items()]
     return Gradients(captured.given, [(p, t) for p, t in left if t is not None])

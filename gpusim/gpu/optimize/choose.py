@@ -1,4 +1,4 @@
-"""Which schedule a step runs: search in a budget, then a trial of the best few on the user's own tensors."""
+"""Choice of a step's schedule: search within a budget, then a trial of the best few on the user's own tensors."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from gpusim.units import format_bytes
 
 Say = Callable[[str], None]
 
-#: Schedules that are tried, the sequential one beside them.
+#: Schedules in the trial, in addition to the sequential one.
 TRIED = 8
-#: How many of them, the fastest, are recorded again: where tensors come to lie changes a graph's time by some percent.
+#: Number of the fastest ones that are recorded again: the addresses of tensors change a graph's time by some percent.
 RECORDED_AGAIN = 2
-#: More than any GPU has.
+#: More than the memory of any GPU.
 MAX_BYTES = 1 << 62
-#: From this search on other kernels are tried, too: measuring or compiling them takes some 20 s by itself.
+#: Least search budget for trying other kernels: measuring or compiling them takes some 20 s by itself.
 KERNELS_FROM_S = 5.0
-#: Whose kernels are tried.
+#: Front ends to try.
 FRONTENDS: tuple[Frontend, ...] = ("aten", "inductor")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule made ready, with what it took and what was predicted."""
+    """A prepared schedule with its measured and predicted time."""
 
     captured: Captured
     schedule: Schedule
@@ -48,22 +48,22 @@ class Candidate:
     time_ns: int
     predicted_ns: int
     plan: MemoryPlan | None = None
-    """The memory plan that `ready` runs in place of the schedule, where no schedule keeps the limit."""
+    """Memory plan that `ready` runs instead of the schedule, where no schedule keeps the limit."""
 
     @property
     def policy(self) -> str:
-        """Who made what it runs."""
+        """Name of the policy or memory plan."""
         return self.schedule.policy if self.plan is None else f"memory plan, {self.plan.policy}"
 
     @property
     def streams(self) -> int:
-        """Streams that it runs on, those of copies included."""
+        """Number of streams, including those of copies."""
         return self.schedule.stream_count if self.plan is None else self.plan.streams
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asked for."""
+    """Options of the user."""
 
     streams: int
     budget_s: float | None
@@ -73,24 +73,24 @@ class Wanted:
 
     @property
     def kernels(self) -> bool:
-        """Whether other kernels are tried: those of each op in processes of their own, and Inductor's."""
+        """Whether to try other kernels: those of each op in processes of their own, and Inductor's."""
         return self.budget_s is None or self.budget_s >= KERNELS_FROM_S
 
     @property
     def inductor(self) -> bool:
-        """Whether Inductor's kernels are tried."""
+        """Whether to try Inductor's kernels."""
         return "inductor" in self.frontends and (self.kernels or "aten" not in self.frontends)
 
     @property
     def search_s(self) -> float:
-        """What all searches may take."""
+        """Time of all searches, in s."""
         return self.budget_s or DEFAULT_BUDGET_S
 
 
 def candidates(
     captured: Captured, trace: Trace, executor: Executor, wanted: Wanted, budget_s: float, say: Say
 ) -> tuple[list[Candidate], Candidate]:
-    """Schedules that were tried, fastest first, and the sequential one. `trace` has times.
+    """Return the tried schedules, fastest first, and the sequential one. `trace` has times.
 
     The search takes `budget_s`. Raises `OptionError` where neither a schedule nor a memory plan keeps the memory limit.
     """
@@ -113,7 +113,7 @@ def candidates(
 
 
 def quick_ns(trace: Trace, executor: Executor, wanted: Wanted) -> int:
-    """What a step is predicted to take by one policy, on the best number of streams. `trace` has times."""
+    """Predict a step's time with one policy, on the best number of streams, in ns. `trace` has times."""
     hardware, _ = executor.hardware()
     graph = OpGraph.build(trace, hardware)
     warm_up(graph.hardware)
@@ -123,7 +123,7 @@ def quick_ns(trace: Trace, executor: Executor, wanted: Wanted) -> int:
 
 
 def _schedules(explored: Explored) -> Iterator[Schedule]:
-    """The recommended schedule and the best of each kind, the sequential one first."""
+    """Yield the recommended schedule and the best of each kind, the sequential one first."""
     yield explored.best_of("sequential").schedule
     yield from (row.schedule for row in contenders(explored, TRIED))
 
@@ -136,10 +136,10 @@ def tried(
     memory_limit_bytes: int | None,
     say: Say,
 ) -> tuple[list[Candidate], Candidate]:
-    """Schedules made ready and timed in turns, fastest first; and the first of them, which is the sequential one.
+    """Return schedules, prepared and timed in turns, fastest first; and the first given one, which is sequential.
 
-    Those that take more memory than the limit are left out; where all do, a memory plan takes their place. Raises
-    `OptionError` where none keeps the limit either.
+    Schedules over the memory limit are left out; where all are, a memory plan replaces them. Raises `OptionError` where
+    none keeps the limit either.
     """
     unique = list(dict.fromkeys(schedules))
     say(f"trying {len(unique)} schedules")
@@ -170,7 +170,9 @@ def _planned(
     limit_bytes: int,
     say: Say,
 ) -> Candidate:
-    """A memory plan that keeps a limit which no schedule of `timed` does. Raises `OptionError` where none does."""
+    """Return a memory plan that keeps a limit which no schedule of `timed` does. Raises `OptionError` where none
+    does.
+    """
     say("planning its memory")
     graph = OpGraph.build(trace, executor.hardware()[0])
     try:
@@ -189,7 +191,7 @@ def _planned(
 def _best_recording(
     captured: Captured, trace: Trace, executor: Executor, first: Candidate, memory_limit_bytes: int | None
 ) -> Candidate:
-    """The fastest of several recordings of a schedule: its tensors come to lie elsewhere in each."""
+    """Return the fastest of several recordings of a schedule, each with other addresses of its tensors."""
     recordings = [
         first.ready,
         *(executor.prepare(captured, trace, first.schedule) for _ in range(executor.recordings - 1)),
@@ -218,7 +220,7 @@ def _timed(
 
 
 def in_turns(groups: Sequence[Sequence[Candidate]], executor: Executor) -> list[Candidate]:
-    """Candidates of several groups, each fastest first, as one such list: the best of each are timed in turns again."""
+    """Merge groups of candidates, each fastest first, into one such list; the best of each are timed in turns again."""
     if len(groups) == 1:
         return list(groups[0])
     best = {str(number): group[0] for number, group in enumerate(groups)}
@@ -229,7 +231,7 @@ def in_turns(groups: Sequence[Sequence[Candidate]], executor: Executor) -> list[
 
 
 def without_kept_factors(trace: Trace) -> Trace:
-    """The trace without variants that keep what they make of weights: the user's weights may change between calls.
+    """Drop variants that keep values derived from weights: the user's weights may change between calls.
 
     Those are batch norm folded into a convolution or into factors, and weights in another layout.
     """

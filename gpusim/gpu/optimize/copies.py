@@ -8,7 +8,7 @@ import torch
 
 
 class Copies:
-    """Copies tensors into fixed memory, given in the same order."""
+    """Copier of tensors into fixed memory, given in the same order."""
 
     def __init__(self, memory: Sequence[torch.Tensor]) -> None:
         by_type: dict[torch.dtype, list[int]] = {}
@@ -17,7 +17,7 @@ class Copies:
         self._groups = [(places, [memory[place] for place in places]) for places in by_type.values()]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy all; call it where no gradients are recorded."""
+        """Copy all; call it without gradient recording."""
         for places, memory in self._groups:
             torch._foreach_copy_(memory, [tensors[place] for place in places], non_blocking=True)
 

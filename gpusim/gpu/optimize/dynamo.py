@@ -1,8 +1,8 @@
-"""`torch.compile(model, backend="gpusim")`: the graphs that AOTAutograd makes of forward and backward, each optimized.
+"""`torch.compile(model, backend="gpusim")`: the forward and backward graphs of AOTAutograd, each optimized.
 
-Both are lists of ATen calls on tensors alone. Parameters and buffers keep their place, so a graph is bound to them;
-other inputs are copied. What the forward saves for the backward is handed over where it lies. Its memory is that of the
-next forward as well, so a forward runs as ATen calls for as long as somebody still holds what an earlier one saved.
+Both are lists of ATen calls on tensors only. Parameters and buffers keep their place, so a graph is bound to them;
+other inputs are copied. Tensors that the forward saves for the backward are passed in place. The next forward reuses
+their memory, so a forward runs as ATen calls while an earlier one's saved tensors are still held.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from gpusim.gpu.optimize.variant import Variant
 from gpusim.plan.schedule import check_streams
 
 Part = Literal["inference", "forward", "backward"]
-#: What `options` of `torch.compile` may have; as for `gpusim.optimize`.
+#: Options of `torch.compile`, as for `gpusim.optimize`.
 OPTIONS: Final = ("streams", "budget_s", "memory_limit")
 
 
 def gpusim(
     module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any
 ) -> Callable[..., Any]:
-    """The backend, as torch calls it. `options` are those of `gpusim.optimize`.
+    """Compile a module, as torch calls a backend. `options` are those of `gpusim.optimize`.
 
-    Without a GPU the module runs as it is, with one warning. Raises `OptionError` for an option that is none.
+    Without a GPU the module runs unchanged, with one warning. Raises `OptionError` for an unknown option.
     """
     wanted = _wanted(options or {})
     if others.get("mode") not in (None, "default"):
@@ -52,7 +52,7 @@ def gpusim(
 def compiled(
     module: torch.fx.GraphModule, inputs: Sequence[Any], wanted: Wanted, executor: Executor
 ) -> Callable[..., Any]:
-    """The module as AOTAutograd runs it, its graphs optimized when they are first called."""
+    """Return the module for AOTAutograd, with graphs that are optimized at their first call."""
     from torch._dynamo.backends.common import aot_autograd
 
     saved_at: dict[int, Saved] = {}
@@ -90,7 +90,7 @@ def _wanted(options: Mapping[str, Any]) -> Wanted:
 
 
 class Saved:
-    """The memory of what a forward saves, and whether somebody still holds it."""
+    """Memory of a forward's saved tensors, with its holders."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._storages = list({t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}.values())
@@ -98,20 +98,20 @@ class Saved:
         self._own = self.holders()
 
     def addresses(self) -> list[int]:
-        """Where the memory begins."""
+        """Return the start addresses of the memory."""
         return [storage.data_ptr() for storage in self._storages]
 
     def holders(self) -> list[int]:
-        """How many tensors lie in each piece of the memory."""
+        """Return the number of tensors in each piece of the memory."""
         return [torch._C._storage_Use_Count(storage._cdata) for storage in self._storages]
 
     def bind(self, before: Sequence[int]) -> None:
-        """A backward was bound to this memory, and holds it from now on, beside those that held it `before`."""
+        """Count a backward that was bound to this memory as a holder of its own, given the holders `before`."""
         gc.collect()
         self._own = [own + now - then for own, now, then in zip(self._own, self.holders(), before, strict=True)]
 
     def in_use(self) -> bool:
-        """Whether anybody beside the graphs holds a tensor in this memory."""
+        """Whether anything except the graphs holds a tensor in this memory."""
         now = self.holders()
         self._own = list(map(min, self._own, now))
         return now != self._own
@@ -130,18 +130,18 @@ class AtenGraph:
     ) -> None:
         self.graph, self.part = graph, part
         self._saved_at = saved_at
-        """What a forward hands to its backward, by the address of the memory: it stays where it is."""
+        """Tensors that a forward passes to its backward, by memory address: they stay in place."""
         self._maker = StepMaker(executor, wanted, lambda _: None)
         self._static, self._returned = _of_tracing(part)
         self._variant: Variant | None = None
         self._failed = False
         self._fixed: list[tuple[int, int]] = []
-        """Inputs that the graph is bound to, by place, with where they must lie."""
+        """Inputs that the graph is bound to, by position, with their addresses."""
         self._copied: list[int] = []
         self._saved: Saved | None = None
 
     def __call__(self, inputs: list[Any]) -> Any:
-        """The outputs, as a list."""
+        """Return the outputs as a list."""
         args = list(inputs)
         inputs.clear()
         if self._variant is None and not self._failed:
@@ -155,7 +155,7 @@ class AtenGraph:
         return all(args[place].data_ptr() == pointer for place, pointer in self._fixed)
 
     def _make(self, args: Sequence[Any]) -> None:
-        """Optimize for these inputs; where that cannot be, the graph runs as it is, with one warning."""
+        """Optimize for these inputs; where that fails, the graph runs unchanged, with one warning."""
         places = [place for place, each in enumerate(args) if isinstance(each, torch.Tensor)]
         if len(places) != len(args):
             self._fail("shapes are symbolic (dynamic=True), and a captured step has fixed ones")
@@ -163,7 +163,7 @@ class AtenGraph:
         saved = {place: memory for place in places if (memory := self._saved_at.get(_memory(args[place])))}
         static = {place for place in places if place in self._static or place in saved}
         self._copied = [place for place in places if place not in static]
-        # `data` has a version of its own: trials write to saved tensors, and put back what was there.
+        # `data` has its own version: trials write to saved tensors, and restore them.
         fixed = [
             each.data if place in static else each.detach().clone(memory_format=torch.preserve_format)
             for place, each in enumerate(args)
@@ -209,9 +209,9 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _of_tracing(part: Part) -> tuple[frozenset[int], int]:
-    """Inputs that keep their place (parameters and buffers), and how many outputs are the user's.
+    """Return the inputs with a fixed place (parameters and buffers), and the number of the user's outputs.
 
-    As AOTAutograd knows them while it compiles; the backward's inputs are told apart when they come.
+    AOTAutograd knows them while it compiles; the backward's inputs are identified when they come.
     """
     from torch._guards import TracingContext
 

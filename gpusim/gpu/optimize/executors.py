@@ -1,4 +1,4 @@
-"""Where a schedule runs: in a CUDA graph on streams, or op by op on the CPU, where all but times can be tested."""
+"""Executors of schedules: CUDA graphs on streams, or op by op on the CPU, for tests of everything except times."""
 
 from __future__ import annotations
 
@@ -21,54 +21,54 @@ from gpusim.plan.sync import plan_sync
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.fusion import covered_by, place_fused
 
-#: Times of a step without a GPU: nobody measures them, and only their ratios steer the search.
+#: Nominal times of a step without a GPU; only their ratios steer the search.
 NOMINAL_NS, NOMINAL_BYTES_PER_NS = 2_000, 1_000
 #: Blocks of a nominal kernel: a quarter of an H200's SMs.
 NOMINAL_BLOCKS = 33
 
 
 class Ready(Protocol):
-    """A schedule that can be run again and again."""
+    """A schedule that can be run repeatedly."""
 
     @property
     def tensors(self) -> Sequence[torch.Tensor | None]:
-        """Where its results lie after each run, by tensor id."""
+        """Results after each run, by tensor id."""
 
     @property
     def peak_bytes(self) -> int:
-        """Most memory that the step needs at once."""
+        """Peak memory of the step, in bytes."""
 
     def run(self) -> None:
         """Run the step once on the user's tensors."""
 
 
 class Executor(Protocol):
-    """What runs schedules of captured steps on a device."""
+    """Runner of captured steps' schedules on a device."""
 
     device: torch.device
     recordings: int
-    """Times that a schedule is made ready, of which the fastest counts."""
+    """Number of recordings per schedule; the fastest counts."""
 
     def facts(self) -> dict[str, str]:
-        """What a schedule was made for: the device, versions, settings of the libraries."""
+        """Return the context of a schedule: the device, versions, settings of the libraries."""
 
     def hardware(self) -> tuple[HardwareModel, bool]:
-        """The hardware model to search with, and whether it was measured on this kind of GPU."""
+        """Return the hardware model for the search, and whether it was measured on this kind of GPU."""
 
     def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Trace:
-        """The captured step's trace with kernels and times."""
+        """Return the captured step's trace with kernels and times."""
 
     def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
-        """The trace with other kernels of its calls. It may change the user's tensors."""
+        """Return the trace with other kernels of its calls. May change the user's tensors."""
 
     def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
-        """Make a schedule ready to run. It may change the user's tensors."""
+        """Prepare a schedule for runs. May change the user's tensors."""
 
     def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
-        """What one run of each takes, measured in turns; without a GPU, what was predicted."""
+        """Return the time of one run of each in ns, measured in turns; without a GPU, the predicted one."""
 
     def time_call_ns(self, call: Callable[[], object]) -> int:
-        """What one call of the user's own code takes."""
+        """Return the time of one call of the user's own code, in ns."""
 
     def around_ns(self, call: Callable[[Callable[[], None]], object]) -> int:
         """What the device does in `call` beside a graph, which it takes: measured around an empty one."""
@@ -81,12 +81,12 @@ class Executor(Protocol):
 
 
 def state_of(captured: Captured) -> InitialState:
-    """The user's tensors, with what they held before anything ran."""
+    """Return the user's tensors, with their initial contents."""
     return InitialState(captured.live, captured.pristine)
 
 
 class restored:  # noqa: N801  (a context manager)
-    """Within, the captured step's tensors may change; afterwards they hold what they held when it was recorded."""
+    """Within this context, the captured step's tensors may change; afterwards their recorded contents are restored."""
 
     def __init__(self, captured: Captured) -> None:
         self._state = state_of(captured)
@@ -100,7 +100,7 @@ class restored:  # noqa: N801  (a context manager)
 
 
 class UserRunner(Runner):
-    """A runner of a step on the user's own tensors, where nothing made of them may be kept: they change."""
+    """Runner of a step on the user's own tensors, without cached values derived from them, since they change."""
 
     def __init__(self, captured: Captured, trace: Trace, device: torch.device) -> None:
         super().__init__(trace, device, own=True, functions=captured.functions)
@@ -109,17 +109,17 @@ class UserRunner(Runner):
 
 
 class _KeepsNothing(dict[Any, Any]):
-    """In place of what variants keep from call to call."""
+    """Cache of variants that stores nothing."""
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """The default, forgotten afterwards."""
+        """Return the default without storing it."""
         return default
 
 
 def arena_runner(
     captured: Captured, trace: Trace, schedule: Schedule, device: torch.device, poison: bool
 ) -> ArenaRunner:
-    """A runner of a step with all that it makes in one arena, packed for a schedule."""
+    """Return a runner of a step with all results in one arena, packed for a schedule."""
     covered = covered_by(trace, schedule.variants)
     order, streams = place_fused(schedule.order, schedule.streams, covered)
     sync = plan_sync(trace, dependencies(trace), order, streams, covered)
@@ -129,7 +129,7 @@ def arena_runner(
 
 @dataclass
 class _InOrder:
-    """A schedule run op by op in its launch order, in an arena: results lie in fixed memory, as those of a graph do."""
+    """A schedule run op by op in launch order, in an arena: results have fixed memory, as in a graph."""
 
     runner: ArenaRunner
     variants: Sequence[int]
@@ -147,21 +147,21 @@ class _InOrder:
 
 
 class CpuExecutor:
-    """Runs schedules on the CPU, in launch order: for tests of everything but times."""
+    """Executor on the CPU, in launch order: for tests of everything except times."""
 
     device = torch.device("cpu")
     recordings = 1
 
     def facts(self) -> dict[str, str]:
-        """No GPU."""
+        """Name the CPU as device."""
         return {"gpu": "cpu", "torch": str(torch.__version__)}
 
     def hardware(self) -> tuple[HardwareModel, bool]:
-        """The model of a GPU that is not here."""
+        """Return the model of an absent GPU."""
         return default_hardware(""), False
 
     def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Trace:
-        """The trace with nominal kernels: as long as the bytes that an op touches."""
+        """Return the trace with nominal kernels, in proportion to the bytes that an op touches."""
         trace = captured.trace
         ops = []
         for op in trace.ops:
@@ -174,11 +174,11 @@ class CpuExecutor:
         return msgspec.structs.replace(trace, ops=tuple(ops), ground_truth=ground_truth(eager_ns, total_ns))
 
     def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
-        """The trace as it is: nothing can be measured."""
+        """Return the trace unchanged: nothing can be measured."""
         return trace
 
     def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
-        """The schedule in its launch order."""
+        """Prepare the schedule in its launch order."""
         order, _ = place_fused(schedule.order, schedule.streams, covered_by(trace, schedule.variants))
         runner = arena_runner(captured, trace, schedule, self.device, poison=True)
         ready = _InOrder(runner, schedule.variants, order, runner.initial_bytes + runner.arena.bytes)
@@ -186,11 +186,11 @@ class CpuExecutor:
         return ready
 
     def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
-        """As predicted: on a CPU there is nothing to measure."""
+        """Return the predictions: on a CPU there is nothing to measure."""
         return {name: predicted_ns[name] for name in ready}
 
     def time_call_ns(self, call: Callable[[], object]) -> int:
-        """Nothing is measured, but the call is made."""
+        """Call without measuring."""
         call()
         return 0
 
@@ -204,11 +204,11 @@ class CpuExecutor:
         return 0
 
     def synchronize(self) -> None:
-        """Nothing runs on."""
+        """Do nothing."""
 
 
 def ground_truth(eager_ns: int, graph_ns: int) -> GroundTruth:
-    """The measured times of a step, as a trace has them."""
+    """Return the measured times of a step in a trace's form."""
 
     def timing(ns: int) -> Timing:
         return Timing(median_ns=max(1, ns), lo_ns=max(1, ns), hi_ns=max(1, ns), rounds=1)

@@ -39,11 +39,11 @@ def optimize(
     say: Say = lambda _: None,
     warn: Say | None = None,
 ) -> Any:
-    """The optimized step, or what the user gave, with one warning. `executor` is the GPU's where not given.
+    """Return the optimized step, or the user's own with one warning. `executor` defaults to the GPU's.
 
-    `frontends` are whose kernels may be chosen. `warn` is told in place of a warning.
+    `frontends` are the kernels to choose from. `warn` is called instead of a warning.
 
-    Raises `OptionError` for what is neither a module nor to be called.
+    Raises `OptionError` for a target that is neither a module nor callable.
     """
     if not callable(target):
         raise OptionError("a torch.nn.Module or a step function is needed", argument="target", value=target)
@@ -75,7 +75,9 @@ def optimize(
 
 
 def _as_it_is(given: Given, device: torch.device, problem: str, warn: Say | None) -> Any:
-    """What the user gave, with one warning: the model or function, or a step that calls model, loss and optimizer."""
+    """Return the user's own, with one warning: the model or function, or a step that calls model, loss and
+    optimizer.
+    """
     line = problem.splitlines()[0] if problem else "it cannot be captured"
     if warn is not None:
         warn(line)

@@ -1,7 +1,7 @@
-"""Whose kernels a step may run: the ATen calls as they were recorded, or what Inductor makes of them, in some style.
+"""Kernels that a step may run: ATen's as recorded, or Inductor's in some style.
 
-Inductor decides once for the whole step what becomes one kernel and how images lie in memory. Where a schedule on
-streams may like it otherwise, the step is compiled in other styles, too, as long as there is time.
+Inductor decides once for the whole step on fusion and on the layout of images. Since a schedule on streams may prefer
+other decisions, the step is compiled in other styles, too, while there is time.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from gpusim.gpu.optimize.fused import fused
 from gpusim.gpu.optimize.snapshot import put_back
 
 Say = Callable[[str], None]
-#: What compiling one of Triton's kernels takes of one core.
+#: Compile time of one Triton kernel on one core, in s.
 KERNEL_S: Final = 2.0
-#: What may go wrong with kernels of Inductor's, when they are made and when they are run.
+#: Errors of Inductor's kernels, when they are made and when they are run.
 CANNOT_RUN: Final = (GpusimError, torch.cuda.OutOfMemoryError)
 
 
 class Inductors:
-    """The step as Inductor's kernels, compiled when first asked for; or why it is left out."""
+    """The step as Inductor's kernels, compiled on first use, or the reason why they are left out."""
 
     def __init__(self, step: UserStep, captured: Captured, wanted: bool, say: Say) -> None:
         self._step, self._captured, self._wanted, self._say = step, captured, wanted, say
         self._made: dict[str, Captured] = {}
         self._noted = Noted()
         self._took_s = 0.0
-        """What lowering the step to the text of kernels took."""
+        """Time of lowering the step to the text of kernels, in s."""
         self.problem = ""
-        """Why it is left out, where it was wanted."""
+        """Reason why requested kernels are left out."""
 
     def first(self) -> Captured | None:
-        """The step in the style that suits it by what is known beforehand, or None where it is left out."""
+        """Return the step in the style that should suit it best, or None where it is left out."""
         if not self._wanted or self.problem:
             return None
         graph = self._captured.graph
@@ -59,9 +59,9 @@ class Inductors:
         return found
 
     def in_style(self, style: str, noted: Noted | None = None) -> Captured:
-        """The step in a style; its kernels are still being compiled.
+        """Return the step in a style; its kernels are still being compiled.
 
-        Raises `CaptureError` where Inductor's kernels are not asked for, and as `fused`.
+        Raises `CaptureError` where Inductor's kernels are not requested, and as `fused`.
         """
         if not self._wanted:
             raise CaptureError("Inductor's kernels are not asked for")
@@ -72,7 +72,7 @@ class Inductors:
         return self._made[style]
 
     def others(self, left_s: Callable[[], float]) -> list[Captured]:
-        """The step in styles that make other kernels than the first, as many as can be compiled in the time left."""
+        """Return the step in styles with other kernels than the first, as many as compile in the time left."""
         compiling_s = 0.0
         for made in self._made.values():
             compiling_s += KERNEL_S * len(made.trace.sources) / max(1, cores())
@@ -88,11 +88,11 @@ class Inductors:
         return found
 
     def trace(self, style: str) -> Trace:
-        """Its trace, without times. Raises as `in_style`."""
+        """Return its trace, without times. Raises as `in_style`."""
         return self.in_style(style).trace
 
     def leave_out(self, style: str, cause: Exception) -> None:
-        """Do without this style from now on."""
+        """Drop this style from now on."""
         self._made.pop(style, None)
         self.problem = (str(cause) or type(cause).__name__).splitlines()[0]
         self._say(f"left out Inductor's kernels ({style}): {self.problem}")

@@ -1,4 +1,4 @@
-"""The captured step a second time, as the kernels that Inductor makes of it, on the same tensors of the user's."""
+"""The captured step with Inductor's kernels, on the same tensors of the user's."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gpusim.gpu.inductor.styles import DEFAULT_STYLE, Noted
 from gpusim.gpu.inductor.versions import require_supported
 from gpusim.gpu.optimize.captured import Captured, Computed, Returned
 
-#: Kernels of Inductor's load and store so many bytes at once where the memory begins at a multiple of it.
+#: Alignment that Inductor's wide loads and stores require, in bytes.
 ALIGNED_BYTES = 16
 
 
 def fused(step: UserStep, captured: Captured, style: str = DEFAULT_STYLE, noted: Noted | None = None) -> Captured:
-    """The step as Inductor's kernels. Its outputs, gradients and states are where those of `captured` are.
+    """Return the step with Inductor's kernels. Outputs, gradients and states are those of `captured`.
 
-    What Inductor decides goes into `noted`. Kernels are still being compiled when it returns: `functions` waits.
-    Raises `GpusimError` where Inductor, or gpusim, cannot do it.
+    Inductor's decisions are recorded in `noted`. Kernels are still being compiled on return: `functions` waits. Raises
+    `GpusimError` where Inductor, or gpusim, cannot compile it.
     """
     require_supported()
     graph, recorded = captured.graph, captured.recorded
@@ -32,7 +32,7 @@ def fused(step: UserStep, captured: Captured, style: str = DEFAULT_STYLE, noted:
     _check_aligned(captured)
     device = step.device
     with warnings.catch_warnings(), torch.autocast(device.type, enabled=False), torch.no_grad():
-        warnings.simplefilter("ignore")  # Inductor's advice is for who compiles
+        warnings.simplefilter("ignore")  # Inductor's advice is for whoever compiles
         made = own_step(graph, recorded, captured.options.mode == "train", style, noted)
         options = replace(captured.options, frontend="inductor")
         trace = bare_trace(options, step, made, graph.fixed, own=True)
@@ -61,7 +61,7 @@ def fused(step: UserStep, captured: Captured, style: str = DEFAULT_STYLE, noted:
 
 
 def _check_aligned(captured: Captured) -> None:
-    """Raise `CaptureError` for memory of the user's that begins where no kernel of Inductor's expects it."""
+    """Raise `CaptureError` for memory of the user's without the alignment of Inductor's kernels."""
     for index, tensor in captured.live.items():
         begins = (tensor.untyped_storage().data_ptr(), tensor.data_ptr())
         if tensor.device.type == "cuda" and any(begin % ALIGNED_BYTES for begin in begins):

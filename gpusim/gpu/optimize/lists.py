@@ -1,4 +1,4 @@
-"""Calls on lists of tensors in parts, so that an early gradient's update need not wait for late ones."""
+"""Calls on lists of tensors, split so that an early gradient's update does not wait for late ones."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any, Final
 
 from gpusim.gpu.capture.calls import Call, JointGraph
 
-#: Tensors that one launch of torch's multi-tensor kernels takes, by the number of lists that it walks along
-#: (`depth_to_max_tensors` in ATen/native/cuda/MultiTensorApply.cuh): smaller parts would add launches.
+#: Tensors per launch of torch's multi-tensor kernels, by the number of their lists (`depth_to_max_tensors` in
+#: ATen/native/cuda/MultiTensorApply.cuh): smaller parts would add launches.
 MOST_TENSORS: Final = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 _IN_PLACE: Final = ("_foreach_", "_fused_")
 
 
 def with_split_lists(graph: JointGraph) -> JointGraph:
-    """The graph with each in-place call on long lists as several, each as long as one launch takes."""
+    """Split each in-place call on long lists of the graph into parts of one launch."""
     return replace(graph, calls=tuple(part for call in graph.calls for part in split_list_call(call)))
 
 
 def split_list_call(call: Call) -> Iterator[Call]:
-    """One call on lists as several on parts of them; any other call as it is.
+    """Split one call on lists into several on parts of them; yields any other call unchanged.
 
-    Only calls that change their first list in place and return nothing: element by element of the lists, they do the
-    same in parts as at once.
+    Only calls that change their first list in place and return nothing: they work element by element, so parts have the
+    same effect.
     """
     name = call.function._schema.name.partition("::")[2]
     lists = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, list | tuple) and value]

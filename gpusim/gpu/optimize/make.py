@@ -1,7 +1,7 @@
-"""From a step on fixed inputs to its best schedule, ready and verified: capture, search, try, compare with eager.
+"""From a step on fixed inputs to its best schedule: capture, search, trial, comparison with eager.
 
-The step is looked at as ATen calls and as the kernels that Inductor makes of it, in several styles. What is predicted
-best is searched, with other kernels of its calls, and the schedule that is fastest on the GPU is run.
+The step is considered as ATen calls and as Inductor's kernels in several styles. The best predictions are searched,
+with other kernels of their calls, and the schedule that is fastest on the GPU is run.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ from gpusim.units import format_ns
 
 Say = Callable[[str], None]
 
-#: Seconds that making a step ready is to take, compiling included. Other styles of Inductor's, and other kernels of
-#: operators, are looked at only where that still fits.
+#: Time to make a step ready, compilation included, in s. Other styles of Inductor, and other kernels of operators, are
+#: tried only where that still fits.
 LIMIT_S: Final[dict[Mode, float]] = {"infer": 60.0, "train": 150.0}
-#: What measuring other kernels takes for the calls of one front end, and what trying schedules does (GoogLeNet, H200).
+#: Time to measure other kernels of one front end's calls, and to try schedules, in s (GoogLeNet, H200).
 VARIANTS_S, TRIALS_S = 12.0, 10.0
-#: Kernels of how many front ends and styles are searched; and how much slower than the best of them they may be
-#: predicted to be, before any search.
+#: Number of front ends and styles to search; and their largest predicted slow-down over the best, before any search.
 SEARCHED, MAY_BE_SLOWER = 2, 1.25
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A candidate whose results are eager's."""
+    """A candidate with eager's results."""
 
     variant: Variant
     candidate: Candidate
@@ -58,7 +57,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Profiled:
-    """The step as kernels of one front end, with their times, and what it is predicted to take before any search."""
+    """The step with kernels of one front end, their times, and its predicted time before any search."""
 
     captured: Captured
     trace: Trace
@@ -67,7 +66,7 @@ class Profiled:
 
 @dataclass(frozen=True)
 class Tried:
-    """The step as kernels of one front end, with the schedules that were tried, fastest first."""
+    """The step with kernels of one front end, and its tried schedules, fastest first."""
 
     captured: Captured
     trace: Trace
@@ -76,7 +75,7 @@ class Tried:
 
 
 class StepMaker:
-    """Captures steps, searches their schedules and verifies them, on one executor."""
+    """Maker of optimized steps: capture, search and verification, on one executor."""
 
     def __init__(self, executor: Executor, wanted: Wanted, say: Say) -> None:
         self.executor, self.wanted, self.say = executor, wanted, say
@@ -89,11 +88,11 @@ class StepMaker:
         roots: Sequence[Any] = (),
         kept: frozenset[int] = frozenset(),
     ) -> tuple[Variant, Gain]:
-        """The best schedule of a step on fixed inputs, of which `inputs` are copied at each call.
+        """Return the best schedule of a step on fixed inputs, of which `inputs` are copied at each call.
 
-        `roots` are objects from which the step can reach others of Python's. `kept` are results, by place, that are
-        given out where they lie, not copied. Raises `GpusimError` where there is none that computes the same. The
-        user's objects are as before in any case.
+        `roots` are objects from which the step can reach other Python objects. `kept` are results, by position, that
+        are returned in place, not copied. Raises `GpusimError` where none computes the same. The user's objects are
+        restored in any case.
         """
         begin = perf_counter()
         if self.wanted.inductor:
@@ -104,7 +103,7 @@ class StepMaker:
                 step.run()
             except (torch.cuda.OutOfMemoryError, GpusimError):
                 raise
-            except Exception as cause:  # whatever the user's code raises
+            except Exception as cause:  # any error of the user's code
                 problem = (str(cause) or type(cause).__name__).splitlines()[0]
                 raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
             snapshot.check_objects()
@@ -148,7 +147,7 @@ class StepMaker:
             "predicted_ns": chosen.predicted_ns,
             "predicted_sequential_ns": front.sequential.predicted_ns,
         }
-        if chosen.plan is None:  # an entry holds a schedule; a plan is made within seconds
+        if chosen.plan is None:  # an entry holds a schedule; a plan takes only seconds
             style = front.captured.style
             cache.keep(captured.trace, facts, front.trace, style, chosen.schedule, measured, self.say)
         _, calibrated = self.executor.hardware()
@@ -158,7 +157,7 @@ class StepMaker:
         return self._gained(verified, eager_ns, sequential.time_ns, sequential.predicted_ns, decided_by, without)
 
     def _fronts(self, captured: Captured, other: Inductors, left_s: Callable[[], float]) -> list[Captured]:
-        """The step as the kernels that are to be tried. Raises `CaptureError` where there are none."""
+        """Return the step with each kind of kernels to try. Raises `CaptureError` where there are none."""
         fronts = [captured] if "aten" in self.wanted.frontends else []
         first = other.first()
         if first is not None:
@@ -215,7 +214,7 @@ class StepMaker:
         other: Inductors,
         left_s: Callable[[], float],
     ) -> list[Tried]:
-        """Schedules of the step as each of these kernels. Raises what the first of them raises where all do."""
+        """Return schedules of the step with each of these kernels. Raises the first one's error where all fail."""
         tried: list[Tried] = []
         problem: Exception | None = None
         for each in profiled:
@@ -263,9 +262,9 @@ class StepMaker:
         decided_by: str,
         without: str = "",
     ) -> tuple[Variant, Gain]:
-        """What is run, and what it gained. Raises `CaptureError` where the user's own step is no slower.
+        """Return the variant to run, and its gain. Raises `CaptureError` where the user's own step is no slower.
 
-        A memory plan may be slower: the user's own step takes the memory that there is not.
+        A memory plan may be slower: the user's own step needs more memory than the limit.
         """
         chosen = verified.candidate
         if chosen.plan is None and 0 < eager_ns <= chosen.time_ns:
@@ -298,7 +297,7 @@ class StepMaker:
         ranked: Sequence[Candidate],
         kept: frozenset[int],
     ) -> Checked:
-        """The fastest candidate whose results are eager's. Raises `ReplayError` where none's are.
+        """Return the fastest candidate with eager's results. Raises `ReplayError` where there is none.
 
         `captured` is the step as ATen calls, on the same tensors.
         """

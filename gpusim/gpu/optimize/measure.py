@@ -1,4 +1,4 @@
-"""One step optimized and timed beside its peers, for `gpusim validate`: in a process of its own, all in turns."""
+"""One step optimized and timed against its peers, for `gpusim validate`: in a process of its own, in turns."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gpusim.gpu.optimize.garbage import no_collection
 from gpusim.gpu.optimize.peers import Call, Contender, Exact, make, tensors_of, user_step
 from gpusim.gpu.replay.timing import median_interval
 
-#: Rounds in which contenders take turns, and the length of each contender's part of a round.
+#: Rounds in which contenders take turns, and the length of each contender's part of a round, in ms.
 ROUNDS, ROUND_MS = 15, 30.0
 BATCHES: Final = 2
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A step to optimize, and what to hold it against."""
+    """A step to optimize, with its baselines."""
 
     spec: str
     mode: Mode
@@ -41,7 +41,7 @@ class Asked:
     memory_format: MemoryFormat
     peers: tuple[Baseline, ...]
     further: tuple[Baseline, ...]
-    """Peers that take longest to make: all is measured and kept before, and again with them."""
+    """Peers that take longest to make: everything is measured and stored before, and again with them."""
     streams: int
     budget_s: float | None
     seed: int
@@ -49,19 +49,19 @@ class Asked:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a step; times are of one call as a user makes it."""
+    """Measurements of a step; times are of one call as a user makes it."""
 
     gpu: Gpu
     optimized: Timing
     peers: dict[str, Timing]
     peer_bytes: dict[str, int]
     deviations: dict[str, float]
-    """From the step in FP64, by contender; empty where dropout makes every step another one."""
+    """Deviation from the step in FP64, by contender; empty where dropout makes every step different."""
     left_out: dict[str, str]
-    """Peers that failed, and why."""
+    """Peers that failed, with the reason."""
     optimize_s: float
     compiled_before: bool
-    """Whether Triton's cache held kernels when it began: `optimize_s` is then less than a first start takes."""
+    """Whether Triton's cache had kernels at the start: `optimize_s` is then shorter than at a first start."""
     sequential_ns: int
     predicted_ns: int
     predicted_sequential_ns: int
@@ -79,8 +79,8 @@ Keep = Callable[[Measured], None]
 def measure(asked: Asked, keep: Keep) -> None:
     """Optimize a step, make its peers, and time all in turns. Call it in a process of its own.
 
-    `keep` gets what was measured as soon as it is, then with the deviations from FP64, and then both once more with the
-    `further` peers. Raises `CaptureError` where the step cannot be optimized, `GpuError` for what the GPU reports.
+    `keep` gets the measurements at once, then with the deviations from FP64, and then both once more with the `further`
+    peers. Raises `CaptureError` where the step cannot be optimized, `GpuError` for an error of the GPU.
     """
     with errors_of_the_gpu():
         _measure(asked, keep, stopwatch())
@@ -157,7 +157,7 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
 
 @contextmanager
 def errors_of_the_gpu() -> Iterator[None]:
-    """Raise `GpuError` for what the GPU reports: a process in which a kernel went wrong cannot use it any more."""
+    """Raise `GpuError` for an error of the GPU: after a failed kernel a process cannot use it any more."""
     try:
         yield
     except torch.AcceleratorError as cause:
@@ -178,7 +178,7 @@ def said(gain: Gain) -> str:
 
 
 def stopwatch() -> Callable[[str], None]:
-    """Says what is done, with the seconds since it was made."""
+    """Return a function that prints progress, with the seconds since its creation."""
     begin = perf_counter()
 
     def say(text: str) -> None:
@@ -189,7 +189,7 @@ def stopwatch() -> Callable[[str], None]:
 
 
 def holds_kernels(device: torch.device) -> bool:
-    """Whether Triton's cache on disk holds any kernel."""
+    """Whether Triton's cache on disk has any kernel."""
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
     folder = Path(triton_cache_dir(device.index or 0))
@@ -199,7 +199,7 @@ def holds_kernels(device: torch.device) -> bool:
 def optimized(
     step: ModelStep, model: torch.nn.Module, asked: Asked, say: Callable[[str], None] = lambda _: None
 ) -> OptimizedStep:
-    """The step, as a user hands it to `gpusim.optimize`. Raises `CaptureError` where it comes back as it was."""
+    """Return the step as optimized by `gpusim.optimize`. Raises `CaptureError` where it comes back unoptimized."""
     target: Call = model if step.loss is None else user_step(step, model, model)
     problems: list[str] = []
     fast = optimize(
@@ -217,7 +217,7 @@ def optimized(
 
 
 def batches_of(step: ModelStep) -> list[tuple[Any, ...]]:
-    """The step's batch at several places in memory, as a loader would bring it."""
+    """Return copies of the step's batch at several addresses, as from a loader."""
     return [pytree.tree_map_only(torch.Tensor, torch.clone, tensors_of(step)) for _ in range(BATCHES)]
 
 

@@ -1,7 +1,7 @@
 """A step that runs a memory plan on the user's own tensors, where no schedule keeps a memory limit.
 
 The plan is that of our own policy. As a CUDA graph it has a stream for ops and one for each direction of its copies; on
-the CPU its instructions run one after the other.
+the CPU its instructions run in sequence.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from gpusim.units import format_bytes
 
 Say = Callable[[str], None]
 
-#: Plans that are made for one limit. A step's trace has no workspaces, so the first plan may take more than predicted;
-#: each further one is made for as much less.
+#: Most plans per limit. A step's trace has no workspaces, so the first plan may take more than predicted; each further
+#: one has a budget reduced by the excess.
 ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A memory plan that is ready to run within a limit."""
+    """A memory plan, ready to run within a limit."""
 
     outcome: Outcome
     ready: MemoryReady
 
 
 class MemoryReady:
-    """A memory plan's program, run one instruction after the other on the CPU; results lie in fixed memory."""
+    """A memory plan's program, run instruction by instruction on the CPU; results have fixed memory."""
 
     def __init__(self, captured: Captured, trace: Trace, outcome: Outcome) -> None:
         self._runner = _runner(captured, trace, torch.device("cpu"))
@@ -59,7 +59,7 @@ class MemoryReady:
 
     @property
     def peak_bytes(self) -> int:
-        """Most memory that the step needs at once, predicted."""
+        """Predicted peak memory of the step, in bytes."""
         return self._peak_bytes
 
     def run(self) -> None:
@@ -74,7 +74,7 @@ class MemoryReady:
 
 
 class MemoryGraph(MemoryReady):
-    """The same as a CUDA graph. The recorder has what it uses: streams, and pinned buffers."""
+    """A memory plan's program as a CUDA graph. The recorder holds its streams and pinned buffers."""
 
     def __init__(self, recorded: RecordedProgram, recorder: ProgramRecorder) -> None:
         self._recorded, self._recorder = recorded, recorder
@@ -86,7 +86,7 @@ class MemoryGraph(MemoryReady):
 
     @property
     def peak_bytes(self) -> int:
-        """Most memory that the step needs at once, measured."""
+        """Measured peak memory of the step, in bytes."""
         return self._recorded.peak_bytes
 
     def run(self) -> None:
@@ -103,7 +103,7 @@ def _runner(captured: Captured, trace: Trace, device: torch.device) -> MemoryRun
 def prepare_memory(
     captured: Captured, evaluator: MemoryEvaluator, outcome: Outcome, device: torch.device, say: Say
 ) -> Planned:
-    """Make a memory plan ready. It may change the user's tensors.
+    """Prepare a memory plan. May change the user's tensors.
 
     Where the host has too little pinned memory, storages stay on the GPU, and `say` is told.
     """

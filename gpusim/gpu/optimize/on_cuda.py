@@ -26,11 +26,11 @@ from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import program_order_releases
 from gpusim.trace.dependencies import dependencies
 
-#: Rounds in which schedules are held against each other, and their length in ms.
+#: Rounds of a comparison of schedules, and their length in ms.
 TRIAL_ROUNDS, TRIAL_MS = 9, 4.0
-#: Steps whose streams are kept for further recordings: the one that is optimized, with kernels of both kinds.
+#: Steps whose streams are kept for further recordings: the optimized one, with kernels of both kinds.
 RECORDERS = 2
-#: Calls of the user's own code that are timed; the median counts.
+#: Timed calls of the user's own code; the median counts.
 EAGER_CALLS = 7
 #: Rounds of short work whose time on the GPU is measured.
 AROUND_ROUNDS = 5
@@ -38,7 +38,7 @@ AROUND_ROUNDS = 5
 
 @dataclass
 class _Graph:
-    """A recorded CUDA graph; what it uses lives as long: the recorder's streams, and the code of its kernels."""
+    """A recorded CUDA graph; it keeps the recorder's streams and the code of its kernels alive."""
 
     recorded: RecordedGraph
     recorder: GraphRecorder
@@ -46,7 +46,7 @@ class _Graph:
 
     @classmethod
     def of(cls, recorder: GraphRecorder, schedule: Schedule) -> _Graph:
-        """A schedule recorded after one run on its streams: libraries set up on first use."""
+        """Record a schedule after one run on its streams: libraries initialize on first use."""
         recorded = recorder.record(schedule, warm=True)
         return cls(recorded, recorder, loaded_code(recorder.runner.functions))
 
@@ -63,7 +63,7 @@ class _Graph:
 
 
 class CudaExecutor:
-    """Runs schedules as CUDA graphs; with `poison` in an arena of their own, to find races.
+    """Executor with CUDA graphs; with `poison` in an arena of their own, to find races.
 
     Raises `GpuError` where there is no GPU.
     """
@@ -74,10 +74,10 @@ class CudaExecutor:
         self.device = require_gpu()
         self.poison = poison
         self._recorders: list[tuple[Captured, Any, GraphRecorder]] = []
-        """Of the steps that are tried now: a captured one, its ops, and who records them."""
+        """Recorders of the steps under trial: a captured step, its ops, and the recorder."""
 
     def facts(self) -> dict[str, str]:
-        """The GPU, its libraries, and how products are computed."""
+        """Return the GPU, its libraries, and the precision of products."""
         backends = torch.backends
         return {
             "gpu": torch.cuda.get_device_name(self.device),
@@ -89,12 +89,12 @@ class CudaExecutor:
         }
 
     def hardware(self) -> tuple[HardwareModel, bool]:
-        """The model of this GPU, or that of another one where this one has none."""
+        """Return this GPU's model, or the default one where there is none."""
         model = hardware_for_gpu(torch.cuda.get_device_name(self.device))
         return (model, model.calibrated) if model is not None else (default_hardware(""), False)
 
     def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Trace:
-        """The trace with the kernels of each op, profiled, and the time of the sequential graph."""
+        """Return the trace with each op's kernels, profiled, and the time of the sequential graph."""
         trace = captured.trace
         runner = UserRunner(captured, trace, self.device)
         state = state_of(captured)
@@ -114,7 +114,7 @@ class CudaExecutor:
         return msgspec.structs.replace(trace, ground_truth=ground_truth(eager_ns, graph_ns))
 
     def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
-        """The trace with what torch lets one choose for its calls, each measured. It may change the user's tensors."""
+        """Return the trace with torch's alternatives for its calls, each measured. May change the user's tensors."""
         runner = UserRunner(captured, trace, self.device)
         state_of(captured).restore()
         runner.run_in_order()
@@ -124,7 +124,7 @@ class CudaExecutor:
             runner.drop_temporaries()
 
     def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
-        """Record the schedule as a CUDA graph, after one run on its streams: libraries set up on first use."""
+        """Record the schedule as a CUDA graph, after one run on its streams: libraries initialize on first use."""
         if self.poison:
             runner = arena_runner(captured, trace, schedule, self.device, poison=True)
             return _Graph.of(GraphRecorder(runner, dependencies(trace), own_workspaces=True), schedule)
@@ -137,12 +137,12 @@ class CudaExecutor:
         return _Graph.of(recorder, schedule)
 
     def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
-        """Medians of rounds in turns."""
+        """Return medians of rounds in turns, in ns."""
         timed = time_interleaved({name: each.run for name, each in ready.items()}, TRIAL_ROUNDS, TRIAL_MS)
         return {name: timing.median_ns for name, timing in timed.items()}
 
     def time_call_ns(self, call: Callable[[], object]) -> int:
-        """Median of a few calls in a row, host time included."""
+        """Return the median of a few calls in a row, host time included, in ns."""
         call()
         times = []
         for _ in range(EAGER_CALLS):

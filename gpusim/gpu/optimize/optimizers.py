@@ -1,8 +1,8 @@
-"""The user's optimizers in a CUDA graph: rates and counts of steps that a replay reads from the GPU.
+"""The user's optimizers in a CUDA graph: rates and step counts that a replay reads from the GPU.
 
-A graph repeats the numbers that it was captured with. So while a step is recorded, SGD, Adam, AdamW and Adagrad run
-their fused kernels, which take the learning rate as a tensor, and count their steps on the GPU. The user's own options
-and states are as before afterwards: rates stay numbers, counts stay in the host's memory.
+A graph repeats the numbers of its capture. So while a step is recorded, SGD, Adam, AdamW and Adagrad run their fused
+kernels, which take the learning rate as a tensor, and count their steps on the GPU. The user's own options and states
+are restored afterwards: rates stay numbers, counts stay in host memory.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch.optim import Optimizer
 
 from gpusim.gpu.capture.optimizers import counting_on
 
-#: Optimizers of torch's whose fused kernels take the rate as a tensor, and the types that those work on.
+#: Optimizers whose fused kernels take the rate as a tensor.
 FUSED: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-#: Options that say how an update is launched, not what it computes.
+#: Options that affect the launch of an update, not its result.
 _LAUNCHING: Final = ("params", "foreach", "fused", "capturable")
 STEP: Final = "step"
 
 
 class Rates:
-    """The learning rates of optimizers as tensors on the GPU, for those groups whose kernels take one."""
+    """Learning rates of optimizers as GPU tensors, for groups whose kernels take one."""
 
     def __init__(self, optimizers: Sequence[Optimizer], device: torch.device) -> None:
         self.optimizers = list(optimizers)
@@ -48,10 +48,10 @@ class Rates:
             if group.get("fused") or group.get("capturable")
             for p in group["params"]
         }
-        """Parameters, by id, whose optimizer counts its steps on the GPU as the user made it."""
+        """Parameters, by id, whose optimizer counts its steps on the GPU by the user's choice."""
 
     def update(self) -> None:
-        """Bring the tensors up to the user's rates of now."""
+        """Update the tensors to the user's current rates."""
         numbers = self._numbers()
         if numbers == self._last:
             return
@@ -69,12 +69,12 @@ class Rates:
         ]
 
     def other_options(self) -> tuple[Any, ...]:
-        """All that a captured step has as numbers: other options, and rates that are no tensors; hashable."""
+        """Return the options that a captured step holds as numbers, and rates that are not tensors; hashable."""
         options: list[Any] = []
         for tensors, optimizer in zip(self.tensors, self.optimizers, strict=True):
             for number, group in enumerate(optimizer.param_groups):
                 tensor = tensors[number] if number < len(tensors) else None
-                for key in optimizer.defaults:  # schedules of rates keep numbers of their own beside these
+                for key in optimizer.defaults:  # schedulers keep their own numbers next to these
                     value = group.get(key)
                     rate = key == "lr" and (tensor is not None or isinstance(value, torch.Tensor))
                     if key not in _LAUNCHING and not rate:
@@ -84,7 +84,9 @@ class Rates:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Optimizers run their fused kernels with rates and counts on the device; afterwards all are as they were."""
+        """Within this context optimizers run their fused kernels with rates and counts on the device; then they are
+        restored.
+        """
         checked = [vars(optimizer).get(_CHECKED) for optimizer in self.optimizers]
         with counting_on(self.device, self.optimizers):
             for optimizer, fused, tensors in zip(self.optimizers, self.fused, self.tensors, strict=True):

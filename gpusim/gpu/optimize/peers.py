@@ -1,7 +1,7 @@
-"""What an optimized step is held against: the eager step and torch.compile in its strictest forms, called alike.
+"""Baselines of an optimized step: the eager step and torch.compile in its strictest forms, called alike.
 
-Each is called with tensors of its own batch, and gives results that stay valid: copies into fixed inputs and copies of
-results count, as they do for the optimized step.
+Each is called with the tensors of a batch, and returns results that stay valid: copies into fixed inputs and copies of
+results count, as for the optimized step.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gpusim.gpu.replay.timing import time_interleaved
 Call = Callable[..., Any]
 
 WARMUP_CALLS: Final = 3
-#: Recordings of a graph of one's own, of which the fastest counts; and rounds to tell them apart by.
+#: Recordings of a hand-made graph, of which the fastest counts; and rounds to compare them.
 RECORDINGS, TRIAL_ROUNDS, TRIAL_MS = 3, 3, 6.0
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to run a step, with the model that it runs and the most memory that it took to make and run it."""
+    """A way to run a step, with its model and the peak memory of making and running it."""
 
     call: Call
     model: nn.Module
@@ -40,12 +40,12 @@ class Contender:
 
 
 def tensors_of(step: ModelStep) -> tuple[Any, ...]:
-    """What a call of the step takes: the model's inputs, and the target where there is one."""
+    """Return the arguments of a call of the step: the model's inputs, and the target if any."""
     return (*step.inputs, *(() if step.target is None else (step.target,)))
 
 
 def user_step(step: ModelStep, model: nn.Module, called: Call) -> Call:
-    """The step as a user writes it, on `model`, which is run by calling `called`."""
+    """Return the step as a user writes it, on `model`, which is run by calling `called`."""
     if step.loss is None:
 
         def infer(*args: Any) -> Any:
@@ -68,7 +68,7 @@ def user_step(step: ModelStep, model: nn.Module, called: Call) -> Call:
 
 
 def make(peer: Baseline, step: ModelStep) -> Contender:
-    """A contender on a copy of the step's model, warmed up."""
+    """Return a contender on a copy of the step's model, warmed up."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -101,7 +101,7 @@ def _combo_kernels(step: ModelStep, model: nn.Module) -> Call:
 
 
 def _in_steps(call: Call) -> Call:
-    """Each call is a step of its own to torch's CUDA graphs; what it returns is copied out of them."""
+    """Make each call a step of its own for torch's CUDA graphs, with copied results."""
 
     def stepped(*args: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
@@ -111,7 +111,7 @@ def _in_steps(call: Call) -> Call:
 
 
 def _own_graph(step: ModelStep, model: nn.Module) -> Call:
-    """The compiled step, optimizer and all, in one CUDA graph made by hand: the fastest of a few recordings."""
+    """Return the compiled step, with its optimizer, in one hand-made CUDA graph: the fastest of a few recordings."""
     call = user_step(step, model, torch.compile(model))
     fixed = pytree.tree_map_only(torch.Tensor, torch.clone, tensors_of(step))
     side = torch.cuda.Stream()
@@ -130,7 +130,7 @@ def _own_graph(step: ModelStep, model: nn.Module) -> Call:
     timed = time_interleaved(replays, TRIAL_ROUNDS, TRIAL_MS)
     graph, result, gradients = recordings[min(range(RECORDINGS), key=lambda n: timed[str(n)].median_ns)]
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        parameter.grad = gradient  # of the recording that counts: each has gradients of its own
+        parameter.grad = gradient  # of the counted recording: each has gradients of its own
     copy_in = Copies([each for each in fixed if isinstance(each, torch.Tensor)])
 
     def replayed(*args: Any) -> Any:
@@ -167,7 +167,7 @@ class Exact:
 
     @cached_property
     def _wanted(self) -> tuple[list[Any], list[Any]]:
-        """What it returns, and its gradients."""
+        """Results and gradients of the FP64 step."""
         step = self._step
         reference = copy.deepcopy(step.module).double().to(memory_format=torch.contiguous_format)
         reference.load_state_dict(self._initial)
@@ -178,16 +178,16 @@ class Exact:
         return pytree.tree_leaves(returned), [p.grad for p in reference.parameters()]
 
     def deviation(self, contender: Contender) -> float | None:
-        """How far outputs and gradients of one step are from these, over their norm; the larger of both.
+        """Return the deviation of one step's outputs and gradients, over their norm; the larger of both.
 
-        The contender's model is left in the initial state. None where dropout makes every step another one.
+        The contender's model is left in the initial state. None where dropout makes every step different.
         """
         if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in contender.model.modules()):
             return None
         contender.model.load_state_dict(self._initial)
         output = contender.call(*tensors_of(self._step))
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # an error of the GPU is this contender's, not the reference's
+            torch.cuda.synchronize()  # attributes an error of the GPU to this contender, not to the reference
         returned, gradients = self._wanted
         errors = (
             _apart(pytree.tree_leaves(output), returned),

@@ -1,7 +1,7 @@
-"""The Python objects that a step can reach, beside modules, optimizers and tensors: whether it changes them.
+"""Python objects that a step can reach, except modules, optimizers and tensors: detection of changes.
 
-A captured step repeats work of the GPU and nothing else. A counter, a list of losses or a schedule of rates inside the
-step would stand still, so a step that changes one is refused, and what its trial run changed is put back.
+A captured step repeats GPU work only. A counter, a list of losses or a schedule of rates inside the step would stand
+still, so a step that changes one is refused, and changes by its trial run are undone.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
 
-#: Values that are compared; others are told apart by being the same object.
+#: Types compared by value; other objects are compared by identity.
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED: Final = (torch.Tensor, torch.nn.Module, Optimizer, type, types.ModuleType, *_PLAIN)
 _EMPTY: Final = object()
 
 
 class PythonState:
-    """What the objects reachable from `roots` hold now."""
+    """Current contents of the objects reachable from `roots`."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -36,7 +36,7 @@ class PythonState:
             self._look(root, "", 0)
 
     def changed(self) -> str | None:
-        """The name of something that is another value than it was, or None."""
+        """Return the name of a changed value, or None."""
         for name, cell, before in self._cells:
             if not _same(_contents(cell), before):
                 return name
@@ -53,7 +53,7 @@ class PythonState:
         return None
 
     def restore(self) -> None:
-        """Everything holds what it held."""
+        """Restore all contents."""
         for _, cell, before in self._cells:
             if before is not _EMPTY and not _same(_contents(cell), before):
                 cell.cell_contents = before

@@ -1,8 +1,8 @@
-"""The race check: a schedule run in orders that streams and events allow, freed bytes poisoned.
+"""The race check: a schedule run in orders that streams and events allow, with freed bytes poisoned.
 
-A schedule is right where the results are the same whatever the paces of its streams. On a CPU each order is run one
-op after the other; what an event does not order may be turned round. `hurried` turns round what a missing event would
-let happen first, so that nothing is left to luck.
+A schedule is right where the results are the same at any pace of its streams. On a CPU each order is run op by op; ops
+that no event orders may be swapped. `hurried` swaps exactly the ops that a missing event would let swap, so that
+detection does not depend on chance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Results = dict[int, torch.Tensor]
 
 @dataclass(frozen=True)
 class Racing:
-    """A schedule's launch order with its events; some of them may have been left out."""
+    """A schedule's launch order with its events, some of which may have been removed."""
 
     trace: Trace
     order: Sequence[int]
@@ -41,7 +41,7 @@ class Racing:
 
     @classmethod
     def of(cls, graph: OpGraph, schedule: Schedule) -> Racing:
-        """The schedule with all events that it needs."""
+        """Return the schedule with all necessary events."""
         covered = covered_by(graph.trace, schedule.variants)
         order, streams = place_fused(schedule.order, schedule.streams, covered)
         sync = plan_sync(graph.trace, graph.preds, order, streams, covered)
@@ -49,11 +49,11 @@ class Racing:
 
     @property
     def events(self) -> int:
-        """Waits in the schedule."""
+        """Number of waits in the schedule."""
         return sum(map(len, self.waits))
 
     def without(self, number: int) -> Racing:
-        """The same with one of its waits left out, counted through."""
+        """Return the schedule without one of its waits, by number."""
         waits: list[tuple[int, ...]] = []
         for events in self.waits:
             kept = events if not 0 <= number < len(events) else (*events[:number], *events[number + 1 :])
@@ -63,15 +63,16 @@ class Racing:
 
     @property
     def happens_before(self) -> HappensBefore:
-        """What the events that are left order."""
+        """Order given by the remaining events."""
         return HappensBefore.of(self.trace, self.order, self.streams, self.waits)
 
     def results(
         self, state: InitialState, device: torch.device, order: Sequence[int], seed: int, planned: HappensBefore
     ) -> Results:
-        """Results of the ops one by one in `order`, in an arena packed for `planned`, freed bytes poisoned.
+        """Return the results of the ops one by one in `order`, in an arena packed for `planned`, with freed bytes
+        poisoned.
 
-        `state` is as before afterwards.
+        `state` is restored afterwards.
         """
         runner = ArenaRunner(
             self.trace, device, state.tensors, pack(self.trace, planned, self.covered, kept=True), poison=True
@@ -91,7 +92,7 @@ class Racing:
 
 
 def in_recorded_order(trace: Trace, state: InitialState, device: torch.device, seed: int) -> Results:
-    """Results of the step as it was recorded, each tensor in memory of its own. `state` is as before afterwards."""
+    """Return the results of the step as recorded, each tensor in memory of its own. `state` is restored afterwards."""
     runner = Runner(trace, device, own=True)
     runner.bind(state.tensors)
     state.restore()
@@ -103,7 +104,7 @@ def in_recorded_order(trace: Trace, state: InitialState, device: torch.device, s
 
 
 def hurried(order: HappensBefore, op: int) -> list[int]:
-    """An order in which `op` runs as early as streams and events let it: after what must come before it."""
+    """Return an order in which `op` runs as early as streams and events allow."""
     first = [each for each in order.before if order.ends_before(each, op)]
     return [*first, op, *(each for each in order.before if each != op and not order.ends_before(each, op))]
 
@@ -117,9 +118,9 @@ def wrong_orders(
     orders: int,
     seed: int = DEFAULT_SEED,
 ) -> int:
-    """In how many of `orders` random orders the results are not those of the step as recorded, bit for bit.
+    """Return how many of `orders` random orders do not give the recorded results, bit for bit.
 
-    `planned` is what the arena was packed for: the order with all events.
+    `planned` is the order that the arena was packed for: the one with all events.
     """
     rng = Random(seed)
     actual = racing.happens_before
@@ -131,7 +132,7 @@ def wrong_orders(
 def caught(
     racing: Racing, state: InitialState, device: torch.device, planned: HappensBefore, seed: int = DEFAULT_SEED
 ) -> bool:
-    """Whether the check finds a schedule that lacks events: where some op is hurried, results are others."""
+    """Whether the check detects a schedule without some events: hurrying some op changes results."""
     actual = racing.happens_before
     wanted = in_recorded_order(racing.trace, state, device, seed)
     behind = [op for op in actual.before if actual.before[op] != planned.before[op]]
@@ -139,7 +140,7 @@ def caught(
         try:
             if not same(racing.results(state, device, hurried(actual, op), seed, planned), wanted):
                 return True
-        except ReplayError:  # an op was given what no op has made yet
+        except ReplayError:  # an op received a result that does not exist yet
             return True
     return False
 

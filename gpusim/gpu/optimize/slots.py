@@ -1,8 +1,8 @@
-"""Where the tensors of a captured step live in the user's objects, and what happens where those are others now.
+"""Tensors of a captured step in the user's objects, and their adoption when the user replaces them.
 
 A captured step reads and writes fixed memory. Parameters and buffers are the user's own; replaced ones need a new
-capture. Optimizers make their states late and replace them when a checkpoint is loaded, and gradients come and go:
-those are copied into the step's memory, which then takes their place in the user's objects.
+capture. Optimizers create their states late and replace them when a checkpoint is loaded, and gradients come and go:
+those are copied into the step's memory, which then replaces them in the user's objects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpusim.gpu.optimize.optimizers import STEP, Rates
 
 @dataclass(frozen=True)
 class _State:
-    """A tensor of an optimizer's state: `tensor` is what the step uses, `shown` what the user's optimizer has."""
+    """A tensor of an optimizer's state: `tensor` is the step's, `shown` the user's."""
 
     optimizer: Optimizer
     parameter: torch.Tensor
@@ -32,7 +32,7 @@ class _State:
 
 
 class States:
-    """The states of optimizers that a captured step uses."""
+    """Optimizer states that a captured step uses."""
 
     def __init__(self, slots: Sequence[_State], counts: torch.Tensor, per_step: torch.Tensor) -> None:
         self._slots = list(slots)
@@ -40,14 +40,14 @@ class States:
         self._version = counts._version
         self._optimizers = list(dict.fromkeys(slot.optimizer for slot in slots))
         self._known: list[dict[str, Any]] = []
-        """The optimizers' own dicts, as they were when all was adopted, and what each must show."""
+        """The optimizers' own dicts at adoption, with the values that each must show."""
         self._shown: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
     @classmethod
     def of(cls, step: UserStep, rates: Rates, used: Mapping[int, float]) -> States:
-        """States in the optimizers of now; `used` has by id what a step uses, and by how much it moves, for counts.
+        """Find the states of the current optimizers; `used` has, by id, the step's states and the increments of counts.
 
-        Call it while `rates.in_use()`: counts are then on the device, and the user's show copies in the host's memory.
+        Call it while `rates.in_use()`: counts are then on the device, and the user's show copies in host memory.
         """
         states: list[tuple[Optimizer, torch.Tensor, str, torch.Tensor, bool]] = []
         for optimizer in step.optimizers:
@@ -58,21 +58,21 @@ class States:
                         states.append((optimizer, parameter, key, value, count))
         counted = [value for *_, value, count in states if count]
         counts = torch.zeros(len(counted))
-        # One that the step does not use is a number that the host counts for itself.
+        # A count that the step does not use is the host's own.
         per_step = torch.tensor([used.get(id(value), 1.0) for value in counted])
         views = iter(counts.unbind())
         slots = [_State(o, p, key, value, next(views) if count else value) for o, p, key, value, count in states]
         return cls(slots, counts, per_step)
 
     def adopt(self) -> bool:
-        """Take over what the user's optimizers hold now; False where one has no state yet.
+        """Adopt the current states of the user's optimizers; False where one has no state yet.
 
         Raises `RuntimeError` where a state has another shape.
         """
         return not self._slots or self._is_known() or self._adopt()
 
     def _is_known(self) -> bool:
-        """Whether all is as it was when it was adopted, or as the step itself has left it."""
+        """Whether all states are as adopted, or as the step itself left them."""
         if self._counts._version != self._version or not self._known:
             return False
         states = list(chain.from_iterable([optimizer.state.values() for optimizer in self._optimizers]))
@@ -103,14 +103,14 @@ class States:
         return True
 
     def stepped(self) -> None:
-        """A captured step has run: the host's counts follow."""
+        """Advance the host's counts after a run of the captured step."""
         if self._per_step.numel():
             self._counts.add_(self._per_step)
             self._version = self._counts._version
 
 
 class Places:
-    """Parameters, buffers and modules at the places where they were when a step was captured."""
+    """Parameters, buffers and modules at their places when a step was captured."""
 
     def __init__(self, step: UserStep, used: Mapping[int, Any]) -> None:
         self._holders: list[dict[str, Any]] = []
@@ -125,7 +125,7 @@ class Places:
         self._pointers = [tensor.data_ptr() for tensor in self._tensors]
 
     def hold(self) -> bool:
-        """Whether all are still there, in the memory where they were. Asked at each call, so it loops in C."""
+        """Whether all are still there, at the same addresses. Checked at each call, so it loops in C."""
         if sum(map(len, self._holders)) != len(self._values):
             return False
         values = chain.from_iterable(map(dict.values, self._holders))
@@ -135,7 +135,7 @@ class Places:
 
 
 class Gradients:
-    """The gradients that a step leaves in `.grad`, and those that it adds to."""
+    """Gradients that a step leaves in `.grad`, and those that it adds to."""
 
     def __init__(
         self, given: Sequence[tuple[torch.Tensor, torch.Tensor]], left: Sequence[tuple[Any, torch.Tensor]]
@@ -146,7 +146,7 @@ class Gradients:
         """Parameter and the memory in which the step leaves its gradient."""
 
     def adopt(self) -> None:
-        """Bring gradients that the step adds to into its memory."""
+        """Copy gradients that the step adds to into its memory."""
         others = [(p, tensor, p.grad) for p, tensor in self._given if p.grad is not tensor]
         if not others:
             return
@@ -160,7 +160,7 @@ class Gradients:
                 parameter.grad = tensor
 
     def leave(self) -> None:
-        """What the step computed is in `.grad`, as after `backward`."""
+        """Put the computed gradients into `.grad`, as after `backward`."""
         for parameter, tensor in self._left:
             if parameter.grad is not tensor:
                 parameter.grad = tensor

@@ -1,4 +1,4 @@
-"""All that a step of the user's may change, to go back to: a trial must leave nothing behind."""
+"""All state that a user's step may change, for restoration after a trial."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpusim.errors import CaptureError
 from gpusim.gpu.capture.user_step import UserStep, rng_state, set_rng_state
 from gpusim.gpu.optimize.python_state import PythonState
 
-#: Attributes of modules that a step may be seen to change.
+#: Types of module attributes that are compared.
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class Snapshot:
-    """A step's tensors, gradients, optimizers, attributes and random numbers as they are now."""
+    """A step's current tensors, gradients, optimizers, attributes and random number states."""
 
     def __init__(self, step: UserStep, roots: Sequence[Any] = ()) -> None:
         self.step = step
@@ -46,7 +46,7 @@ class Snapshot:
         return list({id(each): each for each in leaves if isinstance(each, torch.Tensor)}.values())
 
     def restore(self) -> None:
-        """Everything is as it was."""
+        """Restore everything."""
         with torch.no_grad():
             for tensor, copy in self._copies:
                 tensor.copy_(copy)
@@ -67,7 +67,7 @@ class Snapshot:
         set_rng_state(self._rng)
 
     def check_objects(self) -> None:
-        """Raise `CaptureError` where Python objects are others than they were: a graph of the GPU changes none."""
+        """Raise `CaptureError` where Python objects have changed: a graph on the GPU changes none."""
         for module, buffers, plain in zip(self._modules, self._buffers, self._plain, strict=True):
             name = type(module).__name__
             for key, tensor in buffers.items():
@@ -98,7 +98,7 @@ def _plain(module: torch.nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def put_back(step: UserStep, roots: Sequence[Any] = ()) -> Iterator[Snapshot]:
-    """Whatever happens within, afterwards the user's objects are as before, and what is reachable from `roots`."""
+    """Restore the user's objects, and those reachable from `roots`, at the end of this context in any case."""
     snapshot = Snapshot(step, roots)
     try:
         yield snapshot

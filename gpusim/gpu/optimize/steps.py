@@ -1,4 +1,4 @@
-"""What the user gave, a module, a model with loss and optimizer, or a function, as a step on fixed inputs."""
+"""The user's module, model with loss and optimizer, or function, as a step on fixed inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpusim.gpu.capture.user_step import UserStep
 
 @dataclass(frozen=True)
 class Given:
-    """What `gpusim.optimize` was given."""
+    """Arguments of `gpusim.optimize`."""
 
     target: Any
     """A module, or a step function."""
@@ -27,7 +27,7 @@ class Given:
 
     @property
     def is_module(self) -> bool:
-        """Whether it is a model, and no function."""
+        """Whether it is a model, not a function."""
         return isinstance(self.target, torch.nn.Module)
 
     @property
@@ -36,7 +36,9 @@ class Given:
         return self.is_module and (self.loss is not None or self.optimizer is not None)
 
     def split(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Arguments of the model and of the loss: `(inputs, targets)`, each one tensor or a tuple of them."""
+        """Split arguments into those of the model and of the loss: `(inputs, targets)`, each one tensor or a tuple of
+        them.
+        """
         if not self.trains or self.loss is None:
             return tuple(args), ()
         if len(args) < 2:
@@ -46,7 +48,7 @@ class Given:
         return tuple(given), targets if isinstance(targets, tuple) else (targets,)
 
     def step(self, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> UserStep:
-        """One step on these very arguments. Raises `CaptureError`."""
+        """Return one step on these very arguments. Raises `CaptureError`."""
         if not self.is_module:
             return function_step(self.target, tuple(args), device, kwargs=kwargs)
         inputs, targets = self.split(args)
@@ -55,13 +57,13 @@ class Given:
         )
 
     def eager(self, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
-        """One step by the user's own code."""
+        """Run one step by the user's own code."""
         if not self.trains:
             return self.target(*args, **kwargs)
         return self.step(args, kwargs, device).run()
 
     def options(self, step: UserStep, seed: int) -> CaptureOptions:
-        """What is captured, in the words of a capture."""
+        """Return the options of a capture."""
         trains = self.trains or bool(step.optimizers)
         mode: Mode = "train" if trains else "infer"
         spec = f"{type(self.target).__module__}.{type(self.target).__qualname__}"
@@ -69,7 +71,7 @@ class Given:
 
 
 def dtype_of(tensors: Sequence[torch.Tensor], device: torch.device) -> Dtype:
-    """How products are computed as things are: the user's own settings count."""
+    """Return the precision of products under the user's current settings."""
     kinds = {tensor.dtype for tensor in tensors}
     if torch.bfloat16 in kinds:
         return "bf16"
@@ -78,7 +80,7 @@ def dtype_of(tensors: Sequence[torch.Tensor], device: torch.device) -> Dtype:
 
 
 def fixed_copies(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with each tensor copied: memory that stays where it is."""
+    """Copy each tensor among the arguments, to memory with a fixed place."""
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone(memory_format=torch.preserve_format)

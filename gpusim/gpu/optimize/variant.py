@@ -1,4 +1,4 @@
-"""One captured step that is ready: for arguments of one shape and modules in one mode."""
+"""A captured step, ready for arguments of one shape and modules in one mode."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class Variant:
         self._changes_input = [tensor.untyped_storage().data_ptr() in memory for tensor in captured.inputs]
 
     def is_current(self) -> bool:
-        """Whether what it is bound to is still there: modules, parameters, options of optimizers."""
+        """Whether its modules, parameters and optimizer options are unchanged."""
         return self.captured.places.hold() and self.options == self.rates.other_options()
 
     def adopt(self) -> bool:
-        """Take over states and gradients that are others now; False where an optimizer has no state yet."""
+        """Adopt changed states and gradients; False where an optimizer has no state yet."""
         if not self.captured.states.adopt():
             return False
         self._gradients.adopt()
         return True
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """One step; what the user's own returns, in memory that no later call touches."""
+        """Run one step; returns what the user's own does, in memory that no later call touches."""
         self.rates.update()
         results = self.around(self.ready.run, tensors)
         self.captured.states.stepped()
@@ -83,7 +83,7 @@ class Variant:
         return tensor
 
     def memory_of(self, places: Iterable[int]) -> list[torch.Tensor]:
-        """Where these results lie, but for those that are in memory of the user's own."""
+        """Return the memory of these results, except those in the user's own memory."""
         ids = [leaf.tensor for place in places if isinstance(leaf := self._leaves[place], Computed)]
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self._inputs}
         indexed = [(index, tensor) for index in ids if (tensor := self.ready.tensors[index]) is not None]

@@ -1,4 +1,4 @@
-"""Whether a fast step computes what the user's own step computes: results, gradients and changed state, once."""
+"""Comparison of a fast step with the user's own step: results, gradients and changed state, once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Results = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Verified:
-    """How far results were from eager's, by what they are; `eager` is how far two eager runs were apart."""
+    """Deviation of results from eager's, by kind; `eager` is the deviation between two eager runs."""
 
     worst: float
     eager: float
@@ -33,7 +33,7 @@ class Verified:
 
 
 def results_of_step(step: UserStep, returned: Any) -> Results:
-    """Copies of all that a step leaves: what it returns, gradients, parameters, buffers, states of optimizers."""
+    """Copy all that a step leaves: its return value, gradients, parameters, buffers, states of optimizers."""
     leaves = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
     results = {f"output {place}": leaf for place, leaf in enumerate(leaves)}
     parameters = step.parameters()
@@ -48,8 +48,9 @@ def results_of_step(step: UserStep, returned: Any) -> Results:
 
 
 def noise_of_step(captured: Captured, device: torch.device) -> dict[str, float]:
-    """How far rounding alone moves each result, by the names of `results_of_step`. The user's tensors are as recorded
-    afterwards.
+    """Return the effect of rounding on each result, by the names of `results_of_step`.
+
+    The user's tensors are as recorded afterwards.
     """
     trace, recorded = captured.trace, captured.recorded
     runner, state = UserRunner(captured, trace, device), state_of(captured)
@@ -67,11 +68,11 @@ def noise_of_step(captured: Captured, device: torch.device) -> dict[str, float]:
 
 
 def apart(results: Results, wanted: Results, before: Results, noise: Mapping[str, float]) -> tuple[float, str]:
-    """The largest distance of results of one kind, over how much that kind holds or has moved; and that kind.
+    """Return the largest distance of results of one kind, over that kind's norm or change; and the kind.
 
-    Kinds are outputs, gradients, parameters, buffers and states. What a step changes is compared by its change: a
-    parameter moves by little, and all of that may be wrong. As much as `noise` explains of a result counts as nothing.
-    Raises `ReplayError` for a result that is missing.
+    Kinds are outputs, gradients, parameters, buffers and states. Changed state is compared by its change: a parameter
+    moves by little, and all of that may be wrong. A difference that `noise` explains counts as nothing. Raises
+    `ReplayError` for a missing result.
     """
     by_kind = shares(results, wanted, before, noise)
     worst = max(by_kind, key=lambda kind: by_kind[kind], default="")
@@ -79,7 +80,7 @@ def apart(results: Results, wanted: Results, before: Results, noise: Mapping[str
 
 
 def shares(results: Results, wanted: Results, before: Results, noise: Mapping[str, float]) -> dict[str, float]:
-    """The same for each kind."""
+    """Return the distance of each kind."""
     missing = wanted.keys() ^ results.keys()
     if missing:
         raise ReplayError(f"'{min(missing)}' is there after one of the two steps only")
@@ -93,7 +94,7 @@ def shares(results: Results, wanted: Results, before: Results, noise: Mapping[st
         distance = _distance(results[name], reference) - noise.get(name, 0.0)
         distance = 0.0 if distance <= 0.0 else distance  # NaN stays
         differences[kind] = math.hypot(differences.get(kind, 0.0), distance)
-        # What is stored cannot be told apart more finely than its own rounding.
+        # Stored values cannot be compared more finely than their own rounding.
         eps = torch.finfo(reference.dtype).eps if changed and reference.is_floating_point() else 0.0
         norms[kind] = math.hypot(norms.get(kind, 0.0), _norm(moved), eps * _norm(reference))
     return {kind: _share(differences[kind], norms[kind]) for kind in differences}
@@ -110,9 +111,9 @@ def verify(
 ) -> Verified:
     """Run the user's step twice and the fast one once, each from the same state, and compare.
 
-    `noise` is measured where results differ by more than they may. With TF32 they may still be `TIMES_AS_FAR` as far
-    from those of `exact`, the user's step without it, as eager's are. Raises `CaptureError` where the user's step does
-    other things each time, `ReplayError` where the fast one does.
+    `noise` is measured where results differ by more than the limit. With TF32 they may still be `TIMES_AS_FAR` times as
+    far from those of `exact`, the user's step without it, as eager's are. Raises `CaptureError` where the user's step
+    differs from run to run, `ReplayError` where the fast one differs.
     """
     limit = VARIANT_TOLERANCE[dtype]
     restore()
@@ -145,7 +146,7 @@ def verify(
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The norm of the difference; what is the same infinity, or NaN in both, differs by nothing."""
+    """Return the norm of the difference; equal infinities, or NaN in both, do not differ."""
     if not one.numel():
         return 0.0
     one, other = one.double(), other.double()
@@ -154,7 +155,7 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    """The norm of what is finite."""
+    """Return the norm of the finite elements."""
     return torch.linalg.vector_norm(tensor.double().nan_to_num(0.0, 0.0, 0.0)).item() if tensor.numel() else 0.0
 
 
